@@ -1,0 +1,79 @@
+# Everything a person runs here. `make train` and `make test` set up what they need on the first run and nothing later.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+NATIVE_SOURCES := $(shell find csrc protos -name '*.cc' -o -name '*.h' -o -name '*.proto' -o -name '*.cmake' -o -name 'CMakeLists.txt')
+JOBS ?= 2
+
+.PHONY: train test lint format bench build sanitize clean help
+help:
+	@echo "make train | test | lint | format | bench | build | sanitize | clean"
+
+# The virtual environment, remade when the pinned versions change.
+$(VENV)/.installed: constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch numpy scikit-learn tqdm cloudpickle grpcio packaging protobuf psutil PyYAML
+	$(PIP) scikit-build-core pybind11 cmake ninja grpcio-tools mypy-protobuf setuptools
+	$(PIP) pytest pytest-timeout pytest-xdist hypothesis ruff mypy clang-format types-grpcio types-psutil types-PyYAML
+	touch $@
+
+# The package, editable: Python edits are seen at once, native edits rebuild here.
+# What is edited while the build runs is newer than its beginning, so the next build sees it.
+$(VENV)/.built: $(VENV)/.installed pyproject.toml $(NATIVE_SOURCES)
+	touch $@.begun
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet \
+	  --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	mv $@.begun $@
+
+build: $(VENV)/.built
+
+train: build
+	PATH="$(CURDIR)/$(BIN):$$PATH" horovodrun -np 2 python examples/torch_digits.py
+
+# The native programs come second: building them under the sanitizers takes both processors for a while.
+test: build
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore=tests/native $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/native
+
+# mypy sees the package as users import it: a tree of links, with the generated protos beside.
+TYPES := build/types
+$(TYPES)/.linked: $(VENV)/.built
+	rm -rf $(TYPES) && mkdir -p $(TYPES)/horovod
+	ln -s $(CURDIR)/clients/horovod/* $(CURDIR)/coordinator $(CURDIR)/worker $(TYPES)/horovod/
+	ln -s $$(cd / && $(CURDIR)/$(BIN)/python -c 'import horovod.protos as p; print(p.__path__[0])') $(TYPES)/horovod/protos
+	touch $@
+
+CXX_SOURCES = $(shell git ls-files '*.cc' '*.h')
+
+lint: $(TYPES)/.linked
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CXX_SOURCES)
+	cd $(TYPES) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p horovod
+
+format: build
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_SOURCES)
+
+# The engine's stress test, the data plane's test and its fuzzer under AddressSanitizer + UBSan, and under ThreadSanitizer.
+SANITIZE_WORLDS ?= 100
+SANITIZE_CASES ?= 5000
+sanitize: $(VENV)/.installed
+	for sanitizer in address,undefined thread; do \
+	  folder=build/sanitize-$$sanitizer; \
+	  PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S csrc -B $$folder -G Ninja -DCMAKE_BUILD_TYPE=None \
+	    -DHOROVOD_TESTS=ON -DHOROVOD_SANITIZE=$$sanitizer && \
+	  PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build $$folder -j $(JOBS) && \
+	  $$folder/engine_stress $(SANITIZE_WORLDS) && \
+	  $$folder/mesh_test && \
+	  $$folder/fuzz_mesh $(SANITIZE_CASES) || exit 1; \
+	done
+
+bench: build
+	$(BIN)/python benchmarks/collectives.py
+
+clean:
+	rm -rf build $(VENV)

@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""Measures horovod, torch.distributed with Gloo and Open MPI (its TCP transport) between hosts, in one run.
+
+The hosts are network namespaces of this one (namespaces.py; needs root): 2 and 4 of them with 1 and 2 ranks each, at
+1 Gbit/s and unshaped. "of wire" compares with the least time in which the bytes that each host must send, 2(n-1)/n
+times the message for an allreduce over n hosts, pass at the rate with not a byte for headers (which take 4.4% at an MTU
+of 1500).
+
+Exit codes: 0, or 1 when a library failed or gave wrong values, 2 when the network can't be made here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import os
+import shlex
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import cases, report
+from benchmarks.cases import FLOAT_BYTES, KIB, MIB, Case
+from benchmarks.measure import Budget, Row, measure
+from benchmarks.namespaces import Network, NetworkError, check_possible
+from benchmarks.peers import NAMES, TITLES
+from benchmarks.world import Host, Layout, World, WorldError, why_missing
+
+SIZES = (4, 16 * KIB, MIB, 16 * MIB, 64 * MIB)
+QUICK_SIZES = (4, MIB)
+QUICK = Budget(rounds=2, round_seconds=0.03, block_seconds=0.01, large_rounds=2)
+FULL = Budget(rounds=5, round_seconds=0.1, block_seconds=0.02, large_rounds=3, large_bytes=16 * MIB)
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parse(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same way out as for Ctrl-C
+    try:
+        check_possible()
+        return _run(options)
+    except NetworkError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("Interrupted; the namespaces are removed.", file=sys.stderr)
+        return 130
+
+
+def _run(options: argparse.Namespace) -> int:
+    libraries = []
+    for name in options.libraries:
+        missing = why_missing(name)
+        if name == "mpi" and options.ipv6:
+            missing = "Open MPI is left out: its mpirun takes no IPv6 addresses for hosts."
+        if missing:
+            print(missing)
+        else:
+            libraries.append(name)
+    about = report.machine({})
+    failures: list[str] = []
+    results: list[dict[str, Any]] = []
+    print(report.header(("wire GB/s", "of wire")))
+    for rate in options.rate:
+        for hosts in options.hosts:
+            for per_host in options.ranks_per_host:
+                nics = "" if options.nics == 1 else f", {options.nics} interfaces each"
+                print(f"{hosts} hosts with {per_host} ranks each, {rate or 'unshaped'}{nics}")
+                with Network(hosts, rate, options.nics, options.ipv6) as network, contextlib.ExitStack() as stack:
+                    worlds = _start(libraries, network, per_host, stack, failures)
+                    about["versions"] |= {TITLES[world.library]: world.version for world in worlds}
+                    for case in cases.cases(hosts * per_host, options.ops, options.sizes):
+                        row = measure(case, worlds, options.budget)
+                        failures.extend(row.refused.values())
+                        worlds = [world for world in worlds if world.library not in row.refused]
+                        results.append(_show(row, hosts, per_host, rate, options.nics))
+    document = {"machine": about, "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
+    report.write_json(options.json, {**document, "rows": results, "failures": failures})
+    print(f"Values of every block checked; written to {options.json}")
+    return 1 if failures else 0
+
+
+def _start(
+    libraries: Sequence[str], network: Network, per_host: int, stack: contextlib.ExitStack, failures: list[str]
+) -> list[World]:
+    worlds = []
+    for library in libraries:
+        try:
+            worlds.append(stack.enter_context(World(library, _layout(library, network, per_host, stack))))
+        except WorldError as error:
+            failures.append(str(error))
+            print(report.brief(str(error)))
+    return worlds
+
+
+def _layout(library: str, network: Network, per_host: int, stack: contextlib.ExitStack) -> Layout:
+    hosts = network.hosts
+    mpi: tuple[str, ...] = ()
+    if library == "mpi":
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="horovod-benchmark-"))
+        agent = _rsh_agent(Path(folder, "agent"), hosts)
+        places = ",".join(f"{host.address}:{per_host}" for host in hosts)
+        settings = {
+            "plm": "rsh",
+            "plm_rsh_agent": str(agent),
+            "pml": "ob1",
+            "btl": "self,vader,tcp",
+            "btl_tcp_if_include": hosts[0].interface,
+            "oob_tcp_if_include": "eth0",
+            # Every "host" believes that the cores are its own.
+            "mpi_yield_when_idle": str(int(len(hosts) * per_host > len(os.sched_getaffinity(0)))),
+        }
+        mpi = ("--host", places, "--bind-to", "none", *(word for item in settings.items() for word in ("--mca", *item)))
+    return Layout(hosts, per_host, mpi)
+
+
+def _rsh_agent(path: Path, hosts: Sequence[Host]) -> Path:
+    """What mpirun calls in place of ssh: enters the namespace of the host with the given address."""
+    branches = [f'{shlex.quote(host.address)}) shift; exec {shlex.join(host.prefix)} sh -c "$*" ;;' for host in hosts]
+    path.write_text("\n".join(["#!/bin/sh", 'case "$1" in', *branches, "esac", 'echo "no host $1" >&2; exit 1', ""]))
+    path.chmod(0o700)
+    return path
+
+
+def wire_bytes(case: Case, hosts: int, per_host: int) -> float:
+    """The least that each host must send for one call (the root's host, for a broadcast)."""
+    size = sum(case.elements) * FLOAT_BYTES
+    away = (hosts - 1) / hosts
+    if case.operation == "barrier":
+        return 0.0
+    if case.operation == "broadcast":
+        return float(size)
+    if case.operation == "allgather":  # the input is one rank's part; every host's part must reach some other host
+        return size * per_host * (hosts - 1)
+    if case.operation == "alltoall":
+        return size * per_host * away
+    return size * away * (1 if case.operation == "reducescatter" else 2)
+
+
+def _show(row: Row, hosts: int, per_host: int, rate: str | None, nics: int) -> dict[str, Any]:
+    moved = wire_bytes(row.case, hosts, per_host)
+    shares = {}
+    ours = row.figures.get("horovod")
+    extra = [report.rate_text(moved / ours.seconds if ours else 0.0)]
+    if rate and moved:
+        least = moved / (_bytes_per_second(rate) * nics)
+        shares = {library: least / figure.seconds for library, figure in row.figures.items()}
+        extra.append(" / ".join(f"{100 * shares[name]:.0f}%" if name in shares else "-" for name in NAMES))
+    print(report.line(row, extra), flush=True)
+    place = {"hosts": hosts, "ranks_per_host": per_host, "rate": rate, "interfaces": nics}
+    return {**row.to_json(), **place, "wire_bytes": moved, "of_wire_bound": shares}
+
+
+def _bytes_per_second(rate: str) -> float:
+    text = rate.lower().removesuffix("bit")
+    factor = {"k": 1e3, "m": 1e6, "g": 1e9}.get(text[-1:], 1.0)
+    return float(text.rstrip("kmg")) * factor / 8
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measures collectives between hosts that are network namespaces.")
+    parser.add_argument("--hosts", default="2,4", help="default: %(default)s")
+    parser.add_argument("--ranks-per-host", default="1,2", help="default: %(default)s")
+    parser.add_argument("--rate", default="1gbit,none", help="rates of tc, none for unshaped (default: %(default)s)")
+    parser.add_argument("--nics", type=int, default=1, help="interfaces of each host (default: %(default)s)")
+    parser.add_argument("--ipv6", action="store_true", help="hosts have IPv6 addresses only")
+    parser.add_argument("--sizes", help="such as 4,16K,64M")
+    parser.add_argument("--ops", default="allreduce", help="default: %(default)s")
+    parser.add_argument("--libraries", default=",".join(NAMES), help="default: %(default)s")
+    parser.add_argument("--quick", action="store_true", help="two sizes, 2 hosts, short rounds")
+    parser.add_argument("--json", type=Path, default=RESULTS / "network.json", help="default: %(default)s")
+    options = parser.parse_args(argv)
+    try:
+        sizes = [cases.parse_size(text) for text in options.sizes.split(",")] if options.sizes else None
+        options.hosts = [int(text) for text in ("2" if options.quick else options.hosts).split(",")]
+        options.ranks_per_host = [int(text) for text in options.ranks_per_host.split(",")]
+        options.rate = [None if text == "none" else text for text in options.rate.split(",")]
+        for rate in options.rate:
+            if rate is not None:
+                _bytes_per_second(rate)
+    except ValueError as error:
+        parser.error(str(error))
+    options.sizes = tuple(sizes or (QUICK_SIZES if options.quick else SIZES))
+    options.budget = QUICK if options.quick else FULL
+    options.ops = tuple(options.ops.split(","))
+    options.libraries = tuple(options.libraries.split(","))
+    for name in (*options.ops, *options.libraries):
+        if name not in (*cases.OPERATIONS, *NAMES):
+            parser.error(f"{name!r} is neither an operation nor a library.")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""The native engine (built from csrc/). Everything here is private; horovod.worker.runtime is its only user.
+
+Numbers (dtypes, operation types, reduce operations) equal the enums of horovod.protos.v1.types_pb2.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+__all__ = ["Engine", "Output", "Segment", "gloo_obstacle", "isa", "set_error_types"]
+
+def isa() -> str:
+    """Instruction set of the reduction kernels: portable, avx2 or avx512."""
+
+def gloo_obstacle() -> str:
+    """Why operations can't run on Gloo (the engine's option `gloo`) and how to get it; "" when they can."""
+
+def set_error_types(internal_error: type[Exception]) -> None:
+    """The exception class that wait() raises for every failure but bad arguments (which are ValueError)."""
+
+@final
+class Segment:
+    """This process's shared-memory segment, made before it joins a world so that peers can be told where it is."""
+
+    def __init__(self, *, in_process: bool = False, options: Mapping[str, int] = ...) -> None: ...
+    @property
+    def address(self) -> str:
+        """Opaque; what peers pass as `segment_addresses`."""
+    @property
+    def attached(self) -> int:
+        """How many engines of peers have opened it."""
+
+@final
+class Output:
+    """Memory that the engine allocated for a result; supports the buffer protocol (bytes)."""
+
+    shape: tuple[int, ...]
+    nbytes: int
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class Engine:
+    """One member of one world. All methods may be called from any thread; blocking ones release the GIL."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        epoch: int,
+        labels: Sequence[str],
+        segment: Segment | None = None,
+        segment_addresses: Sequence[str] = (),
+        sockets: Mapping[int, Sequence[int]] | None = None,
+        options: Mapping[str, int] = ...,
+    ) -> None:
+        """Connects. labels[r] names rank r in messages ("rank 1 (pid 4242) on host node-b").
+
+        With `segment` and every rank's address: shared memory. With `sockets` (rank -> connected, authenticated
+        descriptors, owned by the engine from now on): TCP. Neither is needed when size is 1. options: fields of
+        csrc/base/config.h by name.
+        """
+
+    # -- operations ------------------------------------------------------------------------------------------------
+    def submit(
+        self,
+        kind: int,
+        name: str,
+        tensors: Sequence[tuple[int, int, int, tuple[int, ...]]],
+        reduce_op: int = 1,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        root: int = 0,
+        splits: Sequence[int] | None = None,
+        process_set: int = 0,
+        wait_follows: bool = False,
+    ) -> int:
+        """Starts an operation and returns its handle.
+
+        tensors: (input address, output address or 0, dtype, shape) each; the memory must stay alive until the handle is
+        waited for. A name that ends in ".noname" marks an unnamed operation: such operations match by their order.
+        wait_follows: the caller calls wait() next, so no background thread is woken. Raises ValueError (bad argument,
+        duplicate name) or the internal error (the epoch is over).
+        """
+
+    def poll(self, handle: int) -> bool:
+        """True when wait() would not block. ValueError for a handle that was never given out."""
+
+    def wait(self, handle: int) -> list[Output] | tuple[list[Output], list[int]] | None:
+        """Blocks until the operation is done and forgets the handle; None at once for a forgotten one.
+
+        Results in engine memory come as a list (allgather, reducescatter), for alltoall with the received splits.
+        Raises the internal error. Signals (Ctrl-C) are seen within 0.1 s.
+        """
+
+    # -- process sets -----------------------------------------------------------------------------------------------
+    def add_process_set(
+        self,
+        number: int,
+        ranks: Sequence[int],
+        *,
+        segment: Segment | None = None,
+        segment_addresses: Sequence[str] = (),
+        sockets: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
+        """Registers a subset of the world, whose operations are then submitted with `process_set=number`.
+
+        Every rank calls it with the same number, which is not used again, and the same ascending ranks. Members give a
+        new segment of their own and the addresses of all members' in the order of `ranks`, or sockets by rank; other
+        ranks give neither. In a set, `root` of a broadcast is a rank of the world, splits are by place in the set.
+        Does not wait for the other ranks.
+        """
+
+    def remove_process_set(self, number: int) -> None:
+        """Forgets the set; what still runs in it fails on this rank and its peers. An unknown one is ignored."""
+
+    def pending(self, process_set: int) -> int:
+        """Operations of this rank that are under way in the set; 0 for an unknown one."""
+
+    # -- negotiation: drained and fed by the coordinator session ----------------------------------------------------
+    def next_outbox(self, timeout_ms: int) -> list[tuple[str, object]] | None:
+        """Blocks for what must go to the coordinator; [] on timeout, None after close().
+
+        Items: ("announce", op), ("blocked", op), ("recalled", (process_set, [ids])), where op is a tuple
+        (name, kind, [(dtype, shape)], reduce_op, prescale, postscale, root, process_set, device).
+        """
+
+    def apply_plan(self, process_set: int, name: str, id: int) -> None: ...  # noqa: A002
+    def apply_error(self, process_set: int, name: str, sentence: str) -> None: ...
+    def apply_recall(self, process_set: int, ids: Sequence[int]) -> None: ...
+
+    # -- life --------------------------------------------------------------------------------------------------------
+    def peer_left(self, rank: int, sentence: str) -> None:
+        """The coordinator says that `rank` left in order; operations that still need it fail with the sentence."""
+
+    def abort(self, sentence: str) -> None:
+        """Ends the epoch: every pending and later operation fails with the sentence, peers are told; the first wins."""
+
+    def check(self) -> None:
+        """Raises the internal error with the cause once the epoch is over, or a peer has left."""
+
+    def close(self, sentence: str = "") -> None:
+        """Leaves in order: finishes what is agreed, tells the peers, fails the rest. Idempotent."""
+
+    def counters(self) -> dict[str, int]:
+        """Monotonic counts: announced, agreed, batches, bytes, futex_sleeps and so on."""

@@ -1,0 +1,1 @@
+"""What all framework bindings share."""

@@ -1,0 +1,263 @@
+"""The basic calls of every framework's module: init, shutdown, ranks and sizes, what is built in, the timeline.
+
+Plain functions, so that a module re-exports them; the state behind them is horovod.worker.runtime.context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+from horovod.common.exceptions import HorovodInternalError
+from horovod.common.process_sets import ProcessSet, forget_all, global_process_set, register
+from horovod.worker.runtime import context as _context
+from horovod.worker.runtime.context import current, is_initialized
+from horovod.worker.settings import resolve
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
+# How a reduction combines ranks. Opaque; the numbers are those of horovod.protos.v1.types_pb2.ReduceOp.
+Average = 0
+Sum = 1
+Adasum = 2
+Min = 3
+Max = 4
+Product = 5
+
+
+def init(
+    comm: str | Sequence[int] | None = None,
+    process_sets: str | Sequence[ProcessSet] | None = None,
+    *,
+    coordinator: str | None = None,
+    job: str | None = None,
+    size: int | None = None,
+    rank: int | None = None,
+    token: str | None = None,
+    transport: str | None = None,
+    network_interfaces: Sequence[str] | str | None = None,
+    start_timeout_seconds: float | None = None,
+) -> None:
+    """Joins the world of this job and returns when all its processes have. A second call does nothing.
+
+    Under horovodrun no argument is needed. Without a launcher, give the coordinator and the number of processes:
+    ``hvd.init("127.0.0.1:29400", size=2)``, or HOROVOD_COORDINATOR and HOROVOD_SIZE. With neither, this process is a
+    world of one.
+
+    Args:
+        comm: "host:port" of the coordinator; or all ranks of the world as a list, which is the default. Other worlds
+            need MPI, which this build does not have.
+        process_sets: hvd.ProcessSet objects to register at once, the same in the same order on all ranks; or "dynamic",
+            which allows hvd.add_process_set() and hvd.remove_process_set() later (HOROVOD_DYNAMIC_PROCESS_SETS=1).
+        coordinator: the same as a str in `comm`.
+        job, size, rank, token, transport, network_interfaces, start_timeout_seconds: beat the environment variables
+            HOROVOD_JOB, HOROVOD_SIZE, HOROVOD_RANK, HOROVOD_TOKEN, HOROVOD_TRANSPORT, HOROVOD_NETWORK_INTERFACES and
+            HOROVOD_START_TIMEOUT.
+
+    Raises:
+        ValueError: "Horovod initialization failed. ..." and what to do; or a wrong argument.
+    """
+    ranks: list[int] | None = None
+    if isinstance(comm, str):
+        if coordinator is not None and coordinator != comm:
+            raise ValueError(f"Two coordinators are given to hvd.init(): {comm!r} and coordinator={coordinator!r}.")
+        coordinator = comm
+    elif comm is not None:
+        ranks = _ranks(comm)
+    sets, dynamic = _process_sets(process_sets)
+    if is_initialized():
+        return
+    given = {
+        "coordinator": coordinator,
+        "job": job,
+        "size": size,
+        "rank": rank,
+        "token": token,
+        "transport": transport,
+        "network_interfaces": network_interfaces,
+        "start_timeout_seconds": start_timeout_seconds,
+        "dynamic_process_sets": dynamic or None,
+    }
+    if ranks:
+        everyone = list(range(resolve(explicit=given).size or 1))
+        if sorted(ranks) != everyone:
+            raise ValueError(
+                f"hvd.init(comm={ranks}) asks for a world of some ranks only, which needs MPI, and this build has "
+                f"none. Leave comm out to use all ranks (here {everyone})."
+            )
+    from horovod import _core
+
+    _core.set_error_types(HorovodInternalError)
+    forget_all()  # of a world that ended without hvd.shutdown()
+    world = _context.init([one.ranks or [] for one in sets], **given).world
+    global_process_set.ranks = list(range(world.size))
+    for set_id, process_set in enumerate(sets, 1):
+        register(process_set, set_id)
+
+
+def _ranks(comm: object) -> list[int]:
+    if (type(comm).__module__ or "").split(".")[0] == "mpi4py":
+        raise ValueError(
+            "hvd.init(comm=...) got an MPI communicator, but this build of Horovod has no MPI. Leave comm out and "
+            "start the program with horovodrun or with a coordinator."
+        )
+    wrong = f"hvd.init(comm={comm!r}) is not usable: expected a list of ranks or the coordinator's address host:port."
+    if not isinstance(comm, Iterable):
+        raise ValueError(wrong)
+    ranks = list(comm)
+    if not all(isinstance(rank, int) and not isinstance(rank, bool) for rank in ranks):
+        raise ValueError(wrong)
+    return ranks
+
+
+def _process_sets(given: object) -> tuple[list[ProcessSet], bool]:
+    """The sets to begin with, and whether others may come later."""
+    if given is None:
+        return [], False
+    if isinstance(given, str) and given.lower() == "dynamic":
+        return [], True
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        sets = [one for one in given if isinstance(one, ProcessSet)]
+        if len(sets) == len(given):
+            return [one for one in sets if one is not global_process_set], False
+    raise ValueError(f"hvd.init(process_sets={given!r}) is not usable: expected a list of hvd.ProcessSet or 'dynamic'.")
+
+
+def shutdown() -> None:
+    """Leaves the world; pending operations fail. Does nothing when there is none. init() may be called again."""
+    _context.shutdown()
+    if not is_initialized():
+        global_process_set.ranks = None
+        forget_all()
+
+
+def size() -> int:
+    """Number of processes in the world."""
+    return current().world.size
+
+
+def rank() -> int:
+    """This process's number in the world, from 0."""
+    return current().world.rank
+
+
+def local_size() -> int:
+    """Number of processes on this host."""
+    return current().world.local_size
+
+
+def local_rank() -> int:
+    """This process's number on its host, from 0; use it to choose a GPU."""
+    return current().world.local_rank
+
+
+def cross_size() -> int:
+    """Number of hosts that have this local rank."""
+    return current().world.cross_size
+
+
+def cross_rank() -> int:
+    """The number of this host among those that have this local rank."""
+    return current().world.cross_rank
+
+
+def is_homogeneous() -> bool:
+    """True when every host has the same number of processes."""
+    return current().world.is_homogeneous
+
+
+def mpi_threads_supported() -> NoReturn:
+    """There is no MPI to ask."""
+    current()
+    raise ValueError("Horovod MPI is not enabled: this build has no MPI.")
+
+
+def mpi_enabled() -> bool:
+    """Whether MPI is in use."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """Whether Gloo is in use: a world that runs with HOROVOD_CPU_OPERATIONS=gloo."""
+    return is_initialized() and current().settings.cpu_operations == "gloo"
+
+
+def mpi_built() -> bool:
+    """Whether MPI is compiled in."""
+    return False
+
+
+def gloo_built() -> bool:
+    """Whether Gloo is compiled in and can be loaded."""
+    from horovod import _core
+
+    return not _core.gloo_obstacle()
+
+
+def nccl_built() -> int:
+    """NCCL's version as a number (21003 is 2.10.3), 0 when it is not compiled in."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """Whether IBM DDL is compiled in."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Whether oneCCL is compiled in."""
+    return False
+
+
+def cuda_built() -> bool:
+    """Whether CUDA support is compiled in."""
+    return False
+
+
+def rocm_built() -> bool:
+    """Whether ROCm support is compiled in."""
+    return False
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Would start a timeline file; this version has no timeline yet, which the ValueError says."""
+    del file_path, mark_cycles
+    if current().settings.timeline is None:
+        raise ValueError(
+            "hvd.start_timeline() needs HOROVOD_TIMELINE to be set before hvd.init(): to a path, or to DYNAMIC."
+        )
+    raise ValueError("hvd.start_timeline() is not available in this version of Horovod, which writes no timelines yet.")
+
+
+def stop_timeline() -> None:
+    """Stops the timeline. There is none in this version, and stopping what does not run is a no-op."""
+    current()

@@ -1,0 +1,35 @@
+"""The exceptions of Horovod's API; importable without the native library.
+
+RuntimeError
+  HorovodInternalError         a collective failed: a peer died, ranks disagree, shutdown. Elastic jobs restore
+  HostsUpdatedInterrupt        hosts came or went; raised by State.commit() and State.check_host_updates()
+ImportError
+  HorovodVersionMismatchError  a framework differs from the one that was built against
+"""
+
+from __future__ import annotations
+
+
+class HorovodInternalError(RuntimeError):
+    """A collective operation failed; the text says which rank and host, and why. Elastic training restores from it."""
+
+
+class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818  (the API's name)
+    """The set of hosts has changed. `skip_sync` is true when hosts were only removed, so no state needs to be sent."""
+
+    def __init__(self, skip_sync: bool) -> None:
+        super().__init__(skip_sync)
+        self.skip_sync = skip_sync
+
+
+class HorovodVersionMismatchError(ImportError):
+    """The installed version of a framework is not the one that Horovod was built for."""
+
+    def __init__(self, name: str, version: str, installed_version: str) -> None:
+        super().__init__(
+            f"Framework {name} is installed with version {installed_version}, but Horovod was built for version "
+            f"{version}. Reinstall Horovod, or install the other version of {name}."
+        )
+        self.name = name
+        self.version = version
+        self.installed_version = installed_version

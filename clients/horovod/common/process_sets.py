@@ -1,0 +1,152 @@
+"""Process sets: subsets of the ranks that run collectives among themselves.
+
+The global set, with id 0, stands from init to shutdown. Others are given to hvd.init(process_sets=[...]); or, with
+hvd.init(process_sets="dynamic") or HOROVOD_DYNAMIC_PROCESS_SETS=1, come and go with `add_process_set` and
+`remove_process_set`, which all ranks call alike, members or not. Sets may overlap. Each progresses on its own: an
+operation that waits for a rank in one set holds up no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from horovod.worker.runtime.context import Context, current
+
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
+
+_registered: dict[int, ProcessSet] = {}  # by id, without the global one
+
+
+class ProcessSet:
+    """Ranks that take part in an operation. `ranks` is sorted; `process_set_id` is None while it is not registered.
+
+    Pass it as `process_set=` to a collective, hvd.barrier, hvd.DistributedOptimizer or hvd.broadcast_object. On a rank
+    that is no member these raise ValueError (but hvd.DistributedOptimizer, which communicates nothing there).
+    """
+
+    process_set_id: int | None
+    ranks: list[int] | None
+    mpi_comm: None
+
+    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+        if type(ranks_or_comm).__module__.split(".")[0] == "mpi4py":
+            raise NotImplementedError("A process set from an MPI communicator needs MPI, which this build has not.")
+        wrong = f"ProcessSet({ranks_or_comm!r}) is not usable: expected ranks as integers."
+        if isinstance(ranks_or_comm, str | bytes) or not isinstance(ranks_or_comm, Iterable):
+            raise ValueError(wrong)
+        ranks = list(ranks_or_comm)
+        if not all(isinstance(rank, int) and not isinstance(rank, bool) for rank in ranks):
+            raise ValueError(wrong)
+        self.process_set_id = None
+        self.ranks = sorted(ranks)
+        self.mpi_comm = None
+
+    def size(self) -> int | None:
+        """Number of ranks in the set; None when it is not registered."""
+        if self.process_set_id is None or self.ranks is None:
+            return None
+        return len(self.ranks)
+
+    def rank(self) -> int | None:
+        """This process's number in the set; None when the set is not registered. ValueError when it is not a member."""
+        if self.process_set_id is None or self.ranks is None:
+            return None
+        mine = current().world.rank
+        if mine not in self.ranks:
+            raise ValueError("Process is not part of provided process set.")
+        return self.ranks.index(mine)
+
+    def included(self) -> bool | None:
+        """Whether this process is a member of the set; None when the set has no ranks yet."""
+        if self.ranks is None:
+            return None
+        return current().world.rank in self.ranks
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+
+    __repr__ = __str__
+
+
+def _make_global() -> ProcessSet:
+    everyone = ProcessSet([])
+    everyone.process_set_id = 0
+    everyone.ranks = None  # filled at init
+    return everyone
+
+
+global_process_set = _make_global()
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Registers a process set and returns it, with its `process_set_id`: the smallest that is free.
+
+    A collective: every rank of the world calls it, members or not, with the same ranks and in the same order. Returns
+    when the set can be used.
+
+    Example:
+
+        >>> hvd.init(process_sets="dynamic")
+        >>> even = hvd.add_process_set(range(0, hvd.size(), 2))
+        >>> if even.included():
+        ...     hvd.allreduce(tensor, process_set=even)
+
+    Raises:
+        ValueError: before hvd.init(); process sets are not dynamic; the ranks are not ranks of this world or a set of
+            them exists; the ranks of the world do not agree. All ranks get the same error.
+        NotImplementedError: an MPI communicator.
+        HorovodInternalError: a rank was lost meanwhile.
+    """
+    context = current()
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    _check_dynamic(context, "add_process_set")
+    (set_id,) = context.process_sets.add([process_set.ranks or []])
+    register(process_set, set_id)
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Takes a process set away; its `process_set_id` becomes None. False for one that is not registered or is global.
+
+    A collective like `add_process_set`. All operations of the set must have been synchronized.
+
+    Raises:
+        ValueError: process sets are not dynamic; operations run in the set; the ranks of the world do not agree.
+        HorovodInternalError: a rank was lost meanwhile.
+    """
+    if not isinstance(process_set, ProcessSet):
+        raise ValueError(f"hvd.remove_process_set({process_set!r}) is not usable: expected an hvd.ProcessSet.")
+    set_id = process_set.process_set_id
+    if set_id is None or set_id == 0:
+        return False
+    context = current()
+    _check_dynamic(context, "remove_process_set")
+    if context.process_sets.number(set_id, process_set.ranks) is None:
+        return False  # of an earlier world
+    context.process_sets.remove(set_id)
+    process_set.process_set_id = None
+    if (registered := _registered.pop(set_id, None)) is not None:
+        registered.process_set_id = None
+    return True
+
+
+def register(process_set: ProcessSet, set_id: int) -> None:
+    """Notes that the runtime has formed this set."""
+    process_set.process_set_id = set_id
+    _registered[set_id] = process_set
+
+
+def forget_all() -> None:
+    """After shutdown no set is registered any more."""
+    for process_set in _registered.values():
+        process_set.process_set_id = None
+    _registered.clear()
+
+
+def _check_dynamic(context: Context, function: str) -> None:
+    if not context.settings.dynamic_process_sets:
+        raise ValueError(
+            f"hvd.{function}() needs dynamic process sets, which are off. Set HOROVOD_DYNAMIC_PROCESS_SETS=1 or call "
+            'hvd.init(process_sets="dynamic"), on all ranks.'
+        )

@@ -1,0 +1,60 @@
+"""The table of `horovodrun --check-build`. Programs read its `[X]` and `[ ]` lines."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+from horovod import __version__
+
+_FRAMEWORKS = {
+    "TensorFlow": "horovod.tensorflow",
+    "PyTorch": "horovod.torch",
+    "MXNet": "horovod.mxnet",
+    "JAX": "horovod.jax",
+}
+_PROBES = {"MPI": "mpi_built", "Gloo": "gloo_built", "NCCL": "nccl_built", "DDL": "ddl_built", "CCL": "ccl_built"}
+_TIMEOUT_S = 120
+
+
+def check_build() -> str:
+    """The table. Every answer comes from a process of its own: importing a framework may take long, or crash."""
+    names = [*_FRAMEWORKS, *_PROBES, "Native"]
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        has = dict(zip(names, pool.map(_has, names), strict=True))
+    sections = {
+        "Available Frameworks": list(_FRAMEWORKS),
+        "Available Controllers": ["MPI", "Gloo", "Coordinator"],
+        "Available Tensor Operations": ["NCCL", "DDL", "CCL", "MPI", "Gloo", "Native"],
+    }
+    has["Coordinator"] = has["Native"]  # the built-in controller and the built-in data plane are one
+    blocks = [f"Horovod v{__version__}:"]
+    for title, rows in sections.items():
+        blocks.append("\n".join([f"{title}:", *(f"    [{'X' if has[row] else ' '}] {row}" for row in rows)]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _has(name: str) -> bool:
+    if name == "Native":
+        return _runs("import horovod._core")
+    if name in _PROBES:
+        return _runs(f"from horovod.common.util import {_PROBES[name]} as built\nassert built()")
+    module = _FRAMEWORKS[name]
+    return importlib.util.find_spec(module) is not None and _runs(f"import {module}")
+
+
+def _runs(code: str) -> bool:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0

@@ -1,0 +1,83 @@
+"""The YAML file behind --config-file. Its keys are those of the settings table, plus `controller`."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from horovod.worker.settings import SETTINGS, Setting
+
+_CONTROLLERS = ("gloo", "mpi")
+
+
+def read_config(path: str | Path) -> dict[str, str]:
+    """Environment variables that the file asks for. ValueError with a sentence for anything it should not hold."""
+    where = f"The configuration file {str(path)!r}"
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{where} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} cannot be read: it is not UTF-8 text.") from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"{where} is not YAML: {' '.join(str(error).split())}.") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ValueError(
+            f"{where} holds {type(content).__name__}: expected sections such as `params:` with keys below."
+        )
+    rows = {setting.yaml: setting for setting in SETTINGS if setting.yaml}
+    sections = {name.partition(".")[0] for name in rows}
+    environ: dict[str, str] = {}
+    for section, keys in content.items():
+        if section == "controller":
+            _check_controller(keys, where)
+        elif section not in sections:
+            raise ValueError(f"{where} has the unknown key {section!r}{_hint(section, {*sections, 'controller'})}")
+        elif isinstance(keys, dict):
+            for key, value in keys.items():
+                name = f"{section}.{key}"
+                if name not in rows:
+                    known = {row.partition(".")[2] for row in rows if row.startswith(f"{section}.")}
+                    raise ValueError(f"{where} has the unknown key {name!r}{_hint(str(key), known)}.")
+                if value is not None:
+                    environ[rows[name].env] = _text(rows[name], value, f"{name} in {path}")
+        elif keys is not None:
+            raise ValueError(f"{where} has {section!r} with the value {keys!r}: expected keys below it.")
+    return environ
+
+
+def environment_text(value: Any) -> str:
+    """How a checked value is written in an environment variable."""
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return str(value)
+
+
+def _text(setting: Setting, value: Any, source: str) -> str:
+    if setting.kind in ("int", "float") and isinstance(value, int | float) and not isinstance(value, bool):
+        if value < 0:
+            raise ValueError(f"{source} must be >= 0, not {value}.")
+        value = value * setting.flag_scale
+    elif setting.kind == "list" and not isinstance(value, list):
+        value = str(value)
+    checked = setting.check(value, source)
+    return environment_text(not checked if setting.yaml_inverted else checked)
+
+
+def _check_controller(value: Any, where: str) -> None:
+    if value not in _CONTROLLERS:
+        raise ValueError(f"{where} asks for the controller {value!r}: expected one of {', '.join(_CONTROLLERS)}.")
+    if value == "mpi":
+        raise ValueError(f"{where} asks for the controller 'mpi', which is not built: leave the key out or write gloo.")
+
+
+def _hint(word: object, known: set[str]) -> str:
+    close = difflib.get_close_matches(str(word), known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(sorted(known))}"

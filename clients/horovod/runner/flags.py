@@ -1,0 +1,204 @@
+"""The command line of `horovodrun`. Options that are settings come from the settings table; the rest is listed here.
+
+An option is never ignored when that would change what the user gets: what does not exist yet is refused in a sentence
+(`refusal`), what has no effect yet is named (`without_effect`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from horovod import __version__
+from horovod.runner.config_file import environment_text
+from horovod.worker.settings import SETTINGS, Setting
+
+# Spellings beside the one in the table: (option, the value it stores). --help does not show these.
+_SPELLINGS: dict[str, tuple[tuple[str, bool], ...]] = {
+    "--hierarchical-allreduce": (("--no-hierarchical-allreduce", False),),
+    "--hierarchical-allgather": (("--no-hierarchical-allgather", False),),
+    "--torus-allreduce": (("--no-torus-allreduce", False),),
+    "--autotune": (("--no-autotune", False),),
+    "--timeline-mark-cycles": (("--no-timeline-mark-cycles", False),),
+    "--no-stall-check": (("--stall-check", False),),
+    "--mpi-threads-disable": (("--no-mpi-threads-disable", False),),
+    "--log-without-timestamp": (
+        ("--log-with-timestamp", False),
+        ("--log-hide-timestamp", True),
+        ("--no-log-hide-timestamp", False),
+    ),
+}
+_ELASTIC = "elastic jobs are not available yet; leave it out for a job of a fixed size"
+_MPI = "there is no MPI in this build; leave it out, horovodrun needs none"
+# What would change the job, by attribute of the parsed arguments, and why it cannot be had.
+_REFUSED = {
+    "min_num_proc": ("--min-np", _ELASTIC),
+    "max_num_proc": ("--max-np", _ELASTIC),
+    "slots_per_host": ("--slots-per-host", _ELASTIC),
+    "reset_limit": ("--reset-limit", _ELASTIC),
+    "blacklist_cooldown_range": ("--blacklist-cooldown-range", _ELASTIC),
+    "host_discovery_script": ("--host-discovery-script", _ELASTIC),
+    "mpi": ("--mpi", _MPI),
+    "jsrun": ("--jsrun", "there is no jsrun launcher in this build; leave it out"),
+    "mpi_args": ("--mpi-args", _MPI),
+    "tcp": ("--tcp", _MPI),
+    "binding_args": ("--binding-args", _MPI),
+}
+# Settings that a user would miss while nothing acts on them; they are refused until the table says in_use.
+_MISSED = ("autotune", "timeline", "stall_shutdown_seconds")
+
+
+class Parser(argparse.ArgumentParser):
+    """Answers a mistake with one sentence instead of half a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exits with 2."""
+        self.exit(2, f"{self.prog}: {message[:1].upper()}{message[1:].rstrip('.')} (see {self.prog} --help).\n")
+
+
+def make_parser() -> Parser:
+    """All options of API and table."""
+    parser = Parser(
+        prog="horovodrun",
+        description="Starts a training program as several processes that train together.",
+        usage="horovodrun -np N [options] command [arguments]",
+        epilog="Example: horovodrun -np 2 python train.py. Settings may also stand in the environment or, with the "
+        "lowest priority, in --config-file.",
+    )
+    parser.add_argument("-v", "--version", action="version", version=__version__)
+    parser.add_argument("-np", "--num-proc", type=int, metavar="N", help="number of processes")
+    parser.add_argument("-cb", "--check-build", action="store_true", help="show what this build can do, and exit")
+    parser.add_argument("--disable-cache", action="store_true", help="accepted; nothing is cached")
+    parser.add_argument("--output-filename", metavar="DIR", help="also write DIR/rank.N/stdout and stderr")
+    parser.add_argument(
+        "-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="put the time before each line"
+    )
+    parser.add_argument("--verbose", action="store_true", help="say what the launcher does; show tracebacks")
+    parser.add_argument("--config-file", metavar="YAML", help="file with settings")
+
+    hosts = parser.add_argument_group("hosts")
+    hosts.add_argument("-H", "--hosts", metavar="H1:2,H2:4", help="hosts and their slots; default is localhost")
+    hosts.add_argument("-hostfile", "--hostfile", metavar="FILE", help="file with lines `host slots=count`")
+    hosts.add_argument("--network-interface", action="append", metavar="NIC", help="one interface for TCP; repeatable")
+    hosts.add_argument(
+        "-p", "--ssh-port", type=int, metavar="PORT", help="for other hosts, which are not available yet"
+    )
+    hosts.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="for other hosts, which are not available yet")
+
+    elastic = parser.add_argument_group("elastic (not available yet)")
+    elastic.add_argument("--min-np", "--min-num-proc", dest="min_num_proc", type=int, metavar="N")
+    elastic.add_argument("--max-np", "--max-num-proc", dest="max_num_proc", type=int, metavar="N")
+    elastic.add_argument("--slots-per-host", type=int, metavar="N")
+    elastic.add_argument("--reset-limit", type=int, metavar="N")
+    elastic.add_argument("--blacklist-cooldown-range", type=int, nargs=2, metavar=("MIN", "MAX"))
+    elastic.add_argument("--host-discovery-script", metavar="SCRIPT")
+
+    controller = parser.add_argument_group("controller").add_mutually_exclusive_group()
+    controller.add_argument("--gloo", action="store_true", help="accepted; the built-in controller needs no MPI either")
+    controller.add_argument("--mpi", action="store_true", help="not available")
+    controller.add_argument("--jsrun", action="store_true", help="not available")
+    mpi = parser.add_argument_group("MPI (not available)")
+    mpi.add_argument("--mpi-args", metavar="ARGS")
+    mpi.add_argument("--tcp", action="store_true")
+    mpi.add_argument("--binding-args", metavar="ARGS")
+
+    settings = parser.add_argument_group("settings")
+    for setting in SETTINGS:
+        if setting.flag is not None:
+            _add_setting(settings, setting, setting.flag)
+    return parser
+
+
+def parse_args(argv: Sequence[str]) -> argparse.Namespace:
+    """Options and, as `command`, the program with its arguments. Exits with 2 on a mistake."""
+    parser = make_parser()
+    end = _command_start(parser, argv)
+    args = parser.parse_args(argv[:end])
+    args.command = list(argv[end + 1 :] if argv[end : end + 1] == ["--"] else argv[end:])
+    if args.check_build:
+        return args
+    if args.num_proc is None:
+        parser.error("-np is missing: say how many processes to start, for example -np 2")
+    if args.num_proc < 1:
+        parser.error(f"-np must be >= 1, not {args.num_proc}")
+    if args.hosts is not None and args.hostfile is not None:
+        parser.error("-H and -hostfile exclude each other: name the hosts in one of them")
+    if not args.command:
+        parser.error("there is no command to run: write it last, for example horovodrun -np 2 python train.py")
+    return args
+
+
+def flag_environment(args: argparse.Namespace) -> dict[str, str]:
+    """Environment variables for the settings that were given as options. ValueError for a bad value."""
+    environ: dict[str, str] = {}
+    for setting, value in _given(args):
+        flag = str(setting.flag)
+        if setting.kind in ("int", "float") and value < 0:
+            raise ValueError(f"{flag} must be >= 0, not {value:g}.")
+        checked = setting.check(value * setting.flag_scale if setting.flag_scale != 1 else value, flag)
+        environ[setting.env] = environment_text(checked)
+    if args.network_interface and args.network_interfaces is None:
+        environ["HOROVOD_NETWORK_INTERFACES"] = ",".join(args.network_interface)
+    return environ
+
+
+def refusal(args: argparse.Namespace, asked: dict[str, str]) -> str | None:
+    """The sentence for the first thing in `args` or `asked` (variables of options and file) that cannot be had."""
+    for dest, (flag, reason) in _REFUSED.items():
+        if getattr(args, dest) not in (None, False):
+            return f"{flag} is not usable: {reason}."
+    for setting in SETTINGS:
+        if setting.name in _MISSED and not setting.in_use and setting.env in asked:
+            value = setting.parse(asked[setting.env])
+            if value != setting.default:
+                return f"{setting.flag} ({setting.env}) is not available yet; leave it out."
+    return None
+
+
+def without_effect(asked: dict[str, str]) -> list[str]:
+    """Options among `asked` that are accepted and passed on, but that nothing acts on yet."""
+    return [str(s.flag) for s in SETTINGS if s.env in asked and not s.in_use and s.name not in _MISSED]
+
+
+def _add_setting(group: argparse._ArgumentGroup, setting: Setting, flag: str) -> None:
+    dest = flag.removeprefix("--").replace("-", "_")
+    text = setting.help.replace("%", "%%") + ("" if setting.in_use else " (no effect yet)")
+    if setting.kind == "bool":
+        group.add_argument(flag, dest=dest, action="store_const", const=True, default=None, help=text)
+        for other, value in _SPELLINGS.get(flag, ()):
+            group.add_argument(other, dest=dest, action="store_const", const=value, help=argparse.SUPPRESS)
+        return
+    kinds = {"int": int, "float": float}
+    shown = setting.env.removeprefix("HOROVOD_").split("_")[-1]
+    group.add_argument(flag, dest=dest, type=kinds.get(setting.kind, str), metavar=shown, help=text)
+
+
+def _given(args: argparse.Namespace) -> list[tuple[Setting, Any]]:
+    found = []
+    for setting in SETTINGS:
+        if setting.flag is not None:
+            value = getattr(args, setting.flag.removeprefix("--").replace("-", "_"))
+            if value is not None:
+                found.append((setting, value))
+    return found
+
+
+def _command_start(parser: Parser, argv: Sequence[str]) -> int:
+    """Where the options end. argparse's own REMAINDER would also interpret the arguments of the program."""
+    actions = {option: action for action in parser._actions for option in action.option_strings}
+    at = 0
+    while at < len(argv) and argv[at].startswith("-") and argv[at] not in ("-", "--"):
+        name, equals, _ = argv[at].partition("=")
+        matches = {name} & actions.keys()
+        if not matches and name.startswith("--"):
+            matches = {option for option in actions if option.startswith(name)}
+        if not matches and name[:2] in actions and not name.startswith("--"):
+            matches, equals = {name[:2]}, "="  # a short option with its value attached: -p22
+        if not matches:
+            close = difflib.get_close_matches(name, actions, n=1)
+            parser.error(f"there is no option {name}" + (f"; did you mean {close[0]}?" if close else ""))
+        takes = actions[min(matches)].nargs  # several matches: argparse says that the option is ambiguous
+        at += 1 if equals else 1 + (1 if takes is None else int(takes))
+    return min(at, len(argv))

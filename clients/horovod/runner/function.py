@@ -1,0 +1,211 @@
+"""`horovod.run`: a Python function on several processes of this host, its results by rank.
+
+Nothing is served to anybody: the function goes to the processes and the results come back through a folder that only
+this user can open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from horovod.runner import task
+from horovod.runner.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
+from horovod.worker.agent.guardian import Guardian
+from horovod.worker.agent.output import Console, Writer
+from horovod.worker.settings import resolve
+
+if TYPE_CHECKING:
+    from horovod.runner.job import Job
+    from horovod.worker.agent.agent import LocalAgent, Outcome
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: tuple[int, int] | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: bool | int | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: Sequence[str] | str | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[Any]:
+    """Calls `func(*args, **kwargs)` in `num_proc` processes that form one world, and returns their results by rank.
+
+    func: anything that cloudpickle can ship; it calls hvd.init() itself.
+    hosts, hostfile: "h1:2,h2:4" or a file with lines "h1 slots=2"; today every host must mean this machine.
+    start_timeout: seconds that all processes may take to start and join.
+    output_filename: folder that also gets what each rank prints.
+    executable: the Python to run, default the one that runs now.
+
+    Raises ValueError for arguments that make no sense together, NotImplementedError for elastic jobs and other hosts,
+    and RuntimeError when a rank fails, naming the rank and with its traceback; the other ranks are then stopped.
+    np, min_np, max_np and network_interface are deprecated names.
+    """
+    num_proc = _renamed("np", np, "num_proc", num_proc)
+    min_num_proc = _renamed("min_np", min_np, "min_num_proc", min_num_proc)
+    max_num_proc = _renamed("max_np", max_np, "max_num_proc", max_num_proc)
+    network_interfaces = _renamed("network_interface", network_interface, "network_interfaces", network_interfaces)
+    if hosts is not None and hostfile is not None:
+        raise ValueError("hosts and hostfile exclude each other: give one of them.")
+    if use_gloo and use_mpi:
+        raise ValueError("use_gloo and use_mpi exclude each other: give one of them.")
+    if use_mpi or mpi_args:
+        raise ValueError("There is no MPI in this build: leave use_mpi and mpi_args out, horovod.run needs none.")
+    if isinstance(num_proc, bool) or not isinstance(num_proc, int) or num_proc < 1:
+        raise ValueError(f"num_proc must be an integer >= 1, not {num_proc!r}.")
+    if not callable(func):
+        raise ValueError(f"func must be callable, not {type(func).__name__}.")
+    elastic = {
+        "min_num_proc": min_num_proc,
+        "max_num_proc": max_num_proc,
+        "slots": slots,
+        "reset_limit": reset_limit,
+        "cooldown_range": cooldown_range,
+        "host_discovery_script": host_discovery_script,
+    }
+    for name, value in elastic.items():
+        if value is not None:
+            raise NotImplementedError(
+                f"Elastic jobs are not available yet: leave {name} out for a job of a fixed size."
+            )
+
+    found = (
+        parse_hosts(hosts) if hosts else parse_hostfile(hostfile) if hostfile else (HostSlots("localhost", num_proc),)
+    )
+    names = fill(found, num_proc)
+    if others := remote(names):
+        raise NotImplementedError(f"Starting processes on other hosts ({', '.join(others)}) is not available yet.")
+    environ = dict(os.environ)
+    if start_timeout is not None:
+        environ["HOROVOD_START_TIMEOUT"] = str(start_timeout)
+    if network_interfaces is not None:
+        given = network_interfaces if isinstance(network_interfaces, str) else ",".join(network_interfaces)
+        environ["HOROVOD_NETWORK_INTERFACES"] = given
+    resolve(environ)
+
+    # Guardian first: the job makes threads and gRPC channels.
+    with Guardian() as guardian, tempfile.TemporaryDirectory(prefix="horovod-run-") as folder:  # mode 0700
+        from horovod.runner.job import Job
+
+        task.write_function(Path(folder), func, tuple(args), dict(kwargs or {}))
+        program = executable or sys.executable
+        job = Job([program, "-m", "horovod.runner.task", folder], names, environ)
+        directory = Path(output_filename) if output_filename else None
+        outcomes = _run_in_thread(job, guardian, directory, bool(verbose))
+        return _results(Path(folder), outcomes, job.host_names)
+
+
+def _run_in_thread(job: Job, guardian: Guardian, directory: Path | None, verbose: bool) -> list[Outcome]:
+    """Runs the job in a thread of its own: the caller's may have an event loop already, as in a notebook."""
+    from horovod.runner.job import run_job
+
+    agents: list[tuple[LocalAgent, asyncio.AbstractEventLoop]] = []
+    outcomes: list[Outcome] = []
+    errors: list[BaseException] = []
+    interrupted = threading.Event()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    console = Console(
+        Writer(),
+        descriptors=(_descriptor(sys.stdout, 1), _descriptor(sys.stderr, 2)),
+        directory=directory,
+        size=len(job.hosts),
+    )
+
+    def on_start(agent: LocalAgent) -> None:
+        agents.append((agent, asyncio.get_running_loop()))
+        if interrupted.is_set():
+            agent.stop(signal.SIGINT)
+
+    def body() -> None:
+        try:
+            outcomes.extend(run_job(job, console, guardian, on_start))
+        except BaseException as error:
+            errors.append(error)
+
+    if verbose:
+        console.note(f"horovod.run: starting {len(job.hosts)} processes")
+    thread = threading.Thread(target=body, name="horovod-run")
+    thread.start()
+    while thread.is_alive():
+        try:
+            thread.join()
+        except KeyboardInterrupt:
+            interrupted.set()
+            for agent, loop in agents:
+                loop.call_soon_threadsafe(agent.stop, signal.SIGINT)
+    console.close(timeout_s=1)
+    if interrupted.is_set():
+        raise KeyboardInterrupt
+    if errors:
+        raise errors[0]
+    return outcomes
+
+
+def _results(folder: Path, outcomes: Sequence[Outcome], hosts: Sequence[str]) -> list[Any]:
+    from horovod.runner.report import explain, first_failure
+
+    left: dict[int, task.Result] = {}
+    for rank in range(len(hosts)):
+        path = task.result_path(folder, rank)
+        if path.exists():
+            left[rank] = task.read_result(path)
+    first = first_failure(outcomes)
+    if first is not None:
+        # A process takes a while to end after its exception, and a peer that noticed may be faster: the clock decides.
+        raised = [rank for rank, result in left.items() if result.error is not None]
+        if first.rank not in raised:
+            raise RuntimeError(explain(outcomes, hosts))
+        rank = min(raised, key=lambda rank: left[rank].at_s)
+        result = left[rank]
+        raise RuntimeError(f"Rank {rank} on host {hosts[rank]} raised {result.error}\n\n{result.traceback}")
+    if silent := [rank for rank in range(len(hosts)) if rank not in left]:
+        raise RuntimeError(
+            f"Rank {silent[0]} on host {hosts[silent[0]]} ended with exit code 0 before the function returned: "
+            "there is no result. Does the function call sys.exit or os._exit?"
+        )
+    return [pickle.loads(left[rank].value) for rank in range(len(hosts))]  # noqa: S301
+
+
+def _renamed(old: str, old_value: Any, new: str, new_value: Any) -> Any:
+    if old_value is None:
+        return new_value
+    warnings.warn(f"{old} is deprecated, use {new}.", DeprecationWarning, stacklevel=3)
+    return old_value
+
+
+def _descriptor(stream: TextIO, default: int) -> int:
+    """Where `stream` ends up; notebooks and test frameworks replace it by objects without a file."""
+    try:
+        return stream.fileno()
+    except (OSError, AttributeError, ValueError):
+        return default

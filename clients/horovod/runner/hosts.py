@@ -1,0 +1,99 @@
+"""Which hosts a job may use: the strings and files that people write, and which of those names mean this machine."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_ENTRY = re.compile(r"([\w.-]+):([0-9]+)", re.ASCII)
+_LINE = re.compile(r"([\w.-]+)\s+slots\s*=\s*([0-9]+)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class HostSlots:
+    """A host and how many processes it may run."""
+
+    name: str
+    slots: int
+
+
+def parse_hosts(text: str) -> tuple[HostSlots, ...]:
+    """The hosts of `h1:2,h2:4`, in that order."""
+    found = []
+    for entry in text.split(","):
+        match = _ENTRY.fullmatch(entry.strip())
+        if match is None:
+            raise ValueError(
+                f"{entry.strip()!r} in the host list {text!r} is not usable: expected host:slots, as in h1:2,h2:4."
+            )
+        found.append(HostSlots(match[1], int(match[2])))
+    return _merge(found, f"the host list {text!r}")
+
+
+def parse_hostfile(path: str | Path) -> tuple[HostSlots, ...]:
+    """The hosts of a file with lines `h1 slots=2`; blank lines and `#` comments may stand between them."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ValueError(f"The host file {str(path)!r} cannot be read: {reason}.") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        match = _LINE.fullmatch(text)
+        if match is None:
+            raise ValueError(
+                f"Line {number} of the host file {str(path)!r} is {text!r}, which is not usable: expected "
+                "host slots=count, for example h1 slots=2."
+            )
+        found.append(HostSlots(match[1], int(match[2])))
+    if not found:
+        raise ValueError(f"The host file {str(path)!r} names no host: expected lines such as h1 slots=2.")
+    return _merge(found, f"the host file {str(path)!r}")
+
+
+def fill(hosts: Sequence[HostSlots], count: int) -> tuple[str, ...]:
+    """The host of each of `count` processes, host by host."""
+    available = sum(host.slots for host in hosts)
+    if count > available:
+        raise ValueError(
+            f"Requested more processes ({count}) than there are available slots ({available}) on "
+            + ", ".join(f"{host.name}:{host.slots}" for host in hosts)
+            + "; ask for fewer with -np or give the hosts more slots."
+        )
+    names = [host.name for host in hosts for _ in range(host.slots)]
+    return tuple(names[:count])
+
+
+def remote(names: Iterable[str]) -> list[str]:
+    """Those of `names` that do not mean this machine."""
+    here = {"localhost", socket.gethostname().lower(), socket.getfqdn().lower()}
+    addresses = {address.address for interface in psutil.net_if_addrs().values() for address in interface}
+    found = []
+    for name in dict.fromkeys(names):
+        if name.lower() in here or name in addresses or name.startswith("127."):
+            continue
+        try:
+            resolved = {str(info[4][0]) for info in socket.getaddrinfo(name, None)}
+        except OSError:
+            resolved = set()
+        if not any(address in addresses or address.startswith("127.") for address in resolved):
+            found.append(name)
+    return found
+
+
+def _merge(found: Sequence[HostSlots], where: str) -> tuple[HostSlots, ...]:
+    """A host that is named twice has the slots of both; its first place counts."""
+    slots: dict[str, int] = {}
+    for host in found:
+        if host.slots < 1:
+            raise ValueError(f"Host {host.name!r} in {where} has 0 slots: expected at least 1, or leave the host out.")
+        slots[host.name] = slots.get(host.name, 0) + host.slots
+    return tuple(HostSlots(name, count) for name, count in slots.items())

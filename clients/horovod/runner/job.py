@@ -1,0 +1,106 @@
+"""One job of a fixed size on this host: what each rank is told, and its run from first process to last line of output.
+
+Shared by `horovodrun` and `horovod.run`. The coordinator is embedded, listens on the loopback interface only, and asks
+for a token that exists nowhere but in the environment of the ranks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from horovod.coordinator.core.ranks import Seat, assign
+from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.worker.agent.agent import LocalAgent, Outcome, Slot
+from horovod.worker.agent.guardian import Guardian
+from horovod.worker.agent.output import Console
+
+_LOOPBACK = "127.0.0.1"
+_OUTPUT_GRACE_S = 1.0
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run. `hosts` has the host of every rank; all of them mean this machine."""
+
+    command: Sequence[str]
+    hosts: Sequence[str]
+    environ: Mapping[str, str]
+
+    @property
+    def host_names(self) -> list[str]:
+        """The host of every rank as messages name it: `localhost` says nothing to somebody who reads a log later."""
+        return [socket.gethostname() if host == "localhost" else host for host in self.hosts]
+
+
+def rank_environments(job: Job, coordinator: str, token: str) -> list[dict[str, str]]:
+    """The environment of every rank, in rank order."""
+    names = job.host_names
+    places = assign([Seat(str(number), name) for number, name in enumerate(names)])
+    assert not isinstance(places, str)  # only members that ask for a rank can be refused
+    environments = []
+    for place in places:
+        environments.append(
+            {
+                **job.environ,
+                "HOROVOD_COORDINATOR": coordinator,
+                "HOROVOD_TOKEN": token,
+                "HOROVOD_RANK": str(place.rank),
+                "HOROVOD_SIZE": str(len(places)),
+                "HOROVOD_LOCAL_RANK": str(place.local_rank),
+                "HOROVOD_LOCAL_SIZE": str(place.local_size),
+                "HOROVOD_CROSS_RANK": str(place.cross_rank),
+                "HOROVOD_CROSS_SIZE": str(place.cross_size),
+                "HOROVOD_HOSTNAME": names[int(place.member_id)],
+                # Lines appear when they are printed, although stdout is a pipe now.
+                "PYTHONUNBUFFERED": "1",
+            }
+        )
+    return environments
+
+
+def terminal_size(environ: Mapping[str, str]) -> dict[str, str]:
+    """COLUMNS and LINES for the ranks, so that a progress bar fits a terminal that it cannot see."""
+    if not sys.stderr.isatty() or "COLUMNS" in environ:
+        return {}
+    columns, lines = shutil.get_terminal_size()
+    return {"COLUMNS": str(max(columns - len("[000]<stderr>:"), 20)), "LINES": str(lines)}
+
+
+def run_job(
+    job: Job, console: Console, guardian: Guardian, on_start: Callable[[LocalAgent], None] = lambda agent: None
+) -> list[Outcome]:
+    """Runs `job` to its end and returns how the ranks ended, first to end first.
+
+    `on_start` is called in the event loop before the first process exists; it gets the agent, to stop it from a signal
+    handler or another thread. OSError or ValueError when the job cannot be started.
+    """
+    token = secrets.token_urlsafe(32)
+    with EmbeddedCoordinator(token=token) as coordinator:
+        environments = rank_environments(job, coordinator.address, token)
+        slots = [Slot(rank, job.command, environ) for rank, environ in enumerate(environments)]
+        return asyncio.run(_run(slots, console, guardian, on_start))
+
+
+async def _run(
+    slots: Sequence[Slot], console: Console, guardian: Guardian, on_start: Callable[[LocalAgent], None]
+) -> list[Outcome]:
+    agent = LocalAgent(console, guardian)
+    on_start(agent)
+    outcomes = await agent.run(slots)
+    # Signals must still be seen while a slow reader takes the last lines, so this waits in small steps.
+    loop = asyncio.get_running_loop()
+    give_up_at: float | None = None
+    while not console.close(timeout_s=0):
+        if agent.stopping and give_up_at is None:
+            give_up_at = loop.time() + _OUTPUT_GRACE_S
+        if give_up_at is not None and loop.time() > give_up_at:
+            break
+        await asyncio.sleep(_POLL_S)
+    return outcomes

@@ -1,0 +1,252 @@
+"""The command `horovodrun`: reads the command line, runs the job, ends with the exit code that the job deserves."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from horovod.runner import flags
+from horovod.runner.config_file import read_config
+from horovod.runner.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
+from horovod.worker.agent.agent import LocalAgent
+from horovod.worker.agent.gate import NOT_EXECUTABLE, NOT_FOUND
+from horovod.worker.agent.guardian import Guardian
+from horovod.worker.agent.output import Console, Writer
+from horovod.worker.settings import resolve
+
+_USAGE = 2
+_FAILED = 1
+_INTERRUPTED = 128 + signal.SIGINT
+_PIPE_CLOSED = 128 + signal.SIGPIPE
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+
+
+class RefusedError(Exception):
+    """The job was not started. The text is the sentence for the user."""
+
+    def __init__(self, sentence: str, code: int = _USAGE) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line, checked for form; `command` holds the program and its arguments."""
+    return flags.parse_args(sys.argv[1:] if argv is None else argv)
+
+
+def run_commandline(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the command. Returns when all went well, else exits through SystemExit."""
+    _open_standard_descriptors()
+    args = parse_args(argv)
+    try:
+        code = _check_build() if args.check_build else _launch(args)
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    except Exception as error:
+        if args.verbose:
+            traceback.print_exc()
+        # RefusedError, ValueError and OSError carry a sentence for users; the type helps only with what nobody foresaw.
+        known = isinstance(error, RefusedError | ValueError | OSError | RuntimeError)
+        _say(str(error) if known else f"{type(error).__name__}: {error} (--verbose shows where).")
+        code = error.code if isinstance(error, RefusedError) else _USAGE if isinstance(error, ValueError) else _FAILED
+    if code != 0:
+        sys.exit(code)
+
+
+def _open_standard_descriptors() -> None:
+    """With `>&-` in a shell, the first pipe made here would become stdout and be written to."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+
+
+def _check_build() -> int:
+    from horovod.runner.check_build import check_build
+
+    print(check_build(), end="")
+    return 0
+
+
+def _launch(args: argparse.Namespace) -> int:
+    environ = _environment(args)
+    hosts = _hosts(args)
+    _check_command(args.command[0], environ)
+    with Guardian() as guardian:  # before anything that makes threads, so that nothing can come between
+        # gRPC and the coordinator are loaded after the checks: a mistake is answered at once.
+        from horovod.runner.job import Job, run_job, terminal_size
+        from horovod.runner.report import exit_code, explain, first_failure
+
+        job = Job(args.command, hosts, {**environ, **terminal_size(environ)})
+        writer = Writer()
+        directory = Path(args.output_filename) if args.output_filename else None
+        console = Console(writer, directory=directory, size=len(hosts), timestamps=args.prefix_output_with_timestamp)
+        if args.verbose:
+            console.note(f"horovodrun: starting {len(hosts)} processes: {' '.join(args.command)}")
+        with _Control(console, writer) as control:
+            try:
+                outcomes = run_job(job, console, guardian, control.attach)
+            except OSError as error:
+                raise RefusedError(f"The job could not be started: {error}.", _FAILED) from error
+            finally:
+                console.close(timeout_s=1)
+    sentence = explain(outcomes, job.host_names)
+    if control.code is not None:
+        _say(control.sentence)
+        return control.code
+    if sentence is not None:
+        _say(sentence)
+    first = first_failure(outcomes)
+    return 0 if first is None else exit_code(first.code)
+
+
+class _Control:
+    """What reaches the launcher while the job runs: signals, and a reader of its output that went away.
+
+    Plain signal handlers rather than the event loop's: they also stand before the loop runs and after it has ended.
+    """
+
+    def __init__(self, console: Console, writer: Writer) -> None:
+        self.code: int | None = None  # decided by a signal, not by the ranks
+        self.sentence = ""
+        self._console = console
+        self._agent: LocalAgent | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._before: dict[int, Any] = {}
+        self._wakeup: tuple[socket.socket, socket.socket] = socket.socketpair()
+        writer.failed = self._on_broken_in_writer
+
+    def __enter__(self) -> _Control:
+        for signum in (*_STOPPING, *_PASSED_ON, signal.SIGTSTP):
+            # nohup ignores SIGHUP on purpose. SIGINT is different: shells ignore it for every background job.
+            if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
+                self._before[signum] = signal.signal(signum, self._on_signal)
+        # The kernel may hand a signal to a thread of gRPC, which would leave the event loop asleep.
+        for end in self._wakeup:
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._wakeup[1].fileno(), warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(-1)
+        for end in self._wakeup:
+            end.close()
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        if self.code is not None:  # the exit is decided; one Ctrl-C too many must not turn it into a traceback
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def attach(self, agent: LocalAgent) -> None:
+        """The job begins; in the event loop."""
+        self._agent = agent
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._wakeup[0], self._wakeup[0].recv, 4096)
+        if self.code is not None:
+            agent.stop(self.code - 128)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if signum in _STOPPING and self.code is None:
+            self.code = 128 + signum
+            name = signal.Signals(signum).name
+            self.sentence = f"Stopped by {name}; no rank is left."
+            again = "; press Ctrl-C again to end them sooner" if signum == signal.SIGINT else ""
+            self._later(self._console.note, f"horovodrun: {name} received, the ranks are asked to end{again}.")
+        self._later(self._pass_on, signum)
+
+    def _pass_on(self, signum: int) -> None:
+        assert self._agent is not None
+        if signum in _STOPPING:
+            self._agent.stop(signum)
+        elif signum == signal.SIGTSTP:
+            # Ctrl-Z: the ranks have no terminal of their own, so it is carried to them. SIGCONT wakes all of us.
+            self._agent.forward(signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        else:
+            self._agent.forward(signum)
+
+    def _later(self, function: Callable[..., object], *arguments: object) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the job is over
+                self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _on_broken_in_writer(self, descriptor: int, error: OSError) -> None:
+        self._later(self._on_broken, descriptor, error)
+
+    def _on_broken(self, descriptor: int, error: OSError) -> None:
+        assert self._agent is not None
+        if descriptor not in (1, 2):
+            self._console.note(f"horovodrun: a file of --output-filename cannot be written any more: {error.strerror}.")
+        elif self.code is None:
+            self.code = _PIPE_CLOSED if error.errno == errno.EPIPE else _FAILED
+            stream = "stdout" if descriptor == 1 else "stderr"
+            self.sentence = f"Nobody takes {stream} any more ({error.strerror}), so the ranks were stopped."
+            self._agent.stop(signal.SIGTERM)
+
+
+def _environment(args: argparse.Namespace) -> dict[str, str]:
+    """The environment of the ranks: options beat the environment, which beats the file. Everything is checked here."""
+    from_file = read_config(args.config_file) if args.config_file else {}
+    from_flags = flags.flag_environment(args)
+    asked = {**from_file, **from_flags}
+    sentence = flags.refusal(args, asked)
+    if sentence is not None:
+        raise RefusedError(sentence)
+    for flag in flags.without_effect(asked):
+        if args.verbose:
+            _say(f"{flag} is passed on to the processes, but nothing acts on it yet.")
+    environ = {**from_file, **{name: value for name, value in os.environ.items() if value.strip()}, **from_flags}
+    resolve(environ)
+    return environ
+
+
+def _hosts(args: argparse.Namespace) -> tuple[str, ...]:
+    if args.hosts is not None:
+        hosts = parse_hosts(args.hosts)
+    elif args.hostfile is not None:
+        hosts = parse_hostfile(args.hostfile)
+    else:
+        hosts = (HostSlots("localhost", args.num_proc),)
+    names = fill(hosts, args.num_proc)
+    others = remote(names)
+    if others:
+        raise RefusedError(
+            f"Starting processes on other hosts ({', '.join(others)}) is not available yet: run on this host only, or "
+            "start horovod-coordinator and the processes on each host yourself."
+        )
+    return names
+
+
+def _check_command(program: str, environ: Mapping[str, str]) -> None:
+    """A command that cannot be started is better said once than by every rank."""
+    if shutil.which(program, path=environ.get("PATH")):
+        return
+    path = Path(program)
+    if os.sep not in program:
+        hint = f"; to run the file here write ./{program} or python {program}" if path.exists() else ""
+        raise RefusedError(f"The command {program!r} was not found on PATH{hint}.", NOT_FOUND)
+    if not path.exists():
+        raise RefusedError(f"The command {program!r} does not exist.", NOT_FOUND)
+    reason = "is a folder" if path.is_dir() else "is not executable (chmod +x, or put python before it)"
+    raise RefusedError(f"The command {program!r} {reason}.", NOT_EXECUTABLE)
+
+
+def _say(sentence: str) -> None:
+    print(f"horovodrun: {sentence}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    run_commandline()

@@ -1,0 +1,138 @@
+"""Handles of operations in flight: what `*_async` returns and `poll` and `synchronize` take.
+
+A handle owns what the engine reads and writes (its tensors) until the operation is over. Three things can happen to it:
+
+    synchronize(handle)         waits, hands over the result, and the handle is forgotten
+    synchronize(handle) raises  the operation failed; the handle is forgotten
+    the last reference goes     nobody can ask for the result any more, but the engine may still use the memory: the
+                                tensors move to a list of orphans and are let go when their operation is over
+
+So a handle that is never synchronized leaks nothing: its orphan is dropped when a later asynchronous operation starts.
+A handle belongs to the engine that made it. After shutdown and init, a handle of the old world fails or has its old
+result; it is never mistaken for an operation of the new one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from horovod._core import Engine
+
+__all__ = ["poll", "synchronize"]
+
+# (engine, number, what must stay alive): operations that the engine may still run but nobody waits for.
+_orphans: Final[list[tuple[Engine, int, Any]]] = []
+_sweeping: Final = threading.Lock()
+
+
+class Handle:
+    """One engine operation. `finish` makes the user's result of what Engine.wait returned."""
+
+    __slots__ = ("_engine", "_finish", "_keep", "_number")
+
+    def __init__(self, engine: Engine, number: int, keep: Any, finish: Callable[[Any], Any] | None = None) -> None:
+        if _orphans:
+            sweep()
+        self._engine: Engine | None = engine
+        self._number = number
+        self._keep = keep
+        self._finish = finish
+
+    def done(self) -> bool:
+        if self._engine is None:
+            raise ValueError(f"Handle {self!r} was not created or has been cleared: it was synchronized before.")
+        return self._engine.poll(self._number)
+
+    def result(self) -> Any:
+        engine = self._engine
+        if engine is None:
+            return None
+        try:
+            received = engine.wait(self._number)
+        except Exception:
+            self._forget()
+            raise
+        # Any other exception (Ctrl-C) leaves the operation running and this handle usable.
+        keep, finish = self._keep, self._finish
+        self._forget()
+        return keep if finish is None else finish(received)
+
+    def _forget(self) -> None:
+        self._engine = self._keep = self._finish = None
+
+    def __del__(self) -> None:
+        engine = getattr(self, "_engine", None)
+        if engine is not None:
+            _orphans.append((engine, self._number, self._keep))
+
+
+class PartedHandle:
+    """Several operations behind one handle: a grouped call whose tensors differ in dtype."""
+
+    __slots__ = ("_finish", "_parts")
+
+    def __init__(self, parts: Sequence[Handle], finish: Callable[[list[Any]], Any]) -> None:
+        self._parts: Sequence[Handle] | None = parts
+        self._finish = finish
+
+    def done(self) -> bool:
+        if self._parts is None:
+            raise ValueError(f"Handle {self!r} was not created or has been cleared: it was synchronized before.")
+        return all(part.done() for part in self._parts)
+
+    def result(self) -> Any:
+        parts, self._parts = self._parts, None
+        return None if parts is None else self._finish([part.result() for part in parts])
+
+
+AnyHandle: TypeAlias = Handle | PartedHandle
+
+
+def abandon(engine: Engine, number: int, keep: Any) -> None:
+    """Keeps the memory of an operation alive whose wait was cut short, until the engine is done with it."""
+    _orphans.append((engine, number, keep))
+    sweep()
+
+
+def sweep() -> None:
+    """Lets go of the orphans whose operation is over."""
+    if not _sweeping.acquire(blocking=False):
+        return  # another thread is at it; a destructor may append at any time, but only one thread removes
+    try:
+        candidates = _orphans[:]
+        kept = [orphan for orphan in candidates if not _is_over(orphan[0], orphan[1])]
+        _orphans[: len(candidates)] = kept
+    finally:
+        _sweeping.release()
+
+
+def _is_over(engine: Engine, number: int) -> bool:
+    try:
+        if not engine.poll(number):
+            return False
+        engine.wait(number)  # frees what the engine holds of it
+    except Exception:  # it failed, or the engine has forgotten it
+        return True
+    return True
+
+
+def poll(handle: Any) -> bool:
+    """True when `synchronize(handle)` would return at once.
+
+    Raises ValueError for what is not a handle, or a handle that was synchronized before.
+    """
+    if not isinstance(handle, (Handle, PartedHandle)):
+        raise ValueError(f"Handle {handle!r} was not created or has been cleared.")
+    return handle.done()
+
+
+def synchronize(handle: Any) -> Any:
+    """Waits for an asynchronous operation and returns its result: a tensor, or for grouped calls a tuple of tensors.
+
+    Returns None for an unknown handle or one that was synchronized before. Raises HorovodInternalError if the operation
+    failed (a rank was lost, or the ranks do not agree on it); the handle is forgotten then.
+    """
+    return handle.result() if isinstance(handle, (Handle, PartedHandle)) else None

@@ -1,0 +1,159 @@
+"""hvd.allgather and its asynchronous and grouped forms: the rows of all ranks, one after the other in rank order.
+
+Ranks may contribute different numbers of rows (also none); all other dimensions must agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from horovod.common.basics import Average
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.torch.handles import AnyHandle, Handle
+from horovod.torch.ops.allreduce import _differentiable as reduce_differentiable
+from horovod.torch.ops.allreduce import gradient_name
+from horovod.torch.ops.submit import ALLGATHER, needs_gradient, run, set_id, start, start_parts
+from horovod.torch.tensors import adopt, by_dtype, check_one_device, input_span
+
+_UNNAMED = "allgather.noname"
+_UNNAMED_GROUP = "grouped_allgather.noname"
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """The concatenation of every rank's `tensor` along the first dimension, in rank order. Differentiable.
+
+    Shapes may differ between ranks in the first dimension only. The gradient is the average over the ranks of the
+    result's gradient, cut to this rank's rows. Example, on ranks 0 and 1:
+
+        >>> hvd.allgather(torch.full((hvd.rank() + 1, 2), hvd.rank()))
+        tensor([[0, 0], [1, 1], [1, 1]])
+
+    Raises:
+        ValueError: a tensor that can't be sent, a name that is in flight already, a bad process set.
+        HorovodInternalError: the ranks do not agree, the tensor is a scalar, or a rank was lost.
+    """
+    if needs_gradient(tensor):
+        result: torch.Tensor = _Allgather.apply(tensor, name, process_set)  # type: ignore[no-untyped-call]
+        return result
+    return _plain(tensor, name, process_set)
+
+
+def allgather_async(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> AnyHandle:
+    """Starts `allgather` and returns a handle; `synchronize(handle)` gives the new tensor. Not differentiable."""
+    span = input_span(tensor)
+    wire = _UNNAMED if name is None else "allgather." + name
+    number = set_id(process_set, "Allgather")
+    dtype = tensor.dtype
+    return start(tensor, ALLGATHER, wire, (span,), set_id=number, finish=lambda outputs: adopt(outputs[0], dtype))
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> tuple[torch.Tensor, ...]:
+    """`allgather` of several tensors as one operation; a tuple of new tensors in the order given. Differentiable."""
+    tensors = tuple(tensors)
+    if needs_gradient(*tensors):
+        result: tuple[torch.Tensor, ...] = _GroupedAllgather.apply(name, process_set, *tensors)  # type: ignore[no-untyped-call]
+        return result
+    return _plain_group(tensors, name, process_set)
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> AnyHandle:
+    """Starts `grouped_allgather` and returns a handle; `synchronize(handle)` gives a tuple of new tensors."""
+    return _start_group(tensors, name, process_set)
+
+
+def _plain(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
+    span = input_span(tensor)
+    wire = _UNNAMED if name is None else "allgather." + name
+    outputs = run(tensor, ALLGATHER, wire, (span,), set_id=set_id(process_set, "Allgather"))
+    return adopt(outputs[0], tensor.dtype)
+
+
+def _start_group(
+    tensors: Iterable[torch.Tensor], name: str | None, process_set: ProcessSet, wait_follows: bool = False
+) -> AnyHandle:
+    tensors = tuple(tensors)
+    check_one_device(tensors)
+    spans = [input_span(tensor) for tensor in tensors]
+    number = set_id(process_set, "Allgather")
+
+    def start_part(wire: str, indices: Sequence[int]) -> Handle:
+        dtype = tensors[indices[0]].dtype
+        return start(
+            tensors,
+            ALLGATHER,
+            wire,
+            [spans[index] for index in indices],
+            set_id=number,
+            finish=lambda outputs: tuple(adopt(output, dtype) for output in outputs),
+            wait_follows=wait_follows,
+        )
+
+    return start_parts(by_dtype(tensors), _UNNAMED_GROUP if name is None else "grouped_allgather." + name, start_part)
+
+
+def _plain_group(
+    tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet
+) -> tuple[torch.Tensor, ...]:
+    result: tuple[torch.Tensor, ...] = _start_group(tensors, name, process_set, wait_follows=True).result()
+    return result
+
+
+def _own_rows(gradient: torch.Tensor, rows: int, name: str | None, process_set: ProcessSet) -> torch.Tensor:
+    """The backward pass: the average of the gradient over the ranks, cut to the rows that this rank contributed."""
+    name = gradient_name(name)
+    reduced = reduce_differentiable(gradient.contiguous(), Average, name, 1.0, 1.0, process_set)
+    counts = _plain(torch.tensor([rows]), None if name is None else name + ".rows", process_set)
+    first = int(counts[: _position(process_set)].sum())
+    return reduced[first : first + rows]
+
+
+def _position(process_set: ProcessSet) -> int:
+    """This rank's place among the members of the set."""
+    position = process_set.rank()
+    assert position is not None  # set_id() refused unregistered sets
+    return position
+
+
+class _Allgather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
+        result = _plain(tensor, name, process_set)
+        ctx.arguments = (tensor.shape[0], name, process_set)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return _own_rows(gradients[0], *ctx.arguments), None, None
+
+
+class _GroupedAllgather(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        results = _plain_group(tensors, name, process_set)
+        ctx.arguments = ([tensor.shape[0] for tensor in tensors], name, process_set)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        rows, name, process_set = ctx.arguments
+        return (
+            None,
+            None,
+            *(
+                _own_rows(gradient, count, None if name is None else f"{name}.{index}", process_set)
+                for index, (gradient, count) in enumerate(zip(gradients, rows, strict=True))
+            ),
+        )

@@ -1,0 +1,330 @@
+"""hvd.allreduce and its asynchronous, in-place and grouped forms.
+
+    result = postscale_factor * REDUCE(prescale_factor * tensor)      element by element over the ranks
+
+REDUCE is `op`: Average (the default; the sum divided by the number of ranks), Sum, Min, Max or Product. For integers
+each multiplication by a factor is done in double precision and truncated toward zero, and Sum wraps around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from horovod.common.basics import Average, Sum
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.torch.compression import Compression, Compressor
+from horovod.torch.handles import AnyHandle, Handle
+from horovod.torch.ops.submit import (
+    ALLREDUCE,
+    check_reduction,
+    needs_gradient,
+    reduce_op,
+    run,
+    set_id,
+    start,
+    start_parts,
+)
+from horovod.torch.tensors import by_dtype, check_one_device, in_place_span, span_to_new
+
+_UNNAMED = "allreduce.noname"
+_UNNAMED_GROUP = "grouped_allreduce.noname"
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """The reduction of `tensor` over all ranks, as a new tensor of the same shape and dtype. Differentiable.
+
+    Every rank of `process_set` must call it with the same shape, dtype and op. Its gradient is the same allreduce of
+    the gradient. Example, on ranks 0 and 1:
+
+        >>> hvd.allreduce(torch.tensor([1.0, hvd.rank()]))
+        tensor([1.0000, 0.5000])
+
+    Args:
+        tensor: contiguous, dense; uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64 or (but for
+            Average) bool.
+        average: deprecated, use op.
+        name: matches the call across ranks; without one, calls match by their order.
+        compression: how the tensor travels, for example Compression.fp16.
+        op: hvd.Average, Sum, Min, Max or Product.
+        prescale_factor: multiplies the tensor before the reduction.
+        postscale_factor: multiplies the result.
+        process_set: the ranks that take part.
+
+    Raises:
+        ValueError: a tensor that can't be reduced, a name that is in flight already, a bad op or process set.
+        HorovodInternalError: the ranks do not agree (the message says in what), or a rank was lost.
+    """
+    op = reduce_op(op, average)
+    if compression is Compression.none:
+        return _differentiable(tensor, op, name, prescale_factor, postscale_factor, process_set)
+    small, context = compression.compress(tensor)
+    return compression.decompress(
+        _differentiable(small, op, name, prescale_factor, postscale_factor, process_set), context
+    )
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> AnyHandle:
+    """Starts `allreduce` and returns a handle; `synchronize(handle)` gives the new tensor. Not differentiable.
+
+    `tensor` must not be changed until then.
+    """
+    op = reduce_op(op, average)
+    span, output = span_to_new(tensor)
+    op = check_reduction(op, span[2], process_set, "Allreduce")
+    wire = _UNNAMED if name is None else "allreduce." + name
+    number = set_id(process_set, "Allreduce")
+    return start(
+        (output, tensor),
+        ALLREDUCE,
+        wire,
+        (span,),
+        op,
+        prescale_factor,
+        postscale_factor,
+        0,
+        None,
+        number,
+        lambda _: output,
+    )
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """`allreduce` into `tensor` itself, which is returned. The fastest form; not differentiable."""
+    if average is not None:
+        op = reduce_op(op, average)
+    elif op is None:
+        op = Average
+    span = in_place_span(tensor)
+    if op != Sum:
+        op = check_reduction(op, span[2], process_set, "Allreduce")
+    run(
+        tensor,
+        ALLREDUCE,
+        _UNNAMED if name is None else "allreduce." + name,
+        (span,),
+        op,
+        prescale_factor,
+        postscale_factor,
+        0,
+        None,
+        0 if process_set is global_process_set else set_id(process_set, "Allreduce"),
+    )
+    return tensor
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> AnyHandle:
+    """Starts `allreduce_` and returns a handle; `synchronize(handle)` gives `tensor` with the result in it."""
+    op = reduce_op(op, average)
+    span = in_place_span(tensor)
+    op = check_reduction(op, span[2], process_set, "Allreduce")
+    wire = _UNNAMED if name is None else "allreduce." + name
+    number = set_id(process_set, "Allreduce")
+    return start(tensor, ALLREDUCE, wire, (span,), op, prescale_factor, postscale_factor, 0, None, number)
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """`allreduce` of several tensors as one operation: none is reduced before all are ready on all ranks.
+
+    Returns the new tensors in the order given. Differentiable. All tensors must be on one device.
+    """
+    op = reduce_op(op, average)
+    packed = [compression.compress(tensor) for tensor in tensors]
+    results = _grouped_differentiable(
+        [small for small, _ in packed], op, name, prescale_factor, postscale_factor, process_set
+    )
+    return [compression.decompress(result, context) for result, (_, context) in zip(results, packed, strict=True)]
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> AnyHandle:
+    """Starts `grouped_allreduce` and returns a handle; `synchronize(handle)` gives a tuple of new tensors."""
+    op = reduce_op(op, average)
+    return start_group(tensors, False, op, name, prescale_factor, postscale_factor, process_set)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[torch.Tensor, ...]:
+    """`grouped_allreduce` into the tensors themselves, which are returned as a tuple. Not differentiable."""
+    op = reduce_op(op, average)
+    result: tuple[torch.Tensor, ...] = start_group(
+        tensors, True, op, name, prescale_factor, postscale_factor, process_set, wait_follows=True
+    ).result()
+    return result
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> AnyHandle:
+    """Starts `grouped_allreduce_` and returns a handle; `synchronize(handle)` gives the tuple of `tensors`."""
+    op = reduce_op(op, average)
+    return start_group(tensors, True, op, name, prescale_factor, postscale_factor, process_set)
+
+
+def start_group(
+    tensors: Iterable[torch.Tensor],
+    in_place: bool,
+    op: int,
+    name: str | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    wait_follows: bool = False,
+) -> AnyHandle:
+    tensors = tuple(tensors)
+    check_one_device(tensors)
+    pairs = [(in_place_span(tensor), tensor) if in_place else span_to_new(tensor) for tensor in tensors]
+    spans = [span for span, _ in pairs]
+    codes = [check_reduction(op, span[2], process_set, "Allreduce") for span in spans]
+    number = set_id(process_set, "Allreduce")
+
+    def start_part(wire: str, indices: Sequence[int]) -> Handle:
+        part = tuple(pairs[index][1] for index in indices)
+        return start(
+            (part, tensors),
+            ALLREDUCE,
+            wire,
+            [spans[index] for index in indices],
+            codes[indices[0]],
+            prescale,
+            postscale,
+            0,
+            None,
+            number,
+            lambda _: part,
+            wait_follows,
+        )
+
+    return start_parts(by_dtype(tensors), _UNNAMED_GROUP if name is None else "grouped_allreduce." + name, start_part)
+
+
+class _Allreduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        ctx.arguments = arguments
+        return _plain(tensor, *arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        op, name, *rest = ctx.arguments
+        return _differentiable(gradients[0].contiguous(), op, gradient_name(name), *rest), None, None, None, None, None
+
+
+class _GroupedAllreduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, arguments: tuple[Any, ...], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.arguments = arguments
+        return _plain_group(tensors, *arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        op, name, *rest = ctx.arguments
+        return None, *_grouped_differentiable([g.contiguous() for g in gradients], op, gradient_name(name), *rest)
+
+
+def gradient_name(name: str | None) -> str | None:
+    """The name of the operation in the backward pass of the one called `name`."""
+    return None if name is None else name + ".grad"
+
+
+def _plain(
+    tensor: torch.Tensor, op: int, name: str | None, prescale: float, postscale: float, process_set: ProcessSet
+) -> torch.Tensor:
+    span, output = span_to_new(tensor)
+    op = check_reduction(op, span[2], process_set, "Allreduce")
+    wire = _UNNAMED if name is None else "allreduce." + name
+    number = set_id(process_set, "Allreduce")
+    run((tensor, output), ALLREDUCE, wire, (span,), op, prescale, postscale, 0, None, number)
+    return output
+
+
+def _differentiable(tensor: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    if needs_gradient(tensor):
+        result: torch.Tensor = _Allreduce.apply(tensor, *arguments)  # type: ignore[no-untyped-call]
+        return result
+    return _plain(tensor, *arguments)
+
+
+def _plain_group(
+    tensors: Sequence[torch.Tensor],
+    op: int,
+    name: str | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+) -> tuple[torch.Tensor, ...]:
+    result: tuple[torch.Tensor, ...] = start_group(
+        tensors, False, op, name, prescale, postscale, process_set, wait_follows=True
+    ).result()
+    return result
+
+
+def _grouped_differentiable(tensors: Sequence[torch.Tensor], *arguments: Any) -> tuple[torch.Tensor, ...]:
+    if needs_gradient(*tensors):
+        result: tuple[torch.Tensor, ...] = _GroupedAllreduce.apply(arguments, *tensors)  # type: ignore[no-untyped-call]
+        return result
+    return _plain_group(tensors, *arguments)

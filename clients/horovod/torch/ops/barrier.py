@@ -1,0 +1,14 @@
+"""hvd.barrier: nobody passes before everybody arrived."""
+
+from __future__ import annotations
+
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.torch.ops.submit import BARRIER, run, set_id
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Blocks until every rank of `process_set` has called it.
+
+    Raises ValueError for a set that this rank is not a member of, HorovodInternalError if a rank is lost meanwhile.
+    """
+    run(None, BARRIER, "barrier.noname", (), set_id=set_id(process_set, "Barrier"))

@@ -1,0 +1,128 @@
+"""hvd.broadcast and its asynchronous and in-place forms: root's values on every rank.
+
+The engine always broadcasts in place; the forms that return a new tensor give it a copy (on the root) or fresh memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from horovod.common.basics import Average, Sum
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.torch.handles import AnyHandle
+from horovod.torch.ops.allreduce import _differentiable as reduce_differentiable
+from horovod.torch.ops.allreduce import gradient_name
+from horovod.torch.ops.submit import BROADCAST, needs_gradient, run, set_id, start
+from horovod.torch.tensors import Span, in_place_span
+from horovod.worker.runtime.context import current
+
+_UNNAMED = "broadcast.noname"
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """A new tensor with the values that `tensor` has on rank `root_rank`. Differentiable.
+
+    Every rank passes a tensor of the same shape and dtype. The gradient is the average over the ranks on the root,
+    zeros elsewhere. Example: `hvd.broadcast(torch.tensor(hvd.rank()), root_rank=1)` is `tensor(1)` on every rank.
+
+    Args:
+        tensor: contiguous and dense.
+        root_rank: a global rank (also with a process set, of which it must be a member).
+        name: matches the call across ranks; without one, calls match by their order.
+        process_set: the ranks that take part.
+
+    Raises:
+        ValueError: a tensor that can't be sent, a root that is not a rank of the set, a name that is in flight already.
+        HorovodInternalError: the ranks do not agree (the message says in what), or a rank was lost.
+    """
+    if needs_gradient(tensor):
+        result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-untyped-call]
+        return result
+    return _plain(tensor, root_rank, name, process_set)
+
+
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> AnyHandle:
+    """Starts `broadcast` and returns a handle; `synchronize(handle)` gives the new tensor. Not differentiable."""
+    number = check_root(root_rank, process_set)
+    span, output = _copy_for(tensor, root_rank)
+    wire = _UNNAMED if name is None else "broadcast." + name
+    return start(output, BROADCAST, wire, (span,), Sum, 1.0, 1.0, root_rank, None, number)
+
+
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """`broadcast` into `tensor` itself, which is returned. Not differentiable."""
+    number = check_root(root_rank, process_set)
+    span = in_place_span(tensor)
+    wire = _UNNAMED if name is None else "broadcast." + name
+    run(tensor, BROADCAST, wire, (span,), Sum, 1.0, 1.0, root_rank, None, number)
+    return tensor
+
+
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> AnyHandle:
+    """Starts `broadcast_` and returns a handle; `synchronize(handle)` gives `tensor` with root's values in it."""
+    number = check_root(root_rank, process_set)
+    span = in_place_span(tensor)
+    wire = _UNNAMED if name is None else "broadcast." + name
+    return start(tensor, BROADCAST, wire, (span,), Sum, 1.0, 1.0, root_rank, None, number)
+
+
+def check_root(root_rank: int, process_set: ProcessSet) -> int:
+    """The number of the process set; ValueError unless `root_rank` is one of its ranks."""
+    number = set_id(process_set, "Broadcast")
+    size = current().world.size
+    if not (isinstance(root_rank, int) and 0 <= root_rank < size):
+        raise ValueError(
+            f"Broadcast: root_rank {root_rank!r} is not a rank of this world: ranks go from 0 to {size - 1}."
+        )
+    if number and root_rank not in (process_set.ranks or ()):
+        raise ValueError(
+            f"Broadcast: root_rank {root_rank} is not a member of the provided process set "
+            f"(ranks {process_set.ranks}); root_rank is a global rank."
+        )
+    return number
+
+
+def _copy_for(tensor: torch.Tensor, root_rank: int) -> tuple[Span, torch.Tensor]:
+    _, _, code, shape = in_place_span(tensor)
+    output = torch.empty_like(tensor, requires_grad=False)
+    if current().world.rank == root_rank:
+        with torch.no_grad():
+            output.copy_(tensor)
+    address = output.data_ptr()
+    return (address, address, code, shape), output
+
+
+def _plain(tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> torch.Tensor:
+    number = check_root(root_rank, process_set)
+    span, output = _copy_for(tensor, root_rank)
+    wire = _UNNAMED if name is None else "broadcast." + name
+    run(output, BROADCAST, wire, (span,), Sum, 1.0, 1.0, root_rank, None, number)
+    return output
+
+
+class _Broadcast(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
+    ) -> torch.Tensor:
+        ctx.arguments = (root_rank, name, process_set)
+        return _plain(tensor, root_rank, name, process_set)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        root_rank, name, process_set = ctx.arguments
+        reduced = reduce_differentiable(gradients[0].contiguous(), Average, gradient_name(name), 1.0, 1.0, process_set)
+        if current().world.rank != root_rank:
+            # Zeros that stay part of the graph, so that a double backward meets the root's.
+            reduced = reduced.masked_fill(torch.ones((), dtype=torch.bool), 0)
+        return reduced, None, None, None

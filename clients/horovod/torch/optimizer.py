@@ -1,0 +1,297 @@
+"""hvd.DistributedOptimizer: the user's optimizer, whose step uses gradients reduced over all ranks.
+
+The result is an instance of a subclass made on the fly, so that isinstance, param_groups, learning-rate schedulers and
+GradScaler see the optimizer they know. It shares param_groups and state with the optimizer it was made from. What it
+adds is small: construction checks, `synchronize` around `step`, and guards; horovod.torch.reducer does the reductions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from horovod.common.basics import Adasum, Average
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.torch.adasum_optimizer import AdasumOptimizer
+from horovod.torch.compression import Compression, Compressor
+from horovod.torch.objects import broadcast_object
+from horovod.torch.ops.submit import registered_number
+from horovod.torch.reducer import GradientReducer
+from horovod.worker.runtime.context import current
+
+if TYPE_CHECKING:
+    _Base = torch.optim.Optimizer
+else:
+    _Base = object
+
+
+class _DistributedOptimizer(_Base):
+    """What the on-the-fly subclass adds. Comes first in the method resolution order, the user's class second."""
+
+    _hvd_reducer: GradientReducer
+    _hvd_synchronized: bool  # by synchronize(), since the last step
+    _hvd_skip: bool  # inside skip_synchronize()
+    _hvd_original: torch.optim.Optimizer
+
+    def synchronize(self) -> None:
+        """Waits until all gradients are reduced; afterwards they may be clipped or inspected.
+
+        Gradients that the backward pass did not make (unused parameters) take part as zeros. Call `step` inside
+        `skip_synchronize()` afterwards.
+        """
+        self._hvd_reducer.synchronize()
+        self._hvd_synchronized = True
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """A context in which `step` does not synchronize, because `synchronize` was called before:
+
+        >>> optimizer.synchronize()
+        >>> torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        >>> with optimizer.skip_synchronize():
+        ...     optimizer.step()
+        """
+        self._hvd_skip = True
+        try:
+            yield
+        finally:
+            self._hvd_skip = False
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Synchronizes the gradients (outside skip_synchronize) and takes the optimizer's step.
+
+        With a closure, the gradients are synchronized each time after it has computed them.
+        """
+        self._hvd_original._opt_called = True  # type: ignore[attr-defined]  # for a scheduler made before the wrapping
+        if closure is not None and not self._hvd_skip:
+            inner = closure
+
+            def closure() -> Any:
+                loss = inner()
+                self._hvd_reducer.synchronize()
+                return loss
+        elif not self._hvd_skip:
+            if self._hvd_synchronized and not self._hvd_reducer.stale:
+                warnings.warn(
+                    "optimizer.step() called without optimizer.skip_synchronize() context after "
+                    "optimizer.synchronize(). The gradients are reduced already and are not reduced again. Write: "
+                    "with optimizer.skip_synchronize(): optimizer.step()",
+                    stacklevel=2,
+                )
+            else:
+                self._hvd_reducer.synchronize()
+        self._hvd_synchronized = False
+        return super().step() if closure is None else super().step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients. AssertionError while they are being reduced, because that would race."""
+        if self._hvd_reducer.in_flight:
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
+                "optimizer.synchronize(). This is prohibited as it can cause a race condition."
+            )
+        self._hvd_synchronized = False
+        super().zero_grad(set_to_none)
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Reduces after `passes` backward passes from now on; the local gradients are summed up meanwhile."""
+        _check_passes(passes)
+        self._hvd_reducer.set_passes(passes)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads the state and forgets reductions in flight."""
+        self._hvd_reducer.reset()
+        self._hvd_synchronized = False
+        self._hvd_skip = False
+        super().load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters, whose gradients are reduced from now on under default names."""
+        super().add_param_group(param_group)
+        index = len(self.param_groups) - 1
+        if self._hvd_reducer.enabled:
+            self._hvd_reducer.watch(_default_names(index, self.param_groups[index]["params"]))
+
+
+def DistributedOptimizer(  # noqa: N802
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | list[list[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """An optimizer of the same class whose `step` uses gradients reduced over all ranks.
+
+    Each gradient is reduced while the backward pass is still computing others. Gradients of `backward_passes_per_step`
+    passes are summed up locally first. On a rank outside `process_set` it is the optimizer unchanged.
+
+    Example:
+
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * hvd.size())
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+
+    Args:
+        optimizer: any optimizer of torch; do not use it any more afterwards.
+        named_parameters: `model.named_parameters()`; the names match gradients across ranks and appear in messages.
+            Without them, gradients match by their place in the parameter groups.
+        compression: how gradients travel, for example Compression.fp16.
+        backward_passes_per_step: number of backward passes before each step.
+        op: hvd.Average, hvd.Sum, or hvd.Adasum: each rank then takes its own step and the changes of the parameters are
+            combined (adasum_optimizer.py); groups, sparse_as_dense and gradient_predivide_factor have no meaning then.
+        gradient_predivide_factor: with Average, divides by this before and by size / this after the sum.
+        num_groups: deprecated, use groups.
+        groups: reduce gradients together: a number of groups of equal length, or lists of parameters.
+        sparse_as_dense: reduce sparse gradients as dense ones.
+        process_set: the ranks that take part.
+
+    Raises:
+        ValueError: arguments that contradict each other or the optimizer; names that are missing or not unique.
+    """
+    if isinstance(optimizer, (_DistributedOptimizer, AdasumOptimizer)):
+        warnings.warn(
+            "hvd.DistributedOptimizer was given an optimizer that is distributed already; it is returned unchanged. "
+            "Wrapping twice would reduce every gradient twice.",
+            stacklevel=2,
+        )
+        return optimizer
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average.")
+    if num_groups != 0:
+        warnings.warn(
+            "Parameter `num_groups` has been replaced by `groups` and will be removed.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        if groups is None:
+            groups = num_groups
+    _check_passes(backward_passes_per_step)
+    size = current().world.size
+    if op == Adasum:
+        if process_set is not global_process_set:
+            raise NotImplementedError("Adasum does not support non-global process sets.")
+        if size > 1:
+            named = list(_named(optimizer, named_parameters))
+            return _adorn(optimizer, AdasumOptimizer, _hvd_named=named, _hvd_compression=compression)
+    if process_set is not global_process_set:
+        registered_number(process_set, "hvd.DistributedOptimizer")
+    named = _named(optimizer, named_parameters)
+    _check_groups(groups)
+
+    reducer = GradientReducer(
+        compression=compression,
+        backward_passes_per_step=backward_passes_per_step,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+        # An elastic job that starts with one rank may grow.
+        enabled=bool(process_set.included()) and (size > 1 or current().settings.elastic),
+    )
+    if reducer.enabled:
+        reducer.watch(named)
+        if groups is not None:
+            reducer.group(_partition(named, groups, process_set))
+    return _adorn(optimizer, _DistributedOptimizer, _hvd_reducer=reducer, _hvd_synchronized=False, _hvd_skip=False)
+
+
+def _adorn(optimizer: torch.optim.Optimizer, addition: type, **attributes: Any) -> Any:
+    base = type(optimizer)
+    distributed: Any = type(base.__name__, (addition, base), {"__module__": base.__module__})
+    # Not constructed anew: that would need the arguments of its own __init__ and would lose state and hooks.
+    wrapped = object.__new__(distributed)
+    wrapped.__dict__.update(optimizer.__dict__)
+    # A learning-rate scheduler made before has put its own `step` on the instance; it would bypass ours.
+    wrapped.__dict__.pop("step", None)
+    wrapped.__dict__.update(attributes)
+    wrapped._hvd_original = optimizer
+    return wrapped
+
+
+def _default_names(group: int, parameters: Iterable[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+    return [(f"allreduce.noname.{group}.{index}", parameter) for index, parameter in enumerate(parameters)]
+
+
+def _named(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
+) -> list[tuple[str, torch.Tensor]]:
+    """The optimizer's parameters with their names, in the order of the names given."""
+    if named_parameters is None:
+        return [
+            pair
+            for index, group in enumerate(optimizer.param_groups)
+            for pair in _default_names(index, group["params"])
+        ]
+    named = list(named_parameters)
+    if any(not isinstance(pair, tuple) for pair in named):
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
+            "model.named_parameters()."
+        )
+    duplicates = sorted(name for name, count in Counter(name for name, _ in named).items() if count > 1)
+    if duplicates:
+        raise ValueError(
+            f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}"
+        )
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    unnamed = own - {id(parameter) for _, parameter in named}
+    if unnamed:
+        raise ValueError(
+            "named_parameters was specified, but one or more model parameters were not named. Python object ids: "
+            f"{', '.join(str(number) for number in sorted(unnamed))}"
+        )
+    return [pair for pair in named if id(pair[1]) in own]
+
+
+def _check_passes(passes: int) -> None:
+    if passes <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+
+
+def _check_groups(groups: Any) -> None:
+    if groups is None:
+        return
+    if not (isinstance(groups, list) or (isinstance(groups, int) and groups > 0)):
+        raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
+    if isinstance(groups, list):
+        seen: set[int] = set()
+        for group in groups:
+            for parameter in group:
+                if not isinstance(parameter, torch.Tensor):
+                    raise ValueError(
+                        f"groups must consist of torch.Tensor, but one element is a {type(parameter).__name__}."
+                    )
+                if id(parameter) in seen:
+                    raise ValueError("A parameter can only appear once in groups.")
+                seen.add(id(parameter))
+
+
+def _partition(
+    named: list[tuple[str, torch.Tensor]], groups: int | list[list[torch.Tensor]], process_set: ProcessSet
+) -> Sequence[Sequence[torch.Tensor]]:
+    """Lists of parameters; those that are in none are reduced on their own."""
+    if isinstance(groups, list):
+        return groups
+    # All ranks must cut at the same places, so rank 0's order counts.
+    trainable = {name: parameter for name, parameter in named if parameter.requires_grad}
+    root = (process_set.ranks or [0])[0]
+    order = broadcast_object(list(trainable), root, "distributed_optimizer.groups", process_set)
+    if sorted(order) != sorted(trainable):
+        raise ValueError(f"With groups={groups}, all ranks must have trainable parameters of the same names.")
+    length, longer = divmod(len(order), groups)
+    parts = []
+    first = 0
+    for index in range(groups):
+        count = length + (index < longer)
+        parts.append([trainable[name] for name in order[first : first + count]])
+        first += count
+    return parts

@@ -1,0 +1,134 @@
+"""broadcast_optimizer_state: every rank's optimizer continues from root's.
+
+Root's state is described first, with a placeholder for each tensor, and travels as one object. The other ranks take
+its numbers and options as they are, keep or make a tensor for each placeholder, and then all tensors are broadcast in
+place.
+No optimizer step is taken anywhere: weights, step counters and learning rates are root's, not one step further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from horovod.common.process_sets import global_process_set
+from horovod.torch.objects import broadcast_object
+from horovod.torch.ops.broadcast import check_root
+from horovod.torch.parameters import broadcast_tensors
+from horovod.worker.runtime.context import current
+
+
+@dataclass(frozen=True)
+class _Placeholder:
+    """Stands for a tensor in the description of root's state."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    on_parameter_device: bool
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    """Stands for the parameter that state belongs to, numbered through all groups."""
+
+    index: int
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+) -> None:
+    """Makes the state and the options of `optimizer` equal to those on rank `root_rank`, on every rank.
+
+    Works for fresh and for stepped optimizers, also when ranks differ in that, for wrapped ones (DistributedOptimizer)
+    and for every optimizer of torch.optim but LBFGS.
+
+    Args:
+        optimizer: built over the same parameters, in the same order, on all ranks.
+        root_rank: the rank whose state counts.
+        model: accepted for compatibility, not needed.
+
+    Raises:
+        ValueError: an LBFGS optimizer, or parameter groups that differ from root's.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        # Its state is a history of one rank's own closure calls.
+        raise ValueError("cannot broadcast torch.optim.LBFGS state")
+    check_root(root_rank, global_process_set)
+    is_root = current().world.rank == root_rank
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    index_of = {parameter: index for index, parameter in enumerate(parameters)}
+    tensors: list[torch.Tensor] = []
+
+    if is_root:
+        groups = [(len(group["params"]), _describe(_options(group), None, tensors)) for group in optimizer.param_groups]
+        states = []
+        for key, value in optimizer.state.items():
+            device = key.device if isinstance(key, torch.Tensor) else None
+            place = _Parameter(index_of[key]) if key in index_of else key
+            states.append((place, _describe(value, device, tensors)))
+        broadcast_object((groups, states), root_rank, "broadcast_optimizer_state")
+    else:
+        groups, states = broadcast_object(None, root_rank, "broadcast_optimizer_state")  # type: ignore[misc]
+        sizes = [len(group["params"]) for group in optimizer.param_groups]
+        if sizes != [count for count, _ in groups]:
+            raise ValueError(
+                f"broadcast_optimizer_state: this rank's optimizer has parameter groups of {sizes} parameters, but on "
+                f"root rank {root_rank} they have {[count for count, _ in groups]}. "
+                "Build the same optimizer on all ranks."
+            )
+        for group, (_, description) in zip(optimizer.param_groups, groups, strict=True):
+            group.update(_rebuild(description, _options(group), torch.device("cpu"), tensors))
+        known = dict(optimizer.state)
+        optimizer.state.clear()
+        for place, description in states:
+            owner = parameters[place.index] if isinstance(place, _Parameter) else place
+            device = owner.device if isinstance(owner, torch.Tensor) else torch.device("cpu")
+            optimizer.state[owner] = _rebuild(description, known.get(owner), device, tensors)
+    broadcast_tensors(((f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)), root_rank)
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+def _map(value: Any, own: Any, leaf: Callable[[Any, Any], Any]) -> Any:
+    """`value` with leaf(item, own item at the same place or None) for each item inside dicts, lists and tuples."""
+    if isinstance(value, dict):
+        own_items = own if isinstance(own, dict) else {}
+        return {key: _map(item, own_items.get(key), leaf) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        old = own if isinstance(own, (list, tuple)) and len(own) == len(value) else [None] * len(value)
+        return type(value)(_map(item, before, leaf) for item, before in zip(value, old, strict=True))
+    return leaf(value, own)
+
+
+def _describe(value: Any, device: torch.device | None, tensors: list[torch.Tensor]) -> Any:
+    """`value` with placeholders; its tensors are appended to `tensors`."""
+
+    def leaf(item: Any, _: Any) -> Any:
+        if not isinstance(item, torch.Tensor):
+            return item
+        tensors.append(item)
+        return _Placeholder(tuple(item.shape), item.dtype, item.device == device)
+
+    return _map(value, None, leaf)
+
+
+def _rebuild(description: Any, own: Any, device: torch.device, tensors: list[torch.Tensor]) -> Any:
+    """What `description` says, with this rank's own tensors where they fit and new ones elsewhere, all in `tensors`."""
+
+    def leaf(item: Any, before: Any) -> Any:
+        if not isinstance(item, _Placeholder):
+            return item
+        if isinstance(before, torch.Tensor) and tuple(before.shape) == item.shape and before.dtype == item.dtype:
+            tensor = before
+        else:
+            home = device if item.on_parameter_device else torch.device("cpu")
+            tensor = torch.empty(item.shape, dtype=item.dtype, device=home)
+        tensors.append(tensor)
+        return tensor
+
+    return _map(description, own, leaf)

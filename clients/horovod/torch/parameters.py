@@ -1,0 +1,61 @@
+"""broadcast_parameters: every rank starts from root's values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from horovod.torch.handles import AnyHandle, synchronize
+from horovod.torch.ops.broadcast import broadcast_async_
+
+
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]] | Iterable[torch.Tensor], root_rank: int
+) -> None:
+    """Overwrites tensors in place with their values on rank `root_rank`.
+
+    Args:
+        params: `model.state_dict()` (sent in sorted key order), `model.named_parameters()`, or tensors in the same
+            order on every rank.
+        root_rank: the rank whose values count.
+
+    Raises:
+        ValueError: params of another kind, or an entry that is not a tensor.
+        HorovodInternalError: shapes or dtypes differ between ranks, or a rank was lost.
+    """
+    broadcast_tensors(_named(params), root_rank)
+
+
+def broadcast_tensors(named: Iterable[tuple[str | None, torch.Tensor]], root_rank: int) -> None:
+    """Starts all broadcasts, then waits for all: they travel together."""
+    pending: list[tuple[AnyHandle, torch.Tensor, torch.Tensor]] = []
+    for name, tensor in named:
+        # A dense tensor in another memory order (channels_last) travels as a contiguous copy.
+        travelling = tensor.detach().contiguous()
+        pending.append((broadcast_async_(travelling, root_rank, name), travelling, tensor))
+    with torch.no_grad():
+        for handle, travelling, tensor in pending:
+            synchronize(handle)
+            if travelling.data_ptr() != tensor.data_ptr():
+                tensor.copy_(travelling)
+
+
+def _named(params: Any) -> list[tuple[str | None, torch.Tensor]]:
+    if isinstance(params, Mapping):
+        entries = sorted(params.items())
+    elif isinstance(params, Iterable) and not isinstance(params, (str, bytes, torch.Tensor)):
+        entries = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
+    else:
+        raise ValueError(
+            f"invalid params of type: {type(params).__name__}. Pass a state_dict, model.named_parameters() or a list "
+            "of tensors."
+        )
+    for name, tensor in entries:
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(
+                f"broadcast_parameters: entry {name!r} is a {type(tensor).__name__}, not a tensor. "
+                "Send such values with hvd.broadcast_object."
+            )
+    return entries

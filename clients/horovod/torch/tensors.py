@@ -1,0 +1,103 @@
+"""How a torch tensor looks to the engine: (input address, output address, dtype code, shape), and back.
+
+The engine never sees torch. What it can't take is refused here, with a sentence, before anything is submitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import torch
+
+from horovod.common.exceptions import HorovodInternalError
+
+if TYPE_CHECKING:
+    from horovod._core import Output
+
+Span: TypeAlias = tuple[int, int, int, tuple[int, ...]]
+
+# Numbers of horovod.protos.v1.types_pb2.DataType.
+DTYPE_CODES: Final[dict[torch.dtype, int]] = {
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int16: 2,
+    torch.int32: 3,
+    torch.int64: 4,
+    torch.float16: 5,
+    torch.bfloat16: 6,
+    torch.float32: 7,
+    torch.float64: 8,
+    torch.bool: 9,
+}
+
+_strided = torch.strided
+_code_of = DTYPE_CODES.get
+
+
+def in_place_span(tensor: torch.Tensor) -> Span:
+    """The span of an operation whose result replaces its input."""
+    try:
+        code = _code_of(tensor.dtype)
+        if code is None or tensor.layout is not _strided or not tensor.is_cpu or not tensor.is_contiguous():
+            raise refusal(tensor)
+    except AttributeError:
+        raise refusal(tensor) from None
+    address = tensor.data_ptr()
+    return address, address, code, tensor.shape
+
+
+def input_span(tensor: torch.Tensor) -> Span:
+    """The span of an operation whose result size only the engine knows; it allocates the output (see `adopt`)."""
+    address, _, code, shape = in_place_span(tensor)
+    return address, 0, code, shape
+
+
+def span_to_new(tensor: torch.Tensor) -> tuple[Span, torch.Tensor]:
+    """The span of an operation whose result goes to a new tensor of the same shape and dtype, and that tensor."""
+    address, _, code, shape = in_place_span(tensor)
+    output = torch.empty_like(tensor, requires_grad=False)
+    return (address, output.data_ptr(), code, shape), output
+
+
+def adopt(output: Output, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor on memory that the engine allocated, without a copy; the tensor keeps the memory alive."""
+    shape = output.shape
+    if output.nbytes == 0:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(output, dtype=dtype).view(shape)
+
+
+def by_dtype(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Indices of tensors of equal dtype, in order of appearance: one engine operation carries one dtype."""
+    groups: dict[torch.dtype, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        groups.setdefault(tensor.dtype, []).append(index)
+    return list(groups.values())
+
+
+def refusal(tensor: Any) -> Exception:
+    """Why the engine can't take `tensor`; the message says what to do."""
+    if not isinstance(tensor, torch.Tensor):
+        return ValueError(f"A torch.Tensor is required, not {type(tensor).__name__}.")
+    if tensor.layout is not _strided:
+        return ValueError(
+            f"Tensor layout {tensor.layout} is not supported: use hvd.sparse_allreduce_async for sparse tensors, "
+            "or make it dense with .to_dense()."
+        )
+    if tensor.dtype not in DTYPE_CODES:
+        advice = " Use torch.view_as_real(tensor)." if tensor.dtype.is_complex else ""
+        return ValueError(f"Tensor type {tensor.dtype} is not supported.{advice}")
+    if not tensor.is_cpu:
+        return ValueError(
+            f"The tensor is on device {tensor.device}, and GPU tensors are not supported yet by this version: "
+            "move it to the CPU with .cpu() first."
+        )
+    return ValueError("Tensor is required to be contiguous. Call .contiguous() on it first.")
+
+
+def check_one_device(tensors: Sequence[torch.Tensor]) -> None:
+    """A grouped call moves all its tensors together, so they must live on one device."""
+    devices = {str(tensor.device) for tensor in tensors}
+    if len(devices) > 1:
+        raise HorovodInternalError(f"Tensors in list must be on same device. Found: {', '.join(sorted(devices))}.")

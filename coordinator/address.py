@@ -1,0 +1,71 @@
+"""Where to listen: reading HOST:PORT, and sentences for what can go wrong with it."""
+
+import errno
+import ipaddress
+import os
+import socket
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ListenAddress:
+    host: str  # without brackets
+    port: int  # 0 lets the system choose
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> "ListenAddress":
+        """Raises ValueError with a sentence."""
+        wrong = ValueError(
+            f"Can't listen on {text!r}: expected HOST:PORT with a port from 0 to 65535, for example 127.0.0.1:29400 or "
+            "[::1]:29400."
+        )
+        host, colon, port_text = text.rpartition(":")
+        if not colon or not port_text.isascii() or not port_text.isdigit() or int(port_text) > 65535:
+            raise wrong
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        elif ":" in host:
+            raise wrong
+        if not host or any(character.isspace() or character in "[]/" for character in host):
+            raise wrong
+        return cls(host, int(port_text))
+
+    def is_loopback(self) -> bool:
+        """True when only processes of this host can connect. Raises OSError when the host name is unknown."""
+        return all(ipaddress.ip_address(address).is_loopback for address in self._resolved())
+
+    def check_free(self) -> None:
+        """Raises OSError with a sentence when this address can't be listened on.
+
+        gRPC itself only says that it failed, and prints to stderr; binding a plain socket first tells why.
+        """
+        for address in self._resolved():
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((address, self.port))
+                    probe.listen(1)
+                except OSError as error:
+                    raise self.bind_error(error.errno or errno.EADDRNOTAVAIL) from error
+
+    def bind_error(self, number: int) -> OSError:
+        why = {
+            errno.EADDRINUSE: "the port is in use. Stop the program that listens there, or choose another port",
+            errno.EADDRNOTAVAIL: "no network interface of this host has that address; `ip address` lists them",
+            errno.EACCES: "that port needs more permissions. Choose a port above 1023",
+        }.get(number, os.strerror(number))
+        return OSError(number, f"Can't listen on {self}: {why}.")
+
+    def _resolved(self) -> list[str]:
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise OSError(
+                errno.EADDRNOTAVAIL, f"Can't listen on {self}: unknown host {self.host!r} ({reason})."
+            ) from error
+        return sorted({str(entry[4][0]).partition("%")[0] for entry in found})

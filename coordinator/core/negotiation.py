@@ -1,0 +1,298 @@
+"""First-time agreement on the operations of one world.
+
+Every rank of a process set announces an operation by name. When all have, `agreement` compares what they said: either
+everyone gets the same error sentence, or the operation gets a small id under which it runs on the data plane ever
+after.
+
+* Announcing again what is not decided yet changes nothing, so a member may send everything again after its stream
+  broke.
+* Announcing something that already has an id is answered with that id. (A rank whose answer was lost with its stream
+  asks alone; a fresh round would wait for the others for ever.)
+* A name with another content is negotiated anew and gets an id of its own; the old id stays valid.
+* When the ids run out, a quarter of them, the least recently assigned, is recalled; operations wait meanwhile.
+* Ranks agree on process sets among themselves and each of them says so here, idempotently. A set exists from the first
+  rank that added it to the first that removed it; a rank that is late with both finds it gone again in the end.
+
+Pure: `receive` maps a rank's message and the time to messages for ranks. Equal answers for many ranks are one object.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from horovod.protos.v1 import negotiation_pb2 as pb
+from horovod.protos.v1 import types_pb2
+
+from . import blocked
+from .agreement import disagreement
+from .blocked import Announced, BlockedReports
+from .ids import MAX_IDS, IdTable, Key
+from .operations import Signature, defect, signature, user_name
+from .words import ranks_in_words, shortened
+
+MAX_PENDING = 1 << 16  # operations of one world that wait for a rank or for an id
+MAX_FAILED = 1024  # errors kept for each rank in case it did not get them
+MAX_PROCESS_SETS = 1 << 12  # of one world at a time
+
+Answers = list[tuple[tuple[int, ...], pb.Decisions]]
+
+
+class TooMuchError(Exception):
+    """A member exceeds a bound that no honest member reaches; its stream is to be ended with this sentence."""
+
+
+class ContradictionError(Exception):
+    """What a member says can't be true in this world; its stream is to be ended with this sentence."""
+
+
+@dataclass
+class _ProcessSet:
+    number: int
+    ranks: tuple[int, ...]
+    members: frozenset[int]  # the same, for look-ups
+    ids: IdTable
+    pending: dict[str, dict[int, Announced]] = field(default_factory=dict)
+    agreed: dict[Key, None] = field(default_factory=dict)  # waiting for an id, oldest first
+    reports: BlockedReports = field(default_factory=BlockedReports)
+    # Latest errors by rank and name with the signature they were about.
+    failed: dict[int, OrderedDict[str, tuple[Signature, str]]] = field(default_factory=dict)
+
+
+class _Batch:
+    """Collects the decisions that one message causes: those for whole process sets and those for its sender."""
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._by_ranks: dict[tuple[int, ...], pb.Decisions] = {}
+
+    def to(self, ranks: tuple[int, ...]) -> pb.Decisions:
+        decisions = self._by_ranks.get(ranks)
+        if decisions is None:
+            decisions = self._by_ranks[ranks] = pb.Decisions(epoch=self._epoch)
+        return decisions
+
+    def answers(self) -> Answers:
+        return list(self._by_ranks.items())
+
+
+class Negotiation:
+    """The negotiation of one world."""
+
+    def __init__(self, epoch: int, size: int, id_capacity: int = MAX_IDS) -> None:
+        self.epoch = epoch
+        self._size = size
+        self._id_capacity = id_capacity
+        self._sets: dict[int, _ProcessSet] = {}
+        self.add_process_set(0, range(size))
+
+    def add_process_set(self, number: int, ranks: Iterable[int]) -> None:
+        members = frozenset(ranks)
+        self._sets[number] = _ProcessSet(number, tuple(sorted(members)), members, IdTable(self._id_capacity))
+
+    def remove_process_set(self, number: int, batch: _Batch) -> None:
+        """Forgets a set; whoever still waits for an operation of it is told."""
+        process_set = self._sets.pop(number, None)
+        if process_set is None:
+            return
+        waiting = {name: tuple(sorted(announced)) for name, announced in process_set.pending.items()}
+        waiting.update((name, process_set.ranks) for name, _ in process_set.agreed)
+        for name, ranks in waiting.items():
+            sentence = f"The process set of {ranks_in_words(process_set.ranks)} was removed while {name} waited in it."
+            batch.to(ranks).errors.add(process_set=number, name=name, sentence=sentence)
+
+    def receive(self, rank: int, message: pb.NegotiationMessage, now_s: float, resumed: bool = False) -> Answers:
+        """What `message` of `rank` leads to.
+
+        resumed: the first message on a new stream of a rank that had one before. It holds everything that the rank
+        still waits for; answers that got lost are given again.
+
+        Raises TooMuchError or ContradictionError.
+        """
+        waiting = sum(len(one.pending) + len(one.agreed) for one in self._sets.values())
+        if waiting + len(message.announce) > MAX_PENDING:
+            raise TooMuchError(f"More than {MAX_PENDING} operations wait for some rank in epoch {self.epoch}.")
+        batch = _Batch(self.epoch)
+        for change in message.process_sets:
+            self._change_process_set(rank, change, batch)
+        if resumed:
+            self._repeat_recalls(rank, batch)
+        for answer in message.recalled:
+            process_set = self._sets.get(answer.process_set)
+            if process_set is not None:
+                process_set.ids.answered(rank, answer.ids)
+                self._give_ids(process_set, batch)
+        for op in message.announce:
+            process_set = self._usable(rank, op, batch)
+            if process_set is not None:
+                self._announce(process_set, rank, op, now_s, resumed, batch)
+        if message.blocked:
+            self._blocked(rank, message.blocked, now_s, batch)
+        return batch.answers()
+
+    def forget(self, rank: int) -> Answers:
+        """`rank` is gone. What the others wait for with it is failed by the data plane, not here."""
+        batch = _Batch(self.epoch)
+        for process_set in self._sets.values():
+            for name in list(process_set.pending):
+                process_set.pending[name].pop(rank, None)
+                if not process_set.pending[name]:
+                    del process_set.pending[name]
+            process_set.reports.forget_rank(rank)
+            process_set.failed.pop(rank, None)
+            process_set.ids.answered(rank, process_set.ids.outstanding(rank))
+            self._give_ids(process_set, batch)
+        return batch.answers()
+
+    def stalled(self, now_s: float, after_s: float) -> str:
+        """The stall report: operations that some ranks announced more than `after_s` ago and others did not; or ""."""
+        missing: dict[int, list[str]] = {}
+        for process_set in self._sets.values():
+            for name, announced in process_set.pending.items():
+                if now_s - min(one.at_s for one in announced.values()) > after_s:
+                    for rank in process_set.ranks:
+                        if rank not in announced:
+                            missing.setdefault(rank, []).append(name)
+        if not missing:
+            return ""
+        lines = [f"{rank}: [{shortened(names, 6)}]" for rank, names in sorted(missing.items())]
+        return (
+            "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are "
+            f"waiting for remainder of ranks for more than {after_s:.0f} seconds. The missing ranks are slow or stuck, "
+            "or do not call the same operations.\nMissing ranks:\n" + "\n".join(lines)
+        )
+
+    # -- process sets ------------------------------------------------------------------------------------------------
+
+    def _change_process_set(self, rank: int, change: pb.ProcessSetChange, batch: _Batch) -> None:
+        number = change.process_set
+        ranks = tuple(change.ranks)
+        if number <= 0 or not ranks or list(ranks) != sorted(set(ranks)) or ranks[-1] >= self._size:
+            raise ContradictionError(
+                f"Rank {rank} speaks of process set {number} with the ranks {list(ranks[:64])}, which can't be a set "
+                f"of a world of {self._size}; expected ascending ranks below that."
+            )
+        known = self._sets.get(number)
+        if known is not None and known.ranks != ranks:
+            raise ContradictionError(
+                f"Rank {rank} says that process set {number} has {ranks_in_words(ranks)}, but other ranks said that "
+                f"it has {ranks_in_words(known.ranks)}; all ranks must register the same sets in the same order."
+            )
+        if change.removed:
+            self.remove_process_set(number, batch)
+        elif known is None:
+            if len(self._sets) > MAX_PROCESS_SETS:
+                raise TooMuchError(f"Epoch {self.epoch} has more than {MAX_PROCESS_SETS} process sets.")
+            self.add_process_set(number, ranks)
+
+    # -- announcements -----------------------------------------------------------------------------------------------
+
+    def _usable(self, rank: int, op: types_pb2.Operation, batch: _Batch) -> _ProcessSet | None:
+        """The process set of `op`, or None after telling the rank what is wrong with it."""
+        process_set = self._sets.get(op.process_set)
+        if process_set is None:
+            sentence = f"Process set {op.process_set} of {op.name[:200]} is not registered in epoch {self.epoch}."
+        elif rank not in process_set.members:
+            sentence = (
+                f"Rank {rank} is not a member of the provided process set: {op.name[:200]} runs in process set "
+                f"{op.process_set}, which has {ranks_in_words(process_set.ranks)}."
+            )
+        else:
+            sentence = defect(op)
+        if sentence:
+            batch.to((rank,)).errors.add(process_set=op.process_set, name=op.name, sentence=sentence)
+            return None
+        return process_set
+
+    def _announce(
+        self, process_set: _ProcessSet, rank: int, op: types_pb2.Operation, now_s: float, resumed: bool, batch: _Batch
+    ) -> None:
+        its_signature = signature(op)
+        key = (op.name, its_signature)
+        failed = process_set.failed.get(rank)
+        if failed and (last := failed.pop(op.name, None)) and resumed and last[0] == its_signature:
+            batch.to((rank,)).errors.add(process_set=process_set.number, name=op.name, sentence=last[1])
+            return
+        announced = process_set.pending.get(op.name)
+        if announced is None:
+            live = process_set.ids.live(key)
+            if live is not None:
+                batch.to((rank,)).plans.add(process_set=process_set.number, name=op.name, id=live)
+                return
+            if key in process_set.agreed:
+                return
+            announced = process_set.pending[op.name] = {}
+        elif rank in announced and announced[rank].signature == its_signature:
+            return
+        announced[rank] = Announced(op, its_signature, now_s)
+        process_set.reports.forget(rank, op.name)
+        if len(announced) == len(process_set.ranks):
+            self._decide(process_set, op.name, now_s, batch)
+
+    def _decide(self, process_set: _ProcessSet, name: str, now_s: float, batch: _Batch) -> None:
+        announced = process_set.pending.pop(name)
+        process_set.reports.answered(name, now_s)
+        ops = {rank: one.op for rank, one in announced.items()}
+        if len({one.signature for one in announced.values()}) == 1:
+            # Equal signatures pass every comparison; what is left holds for each operation alone.
+            first = process_set.ranks[0]
+            sentence = disagreement({first: ops[first]}, process_set.ranks) and disagreement(ops, process_set.ranks)
+        else:
+            sentence = disagreement(ops, process_set.ranks)
+        if sentence:
+            self._fail(process_set, name, sentence, {rank: one.signature for rank, one in announced.items()}, batch)
+            return
+        process_set.agreed[name, next(iter(announced.values())).signature] = None
+        self._give_ids(process_set, batch)
+
+    def _fail(
+        self, process_set: _ProcessSet, name: str, sentence: str, signatures: dict[int, Signature], batch: _Batch
+    ) -> None:
+        batch.to(process_set.ranks).errors.add(process_set=process_set.number, name=name, sentence=sentence)
+        for rank, its_signature in signatures.items():
+            failed = process_set.failed.setdefault(rank, OrderedDict())
+            failed[name] = (its_signature, sentence)
+            if len(failed) > MAX_FAILED:
+                failed.popitem(last=False)
+
+    # -- ids ---------------------------------------------------------------------------------------------------------
+
+    def _give_ids(self, process_set: _ProcessSet, batch: _Batch) -> None:
+        """Ids for agreed operations, oldest first; starts a recall when there are none."""
+        while process_set.agreed:
+            key = next(iter(process_set.agreed))
+            number = process_set.ids.live(key)
+            if number is None:
+                number = process_set.ids.assign(key)
+            if number is None:
+                recalled = process_set.ids.recall(process_set.ranks)
+                if recalled:
+                    batch.to(process_set.ranks).recalls.add(process_set=process_set.number, ids=recalled)
+                return
+            del process_set.agreed[key]
+            batch.to(process_set.ranks).plans.add(process_set=process_set.number, name=key[0], id=number)
+
+    def _repeat_recalls(self, rank: int, batch: _Batch) -> None:
+        for process_set in self._sets.values():
+            if ids := process_set.ids.outstanding(rank):
+                batch.to((rank,)).recalls.add(process_set=process_set.number, ids=ids)
+
+    # -- ranks that wait for different things --------------------------------------------------------------------------
+
+    def _blocked(self, rank: int, ops: Sequence[types_pb2.Operation], now_s: float, batch: _Batch) -> None:
+        touched: dict[tuple[int, str], None] = {}
+        for op in ops:
+            process_set = self._sets.get(op.process_set)
+            if process_set is not None and rank in process_set.members and not defect(op):
+                process_set.reports.add(rank, op, now_s)
+                touched[op.process_set, user_name(op.name)] = None
+        for number, user in touched:
+            process_set = self._sets[number]
+            found = blocked.find(user, process_set.ranks, process_set.pending, process_set.reports, now_s)
+            for name in found.names if found else ():
+                assert found is not None
+                signatures = {member: one.signature for member, one in process_set.pending.pop(name, {}).items()}
+                for member in process_set.ranks:
+                    if report := process_set.reports.of(user).get(member, {}).get(name):
+                        signatures.setdefault(member, report.signature)
+                process_set.reports.answered(name, now_s)
+                self._fail(process_set, name, found.sentence, signatures, batch)

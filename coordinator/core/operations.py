@@ -1,0 +1,96 @@
+"""What ranks must agree on, read from the announcements.
+
+`signature` holds exactly what the checks of `agreement` compare: two operations have equal signatures if and only
+if no check tells them apart. The first dimension of allgather and alltoall is left out, it may differ between ranks
+and steps.
+"""
+
+from horovod.protos.v1 import types_pb2 as pb
+
+MAX_NAME_LENGTH = 4096
+MAX_TENSORS = 1 << 16
+MAX_DIMENSIONS = 64
+
+REDUCTIONS = frozenset({pb.OPERATION_TYPE_ALLREDUCE, pb.OPERATION_TYPE_REDUCESCATTER})
+SAME_SHAPE = frozenset({pb.OPERATION_TYPE_ALLREDUCE, pb.OPERATION_TYPE_BROADCAST, pb.OPERATION_TYPE_REDUCESCATTER})
+UNEVEN_ROWS = frozenset({pb.OPERATION_TYPE_ALLGATHER, pb.OPERATION_TYPE_ALLTOALL})
+
+# What this version knows; protobuf passes other numbers on as they are.
+_TYPES = frozenset(pb.OperationType.values())
+_REDUCE_OPS = frozenset(pb.ReduceOp.values())
+_DEVICES = frozenset(pb.DeviceKind.values())
+_DTYPES = frozenset(pb.DataType.values())
+
+# Wire names are "<prefix>.<user name>".
+_PREFIXES = frozenset(
+    {
+        "allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast", "alltoall", "reducescatter",
+        "grouped_reducescatter", "barrier",
+    }
+)  # fmt: skip
+
+Signature = tuple[object, ...]
+
+
+def signature(op: pb.Operation) -> Signature:
+    skip = 1 if op.type in UNEVEN_ROWS else 0
+    tensors: list[object] = []
+    for tensor in op.tensors:
+        shape = tuple(tensor.shape)
+        tensors += (tensor.dtype, len(shape), shape[skip:])
+    if op.type in REDUCTIONS:
+        return op.type, op.device, op.reduce_op, factors(op), *tensors
+    if op.type == pb.OPERATION_TYPE_BROADCAST:
+        return op.type, op.device, op.root_rank, *tensors
+    return op.type, op.device, *tensors
+
+
+def factors(op: pb.Operation) -> tuple[str, str]:
+    """Scale factors as text, in which a NaN equals itself."""
+    return repr(op.prescale_factor), repr(op.postscale_factor)
+
+
+def type_name(op: pb.Operation) -> str:
+    """`ALLREDUCE`."""
+    return pb.OperationType.Name(op.type).removeprefix("OPERATION_TYPE_")
+
+
+def dtype_name(dtype: pb.DataType.ValueType) -> str:
+    """`float32`."""
+    return pb.DataType.Name(dtype).removeprefix("DATA_TYPE_").lower()
+
+
+def reduce_name(reduce_op: pb.ReduceOp.ValueType) -> str:
+    """`Average`."""
+    return pb.ReduceOp.Name(reduce_op).removeprefix("REDUCE_OP_").capitalize()
+
+
+def device_name(device: pb.DeviceKind.ValueType) -> str:
+    """`CPU`."""
+    return pb.DeviceKind.Name(device).removeprefix("DEVICE_KIND_")
+
+
+def user_name(wire_name: str) -> str:
+    """`fc1.weight` of `allreduce.fc1.weight`: the name as the user's script wrote it."""
+    prefix, dot, rest = wire_name.partition(".")
+    return rest if dot and prefix in _PREFIXES else wire_name
+
+
+def defect(op: pb.Operation) -> str:
+    """Why `op` makes no sense by itself, whatever the other ranks say; "" if it does."""
+    if not 0 < len(op.name) <= MAX_NAME_LENGTH:
+        return f"An operation needs a name of 1 to {MAX_NAME_LENGTH} characters, but this one has {len(op.name)}."
+    if len(op.tensors) > MAX_TENSORS:
+        return f"{op.name} has more than {MAX_TENSORS} tensors."
+    known = op.type in _TYPES and op.reduce_op in _REDUCE_OPS and op.device in _DEVICES
+    for tensor in op.tensors:
+        known = known and tensor.dtype in _DTYPES
+        if len(tensor.shape) > MAX_DIMENSIONS:
+            return f"{op.name} has a tensor with more than {MAX_DIMENSIONS} dimensions."
+        if tensor.shape and min(tensor.shape) < 0:
+            return f"{op.name} has a tensor with a negative dimension."
+    if not known:
+        return f"{op.name} has a type, reduce operation, device or dtype that this version does not know."
+    if op.type == pb.OPERATION_TYPE_BARRIER and op.tensors:
+        return f"{op.name} is a barrier, which has no tensors, but it came with {len(op.tensors)}."
+    return ""

@@ -1,0 +1,83 @@
+"""The Negotiation service: announcements in, decisions out."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import grpc
+
+from horovod.coordinator.core.negotiation import ContradictionError, TooMuchError
+from horovod.protos.v1 import negotiation_pb2 as pb
+from horovod.protos.v1.negotiation_pb2_grpc import NegotiationServicer
+
+from .hub import DecisionsOutbox, Hub
+from .outbox import Outbox
+from .streams import Context, RefusedError, converse, first_message
+
+MAX_DECISIONS = 1 << 14  # messages that wait for one member to read them
+MAX_MESSAGE_BYTES = 1 << 20  # well below the 4 MiB that gRPC takes unless told otherwise
+
+
+class NegotiationService(NegotiationServicer):
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    async def Negotiate(  # type: ignore[override]  # noqa: N802 - the contract's name; grpc.aio also takes a coroutine
+        self, request_iterator: AsyncIterator[pb.NegotiationMessage], context: Context
+    ) -> None:
+        first = await first_message(request_iterator, context, "a hello")
+        if not first.HasField("hello"):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The first message must have a hello.")
+        decisions: DecisionsOutbox = Outbox(MAX_DECISIONS)
+        talk = self._hub.open_talk(first, decisions)
+        if isinstance(talk, str):
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, talk)
+        rank = first.hello.rank
+
+        def receive(message: pb.NegotiationMessage) -> None:
+            if message.epoch != talk.epoch:
+                sentence = f"Rank {rank} speaks of epoch {message.epoch}, but its stream belongs to epoch {talk.epoch}."
+                raise RefusedError(grpc.StatusCode.FAILED_PRECONDITION, sentence)
+            if decisions.ended.is_set():
+                return  # the world is over or the rank has opened a newer stream
+            try:
+                self._hub.negotiate(talk, rank, message)
+            except TooMuchError as error:
+                raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
+            except ContradictionError as error:
+                raise RefusedError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+
+        async def all_requests() -> AsyncIterator[pb.NegotiationMessage]:
+            yield first
+            async for message in request_iterator:
+                yield message
+
+        try:
+            await converse(all_requests(), context, decisions, receive, combined)
+        finally:
+            self._hub.close_talk(talk, rank, decisions)
+
+
+def combined(items: list[pb.Decisions]) -> Iterator[pb.Decisions]:
+    """As few messages as the bound allows, in order. The items are shared with other streams and stay as they are."""
+    if len(items) == 1 and items[0].ByteSize() <= MAX_MESSAGE_BYTES:
+        yield items[0]
+        return
+    message, used_bytes = pb.Decisions(epoch=items[0].epoch), 0
+    for item in items:
+        for part in [item] if item.ByteSize() <= MAX_MESSAGE_BYTES else _entries(item):
+            part_bytes = part.ByteSize()
+            if used_bytes and used_bytes + part_bytes > MAX_MESSAGE_BYTES:
+                yield message
+                message, used_bytes = pb.Decisions(epoch=item.epoch), 0
+            message.MergeFrom(part)
+            used_bytes += part_bytes
+    yield message
+
+
+def _entries(item: pb.Decisions) -> Iterator[pb.Decisions]:
+    """Each entry as a message of its own."""
+    for plan in item.plans:
+        yield pb.Decisions(epoch=item.epoch, plans=[plan])
+    for error in item.errors:
+        yield pb.Decisions(epoch=item.epoch, errors=[error])
+    for recall in item.recalls:
+        yield pb.Decisions(epoch=item.epoch, recalls=[recall])

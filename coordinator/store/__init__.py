@@ -1,0 +1,10 @@
+"""What a coordinator must not forget: the epoch counter and the current world of each job.
+
+Written on membership changes only, never per training step, and always by compare-and-swap, so that any number of
+coordinators may share one store. `memory` is the embedded default.
+"""
+
+from .base import Change, CompactedError, Entry, LeaseLostError, Store, StoreError
+from .memory import MemoryStore
+
+__all__ = ["Change", "CompactedError", "Entry", "LeaseLostError", "MemoryStore", "Store", "StoreError"]

@@ -1,0 +1,79 @@
+"""The Store protocol: keys with revisions, compare-and-swap, leases and watches that resume.
+
+The revision is one counter of the whole store. Every successful write or deletion raises it; an entry carries the
+revision of its latest write. That makes compare-and-swap a comparison of revisions, and a watch resumable: whoever
+has seen everything up to revision r continues at r + 1 and misses nothing.
+
+    StoreError              the store can't be reached or does not do what it should; try again later
+     +- CompactedError      a watch wants changes that are no longer kept; read the range again, then watch from there
+     +- LeaseLostError      the lease ended before; take a new one and write again
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+MISSING = 0  # the revision of a key that does not exist
+
+
+class StoreError(Exception):
+    """The store can't be reached or does not do what it should."""
+
+
+class CompactedError(StoreError):
+    """A watch wants changes that are no longer kept."""
+
+
+class LeaseLostError(StoreError):
+    """The lease ended before this call."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    key: str
+    value: bytes
+    revision: int  # of its latest write
+
+
+@dataclass(frozen=True)
+class Change:
+    """A write (`value`) or a deletion (None)."""
+
+    key: str
+    value: bytes | None
+    revision: int
+
+
+class Store(Protocol):
+    async def get(self, key: str) -> Entry | None:
+        """The entry, or None."""
+
+    async def range(self, prefix: str) -> tuple[Sequence[Entry], int]:
+        """Entries whose keys begin with `prefix`, in key order, and the store's revision at that moment."""
+
+    async def put(self, key: str, value: bytes, lease: int | None = None) -> Entry:
+        """Writes whatever is there. With a lease the entry goes away when the lease ends. Raises LeaseLostError."""
+
+    async def put_if(self, key: str, value: bytes, revision: int, lease: int | None = None) -> Entry | None:
+        """Writes if the key's latest write was `revision` (MISSING: if there is no such key); else None."""
+
+    async def delete(self, key: str, revision: int | None = None) -> bool:
+        """Deletes the key, with `revision` only if that was its latest write. False if nothing was deleted."""
+
+    async def grant(self, ttl_s: float) -> int:
+        """A new lease; it ends unless kept alive at least every `ttl_s` seconds."""
+
+    async def keep_alive(self, lease: int) -> None:
+        """Gives the lease another full time to live. Raises LeaseLostError."""
+
+    async def revoke(self, lease: int) -> None:
+        """Ends the lease now and deletes its entries. Nothing happens if it has ended before."""
+
+    def watch(self, prefix: str, revision: int) -> AsyncIterator[Change]:
+        """Changes of keys that begin with `prefix`, from `revision` (included) on, in order, without end.
+
+        Raises CompactedError when `revision` is too far in the past. Close with `aclose()` or by leaving the task.
+        """
+
+    async def close(self) -> None:
+        """Ends watches and forgets connections; the store must not be used afterwards."""

@@ -1,0 +1,60 @@
+// What load.cc gets from this library. No exception leaves it.
+#include "backends/gloo/backend.h"
+
+#include <exception>
+#include <string>
+
+#include "backends/gloo/plugin/collectives.h"
+#include "backends/gloo/plugin/context.h"
+
+namespace horovod::gloo_plugin {
+namespace {
+
+class GlooBackend final : public Backend {
+ public:
+  GlooBackend(Mesh& mesh, AbortSignal& abort) : context_(std::make_shared<MeshContext>(mesh, abort)) {}
+
+  Status run(Batch batch) override {
+    try {
+      return dispatch({context_, next_tag_}, batch);
+    } catch (const MeshError& error) {
+      return error.status;
+    } catch (const std::exception& error) {
+      return {Code::internal, std::string("Gloo failed: ") + error.what()};
+    }
+  }
+
+ private:
+  static Status dispatch(Run run, Batch batch) {
+    switch (batch[0]->spec.type) {
+      case OpType::allreduce:
+        return allreduce(run, batch);
+      case OpType::allgather:
+        return allgather(run, batch);
+      case OpType::broadcast:
+        return broadcast(run, batch);
+      case OpType::alltoall:
+        return alltoall(run, batch);
+      case OpType::reducescatter:
+        return reducescatter(run, batch);
+      case OpType::barrier:
+        return {};  // that every member arrived is in the order log already
+    }
+    return {Code::internal, "Unknown operation type."};
+  }
+
+  const std::shared_ptr<::gloo::Context> context_;
+  uint32_t next_tag_ = 0;
+};
+
+}  // namespace
+}  // namespace horovod::gloo_plugin
+
+extern "C" __attribute__((visibility("default"))) horovod::Backend* horovod_make_gloo_backend(
+    horovod::Mesh& mesh, horovod::AbortSignal& abort) {
+  try {
+    return new horovod::gloo_plugin::GlooBackend(mesh, abort);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}

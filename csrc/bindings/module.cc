@@ -1,0 +1,339 @@
+// The Python module horovod._core; clients/horovod/_core.pyi is its documentation. Nothing is decided here: arguments
+// become records, blocking calls release the GIL, statuses become exceptions.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backends/gloo/backend.h"
+#include "engine/engine.h"
+#include "kernels/kernels.h"
+
+namespace py = pybind11;
+
+namespace horovod {
+namespace {
+
+constexpr int64_t kSignalSliceUs = 100'000;  // how often a waiting Python thread looks for signals
+
+PyObject* g_internal_error = nullptr;  // set once by set_error_types; guarded by the GIL, never freed
+
+[[noreturn]] void raise_status(const Status& status) {
+  if (status.code() == Code::invalid_argument) throw py::value_error(status.message());
+  PyErr_SetString(g_internal_error ? g_internal_error : PyExc_RuntimeError, status.message().c_str());
+  throw py::error_already_set();
+}
+
+// Called by a driving thread that waits for a peer. The pending Python exception stays set for the caller of wait().
+bool signal_pending() {
+  const py::gil_scoped_acquire gil;
+  return PyErr_CheckSignals() != 0;
+}
+
+Config config_from(const std::map<std::string, int64_t>& options) {
+  Config config;
+  for (const auto& [name, value] : options) {
+    if (name == "fusion_threshold_bytes") {
+      config.fusion_threshold_bytes = static_cast<size_t>(value);
+    } else if (name == "spin_us") {
+      config.spin_us = value;
+    } else if (name == "yield_us") {
+      config.yield_us = value;
+    } else if (name == "background_cpu") {
+      config.background_cpu = static_cast<int>(value);
+    } else if (name == "progress_timeout_ms") {
+      config.progress_timeout_ms = value;
+    } else if (name == "slot_bytes") {
+      config.slot_bytes = static_cast<size_t>(value);
+    } else if (name == "slot_count") {
+      config.slot_count = static_cast<int>(value);
+    } else if (name == "gloo") {
+      config.gloo = value != 0;
+    } else {
+      throw py::value_error("Unknown engine option '" + name + "'.");
+    }
+  }
+  return config;
+}
+
+struct PySegment {
+  std::shared_ptr<Segment> segment;
+};
+
+struct Output {
+  OutputBuffer buffer;
+};
+
+py::tuple to_tuple(const std::vector<int64_t>& values) {
+  py::tuple result(values.size());
+  for (size_t i = 0; i < values.size(); ++i) result[i] = values[i];
+  return result;
+}
+
+py::tuple describe(const OpSpec& spec, int process_set) {
+  py::list tensors;
+  for (const TensorSpec& tensor : spec.tensors) {
+    tensors.append(py::make_tuple(static_cast<int>(tensor.dtype), to_tuple(tensor.shape)));
+  }
+  return py::make_tuple(spec.name, static_cast<int>(spec.type), tensors, static_cast<int>(spec.reduce_op),
+                        spec.prescale, spec.postscale, spec.root, process_set, static_cast<int>(spec.device));
+}
+
+class PyEngine {
+ public:
+  PyEngine(int rank, int size, uint64_t epoch, std::vector<std::string> labels, const PySegment* segment,
+           std::vector<std::string> segment_addresses, std::optional<std::map<int, std::vector<int>>> sockets,
+           const std::map<std::string, int64_t>& options) {
+    if (static_cast<int>(labels.size()) != size) throw py::value_error("labels must name every rank.");
+    WorldSpec world;
+    world.rank = rank;
+    world.epoch = epoch;
+    world.labels = std::move(labels);
+    if (segment) world.segment = segment->segment;
+    world.segment_addresses = std::move(segment_addresses);
+    if (sockets) world.sockets = std::move(*sockets);
+    const Config config = config_from(options);
+    Status status;
+    {
+      const py::gil_scoped_release release;
+      engine_ = Engine::create(std::move(world), config, status);
+    }
+    if (!engine_) raise_status(status);
+  }
+
+  int64_t submit(int kind, std::string name, const py::sequence& tensors, int reduce_op, double prescale,
+                 double postscale, int root, const py::object& splits, int process_set, bool wait_follows) {
+    if (kind < 0 || kind >= kOpTypeCount) throw py::value_error("Unknown kind of operation.");
+    if (reduce_op < 0 || reduce_op > static_cast<int>(ReduceOp::product)) {
+      throw py::value_error("Unknown reduce operation " + std::to_string(reduce_op) + ".");
+    }
+    auto submission = std::make_shared<Submission>();
+    OpSpec& spec = submission->spec;
+    spec.type = static_cast<OpType>(kind);
+    spec.name = std::move(name);
+    spec.reduce_op = static_cast<ReduceOp>(reduce_op);
+    spec.prescale = prescale;
+    spec.postscale = postscale;
+    spec.root = root;
+    spec.process_set = process_set;
+    const size_t count = py::len(tensors);
+    spec.tensors.reserve(count);
+    submission->spans.reserve(count);
+    for (size_t i = 0; i < count; ++i) add_tensor(tensors[i], *submission);
+    if (!splits.is_none()) submission->splits = splits.cast<std::vector<int32_t>>();
+    int64_t handle = -1;
+    Status status;
+    {
+      const py::gil_scoped_release release;
+      status = engine_->submit(submission, wait_follows, handle);
+    }
+    if (!status.ok()) raise_status(status);
+    return handle;
+  }
+
+  bool poll(int64_t handle) {
+    bool unknown = false;
+    const std::shared_ptr<Submission> submission = engine_->find(handle, unknown);
+    if (unknown) throw py::value_error("Handle " + std::to_string(handle) + " was never given out by this engine.");
+    return !submission || submission->state.load(std::memory_order_acquire) == Operation::done;
+  }
+
+  py::object wait(int64_t handle) {
+    bool unknown = false;
+    const std::shared_ptr<Submission> submission = engine_->find(handle, unknown);
+    if (!submission) return py::none();
+    for (bool done = submission->state.load(std::memory_order_acquire) == Operation::done; !done;) {
+      {
+        const py::gil_scoped_release release;
+        t_interrupt_hook = &signal_pending;
+        done = engine_->wait(*submission, kSignalSliceUs);
+        t_interrupt_hook = nullptr;
+      }
+      if (PyErr_Occurred() || (!done && PyErr_CheckSignals() != 0)) throw py::error_already_set();
+    }
+    engine_->forget(handle);
+    if (!submission->status.ok()) raise_status(submission->status);
+    if (submission->outputs.empty() || !submission->outputs[0].data) return py::none();
+    py::list outputs;
+    for (OutputBuffer& buffer : submission->outputs) outputs.append(py::cast(Output{std::move(buffer)}));
+    if (submission->spec.type == OpType::alltoall) {
+      return py::make_tuple(outputs, py::cast(submission->received_splits));
+    }
+    return outputs;
+  }
+
+  void add_process_set(int number, std::vector<int> ranks, const PySegment* segment,
+                       std::vector<std::string> segment_addresses,
+                       std::optional<std::map<int, std::vector<int>>> sockets) {
+    ProcessSetSpec spec;
+    spec.number = number;
+    spec.ranks = std::move(ranks);
+    if (segment) spec.segment = segment->segment;
+    spec.segment_addresses = std::move(segment_addresses);
+    if (sockets) spec.sockets = std::move(*sockets);
+    Status status;
+    {
+      const py::gil_scoped_release release;
+      status = engine_->add_process_set(std::move(spec));
+    }
+    if (!status.ok()) raise_status(status);
+  }
+  void remove_process_set(int number) {
+    const py::gil_scoped_release release;
+    engine_->remove_process_set(number);
+  }
+  int64_t pending(int process_set) {
+    const py::gil_scoped_release release;
+    return engine_->pending(process_set);
+  }
+
+  py::object next_outbox(int64_t timeout_ms) {
+    std::vector<OutboxItem> items;
+    bool open;
+    {
+      const py::gil_scoped_release release;
+      open = engine_->outbox().take(timeout_ms, items);
+    }
+    if (!open) return py::none();
+    py::list result;
+    for (const OutboxItem& item : items) {
+      if (item.kind == OutboxItem::recalled) {
+        result.append(py::make_tuple("recalled", py::make_tuple(item.process_set, item.ids)));
+      } else {
+        result.append(py::make_tuple(item.kind == OutboxItem::announce ? "announce" : "blocked",
+                                     describe(item.spec, item.process_set)));
+      }
+    }
+    return result;
+  }
+
+  void apply_plan(int process_set, const std::string& name, uint32_t id) {
+    with_set(process_set, [&](Communicator& communicator) { communicator.apply_plan(name, id); });
+  }
+  void apply_error(int process_set, const std::string& name, const std::string& sentence) {
+    with_set(process_set, [&](Communicator& communicator) { communicator.apply_error(name, sentence); });
+  }
+  void apply_recall(int process_set, const std::vector<uint32_t>& ids) {
+    with_set(process_set, [&](Communicator& communicator) { communicator.apply_recall(ids); });
+  }
+
+  void peer_left(int rank, const std::string& sentence) {
+    const py::gil_scoped_release release;
+    engine_->peer_left(rank, sentence);
+  }
+  void abort(const std::string& sentence) {
+    const py::gil_scoped_release release;
+    engine_->abort(sentence);
+  }
+  void close(const std::string& sentence) {
+    const py::gil_scoped_release release;
+    engine_->close(sentence);
+  }
+  void check() const {
+    if (const Status status = engine_->ended(); !status.ok()) raise_status(status);
+  }
+  std::map<std::string, uint64_t> counters() const { return engine_->counters(); }
+
+ private:
+  static void add_tensor(const py::handle& item, Submission& submission) {
+    PyObject* tuple = item.ptr();
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 4) {
+      throw py::value_error("A tensor is a tuple (input address, output address, dtype, shape).");
+    }
+    const auto address = [&](int place) {
+      return reinterpret_cast<std::byte*>(PyLong_AsSize_t(PyTuple_GET_ITEM(tuple, place)));
+    };
+    Span span;
+    span.input = address(0);
+    span.output = address(1);
+    const long dtype = PyLong_AsLong(PyTuple_GET_ITEM(tuple, 2));
+    TensorSpec tensor;
+    PyObject* shape = PySequence_Fast(PyTuple_GET_ITEM(tuple, 3), "shape must be a sequence");
+    if (!shape) throw py::error_already_set();
+    const Py_ssize_t dimensions = PySequence_Fast_GET_SIZE(shape);
+    tensor.shape.reserve(static_cast<size_t>(dimensions));
+    for (Py_ssize_t i = 0; i < dimensions; ++i) {
+      tensor.shape.push_back(PyLong_AsLongLong(PySequence_Fast_GET_ITEM(shape, i)));
+    }
+    Py_DECREF(shape);
+    if (PyErr_Occurred()) throw py::error_already_set();
+    if (dtype < 0 || dtype >= kDTypeCount) throw py::value_error("Unknown dtype " + std::to_string(dtype) + ".");
+    tensor.dtype = static_cast<DType>(dtype);
+    span.count = tensor.elements();
+    submission.spec.tensors.push_back(std::move(tensor));
+    submission.spans.push_back(span);
+  }
+
+  template <typename Action>
+  void with_set(int process_set, Action&& action) {
+    const py::gil_scoped_release release;
+    if (const std::shared_ptr<Communicator> communicator = engine_->communicator(process_set)) action(*communicator);
+  }
+
+  std::unique_ptr<Engine> engine_;
+};
+
+}  // namespace
+}  // namespace horovod
+
+PYBIND11_MODULE(_core, module) {
+  using namespace horovod;
+  module.doc() = "The native engine of horovod (private).";
+  module.def("isa", [] { return kernels::isa(); });
+  module.def("gloo_obstacle", [] { return gloo_available().message(); });
+  module.def("set_error_types", [](const py::object& internal_error) {
+    Py_XDECREF(g_internal_error);
+    g_internal_error = internal_error.inc_ref().ptr();
+  });
+
+  py::class_<PySegment>(module, "Segment")
+      .def(py::init([](bool in_process, const std::map<std::string, int64_t>& options) {
+             Status status;
+             PySegment segment{Segment::create(Engine::segment_bytes(config_from(options)), in_process, status)};
+             if (!segment.segment) raise_status(status);
+             return segment;
+           }),
+           py::kw_only(), py::arg("in_process") = false, py::arg("options") = std::map<std::string, int64_t>())
+      .def_property_readonly("address", [](const PySegment& self) { return self.segment->address(); })
+      .def_property_readonly("attached", [](const PySegment& self) {
+        return self.segment->header().attached.load(std::memory_order_acquire);
+      });
+
+  py::class_<Output>(module, "Output", py::buffer_protocol())
+      .def_buffer([](Output& self) {
+        return py::buffer_info(self.buffer.data.get(), 1, py::format_descriptor<uint8_t>::format(),
+                               static_cast<py::ssize_t>(self.buffer.bytes));
+      })
+      .def_property_readonly("shape", [](const Output& self) { return to_tuple(self.buffer.shape); })
+      .def_property_readonly("nbytes", [](const Output& self) { return self.buffer.bytes; });
+
+  py::class_<PyEngine>(module, "Engine")
+      .def(py::init<int, int, uint64_t, std::vector<std::string>, const PySegment*, std::vector<std::string>,
+                    std::optional<std::map<int, std::vector<int>>>, const std::map<std::string, int64_t>&>(),
+           py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("epoch"), py::arg("labels"),
+           py::arg("segment") = nullptr, py::arg("segment_addresses") = std::vector<std::string>(),
+           py::arg("sockets") = py::none(), py::arg("options") = std::map<std::string, int64_t>())
+      .def("submit", &PyEngine::submit, py::arg("kind"), py::arg("name"), py::arg("tensors"), py::arg("reduce_op") = 1,
+           py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0, py::arg("splits") = py::none(),
+           py::arg("process_set") = 0, py::arg("wait_follows") = false)
+      .def("poll", &PyEngine::poll, py::arg("handle"))
+      .def("wait", &PyEngine::wait, py::arg("handle"))
+      .def("add_process_set", &PyEngine::add_process_set, py::arg("number"), py::arg("ranks"), py::kw_only(),
+           py::arg("segment") = nullptr, py::arg("segment_addresses") = std::vector<std::string>(),
+           py::arg("sockets") = py::none())
+      .def("remove_process_set", &PyEngine::remove_process_set, py::arg("number"))
+      .def("pending", &PyEngine::pending, py::arg("process_set"))
+      .def("next_outbox", &PyEngine::next_outbox, py::arg("timeout_ms"))
+      .def("apply_plan", &PyEngine::apply_plan, py::arg("process_set"), py::arg("name"), py::arg("id"))
+      .def("apply_error", &PyEngine::apply_error, py::arg("process_set"), py::arg("name"), py::arg("sentence"))
+      .def("apply_recall", &PyEngine::apply_recall, py::arg("process_set"), py::arg("ids"))
+      .def("peer_left", &PyEngine::peer_left, py::arg("rank"), py::arg("sentence"))
+      .def("abort", &PyEngine::abort, py::arg("sentence"))
+      .def("check", &PyEngine::check)
+      .def("close", &PyEngine::close, py::arg("sentence") = "")
+      .def("counters", &PyEngine::counters);
+}

@@ -1,0 +1,133 @@
+#include "collectives/mesh/reduce_slices.h"
+
+#include <array>
+
+#include "kernels/kernels.h"
+
+namespace horovod::mesh {
+namespace {
+
+constexpr int kWindow = 2;  // chunks on the wire ahead of the one that is reduced
+// What all peers together send of one chunk: enough to fill a wire, and little enough that what one rank writes is
+// still in the cache when the other reads it. Measured over loopback and at 1 Gbit/s.
+constexpr int64_t kStepBytes = 256 << 10;
+constexpr int64_t kLeastChunkBytes = 32 << 10;  // of one peer; less costs more in system calls
+
+class Reducer {
+ public:
+  Reducer(Mesh& mesh, std::span<const Slice> slices, const Reduction& reduction, Flow flow)
+      : mesh_(mesh),
+        slices_(slices),
+        reduction_(reduction),
+        flow_(flow),
+        element_bytes_(static_cast<int64_t>(size_of(reduction.dtype))) {}
+
+  Status run();
+
+ private:
+  // Elements of chunk `index` of a slice; empty behind its end.
+  Slice chunk(const Slice& slice, int64_t index) const {
+    const int64_t begin = std::min(slice.begin + index * chunk_elements_, slice.end);
+    return {slice.list, begin, std::min(begin + chunk_elements_, slice.end)};
+  }
+  std::byte* scratch(int64_t chunk, int rank) const {
+    return scratch_.get() + ((chunk % kWindow) * mesh_.size() + rank) * chunk_elements_ * element_bytes_;
+  }
+  template <typename Visit>
+  void each_peer(Visit&& visit) const {  // beginning behind this rank, so that not all send to one member first
+    for (int i = 1; i < mesh_.size(); ++i) visit((mesh_.rank() + i) % mesh_.size());
+  }
+  Status start_scatter(int64_t index);
+  Status start_gather(int64_t index);
+  void reduce(int64_t index);
+
+  Mesh& mesh_;
+  const std::span<const Slice> slices_;
+  const Reduction reduction_;
+  const Flow flow_;
+  const int64_t element_bytes_;
+  int64_t chunk_elements_ = 1;
+  std::unique_ptr<std::byte[]> scratch_;  // kWindow x rank x chunk
+  std::vector<const void*> inputs_;       // of the kernel, by rank
+  std::array<Flight, kWindow> arrivals_;  // what must be there before a chunk can be reduced
+  Flight rest_;
+};
+
+Status Reducer::run() {
+  const int n = mesh_.size();
+  int64_t longest = 0;
+  for (const Slice& slice : slices_) longest = std::max(longest, slice.size());
+  if (longest == 0) return {};
+  const int64_t chunk_bytes = std::max(kStepBytes / std::max(n - 1, 1), kLeastChunkBytes);
+  chunk_elements_ = std::min(longest, chunk_bytes / element_bytes_);
+  const int64_t chunks = (longest + chunk_elements_ - 1) / chunk_elements_;
+  const int64_t window = std::min<int64_t>(chunks, kWindow);
+  scratch_.reset(new (std::nothrow) std::byte[static_cast<size_t>(window * n * chunk_elements_ * element_bytes_)]);
+  if (!scratch_) return {Code::internal, "There is not enough memory for a reduction's scratch space."};
+  inputs_.resize(n);
+  for (int64_t c = 0; c < window; ++c) HVD_TRY(start_scatter(c));
+  for (int64_t c = 0; c < chunks; ++c) {
+    HVD_TRY(mesh_.finish(arrivals_[c % kWindow]));
+    reduce(c);
+    if (flow_ == Flow::scatter_gather) HVD_TRY(start_gather(c));
+    if (c + kWindow < chunks) HVD_TRY(start_scatter(c + kWindow));
+  }
+  return mesh_.finish(rest_);
+}
+
+Status Reducer::start_scatter(int64_t index) {
+  std::vector<Transfer> sends, receives;
+  const Slice mine = chunk(slices_[mesh_.rank()], index);
+  each_peer([&](int peer) {
+    const Slice theirs = chunk(slices_[peer], index);
+    Transfer& send = sends.emplace_back(Transfer{peer, {}});
+    theirs.list->inputs(theirs.begin, theirs.end, send.pieces);
+    receives.push_back({peer, {{scratch(index, peer), static_cast<size_t>(mine.size() * element_bytes_)}}});
+  });
+  Flight& arrival = arrivals_[index % kWindow];
+  HVD_TRY(mesh_.start({}, receives, arrival));
+  // When all members reduce the same elements, reducing in place overwrites what is being sent: wait for that as well.
+  return mesh_.start(sends, {}, flow_ == Flow::replicate ? arrival : rest_);
+}
+
+// What a member sends here lies where this member's own input of that slice lay (in place), which it has received by
+// then.
+Status Reducer::start_gather(int64_t index) {
+  std::vector<Transfer> sends, receives;
+  const Slice mine = chunk(slices_[mesh_.rank()], index);
+  each_peer([&](int peer) {
+    const Slice theirs = chunk(slices_[peer], index);
+    mine.list->outputs(mine.begin, mine.end, sends.emplace_back(Transfer{peer, {}}).pieces);
+    theirs.list->outputs(theirs.begin, theirs.end, receives.emplace_back(Transfer{peer, {}}).pieces);
+  });
+  return mesh_.start(sends, receives, rest_);
+}
+
+void Reducer::reduce(int64_t index) {
+  const int me = mesh_.rank();
+  const Slice mine = chunk(slices_[me], index);
+  // Everybody's input is scaled and rounded as if it had been scaled before it was sent.
+  const bool scaled = reduction_.prescale != 1.0 && reduction_.dtype != DType::boolean;
+  if (scaled) {
+    each_peer([&](int peer) {
+      kernels::scale(reduction_.dtype, scratch(index, peer), scratch(index, peer), mine.size(), reduction_.prescale);
+    });
+  }
+  mine.list->visit(mine.begin, mine.end, [&](const std::byte* input, std::byte* output, int64_t count, int64_t offset) {
+    each_peer([&](int peer) { inputs_[peer] = scratch(index, peer) + offset * element_bytes_; });
+    inputs_[me] = input;
+    if (scaled) {
+      kernels::scale(reduction_.dtype, output, input, count, reduction_.prescale);
+      inputs_[me] = output;
+    }
+    kernels::reduce(reduction_.dtype, reduction_.op, output, inputs_.data(), mesh_.size(), count, reduction_.postscale);
+  });
+}
+
+}  // namespace
+
+Status reduce_slices(Mesh& mesh, std::span<const Slice> slices, const Reduction& reduction, Flow flow) {
+  return Reducer(mesh, slices, reduction, flow).run();
+}
+
+}  // namespace horovod::mesh

@@ -1,0 +1,43 @@
+#include "collectives/op_spec.h"
+
+#include <cstring>
+
+namespace horovod {
+
+const char* name_of(OpType type) {
+  constexpr const char* names[kOpTypeCount] = {"ALLREDUCE", "ALLGATHER",     "BROADCAST",
+                                               "ALLTOALL",  "REDUCESCATTER", "BARRIER"};
+  return names[static_cast<int>(type)];
+}
+
+int64_t TensorSpec::elements() const {
+  int64_t product = 1;
+  for (int64_t dimension : shape) product *= dimension;
+  return product;
+}
+
+int64_t TensorSpec::row_elements() const {
+  int64_t product = 1;
+  for (size_t i = 1; i < shape.size(); ++i) product *= shape[i];
+  return product;
+}
+
+bool OpSpec::agrees_with(const OpSpec& other) const {
+  if (type != other.type || reduce_op != other.reduce_op || prescale != other.prescale ||
+      postscale != other.postscale || root != other.root || device != other.device ||
+      tensors.size() != other.tensors.size()) {
+    return false;
+  }
+  const size_t first_dimension = type == OpType::allgather || type == OpType::alltoall ? 1 : 0;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const TensorSpec& mine = tensors[i];
+    const TensorSpec& theirs = other.tensors[i];
+    if (mine.dtype != theirs.dtype || mine.shape.size() != theirs.shape.size()) return false;
+    for (size_t d = first_dimension; d < mine.shape.size(); ++d) {
+      if (mine.shape[d] != theirs.shape[d]) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace horovod

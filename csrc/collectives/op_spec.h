@@ -1,0 +1,54 @@
+// OpSpec is THE record that describes an operation: what the caller asked for, what ranks must agree on, and when
+// an operation is the same as one agreed before. Everything that holds for "an operation" reads it and nothing else.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+
+namespace horovod {
+
+// Numbers equal horovod.protos.v1.OperationType.
+enum class OpType : uint8_t {
+  allreduce = 0,
+  allgather = 1,
+  broadcast = 2,
+  alltoall = 3,
+  reducescatter = 4,
+  barrier = 5
+};
+inline constexpr int kOpTypeCount = 6;
+
+// "ALLREDUCE", as the messages of the contract spell it.
+const char* name_of(OpType type);
+
+enum class DeviceKind : uint8_t { cpu = 0, gpu = 1 };
+
+struct TensorSpec {
+  DType dtype = DType::float32;
+  std::vector<int64_t> shape;
+
+  int64_t elements() const;
+  int64_t rows() const { return shape.empty() ? 1 : shape[0]; }
+  int64_t row_elements() const;  // product of all dimensions but the first
+};
+
+struct OpSpec {
+  OpType type = OpType::barrier;
+  std::string name;                 // wire name, for example "allreduce.fc1.weight"
+  std::vector<TensorSpec> tensors;  // several for a grouped call; they complete together
+  ReduceOp reduce_op = ReduceOp::sum;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  int root = 0;
+  int process_set = 0;
+  DeviceKind device = DeviceKind::cpu;
+
+  // True when both may run under one id: all that ranks must agree on is equal. Names are not compared, nor the first
+  // dimension of allgather and alltoall, which may differ between ranks and steps.
+  bool agrees_with(const OpSpec& other) const;
+};
+
+}  // namespace horovod

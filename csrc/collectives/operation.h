@@ -1,0 +1,50 @@
+// An operation in flight on this rank: its OpSpec, where its bytes are, and how it ended.
+//
+// Ownership: created by the submitting thread, then owned by the communicator's table until it is done. Only the driver
+// (the one thread that holds the communicator's driver lock) runs it and writes outputs, received_splits and status;
+// `state` is released last and acquired by whoever collects the result.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+#include "collectives/op_spec.h"
+
+namespace horovod {
+
+// One tensor of an operation: `count` elements at `input`, result to `output` (equal for in-place operations).
+// output is null where the size is known only when the operation runs (allgather, alltoall): it then goes to
+// outputs[i].
+struct Span {
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;
+  int64_t count = 0;
+};
+
+// Result memory that the engine allocated; the framework adopts it without a copy.
+struct OutputBuffer {
+  std::unique_ptr<std::byte, void (*)(void*)> data{nullptr, nullptr};
+  size_t bytes = 0;
+  std::vector<int64_t> shape;
+
+  // 64-byte aligned, not cleared. False when there is no memory.
+  bool allocate(size_t size);
+};
+
+struct Operation {
+  enum State : uint32_t { pending = 0, done = 1 };
+
+  OpSpec spec;
+  std::vector<Span> spans;               // one for each of spec.tensors
+  std::vector<int32_t> splits;           // alltoall: rows for each member; empty means equal parts
+  std::vector<OutputBuffer> outputs;     // allgather, alltoall, reducescatter
+  std::vector<int32_t> received_splits;  // alltoall
+  Status status;
+  std::atomic<uint32_t> state{pending};  // futex word
+};
+
+}  // namespace horovod

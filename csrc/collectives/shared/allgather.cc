@@ -1,0 +1,86 @@
+// Each member streams its rows through its slots, everybody copies them to their place in the result. The row counts
+// are exchanged first: they may differ by member and step.
+#include <cstring>
+
+#include "collectives/shared/collectives.h"
+#include "collectives/shared/gather.h"
+
+namespace horovod::shared {
+
+Status allgather(Region& region, Batch batch) {
+  const int size = region.size();
+  std::vector<int64_t> mine;
+  for (const Operation* operation : batch) {
+    for (const TensorSpec& tensor : operation->spec.tensors) mine.push_back(tensor.rows());
+  }
+  std::vector<int64_t> rows;
+  HVD_TRY(exchange_counts(region, mine, rows));
+
+  // streams[m]: member m's bytes, read from its slots (or, for this member, its input) into our outputs.
+  std::vector<std::vector<Span>> streams(static_cast<size_t>(size));
+  size_t tensor_index = 0;
+  for (Operation* operation : batch) {
+    operation->outputs.resize(operation->spans.size());
+    for (size_t i = 0; i < operation->spans.size(); ++i, ++tensor_index) {
+      const TensorSpec& tensor = operation->spec.tensors[i];
+      const int64_t row_bytes = tensor.row_elements() * static_cast<int64_t>(size_of(tensor.dtype));
+      int64_t total_rows = 0;
+      for (int member = 0; member < size; ++member) {
+        const int64_t count = rows[static_cast<size_t>(member) * mine.size() + tensor_index];
+        if (count < 0 || __builtin_add_overflow(total_rows, count, &total_rows))
+          return bad_count(*operation, region, member);
+      }
+      OutputBuffer& output = operation->outputs[i];
+      output.shape = tensor.shape;
+      output.shape[0] = total_rows;
+      int64_t bytes = 0;
+      if (__builtin_mul_overflow(total_rows, row_bytes, &bytes) || !output.allocate(static_cast<size_t>(bytes))) {
+        return {Code::internal, "Not enough memory for the result of " + operation->spec.name + "."};
+      }
+      std::byte* place = output.data.get();
+      for (int member = 0; member < size; ++member) {
+        const int64_t part = rows[static_cast<size_t>(member) * mine.size() + tensor_index] * row_bytes;
+        streams[static_cast<size_t>(member)].push_back({operation->spans[i].input, place, part});
+        place += part;
+      }
+    }
+  }
+
+  std::vector<SpanList> lists;
+  int64_t longest = 0;
+  for (const std::vector<Span>& stream : streams) {
+    lists.emplace_back(stream, DType::uint8);
+    longest = std::max(longest, lists.back().elements());
+  }
+  const int64_t per_round = static_cast<int64_t>(region.slot_bytes());
+  const int64_t rounds = (longest + per_round - 1) / per_round;
+  const uint64_t first = region.take_rounds(static_cast<uint64_t>(rounds));
+  for (int64_t index = 0; index < rounds; ++index) {
+    const uint64_t round = first + static_cast<uint64_t>(index);
+    const auto clip = [&](const SpanList& list, int64_t position) { return std::min(list.elements(), position); };
+    const SpanList& own = lists[static_cast<size_t>(region.rank())];
+    const int64_t begin = index * per_round;
+    HVD_TRY(region.await_slot(round));
+    std::byte* slot = region.slot(region.rank(), round);
+    own.visit(clip(own, begin), clip(own, begin + per_round),
+              [&](const std::byte* input, std::byte* output, int64_t count, int64_t offset) {
+                std::memcpy(slot + offset, input, static_cast<size_t>(count));
+                std::memcpy(output, input, static_cast<size_t>(count));
+              });
+    region.publish(Phase::posted, round + 1);
+    for (int step = 1; step < size; ++step) {
+      const int member = (region.rank() + step) % size;
+      const SpanList& list = lists[static_cast<size_t>(member)];
+      HVD_TRY(region.await(member, Phase::posted, round + 1));
+      const std::byte* source = region.slot(member, round);
+      list.visit(clip(list, begin), clip(list, begin + per_round),
+                 [&](const std::byte*, std::byte* output, int64_t count, int64_t offset) {
+                   std::memcpy(output, source + offset, static_cast<size_t>(count));
+                 });
+    }
+    region.publish(Phase::finished, round + 1);
+  }
+  return {};
+}
+
+}  // namespace horovod::shared

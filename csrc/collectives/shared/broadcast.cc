@@ -1,0 +1,39 @@
+// The root fills slots, everybody else copies them out; rounds overlap as far as there are slots.
+#include <cstring>
+
+#include "collectives/shared/collectives.h"
+
+namespace horovod::shared {
+
+Status broadcast(Region& region, Batch batch) {
+  const SpanList spans(batch);
+  const int root = batch[0]->spec.root;
+  const int64_t item = static_cast<int64_t>(spans.element_bytes());
+  const int64_t per_round = static_cast<int64_t>(region.slot_bytes()) / item;
+  const int64_t total = spans.elements();
+  const int64_t rounds = (total + per_round - 1) / per_round;
+  const uint64_t first = region.take_rounds(static_cast<uint64_t>(rounds));
+  for (int64_t index = 0; index < rounds; ++index) {
+    const uint64_t round = first + static_cast<uint64_t>(index);
+    const int64_t begin = index * per_round;
+    const int64_t end = std::min(total, begin + per_round);
+    std::byte* slot = region.slot(root, round);
+    if (region.rank() == root) {
+      HVD_TRY(region.await_slot(round));
+      spans.visit(begin, end, [&](const std::byte* input, std::byte* output, int64_t count, int64_t offset) {
+        std::memcpy(slot + offset * item, input, static_cast<size_t>(count * item));
+        if (output && output != input) std::memcpy(output, input, static_cast<size_t>(count * item));
+      });
+      region.publish(Phase::posted, round + 1);
+    } else {
+      HVD_TRY(region.await(root, Phase::posted, round + 1));
+      spans.visit(begin, end, [&](const std::byte*, std::byte* output, int64_t count, int64_t offset) {
+        std::memcpy(output, slot + offset * item, static_cast<size_t>(count * item));
+      });
+    }
+    region.publish(Phase::finished, round + 1);
+  }
+  return {};
+}
+
+}  // namespace horovod::shared

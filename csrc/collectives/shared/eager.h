@@ -1,0 +1,24 @@
+// Small operations without a data phase: a member leaves its bytes in a cell of its own area before it arrives in the
+// order log, so that when everybody has arrived everything is there and each member computes the result by itself. One
+// synchronisation (the arrival) instead of two.
+//
+// Each id has two cells, used in turn by generations. A member writes the cell of generation g + 2 only after it has
+// run g + 1, for which everybody arrived, which everybody does after reading the cells of g: no cell is overwritten too
+// early.
+#pragma once
+
+#include "collectives/batch.h"
+#include "transport/region.h"
+
+namespace horovod::shared {
+
+// A function of what all members agreed on, so all decide alike.
+bool is_eager(const OpSpec& spec, uint32_t id);
+
+// Before the arrival of generation `generation`: this member's bytes into its cell.
+void store_eager(Region& region, const Operation& operation, uint32_t id, uint32_t generation);
+
+// After agreement: the result from all members' cells.
+void run_eager(Region& region, Operation& operation, uint32_t id, uint32_t generation);
+
+}  // namespace horovod::shared

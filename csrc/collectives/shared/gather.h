@@ -1,0 +1,37 @@
+// What allgather and alltoall have in common: sizes that only their owner knows, and byte streams through slots.
+#pragma once
+
+#include <cstring>
+#include <vector>
+
+#include "collectives/batch.h"
+#include "transport/region.h"
+
+namespace horovod::shared {
+
+// Every member contributes `mine` (the same count everywhere); returns all members' numbers, member-major.
+inline Status exchange_counts(Region& region, const std::vector<int64_t>& mine, std::vector<int64_t>& all) {
+  const size_t count = mine.size();
+  all.assign(count * static_cast<size_t>(region.size()), 0);
+  const size_t per_round = region.slot_bytes() / sizeof(int64_t);
+  for (size_t begin = 0; begin < count; begin += per_round) {
+    const size_t bytes = std::min(per_round, count - begin) * sizeof(int64_t);
+    const uint64_t round = region.take_rounds(1);
+    HVD_TRY(region.await_slot(round));
+    std::memcpy(region.slot(region.rank(), round), mine.data() + begin, bytes);
+    region.publish(Phase::posted, round + 1);
+    for (int member = 0; member < region.size(); ++member) {
+      if (member != region.rank()) HVD_TRY(region.await(member, Phase::posted, round + 1));
+      std::memcpy(all.data() + static_cast<size_t>(member) * count + begin, region.slot(member, round), bytes);
+    }
+    region.publish(Phase::finished, round + 1);
+  }
+  return {};
+}
+
+inline Status bad_count(const Operation& operation, const Region& region, int member) {
+  return {Code::internal,
+          region.label(member) + " announced an impossible number of rows for " + operation.spec.name + "."};
+}
+
+}  // namespace horovod::shared

@@ -1,0 +1,134 @@
+#include "collectives/topology.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "collectives/adasum.h"
+#include "collectives/mesh/collectives.h"
+#include "collectives/shared/collectives.h"
+#include "kernels/kernels.h"
+
+namespace horovod {
+namespace {
+
+Status out_of_memory(const Operation& operation) {
+  return {Code::internal, "Not enough memory for the result of " + operation.spec.name + "."};
+}
+
+// A world of one: every collective is a copy, perhaps scaled.
+Status run_alone(Operation& operation) {
+  const OpSpec& spec = operation.spec;
+  const bool reduction = spec.type == OpType::allreduce || spec.type == OpType::reducescatter;
+  if (spec.type == OpType::alltoall) {
+    operation.received_splits = operation.splits;
+    if (operation.splits.empty()) operation.received_splits = {static_cast<int32_t>(spec.tensors[0].rows())};
+  }
+  operation.outputs.resize(operation.spans.size());
+  for (size_t i = 0; i < operation.spans.size(); ++i) {
+    const Span& span = operation.spans[i];
+    const TensorSpec& tensor = spec.tensors[i];
+    int64_t count = span.count;
+    std::byte* output = span.output;
+    if (output == nullptr) {
+      OutputBuffer& buffer = operation.outputs[i];
+      buffer.shape = tensor.shape;
+      if (spec.type == OpType::alltoall) {
+        buffer.shape[0] = operation.received_splits[0];
+        count = buffer.shape[0] * tensor.row_elements();
+      }
+      if (!buffer.allocate(static_cast<size_t>(count) * size_of(tensor.dtype))) return out_of_memory(operation);
+      output = buffer.data.get();
+    }
+    const size_t bytes = static_cast<size_t>(count) * size_of(tensor.dtype);
+    if (bytes == 0) continue;
+    if (reduction && tensor.dtype != DType::boolean && (spec.prescale != 1.0 || spec.postscale != 1.0)) {
+      kernels::scale(tensor.dtype, output, span.input, count, spec.prescale);
+      kernels::scale(tensor.dtype, output, output, count, spec.postscale);
+    } else if (output != span.input) {
+      std::memcpy(output, span.input, bytes);
+    }
+  }
+  return {};
+}
+
+template <typename Plane>
+Status dispatch(OpType type, Plane& plane, Batch batch, Status (*allreduce)(Plane&, Batch),
+                Status (*allgather)(Plane&, Batch), Status (*broadcast)(Plane&, Batch),
+                Status (*alltoall)(Plane&, Batch), Status (*reducescatter)(Plane&, Batch)) {
+  switch (type) {
+    case OpType::allreduce:
+      return allreduce(plane, batch);
+    case OpType::allgather:
+      return allgather(plane, batch);
+    case OpType::broadcast:
+      return broadcast(plane, batch);
+    case OpType::alltoall:
+      return alltoall(plane, batch);
+    case OpType::reducescatter:
+      return reducescatter(plane, batch);
+    case OpType::barrier:
+      return {};  // that every member arrived is in the order log already
+  }
+  return {Code::internal, "Unknown operation type."};
+}
+
+Status run_uniform(const DataPlane& plane, Batch batch) {
+  const OpType type = batch[0]->spec.type;
+  if (type == OpType::allreduce && batch[0]->spec.reduce_op == ReduceOp::adasum) {
+    return plane.region ? adasum(plane, plane.region->rank(), plane.region->size(), batch)
+                        : adasum(plane, plane.mesh->rank(), plane.mesh->size(), batch);
+  }
+  if (plane.region) {
+    return dispatch(type, *plane.region, batch, shared::allreduce, shared::allgather, shared::broadcast,
+                    shared::alltoall, shared::reducescatter);
+  }
+  if (plane.backend) return plane.backend->run(batch);
+  return dispatch(type, *plane.mesh, batch, mesh::allreduce, mesh::allgather, mesh::broadcast, mesh::alltoall,
+                  mesh::reducescatter);
+}
+
+// A group of several dtypes runs as one part for each dtype, in the order in which dtypes first appear.
+Status run_mixed(const DataPlane& plane, Operation& group) {
+  group.outputs.resize(group.spans.size());
+  std::vector<bool> taken(group.spans.size());
+  for (size_t first = 0; first < group.spans.size(); ++first) {
+    if (taken[first]) continue;
+    Operation part;
+    part.spec = group.spec;
+    part.spec.tensors.clear();
+    part.splits = group.splits;
+    std::vector<size_t> places;
+    for (size_t i = first; i < group.spans.size(); ++i) {
+      if (taken[i] || group.spec.tensors[i].dtype != group.spec.tensors[first].dtype) continue;
+      taken[i] = true;
+      places.push_back(i);
+      part.spec.tensors.push_back(group.spec.tensors[i]);
+      part.spans.push_back(group.spans[i]);
+    }
+    Operation* one[] = {&part};
+    HVD_TRY(run_uniform(plane, one));
+    for (size_t k = 0; k < places.size() && k < part.outputs.size(); ++k) {
+      group.outputs[places[k]] = std::move(part.outputs[k]);
+    }
+    group.received_splits = std::move(part.received_splits);
+  }
+  return {};
+}
+
+}  // namespace
+
+Status run_batch(const DataPlane& plane, Batch batch) {
+  if (!plane.region && !plane.mesh) {
+    for (Operation* operation : batch) HVD_TRY(run_alone(*operation));
+    return {};
+  }
+  if (batch.size() == 1) {
+    const std::vector<TensorSpec>& tensors = batch[0]->spec.tensors;
+    const bool mixed = std::any_of(tensors.begin(), tensors.end(),
+                                   [&](const TensorSpec& tensor) { return tensor.dtype != tensors[0].dtype; });
+    if (mixed) return run_mixed(plane, *batch[0]);
+  }
+  return run_uniform(plane, batch);
+}
+
+}  // namespace horovod

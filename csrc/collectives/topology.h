@@ -1,0 +1,21 @@
+// Picks the algorithm for a batch: by where the members are (one process alone, one host, several hosts).
+#pragma once
+
+#include "collectives/backend.h"
+#include "collectives/batch.h"
+#include "transport/mesh.h"
+#include "transport/region.h"
+
+namespace horovod {
+
+// What a communicator moves data with: a region or a mesh, none for a world of one.
+struct DataPlane {
+  Region* region = nullptr;
+  Mesh* mesh = nullptr;
+  Backend* backend = nullptr;  // runs over the mesh, in place of our own algorithms
+};
+
+// Runs the batch (operations of equal type, dtype and factors) to its end on this member.
+Status run_batch(const DataPlane& plane, Batch batch);
+
+}  // namespace horovod

@@ -1,0 +1,622 @@
+#include "engine/communicator.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include <pthread.h>
+
+#include "collectives/shared/eager.h"
+#include "engine/mesh_order_log.h"
+#include "engine/shared_order_log.h"
+
+namespace horovod {
+namespace {
+
+constexpr uint64_t kUnnamedLanes = 32;        // how many unnamed operations of one signature may overlap
+constexpr int64_t kBlockedAfterUs = 500'000;  // a wait of this long is told to the coordinator,
+constexpr int64_t kBlockedAgainUs =
+    1'000'000;  // and told again: only a report that is newer than what it contradicts counts
+constexpr int64_t kLeftGraceUs = 1'000'000;  // how long the data plane has to notice a departure by itself
+constexpr int64_t kGatherUs = 200;           // how long the background thread lets small operations gather
+constexpr uint64_t kStartBytes = 1u << 20;   // so many pending bytes are worth starting at once
+constexpr int64_t kDriveSliceUs = 100'000;
+constexpr int64_t kCloseUs = 1'000'000;
+constexpr int64_t kServeUs = 2'000'000;
+constexpr int64_t kLingerUs = 1'000'000;  // for peers that do not take the reason of an abort
+
+bool is_unnamed(const std::string& name) { return name.ends_with(".noname"); }
+
+bool uniform_dtype(const OpSpec& spec) {
+  return std::all_of(spec.tensors.begin(), spec.tensors.end(),
+                     [&](const TensorSpec& tensor) { return tensor.dtype == spec.tensors[0].dtype; });
+}
+
+size_t bytes_of(const OpSpec& spec) {
+  size_t bytes = 0;
+  for (const TensorSpec& tensor : spec.tensors) bytes += static_cast<size_t>(tensor.elements()) * size_of(tensor.dtype);
+  return bytes;
+}
+
+}  // namespace
+
+Communicator::Communicator(int process_set, int rank, std::vector<int> ranks, std::vector<std::string> labels,
+                           const Config& config, AbortSignal& abort, Outbox& outbox, std::function<void()> on_abort)
+    : process_set_(process_set),
+      rank_(rank),
+      ranks_(std::move(ranks)),
+      labels_(std::move(labels)),
+      config_(config),
+      abort_(abort),
+      outbox_(outbox),
+      on_abort_(std::move(on_abort)),
+      lane_of_id_(kMaxIds, nullptr),
+      by_id_(kMaxIds, nullptr) {}
+
+void Communicator::attach(std::unique_ptr<Region> region) {
+  region_ = std::move(region);
+  plane_.region = region_.get();
+  auto log = std::make_unique<SharedOrderLog>(
+      *region_, [this](const TensorId* ids, size_t count) { return fuse(ids, count); }, abort_);
+  shared_log_ = log.get();
+  log_ = std::move(log);
+  start_background();
+}
+
+void Communicator::attach(std::unique_ptr<Mesh> mesh, std::unique_ptr<Backend> backend) {
+  mesh_ = std::move(mesh);
+  backend_ = std::move(backend);
+  plane_.mesh = mesh_.get();
+  plane_.backend = backend_.get();
+  log_ = std::make_unique<MeshOrderLog>(
+      *mesh_, [this](const TensorId* ids, size_t count) { return fuse(ids, count); }, abort_);
+  start_background();
+}
+
+Communicator::~Communicator() { close(""); }
+
+// -- submitting
+// ---------------------------------------------------------------------------------------------------------
+
+Status Communicator::submit(const std::shared_ptr<Submission>& submission, bool wait_follows) {
+  counters_.submitted.fetch_add(1, std::memory_order_relaxed);
+  if (!log_) {  // a world of one
+    Operation* one[] = {submission.get()};
+    submission->status = run_batch(plane_, one);
+    submission->state.store(Operation::done, std::memory_order_release);
+    return {};
+  }
+  bool wake_background = false;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!ended_.ok()) return with_context(ended_, *submission);
+    if (abort_.raised()) return with_context(abort_.cause(), *submission);
+    if (closed_) return {Code::aborted, closed_why_};
+    NameEntry& entry = names_[submission->spec.name];
+    entry.unnamed = entry.variants.empty() ? is_unnamed(submission->spec.name) : entry.unnamed;
+    if (entry.in_flight) {
+      return {Code::invalid_argument, "Requested to submit " + submission->spec.name + " on rank " +
+                                          std::to_string(ranks_[rank_]) +
+                                          ", a tensor with the same name as another tensor that is currently being "
+                                          "processed. Give each operation in flight a name of its own, or synchronize "
+                                          "the earlier one first."};
+    }
+    entry.in_flight = !entry.unnamed;
+    submission->entry = &entry;
+    submission->lane = &lane_for(entry, *submission);
+    in_flight_.emplace(submission.get(), submission);
+    ++pending_;
+    if (entry.unnamed) submission->announced_name = submission->spec.name + "." + std::to_string(entry.submitted++);
+    if (submission->lane->active) {
+      submission->lane->waiting.push_back(submission.get());
+    } else {
+      begin(*submission);
+    }
+    if (!wait_follows && needs_background() && !driving_) {
+      unstarted_bytes_ += bytes_of(submission->spec);
+      wake_background = background_idle_ || unstarted_bytes_ >= kStartBytes;
+    }
+  }
+  if (wake_background) background_wanted_.notify_one();
+  return {};
+}
+
+Lane& Communicator::lane_for(NameEntry& entry, const Submission& submission) {
+  NameEntry::Variant* variant = nullptr;
+  for (const std::unique_ptr<NameEntry::Variant>& known : entry.variants) {
+    if (known->lanes[0]->spec.agrees_with(submission.spec)) {
+      variant = known.get();
+      break;
+    }
+  }
+  if (!variant) {
+    entry.variants.push_back(std::make_unique<NameEntry::Variant>());
+    variant = entry.variants.back().get();
+  }
+  // The lane depends on the number of earlier operations only, so all members choose alike.
+  const size_t index = entry.unnamed ? variant->submitted++ % kUnnamedLanes : 0;
+  if (index == variant->lanes.size()) {
+    variant->lanes.push_back(std::make_unique<Lane>());
+    variant->lanes.back()->spec = submission.spec;
+  }
+  return *variant->lanes[index];
+}
+
+void Communicator::begin(Submission& submission) {
+  Lane& lane = *submission.lane;
+  lane.active = &submission;
+  if (lane.id == Lane::kNoId) {
+    announce(submission);
+    return;
+  }
+  {
+    const std::lock_guard<std::mutex> lock(ids_mutex_);
+    by_id_[lane.id] = &submission;
+  }
+  submission.arrived = true;
+  if (is_eager(submission.spec, lane.id)) {
+    shared::store_eager(*region_, submission, lane.id, shared_log_->next_generation(lane.id));
+  }
+  // Another library's algorithms take the tensors as they are; ours may let small ones travel with the arrival.
+  Status status = plane_.backend ? log_->arrive(lane.id) : log_->arrive_with(lane.id, submission);
+  if (!status.ok()) {
+    abort_.raise(status);
+    log_->wake();
+  }
+}
+
+void Communicator::announce(Submission& submission) {
+  if (submission.announced_name.empty()) submission.announced_name = submission.spec.name;
+  announced_[submission.announced_name] = &submission;
+  tell_coordinator(OutboxItem::announce, submission);
+  counters_.announced.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Communicator::tell_coordinator(OutboxItem::Kind kind, const Submission& submission) {
+  OutboxItem item;
+  item.kind = kind;
+  item.spec = submission.spec;
+  if (!submission.announced_name.empty()) item.spec.name = submission.announced_name;
+  if (item.spec.type == OpType::broadcast) item.spec.root = ranks_[item.spec.root];
+  item.process_set = process_set_;
+  outbox_.push(std::move(item));
+}
+
+// -- waiting and driving
+// --------------------------------------------------------------------------------------------------
+
+bool Communicator::wait(Submission& submission, int64_t timeout_us) {
+  const auto done = [&] { return submission.state.load(std::memory_order_acquire) == Operation::done; };
+  if (done()) return true;
+  const int64_t started = now_us();
+  const int64_t deadline = started + timeout_us;
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (submission.waited_since_us == 0) submission.waited_since_us = started;
+  ++helpers_;
+  while (!done()) {
+    const int64_t now = now_us();
+    if (now >= deadline) break;
+    if (driving_) {
+      if (background_drives_) log_->wake();  // it lets go at the next chance: a waiting caller is faster
+      driver_changed_.wait_for(lock, std::chrono::microseconds(deadline - now));
+      continue;
+    }
+    driving_ = true;
+    lock.unlock();
+    if (region_) region_->set_patient(true);
+    drive(done, deadline);
+    lock.lock();
+    driving_ = false;
+    driver_changed_.notify_all();
+  }
+  --helpers_;
+  const int64_t now = now_us();
+  if (!done() && !submission.running.load(std::memory_order_relaxed) &&
+      now - submission.waited_since_us > kBlockedAfterUs && now - submission.reported_us > kBlockedAgainUs) {
+    submission.reported_us = now;
+    tell_coordinator(OutboxItem::blocked, submission);
+  }
+  const bool wake_background = farewell_due_ || needs_background();
+  lock.unlock();
+  if (wake_background) background_wanted_.notify_one();
+  return done();
+}
+
+void Communicator::drive(const std::function<bool()>& enough, int64_t deadline_us) {
+  LogEvent event;
+  while (!enough()) {
+    Status status = abort_.raised() ? abort_.cause() : log_->poll(event);
+    if (status.ok() && event.kind == LogEvent::batch) {
+      status = run(event);
+    } else if (status.ok() && event.kind == LogEvent::withdrawn) {
+      answer_withdrawn(event.ids[0]);
+    } else if (status.ok()) {
+      const int64_t now = now_us();
+      if (now >= deadline_us) return;
+      status = log_->wait(deadline_us - now);
+      if (status.ok()) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (!left_sentence_.empty() && now_us() - left_since_us_ > kLeftGraceUs) {
+          status = {Code::left, left_sentence_};
+        }
+      }
+    }
+    if (!status.ok()) {
+      end(status);
+      return;
+    }
+  }
+}
+
+bool Communicator::is_eager(const OpSpec& spec, TensorId id) const { return shared_log_ && shared::is_eager(spec, id); }
+
+Status Communicator::run(const LogEvent& event) {
+  const std::vector<TensorId>& ids = event.ids;
+  std::vector<Operation*> batch;
+  batch.reserve(ids.size());
+  uint64_t bytes = 0;
+  {
+    const std::lock_guard<std::mutex> lock(ids_mutex_);
+    for (TensorId id : ids) {
+      if (id >= kMaxIds || !by_id_[id]) {
+        return {Code::internal, "The order log agreed on id " + std::to_string(id) + " that rank " +
+                                    std::to_string(ranks_[rank_]) + " did not submit; please report this."};
+      }
+      by_id_[id]->running.store(true, std::memory_order_relaxed);
+      batch.push_back(by_id_[id]);
+      bytes += bytes_of(by_id_[id]->spec);
+    }
+  }
+  counters_.batches.fetch_add(1, std::memory_order_relaxed);
+  counters_.agreed.fetch_add(ids.size(), std::memory_order_relaxed);
+  counters_.bytes.fetch_add(bytes, std::memory_order_relaxed);
+  if (event.completed) {
+    // the results travelled with the arrivals and are in place
+  } else if (is_eager(batch[0]->spec, ids[0])) {  // then all are, by the fuse rule
+    for (size_t i = 0; i < ids.size(); ++i) {
+      shared::run_eager(*region_, *batch[i], ids[i], shared_log_->generation(ids[i]));
+    }
+  } else {
+    HVD_TRY(run_batch(plane_, batch));
+  }
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (Operation* operation : batch) complete(static_cast<Submission&>(*operation), {});
+    if (helpers_ > 1 || background_drives_) driver_changed_.notify_all();
+  }
+  return {};
+}
+
+void Communicator::complete(Submission& submission, Status status) {
+  const auto owner = in_flight_.find(&submission);
+  const std::shared_ptr<Submission> keep = owner->second;
+  in_flight_.erase(owner);
+  --pending_;
+  Lane& lane = *submission.lane;
+  if (lane.active == &submission) {
+    lane.active = nullptr;
+    if (lane.id != Lane::kNoId) {
+      const std::lock_guard<std::mutex> lock(ids_mutex_);
+      if (by_id_[lane.id] == &submission) by_id_[lane.id] = nullptr;
+    }
+    if (submission.withdrawing && lane.id != Lane::kNoId && submission.withdrawn_status.ok()) finish_recall(lane);
+  }
+  submission.entry->in_flight = false;
+  submission.status = std::move(status);
+  submission.state.store(Operation::done, std::memory_order_release);
+  if (!lane.active && !lane.waiting.empty()) {
+    Submission* next = lane.waiting.front();
+    lane.waiting.pop_front();
+    begin(*next);
+  }
+}
+
+void Communicator::start_background() {
+  background_ = std::thread([this] { background(); });
+  pthread_setname_np(background_.native_handle(), "hvd-progress");
+  if (config_.background_cpu >= 0) {  // the caller checked that this process may use it
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(config_.background_cpu, &set);
+    pthread_setaffinity_np(background_.native_handle(), sizeof set, &set);
+  }
+}
+
+void Communicator::background() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    background_idle_ = true;
+    background_wanted_.wait(lock, [&] { return stopping_ || ((farewell_due_ || needs_background()) && !driving_); });
+    background_idle_ = false;
+    if (farewell_due_ && !driving_) {
+      driving_ = background_drives_ = true;
+      farewell_due_ = false;
+      lock.unlock();
+      mesh_->linger(kLingerUs);
+      lock.lock();
+      driving_ = background_drives_ = false;
+      driver_changed_.notify_all();
+      continue;
+    }
+    // Small operations seldom come alone: a moment's patience makes one batch of them, or leaves them to a caller that
+    // waits. Large ones are worth starting at once.
+    background_wanted_.wait_for(lock, std::chrono::microseconds(kGatherUs), [&] {
+      return stopping_ || !needs_background() || driving_ || unstarted_bytes_ >= kStartBytes;
+    });
+    if (stopping_) return;
+    if (!needs_background() || driving_) continue;
+    driving_ = background_drives_ = true;
+    unstarted_bytes_ = 0;
+    lock.unlock();
+    if (region_) region_->set_patient(false);
+    drive(
+        [&] {
+          const std::lock_guard<std::mutex> check(mutex_);
+          return stopping_ || !needs_background();
+        },
+        now_us() + kDriveSliceUs);
+    lock.lock();
+    driving_ = background_drives_ = false;
+    driver_changed_.notify_all();
+  }
+}
+
+// -- fusing
+// -----------------------------------------------------------------------------------------------------------------
+
+size_t Communicator::fuse(const TensorId* ids, size_t count) {
+  const std::lock_guard<std::mutex> lock(ids_mutex_);
+  const Submission* first = by_id_[ids[0]];
+  if (!first) return 1;
+  const OpSpec& head = first->spec;
+  if (head.type == OpType::alltoall || head.type == OpType::barrier || !uniform_dtype(head)) return 1;
+  if (head.reduce_op == ReduceOp::adasum)
+    return 1;  // which rank sums which part of its dot products depends on the batch
+  size_t total = bytes_of(head);
+  const bool eager = is_eager(head, ids[0]);
+  size_t taken = 1;
+  for (; taken < count; ++taken) {
+    const Submission* next = by_id_[ids[taken]];
+    if (!next) break;
+    const OpSpec& spec = next->spec;
+    total += bytes_of(spec);
+    if (total > config_.fusion_threshold_bytes || spec.type != head.type || spec.reduce_op != head.reduce_op ||
+        spec.prescale != head.prescale || spec.postscale != head.postscale || spec.root != head.root ||
+        spec.tensors[0].dtype != head.tensors[0].dtype || !uniform_dtype(spec) || is_eager(spec, ids[taken]) != eager) {
+      break;
+    }
+  }
+  return taken;
+}
+
+// -- the coordinator's answers
+// ------------------------------------------------------------------------------------------------
+
+void Communicator::apply_plan(const std::string& name, TensorId id) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = announced_.find(name);
+  if (found == announced_.end() || id >= kMaxIds) return;  // failed or closed meanwhile
+  Submission& submission = *found->second;
+  announced_.erase(found);
+  submission.lane->id = id;
+  lane_of_id_[id] = submission.lane;
+  begin(submission);
+}
+
+// Between hosts a member that takes an arrival back asks the sequencer, which may have nothing pending itself. Whatever
+// makes members do so (an error, a recall) is told to all of them by the coordinator, so the sequencer knows to listen.
+void Communicator::serve_peers() {
+  if (!mesh_ || rank_ != 0) return;
+  serving_until_us_ = now_us() + kServeUs;
+  background_wanted_.notify_one();
+}
+
+void Communicator::apply_error(const std::string& name, const std::string& sentence) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  serve_peers();
+  const Status status(Code::precondition, sentence);
+  if (const auto found = announced_.find(name); found != announced_.end()) {
+    Submission& submission = *found->second;
+    announced_.erase(found);
+    complete(submission, status);
+    driver_changed_.notify_all();
+    if (log_) log_->wake();
+    return;
+  }
+  // It may run under an id already (the ranks turned out to wait for different things): take it back.
+  for (const auto& [submission, owner] : in_flight_) {
+    const std::string& announced =
+        submission->announced_name.empty() ? submission->spec.name : submission->announced_name;
+    if (announced != name) continue;
+    if (submission->arrived && !submission->withdrawing) {
+      submission->withdrawing = true;
+      submission->withdrawn_status = status;
+      if (Status failed = log_->withdraw(submission->lane->id); !failed.ok()) abort_.raise(failed);
+    }
+    return;
+  }
+}
+
+void Communicator::apply_recall(const std::vector<TensorId>& ids) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  serve_peers();
+  for (TensorId id : ids) {
+    if (id >= kMaxIds) continue;
+    ++recalls_open_;
+    Lane* lane = lane_of_id_[id];
+    if (lane && lane->active && lane->active->arrived) {
+      Submission& submission = *lane->active;
+      if (!submission.withdrawing) {
+        submission.withdrawing = true;
+        if (Status failed = log_->withdraw(id); !failed.ok()) abort_.raise(failed);
+        continue;  // settled when the log answers
+      }
+    }
+    if (lane) {
+      finish_recall(*lane);
+    } else {
+      recalled_.push_back(id);
+      --recalls_open_;
+    }
+  }
+  if (recalls_open_ == 0 && !recalled_.empty()) {
+    OutboxItem item;
+    item.kind = OutboxItem::recalled;
+    item.process_set = process_set_;
+    item.ids.swap(recalled_);
+    outbox_.push(std::move(item));
+  }
+}
+
+// The lane's id is free on this member.
+void Communicator::finish_recall(Lane& lane) {
+  recalled_.push_back(lane.id);
+  lane_of_id_[lane.id] = nullptr;
+  lane.id = Lane::kNoId;
+  if (recalls_open_ > 0 && --recalls_open_ == 0) {
+    OutboxItem item;
+    item.kind = OutboxItem::recalled;
+    item.process_set = process_set_;
+    item.ids.swap(recalled_);
+    outbox_.push(std::move(item));
+  }
+}
+
+void Communicator::answer_withdrawn(TensorId id) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Submission* submission = nullptr;
+  {
+    const std::lock_guard<std::mutex> ids_lock(ids_mutex_);
+    submission = by_id_[id];
+    by_id_[id] = nullptr;
+  }
+  if (!submission) return;
+  submission->arrived = submission->withdrawing = false;
+  if (!submission->withdrawn_status.ok()) {
+    complete(*submission, submission->withdrawn_status);
+    driver_changed_.notify_all();
+    return;
+  }
+  finish_recall(*submission->lane);
+  announce(*submission);
+}
+
+void Communicator::peer_left(int member, const std::string& sentence) {
+  if (!log_ || member == rank_) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!left_sentence_.empty()) return;
+  left_sentence_ = sentence;
+  left_since_us_ = now_us();
+}
+
+// -- the end
+// ----------------------------------------------------------------------------------------------------------------
+
+Status Communicator::with_context(const Status& status, const Submission& submission) const {
+  return {status.code(),
+          status.message() + " (Rank " + std::to_string(ranks_[rank_]) + " was running " + submission.spec.name + ".)"};
+}
+
+void Communicator::end(const Status& status) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    fail_locked(status);
+    driver_changed_.notify_all();
+  }
+  if (status.code() != Code::left) abort_.raise(status);  // ends the epoch for all communicators, here and on all ranks
+  if (!abort_.raised()) return;
+  on_abort_();
+  if (!mesh_) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  farewell_due_ = true;
+  background_wanted_.notify_one();
+}
+
+void Communicator::fail_locked(const Status& status) {
+  if (ended_.ok()) ended_ = status;
+  announced_.clear();
+  for (auto& [submission, owner] : in_flight_) {
+    submission->lane->active = nullptr;
+    submission->lane->waiting.clear();
+    submission->entry->in_flight = false;
+    submission->status = with_context(ended_, *submission);
+    submission->state.store(Operation::done, std::memory_order_release);
+  }
+  in_flight_.clear();
+  pending_ = 0;
+  const std::lock_guard<std::mutex> ids_lock(ids_mutex_);
+  std::fill(by_id_.begin(), by_id_.end(), nullptr);
+}
+
+void Communicator::abort_raised() {
+  const std::string cause = abort_.cause().message();
+  if (region_) region_->announce_end(MemberState::aborted, cause);
+  if (mesh_) mesh_->announce_end(ControlKind::abort, cause);
+  if (log_) log_->wake();
+}
+
+void Communicator::close(const std::string& farewell, const std::string& why) {
+  if (!log_) return;
+  const Status status(Code::aborted, why + " The operation was not finished by all ranks before.");
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (closed_) return;
+    closed_ = true;
+    closed_why_ = why;
+    // What no plan covers yet can't be agreed any more; what has arrived is taken back unless it is agreed.
+    std::vector<Submission*> arrived, rest;
+    for (const auto& [submission, owner] : in_flight_) (submission->arrived ? arrived : rest).push_back(submission);
+    announced_.clear();
+    for (Submission* submission : rest) {
+      submission->lane->waiting.clear();
+      if (submission->lane->active == submission) submission->lane->active = nullptr;
+    }
+    for (Submission* submission : rest) complete(*submission, status);
+    for (Submission* submission : arrived) {
+      submission->withdrawn_status = status;
+      if (submission->withdrawing) continue;
+      submission->withdrawing = true;
+      if (Status failed = log_->withdraw(submission->lane->id); !failed.ok()) abort_.raise(failed);
+    }
+    const int64_t deadline = now_us() + kCloseUs;
+    ++helpers_;
+    while (pending_ > 0 && ended_.ok() && now_us() < deadline) {
+      if (driving_) {
+        if (background_drives_) log_->wake();
+        driver_changed_.wait_for(lock, std::chrono::microseconds(std::max<int64_t>(1, deadline - now_us())));
+        continue;
+      }
+      driving_ = true;
+      lock.unlock();
+      drive(
+          [&] {
+            const std::lock_guard<std::mutex> check(mutex_);
+            return pending_ == 0;
+          },
+          deadline);
+      lock.lock();
+      driving_ = false;
+      driver_changed_.notify_all();
+    }
+    // With nothing pending no operation can hold the driver: it waits for news, or is about to let go, and is only
+    // woken.
+    while (driving_ && pending_ == 0) {
+      log_->wake();
+      driver_changed_.wait_for(lock, std::chrono::milliseconds(50));
+    }
+    --helpers_;
+    if (driving_) {  // it is stuck in an operation that a peer does not go on with: only the end of the epoch frees it
+      abort_.raise(status);
+      while (driving_) driver_changed_.wait(lock);
+    }
+    fail_locked(status);
+    stopping_ = true;
+    driver_changed_.notify_all();
+  }
+  background_wanted_.notify_all();
+  log_->wake();
+  background_.join();
+  if (region_) region_->announce_end(MemberState::left, farewell);
+  if (mesh_) mesh_->announce_end(ControlKind::leave, farewell);
+}
+
+}  // namespace horovod

@@ -1,0 +1,184 @@
+// The operations of one process set on this member: which are in flight, under which ids they run, and who runs them.
+//
+// Life of an operation: submit() finds the lane of its name and signature. A lane that has an id arrives in the order
+// log at once; a new one is announced to the coordinator, whose plan gives it an id. When the log says that every
+// member has arrived, the driver runs the batch and completes the operation.
+//
+// The driver is whichever thread holds `driving_`: a caller that waits for a result drives itself (no hand-over to
+// another thread on the critical path); while nobody waits but operations are pending the background thread drives.
+//
+// Locks, outermost first: mutex_ (tables, driver hand-over), the order log's own, ids_mutex_ (id -> operation). No lock
+// is held while a batch runs or a thread sleeps in the log.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "base/abort.h"
+#include "base/config.h"
+#include "collectives/operation.h"
+#include "collectives/topology.h"
+#include "engine/order_log.h"
+#include "engine/outbox.h"
+
+namespace horovod {
+
+struct Lane;
+struct NameEntry;
+
+// An operation with what the communicator keeps about it; guarded by Communicator::mutex_ but for the base.
+struct Submission final : Operation {
+  Lane* lane = nullptr;
+  NameEntry* entry = nullptr;
+  std::string announced_name;        // as the coordinator knows it; set once it was announced
+  bool arrived = false;              // in the order log
+  bool withdrawing = false;          // withdraw() was asked; the answer decides
+  Status withdrawn_status;           // ends with this when withdrawn; ok means announce again
+  int64_t waited_since_us = 0;       // when a thread first waited for it
+  int64_t reported_us = 0;           // when the coordinator was last told that a thread is blocked on it
+  std::atomic<bool> running{false};  // every rank has arrived; set by the driver before the batch runs
+};
+
+// Operations of one name and signature run one after another under one id.
+struct Lane {
+  static constexpr TensorId kNoId = ~TensorId{0};
+  OpSpec spec;
+  TensorId id = kNoId;
+  Submission* active = nullptr;
+  std::deque<Submission*> waiting;  // unnamed operations only: they come in order and may overlap
+};
+
+struct NameEntry {
+  struct Variant {
+    uint64_t submitted = 0;
+    std::vector<std::unique_ptr<Lane>> lanes;
+  };
+  bool unnamed = false;
+  bool in_flight = false;                          // named only
+  uint64_t submitted = 0;                          // unnamed only: numbers the announcements
+  std::vector<std::unique_ptr<Variant>> variants;  // one for each signature
+};
+
+class SharedOrderLog;
+
+class Communicator {
+ public:
+  struct Counters {
+    std::atomic<uint64_t> announced{0}, submitted{0}, agreed{0}, batches{0}, bytes{0};  // statistics; any order
+  };
+
+  // ranks[i] is member i's rank in the world, labels[i] names it in messages; `rank` is this member's place among them.
+  // on_abort: called from a driver when it has seen the abort signal, with no lock held; the epoch is over for every
+  // communicator of the process, not just for this one.
+  Communicator(int process_set, int rank, std::vector<int> ranks, std::vector<std::string> labels, const Config& config,
+               AbortSignal& abort, Outbox& outbox, std::function<void()> on_abort);
+  ~Communicator();
+
+  // Exactly one of these before the first submit() unless the world has one member.
+  void attach(std::unique_ptr<Region> region);
+  void attach(std::unique_ptr<Mesh> mesh, std::unique_ptr<Backend> backend = nullptr);
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(labels_.size()); }
+  const std::vector<int>& ranks() const { return ranks_; }
+  const Counters& counters() const { return counters_; }
+  // Operations that have been submitted and are not done.
+  int64_t pending() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return pending_;
+  }
+  uint64_t sleeps() const { return region_ ? region_->sleeps() : 0; }
+
+  // wait_follows: the caller waits next, so the background thread is left asleep.
+  Status submit(const std::shared_ptr<Submission>& submission, bool wait_follows);
+  // Drives or waits up to timeout_us; true when the operation is done.
+  bool wait(Submission& submission, int64_t timeout_us);
+
+  void apply_plan(const std::string& name, TensorId id);
+  void apply_error(const std::string& name, const std::string& sentence);
+  void apply_recall(const std::vector<TensorId>& ids);
+  void peer_left(int member, const std::string& sentence);
+
+  // The epoch ended (the abort signal is raised): wakes the driver and tells the peers.
+  void abort_raised();
+  // Leaves in order: what is agreed is finished, everything else fails with `why`. Peers are told `farewell`.
+  void close(const std::string& farewell, const std::string& why = "Horovod has been shut down.");
+
+ private:
+  size_t fuse(const TensorId* ids, size_t count);
+  void begin(Submission& submission);
+  void announce(Submission& submission);
+  void tell_coordinator(OutboxItem::Kind kind, const Submission& submission);
+  Lane& lane_for(NameEntry& entry, const Submission& submission);
+  void complete(Submission& submission, Status status);
+  void end(const Status& status);
+  void fail_locked(const Status& status);
+  Status with_context(const Status& status, const Submission& submission) const;
+  void drive(const std::function<bool()>& enough, int64_t deadline_us);
+  Status run(const LogEvent& event);
+  bool is_eager(const OpSpec& spec, TensorId id) const;
+  void answer_withdrawn(TensorId id);
+  void finish_recall(Lane& lane);
+  void start_background();
+  void background();
+  bool needs_background() const {
+    return ended_.ok() && helpers_ == 0 && (pending_ > 0 || now_us() < serving_until_us_);
+  }
+  void serve_peers();
+
+  const int process_set_;
+  const int rank_;
+  const std::vector<int> ranks_;
+  const std::vector<std::string> labels_;
+  const Config config_;
+  AbortSignal& abort_;
+  Outbox& outbox_;
+  const std::function<void()> on_abort_;
+  std::unique_ptr<Region> region_;
+  std::unique_ptr<Mesh> mesh_;
+  std::unique_ptr<Backend> backend_;  // uses mesh_
+  std::unique_ptr<OrderLog> log_;
+  SharedOrderLog* shared_log_ = nullptr;  // log_ when this is shared memory
+  DataPlane plane_;
+  Counters counters_;
+
+  std::mutex mutex_;  // guards everything down to the next comment
+  std::unordered_map<std::string, NameEntry> names_;
+  std::unordered_map<std::string, Submission*> announced_;                  // waiting for the coordinator's plan
+  std::unordered_map<Submission*, std::shared_ptr<Submission>> in_flight_;  // owns
+  std::vector<Lane*> lane_of_id_;
+  std::vector<TensorId> recalled_;  // ids of a recall that are settled, to be answered together
+  size_t recalls_open_ = 0;
+  int64_t pending_ = 0;
+  int64_t serving_until_us_ =
+      0;                  // drive until then though nothing is pending here: peers may ask to take arrivals back
+  int helpers_ = 0;       // threads inside wait()
+  bool driving_ = false;  // some thread is the driver
+  bool background_drives_ = false;
+  bool background_idle_ = false;  // the background thread waits for work
+  bool farewell_due_ = false;     // the epoch was aborted, and it is to see that the peers are told why
+  uint64_t unstarted_bytes_ = 0;  // submitted without a waiting caller since the background thread last drove
+  bool stopping_ = false;
+  bool closed_ = false;
+  std::string closed_why_;
+  Status ended_;               // not ok once the epoch is over
+  std::string left_sentence_;  // a peer left, as the coordinator says
+  int64_t left_since_us_ = 0;
+  std::condition_variable driver_changed_;     // the driver let go, or operations completed
+  std::condition_variable background_wanted_;  // needs_background(), farewell_due_ or stopping_ became true
+
+  std::mutex ids_mutex_;  // guards by_id_; innermost, so that the fuse rule may be called by the log
+  std::vector<Submission*> by_id_;
+
+  std::thread background_;
+};
+
+}  // namespace horovod

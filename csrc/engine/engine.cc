@@ -1,0 +1,403 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <numeric>
+#include <thread>
+#include <utility>
+
+#include <unistd.h>
+
+#include "backends/gloo/backend.h"
+#include "engine/shared_order_log.h"
+#include "kernels/kernels.h"
+
+namespace horovod {
+namespace {
+
+constexpr size_t kHeaderBytes = 4096;
+static_assert(sizeof(SegmentHeader) <= kHeaderBytes);
+
+Status check_config(const Config& config) {
+  if (config.slot_count < 2 || config.slot_count > 64) {
+    return {Code::invalid_argument, "slot_count must be between 2 and 64."};
+  }
+  if (config.slot_bytes < 4096 || config.slot_bytes % 4096 != 0 || config.slot_bytes > (64u << 20)) {
+    return {Code::invalid_argument, "slot_bytes must be a multiple of 4096 between 4096 and 64 MiB."};
+  }
+  return {};
+}
+
+// Closes descriptors that nobody took over.
+class DescriptorOwner {
+ public:
+  explicit DescriptorOwner(std::map<int, std::vector<int>>& sockets) : sockets_(std::move(sockets)) {}
+  DescriptorOwner(const DescriptorOwner&) = delete;
+  DescriptorOwner& operator=(const DescriptorOwner&) = delete;
+  ~DescriptorOwner() {
+    for (const auto& [peer, descriptors] : sockets_) {
+      for (int descriptor : descriptors) ::close(descriptor);
+    }
+  }
+  const std::vector<int>& of(int peer) { return sockets_[peer]; }
+  std::map<int, std::vector<int>> release() { return std::exchange(sockets_, {}); }
+
+ private:
+  std::map<int, std::vector<int>> sockets_;
+};
+
+std::string listed(const std::vector<int>& ranks) {
+  std::string text = "[";
+  for (size_t i = 0; i < ranks.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
+  return text + "]";
+}
+
+}  // namespace
+
+size_t Engine::segment_bytes(const Config& config) {
+  return kHeaderBytes + Region::area_bytes(config, sizeof(SharedOrderLog::Memory));
+}
+
+std::unique_ptr<Engine> Engine::create(WorldSpec world, const Config& config, Status& status) {
+  DescriptorOwner descriptors(world.sockets);
+  std::unique_ptr<Engine> engine(new Engine());
+  engine->owner_process_ = getpid();
+  const int size = static_cast<int>(world.labels.size());
+  if (status = check_config(config); !status.ok()) return nullptr;
+  if (world.rank < 0 || world.rank >= size) {
+    status = {Code::invalid_argument,
+              "Rank " + std::to_string(world.rank) + " is not in a world of " + std::to_string(size) + "."};
+    return nullptr;
+  }
+  engine->config_ = config;
+  engine->epoch_ = world.epoch;
+  engine->rank_ = world.rank;
+  engine->labels_ = world.labels;
+  std::vector<int> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  engine->global_ =
+      std::make_shared<Communicator>(0, world.rank, std::move(ranks), world.labels, config, engine->abort_,
+                                     engine->outbox_, [self = engine.get()] { self->tell_abort(); });
+  status = engine->connect(*engine->global_, std::move(world.labels), std::move(world.segment), world.segment_addresses,
+                           descriptors.release());
+  if (!status.ok()) return nullptr;
+  return engine;
+}
+
+Status Engine::connect(Communicator& communicator, std::vector<std::string> labels, std::shared_ptr<Segment> segment,
+                       const std::vector<std::string>& segment_addresses, std::map<int, std::vector<int>> sockets) {
+  DescriptorOwner descriptors(sockets);
+  const int size = communicator.size();
+  const int rank = communicator.rank();
+  if (size == 1) return {};
+  Status status;
+  if (segment && static_cast<int>(segment_addresses.size()) == size) {
+    std::vector<std::shared_ptr<Segment>> segments;
+    for (int member = 0; member < size; ++member) {
+      if (member == rank) {
+        segments.push_back(segment);
+        continue;
+      }
+      segments.push_back(Segment::open(segment_addresses[member], segment_bytes(config_), status));
+      if (!segments.back()) return {status.code(), labels[member] + ": " + status.message()};
+    }
+    communicator.attach(std::make_unique<Region>(rank, std::move(segments), std::move(labels), kHeaderBytes,
+                                                 sizeof(SharedOrderLog::Memory), config_, abort_));
+    return {};
+  }
+  for (int member = 0; member < size; ++member) {
+    if (member != rank && descriptors.of(member).empty()) {
+      return {Code::invalid_argument, "There is neither shared memory nor a connection to " + labels[member] + "."};
+    }
+  }
+  sockets = descriptors.release();
+  std::vector<MeshPeer> peers(size);
+  for (int member = 0; member < size; ++member) {
+    peers[member].label = std::move(labels[member]);
+    if (member != rank) peers[member].fds = std::move(sockets[member]);
+  }
+  std::unique_ptr<Mesh> mesh = Mesh::create(rank, epoch_, std::move(peers), config_, abort_, status);
+  if (!mesh) return status;
+  std::unique_ptr<Backend> backend;
+  if (config_.gloo) {
+    backend = make_gloo_backend(*mesh, abort_, status);
+    if (!backend) return status;
+  }
+  communicator.attach(std::move(mesh), std::move(backend));
+  return {};
+}
+
+Engine::~Engine() {
+  if (owner_process_ == getpid()) {
+    close("");
+    return;
+  }
+  // A forked child: the threads are not here and the memory is not mapped, so leave everything alone.
+  new std::shared_ptr<Communicator>(std::move(global_));
+  new std::map<int, ProcessSet>(std::move(sets_));
+}
+
+// -- process sets -----------------------------------------------------------------------------------------------------
+
+Status Engine::add_process_set(ProcessSetSpec spec) {
+  DescriptorOwner descriptors(spec.sockets);
+  const int size = static_cast<int>(labels_.size());
+  const auto invalid = [&](const std::string& what) {
+    return Status(Code::invalid_argument, "Process set " + std::to_string(spec.number) + " " + what);
+  };
+  if (spec.number <= 0) return invalid("needs a number above 0.");
+  if (spec.ranks.empty()) return invalid("has no ranks.");
+  for (size_t i = 0; i < spec.ranks.size(); ++i) {
+    if (spec.ranks[i] < 0 || spec.ranks[i] >= size) {
+      return invalid("has rank " + std::to_string(spec.ranks[i]) + ", but the ranks of the world are 0 to " +
+                     std::to_string(size - 1) + ".");
+    }
+    if (i > 0 && spec.ranks[i] <= spec.ranks[i - 1]) return invalid("has ranks that are not in ascending order.");
+  }
+  ProcessSet made{spec.ranks, nullptr};
+  const auto mine = std::lower_bound(spec.ranks.begin(), spec.ranks.end(), rank_);
+  if (mine != spec.ranks.end() && *mine == rank_) {
+    std::vector<std::string> labels;
+    std::map<int, std::vector<int>> sockets = descriptors.release(), by_member;
+    for (int rank : spec.ranks) {
+      if (const auto found = sockets.find(rank); found != sockets.end()) {
+        by_member[static_cast<int>(labels.size())] = std::move(found->second);
+        sockets.erase(found);
+      }
+      labels.push_back(labels_[rank]);
+    }
+    DescriptorOwner strangers(sockets);
+    made.communicator =
+        std::make_shared<Communicator>(spec.number, static_cast<int>(mine - spec.ranks.begin()), spec.ranks, labels,
+                                       config_, abort_, outbox_, [this] { tell_abort(); });
+    HVD_TRY(connect(*made.communicator, std::move(labels), std::move(spec.segment), spec.segment_addresses,
+                    std::move(by_member)));
+  }
+  const std::shared_ptr<Communicator> communicator = made.communicator;
+  Status status;
+  std::string left;
+  {
+    const std::lock_guard<std::mutex> lock(sets_mutex_);
+    if (closed_) {
+      status = {Code::aborted, "Horovod has been shut down."};
+    } else if (!sets_.emplace(spec.number, std::move(made)).second) {
+      status = invalid("is registered already.");
+    }
+  }
+  if (!communicator) return status;
+  if (!status.ok()) {
+    communicator->close("");
+  } else if (abort_.raised()) {
+    communicator->abort_raised();  // whoever raised it may have looked at sets_ before
+  }
+  return status;
+}
+
+void Engine::remove_process_set(int number) {
+  const std::shared_ptr<Communicator> removed = communicator(number);
+  if (removed) {  // closed first: as long as it has operations, wait() must find it
+    const std::string which = "he process set of ranks " + listed(removed->ranks());
+    removed->close(labels_[rank_] + " has removed t" + which + ", so operations in it can't complete.",
+                   "T" + which + " has been removed.");
+  }
+  const std::lock_guard<std::mutex> lock(sets_mutex_);
+  if (sets_.erase(number) > 0 && removed) add_counts(*removed, removed_counts_);
+}
+
+int64_t Engine::pending(int process_set) {
+  const std::shared_ptr<Communicator> found = communicator(process_set);
+  return found ? found->pending() : 0;
+}
+
+std::shared_ptr<Communicator> Engine::communicator(int process_set) const {
+  if (process_set == 0) return global_;
+  const std::lock_guard<std::mutex> lock(sets_mutex_);
+  const auto found = sets_.find(process_set);
+  return found == sets_.end() ? nullptr : found->second.communicator;
+}
+
+std::vector<std::shared_ptr<Communicator>> Engine::communicators() const {
+  std::vector<std::shared_ptr<Communicator>> all{global_};
+  const std::lock_guard<std::mutex> lock(sets_mutex_);
+  for (const auto& [number, set] : sets_) {
+    if (set.communicator) all.push_back(set.communicator);
+  }
+  return all;
+}
+
+// -- operations -------------------------------------------------------------------------------------------------------
+
+Status Engine::route(Submission& submission, std::shared_ptr<Communicator>& communicator) const {
+  OpSpec& spec = submission.spec;
+  const auto invalid = [&](const std::string& what) { return Status(Code::invalid_argument, spec.name + ": " + what); };
+  if (spec.process_set == 0) {
+    communicator = global_;
+  } else {
+    const std::lock_guard<std::mutex> lock(sets_mutex_);
+    const auto found = sets_.find(spec.process_set);
+    if (found == sets_.end()) {
+      return invalid("process set " + std::to_string(spec.process_set) + " is not registered.");
+    }
+    communicator = found->second.communicator;
+    if (!communicator) {
+      return invalid("Rank " + std::to_string(rank_) + " is not a member of the provided process set (ranks " +
+                     listed(found->second.ranks) + ").");
+    }
+  }
+  const int size = communicator->size();
+  if (spec.tensors.empty() && spec.type != OpType::barrier) return invalid("there is no tensor.");
+  for (size_t i = 0; i < spec.tensors.size(); ++i) {
+    const TensorSpec& tensor = spec.tensors[i];
+    if (submission.spans[i].count > 0 && submission.spans[i].input == nullptr)
+      return invalid("a tensor has no memory.");
+    const bool scalar = tensor.shape.empty();
+    if (spec.type == OpType::allreduce || spec.type == OpType::reducescatter) {
+      const ReduceOp op = spec.reduce_op;
+      if (Status status = kernels::check_reduction(tensor.dtype, op); !status.ok()) return invalid(status.message());
+    }
+    if (spec.type == OpType::reducescatter) {
+      if (scalar) return invalid("reducescatter needs a tensor of at least one dimension, not a scalar.");
+      if (spec.reduce_op != ReduceOp::sum && spec.reduce_op != ReduceOp::average) {
+        return {Code::precondition, spec.name + ": reducescatter supports Sum and Average only."};
+      }
+    }
+  }
+  if (spec.type == OpType::broadcast) {
+    const std::vector<int>& ranks = communicator->ranks();
+    const auto found = std::lower_bound(ranks.begin(), ranks.end(), spec.root);
+    if (found == ranks.end() || *found != spec.root) {
+      return invalid("root rank " + std::to_string(spec.root) +
+                     (spec.process_set == 0
+                          ? " is not in the world, whose ranks are 0 to " + std::to_string(size - 1) + "."
+                          : " is not a member of the provided process set (ranks " + listed(ranks) + ")."));
+    }
+    spec.root = static_cast<int>(found - ranks.begin());
+  }
+  if (spec.type == OpType::alltoall && !spec.tensors.empty() && !spec.tensors[0].shape.empty()) {
+    const int64_t rows = spec.tensors[0].rows();
+    if (submission.splits.empty()) {
+      if (rows % size != 0) {
+        return invalid("the first dimension (" + std::to_string(rows) +
+                       ") must be a multiple of the number of ranks (" + std::to_string(size) +
+                       ") when no splits are given.");
+      }
+    } else {
+      if (static_cast<int>(submission.splits.size()) != size) {
+        return invalid("splits has " + std::to_string(submission.splits.size()) + " entries for " +
+                       std::to_string(size) + " ranks.");
+      }
+      int64_t sum = 0;
+      for (int32_t split : submission.splits) {
+        if (split < 0) return invalid("splits must not be negative.");
+        sum += split;
+      }
+      if (sum > rows) {
+        return invalid("the sum of splits (" + std::to_string(sum) + ") is greater than the first dimension (" +
+                       std::to_string(rows) + ").");
+      }
+    }
+  }
+  return {};
+}
+
+Status Engine::submit(const std::shared_ptr<Submission>& submission, bool wait_follows, int64_t& handle) {
+  std::shared_ptr<Communicator> communicator;
+  HVD_TRY(route(*submission, communicator));
+  HVD_TRY(communicator->submit(submission, wait_follows));
+  const std::lock_guard<std::mutex> lock(handles_mutex_);
+  handle = next_handle_++;
+  handles_.emplace(handle, submission);
+  return {};
+}
+
+bool Engine::wait(Submission& submission, int64_t timeout_us) {
+  if (submission.spec.process_set == 0) return global_->wait(submission, timeout_us);
+  const std::shared_ptr<Communicator> found = communicator(submission.spec.process_set);
+  // A set that is removed has finished or failed everything.
+  return found ? found->wait(submission, timeout_us)
+               : submission.state.load(std::memory_order_acquire) == Operation::done;
+}
+
+std::shared_ptr<Submission> Engine::find(int64_t handle, bool& unknown) {
+  const std::lock_guard<std::mutex> lock(handles_mutex_);
+  unknown = handle < 0 || handle >= next_handle_;
+  const auto found = handles_.find(handle);
+  return found == handles_.end() ? nullptr : found->second;
+}
+
+void Engine::forget(int64_t handle) {
+  const std::lock_guard<std::mutex> lock(handles_mutex_);
+  handles_.erase(handle);
+}
+
+// -- the end ----------------------------------------------------------------------------------------------------------
+
+void Engine::peer_left(int rank, const std::string& sentence) {
+  {
+    const std::lock_guard<std::mutex> lock(sets_mutex_);
+    if (left_.empty()) left_ = sentence;
+  }
+  for (const std::shared_ptr<Communicator>& one : communicators()) {
+    const std::vector<int>& ranks = one->ranks();
+    const auto found = std::lower_bound(ranks.begin(), ranks.end(), rank);
+    if (found != ranks.end() && *found == rank) one->peer_left(static_cast<int>(found - ranks.begin()), sentence);
+  }
+}
+
+void Engine::abort(const std::string& sentence) {
+  abort_.raise({Code::aborted, sentence});
+  tell_abort();
+}
+
+void Engine::tell_abort() const {
+  for (const std::shared_ptr<Communicator>& one : communicators()) one->abort_raised();
+}
+
+Status Engine::ended() const {
+  if (abort_.raised()) return abort_.cause();
+  const std::lock_guard<std::mutex> lock(sets_mutex_);
+  if (!left_.empty()) return {Code::left, left_};
+  return closed_ ? Status(Code::aborted, "Horovod has been shut down.") : Status();
+}
+
+void Engine::close(const std::string& sentence) {
+  if (!global_) return;  // create() failed early
+  const std::string farewell = sentence.empty()
+                                   ? labels_[rank_] +
+                                         " has shut down (it called hvd.shutdown() or its script ended), so operations "
+                                         "that wait for it can't complete."
+                                   : sentence;
+  {
+    const std::lock_guard<std::mutex> lock(sets_mutex_);
+    closed_ = true;
+  }
+  // Side by side: each may wait a while for its peers.
+  const std::vector<std::shared_ptr<Communicator>> all = communicators();
+  std::vector<std::thread> closers;
+  for (size_t i = 1; i < all.size(); ++i) closers.emplace_back([&, i] { all[i]->close(farewell); });
+  all[0]->close(farewell);
+  for (std::thread& closer : closers) closer.join();
+  outbox_.close();
+}
+
+void Engine::add_counts(const Communicator& communicator, Counts& counts) {
+  const Communicator::Counters& from = communicator.counters();
+  counts["announced"] += from.announced.load();
+  counts["submitted"] += from.submitted.load();
+  counts["agreed"] += from.agreed.load();
+  counts["batches"] += from.batches.load();
+  counts["bytes"] += from.bytes.load();
+  counts["sleeps"] += communicator.sleeps();
+}
+
+std::map<std::string, uint64_t> Engine::counters() const {
+  Counts counts;
+  add_counts(*global_, counts);
+  const std::lock_guard<std::mutex> lock(sets_mutex_);
+  for (const auto& [number, set] : sets_) {
+    if (set.communicator) add_counts(*set.communicator, counts);
+  }
+  for (const auto& [name, count] : removed_counts_) counts[name] += count;
+  return counts;
+}
+
+}  // namespace horovod

@@ -1,0 +1,107 @@
+// One member of one world: connects to its peers, runs operations, and ends. Everything that belongs to an epoch hangs
+// off this object, so several engines live side by side in a process (tests do that) and a new epoch is a new engine.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/communicator.h"
+
+namespace horovod {
+
+struct WorldSpec {
+  int rank = 0;
+  uint64_t epoch = 0;
+  std::vector<std::string> labels;             // one for each rank
+  std::shared_ptr<Segment> segment;            // this member's, for shared memory
+  std::vector<std::string> segment_addresses;  // every member's
+  std::map<int, std::vector<int>> sockets;  // for TCP: rank -> connected descriptors; owned by the engine from now on
+};
+
+// A subset of the world that runs operations of its own. `ranks` are ranks of the world, ascending; whatever else
+// belongs to a member is in that order.
+struct ProcessSetSpec {
+  int number = 0;  // what submissions and the coordinator call it; not used again in this epoch
+  std::vector<int> ranks;
+  std::shared_ptr<Segment> segment;            // this member's, for shared memory
+  std::vector<std::string> segment_addresses;  // every member's
+  std::map<int, std::vector<int>> sockets;     // for TCP: world's rank -> descriptors; owned by the engine from now on
+};
+
+class Engine {
+ public:
+  // Bytes of a member's segment.
+  static size_t segment_bytes(const Config& config);
+
+  // Maps the peers' segments or takes over the sockets.
+  static std::unique_ptr<Engine> create(WorldSpec world, const Config& config, Status& status);
+  ~Engine();
+
+  // Checks the arguments, starts the operation, gives a handle.
+  Status submit(const std::shared_ptr<Submission>& submission, bool wait_follows, int64_t& handle);
+  // Null for a handle that was waited for already; unknown: it was never given out.
+  std::shared_ptr<Submission> find(int64_t handle, bool& unknown);
+  bool wait(Submission& submission, int64_t timeout_us);
+  void forget(int64_t handle);
+
+  // Every rank of the world registers a set under the same number; those outside of it give no segment and no sockets.
+  // That all of them do so, and that no operation runs in a set that is removed, is for the caller to see to.
+  Status add_process_set(ProcessSetSpec spec);
+  void remove_process_set(int number);
+  // Operations of this rank that are under way in a set.
+  int64_t pending(int process_set);
+
+  Outbox& outbox() { return outbox_; }
+  // Null for a set that does not exist or that this rank is not a member of.
+  std::shared_ptr<Communicator> communicator(int process_set) const;
+
+  void peer_left(int rank, const std::string& sentence);
+  void abort(const std::string& sentence);
+  // Why nothing that needs all ranks can succeed any more; ok while that is not so.
+  Status ended() const;
+  void close(const std::string& sentence);
+  std::map<std::string, uint64_t> counters() const;
+
+ private:
+  struct ProcessSet {
+    std::vector<int> ranks;
+    std::shared_ptr<Communicator> communicator;  // null on ranks that are no members
+  };
+  using Counts = std::map<std::string, uint64_t>;
+
+  Engine() = default;
+  // Checks the arguments and finds out where they go; a root becomes a place among the members.
+  Status route(Submission& submission, std::shared_ptr<Communicator>& communicator) const;
+  Status connect(Communicator& communicator, std::vector<std::string> labels, std::shared_ptr<Segment> segment,
+                 const std::vector<std::string>& segment_addresses, std::map<int, std::vector<int>> sockets);
+  std::vector<std::shared_ptr<Communicator>> communicators() const;
+  void tell_abort() const;
+  static void add_counts(const Communicator& communicator, Counts& counts);
+
+  Config config_;
+  uint64_t epoch_ = 0;
+  int rank_ = 0;
+  std::vector<std::string> labels_;
+  AbortSignal abort_;
+  Outbox outbox_;
+  std::shared_ptr<Communicator> global_;
+  int owner_process_ = 0;
+
+  mutable std::mutex sets_mutex_;  // guards the block below; no communicator's lock is taken with it
+  std::map<int, ProcessSet> sets_;
+  Counts removed_counts_;  // of sets that were removed
+  std::string left_;       // the sentence of the first peer that left
+  bool closed_ = false;
+
+  std::mutex handles_mutex_;  // guards the two below
+  std::unordered_map<int64_t, std::shared_ptr<Submission>> handles_;
+  int64_t next_handle_ = 0;
+};
+
+}  // namespace horovod

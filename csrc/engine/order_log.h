@@ -1,0 +1,64 @@
+// The agreed sequence of operations. Ranks submit in any order and at any time; every rank sees the same batches in the
+// same order, so collectives that run in this order can't deadlock.
+//
+// Threads: arrive() and withdraw() from any thread; poll() and wait() from the driver only. poll() never blocks.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "base/status.h"
+
+namespace horovod {
+
+struct Operation;
+
+using TensorId = uint32_t;
+inline constexpr TensorId kMaxIds = 1u << 14;
+
+struct LogEvent {
+  enum Kind : uint8_t {
+    none,       // nothing new
+    batch,      // every rank has submitted `ids`; run them now, as one fused operation
+    withdrawn,  // the single id in `ids` was taken back before it was agreed; it will not appear
+  };
+  Kind kind = none;
+  std::vector<TensorId> ids;
+  bool completed = false;  // batch: the results are in place already, see arrive_with()
+};
+
+// How many of the `count` leading ids may run as one batch (at least 1). Pure: it must give the same answer on every
+// rank.
+using FuseRule = std::function<size_t(const TensorId* ids, size_t count)>;
+
+class OrderLog {
+ public:
+  virtual ~OrderLog() = default;
+
+  // This rank has `id` ready. Once for each run of an id; again only after its batch was polled.
+  virtual Status arrive(TensorId id) = 0;
+
+  // The same, and the log may read the operation's input at once and send it along when it is small; if it does so on
+  // all ranks, the batch comes as `completed`. The operation stays where it is until its batch or its withdrawal was
+  // polled.
+  virtual Status arrive_with(TensorId id, Operation& operation) {
+    (void)operation;
+    return arrive(id);
+  }
+
+  // Asks to take an arrival back. The answer comes through poll(): either `withdrawn`, or a batch with the id in it
+  // when the last rank arrived first.
+  virtual Status withdraw(TensorId id) = 0;
+
+  virtual Status poll(LogEvent& event) = 0;
+
+  // Blocks until poll() may have news, wake() was called, the engine aborted, or `timeout_us` passed. Notices lost and
+  // departed peers; fails with the sentence that names them.
+  virtual Status wait(int64_t timeout_us) = 0;
+
+  // Ends a running or the next wait() early. Any thread.
+  virtual void wake() = 0;
+};
+
+}  // namespace horovod

@@ -1,0 +1,59 @@
+// What the engine has to say to the coordinator. The engine never talks gRPC: a session drains this queue and feeds the
+// answers back (Communicator::apply_*). Bounded by the number of operations in flight, since each is announced once.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "collectives/op_spec.h"
+#include "engine/order_log.h"
+
+namespace horovod {
+
+struct OutboxItem {
+  enum Kind : uint8_t { announce, blocked, recalled };
+  Kind kind = announce;
+  OpSpec spec;  // announce, blocked; its name is the one to announce
+  int process_set = 0;
+  std::vector<TensorId> ids;  // recalled
+};
+
+class Outbox {
+ public:
+  void push(OutboxItem item) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (closed_) return;
+      items_.push_back(std::move(item));
+    }
+    filled_.notify_one();
+  }
+
+  // All items there are, after waiting for the first one up to timeout_ms. False once closed.
+  bool take(int64_t timeout_ms, std::vector<OutboxItem>& items) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    filled_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] { return closed_ || !items_.empty(); });
+    items.clear();
+    items.swap(items_);
+    return !closed_;
+  }
+
+  void close() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      closed_ = true;
+    }
+    filled_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;  // guards items_ and closed_
+  std::condition_variable filled_;
+  std::vector<OutboxItem> items_;
+  bool closed_ = false;
+};
+
+}  // namespace horovod

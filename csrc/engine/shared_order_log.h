@@ -1,0 +1,67 @@
+// The order log of members that share memory: the member that completes a count appends to the log itself, so agreement
+// costs one atomic addition and no message.
+//
+// Layout (in the area of member 0, see Region):
+//   words[id]      (generation << 32) | arrivals. Members add 1; the last one starts the next generation and appends
+//   the id.
+//                  Taking an arrival back is a compare-and-swap within one generation.
+//   ring[i]        (lap << 32) | id, released by the appender of log index i, i = tail++.
+//   boundaries[k]  log index at which batch k ends. The first member that is ready to run batch k decides it by
+//                  compare-and-swap; any member computes it from what the log holds then, so batches grow while others
+//                  work.
+//
+// Why nothing overflows: a member arrives at an id again only after it has run it, so no member is ever behind by more
+// than one log entry for each id, and ring and boundaries have as many places as there are ids.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+
+#include "engine/order_log.h"
+#include "transport/region.h"
+
+namespace horovod {
+
+class SharedOrderLog final : public OrderLog {
+ public:
+  struct Memory {
+    alignas(64) std::atomic<uint64_t> tail;
+    alignas(64) std::atomic<uint64_t> words[kMaxIds];
+    std::atomic<uint64_t> ring[kMaxIds];
+    std::atomic<uint64_t> boundaries[kMaxIds];
+  };
+
+  SharedOrderLog(Region& region, FuseRule fuse, AbortSignal& abort);
+
+  // The generation that this member's next arrival belongs to. It can't change before that arrival.
+  uint32_t next_generation(TensorId id) const {
+    return static_cast<uint32_t>(memory_.words[id].load(std::memory_order_relaxed) >> 32);
+  }
+  // The generation of this member's last arrival.
+  uint32_t generation(TensorId id) const { return generations_[id].load(std::memory_order_relaxed); }
+
+  Status arrive(TensorId id) override;
+  Status withdraw(TensorId id) override;
+  Status poll(LogEvent& event) override;
+  Status wait(int64_t timeout_us) override;
+  void wake() override;
+
+ private:
+  bool entry(uint64_t index, TensorId& id) const;
+
+  Region& region_;
+  const FuseRule fuse_;
+  AbortSignal& abort_;
+  Memory& memory_;
+  std::vector<std::atomic<uint32_t>>
+      generations_;                 // of this member's last arrival; written before the id can be withdrawn
+  uint64_t cursor_ = 0;             // next log index to run; driver only
+  uint64_t batch_ = 0;              // next batch number; driver only
+  std::vector<TensorId> ready_;     // scratch of poll()
+  std::atomic<bool> woken_{false};  // set by wake(), cleared by wait()
+  std::mutex mutex_;                // guards withdrawn_
+  std::vector<TensorId> withdrawn_;
+  std::atomic<bool> any_withdrawn_{false};  // hint so that poll() need not lock; set under mutex_
+};
+
+}  // namespace horovod

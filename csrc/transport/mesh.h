@@ -1,0 +1,94 @@
+// Connected, authenticated stream sockets to every peer of a communicator, and the two things done with them: data
+// exchanges that both sides know are next, and small control frames that may come at any time.
+//
+// Sockets arrive already connected and proven (worker/runtime/mesh.py does the handshake), so nothing here parses a
+// byte from a stranger. Every connection still checks every header: a peer of another epoch, a wrong length or garbage
+// ends the epoch with a sentence that names the peer.
+//
+// Threads: everything but send_control(), wake() and announce_end() belongs to the driver.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <sys/uio.h>
+
+#include "base/abort.h"
+#include "base/config.h"
+#include "base/status.h"
+
+namespace horovod {
+
+struct MeshPeer {
+  std::string label;     // "rank 1 (pid 4242) on host node-b", for messages
+  std::vector<int> fds;  // one or more connections, the same number on both sides; owned by the mesh from now on
+};
+
+enum class ControlKind : uint8_t { ready = 1, withdraw = 2, batch = 3, withdrawn = 4, abort = 5, leave = 6, eager = 7 };
+
+struct ControlFrame {
+  int peer = -1;  // sender, an index into the members
+  ControlKind kind = ControlKind::ready;
+  std::vector<uint32_t> ids;  // ready, withdraw, batch, withdrawn
+  std::string text;           // abort, leave: the sentence, naming the sender; ready, batch, eager: small data
+};
+
+// One direction of an exchange with one peer: bytes gathered from, or scattered to, the pieces in order.
+struct Transfer {
+  int peer = -1;
+  std::vector<iovec> pieces;
+};
+
+// Transfers that were started together. Belongs to the caller and must live until finish() returned.
+struct Flight {
+  int open = 0;  // stripes that still move; nobody but the mesh changes it
+};
+
+class Mesh {
+ public:
+  // peers[rank] of this rank itself is empty.
+  static std::unique_ptr<Mesh> create(int rank, uint64_t epoch, std::vector<MeshPeer> peers, const Config& config,
+                                      AbortSignal& abort, Status& status);
+  virtual ~Mesh() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // Runs all transfers at once and returns when the last byte was sent and received. Both sides must call exchange with
+  // matching transfers in the same order; a peer may appear once in `sends` and once in `receives`. Zero bytes are fine
+  // and cost nothing. Control frames that arrive meanwhile are kept for next_control().
+  virtual Status exchange(std::span<const Transfer> sends, std::span<const Transfer> receives) = 0;
+
+  // exchange() in two halves, so that a pipeline keeps the wire busy while it computes: start() queues the transfers
+  // and sends what the sockets take now, finish() moves everything until this flight is done. Between two ranks,
+  // transfers match in the order in which they were started, whichever flight they belong to. Sent memory must not
+  // change and received memory must not be read before the flight is done. When any of these calls fails, all flights
+  // are dropped and their memory is not touched again; the mesh then answers every call with the same failure.
+  virtual Status start(std::span<const Transfer> sends, std::span<const Transfer> receives, Flight& flight) = 0;
+  virtual Status finish(Flight& flight) = 0;
+
+  // Queues a frame and sends what the socket takes now; the rest goes out with the next call of the driver. Any thread.
+  virtual Status send_control(int peer, ControlKind kind, std::span<const uint32_t> ids,
+                              std::string_view text = {}) = 0;
+
+  // The next frame that has arrived, without blocking; false when there is none.
+  virtual Status next_control(ControlFrame& frame, bool& found) = 0;
+
+  // Blocks until a frame may be there, wake(), abort, or the timeout. Fails when a peer is lost: its connection ended
+  // without a leave or abort frame before it.
+  virtual Status wait(int64_t timeout_us) = 0;
+  virtual void wake() = 0;
+
+  // Tells every peer why this rank's epoch ends (kind abort or leave); nothing can be sent after it. Does not block:
+  // what the sockets do not take is left to linger(). Any thread; with `leave` no transfer may be open.
+  virtual void announce_end(ControlKind kind, std::string_view sentence) = 0;
+
+  // After announce_end(abort): drops the transfers and sends what is still owed of it, for at most `limit_us`.
+  virtual void linger(int64_t limit_us) = 0;
+};
+
+}  // namespace horovod

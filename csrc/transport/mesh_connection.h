@@ -1,0 +1,139 @@
+// One connection of a mesh: turns stripes and control frames into a byte stream and back. Never blocks.
+//
+// Threads: send_control() and end_output() from any thread; everything else belongs to the driver. What both touch (the
+// socket's sending side and the queue of control frames) is guarded by one mutex, held for one non-blocking system call
+// at most.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <sys/uio.h>
+
+#include "base/status.h"
+#include "transport/mesh.h"
+#include "transport/mesh_frame.h"
+#include "transport/mesh_socket.h"
+
+namespace horovod::wire {
+
+// The part of a transfer that one connection moves.
+struct Stripe {
+  std::vector<iovec> pieces;
+  uint64_t left = 0;    // bytes
+  uint64_t number = 0;  // of the transfer, between these two ranks in this direction
+  Flight* flight = nullptr;
+  size_t piece = 0;   // the next byte is in pieces[piece],
+  size_t inside = 0;  // this far from its start
+
+  // The next pieces, at most `room` of them and `limit` bytes; returns how many and adds up `bytes`.
+  size_t peek(iovec* out, size_t room, uint64_t limit, uint64_t& bytes) const;
+  void advance(uint64_t bytes);
+  void fill(const std::byte* from, size_t bytes);  // copies and advances
+};
+
+// What a call of read() or write() did.
+struct Progress {
+  bool moved = false;  // at least one byte
+  bool ended = false;  // the stream is over: `error` tells how (0 is an orderly end)
+  int error = 0;
+  Status status;  // not ok: the peer broke the protocol
+};
+
+class Connection {
+ public:
+  struct Identity {
+    uint64_t epoch = 0;
+    uint16_t rank = 0;
+    uint16_t peer = 0;
+    bool carries_control = false;
+    std::string label;  // of the peer, for messages
+  };
+
+  Connection(Socket socket, Identity identity);
+
+  int fd() const { return socket_.fd(); }
+  bool expects() const { return !incoming_.empty(); }
+  bool owes() const { return !outgoing_.empty(); }
+  uint64_t expected_bytes() const { return incoming_.empty() ? 0 : incoming_.front().left; }
+
+  // True when reading can have an effect: not at the end, and not stopped at data that no transfer was started for yet.
+  bool wants_read() const { return !ended_ && !stalled_; }
+  bool wants_write() const { return !write_failed() && (owes() || control_waits()); }
+  bool ended() const { return ended_; }
+  bool write_failed() const { return write_failed_.load(std::memory_order_relaxed); }
+
+  void queue_send(Stripe&& stripe) { outgoing_.push_back(std::move(stripe)); }
+  void queue_receive(Stripe&& stripe) {
+    incoming_.push_back(std::move(stripe));
+    stalled_ = false;
+  }
+
+  Progress write();
+  // Appends control frames to `inbox`.
+  Progress read(std::deque<ControlFrame>& inbox);
+
+  // Forgets all stripes; from now on arriving data is thrown away, so that a control frame behind it can be found. The
+  // rest of a frame that was begun is copied and still goes out, so that a control frame can come behind it.
+  void drop_transfers();
+
+  // Queues the frame and sends what the socket takes. False when bytes are left that the driver must send.
+  bool send_control(ControlKind kind, std::span<const uint32_t> ids, std::string_view text);
+
+  // Sends what waits of the control frames and drops the call's outcome: a failure shows again when the driver reads.
+  // False when there is more, and the socket takes no more now.
+  bool send_waiting();
+
+  // Tells the peer that nothing more comes, unless something is still waiting to be sent. Any thread.
+  void end_output();
+  // Throws away what has arrived, so that closing the socket does not reset the connection under what was sent.
+  void discard_input();
+
+  // The last system call did not say "would block"; poll() sets these again.
+  bool readable = true;
+  bool writable = true;
+
+ private:
+  bool control_waits() const { return control_waits_.load(std::memory_order_acquire); }
+  Progress flush(bool with_data);  // with mutex_ held
+  void advance_output(uint64_t bytes, uint64_t control_bytes);
+  Status parse(std::deque<ControlFrame>& inbox);
+  Status check(const FrameHeader& header) const;
+  void finish_received_frame();
+  size_t buffered() const { return buffer_end_ - buffer_begin_; }
+
+  Socket socket_;
+  Identity identity_;
+
+  // Sending. mutex_ guards control_, frame_started_, next_control_ and the right to call sendmsg. The rest belongs to
+  // the driver, which changes it with mutex_ held.
+  std::mutex mutex_;
+  std::deque<std::string> control_;  // whole frames, or the rest of a dropped data frame and then whole frames
+  size_t control_sent_ = 0;          // bytes of the first one
+  uint64_t next_control_ = 0;
+  bool frame_started_ = false;              // part of a data frame was sent: no other may go before the rest of it
+  std::atomic<bool> control_waits_{false};  // control_ is not empty
+  std::atomic<bool> write_failed_{false};
+  std::deque<Stripe> outgoing_;
+  FrameHeader out_header_;
+  size_t out_header_left_ = 0;  // both 0: no data frame is open
+  uint64_t out_frame_left_ = 0;
+
+  // Receiving
+  std::deque<Stripe> incoming_;
+  std::vector<std::byte> buffer_;  // bytes that were received and not yet understood
+  size_t buffer_begin_ = 0;
+  size_t buffer_end_ = 0;
+  uint64_t in_frame_left_ = 0;  // payload of the data frame being received
+  uint64_t expected_control_ = 0;
+  bool stalled_ = false;
+  bool ended_ = false;
+  bool discarding_ = false;
+};
+
+}  // namespace horovod::wire

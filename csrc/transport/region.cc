@@ -1,0 +1,145 @@
+#include "transport/region.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include <poll.h>
+#include <sched.h>
+
+namespace horovod {
+
+thread_local InterruptHook t_interrupt_hook = nullptr;
+
+namespace {
+
+constexpr int64_t kSliceUs = 50'000;  // how often a sleeping member looks whether its peers are alive
+
+size_t page_aligned(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+int usable_processors() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+constexpr int64_t kMoveUs = 5'000;  // between two changes of the processor, which cost some 50 us each
+
+}  // namespace
+
+size_t Region::area_bytes(const Config& config, size_t log_bytes) {
+  return log_offset() + page_aligned(log_bytes) + config.slot_bytes * static_cast<size_t>(config.slot_count) +
+         page_aligned(kEagerIds * 2 * kCellStride);
+}
+
+Region::Region(int rank, std::vector<std::shared_ptr<Segment>> segments, std::vector<std::string> labels, size_t offset,
+               size_t log_bytes, const Config& config, AbortSignal& abort)
+    : rank_(rank),
+      segments_(std::move(segments)),
+      labels_(std::move(labels)),
+      offset_(offset),
+      config_(config),
+      abort_(abort) {
+  for (int member = 0; member < size(); ++member) {
+    controls_.push_back(reinterpret_cast<RegionControl*>(area(member)));
+    slots_.push_back(area(member) + log_offset() + page_aligned(log_bytes));
+    cells_.push_back(slots_.back() + config.slot_bytes * static_cast<size_t>(config.slot_count));
+  }
+  oversubscribed_ = size() > usable_processors();
+}
+
+Status Region::await_slowly(int member, const std::atomic<uint64_t>& value, uint64_t count) {
+  const auto ready = [&] { return value.load(std::memory_order_acquire) >= count || abort_.raised(); };
+  const int64_t started = now_us();
+  uint64_t last = value.load(std::memory_order_relaxed);
+  int64_t last_change = started;
+  for (;;) {
+    sleep_until(ready, now_us() + kSliceUs);
+    if (value.load(std::memory_order_acquire) >= count) return {};
+    if (abort_.raised()) return abort_.cause();
+    HVD_TRY(check_members());
+    const int64_t now = now_us();
+    if (const uint64_t current = value.load(std::memory_order_relaxed); current != last) {
+      last = current;
+      last_change = now;
+    }
+    if (now - last_change > config_.progress_timeout_ms * 1000) {
+      Status late(Code::timeout, labels_[member] + " has made no progress for " +
+                                     std::to_string(config_.progress_timeout_ms) +
+                                     " ms in an operation that every rank had started; it is stopped or overloaded.");
+      abort_.raise(late);
+      return abort_.cause();
+    }
+    if (t_interrupt_hook && t_interrupt_hook()) {
+      abort_.raise({Code::interrupted, labels_[rank_] + " was interrupted by a signal during an operation."});
+      return abort_.cause();
+    }
+  }
+}
+
+// The scheduler often wakes two members on one processor though another is free, and while both go on polling it sees
+// no reason to part them for a long time. So a waiting member lets others run, and of two that share a processor the
+// higher rank goes to one where no member was seen.
+void Region::give_way() {
+  sched_yield();
+  const int here = sched_getcpu();
+  if (here < 0) return;
+  control(rank_).processor.store(static_cast<uint32_t>(here) + 1, std::memory_order_relaxed);
+  bool shared = false;
+  for (int member = 0; member < rank_ && !shared; ++member) {
+    shared = control(member).processor.load(std::memory_order_relaxed) == static_cast<uint32_t>(here) + 1;
+  }
+  if (!shared) return;
+  const int64_t now = now_us();
+  if (now - moved_us_ < kMoveUs) return;
+  moved_us_ = now;
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  cpu_set_t free = allowed;
+  for (int member = 0; member < size(); ++member) {
+    const uint32_t processor = control(member).processor.load(std::memory_order_relaxed);
+    if (processor > 0 && processor <= CPU_SETSIZE) CPU_CLR(processor - 1, &free);
+  }
+  if (CPU_COUNT(&free) == 0) return;
+  if (sched_setaffinity(0, sizeof free, &free) == 0) (void)sched_setaffinity(0, sizeof allowed, &allowed);
+}
+
+Status Region::check_members() {
+  if (abort_.raised()) return abort_.cause();
+  for (int member = 0; member < size(); ++member) {
+    if (member == rank_) continue;
+    const SegmentHeader& header = segments_[member]->header();
+    auto state = static_cast<MemberState>(header.state.load(std::memory_order_acquire));
+    if (state == MemberState::running && segments_[member]->pidfd() >= 0) {
+      pollfd process{segments_[member]->pidfd(), POLLIN, 0};
+      if (poll(&process, 1, 0) == 1) {
+        // It may have announced its end between the two looks.
+        state = static_cast<MemberState>(header.state.load(std::memory_order_acquire));
+        if (state == MemberState::running) {
+          abort_.raise({Code::aborted,
+                        labels_[member] + " was lost: its process ended without leaving the job (killed or crashed)."});
+          return abort_.cause();
+        }
+      }
+    }
+    if (state == MemberState::aborted) {
+      abort_.raise({Code::aborted, header.cause});
+      return abort_.cause();
+    }
+    if (state == MemberState::left && departed_ < 0) departed_ = member;
+  }
+  return {};
+}
+
+std::string Region::departure_sentence(int member) const { return segments_[member]->header().cause; }
+
+void Region::announce_end(MemberState state, const std::string& sentence) {
+  const std::lock_guard<std::mutex> lock(end_mutex_);
+  SegmentHeader& header = segments_[rank_]->header();
+  if (header.state.load(std::memory_order_relaxed) != static_cast<uint32_t>(MemberState::running)) return;
+  const size_t bytes = std::min(sentence.size(), SegmentHeader::kCauseBytes - 1);
+  std::memcpy(header.cause, sentence.data(), bytes);
+  header.cause[bytes] = '\0';
+  header.state.store(static_cast<uint32_t>(state), std::memory_order_release);
+  ring_sleepers();
+}
+
+}  // namespace horovod

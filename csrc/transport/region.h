@@ -1,0 +1,218 @@
+// One communicator's window on the segments of its members: progress counters, doorbells, staging slots, the order log.
+//
+// Theory of operation. Data moves in rounds, numbered alike on every member because every member runs the same batches
+// in the same order. In round r a member fills slot r % slot_count of its own area and publishes the counter of a phase
+// (release); others wait for that counter (acquire) and read the slot. A slot is filled again only when every member
+// has `finished` the round that used it last. Each counter is written by its owner only and never goes back.
+//
+// Sleeping. A member that finds nothing to do polls briefly, then sleeps on its doorbell (a futex): it announces itself
+// in `sleepers`, looks once more, and sleeps. A publisher first stores its counter, then looks at `sleepers`. Both
+// sides put a full fence between their store and their load, so one of them sees the other (Dekker) and no wake-up is
+// lost.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <sched.h>
+
+#include "base/abort.h"
+#include "base/clock.h"
+#include "base/config.h"
+#include "base/futex.h"
+#include "base/status.h"
+#include "transport/segment.h"
+
+namespace horovod {
+
+enum class Phase : int { posted = 0, reduced = 1, finished = 2 };
+inline constexpr int kPhases = 3;
+
+// Cells for small operations (collectives/shared/eager.h): two for each of the first ids. The memory is touched, and so
+// taken, only where it is used. A stride that is no power of two spreads cells over the sets of the caches.
+inline constexpr uint32_t kEagerIds = 4096;
+inline constexpr size_t kEagerBytes = 2048;
+inline constexpr size_t kCellStride = kEagerBytes + 64;
+
+// Start of a member's area. One cache line for each counter, so that a spinning reader disturbs one writer only.
+struct RegionControl {
+  struct alignas(64) Counter {
+    std::atomic<uint64_t> value;
+  };
+  struct alignas(64) Doorbell {
+    std::atomic<uint32_t> rings;     // futex word; anybody adds
+    std::atomic<uint32_t> sleepers;  // threads of the owner that sleep or are about to; owner adds and subtracts
+  };
+  Counter phases[kPhases];
+  Doorbell bell;
+  // 1 + the processor on which the owner's driver last waited; 0: it never has. The owner writes, others read, in any
+  // order: it is a hint.
+  alignas(64) std::atomic<uint32_t> processor;
+};
+
+class Region {
+ public:
+  // Bytes of the control part in front of the slots: control page and order log.
+  static size_t log_offset() { return 4096; }
+  static size_t area_bytes(const Config& config, size_t log_bytes);
+
+  // segments[i] belongs to member i and holds this communicator's area at `offset`. labels[i] names it in messages.
+  Region(int rank, std::vector<std::shared_ptr<Segment>> segments, std::vector<std::string> labels, size_t offset,
+         size_t log_bytes, const Config& config, AbortSignal& abort);
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(segments_.size()); }
+  size_t slot_bytes() const { return config_.slot_bytes; }
+  int slot_count() const { return config_.slot_count; }
+
+  std::byte* slot(int member, uint64_t round) const {
+    return slots_[member] + (round % config_.slot_count) * config_.slot_bytes;
+  }
+  std::byte* cell(int member, uint32_t id, uint32_t generation) const {
+    return cells_[member] + (size_t{id} * 2 + generation % 2) * kCellStride;
+  }
+  // The order log lives in the area of member 0.
+  std::byte* log() const { return area(0) + log_offset(); }
+
+  // The next round number; each round is taken by exactly one collective. Driver only.
+  uint64_t rounds_begun() const { return rounds_; }
+  uint64_t take_rounds(uint64_t count) {
+    const uint64_t first = rounds_;
+    rounds_ += count;
+    return first;
+  }
+
+  // This member is through `phase` of rounds below `count`.
+  void publish(Phase phase, uint64_t count) {
+    control(rank_).phases[static_cast<int>(phase)].value.store(count, std::memory_order_release);
+    ring_sleepers();
+  }
+
+  // Until every other member published `phase` up to `count`.
+  Status await(Phase phase, uint64_t count) {
+    for (int member = 0; member < size(); ++member) {
+      if (member != rank_) HVD_TRY(await(member, phase, count));
+    }
+    return {};
+  }
+  Status await(int member, Phase phase, uint64_t count) {
+    const std::atomic<uint64_t>& value = control(member).phases[static_cast<int>(phase)].value;
+    if (value.load(std::memory_order_acquire) >= count) [[likely]]
+      return {};
+    return await_slowly(member, value, count);
+  }
+  // Until the slot of `round` may be filled again.
+  Status await_slot(uint64_t round) {
+    const uint64_t depth = static_cast<uint64_t>(slot_count());
+    return round < depth ? Status() : await(Phase::finished, round - depth + 1);
+  }
+
+  // Whether the driver is a caller that has nothing else to do: it then goes on polling for a while, giving the
+  // processor to whoever wants it, because to be woken on a busy machine takes far longer. Driver only.
+  void set_patient(bool patient) { patient_ = patient; }
+
+  // Polls, then sleeps until ready() or the deadline; returns ready()'s last answer. ready() must only read.
+  template <typename Ready>
+  bool sleep_until(Ready&& ready, int64_t deadline_us);
+
+  // Wakes members that sleep; call it after the store that they wait for.
+  void ring_sleepers() {
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with the fence in sleep_until
+    for (int member = 0; member < size(); ++member) {
+      if (member != rank_) ring_if_sleeping(member);
+    }
+  }
+  // Wakes this member's own sleeping driver.
+  void ring_self() {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    ring_if_sleeping(rank_);
+  }
+
+  // Looks for members that ended: an aborted or lost one raises the abort signal. Departed ones are noted for
+  // departed().
+  Status check_members();
+  // A member that left in order, or -1.
+  int departed() const { return departed_; }
+  const std::string& label(int member) const { return labels_[member]; }
+  std::string departure_sentence(int member) const;
+
+  // Publishes the end of this member's epoch to its peers; only the first call counts. Any thread.
+  void announce_end(MemberState state, const std::string& sentence);
+
+  uint64_t sleeps() const { return sleeps_.load(std::memory_order_relaxed); }
+
+ private:
+  std::byte* area(int member) const { return segments_[member]->data() + offset_; }
+  RegionControl& control(int member) const { return *controls_[member]; }
+  void ring_if_sleeping(int member) {
+    RegionControl::Doorbell& bell = control(member).bell;
+    if (bell.sleepers.load(std::memory_order_relaxed) == 0) return;
+    bell.rings.fetch_add(1, std::memory_order_release);
+    futex_wake_all(&bell.rings);
+  }
+  Status await_slowly(int member, const std::atomic<uint64_t>& value, uint64_t count);
+  void give_way();
+
+  const int rank_;
+  const std::vector<std::shared_ptr<Segment>> segments_;
+  const std::vector<std::string> labels_;
+  const size_t offset_;
+  const Config config_;
+  AbortSignal& abort_;
+  std::vector<RegionControl*> controls_;
+  std::vector<std::byte*> slots_;
+  std::vector<std::byte*> cells_;
+  bool oversubscribed_ = false;      // more members than processors: give the processor away instead of spinning
+  int64_t moved_us_ = 0;             // when give_way() last changed the processor; driver only
+  uint64_t rounds_ = 0;              // driver only
+  int departed_ = -1;                // driver only
+  bool patient_ = false;             // driver only
+  std::atomic<uint64_t> sleeps_{0};  // statistics; any order
+  std::mutex end_mutex_;             // one thread announces the end, once
+};
+
+// True while a Python thread that can handle signals drives; the hook says whether one asks to stop (see bindings).
+using InterruptHook = bool (*)();
+extern thread_local InterruptHook t_interrupt_hook;
+
+template <typename Ready>
+bool Region::sleep_until(Ready&& ready, int64_t deadline_us) {
+  if (ready()) return true;
+  int64_t now = now_us();
+  const int64_t spin_end = std::min(deadline_us, oversubscribed_ ? now : now + config_.spin_us);
+  const int64_t yield_end = std::min(deadline_us, now + (patient_ ? config_.yield_us : config_.spin_us));
+  while (now < yield_end) {
+    const bool yield = now >= spin_end;
+    for (int turn = 0; turn < (yield ? 4 : 64); ++turn) {
+      if (yield) {
+        sched_yield();
+      } else {
+        cpu_pause();
+      }
+      if (ready()) return true;
+    }
+    if (!yield) give_way();
+    now = now_us();
+  }
+  RegionControl::Doorbell& bell = control(rank_).bell;
+  bool answer = false;
+  bell.sleepers.fetch_add(1, std::memory_order_relaxed);
+  for (;;) {
+    const uint32_t seen = bell.rings.load(std::memory_order_acquire);
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with the fence in ring_sleepers
+    answer = ready();
+    now = now_us();
+    if (answer || now >= deadline_us) break;
+    sleeps_.fetch_add(1, std::memory_order_relaxed);
+    futex_wait(&bell.rings, seen, deadline_us - now);
+  }
+  bell.sleepers.fetch_sub(1, std::memory_order_relaxed);
+  return answer;
+}
+
+}  // namespace horovod

@@ -1,0 +1,242 @@
+"""The benchmarks run, and report no figure whose values were not checked."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import network, values
+from benchmarks.cases import COLLECTIVES, Case, cases, parse_size, resnet50_shapes
+from benchmarks.measure import Budget, UncheckedError, checked_times, idle_cpu, measure
+from benchmarks.world import ROOT
+
+pytestmark = pytest.mark.xdist_group("benchmarks")
+REDUCING = ("allreduce", "resnet50", "small200")
+
+
+def results_of(case: Case, rank: int, calls: int) -> list[torch.Tensor]:
+    """What a correct library leaves on a rank, computed from the inputs of all."""
+    inputs = []
+    for source in range(case.ranks):
+        inputs.append([torch.empty(count) for count in case.elements])
+        values.fill(case, source, inputs[-1])
+    if case.operation in REDUCING:
+        sums = [torch.stack(same).sum(0) for same in zip(*inputs, strict=True)]
+        return [total * float(case.ranks) ** (calls - 1) for total in sums]
+    only = [tensors[0] for tensors in inputs]
+    if case.operation == "broadcast":
+        return [only[0]]
+    if case.operation == "allgather":
+        return [torch.cat(only)]
+    if case.operation == "alltoall":
+        return [torch.cat([tensor.chunk(case.ranks)[rank] for tensor in only])]
+    return [torch.stack(only).sum(0).chunk(case.ranks)[rank].clone()]
+
+
+CHECKED = [
+    *(case for ranks in (2, 3, 4) for case in cases(ranks, COLLECTIVES[:-1], (4, 1 << 10, 1 << 18))),
+    Case("small200", 2),
+]
+
+
+@pytest.mark.parametrize("case", CHECKED, ids=lambda case: f"{case.operation}-{case.ranks}-{case.bytes}")
+def test_right_values_pass_and_one_wrong_value_does_not(case: Case) -> None:
+    for rank in range(case.ranks):
+        for calls in (1, case.most_calls()):
+            results = results_of(case, rank, calls)
+            assert values.check(case, rank, calls, results) == case.result_elements > 0
+            before = sum(result.numel() for result in results[:-1])
+            for place in {0, results[-1].numel() // 2, results[-1].numel() - 1}:
+                spoiled = [result.clone() for result in results]
+                spoiled[-1][place] = torch.nextafter(spoiled[-1][place], torch.tensor(math.inf))
+                with pytest.raises(values.WrongValuesError, match=f"element {before + place} is"):
+                    values.check(case, rank, calls, spoiled)
+
+
+def test_missing_values_are_not_checked_ones() -> None:
+    case = Case("allreduce", 2, 1 << 10)
+    with pytest.raises(values.WrongValuesError, match="255 values came out of allreduce, not 256"):
+        values.check(case, 0, 1, [results_of(case, 0, 1)[0][:-1]])
+
+
+def reply(case: Case, **changes: Any) -> dict[str, Any]:
+    return {"seconds": [0.5, 0.25], "checked": 2 * case.result_elements, "barriers": [], **changes}
+
+
+def test_the_slowest_rank_counts() -> None:
+    case = Case("allreduce", 2, 1 << 10)
+    assert checked_times(case, 2, 5, [reply(case), reply(case, seconds=[0.1, 1.0])]) == [0.1, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"checked": 256}, "Rank 1 checked 256 of 512 values"),
+        ({"checked": None}, "Rank 1 checked None of 512 values"),
+        ({"seconds": [0.5]}, "Rank 1 reported 1 blocks of 2"),
+    ],
+)
+def test_times_without_checked_values_are_refused(changes: dict[str, Any], message: str) -> None:
+    case = Case("allreduce", 2, 1 << 10)
+    with pytest.raises(UncheckedError, match=message):
+        checked_times(case, 2, 1, [reply(case), reply(case, **changes)])
+    with pytest.raises(UncheckedError, match="1 of 2 ranks"):
+        checked_times(case, 2, 1, [reply(case)])
+
+
+def test_a_barrier_that_lets_ranks_pass_is_refused() -> None:
+    case = Case("barrier", 2)
+    first, good, early = [(0, 20), (30, 51)], [(10, 21), (50, 52)], [(10, 21), (60, 62)]
+    assert checked_times(case, 2, 1, [reply(case, barriers=first), reply(case, barriers=good)])
+    with pytest.raises(UncheckedError, match="left the barrier before all had entered"):
+        checked_times(case, 2, 1, [reply(case, barriers=first), reply(case, barriers=early)])
+    with pytest.raises(UncheckedError, match="Not every block"):
+        checked_times(case, 2, 1, [reply(case, barriers=first[:1]), reply(case, barriers=good[:1])])
+
+
+class FakeWorld:
+    """Two ranks of a library whose values are right for the first `right` runs."""
+
+    def __init__(self, library: str, right: int) -> None:
+        self.library = library
+        self._right = right
+
+    def ask(self, do: str, **arguments: Any) -> list[dict[str, Any]]:
+        if do != "run":
+            return [{}, {}]
+        self._right -= 1
+        blocks = arguments["blocks"]
+        return [{"seconds": [0.01] * blocks, "checked": blocks * 256 * (self._right >= 0)} for _ in range(2)]
+
+
+def test_a_library_with_wrong_values_gets_no_figure() -> None:
+    worlds: Any = [FakeWorld("horovod", 100), FakeWorld("gloo", 3), FakeWorld("mpi", 0)]
+    row = measure(Case("allreduce", 2, 1 << 10), worlds, Budget(rounds=4))
+    assert set(row.figures) == {"horovod"}
+    assert set(row.refused) == {"gloo", "mpi"}
+    assert row.ratio("gloo") is None
+    assert row.to_json()["figures"].keys() == {"horovod"}
+
+
+def test_idle_use_is_measured() -> None:
+    def burn(seconds: float) -> None:
+        start = time.process_time()
+        while time.process_time() < start + seconds:
+            pass
+
+    world: Any = SimpleNamespace(library="burning", pids=[os.getpid()])
+    assert idle_cpu([world], 0.2, burn)["burning"][0] > 50
+    assert idle_cpu([world], 0.2, lambda _: None)["burning"][0] < 50
+
+
+def test_resnet50_has_its_published_size() -> None:
+    assert (len(resnet50_shapes()), sum(map(math.prod, resnet50_shapes()))) == (161, 25_557_032)
+
+
+@pytest.mark.parametrize(("text", "size"), [("4", 4), ("4 B", 4), ("16K", 16384), ("256 MB", 256 << 20)])
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "3", "-4", "1.5M", "4G", "many"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="is no size"):
+        parse_size(text)
+
+
+def test_wire_bytes_of_an_allreduce_is_the_bound_of_a_ring_over_hosts() -> None:
+    for hosts, per_host in ((2, 1), (4, 2)):
+        case = Case("allreduce", hosts * per_host, 1 << 20)
+        assert network.wire_bytes(case, hosts, per_host) == 2 * (hosts - 1) / hosts * (1 << 20)
+
+
+def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "benchmarks" / script), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=110)
+
+
+@pytest.mark.slow
+def test_collectives_from_end_to_end_without_mpi(tmp_path: Path) -> None:
+    file = tmp_path / "results" / "out.json"
+    options = ("--quick", "--np", "2", "--sizes", "4,64K", "--libraries", "horovod,gloo", "--idle", "0.5")
+    done = run("collectives.py", *options, "--json", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(file.read_text())
+    assert document["failures"] == []
+    assert document["machine"]["cores"] >= 1
+    assert len(document["rows"]) == 2 * 5 + 1 + 2
+    for row in document["rows"]:
+        assert row["times_faster_than"]["gloo"] > 0
+        for figure in row["figures"].values():
+            assert figure["seconds"] > 0
+            assert figure["values_checked"] > 0 or row["operation"] == "barrier"
+    assert len(document["idle"]["2"]["horovod"]["idle_percent_of_a_core"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--sizes", "5"), "'5' is no size"),
+        (("--np", "1"), "'1' is no number of ranks"),
+        (("--ops", "gather"), "'gather' is no operation"),
+        (("--libraries", "smoke"), "'smoke' is no library"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks import collectives
+
+    with pytest.raises(SystemExit) as end:
+        collectives.main(arguments)
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_network_needs_root_and_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert network.main(["--quick"]) == 2
+    assert capsys.readouterr().err == "Network namespaces need root: run this as root (or with sudo).\n"
+
+
+def test_network_needs_its_programs_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert network.main(["--quick"]) == 2
+    assert "No ip, tc, unshare here: install iproute2" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_network_from_end_to_end(tmp_path: Path, namespaces: Callable[[], set[str]]) -> None:
+    file = tmp_path / "out.json"
+    before = namespaces()
+    options = ("--quick", "--ranks-per-host", "1", "--rate", "1gbit", "--sizes", "4,1M", "--libraries", "horovod,gloo")
+    done = run("network.py", *options, "--json", str(file))
+    if done.returncode == 2:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["bytes"] for row in rows] == [4, 1 << 20]
+    for row in rows:
+        assert all(figure["values_checked"] > 0 for figure in row["figures"].values())
+        assert 0 < row["of_wire_bound"]["horovod"] < 1.5  # more would mean that nothing limits the rate
+    assert namespaces() <= before
+
+
+@pytest.fixture
+def namespaces() -> Callable[[], set[str]]:
+    return lambda: {path.name for path in Path("/run/netns").glob("hvdbench*")}

@@ -1,0 +1,172 @@
+"""Ranks that wait for different things are told so; ranks that are merely slow are left alone."""
+
+import pytest
+from coordinator_builders import ALLGATHER, ALLREDUCE, BROADCAST, op
+from test_coordinator_negotiation import Ranks
+
+from horovod.coordinator.core.blocked import FORGET_S, MAX_REPORTS, SETTLE_S
+from horovod.protos.v1 import types_pb2 as pb
+
+REDUCE = op("allreduce.x", ALLREDUCE)
+GATHER = op("allgather.x", ALLGATHER)
+
+
+def agreed(ranks: Ranks, *ops: pb.Operation) -> None:
+    for one in ops:
+        for rank in range(len(ranks.plans)):
+            ranks.say(rank, one)
+            ranks.plans[rank].clear()
+
+
+def test_one_name_for_two_operations() -> None:
+    ranks = Ranks(3)
+    ranks.say(0, REDUCE)
+    ranks.say(1, GATHER)
+    ranks.say(2, GATHER)
+    ranks.say(0, blocked=[REDUCE], now_s=1.0)
+    ranks.say(1, blocked=[GATHER], now_s=1.1)
+    assert ranks.errors == [{}, {}, {}], "rank 2 may still join in"
+    ranks.say(2, blocked=[GATHER], now_s=60.0)
+    sentence = (
+        "Mismatched operations: One rank did ALLREDUCE, but another rank did ALLGATHER, under the name 'x': rank 0 has "
+        "ALLREDUCE; ranks 1 and 2 have ALLGATHER. Call the same operation under one name on every rank."
+    )
+    for rank in range(3):
+        assert ranks.errors[rank] == {"allreduce.x": sentence, "allgather.x": sentence}
+    agreed(ranks, REDUCE, GATHER)
+    assert ranks.errors[0]["allreduce.x"] == sentence, "nothing is left over"
+
+
+def test_grouped_and_single_operations_of_one_name() -> None:
+    ranks = Ranks(2)
+    ranks.say(0, REDUCE)
+    ranks.say(1, op("grouped_allreduce.x"))
+    ranks.say(0, blocked=[REDUCE])
+    ranks.say(1, blocked=[op("grouped_allreduce.x")])
+    assert "rank 0 has ALLREDUCE; rank 1 has grouped ALLREDUCE" in ranks.errors[0]["allreduce.x"]
+
+
+def test_unnamed_operations_in_different_orders() -> None:
+    ranks = Ranks(2)
+    one, other = op("allreduce.noname.3"), op("broadcast.noname.3", BROADCAST)
+    ranks.say(0, one, blocked=[one])
+    ranks.say(1, other, blocked=[other])
+    assert ranks.errors[1]["broadcast.noname.3"] == (
+        "Mismatched operations: One rank did ALLREDUCE, but another rank did BROADCAST, for the unnamed operation "
+        "number 3: rank 0 has ALLREDUCE; rank 1 has BROADCAST. Call unnamed operations in the same order on every "
+        "rank, or give them names."
+    )
+    assert set(ranks.errors[0]) == {"allreduce.noname.3", "broadcast.noname.3"}
+
+
+def test_no_alarm_while_one_of_the_operations_can_still_complete() -> None:
+    ranks = Ranks(2)
+    ranks.say(0, REDUCE, GATHER)  # asynchronous; it waits for the reduction first
+    ranks.say(0, blocked=[REDUCE])
+    ranks.say(1, GATHER, now_s=8.0)
+    assert ranks.plans == [{"allgather.x": 1}] * 2
+    ranks.say(1, blocked=[GATHER], now_s=8.0 + SETTLE_S / 2)  # sent before its plan came
+    ranks.say(0, blocked=[REDUCE], now_s=9.0)
+    ranks.say(1, REDUCE, now_s=9.0)
+    assert ranks.errors == [{}, {}]
+    assert ranks.plans[0]["allreduce.x"] == 2
+
+
+def test_different_names_never_alarm() -> None:
+    ranks = Ranks(2)
+    other = op("allgather.y", ALLGATHER)
+    for now_s in range(10):
+        ranks.say(0, REDUCE, blocked=[REDUCE], now_s=now_s)
+        ranks.say(1, other, blocked=[other], now_s=now_s)
+    assert ranks.errors == [{}, {}]
+
+
+# -- operations that run under an id ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reports_first", [False, True])
+def test_a_new_signature_against_the_old_one_under_its_id(reports_first: bool) -> None:
+    ranks = Ranks(2)
+    agreed(ranks, op(shape=[3]))
+    if reports_first:  # blocked long before the other rank announces: counts only when said again
+        ranks.say(1, blocked=[op(shape=[3])], now_s=9.0)
+    ranks.say(0, op(shape=[4]), now_s=10.0)
+    ranks.say(1, blocked=[op(shape=[3])], now_s=10.0 + SETTLE_S / 2)
+    assert ranks.errors == [{}, {}], "this report may have crossed the completion of the old run"
+    ranks.say(1, blocked=[op(shape=[3])], now_s=10.0 + SETTLE_S)
+    assert ranks.errors[0] == ranks.errors[1]
+    assert ranks.errors[0]["allreduce.x"].startswith(
+        "Mismatched ALLREDUCE tensor shapes: One rank had shape [4], but another rank had shape [3], in allreduce.x: "
+        "rank 0 has [4]; rank 1 has [3]."
+    )
+
+
+def test_both_signatures_under_ids_of_their_own() -> None:
+    ranks = Ranks(2)
+    agreed(ranks, op(shape=[3]), op(shape=[4]))
+    for now_s in (1.0, 2.0):
+        ranks.say(0, blocked=[op(shape=[3])], now_s=now_s)
+        ranks.say(1, blocked=[op(shape=[4])], now_s=now_s + 0.1)
+    assert "Mismatched ALLREDUCE tensor shapes" in ranks.errors[0]["allreduce.x"]
+
+
+def test_one_signature_under_its_id_is_only_slow() -> None:
+    ranks = Ranks(2)
+    agreed(ranks, REDUCE)
+    for now_s in range(100):
+        ranks.say(0, blocked=[REDUCE], now_s=now_s)
+        ranks.say(1, blocked=[REDUCE], now_s=now_s)
+    assert ranks.errors == [{}, {}]
+
+
+def test_two_operations_of_one_name_under_ids() -> None:
+    ranks = Ranks(2)
+    agreed(ranks, REDUCE, GATHER)
+    ranks.say(0, blocked=[REDUCE], now_s=1.0)
+    ranks.say(1, blocked=[GATHER], now_s=1.5)
+    assert ranks.errors == [{}, {}], "rank 0 may have gone on after its report"
+    ranks.say(0, blocked=[REDUCE], now_s=2.0)
+    assert set(ranks.errors[0]) == set(ranks.errors[1]) == {"allreduce.x", "allgather.x"}
+
+
+def test_an_old_report_about_a_wait_that_is_over_proves_nothing() -> None:
+    """Rank 0 waited for a slow step once; now rank 1 uses the same name for something new, and rank 0 is about to."""
+    ranks = Ranks(2)
+    agreed(ranks, REDUCE)
+    ranks.say(0, blocked=[REDUCE], now_s=1.0)
+    for tenths in range(12, 60):
+        ranks.say(1, GATHER, blocked=[GATHER], now_s=tenths / 10)
+    assert ranks.errors == [{}, {}]
+    ranks.say(0, GATHER, now_s=6.0)
+    assert ranks.plans[0]["allgather.x"] == 2
+
+
+def test_old_reports_do_not_hide_a_real_disagreement() -> None:
+    ranks = Ranks(2)
+    agreed(ranks, REDUCE)
+    for rank in (0, 1):
+        ranks.say(rank, blocked=[REDUCE], now_s=1.0)  # a slow step, long ago
+    later_s = 2.0 + FORGET_S
+    ranks.say(1, GATHER, blocked=[GATHER], now_s=later_s)
+    ranks.say(0, blocked=[REDUCE], now_s=later_s)
+    ranks.say(0, blocked=[REDUCE], now_s=later_s + 1.0)
+    assert "rank 0 has ALLREDUCE; rank 1 has ALLGATHER" in ranks.errors[1]["allgather.x"]
+
+
+def test_a_rank_that_is_gone_causes_no_alarm() -> None:
+    ranks = Ranks(2)
+    ranks.say(1, GATHER, blocked=[GATHER])
+    ranks.take(ranks.negotiation.forget(1))
+    ranks.say(0, REDUCE, blocked=[REDUCE], now_s=1.0)
+    assert ranks.errors == [{}, {}]
+
+
+def test_reports_are_bounded_and_nonsense_is_ignored() -> None:
+    ranks = Ranks(2)
+    for index in range(2 * MAX_REPORTS):
+        ranks.say(0, blocked=[op(f"allreduce.{index}"), op(f"allgather.{index}", ALLGATHER)])
+    reports = ranks.negotiation._sets[0].reports
+    ranks.say(1, op("allreduce.0"), op("allreduce.1"))
+    assert sum(len(by_name) for user in reports._by_user_name.values() for by_name in user.values()) == MAX_REPORTS
+    ranks.say(0, blocked=[op(shape=[-1]), op(process_set=9), op(name="")])
+    assert ranks.errors == [{}, {}]

@@ -1,0 +1,231 @@
+"""Anything a client may send, well formed or not, against the real services over gRPC.
+
+Whatever it is: the stream ends with a status in words, nothing unexpected is logged, and a world that runs meanwhile in
+the same coordinator notices nothing. Messages are made from their descriptors, so a new field is covered as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from coordinator_builders import ALLREDUCE, op
+from coordinator_client import Crew, Stream
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from horovod.coordinator import PROTOCOL_VERSION
+from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.protos.v1 import membership_pb2, negotiation_pb2, negotiation_pb2_grpc
+
+JOIN, NEGOTIATE = "/horovod.v1.Membership/Join", "/horovod.v1.Negotiation/Negotiate"
+FUZZ = settings(
+    deadline=None, max_examples=60, derandomize=True, suppress_health_check=list(HealthCheck), print_blob=True
+)
+
+
+class Listener(logging.Handler):
+    """Keeps what must not be logged: warnings and errors, and exceptions that a servicer had to catch."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        damaged = isinstance(error, DecodeError) and record.levelno == logging.DEBUG
+        if (error is not None or record.levelno >= logging.WARNING) and not damaged:
+            self.found.append(logging.Formatter().format(record))
+
+
+@pytest.fixture(scope="module")
+def coordinator() -> Iterator[EmbeddedCoordinator]:
+    with EmbeddedCoordinator(heartbeat_timeout_s=3600.0) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def witness(coordinator: EmbeddedCoordinator) -> Iterator[Witness]:
+    listener = Listener()
+    logger = logging.getLogger()
+    level = logger.level
+    logger.addHandler(listener)
+    logger.setLevel(logging.DEBUG)
+    with Crew(coordinator.address) as crew:
+        yield Witness(crew, listener)
+    logger.removeHandler(listener)
+    logger.setLevel(level)
+
+
+class Witness:
+    """A world of two in the same coordinator, and its log."""
+
+    def __init__(self, crew: Crew, listener: Listener) -> None:
+        self._listener = listener
+        self.members = crew.world(2, job="witness")
+        self._count = 0
+        for member in self.members:
+            member.negotiate()
+
+    def sees_nothing(self) -> None:
+        self._count += 1
+        name = f"allreduce.t{self._count}"
+        for member in self.members:
+            member.announce(op(name))
+        assert self.members[0].plans(1).keys() == self.members[1].plans(1).keys() == {name}
+        for member in self.members:
+            member.heartbeat()
+            assert member.event("heartbeat").epoch == member.world.epoch
+        found, self._listener.found = self._listener.found, []
+        assert not found, "\n".join(found)
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+def integers(bits: int, signed: bool) -> st.SearchStrategy[int]:
+    least, most = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
+    return st.one_of(st.integers(0, 4), st.sampled_from([least, most]), st.integers(least, most))
+
+
+TEXTS = st.one_of(
+    st.sampled_from(["", "allreduce.x", "allgather.x", "witness", "witness0", "fuzz", "node-a", "x" * 5000, "\0\n"]),
+    st.text(st.characters(codec="utf-8"), max_size=20),
+)
+SCALARS: dict[int, st.SearchStrategy[Any]] = {
+    FieldDescriptor.TYPE_BOOL: st.booleans(),
+    FieldDescriptor.TYPE_BYTES: st.binary(max_size=64),
+    FieldDescriptor.TYPE_DOUBLE: st.floats(),
+    FieldDescriptor.TYPE_ENUM: integers(32, True),  # proto3 passes unknown numbers on
+    FieldDescriptor.TYPE_INT32: integers(32, True),
+    FieldDescriptor.TYPE_INT64: integers(64, True),
+    FieldDescriptor.TYPE_STRING: TEXTS,
+    FieldDescriptor.TYPE_UINT32: integers(32, False),
+    FieldDescriptor.TYPE_UINT64: integers(64, False),
+}
+
+
+@st.composite
+def messages(draw: st.DrawFn, kind: Any) -> Any:
+    """A message with some of its fields set to anything."""
+    made = kind()
+    for field in kind.DESCRIPTOR.fields:
+        if draw(st.integers(0, 2)) == 0:
+            continue
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            for key in draw(st.lists(TEXTS, max_size=3)):
+                getattr(made, field.name)[key] = draw(TEXTS)
+        elif field.message_type is not None:
+            one = messages(getattr(field.message_type, "_concrete_class"))  # noqa: B009 (no public name)
+            if field.is_repeated:
+                getattr(made, field.name).extend(draw(st.lists(one, max_size=3)))
+            else:
+                getattr(made, field.name).CopyFrom(draw(one))
+        elif field.is_repeated:
+            getattr(made, field.name).extend(draw(st.lists(SCALARS[field.type], max_size=4)))
+        else:
+            setattr(made, field.name, draw(SCALARS[field.type]))
+    return made
+
+
+def finish(stream: Stream[Any, Any]) -> None:
+    """The stream ends in order, or with a status in words that no exception of the server's code made."""
+    stream.half_close()
+    code, sentence = stream.failure()
+    assert code is not grpc.StatusCode.UNKNOWN, sentence
+    assert code is not grpc.StatusCode.DEADLINE_EXCEEDED, "the coordinator does not end the stream"
+    assert code is grpc.StatusCode.OK or sentence
+
+
+# -- tests -------------------------------------------------------------------------------------------------------------
+@FUZZ
+@given(first=messages(membership_pb2.MemberMessage), rest=st.lists(messages(membership_pb2.MemberMessage), max_size=3))
+def test_membership(coordinator: EmbeddedCoordinator, witness: Witness, first: Any, rest: list[Any]) -> None:
+    with grpc.insecure_channel(coordinator.address) as channel:
+        stream: Stream[bytes, bytes] = Stream(channel.stream_stream(JOIN))
+        for message in [first, *rest]:
+            stream.send(message.SerializeToString())
+        finish(stream)
+    witness.sees_nothing()
+
+
+@FUZZ
+@given(
+    request=messages(membership_pb2.JoinRequest),
+    job=st.sampled_from(["fuzz", "witness"]),
+    rest=st.lists(messages(membership_pb2.MemberMessage), max_size=3),
+)
+def test_members_that_get_in(
+    coordinator: EmbeddedCoordinator, witness: Witness, request: Any, job: str, rest: list[Any]
+) -> None:
+    """A join request that is good in what matters, so that everything else in it is used."""
+    request.protocol_version, request.job, request.size = PROTOCOL_VERSION, job, 1
+    request.member_id, request.host.name = f"member of {job}", "node-a"
+    request.ClearField("requested_rank")
+    with grpc.insecure_channel(coordinator.address) as channel:
+        stream: Stream[Any, Any] = Stream(channel.stream_stream(JOIN))
+        for message in [membership_pb2.MemberMessage(join=request), *rest]:
+            stream.send(message.SerializeToString())
+        finish(stream)
+    witness.sees_nothing()
+
+
+@FUZZ
+@given(talk=st.lists(messages(negotiation_pb2.NegotiationMessage), min_size=1, max_size=3))
+def test_strangers_that_negotiate(coordinator: EmbeddedCoordinator, witness: Witness, talk: list[Any]) -> None:
+    with grpc.insecure_channel(coordinator.address) as channel:
+        stream: Stream[bytes, bytes] = Stream(channel.stream_stream(NEGOTIATE))
+        for message in talk:
+            stream.send(message.SerializeToString())
+        finish(stream)
+    witness.sees_nothing()
+
+
+@FUZZ
+@given(
+    talks=st.lists(st.lists(messages(negotiation_pb2.NegotiationMessage), max_size=3), min_size=2, max_size=2),
+    alike=st.booleans(),
+    sane=st.booleans(),
+)
+def test_members_that_negotiate(
+    coordinator: EmbeddedCoordinator, witness: Witness, talks: list[list[Any]], alike: bool, sane: bool
+) -> None:
+    """Both ranks of a world say anything, so that what one says is compared with what the other says."""
+    with Crew(coordinator.address) as crew:
+        members = crew.world(2, job="fuzz")
+        for member, talk in zip(members, [talks[0], talks[0]] if alike else talks, strict=True):
+            stub = negotiation_pb2_grpc.NegotiationStub(member.channel)
+            stream: Stream[Any, Any] = Stream(stub.Negotiate)
+            member.streams.append(stream)
+            stream.send(negotiation_pb2.NegotiationMessage(epoch=member.world.epoch, hello=member.hello()))
+            for message in talk:
+                message.epoch = member.world.epoch
+                for said in [*message.announce, *message.blocked] if sane else []:
+                    said.type, said.process_set = ALLREDUCE, 0
+                    said.reduce_op, said.device = said.reduce_op % 6, said.device % 2
+                    for tensor in said.tensors:
+                        tensor.dtype = tensor.dtype % 11
+                stream.send(message)
+            finish(stream)
+        for member in members:
+            member.leave()
+            member.membership.rest()
+    witness.sees_nothing()
+
+
+@FUZZ
+@given(data=st.data(), method=st.sampled_from([JOIN, NEGOTIATE]))
+def test_damaged_bytes(coordinator: EmbeddedCoordinator, witness: Witness, data: st.DataObject, method: str) -> None:
+    """A message with changed, missing or additional bytes, which protobuf may or may not take for another message."""
+    kind = membership_pb2.MemberMessage if method == JOIN else negotiation_pb2.NegotiationMessage
+    good = data.draw(messages(kind)).SerializeToString()
+    at = data.draw(st.integers(0, len(good)))
+    bad = good[:at] + data.draw(st.binary(max_size=8)) + good[data.draw(st.integers(at, len(good))) :]
+    with grpc.insecure_channel(coordinator.address) as channel:
+        stream: Stream[bytes, bytes] = Stream(channel.stream_stream(method))
+        stream.send(bad)
+        finish(stream)
+    witness.sees_nothing()

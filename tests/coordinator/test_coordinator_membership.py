@@ -1,0 +1,396 @@
+"""The life of a job's worlds, told as small stories without clock and socket."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from coordinator_builders import request
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod.coordinator.core.membership import Close, Effect, Ended, Form, Formation, Gone, Membership, Send
+from horovod.protos.v1 import membership_pb2 as pb
+
+SECRET = b"s" * 32
+
+
+class Story:
+    """A Membership whose worlds form at once, and what every member was told."""
+
+    def __init__(self, heartbeat_timeout_s: float = 30.0) -> None:
+        self.membership = Membership(heartbeat_timeout_s)
+        self.told: dict[str, list[pb.MembershipEvent]] = {}
+        self.closed: list[str] = []
+        self.ended: list[tuple[str, int]] = []
+        self.gone: list[tuple[int, int]] = []
+        self.formations: list[Formation] = []
+        self.epoch = 0
+        self.hold = False  # leave formations to the test
+
+    def join(self, member_id: str, now_s: float = 0.0, **fields: object) -> str:
+        refusal, effects = self.membership.join(request(member_id, **fields))  # type: ignore[arg-type]
+        self.take(effects, now_s)
+        return refusal
+
+    def take(self, effects: Sequence[Effect], now_s: float = 0.0) -> None:
+        for effect in effects:
+            match effect:
+                case Send(member_id, event):
+                    self.told.setdefault(member_id, []).append(event)
+                case Close(member_id):
+                    self.closed.append(member_id)
+                case Form(formation):
+                    self.formations.append(formation)
+                    if not self.hold:
+                        self.form(now_s)
+                case Gone(_, epoch, rank):
+                    self.gone.append((epoch, rank))
+                case Ended(job, epoch):
+                    self.ended.append((job, epoch))
+
+    def form(self, now_s: float = 0.0) -> None:
+        self.epoch += 1
+        self.take(self.membership.formed(self.formations[-1], self.epoch, SECRET, now_s))
+
+    def leave(self, member_id: str, reason: str = "") -> None:
+        self.take(self.membership.leave(member_id, reason))
+
+    def lose(self, member_id: str, cause: str = "it was killed") -> None:
+        self.take(self.membership.lost(member_id, cause))
+
+    def world(self, member_id: str) -> pb.World:
+        worlds = [event.world for event in self.told.get(member_id, []) if event.HasField("world")]
+        assert len(worlds) == 1, f"{member_id} got {len(worlds)} worlds"
+        return worlds[0]
+
+    def has_world(self, member_id: str) -> bool:
+        return any(event.HasField("world") for event in self.told.get(member_id, []))
+
+    def progress(self, member_id: str) -> list[str]:
+        return [event.progress.sentence for event in self.told.get(member_id, []) if event.HasField("progress")]
+
+    def goodbyes(self, member_id: str) -> list[pb.MemberGone]:
+        return [event.gone for event in self.told.get(member_id, []) if event.HasField("gone")]
+
+
+@pytest.fixture
+def story() -> Story:
+    return Story()
+
+
+# -- forming ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_world_forms_when_everybody_is_there(story: Story) -> None:
+    assert story.join("m0", host="node-b", options={"fusion": "64"}) == ""
+    assert not story.has_world("m0")
+    assert story.join("m1", host="node-a", options={"fusion": "64"}) == ""
+    world = story.world("m0")
+    assert world == story.world("m1")
+    assert (world.job, world.epoch, world.secret, dict(world.options)) == ("digits", 1, SECRET, {"fusion": "64"})
+    assert [(m.rank, m.member_id, m.host.name, m.segment_address) for m in world.members] == [
+        (0, "m0", "node-b", "segment of m0"),
+        (1, "m1", "node-a", "segment of m1"),
+    ]
+    assert world.members[1].endpoints[0].port == 4000
+    assert world.members[1].pid == request("m1").pid
+
+
+def test_requested_ranks_are_honoured(story: Story) -> None:
+    story.join("m0", rank=1)
+    story.join("m1", rank=0)
+    assert [member.member_id for member in story.world("m0").members] == ["m1", "m0"]
+
+
+def test_progress_names_what_is_missing_and_comes_once(story: Story) -> None:
+    story.join("m0", size=3)
+    story.join("m1", size=3)
+    assert story.progress("m0") == [
+        "1 of 3 members of job 'digits' joined; waiting for 2 more.",
+        "2 of 3 members of job 'digits' joined; waiting for 1 more.",
+    ]
+    assert story.progress("m1") == story.progress("m0")[1:]
+    story.take(story.membership.tick(1000.0))
+    assert len(story.progress("m0")) == 2
+
+
+def test_progress_names_missing_ranks(story: Story) -> None:
+    story.join("m0", size=5, rank=3)
+    assert story.progress("m0") == ["1 of 5 members of job 'digits' joined; waiting for ranks 0-2 and 4."]
+
+
+def test_progress_tells_of_somebody_who_was_refused(story: Story) -> None:
+    story.join("m0", options={"fusion": "1"})
+    refusal = story.join("m1", options={"fusion": "2"}, pid=77)
+    assert "the process with pid 77 on host node-a was refused" in story.progress("m0")[-1]
+    assert refusal.rstrip(".") in story.progress("m0")[-1]
+    story.join("m2", options={"fusion": "1"})
+    assert story.has_world("m0")
+
+
+def test_a_waiting_member_that_goes_away_is_no_longer_counted(story: Story) -> None:
+    story.join("m0", size=3)
+    story.join("m1", size=3)
+    story.lose("m0")
+    assert story.progress("m1")[-1] == "1 of 3 members of job 'digits' joined; waiting for 2 more."
+    assert story.goodbyes("m1") == []
+
+
+def test_a_member_lost_while_the_store_gives_the_epoch_undoes_the_formation(story: Story) -> None:
+    story.hold = True
+    story.join("m0")
+    story.join("m1")
+    assert story.membership.is_forming(story.formations[0])
+    story.lose("m1")
+    assert not story.membership.is_forming(story.formations[0])
+    story.form()
+    assert not story.has_world("m0")
+    story.join("m2")
+    story.form()
+    assert [member.member_id for member in story.world("m0").members] == ["m0", "m2"]
+    assert story.world("m0").epoch == 2
+
+
+def test_jobs_do_not_see_each_other(story: Story) -> None:
+    story.join("m0", job="one")
+    story.join("m1", job="two")
+    story.join("m2", job="two")
+    assert story.has_world("m1")
+    assert not story.has_world("m0")
+    story.lose("m1")
+    assert story.goodbyes("m0") == []
+
+
+# -- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"version": 7}, ["protocol version 1", "speaks version 7", "rank 1 (pid 5) on host node-b"]),
+        ({"size": 3}, ["expects 3 members", "expects 2", "rank 0 (pid 4) on host node-a", "HOROVOD_SIZE"]),
+        ({"size": 0}, ["1 to 65536", "asks for 0"]),
+        ({"rank": 0}, ["Rank 0 of job 'digits' is asked for twice", "(pid 4)", "(pid 5)"]),
+        ({"rank": 2}, ["outside 0 to 1"]),
+        ({"rank": None}, ["Rank 0 (pid 4) on host node-a asks for a rank, but the process with pid 5 on host node-b"]),
+        ({"job": ""}, ["job in a join request"]),
+        ({"job": "a\nb"}, ["printable", r"'a\nb'"]),
+        ({"host": ""}, ["host.name"]),
+        ({"options": {"x": "1"}}, ["agree on fusion", "rank 0 (pid 4) on host node-a has '64'", "no value for it"]),
+        ({"options": {"fusion": "8"}}, ["rank 0 (pid 4) on host node-a has '64' and rank 1 (pid 5)", "has '8'"]),
+        ({"options": {f"o{index}": "" for index in range(300)}}, ["at most 256"]),
+        ({"options": {"fusion": "6" * 5000}}, ["longer than 4096"]),
+        ({"member_id": "m0"}, ["member id 'm0'", "already in use"]),
+        ({"member_id": ""}, ["member_id in a join request"]),
+    ],
+)
+def test_refused_in_words(story: Story, fields: dict[str, Any], words: list[str]) -> None:
+    story.join("m0", pid=4, rank=0, options={"fusion": "64"})
+    usual: dict[str, Any] = {"member_id": "m1", "pid": 5, "rank": 1, "host": "node-b", "options": {"fusion": "64"}}
+    refusal = story.join(**usual | fields)
+    for word in words:
+        assert word in refusal
+    assert story.told.get("m1", []) == []
+    assert story.join("m2", pid=6, rank=1, options={"fusion": "64"}) == "", "a refused member harms nobody"
+    assert story.has_world("m0")
+
+
+def test_one_process_too_many(story: Story) -> None:
+    story.hold = True
+    story.join("m0")
+    story.join("m1")
+    assert "Job 'digits' already has its 2 members" in story.join("m2")
+    story.form()
+    refusal = story.join("m3", pid=99)
+    assert refusal.startswith("Job 'digits' already runs with 2 members in epoch 1: rank 0 (pid ")
+    assert "HOROVOD_JOB" in refusal
+
+
+# -- living and dying ------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_member_is_told_to_all_others(story: Story) -> None:
+    story.join("m0", size=3)
+    story.join("m1", size=3, host="node-b", pid=4242)
+    story.join("m2", size=3)
+    rank = next(member.rank for member in story.world("m1").members if member.member_id == "m1")
+    story.lose("m1", "it was killed by signal 9")
+    for other in ("m0", "m2"):
+        (gone,) = story.goodbyes(other)
+        assert (gone.epoch, gone.rank, gone.host, gone.orderly) == (1, rank, "node-b", False)
+        assert gone.sentence == f"Rank {rank} (pid 4242) on host node-b was lost: it was killed by signal 9."
+    assert story.goodbyes("m1") == []
+    assert story.gone == [(1, rank)]
+    story.lose("m1")
+    story.leave("m1")
+    assert len(story.goodbyes("m0")) == 1, "gone once is gone"
+
+
+def test_an_orderly_goodbye(story: Story) -> None:
+    story.join("m0")
+    story.join("m1", pid=7)
+    story.leave("m1", "the script ended")
+    (gone,) = story.goodbyes("m0")
+    assert gone.orderly
+    assert gone.sentence == "Rank 1 (pid 7) on host node-a left: the script ended."
+    assert story.closed == ["m1"]
+    assert story.ended == []
+    story.leave("m0")
+    assert story.ended == [("digits", 1)]
+    assert story.membership.world_of("digits") is None
+
+
+def test_heartbeats_keep_a_member_and_silence_loses_it() -> None:
+    story = Story(heartbeat_timeout_s=10.0)
+    story.join("m0", now_s=100.0)
+    assert story.membership.heartbeat("m0", 0, 100.0) == ""  # still waiting for its world
+    story.join("m1", now_s=100.0)
+    story.take(story.membership.tick(110.0))
+    assert story.goodbyes("m0") == []
+    assert story.membership.heartbeat("m0", 1, 109.0) == ""
+    assert story.membership.heartbeat("m1", 0, 105.0) == ""  # sent before its world came
+    story.take(story.membership.tick(116.0))
+    (gone,) = story.goodbyes("m0")
+    assert gone.sentence.startswith("Rank 1 (pid ")
+    assert "was lost: it sent no heartbeat for 11 s;" in gone.sentence
+    assert story.told["m1"][-1].refused.sentence.startswith("Rank 1 (pid ")
+    assert story.closed == ["m1"]
+
+
+def test_waiting_members_are_not_timed_out(story: Story) -> None:
+    story.join("m0")
+    story.take(story.membership.tick(1e9))
+    story.join("m1", now_s=1e9)
+    assert story.has_world("m0")
+
+
+def test_heartbeats_of_another_epoch_and_of_strangers_are_refused(story: Story) -> None:
+    story.join("m0", pid=4)
+    story.join("m1")
+    assert story.membership.heartbeat("m0", 9, 1.0) == (
+        "Rank 0 (pid 4) on host node-a speaks of epoch 9 of job 'digits', which is in epoch 1 now."
+    )
+    assert "not part of any world" in story.membership.heartbeat("who", 1, 1.0)
+
+
+def test_strangers(story: Story) -> None:
+    story.join("m0")
+    story.join("m1")
+    stranger = story.membership.stranger
+    assert stranger("digits", 1, "m1", 1) == ""
+    assert "is rank 1, not rank 0" in stranger("digits", 1, "m1", 0)
+    assert "Epoch 2 of job 'digits' is over; it is in epoch 1 now" in stranger("digits", 2, "m1", 1)
+    assert "'who' is not part of epoch 1" in stranger("digits", 1, "who", 1)
+    assert "no running world" in stranger("other", 1, "m1", 1)
+
+
+# -- the next world --------------------------------------------------------------------------------------------------
+
+
+def test_the_next_world_of_a_job_has_a_higher_epoch(story: Story) -> None:
+    for epoch in (1, 2, 3):
+        story.join(f"a{epoch}", pid=1)
+        story.join(f"b{epoch}", pid=2)
+        assert story.world(f"a{epoch}").epoch == epoch
+        story.leave(f"a{epoch}")
+        story.leave(f"b{epoch}")
+
+
+def test_processes_that_join_again_keep_their_ranks(story: Story) -> None:
+    for name, pid in (("a1", 1), ("b1", 2), ("c1", 3)):
+        story.join(name, size=3, pid=pid)
+    for name in ("a1", "b1", "c1"):
+        story.leave(name)
+    for name, pid in (("new2", 9), ("c2", 3), ("a2", 1)):  # b was replaced
+        story.join(name, size=3, pid=pid)
+    assert [member.member_id for member in story.world("a2").members] == ["a2", "c2", "new2"]
+
+
+def test_a_fast_member_may_join_again_before_a_slow_one_said_goodbye(story: Story) -> None:
+    story.join("old0", pid=1)
+    story.join("old1", pid=2)
+    story.leave("old0")
+    assert story.join("new0", pid=1) == ""
+    assert story.progress("new0")[-1].endswith(
+        "waiting for 1 more; waiting until the world of epoch 1 has ended, which still has rank 1 (pid 2) on "
+        "host node-a."
+    )
+    story.leave("old1")
+    assert story.ended == [("digits", 1)]
+    story.join("new1", pid=2)
+    assert story.world("new0").epoch == 2
+
+
+def test_a_join_may_overtake_the_same_process_goodbye(story: Story) -> None:
+    story.join("old0", pid=1)
+    story.join("old1", pid=2)
+    assert story.join("new0", pid=1) == ""
+    assert story.join("new1", pid=2) == ""
+    assert story.world("new0").epoch == 2
+    assert story.ended == [("digits", 1)]
+    assert sorted(story.closed) == ["old0", "old1"]
+    story.leave("old0")
+    story.lose("old1")
+    assert story.goodbyes("new0") == [], "late goodbyes belong to the old world"
+    assert story.membership.stranger("digits", 2, "new1", 1) == ""
+
+
+def test_new_processes_wait_for_the_rest_of_a_world_that_breaks_up(story: Story) -> None:
+    story.join("old0", pid=1)
+    story.join("old1", pid=2)
+    story.lose("old0")
+    assert story.join("new0", pid=11) == ""
+    assert story.join("new1", pid=12) == ""
+    assert not story.has_world("new0")
+    assert "still has rank 1 (pid 2)" in story.progress("new0")[-1]
+    story.lose("old1")
+    assert story.world("new0").epoch == 2
+
+
+def test_survivors_and_a_replacement_form_the_next_world(story: Story) -> None:
+    for name, pid in (("old0", 1), ("old1", 2), ("old2", 3)):
+        story.join(name, size=3, pid=pid)
+    story.lose("old1")
+    story.join("new0", size=3, pid=1)
+    story.join("new1", size=3, pid=22)
+    story.join("new2", size=3, pid=3)
+    assert {member.pid for member in story.world("new0").members} == {1, 22, 3}
+
+
+def test_members_in_one_process_are_told_apart_by_number(story: Story) -> None:
+    story.join("old0", pid=1)
+    story.join("old1", pid=1)
+    story.join("new0", pid=1)
+    story.leave("old0")
+    assert not story.has_world("new0")
+    story.join("new1", pid=1)
+    assert story.world("new0").epoch == 2
+
+
+@given(st.data())
+def test_any_order_of_goodbyes_and_joins_ends_in_the_next_world(data: st.DataObject) -> None:
+    """Each process says goodbye and joins again; only the order within a process is fixed, and not even that always."""
+    story = Story()
+    size = data.draw(st.integers(1, 4))
+    for index in range(size):
+        story.join(f"old{index}", size=size, pid=index + 1)
+    ordered = data.draw(st.booleans())
+    steps = [(kind, index) for index in range(size) for kind in ("leave", "join")]
+    order = data.draw(st.permutations(steps))
+    if ordered:
+        kinds = {index: iter(("leave", "join")) for index in range(size)}
+        order = [(next(kinds[index]), index) for _, index in order]
+    for kind, index in order:
+        if kind == "leave":
+            story.leave(f"old{index}")
+        else:
+            assert story.join(f"new{index}", size=size, pid=index + 1) == ""
+    for index in range(size):
+        assert story.world(f"new{index}").epoch == 2
+        assert story.goodbyes(f"new{index}") == []
+    assert story.ended == [("digits", 1)]
+    for index in range(size):
+        story.leave(f"new{index}")
+    assert story.ended == [("digits", 1), ("digits", 2)]
+    assert story.membership._jobs == {}, "nothing is kept about a job that ended"
+    assert story.membership._job_of == {}

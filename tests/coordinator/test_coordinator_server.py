@@ -1,0 +1,258 @@
+"""The coordinator as a program and as a part of others: starting, stopping, and what people do wrong."""
+
+import asyncio
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from coordinator_builders import op
+from coordinator_client import Crew
+
+from horovod.coordinator.__main__ import main
+from horovod.coordinator.address import ListenAddress
+from horovod.coordinator.server import CoordinatorServer, EmbeddedCoordinator
+from horovod.coordinator.store import MemoryStore
+from horovod.coordinator.store.jobs import epoch_key, world_key
+from horovod.protos.v1 import membership_pb2
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen(1)
+        yield holder.getsockname()[1]
+
+
+# -- addresses -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("127.0.0.1:29400", "127.0.0.1", 29400),
+        ("[::1]:0", "::1", 0),
+        ("localhost:65535", "localhost", 65535),
+    ],
+)
+def test_addresses(text: str, host: str, port: int) -> None:
+    address = ListenAddress.parse(text)
+    assert (address.host, address.port, str(address)) == (host, port, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "29400", "localhost", ":29400", "host:", "host:x", "host:-1", "host:65536", "::1:80", "a b:80", "[]:80"],
+)
+def test_malformed_addresses(text: str) -> None:
+    with pytest.raises(ValueError, match="expected HOST:PORT") as error:
+        ListenAddress.parse(text)
+    assert repr(text) in str(error.value)
+
+
+def test_loopback_is_recognised() -> None:
+    assert ListenAddress.parse("127.0.0.2:0").is_loopback()
+    assert ListenAddress.parse("localhost:0").is_loopback()
+    assert not ListenAddress.parse("0.0.0.0:0").is_loopback()
+    assert not ListenAddress.parse("[::]:0").is_loopback()
+
+
+# -- embedded --------------------------------------------------------------------------------------------------------
+
+
+def test_two_embedded_coordinators_are_independent_and_leave_nothing_behind() -> None:
+    before = set(threading.enumerate())
+    with EmbeddedCoordinator() as one, EmbeddedCoordinator("localhost:0") as other:
+        assert one.address.startswith("127.0.0.1:")
+        assert other.address.startswith("localhost:")
+        for coordinator in (one, other):
+            with Crew(coordinator.address) as crew:
+                (member,) = crew.world(1)
+                assert member.world.epoch == 1
+    one.stop()
+    with pytest.raises(RuntimeError, match="does not run"):
+        _ = one.address
+    assert not [t.name for t in set(threading.enumerate()) - before if t.name == "horovod-coordinator"]
+
+
+def test_an_embedded_coordinator_starts_again() -> None:
+    coordinator = EmbeddedCoordinator()
+    for _ in range(3):
+        with coordinator, pytest.raises(RuntimeError, match="runs already"):
+            coordinator.start()
+
+
+def test_stopping_ends_streams_in_words_and_blames_nobody() -> None:
+    coordinator = EmbeddedCoordinator().start()
+    with Crew(coordinator.address) as crew:
+        members = crew.world(2)
+        for member in members:
+            member.negotiate(op())
+        for member in members:
+            assert member.plans(1)
+        coordinator.stop()
+        for member in members:
+            with pytest.raises(grpc.RpcError):
+                member.event("gone")  # skips what comes before the end of the stream
+            assert member.membership.call.code() is grpc.StatusCode.UNAVAILABLE
+            assert member.membership.call.details() == "The coordinator is stopping."
+            assert member.negotiation.failure()[0] is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_port_in_use_is_said_and_leaves_no_thread(taken_port: int) -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(OSError, match=f"Can't listen on 127.0.0.1:{taken_port}: the port is in use"):
+        EmbeddedCoordinator(f"127.0.0.1:{taken_port}").start()
+    assert not set(threading.enumerate()) - before
+
+
+def test_a_second_coordinator_does_not_share_the_port_of_the_first() -> None:
+    with EmbeddedCoordinator() as coordinator, pytest.raises(OSError, match="the port is in use"):
+        EmbeddedCoordinator(coordinator.address).start()
+
+
+@pytest.mark.parametrize(
+    ("listen", "words"),
+    [("192.0.2.1:29400", "no network interface of this host"), ("no-such-host.invalid:1", "unknown host")],
+)
+def test_other_bind_errors(listen: str, words: str) -> None:
+    with pytest.raises(OSError, match=words):
+        EmbeddedCoordinator(listen).start()
+
+
+def test_a_malformed_address_never_starts_a_thread() -> None:
+    with pytest.raises(ValueError, match="expected HOST:PORT"):
+        EmbeddedCoordinator("nonsense").start()
+
+
+# -- the store -------------------------------------------------------------------------------------------------------
+
+
+def test_the_store_holds_the_world_while_it_lives_and_the_epoch_for_ever() -> None:
+    async def body() -> None:
+        store = MemoryStore()
+        await store.put(epoch_key("digits"), b"41")  # what an earlier coordinator left
+        changes = store.watch(world_key("digits"), 1)
+        server = CoordinatorServer()
+        port = await server.start("127.0.0.1:0", store=store)
+        with Crew(f"127.0.0.1:{port}") as crew:
+            members = await asyncio.to_thread(crew.world, 2)
+            published = await asyncio.wait_for(anext(changes), 20)
+            assert membership_pb2.World.FromString(published.value or b"") == members[0].world
+            assert members[0].world.epoch == 42
+            for member in members:
+                member.leave()
+            assert (await asyncio.wait_for(anext(changes), 20)).value is None
+        entry = await store.get(epoch_key("digits"))
+        assert entry is not None
+        assert entry.value == b"42"
+        await server.stop()
+        await store.close()
+
+    asyncio.run(body())
+
+
+# -- the program -----------------------------------------------------------------------------------------------------
+
+
+def coordinator_process(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "horovod.coordinator", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_program_serves_until_it_is_told_to_stop(number: signal.Signals) -> None:
+    with coordinator_process("--listen", "127.0.0.1:0") as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("horovod-coordinator is listening on 127.0.0.1:")
+        with Crew(line.split()[-1]) as crew:
+            crew.world(2)
+            process.send_signal(number)
+            output, errors = process.communicate(timeout=20)
+    assert (process.returncode, output, errors) == (0, "", "")
+
+
+def test_the_program_asks_for_its_token(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    with coordinator_process("--listen", "127.0.0.1:0", "--token-file", str(token)) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1]
+        with Crew(address, "secret") as crew:
+            crew.world(1)
+        with Crew(address) as crew:
+            assert crew.member("m0").membership.failure()[0] is grpc.StatusCode.UNAUTHENTICATED
+        process.terminate()
+        assert process.wait(20) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--listen", "nonsense"], 2, "Can't listen on 'nonsense': expected HOST:PORT"),
+        (["--listen", "0.0.0.0:29400"], 2, "Refusing to listen on 0.0.0.0:29400 without a token"),
+        (["--listen", "192.0.2.1:29400", "--insecure"], 1, "no network interface of this host"),
+        (["--listen", "no-such-host.invalid:1"], 1, "unknown host 'no-such-host.invalid'"),
+        (["--token-file", "/no/such/file"], 1, "Can't read the token file '/no/such/file': No such file"),
+        (["--token-file", "/dev/null"], 1, "must hold one line of ASCII text"),
+    ],
+)
+@pytest.mark.parametrize("verbose", [False, True])
+def test_one_sentence_for_each_mistake(
+    arguments: list[str], code: int, words: str, verbose: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, *(["--verbose"] if verbose else [])]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert words in captured.err
+    assert ("Traceback" in captured.err) == verbose
+    if not verbose:
+        assert captured.err.startswith("horovod-coordinator: ")
+        assert captured.err.count("\n") == 1
+
+
+def test_the_program_says_that_its_port_is_in_use(taken_port: int, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--listen", f"127.0.0.1:{taken_port}"]) == 1
+    assert capfd.readouterr().err == (
+        f"horovod-coordinator: Can't listen on 127.0.0.1:{taken_port}: the port is in use. Stop the program that "
+        "listens there, or choose another port.\n"
+    )
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+def test_a_token_file_that_may_not_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret")
+    token.chmod(stat.S_IWUSR)
+    assert main(["--token-file", str(token)]) == 1
+    assert "Permission denied" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["", "two words", "two\nlines", "caf\u00e9"])
+def test_tokens_that_no_header_can_carry(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    token = tmp_path / "token"
+    token.write_text(content, encoding="utf-8")
+    assert main(["--token-file", str(token)]) == 1
+    assert "must hold one line of ASCII text" in capsys.readouterr().err
+
+
+def test_unknown_options_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["--lissten", "x"])
+    assert exit_info.value.code == 2
+    assert "--lissten" in capsys.readouterr().err

@@ -1,0 +1,309 @@
+"""The services over real gRPC on the loopback interface."""
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from coordinator_builders import ALLGATHER, FLOAT64, op
+from coordinator_client import Crew, Stream
+
+from horovod.coordinator.server import MAX_REQUEST_BYTES, EmbeddedCoordinator
+from horovod.coordinator.services.negotiation import MAX_MESSAGE_BYTES, combined
+from horovod.protos.v1 import membership_pb2, negotiation_pb2, negotiation_pb2_grpc
+
+
+@pytest.fixture(scope="module")
+def coordinator() -> Iterator[EmbeddedCoordinator]:
+    with EmbeddedCoordinator() as running:
+        yield running
+
+
+@pytest.fixture
+def crew(coordinator: EmbeddedCoordinator) -> Iterator[Crew]:
+    with Crew(coordinator.address) as made:
+        yield made
+
+
+# -- membership ------------------------------------------------------------------------------------------------------
+
+
+def test_a_world_lives_and_ends_and_the_next_one_follows(crew: Crew) -> None:
+    first = crew.member("first", job="lives", pid=1)
+    assert first.event("progress").sentence == "1 of 2 members of job 'lives' joined; waiting for 1 more."
+    second = crew.member("second", job="lives", pid=2, host="node-b")
+    world = first.wait_for_world()
+    assert world == second.wait_for_world()
+    assert [(m.rank, m.cross_rank, m.cross_size, m.host.name) for m in world.members] == [
+        (0, 0, 2, "node-a"),
+        (1, 1, 2, "node-b"),
+    ]
+    assert len(world.secret) == 32
+    first.heartbeat()
+    assert first.event("heartbeat").epoch == world.epoch
+    second.leave("the script ended")
+    gone = first.event("gone")
+    assert gone.orderly
+    assert gone.sentence == "Rank 1 (pid 2) on host node-b left: the script ended."
+    assert second.membership.rest() == [], "the coordinator ends the stream of a member that said goodbye"
+    assert second.membership.call.code() is grpc.StatusCode.OK
+
+    again = crew.member("second again", job="lives", pid=2)
+    assert "still has rank 0 (pid 1)" in again.event("progress").sentence
+    first.leave()
+    crew.member("first again", job="lives", pid=1)
+    next_world = again.wait_for_world()
+    assert next_world.epoch == world.epoch + 1
+    assert next_world.secret != world.secret
+
+
+def test_a_member_that_vanishes_is_told_to_the_others(crew: Crew) -> None:
+    members = crew.world(3, job="vanishes")
+    members[1].vanish()
+    for survivor in (members[0], members[2]):
+        gone = survivor.event("gone")
+        assert (gone.rank, gone.orderly, gone.epoch) == (1, False, members[0].world.epoch)
+        assert gone.sentence.startswith(
+            "Rank 1 (pid 2) on host node-a was lost: its connection to the coordinator ended"
+        )
+
+
+def test_half_closing_without_a_goodbye_is_a_loss(crew: Crew) -> None:
+    members = crew.world(2, job="half")
+    members[0].membership.half_close()
+    assert not members[1].event("gone").orderly
+
+
+def test_a_silent_member_is_lost() -> None:
+    with EmbeddedCoordinator(heartbeat_timeout_s=0.5) as coordinator, Crew(coordinator.address) as crew:
+        members = crew.world(1, job="silent")
+        refused = next(event for event in members[0].membership.rest() if event.HasField("refused"))
+        assert "was declared lost: it sent no heartbeat for" in refused.refused.sentence
+
+
+def test_a_refusal_comes_in_words_and_harms_nobody(crew: Crew) -> None:
+    first = crew.member("m0", job="refuses", options={"fusion": "64"})
+    first.event("progress")
+    wrong = crew.member("m1", job="refuses", options={"fusion": "65"})
+    (event,) = wrong.membership.rest()
+    assert "must agree on fusion" in event.refused.sentence
+    crew.member("m2", job="refuses", options={"fusion": "64"})
+    first.wait_for_world()
+
+
+def test_a_heartbeat_of_another_epoch_is_refused(crew: Crew) -> None:
+    members = crew.world(2, job="stale")
+    members[0].heartbeat(epoch=999)
+    (event,) = members[0].membership.rest()
+    assert "speaks of epoch 999" in event.refused.sentence
+    assert members[1].event("gone").rank == 0
+
+
+# -- negotiation -----------------------------------------------------------------------------------------------------
+
+
+def test_a_first_step_is_agreed(crew: Crew) -> None:
+    members = crew.world(2, job="step")
+    step = [op(f"allreduce.grad{index}", shape=[index]) for index in range(161)]
+    members[0].negotiate(*step[:80])
+    members[0].announce(*step[80:])
+    members[1].negotiate(*step)
+    plans = members[0].plans(161)
+    assert plans == members[1].plans(161)
+    assert len(set(plans.values())) == 161
+
+
+def test_mismatches_reach_every_rank(crew: Crew) -> None:
+    members = crew.world(2, job="mismatch")
+    members[0].negotiate(op())
+    members[1].negotiate(op(dtype=FLOAT64))
+    errors = [member.negotiation.next().errors[0] for member in members]
+    assert errors[0] == errors[1]
+    assert errors[0].sentence.startswith("Mismatched data types: One rank had type float32, but another rank had type")
+    for member in members:
+        member.announce(op())
+    assert members[0].plans(1) == members[1].plans(1)
+
+
+def test_one_name_for_two_operations_is_found(crew: Crew) -> None:
+    members = crew.world(2, job="names")
+    reduce, gather = op("allreduce.x"), op("allgather.x", ALLGATHER)
+    members[0].negotiate(reduce, blocked=[reduce])
+    members[1].negotiate(gather, blocked=[gather])
+    for member in members:
+        errors = {error.name: error.sentence for error in member.negotiation.next().errors}
+        assert set(errors) == {"allreduce.x", "allgather.x"}
+        assert errors["allreduce.x"].startswith("Mismatched operations: ")
+
+
+def test_a_broken_stream_is_resumed(crew: Crew) -> None:
+    members = crew.world(2, job="resumes")
+    members[0].negotiate(op())
+    members[1].negotiate(op("allreduce.other"))
+    members[1].announce(op())
+    plan = members[0].plans(1)
+    members[0].negotiation.close()
+    members[0].negotiate(op(), op("allreduce.other"))  # as if neither had been answered
+    assert members[0].plans(2)["allreduce.x"] == plan["allreduce.x"]
+    assert members[1].plans(2).items() >= plan.items()
+
+
+def test_a_newer_stream_replaces_an_older_one(crew: Crew) -> None:
+    (member,) = crew.world(1, job="replaces")
+    member.negotiate()
+    older = member.negotiation
+    member.announce(op())
+    assert member.plans(1)
+    member.negotiate(op("allreduce.y"))
+    assert member.plans(1) == {"allreduce.y": 2}
+    assert older.failure() == (grpc.StatusCode.ABORTED, "Rank 0 opened a newer stream.")
+
+
+def test_the_negotiation_ends_when_its_member_half_closes(crew: Crew) -> None:
+    (member,) = crew.world(1, job="half-closes")
+    member.negotiate()
+    member.negotiation.half_close()
+    assert member.negotiation.rest() == []
+    assert member.negotiation.call.code() is grpc.StatusCode.OK
+
+
+def test_the_negotiation_ends_with_its_member(crew: Crew) -> None:
+    members = crew.world(2, job="ends")
+    for member in members:
+        member.negotiate(op())
+    for member in members:
+        assert member.plans(1) == {"allreduce.x": 1}
+    members[0].leave()
+    code, sentence = members[0].negotiation.failure()
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "Rank 0 is no longer part of epoch" in sentence
+    members[1].announce(op("allreduce.y"))  # goes on, and waits
+    members[1].leave()
+    assert members[1].negotiation.failure()[0] is grpc.StatusCode.FAILED_PRECONDITION
+
+
+# -- strangers and garbage -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"epoch": 77}, "Epoch 77 of job 'strangers' is over"),
+        ({"job": "nope"}, "Job 'nope' has no running world"),
+        ({"member_id": "who"}, "Member 'who' is not part of epoch"),
+        ({"rank": 1}, "is rank 0, not rank 1"),
+    ],
+)
+def test_strangers_are_refused(crew: Crew, changes: dict[str, object], words: str) -> None:
+    members = crew.world(2, job="strangers")
+    epoch = changes.pop("epoch", members[0].world.epoch)
+    hello = members[0].hello()
+    for field, value in changes.items():
+        setattr(hello, field, value)
+    stub = negotiation_pb2_grpc.NegotiationStub(members[0].channel)
+    stream: Stream[negotiation_pb2.NegotiationMessage, negotiation_pb2.Decisions] = Stream(stub.Negotiate)
+    stream.send(negotiation_pb2.NegotiationMessage(epoch=epoch, hello=hello))  # type: ignore[arg-type]
+    code, sentence = stream.failure()
+    stream.half_close()
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert words in sentence
+
+
+def test_a_stale_epoch_within_a_stream_is_refused(crew: Crew) -> None:
+    (member,) = crew.world(1, job="within")
+    member.negotiate()
+    member.negotiation.send(negotiation_pb2.NegotiationMessage(epoch=member.world.epoch + 1, announce=[op()]))
+    code, sentence = member.negotiation.failure()
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert sentence == (
+        f"Rank 0 speaks of epoch {member.world.epoch + 1}, but its stream belongs to epoch {member.world.epoch}."
+    )
+
+
+METHODS = ["/horovod.v1.Membership/Join", "/horovod.v1.Negotiation/Negotiate"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("garbage", "codes"),
+    [
+        (b"\xff\xff\xff\xff", {grpc.StatusCode.INVALID_ARGUMENT}),
+        (b"", {grpc.StatusCode.INVALID_ARGUMENT}),  # an empty message is well formed
+        (b"\0" * (MAX_REQUEST_BYTES + 1), {grpc.StatusCode.RESOURCE_EXHAUSTED}),
+        (None, {grpc.StatusCode.INVALID_ARGUMENT}),  # no message at all
+    ],
+    ids=["noise", "empty", "huge", "nothing"],
+)
+def test_garbage_ends_only_its_own_stream(
+    crew: Crew, method: str, garbage: bytes | None, codes: set[grpc.StatusCode]
+) -> None:
+    with grpc.insecure_channel(crew.address) as channel:
+        raw: Stream[bytes, bytes] = Stream(channel.stream_stream(method))
+        if garbage is None:
+            raw.half_close()
+        else:
+            raw.send(garbage)
+        code, sentence = raw.failure()
+        raw.half_close()
+    assert code in codes
+    assert sentence
+    crew.world(2, job="unharmed")
+
+
+def test_garbage_after_joining_is_a_loss(crew: Crew) -> None:
+    members = crew.world(2, job="after")
+    members[0].membership.send(membership_pb2.MemberMessage(join=members[0].request))
+    code, sentence = members[0].membership.failure()
+    assert (code, sentence) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "After joining, a member sends heartbeats and its goodbye only.",
+    )
+    assert members[1].event("gone").rank == 0
+
+
+@pytest.mark.parametrize(
+    ("token", "words"), [(None, "the call carried none"), ("wrong", "the call carried another one")]
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_tokens(method: str, token: str | None, words: str) -> None:
+    with EmbeddedCoordinator(token="secret") as coordinator:
+        with grpc.insecure_channel(coordinator.address) as channel:
+            raw: Stream[bytes, bytes] = Stream(channel.stream_stream(method), token)
+            code, sentence = raw.failure()
+            raw.half_close()
+        assert code is grpc.StatusCode.UNAUTHENTICATED
+        assert words in sentence
+        assert "HOROVOD_TOKEN" in sentence
+        with Crew(coordinator.address, "secret") as crew:
+            for member in crew.world(2):
+                member.negotiate(op())
+                assert member.rank in (0, 1)
+
+
+# -- fitting decisions into messages ---------------------------------------------------------------------------------
+
+
+def decisions(first: int, count: int, length: int) -> negotiation_pb2.Decisions:
+    plans = [
+        negotiation_pb2.Plan(name=str(number).rjust(length, "x"), id=number) for number in range(first, first + count)
+    ]
+    return negotiation_pb2.Decisions(epoch=5, plans=plans)
+
+
+@pytest.mark.parametrize(
+    ("items", "messages"),
+    [
+        ([decisions(0, 3, 8)], 1),
+        ([decisions(0, 3, 8), decisions(3, 4, 8), decisions(7, 1, 8)], 1),
+        ([decisions(0, 3, MAX_MESSAGE_BYTES // 2)], 3),
+        ([decisions(0, 1, 8), decisions(1, 5, MAX_MESSAGE_BYTES // 4), decisions(6, 1, 8)], 2),
+    ],
+)
+def test_decisions_are_combined_up_to_a_bound(items: list[negotiation_pb2.Decisions], messages: int) -> None:
+    before = [item.SerializeToString() for item in items]
+    made = list(combined(items))
+    assert len(made) == messages
+    assert all(message.ByteSize() <= MAX_MESSAGE_BYTES and message.epoch == 5 for message in made)
+    ids = [plan.id for message in made for plan in message.plans]
+    assert ids == list(range(len(ids)))
+    assert len(ids) == sum(len(item.plans) for item in items)
+    assert before == [item.SerializeToString() for item in items], "items are shared with other streams"

@@ -1,0 +1,246 @@
+"""What every store must do. A new implementation joins by a line in STORES."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+import pytest
+
+from horovod.coordinator.store import Change, CompactedError, LeaseLostError, MemoryStore, Store, StoreError
+from horovod.coordinator.store.base import MISSING
+from horovod.coordinator.store.jobs import epoch_key, next_epoch, publish_world, retract_world, world_key
+from horovod.protos.v1 import membership_pb2
+
+WAIT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    make: Callable[[], Store]
+    short_ttl_s: float  # the shortest lease that it can give
+
+
+STORES = {"memory": Kind(MemoryStore, 0.02)}
+
+Body = Callable[[Store], Awaitable[None]]
+
+
+@pytest.fixture(params=list(STORES))
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return STORES[request.param]
+
+
+@pytest.fixture
+def run(kind: Kind) -> Callable[[Body], None]:
+    def run_body(body: Body) -> None:
+        async def main() -> None:
+            store = kind.make()
+            try:
+                await asyncio.wait_for(body(store), WAIT_S)
+            finally:
+                await store.close()
+
+        asyncio.run(main())
+
+    return run_body
+
+
+async def take(changes: AsyncIterator[Change], count: int) -> list[tuple[str, bytes | None]]:
+    found = []
+    for _ in range(count):
+        change = await asyncio.wait_for(changes.__anext__(), WAIT_S)
+        found.append((change.key, change.value))
+    return found
+
+
+def test_put_get_delete(run: Callable[[Body], None]) -> None:
+    async def body(store: Store) -> None:
+        assert await store.get("a") is None
+        written = await store.put("a", b"1")
+        assert await store.get("a") == written
+        again = await store.put("a", b"")
+        assert again.revision > written.revision
+        assert (await store.get("a")) == again
+        assert await store.delete("a")
+        assert await store.get("a") is None
+        assert not await store.delete("a")
+
+    run(body)
+
+
+def test_compare_and_swap(run: Callable[[Body], None]) -> None:
+    async def body(store: Store) -> None:
+        first = await store.put_if("a", b"1", MISSING)
+        assert first is not None
+        assert await store.put_if("a", b"2", MISSING) is None
+        second = await store.put_if("a", b"2", first.revision)
+        assert second is not None
+        assert await store.put_if("a", b"3", first.revision) is None
+        assert not await store.delete("a", first.revision)
+        assert await store.get("a") == second
+        assert await store.delete("a", second.revision)
+        assert await store.put_if("a", b"4", second.revision) is None
+        assert await store.put_if("a", b"4", MISSING) is not None
+
+    run(body)
+
+
+def test_range_is_ordered_and_exact(run: Callable[[Body], None]) -> None:
+    async def body(store: Store) -> None:
+        assert (await store.range("jobs/"))[0] == []
+        for key in ("jobs/b", "jobs", "jobs/a", "jobsx", "jobs/a/x"):
+            await store.put(key, key.encode())
+        entries, revision = await store.range("jobs/")
+        assert [entry.key for entry in entries] == ["jobs/a", "jobs/a/x", "jobs/b"]
+        assert revision >= max(entry.revision for entry in entries)
+
+    run(body)
+
+
+def test_one_of_many_writers_wins(run: Callable[[Body], None]) -> None:
+    async def body(store: Store) -> None:
+        results = await asyncio.gather(*(store.put_if("a", b"%d" % number, MISSING) for number in range(20)))
+        winners = [entry for entry in results if entry]
+        assert len(winners) == 1
+        assert await store.get("a") == winners[0]
+
+    run(body)
+
+
+def test_a_watch_sees_changes_of_its_prefix_in_order(run: Callable[[Body], None]) -> None:
+    async def body(store: Store) -> None:
+        _, revision = await store.range("")
+        changes = store.watch("jobs/", revision + 1)
+        waiting = asyncio.create_task(take(changes, 3))
+        await store.put("jobs/a", b"1")
+        await store.put("other", b"x")
+        await store.put("jobs/a", b"2")
+        await store.delete("jobs/a")
+        assert await waiting == [("jobs/a", b"1"), ("jobs/a", b"2"), ("jobs/a", None)]
+
+    run(body)
+
+
+def test_a_watch_resumes_where_another_one_stopped(run: Callable[[Body], None]) -> None:
+    async def body(store: Store) -> None:
+        _, revision = await store.range("")
+        for number in range(5):
+            await store.put("a", b"%d" % number)
+        first = store.watch("a", revision + 1)
+        seen = [await first.__anext__() for _ in range(2)]
+        second = store.watch("a", seen[-1].revision + 1)
+        assert await take(second, 3) == [("a", b"2"), ("a", b"3"), ("a", b"4")]
+
+    run(body)
+
+
+def test_a_lease_that_ends_takes_its_entries_along(run: Callable[[Body], None], kind: Kind) -> None:
+    async def body(store: Store) -> None:
+        lease = await store.grant(kind.short_ttl_s)
+        await store.put("leased", b"1", lease)
+        await store.put("kept", b"1", lease)
+        entry = await store.put("kept", b"2")  # the latest write decides, and it has no lease
+        assert await take(store.watch("leased", entry.revision + 1), 1) == [("leased", None)]
+        assert await store.get("leased") is None
+        assert await store.get("kept") == entry
+        with pytest.raises(LeaseLostError):
+            await store.keep_alive(lease)
+        with pytest.raises(LeaseLostError):
+            await store.put("leased", b"1", lease)
+        await store.revoke(lease)  # nothing happens
+
+    run(body)
+
+
+def test_a_revoked_lease_ends_at_once(run: Callable[[Body], None]) -> None:
+    async def body(store: Store) -> None:
+        lease, other = await store.grant(1000.0), await store.grant(1000.0)
+        assert lease != other
+        await store.keep_alive(lease)
+        assert await store.put_if("a", b"1", MISSING, lease) is not None
+        await store.put("b", b"1", other)
+        await store.revoke(lease)
+        assert await store.get("a") is None
+        assert await store.get("b") is not None
+
+    run(body)
+
+
+def test_a_closed_store_says_so(run: Callable[[Body], None]) -> None:
+    async def body(store: Store) -> None:
+        changes = store.watch("", 1)
+        waiting = asyncio.create_task(take(changes, 1))
+        await asyncio.sleep(0)
+        await store.close()
+        with pytest.raises(StoreError):
+            await waiting
+        with pytest.raises(StoreError):
+            await store.get("a")
+
+    run(body)
+
+
+# -- the keys of a job, on every store -------------------------------------------------------------------------------
+
+
+def test_epochs_only_grow_whoever_asks(run: Callable[[Body], None]) -> None:
+    async def body(store: Store) -> None:
+        epochs = await asyncio.gather(*(next_epoch(store, "digits") for _ in range(10)))
+        assert sorted(epochs) == list(range(1, 11))
+        assert await next_epoch(store, "other") == 1
+
+    run(body)
+
+
+def test_an_earlier_world_never_replaces_a_later_one(run: Callable[[Body], None]) -> None:
+    async def body(store: Store) -> None:
+        first = await publish_world(store, membership_pb2.World(job="digits", epoch=1))
+        third = await publish_world(store, membership_pb2.World(job="digits", epoch=3))
+        assert first is not None
+        assert third is not None
+        assert await publish_world(store, membership_pb2.World(job="digits", epoch=2)) is None
+        await retract_world(store, "digits", first.revision)
+        assert await store.get(world_key("digits")) == third
+        await retract_world(store, "digits", third.revision)
+        assert await store.get(world_key("digits")) is None
+
+    run(body)
+
+
+def test_job_names_cannot_reach_other_keys() -> None:
+    assert world_key("a/epoch") != epoch_key("a")
+    assert epoch_key("../x").count("/") == 2
+
+
+# -- only in memory: what is kept is bounded -------------------------------------------------------------------------
+
+
+def test_a_watch_from_too_long_ago_is_refused() -> None:
+    async def body() -> None:
+        store = MemoryStore(kept_changes=3)
+        for _ in range(5):
+            await store.put("a", b"1")
+        with pytest.raises(CompactedError, match="before revision 3 are gone, but 2"):
+            await store.watch("a", 2).__anext__()
+        assert await take(store.watch("a", 3), 3) == [("a", b"1")] * 3
+        await store.close()
+
+    asyncio.run(body())
+
+
+def test_a_watch_that_fell_behind_finds_out() -> None:
+    async def body() -> None:
+        store = MemoryStore(kept_changes=3)
+        await store.put("a", b"0")
+        changes = store.watch("a", 1)
+        assert (await changes.__anext__()).value == b"0"
+        for _ in range(10):
+            await store.put("a", b"1")
+        with pytest.raises(CompactedError):
+            await changes.__anext__()
+        with contextlib.suppress(StopAsyncIteration):
+            await changes.__anext__()
+        await store.close()
+
+    asyncio.run(body())

@@ -1,0 +1,168 @@
+"""One rank as a process of its own, told what to do by JSON lines on its standard input (see processes.py).
+
+Nothing but the engine and the data plane's handshake is in it; ids are agreed upon by giving "allreduce.t7" the id 7.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+from counters import counters
+from world import ALLREDUCE, DTYPES, SUM
+
+from horovod import _core
+from horovod.worker.runtime.host import Interface
+from horovod.worker.runtime.mesh import Listeners, connect_peers
+from horovod.worker.runtime.world import Endpoint, Member, World
+
+SECRET = b"s" * 32
+FORM_SECONDS = 60.0
+
+
+def say(**what: Any) -> None:
+    print(json.dumps(what), flush=True)
+
+
+class Process:
+    def __init__(self) -> None:
+        self.segment: Any = None
+        self.listeners: Listeners | None = None
+        self.engine: Any = None
+        self.world: World
+        self.options: dict[str, int] = {}
+        self.drain = threading.Thread()
+
+    # -- a world ---------------------------------------------------------------------------------------------------
+    def offer(self, transport: str, options: dict[str, int]) -> None:
+        """How peers reach this process in the next world."""
+        self.options = options
+        if transport == "shm":
+            self.segment = _core.Segment(options=options)
+            say(segment=self.segment.address, endpoints=[])
+        else:
+            self.segment = None
+            self.listeners = Listeners([Interface("lo", ("127.0.0.1",))])
+            say(segment="", endpoints=[[e.address, e.port] for e in self.listeners.endpoints])
+
+    def form(self, rank: int, epoch: int, offers: list[dict[str, Any]]) -> None:
+        members = tuple(
+            Member(
+                r, r, len(offers), 0, 1, f"m{r}", "here", "", o["pid"],
+                tuple(Endpoint(a, p, "lo") for a, p in o["endpoints"]), o["segment"],
+            )
+            for r, o in enumerate(offers)
+        )  # fmt: skip
+        self.world = World("job", epoch, rank, members, SECRET)
+        sockets: dict[int, list[int]] = {}
+        if self.listeners is not None:
+            sockets = connect_peers(self.world, self.listeners, connections=2, deadline=time.monotonic() + FORM_SECONDS)
+            self.listeners.close()
+            self.listeners = None
+        self.engine = _core.Engine(
+            rank=rank,
+            size=len(offers),
+            epoch=epoch,
+            labels=[self.world.label(r) for r in range(len(offers))],
+            segment=self.segment,
+            segment_addresses=[o["segment"] for o in offers] if self.segment else (),
+            sockets=sockets,
+            options=self.options,
+        )
+        self.segment = None
+        self.drain = threading.Thread(target=self._agree, args=(self.engine,))
+        self.drain.start()
+        say(formed=epoch)
+
+    @staticmethod
+    def _agree(engine: Any) -> None:
+        while (items := engine.next_outbox(1000)) is not None:
+            for kind, op in items:
+                if kind == "announce":
+                    engine.apply_plan(0, op[0], int(op[0].rsplit(".t", 1)[1]))
+
+    def close(self) -> None:
+        self.engine.close()
+        self.drain.join()
+        self.engine = None
+        say(closed=True)
+
+    # -- operations ------------------------------------------------------------------------------------------------
+    def submit(self, array: np.ndarray, number: int, wait_follows: bool = True) -> int:
+        pointer = array.ctypes.data
+        tensor = (pointer, pointer, DTYPES["float32"], array.shape)
+        handle: int = self.engine.submit(
+            ALLREDUCE, f"allreduce.t{number}", [tensor], reduce_op=SUM, wait_follows=wait_follows
+        )
+        return handle
+
+    def loop(self, elements: int, steps: int, report: bool = False) -> None:
+        """Checked allreduces, until something fails or all steps are done."""
+        expected = float(sum(range(1, self.world.size + 1)))
+        step = 0
+        try:
+            for step in range(steps):
+                array = np.full(elements, self.world.rank + 1, np.float32)
+                self.engine.wait(self.submit(array, 0))
+                if not (array == expected).all():
+                    say(wrong=step)
+                    return
+                if report:
+                    say(step=step)
+        except RuntimeError as error:
+            say(error=str(error), step=step)
+            return
+        say(done=steps)
+
+    def once(self, elements: int, end: str) -> None:
+        """One large operation; `end` ("stop" or "exit") ends this process as soon as the data phase has begun.
+
+        An operation that has begun on one rank is agreed on by all, so the others are in it or about to be.
+        """
+        expected = float(sum(range(1, self.world.size + 1)))
+        array = np.full(elements, self.world.rank + 1, np.float32)
+        try:
+            handle = self.submit(array, 0, wait_follows=False)
+            while end and self.engine.counters()["batches"] == 0:
+                os.sched_yield()
+            if end == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if end == "exit":
+                os._exit(3)
+            self.engine.wait(handle)
+        except RuntimeError as error:
+            say(error=str(error))
+            return
+        say(done=1, right=bool((array == expected).all()))
+
+    def measure(self, warm_up: int, steps: int) -> None:
+        """What this process holds before and after `steps` small operations."""
+        array = np.zeros(16, np.float32)
+        before: dict[str, int] = {}
+        try:
+            for step in range(warm_up + steps):
+                if step == warm_up:
+                    before = counters()
+                self.engine.wait(self.submit(array, step % 8))
+        except RuntimeError as error:
+            say(error=str(error))
+            return
+        say(measured=[before, counters()])
+
+    def run(self) -> None:
+        for line in sys.stdin:
+            request = json.loads(line)
+            getattr(self, request.pop("do"))(**request)
+
+
+if __name__ == "__main__":
+    Process().run()

@@ -1,0 +1,221 @@
+"""Every collective of the engine against NumPy, over every transport: several engines as threads of this process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from world import ALLREDUCE, AVERAGE, DTYPES, EVERY_TRANSPORT, MAX, MIN, PRODUCT, SUM, EngineWorld, Member
+
+NUMPY_DTYPES = [name for name in DTYPES if name != "bfloat16"]
+SIZES = (0, 1, 7, 1000, 70_001)
+WORLDS = [(size, transport) for size in (2, 3, 4) for transport in EVERY_TRANSPORT]
+
+
+@pytest.fixture(scope="module", params=WORLDS, ids=lambda p: f"{p[0]}-{p[1]}")
+def world(request: pytest.FixtureRequest):
+    size, transport = request.param
+    with EngineWorld(size, transport, connections=2, slot_bytes=65536) as made:
+        yield made
+
+
+def values(rank: int, count: int, dtype: str) -> np.ndarray:
+    """Small whole numbers, so that every order of summation is exact in every dtype."""
+    random = np.random.default_rng(1000 * rank + count)
+    return random.integers(0, 2 if dtype == "bool" else 4, count).astype(dtype)
+
+
+def reduced(arrays: list[np.ndarray], op: int) -> np.ndarray:
+    if arrays[0].dtype == bool:
+        return np.any(arrays, axis=0) if op in (SUM, MAX) else np.all(arrays, axis=0)
+    if op in (SUM, AVERAGE):
+        total = np.add.reduce(arrays, dtype=arrays[0].dtype)
+        if op == SUM:
+            return total
+        if np.issubdtype(total.dtype, np.integer):
+            return (total.astype(np.float64) / len(arrays)).astype(total.dtype)
+        return (total.astype(np.float64) / len(arrays)).astype(total.dtype)
+    function = {MIN: np.minimum, MAX: np.maximum, PRODUCT: np.multiply}[op]
+    return function.reduce(arrays, dtype=arrays[0].dtype)
+
+
+@pytest.mark.parametrize("op", [AVERAGE, SUM, MIN, MAX, PRODUCT])
+@pytest.mark.parametrize("dtype", NUMPY_DTYPES)
+def test_allreduce(world: EngineWorld, dtype: str, op: int) -> None:
+    if dtype == "bool" and op == AVERAGE:
+        with pytest.raises(ValueError, match="bool"):
+            world.members[0].allreduce(np.ones(2, bool), op=AVERAGE)
+        return
+
+    def body(member: Member) -> None:
+        for count in SIZES:
+            array = values(member.rank, count, dtype)
+            expected = reduced([values(rank, count, dtype) for rank in range(member.size)], op)
+            got = member.allreduce(array, op=op)
+            if op == AVERAGE and np.issubdtype(np.dtype(dtype), np.floating):
+                np.testing.assert_allclose(got.astype(np.float64), expected.astype(np.float64), rtol=2e-3)
+            elif op == AVERAGE:
+                assert np.abs(got.astype(np.int64) - expected.astype(np.int64)).max(initial=0) == 0
+            else:
+                np.testing.assert_array_equal(got, expected)
+
+    world.run(body)
+
+
+def test_allreduce_out_of_place_keeps_the_input(world: EngineWorld) -> None:
+    def body(member: Member) -> None:
+        for count in (3, 200_000):
+            array = values(member.rank, count, "float32")
+            output = np.empty_like(array)
+            before = array.copy()
+            member.wait(member.submit(ALLREDUCE, f"allreduce.apart{count}", [array], [output], reduce_op=SUM))
+            np.testing.assert_array_equal(array, before)
+            np.testing.assert_array_equal(
+                output, reduced([values(r, count, "float32") for r in range(member.size)], SUM)
+            )
+
+    world.run(body)
+
+
+def test_prescale_truncates_integers_on_each_rank_before_the_sum(world: EngineWorld) -> None:
+    def body(member: Member) -> np.ndarray:
+        return member.allreduce(np.array([3, 5], np.int32), op=SUM, prescale=0.5)
+
+    for got in world.run(body):
+        np.testing.assert_array_equal(got, np.array([1, 2]) * world.size)
+
+
+@pytest.mark.parametrize("count", [5, 100_000])
+def test_scale_factors(world: EngineWorld, count: int) -> None:
+    def body(member: Member) -> np.ndarray:
+        return member.allreduce(np.full(count, member.rank + 1.0), op=SUM, prescale=0.5, postscale=4.0)
+
+    expected = 2.0 * sum(range(1, world.size + 1))
+    for got in world.run(body):
+        np.testing.assert_allclose(got, expected)
+
+
+def test_integer_average_truncates_toward_zero(world: EngineWorld) -> None:
+    def body(member: Member) -> np.ndarray:
+        return member.allreduce(np.array([1, -1] if member.rank == 0 else [0, 0], np.int64), op=AVERAGE)
+
+    for got in world.run(body):
+        np.testing.assert_array_equal(got, [0, 0])
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "float32", "float64"])
+def test_allgather_with_uneven_rows(world: EngineWorld, dtype: str) -> None:
+    def body(member: Member) -> None:
+        for rows in (0, 1, 50, 9000):
+            parts = [values(r, (rows + r) * 3, dtype).reshape(-1, 3) for r in range(member.size)]
+            np.testing.assert_array_equal(member.allgather(parts[member.rank]), np.concatenate(parts))
+
+    world.run(body)
+
+
+def test_allgather_where_only_one_rank_has_rows(world: EngineWorld) -> None:
+    def body(member: Member) -> None:
+        mine = np.ones((5 if member.rank == 1 else 0, 2), np.float32)
+        assert member.allgather(mine).shape == (5, 2)
+
+    world.run(body)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "float16", "float64"])
+def test_broadcast_from_every_root(world: EngineWorld, dtype: str) -> None:
+    def body(member: Member) -> None:
+        for root in range(member.size):
+            for count in SIZES:
+                array = values(member.rank, count, dtype)
+                member.broadcast(array, root)
+                np.testing.assert_array_equal(array, values(root, count, dtype))
+
+    world.run(body)
+
+
+def test_alltoall(world: EngineWorld) -> None:
+    size = world.size
+
+    def body(member: Member) -> None:
+        even = np.arange(size * 1000) + 10_000 * member.rank
+        got, splits = member.alltoall(even)
+        np.testing.assert_array_equal(
+            got, np.concatenate([np.arange(1000) + 1000 * member.rank + 10_000 * r for r in range(size)])
+        )
+        assert splits == [1000] * size
+        # Rank r sends r + to rows to each `to`; one row more than the sum is dropped.
+        mine = [member.rank + to for to in range(size)]
+        rows = np.full((sum(mine) + 1, 2), member.rank, np.float32)
+        got, splits = member.alltoall(rows, splits=mine)
+        assert splits == [r + member.rank for r in range(size)]
+        np.testing.assert_array_equal(got[:, 0], np.repeat(np.arange(size), splits))
+
+    world.run(body)
+
+
+@pytest.mark.parametrize("op", [SUM, AVERAGE])
+def test_reducescatter_with_uneven_rows(world: EngineWorld, op: int) -> None:
+    def body(member: Member) -> None:
+        for rows in (1, 7, 4000):
+            parts = [values(r, rows * 5, "float64").reshape(rows, 5) for r in range(member.size)]
+            whole = np.sum(parts, axis=0) / (member.size if op == AVERAGE else 1)
+            sizes = [rows // member.size + (r < rows % member.size) for r in range(member.size)]
+            begin = sum(sizes[: member.rank])
+            got = member.reducescatter(parts[member.rank], op)
+            np.testing.assert_allclose(got, whole[begin : begin + sizes[member.rank]])
+
+    world.run(body)
+
+
+def test_a_group_of_several_dtypes_completes_together(world: EngineWorld) -> None:
+    def body(member: Member) -> None:
+        arrays = [np.ones(3, np.float32), np.ones(40_000, np.int64), np.ones(2, np.float32), np.ones(5, np.float16)]
+        handle = member.submit(ALLREDUCE, "grouped_allreduce.mixed", arrays, list(arrays), reduce_op=SUM)
+        for array in member.wait(handle):
+            np.testing.assert_array_equal(array, np.full_like(array, member.size))
+
+    world.run(body)
+
+
+def test_scalars_and_barrier(world: EngineWorld) -> None:
+    def body(member: Member) -> None:
+        assert member.allreduce(np.array(2.5)) == 2.5 * member.size
+        member.barrier()
+        member.barrier()
+
+    world.run(body)
+
+
+def test_submission_order_does_not_matter(world: EngineWorld) -> None:
+    def body(member: Member) -> None:
+        for step in range(5):
+            order = np.random.default_rng(step * 10 + member.rank).permutation(60)
+            arrays = [np.full(10 + i * 37, i + member.rank, np.float32) for i in range(60)]
+            handles = {int(i): member.allreduce_async(arrays[i], f"allreduce.t{i}") for i in order}
+            for i in reversed(range(60)):
+                np.testing.assert_array_equal(member.wait(handles[i]), sum(i + r for r in range(member.size)))
+
+    world.run(body)
+
+
+def test_bits_do_not_depend_on_fusion_order_or_transport(world: EngineWorld) -> None:
+    """The reference is the sum in rank order, element by element."""
+    if world.transport == "gloo":
+        pytest.skip("Gloo's ring adds in an order that depends on the place in the buffer; see test_engine_gloo.py")
+    counts = [1, 3, 1000, 4099, 33_000]
+
+    def data(rank: int) -> list[np.ndarray]:
+        random = np.random.default_rng(rank)
+        return [random.standard_normal(count).astype(np.float32) * 10.0 ** random.integers(-3, 4) for count in counts]
+
+    def body(member: Member) -> None:
+        expected = [parts[0] for parts in zip(*map(data, range(1)), strict=True)]
+        for rank in range(1, member.size):
+            expected = [a + b for a, b in zip(expected, data(rank), strict=True)]
+        for attempt in range(3):
+            arrays = data(member.rank)
+            order = np.random.default_rng(attempt + 7 * member.rank).permutation(len(counts))
+            handles = {int(i): member.allreduce_async(arrays[i], f"allreduce.bits{i}") for i in order}
+            for i, handle in handles.items():
+                assert member.wait(handle).tobytes() == expected[i].tobytes(), f"tensor {i} of attempt {attempt}"
+
+    world.run(body)

@@ -1,0 +1,246 @@
+"""How operations and engines begin, fail and end, over every transport."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from world import BROADCAST, EVERY_TRANSPORT, SUM, EngineWorld, Member
+
+
+@pytest.fixture(params=EVERY_TRANSPORT)
+def pair(request: pytest.FixtureRequest):
+    with EngineWorld(2, request.param) as made:
+        yield made
+
+
+@pytest.fixture(params=EVERY_TRANSPORT)
+def trio(request: pytest.FixtureRequest):
+    with EngineWorld(3, request.param) as made:
+        yield made
+
+
+def ones(count: int = 4) -> np.ndarray:
+    return np.ones(count, np.float32)
+
+
+def wait_until(condition, timeout: float = 20.0) -> None:
+    """Polls a counter that has no event; fails loudly."""
+    done = threading.Event()
+    for _ in range(int(timeout / 0.005)):
+        if condition():
+            return
+        done.wait(0.005)
+    raise TimeoutError("the condition did not come true")
+
+
+def test_a_known_operation_is_not_announced_again(pair: EngineWorld) -> None:
+    def step(member: Member) -> None:
+        handles = [member.allreduce_async(ones(i + 1), f"allreduce.w{i}") for i in range(20)]
+        member.allreduce(ones())
+        for handle in handles:
+            member.wait(handle)
+
+    pair.run(step)
+    announced = [engine.counters()["announced"] for engine in pair.engines]
+    assert announced == [21, 21]
+    for _ in range(3):
+        pair.run(step)
+    # Unnamed operations are known by their signature, 32 of which may overlap: each of the first 32 is announced once.
+    assert [engine.counters()["announced"] for engine in pair.engines] == [24, 24]
+
+
+def test_more_unnamed_operations_in_flight_than_lanes(pair: EngineWorld) -> None:
+    def body(member: Member) -> None:
+        for _ in range(2):
+            arrays = [np.full(3, i + member.rank, np.int64) for i in range(100)]
+            handles = [member.allreduce_async(array) for array in arrays]
+            for i, handle in enumerate(handles):
+                np.testing.assert_array_equal(member.wait(handle), 2 * i + 1)
+
+    pair.run(body)
+
+
+def test_a_name_with_another_shape_is_negotiated_anew_and_both_stay_known(pair: EngineWorld) -> None:
+    def body(member: Member) -> None:
+        for count in (3, 4, 3, 4):
+            np.testing.assert_array_equal(member.allreduce(ones(count), "allreduce.x"), 2.0)
+
+    pair.run(body)
+    assert pair.engines[0].counters()["announced"] == 2
+
+
+def test_duplicate_name_in_flight(pair: EngineWorld) -> None:
+    first = pair.members[0].allreduce_async(ones(), "allreduce.twice")
+    with pytest.raises(ValueError, match=r"allreduce\.twice on rank 0.*same name as another tensor"):
+        pair.members[0].allreduce_async(ones(), "allreduce.twice")
+    np.testing.assert_array_equal(pair.members[1].allreduce(ones(), "allreduce.twice"), 2.0)
+    np.testing.assert_array_equal(pair.members[0].wait(first), 2.0)
+
+
+def test_bad_arguments_leave_the_engine_usable(pair: EngineWorld) -> None:
+    member = pair.members[0]
+    with pytest.raises(ValueError, match="root rank 2 is not in the world"):
+        member.submit(BROADCAST, "broadcast.x", [ones()], [ones()], root=2)
+    with pytest.raises(ValueError, match="scalar"):
+        member.reducescatter(np.array(1.0))
+    with pytest.raises(ValueError, match="splits has 3 entries for 2 ranks"):
+        member.alltoall(ones(), splits=[1, 1, 1])
+    with pytest.raises(ValueError, match="sum of splits"):
+        member.alltoall(ones(), splits=[4, 1])
+    with pytest.raises(ValueError, match="multiple of the number of ranks"):
+        member.alltoall(ones(3))
+    with pytest.raises(ValueError, match="process set 7"):
+        member.allreduce(ones(), process_set=7)
+    pair.run(lambda m: m.allreduce(ones()))
+
+
+def test_handles(pair: EngineWorld) -> None:
+    engine = pair.engines[0]
+    with pytest.raises(ValueError, match="never given out"):
+        engine.poll(10**6)
+    handle = pair.members[0].allreduce_async(ones(), "allreduce.h")
+    assert not engine.poll(handle)
+    pair.members[1].allreduce(ones(), "allreduce.h")
+    pair.members[0].wait(handle)
+    assert engine.poll(handle)
+    assert engine.wait(handle) is None
+
+
+def test_the_coordinator_refuses_an_operation(pair: EngineWorld) -> None:
+    handle = pair.members[0].allreduce_async(ones(), "allreduce.refused")
+    pair.engines[0].apply_error(0, "allreduce.refused", "Mismatched data types: made up.")
+    with pytest.raises(RuntimeError, match="Mismatched data types: made up"):
+        pair.members[0].wait(handle)
+    pair.run(lambda m: m.allreduce(ones()))
+
+
+def test_an_operation_is_taken_back_from_the_data_plane(trio: EngineWorld) -> None:
+    """Ranks 0 and 1 wait under a known id, the coordinator finds that rank 2 never will."""
+    trio.run(lambda m: m.allreduce(ones(), "allreduce.known"))
+    handles = [trio.members[rank].allreduce_async(ones(), "allreduce.known") for rank in (0, 1)]
+    for rank in (0, 1):
+        trio.engines[rank].apply_error(0, "allreduce.known", "Mismatched operations: made up.")
+    for rank, handle in zip((0, 1), handles, strict=True):
+        with pytest.raises(RuntimeError, match="Mismatched operations: made up"):
+            trio.members[rank].wait(handle)
+    for got in trio.run(lambda m: m.allreduce(ones(), "allreduce.known")):
+        np.testing.assert_array_equal(got, 3.0)
+
+
+def test_recall_frees_ids_and_announces_pending_operations_again(trio: EngineWorld) -> None:
+    trio.run(lambda m: m.allreduce(ones(), "allreduce.a"))
+    handles = [trio.members[rank].allreduce_async(ones(), "allreduce.a") for rank in (0, 1)]
+    for engine in trio.engines:
+        engine.apply_recall(0, [0])
+    wait_until(lambda: len(trio.negotiator.recalled) == 3)
+    assert sorted(trio.negotiator.recalled) == [(0, [0]), (1, [0]), (2, [0])]
+    np.testing.assert_array_equal(trio.members[2].allreduce(ones(), "allreduce.a"), 3.0)
+    for rank, handle in zip((0, 1), handles, strict=True):
+        np.testing.assert_array_equal(trio.members[rank].wait(handle), 3.0)
+    assert [engine.counters()["announced"] for engine in trio.engines] == [2, 2, 2]
+
+
+def test_a_long_wait_is_reported_as_blocked_again_and_again(pair: EngineWorld) -> None:
+    waiter = threading.Thread(target=pair.members[0].allreduce, args=(ones(), "allreduce.late"))
+    waiter.start()
+    wait_until(lambda: len(pair.negotiator.blocked) >= 2)
+    pair.members[1].allreduce(ones(), "allreduce.late")
+    waiter.join()
+    assert set(pair.negotiator.blocked) == {(0, "allreduce.late")}
+
+
+def test_abort_ends_every_rank_with_the_first_cause(trio: EngineWorld) -> None:
+    trio.run(lambda m: m.barrier())
+    handles = {rank: trio.members[rank].allreduce_async(ones(), "allreduce.never") for rank in (0, 1)}
+    trio.engines[2].abort("rank 2 on host here ran out of luck.")
+    for rank, handle in handles.items():
+        with pytest.raises(RuntimeError, match=r"rank 2 on host here ran out of luck.*allreduce\.never"):
+            trio.members[rank].wait(handle)
+    for member in trio.members:
+        with pytest.raises(RuntimeError, match="ran out of luck"):
+            member.allreduce(ones(), "allreduce.after")
+
+
+def test_a_rank_that_leaves_is_named_by_those_who_wait(trio: EngineWorld) -> None:
+    trio.run(lambda m: m.barrier())
+    handles = {rank: trio.members[rank].allreduce_async(ones(), "allreduce.never") for rank in (0, 1)}
+    trio.engines[2].close()
+    for rank, handle in handles.items():
+        with pytest.raises(RuntimeError, match=r"rank 2 .*on host here has shut down"):
+            trio.members[rank].wait(handle)
+
+
+def test_a_rank_may_leave_right_after_its_last_operation(trio: EngineWorld) -> None:
+    def body(member: Member) -> np.ndarray:
+        array = np.full(300_000, member.rank, np.float32)
+        result = member.allreduce(array, "allreduce.last")
+        member.engine.close()
+        return result
+
+    for got in trio.run(body):
+        np.testing.assert_array_equal(got, 3.0)
+
+
+def test_close_fails_what_others_never_submitted(pair: EngineWorld) -> None:
+    pair.run(lambda m: m.barrier())
+    known = pair.members[0].submit(5, "barrier.noname", [], [])
+    new = pair.members[0].allreduce_async(ones(), "allreduce.new")
+    pair.engines[0].close()
+    for handle in (known, new):
+        with pytest.raises(RuntimeError, match="shut down"):
+            pair.engines[0].wait(handle)
+    with pytest.raises(RuntimeError, match="shut down"):
+        pair.members[0].allreduce(ones())
+
+
+def test_several_threads_of_one_rank(pair: EngineWorld) -> None:
+    def body(member: Member) -> None:
+        errors: list[BaseException] = []
+
+        def loop(thread: int) -> None:
+            try:
+                for i in range(50):
+                    got = member.allreduce(np.full(50 + thread, i + member.rank, np.int64), f"allreduce.thread{thread}")
+                    np.testing.assert_array_equal(got, 2 * i + 1)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=loop, args=(thread,)) for thread in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not errors, errors
+
+    pair.run(body)
+
+
+def test_asynchronous_operations_need_no_waiting_thread(pair: EngineWorld) -> None:
+    handles = [member.allreduce_async(ones(), "allreduce.bg") for member in pair.members]
+    wait_until(lambda: all(m.engine.poll(h) for m, h in zip(pair.members, handles, strict=True)))
+
+
+def test_fusion_threshold_bounds_a_batch() -> None:
+    with EngineWorld(2, "in_process", fusion_threshold_bytes=0) as world:
+
+        def body(member: Member) -> None:
+            handles = [member.allreduce_async(ones(), f"allreduce.f{i}", SUM) for i in range(10)]
+            for handle in handles:
+                member.wait(handle)
+
+        world.run(body)
+        assert world.engines[0].counters()["batches"] == 10
+
+
+def test_a_world_of_one_needs_nothing() -> None:
+    with EngineWorld(1) as world:
+        member = world.members[0]
+        np.testing.assert_array_equal(member.allreduce(ones(), op=0), 1.0)
+        np.testing.assert_array_equal(member.allgather(ones()), 1.0)
+        got, splits = member.alltoall(ones(5), splits=[3])
+        assert (got.shape, splits) == ((3,), [3])
+        np.testing.assert_array_equal(member.reducescatter(ones()), 1.0)
+        member.broadcast(ones(), 0)
+        member.barrier()

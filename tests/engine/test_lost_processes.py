@@ -1,0 +1,97 @@
+"""Three ranks as real processes; one is killed, stopped or exits in the middle of large operations.
+
+The others raise, name the right rank, and build the next world in the same processes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+
+import pytest
+from processes import Processes, RankProcess
+
+ELEMENTS = 2_000_000
+LARGE = 32_000_000  # takes far longer than it takes to notice that it has begun
+ENDLESS = 1_000_000
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    with Processes() as made:
+        yield made
+
+
+def check_next_world(processes: Processes, ranks: list[RankProcess], transport: str) -> None:
+    processes.form(ranks, transport)
+    for rank in ranks:
+        rank.tell("loop", elements=10_000, steps=5)
+    assert [rank.answer("done", "error", "wrong") for rank in ranks] == [5] * len(ranks)
+    processes.close(ranks)
+
+
+def errors_of(survivors: list[RankProcess]) -> list[str]:
+    return [rank.answer("error", "done", "wrong") for rank in survivors]
+
+
+@pytest.mark.parametrize("elements", [100, ELEMENTS], ids=["small", "large"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_killed_at_any_point(processes: Processes, transport: str, elements: int) -> None:
+    """Round after round in the surviving processes: a random rank dies at a random point, a new one replaces it."""
+    chance = random.Random(f"{transport} {elements}")
+    ranks = processes.start(3)
+    for _ in range(3):
+        processes.form(ranks, transport)
+        for rank in ranks:
+            rank.tell("loop", elements=elements, steps=ENDLESS, report=True)
+        victim = chance.randrange(3)
+        for _ in range(chance.randrange(1, 6)):
+            ranks[victim].answer("step")
+        for _ in range(chance.randrange(200_000)):  # somewhere in the next step, or the one after it
+            pass
+        ranks[victim].process.kill()
+        survivors = [rank for rank in ranks if rank is not ranks[victim]]
+        for error in errors_of(survivors):
+            assert f"ank {victim} (pid {ranks[victim].pid}) on host here was lost" in error
+        processes.close(survivors)
+        check_next_world(processes, survivors, transport)
+        ranks[victim] = processes.start(1)[0]
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_stopped(processes: Processes, transport: str, victim: int) -> None:
+    """A stopped process keeps its connections and its memory; only time tells."""
+    ranks = processes.start(3)
+    processes.form(ranks, transport, progress_timeout_ms=700)
+    for number, rank in enumerate(ranks):
+        rank.tell("once", elements=LARGE, end="stop" if number == victim else "")
+    survivors = [rank for rank in ranks if rank is not ranks[victim]]
+    for error in errors_of(survivors):
+        assert f"rank {victim} (pid {ranks[victim].pid}) on host here" in error
+        assert "made no progress for 700 ms" in error
+    assert ranks[victim].process.poll() is None
+    processes.close(survivors)
+    check_next_world(processes, survivors, transport)
+    os.kill(ranks[victim].pid, signal.SIGCONT)
+    said = ranks[victim].answer("error", "done")  # awake again, it learns that the epoch is over
+    assert "made no progress" in said or "was lost" in said or "shut down" in said, said
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_exits_in_the_middle(processes: Processes, transport: str, victim: int) -> None:
+    """os._exit(): no destructor runs, nobody is told."""
+    ranks = processes.start(3)
+    processes.form(ranks, transport)
+    for number, rank in enumerate(ranks):
+        rank.tell("once", elements=LARGE, end="exit" if number == victim else "")
+    survivors = [rank for rank in ranks if rank is not ranks[victim]]
+    for error in errors_of(survivors):
+        assert f"ank {victim} (pid {ranks[victim].pid}) on host here was lost" in error
+    assert ranks[victim].process.wait(60) == 3
+    processes.close(survivors)
+    check_next_world(processes, survivors, transport)

@@ -1,0 +1,237 @@
+"""Several engines in one process, each driven by a thread of its own: the smallest world that runs everything native.
+
+The coordinator is replaced by the few lines that agree on ids, so these tests show the engine alone. Transports:
+"in_process" (plain memory between threads), "shm" (memfd segments, mapped twice), "tcp" (connected socket pairs) and
+"gloo" (the same with Gloo's algorithms; skipped where Horovod was built without Gloo).
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod import _core
+
+DTYPES = {
+    "uint8": 0,
+    "int8": 1,
+    "int16": 2,
+    "int32": 3,
+    "int64": 4,
+    "float16": 5,
+    "bfloat16": 6,
+    "float32": 7,
+    "float64": 8,
+    "bool": 9,
+}
+ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = range(6)
+AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
+TRANSPORTS = ("in_process", "shm", "tcp")  # with our own algorithms
+EVERY_TRANSPORT = (*TRANSPORTS, "gloo")
+SOCKETS = ("tcp", "gloo")
+
+
+class Member:
+    """One rank: its engine and NumPy-level operations."""
+
+    def __init__(self, engine: Any, rank: int, size: int) -> None:
+        self.engine = engine
+        self.rank = rank
+        self.size = size
+        self._keep: dict[int, Any] = {}
+
+    def submit(
+        self, kind: int, name: str, arrays: list[np.ndarray], outputs: list[np.ndarray | None], **kw: Any
+    ) -> int:
+        tensors = [
+            (a.ctypes.data, 0 if o is None else o.ctypes.data, DTYPES[str(a.dtype)], a.shape)
+            for a, o in zip(arrays, outputs, strict=True)
+        ]
+        handle = self.engine.submit(kind, name, tensors, **kw)
+        self._keep[handle] = (arrays, outputs)
+        return handle
+
+    def wait(self, handle: int) -> Any:
+        result = self.engine.wait(handle)
+        arrays, outputs = self._keep.pop(handle)
+        if result is None:
+            return outputs[0] if len(outputs) == 1 else outputs
+        if isinstance(result, tuple):
+            return self._adopt(result[0][0], arrays[0].dtype), result[1]
+        adopted = [self._adopt(out, a.dtype) for out, a in zip(result, arrays, strict=True)]
+        return adopted[0] if len(adopted) == 1 else adopted
+
+    @staticmethod
+    def _adopt(output: Any, dtype: np.dtype) -> np.ndarray:
+        return np.frombuffer(output, dtype=dtype).reshape(output.shape)
+
+    def allreduce_async(self, array: np.ndarray, name: str = "allreduce.noname", op: int = SUM, **kw: Any) -> int:
+        return self.submit(ALLREDUCE, name, [array], [array], reduce_op=op, **kw)
+
+    def allreduce(self, array: np.ndarray, name: str = "allreduce.noname", op: int = SUM, **kw: Any) -> np.ndarray:
+        return self.wait(self.allreduce_async(array, name, op, wait_follows=True, **kw))
+
+    def broadcast(self, array: np.ndarray, root: int, name: str = "broadcast.noname", **kw: Any) -> np.ndarray:
+        return self.wait(self.submit(BROADCAST, name, [array], [array], root=root, wait_follows=True, **kw))
+
+    def allgather(self, array: np.ndarray, name: str = "allgather.noname", **kw: Any) -> np.ndarray:
+        return self.wait(self.submit(ALLGATHER, name, [array], [None], wait_follows=True, **kw))
+
+    def alltoall(
+        self, array: np.ndarray, splits: list[int] | None = None, name: str = "alltoall.noname", **kw: Any
+    ) -> Any:
+        return self.wait(self.submit(ALLTOALL, name, [array], [None], splits=splits, wait_follows=True, **kw))
+
+    def reducescatter(
+        self, array: np.ndarray, op: int = SUM, name: str = "reducescatter.noname", **kw: Any
+    ) -> np.ndarray:
+        return self.wait(self.submit(REDUCESCATTER, name, [array], [None], reduce_op=op, wait_follows=True, **kw))
+
+    def barrier(self, name: str = "barrier.noname", **kw: Any) -> None:
+        self.engine.wait(self.engine.submit(BARRIER, name, [], wait_follows=True, **kw))
+
+
+class Negotiator:
+    """Gives a name its id once every rank of its set has announced it; a thread for each engine's outbox."""
+
+    def __init__(self, engines: list[Any]) -> None:
+        self._engines = engines
+        self._lock = threading.Lock()
+        self._announced: dict[tuple[int, str], set[int]] = {}
+        self._next: dict[int, int] = {}
+        self.sets = {0: list(range(len(engines)))}
+        self.announced: list[tuple[Any, ...]] = []
+        self.blocked: list[tuple[int, str]] = []
+        self.recalled: list[tuple[int, list[int]]] = []
+        self._threads = [threading.Thread(target=self._serve, args=(rank,)) for rank in range(len(engines))]
+        for thread in self._threads:
+            thread.start()
+
+    def _serve(self, rank: int) -> None:
+        while (items := self._engines[rank].next_outbox(1000)) is not None:
+            for kind, payload in items:
+                if kind == "announce":
+                    self._announce(rank, payload)
+                elif kind == "blocked":
+                    self.blocked.append((rank, payload[0]))
+                else:
+                    self.recalled.append((rank, list(payload[1])))
+
+    def _announce(self, rank: int, op: tuple[Any, ...]) -> None:
+        name, process_set = op[0], op[7]
+        members = self.sets[process_set]
+        with self._lock:
+            self.announced.append(op)
+            ranks = self._announced.setdefault((process_set, name), set())
+            ranks.add(rank)
+            if len(ranks) < len(members):
+                return
+            del self._announced[process_set, name]
+            number = self._next.get(process_set, 0)
+            self._next[process_set] = number + 1
+        for member in members:
+            self._engines[member].apply_plan(process_set, name, number)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+
+def connect(size: int, connections: int) -> list[dict[int, list[int]]]:
+    sockets: list[dict[int, list[int]]] = [{} for _ in range(size)]
+    for a in range(size):
+        for b in range(a + 1, size):
+            for _ in range(connections):
+                one, other = socket.socketpair()
+                sockets[a].setdefault(b, []).append(one.detach())
+                sockets[b].setdefault(a, []).append(other.detach())
+    return sockets
+
+
+class EngineWorld:
+    """Context manager: `size` engines over `transport`."""
+
+    def __init__(self, size: int, transport: str = "in_process", connections: int = 1, **options: int) -> None:
+        labels = [f"rank {rank} (thread {rank}) on host here" for rank in range(size)]
+        if transport == "gloo":
+            if "has no Gloo" in _core.gloo_obstacle():
+                pytest.skip("built without Gloo (libgloo-dev was not there)")
+            options["gloo"] = 1
+        self.size = size
+        self.transport = transport
+        self._connections = connections
+        self._options = options
+        common = {"size": size, "epoch": 1, "labels": labels, "options": options}
+        if size == 1:
+            self.engines = [_core.Engine(rank=0, **common)]
+        elif transport in SOCKETS:
+            sockets = connect(size, connections)
+            self.engines = [_core.Engine(rank=rank, sockets=sockets[rank], **common) for rank in range(size)]
+        else:
+            segments = [_core.Segment(in_process=transport == "in_process", options=options) for _ in range(size)]
+            addresses = [segment.address for segment in segments]
+            self.engines = [
+                _core.Engine(rank=rank, segment=segments[rank], segment_addresses=addresses, **common)
+                for rank in range(size)
+            ]
+        self.members = [Member(engine, rank, size) for rank, engine in enumerate(self.engines)]
+        self.negotiator = Negotiator(self.engines)
+
+    def add_set(self, number: int, *ranks: int) -> int:
+        """Registers a process set on every rank; gives back its number."""
+        self.negotiator.sets[number] = list(ranks)
+        if self.transport in SOCKETS:
+            sockets = connect(len(ranks), self._connections)
+            for rank, engine in enumerate(self.engines):
+                mine = sockets[ranks.index(rank)] if rank in ranks else {}
+                engine.add_process_set(number, ranks, sockets={ranks[peer]: fds for peer, fds in mine.items()})
+            return number
+        segments = {
+            rank: _core.Segment(in_process=self.transport == "in_process", options=self._options) for rank in ranks
+        }
+        addresses = [segments[rank].address for rank in ranks]
+        for rank, engine in enumerate(self.engines):
+            engine.add_process_set(number, ranks, segment=segments.get(rank), segment_addresses=addresses)
+        return number
+
+    def remove_set(self, number: int) -> None:
+        for engine in self.engines:
+            engine.remove_process_set(number)
+
+    def __enter__(self) -> EngineWorld:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        closers = [threading.Thread(target=engine.close) for engine in self.engines]
+        for closer in closers:
+            closer.start()
+        for closer in closers:
+            closer.join()
+        self.negotiator.join()
+
+    def run(self, body: Callable[[Member], Any], timeout: float = 60) -> list[Any]:
+        """body on every member in a thread of its own; the results by rank, or the first exception."""
+        results: list[Any] = [None] * self.size
+        errors: list[tuple[int, BaseException]] = []
+
+        def target(rank: int) -> None:
+            try:
+                results[rank] = body(self.members[rank])
+            except BaseException as error:
+                errors.append((rank, error))
+
+        threads = [threading.Thread(target=target, args=(rank,), daemon=True) for rank in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout)
+            if thread.is_alive():
+                raise TimeoutError(f"a rank is still running; others failed with {errors}")
+        if errors:
+            raise errors[0][1]
+        return results

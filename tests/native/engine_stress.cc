@@ -1,0 +1,372 @@
+// Stress for the sanitizers (`make sanitize`): worlds of 2 to 4 engines in this process, several threads for each rank
+// that submit random operations in random order, in the world and in process sets that come and go, checked results,
+// and worlds that end in order, by abort, or in the middle of everything. Usage: engine_stress [worlds] [seed]
+// [in_process|tcp|both]
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <barrier>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/engine.h"
+
+using namespace horovod;
+
+namespace {
+
+#define CHECK(condition, ...)                                              \
+  do {                                                                     \
+    if (!(condition)) {                                                    \
+      std::fprintf(stderr, "%s:%d: " #condition ": ", __FILE__, __LINE__); \
+      std::fprintf(stderr, __VA_ARGS__);                                   \
+      std::fprintf(stderr, "\n");                                          \
+      std::abort();                                                        \
+    }                                                                      \
+  } while (0)
+
+// Plays the coordinator: gives a name its id when every rank has announced it, recalls ids now and then.
+class Negotiator {
+ public:
+  explicit Negotiator(std::vector<std::unique_ptr<Engine>>& engines) : engines_(engines) {
+    std::vector<int> everyone(engines.size());
+    std::iota(everyone.begin(), everyone.end(), 0);
+    add_set(0, everyone);
+    for (size_t rank = 0; rank < engines.size(); ++rank) threads_.emplace_back([this, rank] { serve(rank); });
+  }
+  ~Negotiator() {
+    for (std::thread& thread : threads_) thread.join();
+  }
+  void add_set(int number, const std::vector<int>& ranks) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    sets_[number].ranks = ranks;
+  }
+
+ private:
+  struct Set {
+    std::vector<int> ranks;
+    std::map<std::string, std::set<size_t>> announced;
+    std::map<TensorId, std::set<size_t>> answers;
+    std::set<std::string> taken_back;
+    std::vector<TensorId> free;
+    TensorId next = 0;
+  };
+
+  void serve(size_t rank) {
+    std::vector<OutboxItem> items;
+    while (engines_[rank]->outbox().take(1000, items)) {
+      for (OutboxItem& item : items) {
+        if (item.kind == OutboxItem::announce) announce(rank, item.process_set, item.spec.name);
+        if (item.kind == OutboxItem::recalled) recalled(rank, item.process_set, item.ids);
+      }
+    }
+  }
+  void announce(size_t rank, int number, const std::string& name) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Set& set = sets_[number];
+    std::set<size_t>& ranks = set.announced[name];
+    ranks.insert(rank);
+    if (ranks.size() < set.ranks.size()) return;
+    set.announced.erase(name);
+    TensorId id;
+    if (!set.free.empty()) {
+      id = set.free.back();
+      set.free.pop_back();
+    } else {
+      id = set.next++;
+    }
+    for_members(number, [&](Communicator& communicator) { communicator.apply_plan(name, id); });
+    // Every so often an id is taken back at once; but once for a name, or a slow world would do nothing else.
+    if (id % 7 == 3 && set.taken_back.insert(name).second) {
+      set.answers[id].clear();
+      for_members(number, [&](Communicator& communicator) { communicator.apply_recall({id}); });
+    }
+  }
+  void recalled(size_t rank, int number, const std::vector<TensorId>& ids) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Set& set = sets_[number];
+    for (TensorId id : ids) {
+      set.answers[id].insert(rank);
+      if (set.answers[id].size() == set.ranks.size()) {
+        set.answers.erase(id);
+        set.free.push_back(id);
+      }
+    }
+  }
+  template <typename Action>
+  void for_members(int number, Action&& action) {
+    for (int rank : sets_[number].ranks) {
+      if (const auto communicator = engines_[rank]->communicator(number)) action(*communicator);
+    }
+  }
+
+  std::vector<std::unique_ptr<Engine>>& engines_;
+  std::mutex mutex_;  // guards everything below
+  std::map<int, Set> sets_;
+  std::vector<std::thread> threads_;
+};
+
+std::vector<std::unique_ptr<Engine>> make_world(int size, bool tcp, const Config& config) {
+  std::vector<std::unique_ptr<Engine>> engines;
+  std::vector<WorldSpec> specs(size);
+  std::vector<std::string> labels, addresses;
+  std::vector<std::shared_ptr<Segment>> segments;
+  Status status;
+  for (int rank = 0; rank < size; ++rank) {
+    labels.push_back("rank " + std::to_string(rank) + " on host stress");
+    if (tcp) continue;
+    segments.push_back(Segment::create(Engine::segment_bytes(config), true, status));
+    CHECK(segments.back(), "%s", status.message().c_str());
+    addresses.push_back(segments.back()->address());
+  }
+  for (int rank = 0; rank < size; ++rank) {
+    specs[rank].rank = rank;
+    specs[rank].epoch = 1;
+    specs[rank].labels = labels;
+    if (tcp) {
+      for (int peer = rank + 1; peer < size; ++peer) {
+        int pair[2];
+        CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "socketpair");
+        specs[rank].sockets[peer].push_back(pair[0]);
+        specs[peer].sockets[rank].push_back(pair[1]);
+      }
+    } else {
+      specs[rank].segment = segments[rank];
+      specs[rank].segment_addresses = addresses;
+    }
+  }
+  for (int rank = 0; rank < size; ++rank) {
+    engines.push_back(Engine::create(std::move(specs[rank]), config, status));
+    CHECK(engines.back(), "%s", status.message().c_str());
+  }
+  return engines;
+}
+
+struct Pending {
+  std::shared_ptr<Submission> submission;
+  int64_t handle;
+  std::vector<float> data;
+  int index;
+};
+
+// One thread of one rank: `count` operations of its own name space, in random order, some waited for at once. All ranks
+// compute the same expectations. Returns early (true) once the world was aborted.
+//
+// `ranks` are the members of process set `set`; values are rank + 1.
+bool run_thread(Engine& engine, int rank, int set, const std::vector<int>& ranks, int thread, int count, uint64_t seed,
+                bool may_abort) {
+  const int size = static_cast<int>(ranks.size());
+  float total = 0;
+  for (int member : ranks) total += static_cast<float>(member + 1);
+  const int place = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+  std::mt19937_64 shared(seed + thread);                  // equal on all ranks: what the operations are
+  std::mt19937_64 own(seed * 31 + rank * 1000 + thread);  // differs: the order
+  std::vector<int> lengths, kinds, roots;
+  for (int i = 0; i < count; ++i) {
+    lengths.push_back(static_cast<int>(shared() % 8 == 0 ? shared() % 60000 : shared() % 300));
+    kinds.push_back(static_cast<int>(shared() % 5));
+    roots.push_back(ranks[shared() % ranks.size()]);
+  }
+  std::vector<int> order(count);
+  for (int i = 0; i < count; ++i) order[i] = i;
+  std::shuffle(order.begin(), order.end(), own);
+
+  std::vector<std::unique_ptr<Pending>> pending;
+  const auto finish = [&](Pending& one) {
+    while (!engine.wait(*one.submission, 100'000)) {
+    }
+    engine.forget(one.handle);
+    const Status& status = one.submission->status;
+    if (!status.ok()) {
+      CHECK(may_abort, "rank %d: %s", rank, status.message().c_str());
+      return false;
+    }
+    const int i = one.index;
+    if (kinds[i] == 0 || kinds[i] == 1) {  // allreduce of rank + 1
+      for (float value : one.data) CHECK(value == total, "allreduce %d gave %f", i, value);
+    } else if (kinds[i] == 2) {
+      for (float value : one.data) CHECK(value == roots[i] + 1, "broadcast %d gave %f", i, value);
+    } else if (kinds[i] == 3) {  // allgather of rank + length rows
+      const OutputBuffer& output = one.submission->outputs[0];
+      const float* at = reinterpret_cast<const float*>(output.data.get());
+      for (int r : ranks) {
+        for (int k = 0; k < lengths[i] + r; ++k, ++at) CHECK(*at == r + 1, "allgather %d gave %f", i, *at);
+      }
+    } else {
+      const OutputBuffer& output = one.submission->outputs[0];
+      const float* at = reinterpret_cast<const float*>(output.data.get());
+      CHECK(output.shape[0] == split_rows(lengths[i], size, place).count, "reducescatter rows");
+      for (int64_t k = 0; k < output.shape[0]; ++k) CHECK(at[k] == total, "reducescatter %d gave %f", i, at[k]);
+    }
+    return true;
+  };
+
+  for (int i : order) {
+    auto one = std::make_unique<Pending>();
+    one->index = i;
+    const int length = kinds[i] == 3 ? lengths[i] + rank : lengths[i];
+    one->data.assign(static_cast<size_t>(length), static_cast<float>(rank + 1));
+    one->submission = std::make_shared<Submission>();
+    OpSpec& spec = one->submission->spec;
+    constexpr OpType types[] = {OpType::allreduce, OpType::allreduce, OpType::broadcast, OpType::allgather,
+                                OpType::reducescatter};
+    spec.type = types[kinds[i]];
+    spec.name = "thread" + std::to_string(thread) + ".op" + std::to_string(i);
+    spec.process_set = set;
+    spec.tensors = {{DType::float32, {length}}};
+    spec.root = spec.type == OpType::broadcast ? roots[i] : 0;
+    auto* memory = reinterpret_cast<std::byte*>(one->data.data());
+    const bool in_place = spec.type == OpType::allreduce || spec.type == OpType::broadcast;
+    one->submission->spans = {{memory, in_place ? memory : nullptr, length}};
+    const bool wait_now = false;
+    const Status status = engine.submit(one->submission, wait_now, one->handle);
+    if (!status.ok()) {
+      CHECK(may_abort, "rank %d: %s", rank, status.message().c_str());
+      break;
+    }
+    pending.push_back(std::move(one));
+    if (own() % 4 == 0 && pending.size() > 8) std::this_thread::yield();
+  }
+  bool alive = true;
+  for (auto& one : pending) alive = finish(*one) && alive;
+  return alive;
+}
+
+// Process sets come and go while everything else runs: each round, half of the ranks or more form one, use it, and take
+// it away. Ranks keep in step with a barrier where a training process would use a collective.
+void churn(std::vector<std::unique_ptr<Engine>>& engines, Negotiator& negotiator, bool tcp, const Config& config,
+           int rounds, uint64_t seed, bool may_abort, std::vector<std::thread>& workers) {
+  struct Round {
+    std::vector<int> ranks;
+    std::vector<ProcessSetSpec> specs;
+  };
+  struct Shared {
+    std::vector<Round> rounds;
+    std::barrier<> step;
+    explicit Shared(std::ptrdiff_t size) : step(size) {}
+  };
+  const int size = static_cast<int>(engines.size());
+  auto shared = std::make_shared<Shared>(size);
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < rounds; ++round) {
+    Round one;
+    for (int rank = 0; rank < size; ++rank) {
+      if (random() % 4 != 0) one.ranks.push_back(rank);
+    }
+    if (one.ranks.empty()) one.ranks.push_back(0);
+    one.specs.resize(engines.size());
+    std::vector<std::string> addresses;
+    Status status;
+    for (int rank = 0; rank < size; ++rank) {
+      one.specs[rank].number = round + 1;
+      one.specs[rank].ranks = one.ranks;
+    }
+    for (size_t i = 0; i < one.ranks.size(); ++i) {
+      ProcessSetSpec& mine = one.specs[one.ranks[i]];
+      if (!tcp) {
+        mine.segment = Segment::create(Engine::segment_bytes(config), true, status);
+        CHECK(mine.segment, "%s", status.message().c_str());
+        addresses.push_back(mine.segment->address());
+      }
+      for (size_t k = i + 1; tcp && k < one.ranks.size(); ++k) {
+        int pair[2];
+        CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "socketpair");
+        mine.sockets[one.ranks[k]].push_back(pair[0]);
+        one.specs[one.ranks[k]].sockets[one.ranks[i]].push_back(pair[1]);
+      }
+    }
+    for (int rank : one.ranks) one.specs[rank].segment_addresses = addresses;
+    negotiator.add_set(round + 1, one.ranks);
+    shared->rounds.push_back(std::move(one));
+  }
+  for (int rank = 0; rank < size; ++rank) {
+    workers.emplace_back([&engines, shared, rank, seed, may_abort] {
+      for (Round& round : shared->rounds) {
+        ProcessSetSpec& spec = round.specs[rank];
+        const int number = spec.number;
+        const bool member = std::find(round.ranks.begin(), round.ranks.end(), rank) != round.ranks.end();
+        const Status status = engines[rank]->add_process_set(std::move(spec));
+        CHECK(status.ok() || may_abort, "%s", status.message().c_str());
+        shared->step.arrive_and_wait();
+        if (member && status.ok()) run_thread(*engines[rank], rank, number, round.ranks, 90, 12, seed, may_abort);
+        shared->step.arrive_and_wait();
+        engines[rank]->remove_process_set(number);
+      }
+    });
+  }
+}
+
+enum class Ending { orderly, abort, sudden_close };
+
+void run_world(uint64_t seed, bool tcp) {
+  std::mt19937_64 random(seed);
+  const int size = 2 + static_cast<int>(random() % 3);
+  const int threads = 1 + static_cast<int>(random() % 3);
+  const int count = 20 + static_cast<int>(random() % 30);
+  const auto ending = static_cast<Ending>(random() % 3);
+  Config config;
+  config.slot_bytes = 16384;
+  config.slot_count = 2 + static_cast<int>(random() % 3);
+  config.spin_us = static_cast<int64_t>(random() % 60);
+  if (random() % 3 == 0) config.fusion_threshold_bytes = random() % 100000;
+  std::vector<std::unique_ptr<Engine>> engines = make_world(size, tcp, config);
+  {
+    Negotiator negotiator(engines);
+    std::vector<std::thread> workers;
+    std::vector<int> everyone(size);
+    std::iota(everyone.begin(), everyone.end(), 0);
+    if (random() % 2 == 0) {
+      churn(engines, negotiator, tcp, config, 1 + static_cast<int>(random() % 4), seed, ending != Ending::orderly,
+            workers);
+    }
+    for (int rank = 0; rank < size; ++rank) {
+      for (int thread = 0; thread < threads; ++thread) {
+        workers.emplace_back([&, rank, thread] {
+          for (int step = 0; step < 3; ++step) {
+            if (!run_thread(*engines[rank], rank, 0, everyone, thread, count, seed + 17, ending != Ending::orderly)) {
+              return;
+            }
+          }
+        });
+      }
+    }
+    if (ending != Ending::orderly) {
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 20000));  // anywhere in the middle, on purpose
+      Engine& victim = *engines[random() % size];
+      if (ending == Ending::abort) {
+        victim.abort("rank ? on host stress was told to abort.");
+      } else {
+        victim.close("");
+      }
+    }
+    for (std::thread& worker : workers) worker.join();
+    std::vector<std::thread> closers;
+    for (auto& engine : engines) closers.emplace_back([&] { engine->close(""); });
+    for (std::thread& closer : closers) closer.join();
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int worlds = argc > 1 ? std::atoi(argv[1]) : 50;
+  const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
+  const std::string transport = argc > 3 ? argv[3] : "both";
+  for (int i = 0; i < worlds; ++i) {
+    const bool tcp = transport == "tcp" || (transport == "both" && i % 2 == 1);
+    run_world(seed + i, tcp);
+  }
+  std::printf("engine_stress: %d worlds, seed %llu, %s: ok\n", worlds, static_cast<unsigned long long>(seed),
+              transport.c_str());
+  return 0;
+}

@@ -1,0 +1,456 @@
+// Fuzz target for everything that a rank parses from a mesh connection: frame headers, control frames, the order log's
+// small data, row counts and data of every collective. The input is what one peer sends before its connection ends; a
+// real Mesh with a real order log or collective reads it through socket pairs. Whatever comes, the call must end with a
+// Status: no crash, no hang, no access outside of the memory (sanitizers see to that).
+//
+//   fuzz_mesh [cases [seed]]     mutates recorded conversations, the same way for the same seed (any compiler)
+//   fuzz_mesh --only CASE SEED   one of these cases again
+//   fuzz_mesh --corpus FOLDER    writes the recorded conversations, to begin with for libFuzzer
+//
+// With clang and -DHOROVOD_SANITIZE=fuzzer,address it is a libFuzzer target: fuzz_mesh FOLDER
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <random>
+#include <string>
+#include <thread>
+
+#include "collectives/mesh/collectives.h"
+#include "engine/mesh_order_log.h"
+#include "transport/mesh.h"
+#include "transport/mesh_frame.h"
+
+using namespace horovod;
+
+namespace {
+
+#define CHECK(condition, ...)                                              \
+  do {                                                                     \
+    if (!(condition)) {                                                    \
+      std::fprintf(stderr, "%s:%d: " #condition ": ", __FILE__, __LINE__); \
+      std::fprintf(stderr, __VA_ARGS__);                                   \
+      std::fprintf(stderr, "\n");                                          \
+      std::abort();                                                        \
+    }                                                                      \
+  } while (0)
+
+constexpr uint64_t kEpoch = 7;
+constexpr size_t kInputBytes = 3;         // of an input, in front of the stream: what Setup says
+constexpr size_t kStreamBytes = 100'000;  // fits into a socket's buffer, so that nobody has to write meanwhile
+constexpr uint32_t kIds = 6;              // which the order log's member has arrived at
+
+enum class Action : int { log, log_withdraw, exchange, allreduce, broadcast, allgather, alltoall, reducescatter };
+constexpr int kActions = 8;
+
+// What the first bytes of an input say about the rank under test.
+struct Setup {
+  int rank;         // 0 is the order log's sequencer
+  int connections;  // to each peer
+  int size;         // with 3, a silent peer is there too
+  Action action;
+  size_t early;   // bytes of the stream that come before the action begins
+  size_t second;  // bytes, from the end, that go to the second connection
+
+  static Setup of(const uint8_t* data, size_t stream) {
+    Setup setup;
+    setup.rank = data[0] & 1;
+    setup.connections = (data[0] & 2) ? 2 : 1;
+    setup.size = (data[0] & 4) ? 3 : 2;
+    setup.action = static_cast<Action>((data[0] >> 3) % kActions);
+    setup.second = setup.connections == 2 ? stream * data[2] / 256 : 0;
+    setup.early = (stream - setup.second) * data[1] / 256;
+    return setup;
+  }
+};
+
+std::string label_of(int rank) { return "rank " + std::to_string(rank) + " on host fuzz"; }
+
+// What this rank runs: some tensors of its own.
+struct Work {
+  std::vector<float> memory = std::vector<float>(3 * 4096, 1.0f);
+  std::deque<Operation> operations;
+
+  Operation* add(OpType type, int64_t elements, int root = 0) {
+    Operation& operation = operations.emplace_back();
+    operation.spec.type = type;
+    operation.spec.name = "fuzz";
+    operation.spec.reduce_op = ReduceOp::sum;
+    operation.spec.root = root;
+    operation.spec.tensors = {{DType::float32, {elements / 3, 3}}};
+    auto* at = reinterpret_cast<std::byte*>(memory.data());
+    const bool own_output = type == OpType::allreduce || type == OpType::broadcast;
+    operation.spans = {{at, own_output ? at : nullptr, elements / 3 * 3}};
+    return &operation;
+  }
+};
+
+// One member's part: of the rank under test, and of its peer (the rank `hostile`) while a conversation is recorded.
+Status run(Mesh& mesh, AbortSignal& abort, Action action, int hostile) {
+  Work work;
+  const auto one = [&](OpType type, int64_t elements, int root, auto collective) -> Status {
+    Operation* batch[] = {work.add(type, elements, root)};
+    return collective(mesh, Batch(batch));
+  };
+  switch (action) {
+    case Action::exchange: {
+      std::vector<uint8_t> bytes(5000);
+      const bool sends = mesh.rank() == hostile;
+      const Transfer moved{sends ? 1 - hostile : hostile, {{bytes.data(), 100}, {bytes.data() + 100, 4900}}};
+      for (int again = 0; again < 2; ++again) {
+        HVD_TRY(sends ? mesh.exchange({&moved, 1}, {}) : mesh.exchange({}, {&moved, 1}));
+      }
+      return {};
+    }
+    case Action::allreduce:
+      HVD_TRY(one(OpType::allreduce, 30, 0, mesh::allreduce));
+      return one(OpType::allreduce, 12'000, 0, mesh::allreduce);
+    case Action::broadcast:
+      return one(OpType::broadcast, 9'000, hostile, mesh::broadcast);
+    case Action::allgather:
+      return one(OpType::allgather, 600, 0, mesh::allgather);
+    case Action::alltoall:
+      return one(OpType::alltoall, 900, 0, mesh::alltoall);
+    case Action::reducescatter:
+      return one(OpType::reducescatter, 900, 0, mesh::reducescatter);
+    default:
+      break;
+  }
+  MeshOrderLog log(mesh, [](const TensorId*, size_t count) { return std::min<size_t>(count, 2); }, abort);
+  for (uint32_t id = 0; id < kIds; ++id) {  // two plain ones, the others bring their bytes
+    HVD_TRY(id < 2 ? log.arrive(id) : log.arrive_with(id, *work.add(OpType::allreduce, 3 * (id + 1))));
+  }
+  if (action == Action::log_withdraw) HVD_TRY(log.withdraw(1));
+  // Every agreed run is begun again, for a while.
+  for (int again = 8, idle = 0; idle < 3;) {
+    LogEvent event;
+    HVD_TRY(log.poll(event));
+    if (event.kind == LogEvent::none) {
+      ++idle;
+      HVD_TRY(log.wait(500));
+      continue;
+    }
+    for (const TensorId id : event.ids) {
+      if (id < kIds && --again > 0) HVD_TRY(log.arrive(id));
+    }
+  }
+  return {};
+}
+
+void feed(int fd, const uint8_t* data, size_t size) {
+  CHECK(size == 0 || send(fd, data, size, MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(size), "%s",
+        std::strerror(errno));
+}
+
+void connect_pair(int fds[2]) {
+  CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0, "%s", std::strerror(errno));
+  const int bytes = 1 << 20;
+  for (int i = 0; i < 2; ++i) (void)setsockopt(fds[i], SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+}
+
+Config config() {
+  Config made;
+  made.progress_timeout_ms = 50;  // for what waits for the silent peer
+  made.spin_us = 0;
+  return made;
+}
+
+Status run_input(const uint8_t* data, size_t size, bool hang_up = true) {
+  if (size < kInputBytes) return {};
+  const uint8_t* stream = data + kInputBytes;
+  size = std::min(size - kInputBytes, kStreamBytes);
+  const Setup setup = Setup::of(data, size);
+  const int hostile = 1 - setup.rank;
+  std::vector<MeshPeer> peers(setup.size);
+  std::vector<int> remote;  // the hostile peer's connections, then the silent one's
+  for (int peer : {hostile, 2}) {
+    for (int c = 0; c < setup.connections && peer < setup.size; ++c) {
+      int fds[2];
+      connect_pair(fds);
+      peers[peer].fds.push_back(fds[0]);
+      remote.push_back(fds[1]);
+    }
+  }
+  for (int r = 0; r < setup.size; ++r) peers[r].label = label_of(r);
+  AbortSignal abort;
+  Status status;
+  std::unique_ptr<Mesh> mesh = Mesh::create(setup.rank, kEpoch, std::move(peers), config(), abort, status);
+  CHECK(mesh, "%s", status.message().c_str());
+  feed(remote[0], stream, setup.early);
+  ControlFrame frame;
+  bool found = false;
+  if (setup.early % 2 == 1) status = mesh->next_control(frame, found);  // half a frame may have been read
+  feed(remote[0], stream + setup.early, size - setup.early - setup.second);
+  if (setup.second > 0) feed(remote[1], stream + size - setup.second, setup.second);
+  for (int c = 0; c < setup.connections && hang_up; ++c) (void)shutdown(remote[c], SHUT_WR);
+  status = run(*mesh, abort, setup.action, hostile);
+  CHECK(status.ok() || !status.message().empty(), "a failure without a sentence");
+  mesh->announce_end(ControlKind::leave, "");
+  mesh.reset();
+  for (const int fd : remote) close(fd);
+  return status;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  (void)run_input(data, size);
+  return 0;
+}
+
+#ifndef HOROVOD_LIBFUZZER
+
+// Row counts from the wire may ask for more than there is; that must be a sentence, not the sanitizer's end.
+extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1:max_allocation_size_mb=1024"; }
+extern "C" const char* __tsan_default_options() { return "allocator_may_return_null=1:max_allocation_size_mb=1024"; }
+extern "C" void __sanitizer_set_death_callback(void (*callback)()) __attribute__((weak));
+
+namespace {
+
+// What `peer` (the other rank of two) says in a good run, as an input that begins with the matching setup.
+std::string record(int rank, Action action) {
+  int near[2], far[2];
+  connect_pair(near);
+  connect_pair(far);
+  const auto member = [&](int me, int fd) {
+    AbortSignal abort;
+    Status status;
+    std::vector<MeshPeer> peers(2);
+    for (int r = 0; r < 2; ++r) peers[r].label = label_of(r);
+    peers[1 - me].fds = {fd};
+    Config patient = config();
+    patient.progress_timeout_ms = 20'000;
+    auto mesh = Mesh::create(me, kEpoch, std::move(peers), patient, abort, status);
+    (void)run(*mesh, abort, action, 1 - rank);
+    if (action == Action::log) mesh->announce_end(ControlKind::leave, "The recording is over.");
+    if (action == Action::log_withdraw) mesh->announce_end(ControlKind::abort, "The recording is over.");
+  };
+  std::thread tested(member, rank, near[0]), peer(member, 1 - rank, far[0]);
+  std::string said(kInputBytes, '\0');
+  said[0] = static_cast<char>(rank | static_cast<int>(action) << 3);
+  pollfd ends[2] = {{near[1], POLLIN, 0}, {far[1], POLLIN, 0}};
+  for (int open = 2; open > 0;) {  // relays both ways
+    CHECK(poll(ends, 2, -1) > 0, "%s", std::strerror(errno));
+    for (int i = 0; i < 2; ++i) {
+      if (ends[i].fd < 0 || ends[i].revents == 0) continue;
+      char buffer[65536];
+      const ssize_t got = read(ends[i].fd, buffer, sizeof(buffer));
+      const int sink = i == 0 ? far[1] : near[1];
+      if (got <= 0) {
+        (void)shutdown(sink, SHUT_WR);
+        ends[i].fd = -1;
+        --open;
+        continue;
+      }
+      if (i == 1) said.append(buffer, static_cast<size_t>(got));
+      (void)send(sink, buffer, static_cast<size_t>(got), MSG_NOSIGNAL);
+    }
+  }
+  tested.join();
+  peer.join();
+  close(near[1]);
+  close(far[1]);
+  return said;
+}
+
+std::vector<std::string> record_all() {
+  std::vector<std::string> all;
+  for (int action = 0; action < kActions; ++action) {
+    for (int rank = 0; rank < 2; ++rank) {
+      all.push_back(record(rank, static_cast<Action>(action)));
+    }
+  }
+  return all;
+}
+
+std::vector<std::string> frames_of(const std::string& stream) {
+  std::vector<std::string> frames;
+  for (size_t at = 0; at < stream.size();) {
+    wire::FrameHeader header;
+    size_t size = stream.size() - at;
+    if (size >= sizeof(header)) {
+      std::memcpy(&header, stream.data() + at, sizeof(header));
+      size = std::min(size, sizeof(header) + static_cast<size_t>(header.length));
+    }
+    frames.push_back(stream.substr(at, size));
+    at += size;
+  }
+  return frames;
+}
+
+std::string made_up_frame(std::mt19937& random, int sender) {
+  wire::FrameHeader header;
+  header.kind = static_cast<uint8_t>(random() % 9);
+  header.sender = static_cast<uint16_t>(sender);
+  header.epoch = kEpoch;
+  header.sequence = random() % 3;
+  std::string payload(random() % 5 == 0 ? 1000 + random() % 8000 : random() % 64, '\0');
+  for (char& byte : payload) byte = random() % 2 ? static_cast<char>(random()) : static_cast<char>(random() % 8);
+  if (header.kind != 0 && payload.size() >= 4 && random() % 4 > 0) {  // few ids, then records that may make sense
+    const uint32_t count = random() % std::max<size_t>(1, std::min<size_t>(payload.size() / 4, 6));
+    std::memcpy(payload.data(), &count, sizeof(count));
+    for (uint32_t i = 0; i < count; ++i) {
+      const uint32_t id = random() % 8;
+      std::memcpy(payload.data() + 4 + 4 * i, &id, sizeof(id));
+    }
+  }
+  header.length = payload.size();
+  std::string frame(reinterpret_cast<const char*>(&header), sizeof(header));
+  return frame + payload;
+}
+
+void overwrite(std::string& text, std::mt19937& random) {
+  static const uint64_t interesting[] = {0,
+                                         1,
+                                         2,
+                                         3,
+                                         4,
+                                         7,
+                                         8,
+                                         0x7f,
+                                         0x80,
+                                         0xff,
+                                         0x4000,
+                                         0x7fffffff,
+                                         0xffffffff,
+                                         uint64_t{1} << 48,
+                                         ~uint64_t{0},
+                                         uint64_t{1} << 63};
+  if (text.empty()) return;
+  const size_t at = random() % text.size();
+  const uint64_t value = interesting[random() % std::size(interesting)];
+  const size_t width = size_t{1} << (random() % 4);
+  std::memcpy(text.data() + at, &value, std::min(width, text.size() - at));
+}
+
+std::string mutate(const std::vector<std::string>& seeds, std::mt19937& random) {
+  const std::string& seed = seeds[random() % seeds.size()];
+  std::string setup = seed.substr(0, kInputBytes);
+  if (random() % 8 == 0) setup[0] = static_cast<char>(random());
+  setup[1] = static_cast<char>(random());
+  if (random() % 8 == 0) setup[0] = static_cast<char>(setup[0] | 2);
+  if (random() % 8 == 0) setup[0] = static_cast<char>(setup[0] | 4);
+  setup[2] = static_cast<char>(random());
+  const int sender = 1 - (setup[0] & 1);
+  std::vector<std::string> frames = frames_of(seed.substr(kInputBytes));
+  for (int count = static_cast<int>(random() % 4); count > 0; --count) {
+    const size_t at = frames.empty() ? 0 : random() % frames.size();
+    switch (frames.empty() ? 5 : random() % 9) {
+      case 0:  // a bit
+        frames[at][random() % frames[at].size()] ^= static_cast<char>(1 << random() % 8);
+        break;
+      case 1:  // cut off, with the header as it was
+        frames[at].resize(random() % frames[at].size() + 1);
+        break;
+      case 2:
+        overwrite(frames[at], random);
+        break;
+      case 3:  // in the header's length, or the beginning of the payload
+        if (frames[at].size() >= 40) {
+          std::string part = frames[at].substr(24, 16);
+          overwrite(part, random);
+          frames[at].replace(24, 16, part);
+        }
+        break;
+      case 4:
+        std::swap(frames[at], frames[random() % frames.size()]);
+        break;
+      case 5:
+        frames.insert(frames.begin() + static_cast<std::ptrdiff_t>(at), made_up_frame(random, sender));
+        break;
+      case 6: {
+        const std::string again = frames[at];
+        frames.insert(frames.begin() + static_cast<std::ptrdiff_t>(at), again);
+        break;
+      }
+      case 7:
+        frames.erase(frames.begin() + static_cast<std::ptrdiff_t>(at));
+        break;
+      default:  // noise in between
+        frames[at].append(random() % 100, static_cast<char>(random()));
+    }
+  }
+  if (random() % 2 == 0) {  // control frames count, so that what was moved or made up is looked at
+    uint64_t sequence = 0;
+    for (std::string& frame : frames) {
+      if (frame.size() < sizeof(wire::FrameHeader) || frame[4] == 0) continue;
+      std::memcpy(frame.data() + 16, &sequence, sizeof(sequence));
+      ++sequence;
+    }
+  }
+  std::string input = setup;
+  for (const std::string& frame : frames) input += frame;
+  if (random() % 4 == 0) input.resize(kInputBytes + random() % (input.size() - kInputBytes + 1));
+  return input;
+}
+
+unsigned long long g_case = 0, g_seed = 0;
+
+void say_which() {
+  std::fprintf(stderr, "fuzz_mesh: in case %llu of seed %llu; run it alone with: fuzz_mesh --only %llu %llu\n", g_case,
+               g_seed, g_case, g_seed);
+}
+
+void on_signal(int number) {
+  say_which();
+  if (number == SIGALRM) std::fprintf(stderr, "fuzz_mesh: it hangs\n");
+  (void)signal(number, SIG_DFL);
+  (void)signal(SIGABRT, SIG_DFL);
+  number == SIGALRM ? std::abort() : static_cast<void>(raise(number));
+}
+
+void run_case(const std::vector<std::string>& seeds) {
+  std::mt19937 random(static_cast<unsigned>(g_seed * 1'000'003 + g_case));
+  const std::string input = mutate(seeds, random);
+  alarm(60);
+  (void)run_input(reinterpret_cast<const uint8_t*>(input.data()), input.size());
+}
+
+std::ptrdiff_t open_descriptors() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  for (const int number : {SIGALRM, SIGABRT}) (void)signal(number, on_signal);
+  if (__sanitizer_set_death_callback) __sanitizer_set_death_callback(say_which);
+  const std::vector<std::string> seeds = record_all();
+  const std::string first = argc > 1 ? argv[1] : "2000";
+  if (first == "--corpus" && argc > 2) {
+    for (size_t i = 0; i < seeds.size(); ++i) {
+      std::ofstream(std::filesystem::path(argv[2]) / ("conversation" + std::to_string(i)), std::ios::binary)
+          << seeds[i];
+    }
+    return 0;
+  }
+  const std::ptrdiff_t before = open_descriptors();
+  if (first == "--only" && argc > 3) {
+    g_case = std::strtoull(argv[2], nullptr, 10);
+    g_seed = std::strtoull(argv[3], nullptr, 10);
+    run_case(seeds);
+    return 0;
+  }
+  const unsigned long long cases = std::strtoull(first.c_str(), nullptr, 10);
+  g_seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
+  for (const std::string& seed : seeds) {  // unchanged they must work, else nothing is tested
+    const Status status = run_input(reinterpret_cast<const uint8_t*>(seed.data()), seed.size(), false);
+    const bool has_end = (seed[0] >> 3) % kActions <= static_cast<int>(Action::log_withdraw);
+    CHECK(status.ok() || has_end, "%s", status.message().c_str());
+  }
+  for (g_case = 0; g_case < cases; ++g_case) run_case(seeds);
+  CHECK(open_descriptors() == before, "%td descriptors were lost", open_descriptors() - before);
+  std::printf("fuzz_mesh: %llu cases of seed %llu: ok\n", cases, g_seed);
+  return 0;
+}
+
+#endif  // HOROVOD_LIBFUZZER

@@ -1,0 +1,93 @@
+"""The C++ tests, each a program of its own: built once with CMake, then run. No Python module is involved.
+
+Some run a second time, shortly, with AddressSanitizer and UBSan; `make sanitize` runs all of it and for longer.
+The build folders stay (under ``build/``), so that a second run compiles only what has changed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "native-tests"
+SANITIZED = ROOT / "build" / "sanitize-address,undefined"  # that of `make sanitize`
+PROGRAMS = sorted(path.stem for path in Path(__file__).parent.glob("*_test.cc"))
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("native")]
+
+
+def tool(name: str) -> str:
+    """A build tool, from the environment that runs the tests if it has one."""
+    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed; `make test` installs it")
+    return found
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+def build(target: str, folder: Path = BUILD, *options: str) -> Path:
+    """The freshly built program. Targets are built one by one, so that one broken test breaks only itself."""
+    options = options or ("-DCMAKE_BUILD_TYPE=Release", "-DHOROVOD_WERROR=ON")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        configure = [tool("cmake"), "-S", str(ROOT / "csrc"), "-B", str(folder), "-G", "Ninja", "-DHOROVOD_TESTS=ON"]
+        run(*configure, *options, f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}")
+        run(tool("cmake"), "--build", str(folder), "--target", target)
+    return folder / target
+
+
+def has_sanitizer(tmp_path: Path) -> bool:
+    """The compiler may come without the sanitizer's library."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        return False
+    program = tmp_path / "empty.cc"
+    program.write_text("int main() {}")
+    built = tmp_path / "empty"
+    command = [compiler, "-fsanitize=address,undefined", str(program), "-o", str(built)]
+    return subprocess.run(command, capture_output=True).returncode == 0 and subprocess.run([built]).returncode == 0
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_program(program: str) -> None:
+    run(str(build(program)))
+
+
+def test_hostile_bytes_end_in_a_status() -> None:
+    run(str(build("fuzz_mesh")), "3000")
+
+
+@pytest.mark.parametrize("program", [("engine_stress", "12"), ("fuzz_mesh", "1500")], ids=lambda program: program[0])
+def test_with_sanitizers(program: tuple[str, ...], tmp_path: Path) -> None:
+    if not has_sanitizer(tmp_path):
+        pytest.skip("the compiler has no AddressSanitizer")
+    name, *arguments = program
+    built = build(name, SANITIZED, "-DCMAKE_BUILD_TYPE=None", "-DHOROVOD_SANITIZE=address,undefined")
+    run(str(built), *arguments)
+
+
+def test_variants_export_only_their_table() -> None:
+    """An inline function compiled for AVX-512 and left visible could replace the portable one at link time."""
+    if sys.platform != "linux":
+        pytest.skip("reads ELF object files")
+    nm = tool("nm")
+    build("kernels_test")
+    objects = sorted(BUILD.glob("**/variant_*.cc.o"))
+    assert len(objects) == 3
+    for path in objects:
+        defined = [line.split()[-1] for line in run(nm, "--defined-only", "--extern-only", str(path)).splitlines()]
+        foreign = [symbol for symbol in defined if not re.fullmatch(r"_ZN7horovod7kernels\d+k\w+TableE", symbol)]
+        assert not foreign, f"{path} also exports {foreign}"

@@ -1,0 +1,64 @@
+"""The table that other programs parse."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from subprocess import CompletedProcess
+
+import pytest
+
+import horovod
+from horovod import _core
+from horovod.runner import check_build as module
+
+SHAPE = """\
+Horovod v{version}:
+
+Available Frameworks:
+    [{TensorFlow}] TensorFlow
+    [{PyTorch}] PyTorch
+    [{MXNet}] MXNet
+    [{JAX}] JAX
+
+Available Controllers:
+    [{MPI}] MPI
+    [{Gloo}] Gloo
+    [{Native}] Coordinator
+
+Available Tensor Operations:
+    [{NCCL}] NCCL
+    [{DDL}] DDL
+    [{CCL}] CCL
+    [{MPI}] MPI
+    [{Gloo}] Gloo
+    [{Native}] Native
+"""
+NAMES = ["TensorFlow", "PyTorch", "MXNet", "JAX", "MPI", "Gloo", "NCCL", "DDL", "CCL", "Native"]
+
+
+@pytest.mark.parametrize("present", [set(), {"PyTorch", "Native"}, {"TensorFlow", "MPI", "Gloo", "NCCL"}, set(NAMES)])
+def test_shape(monkeypatch: pytest.MonkeyPatch, present: set[str]) -> None:
+    monkeypatch.setattr(module, "_has", present.__contains__)
+    marks = {name: "X" if name in present else " " for name in NAMES}
+    assert module.check_build() == SHAPE.format(version=horovod.__version__, **marks)
+
+
+def test_an_answer_is_what_happens_in_another_process() -> None:
+    assert module._runs("pass")
+    assert not module._runs("import no_such_module_anywhere")
+    assert not module._runs("import os; os.abort()")
+
+
+@pytest.mark.slow
+def test_the_command_tells_the_truth(horovodrun: Callable[..., CompletedProcess[str]]) -> None:
+    done = horovodrun("--check-build")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    torch = importlib.util.find_spec("torch") is not None
+    assert ("    [X] PyTorch" in lines) == torch
+    assert "    [X] Native" in lines
+    assert "    [ ] MPI" in lines
+    gloo = "    [ ] Gloo" if _core.gloo_obstacle() else "    [X] Gloo"
+    assert lines.count(gloo) == 2  # a controller and tensor operations
+    assert ("    [X] TensorFlow" in lines) == (importlib.util.find_spec("horovod.tensorflow") is not None)

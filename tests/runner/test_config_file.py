@@ -1,0 +1,77 @@
+"""--config-file: every key of the contract, and a sentence for everything else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from horovod.runner.config_file import read_config
+from horovod.worker.settings import SETTINGS
+
+FULL = """
+controller: gloo
+params: {fusion_threshold_mb: 32, cycle_time_ms: 2.5, cache_capacity: 512, hierarchical_allreduce: true,
+         hierarchical_allgather: false, torus_allreduce: false}
+autotune: {enabled: false, log_file: /tmp/tune.csv, warmup_samples: 1, steps_per_sample: 2, bayes_opt_max_samples: 3,
+           gaussian_process_noise: 0.1}
+timeline: {filename: /tmp/t.json, mark_cycles: true}
+stall_check: {enabled: false, warning_time_seconds: 7, shutdown_time_seconds: 9}
+library_options: {mpi_threads_disable: true, num_nccl_streams: 2, thread_affinity: 1, gloo_timeout_seconds: 20}
+logging: {level: INFO, with_timestamp: false}
+"""
+
+
+def config(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_every_key_of_the_contract(tmp_path: Path) -> None:
+    environ = read_config(config(tmp_path, FULL))
+    assert set(environ) == {setting.env for setting in SETTINGS if setting.yaml}
+    assert environ["HOROVOD_FUSION_THRESHOLD"] == str(32 << 20)
+    assert environ["HOROVOD_CYCLE_TIME"] == "2.5"
+    assert environ["HOROVOD_HIERARCHICAL_ALLREDUCE"] == "1"
+    assert environ["HOROVOD_HIERARCHICAL_ALLGATHER"] == "0"
+    assert environ["HOROVOD_STALL_CHECK_DISABLE"] == "1"  # enabled: false
+    assert environ["HOROVOD_LOG_HIDE_TIME"] == "1"  # with_timestamp: false
+    assert environ["HOROVOD_THREAD_AFFINITY"] == "1"
+    assert environ["HOROVOD_LOG_LEVEL"] == "info"
+
+
+@pytest.mark.parametrize("text", ["", "# only a comment\n", "params:\n", "params: {cycle_time_ms: }\n"])
+def test_nothing_said_is_nothing_set(tmp_path: Path, text: str) -> None:
+    assert read_config(config(tmp_path, text)) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("parms: {}", "unknown key 'parms'; did you mean 'params'?"),
+        ("params: {cycle_time: 1}", "unknown key 'params.cycle_time'; did you mean 'cycle_time_ms'?"),
+        ("1: 2", "unknown key 1; known are"),
+        ("params: 3", "'params' with the value 3"),
+        ("- a", "holds list"),
+        ("params: {cycle_time_ms: -1}", "params.cycle_time_ms in .* must be >= 0, not -1"),
+        ("params: {cache_capacity: many}", "params.cache_capacity in .*='many' is not usable: expected an integer"),
+        ("params: {hierarchical_allreduce: 3}", "params.hierarchical_allreduce in .*=3 is not usable"),
+        ("logging: {level: loud}", "logging.level in .*='loud'"),
+        ("controller: smoke", "controller 'smoke': expected one of gloo, mpi"),
+        ("controller: mpi", "controller 'mpi', which is not built"),
+        ("params: {", "is not YAML"),
+    ],
+)
+def test_what_should_not_be_there(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words) as error:
+        read_config(config(tmp_path, text))
+    assert "\n" not in str(error.value)
+    assert "config.yaml" in str(error.value)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be read: No such file"):
+        read_config(tmp_path / "none.yaml")
+    with pytest.raises(ValueError, match="cannot be read: Is a directory"):
+        read_config(tmp_path)

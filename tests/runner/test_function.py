@@ -1,0 +1,210 @@
+"""horovod.run: functions out, results and exceptions back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from launching import still_alive
+
+import horovod
+
+
+def by_value(function: Any) -> Any:
+    """As if it stood in the user's script: shipped by value, because the ranks cannot import this test module."""
+    import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    return function
+
+
+def whoami(prefix: str, *, suffix: str = "") -> str:
+    return f"{prefix}{os.environ['HOROVOD_RANK']}/{os.environ['HOROVOD_SIZE']}{suffix}"
+
+
+def test_results_come_by_rank() -> None:
+    assert horovod.run(by_value(whoami), ("rank ",), {"suffix": "!"}, num_proc=3) == [f"rank {r}/3!" for r in range(3)]
+
+
+def test_a_closure_and_a_large_result() -> None:
+    size = 3_000_000
+    results = horovod.run(by_value(lambda: os.environ["HOROVOD_RANK"].encode() * size), num_proc=2)
+    assert results == [b"0" * size, b"1" * size]
+
+
+def test_a_function_of_a_module_that_only_this_process_can_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_here_module.py").write_text("def answer():\n    return 42\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import only_here_module  # type: ignore[import-not-found]
+
+    assert horovod.run(only_here_module.answer) == [42]
+
+
+def test_it_works_inside_an_event_loop() -> None:
+    import asyncio
+
+    async def notebook() -> list[str]:
+        return horovod.run(by_value(whoami), ("",))
+
+    assert asyncio.run(notebook()) == ["0/1"]
+
+
+def test_it_works_in_another_thread() -> None:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(horovod.run(by_value(whoami), ("",), num_proc=2)))
+    thread.start()
+    thread.join()
+    assert results == [["0/2", "1/2"]]
+
+
+def fail_on_one() -> None:
+    if os.environ["HOROVOD_RANK"] == "1":
+        raise LookupError("no such batch")
+    signal.pause()
+
+
+def test_an_exception_names_its_rank_and_shows_its_traceback() -> None:
+    with pytest.raises(RuntimeError, match=r"^Rank 1 on host \S+ raised LookupError: no such batch\n") as error:
+        horovod.run(by_value(fail_on_one), num_proc=2)
+    assert "Traceback (most recent call last)" in str(error.value)
+    assert "in fail_on_one" in str(error.value)
+
+
+def test_the_earliest_exception_is_the_one_that_is_told(tmp_path: Path) -> None:
+    """Also when the rank that raised it is the last to end."""
+    raised, ended = str(tmp_path / "raised"), str(tmp_path / "ended")
+    os.mkfifo(raised)
+    os.mkfifo(ended)
+
+    class CauseError(Exception):
+        def __str__(self) -> str:  # called when the exception has been caught
+            if not self.args:
+                self.args = ("at last",)
+                open(raised, "w").close()
+                with open(ended) as pipe:
+                    pipe.read()  # until the peer is gone
+            return "at last"
+
+    def fail() -> None:
+        if os.environ["HOROVOD_RANK"] == "1":
+            raise CauseError
+        open(raised).close()
+        os.open(ended, os.O_WRONLY)  # open until this process ends
+        raise KeyError("the consequence")
+
+    with pytest.raises(RuntimeError, match=r"Rank 1 on host .* raised CauseError: at last"):
+        horovod.run(by_value(fail), num_proc=2)
+
+
+def end_badly(how: str) -> None:
+    if os.environ["HOROVOD_RANK"] == "1":
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "exit 3":
+            sys.exit(3)
+        os._exit(0)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("killed", r"Rank 1 on host \S+ \(pid \d+\) ended by signal 9 \(SIGKILL\)"),
+        ("exit 3", r"Rank 1 on host \S+ \(pid \d+\) ended with exit code 3"),
+        ("exit 0", r"Rank 1 on host \S+ ended with exit code 0 before the function returned"),
+    ],
+)
+def test_a_rank_that_ends_without_an_answer(how: str, words: str) -> None:
+    with pytest.raises(RuntimeError, match=words):
+        horovod.run(by_value(end_badly), (how,), num_proc=2)
+
+
+def test_a_result_that_cannot_be_sent_names_its_rank() -> None:
+    with pytest.raises(RuntimeError, match=r"Rank 0 on host .* raised TypeError: cannot pickle"):
+        horovod.run(by_value(threading.Lock))
+
+
+def look_at_folder() -> tuple[int, int, str]:
+    folder = Path(sys.argv[1])
+    return folder.stat().st_mode, (folder / "function").stat().st_mode, str(folder)
+
+
+def test_nobody_else_can_read_the_function_and_nothing_is_left() -> None:
+    ((folder_mode, file_mode, folder),) = horovod.run(by_value(look_at_folder))
+    assert stat.S_IMODE(folder_mode) == 0o700
+    assert stat.S_IMODE(file_mode) == 0o600
+    assert not Path(folder).exists()
+    assert psutil.Process().children() == []
+
+
+def test_output_goes_where_it_is_asked_to(tmp_path: Path) -> None:
+    horovod.run(by_value(print), ("hello",), num_proc=2, output_filename=str(tmp_path / "logs"))
+    assert [(tmp_path / f"logs/rank.{r}/stdout").read_text() for r in range(2)] == ["hello\n"] * 2
+
+
+def test_another_interpreter(tmp_path: Path) -> None:
+    python = tmp_path / "my-python"
+    python.write_text(f'#!/bin/sh\nMARK=yes exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    assert horovod.run(by_value(lambda: os.environ.get("MARK")), executable=str(python)) == ["yes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"hosts": "a:1", "hostfile": "f"}, "hosts and hostfile exclude each other"),
+        ({"use_gloo": True, "use_mpi": True}, "use_gloo and use_mpi exclude each other"),
+        ({"use_mpi": True}, "no MPI"),
+        ({"num_proc": 0}, "num_proc must be an integer >= 1, not 0"),
+        (
+            {"num_proc": 3, "hosts": "localhost:2"},
+            r"Requested more processes \(3\) than there are available slots \(2\)",
+        ),
+        ({"hosts": "localhost"}, "'localhost' in the host list"),
+        ({"start_timeout": -1}, "HOROVOD_START_TIMEOUT"),
+    ],
+)
+def test_arguments_that_make_no_sense(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        horovod.run(print, **arguments)
+
+
+@pytest.mark.parametrize("name", ["min_num_proc", "max_num_proc", "slots", "reset_limit", "host_discovery_script"])
+def test_elastic_is_not_available_yet(name: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"not available yet: leave {name} out"):
+        horovod.run(print, **{name: 1})  # type: ignore[arg-type]
+
+
+def test_old_names_still_work() -> None:
+    with pytest.warns(DeprecationWarning, match="np is deprecated, use num_proc"):
+        assert horovod.run(by_value(whoami), ("",), np=2) == ["0/2", "1/2"]
+
+
+def test_ctrl_c_stops_the_ranks_and_is_raised() -> None:
+    source = """
+import horovod, os, signal, sys
+def wait():
+    print("ready", flush=True)
+    signal.pause()
+horovod.run(wait, num_proc=2)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert sorted(process.stdout.readline() for _ in range(2)) == [f"[{r}]<stdout>:ready\n" for r in range(2)]
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT  # how Python ends after a KeyboardInterrupt
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    assert still_alive(family) == []

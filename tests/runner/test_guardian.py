@@ -1,0 +1,120 @@
+"""The helper that outlives its launcher, alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from launching import still_alive
+
+from horovod.worker.agent.guardian import Guardian, session_members, signal_session
+
+SLEEPER = [sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"]
+DEAF = [sys.executable, "-c", "import signal; signal.signal(15, 1); print('up', flush=True); signal.pause()"]
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(SLEEPER, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def launcher(then: str, command: list[str] = SLEEPER) -> subprocess.Popen[str]:
+    """A launcher that starts `command`, tells the guardian, prints both numbers and does `then`."""
+    source = f"""
+import os, signal, subprocess, sys
+from horovod.worker.agent.guardian import Guardian
+guardian = Guardian(grace_s=0.2)
+child = subprocess.Popen({command!r}, stdout=subprocess.PIPE, start_new_session=True)
+child.stdout.readline()
+guardian.add(child.pid)
+{then}
+print(guardian.pid, child.pid, flush=True)
+signal.pause()
+"""
+    return subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
+
+
+def family_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    assert process.stdout is not None
+    return [psutil.Process(int(number)) for number in process.stdout.readline().split()]
+
+
+@pytest.mark.parametrize("command", [SLEEPER, DEAF])
+def test_a_dead_launcher_takes_its_sessions_with_it(command: list[str]) -> None:
+    with launcher("", command) as process:
+        family = family_of(process)
+        process.kill()
+        process.wait()
+        assert still_alive(family) == []
+
+
+def test_a_forked_copy_that_holds_the_pipe_does_not_hide_the_death() -> None:
+    with launcher("if os.fork() == 0: signal.pause()", SLEEPER) as process:
+        family = family_of(process)
+        copies = [child for child in psutil.Process(process.pid).children() if child not in family]
+        process.kill()
+        process.wait()
+        try:
+            assert still_alive(family) == []
+            assert len(copies) == 1
+        finally:
+            for copy in copies:
+                copy.kill()
+
+
+def test_what_was_dropped_is_left_alone() -> None:
+    with launcher("guardian.drop(child.pid)") as process:
+        guardian, child = family_of(process)
+        process.kill()
+        process.wait()
+        assert still_alive([guardian]) == []
+        assert child.is_running()
+        child.kill()
+
+
+def test_a_clean_end_touches_nothing(sleeper: subprocess.Popen[bytes]) -> None:
+    with Guardian() as guardian:
+        guardian.add(sleeper.pid)
+        helper = psutil.Process(guardian.pid)
+    assert not helper.is_running()
+    assert sleeper.poll() is None
+    guardian.close()
+
+
+def test_signals_of_the_terminal_do_not_end_it(sleeper: subprocess.Popen[bytes]) -> None:
+    with Guardian() as guardian:
+        assert os.getsid(guardian.pid) == guardian.pid
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP):
+            os.kill(guardian.pid, signum)
+        guardian.add(sleeper.pid)
+        assert psutil.Process(guardian.pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED)
+
+
+def test_a_guardian_that_was_killed_raises_nothing() -> None:
+    with Guardian() as guardian:
+        os.kill(guardian.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, guardian.pid, os.WEXITED | os.WNOWAIT)
+        guardian.add(1 << 22)
+        guardian.drop(1 << 22)
+
+
+def test_the_session_of_a_dead_leader_is_found() -> None:
+    """An odd command name must not break the reading of /proc."""
+    source = "exec -a '(a b) S 1 1' sleep 1000 & echo $!"
+    with subprocess.Popen(["bash", "-c", source], stdout=subprocess.PIPE, start_new_session=True, text=True) as leader:
+        assert leader.stdout is not None
+        child = psutil.Process(int(leader.stdout.readline()))
+        os.waitid(os.P_PID, leader.pid, os.WEXITED | os.WNOWAIT)
+        assert session_members(leader.pid) == [child.pid]
+        signal_session(leader.pid, signal.SIGKILL)
+        assert still_alive([child]) == []
+        assert session_members(leader.pid) == []

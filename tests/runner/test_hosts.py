@@ -1,0 +1,86 @@
+"""Host strings, host files, slots, and which names mean this machine."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from horovod.runner.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
+
+
+def test_hosts_keep_their_order_and_slots() -> None:
+    assert parse_hosts("b:2, a-1.example:4,c_3:1") == (
+        HostSlots("b", 2),
+        HostSlots("a-1.example", 4),
+        HostSlots("c_3", 1),
+    )
+
+
+def test_a_host_named_twice_has_the_slots_of_both() -> None:
+    assert parse_hosts("a:1,b:1,a:2") == (HostSlots("a", 3), HostSlots("b", 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "piece"),
+    [
+        ("a", "'a'"),
+        ("a:", "'a:'"),
+        ("a:x", "'a:x'"),
+        ("a:2,", "''"),
+        ("a:2,b b:1", "'b b:1'"),
+        (":2", "':2'"),
+        ("a:-1", "'a:-1'"),
+        ("", "''"),
+    ],
+)
+def test_a_malformed_host_string_names_the_piece_and_the_form(text: str, piece: str) -> None:
+    with pytest.raises(ValueError, match="expected host:slots, as in h1:2,h2:4") as error:
+        parse_hosts(text)
+    assert str(error.value).startswith(f"{piece} in the host list")
+
+
+def test_no_slots_are_refused() -> None:
+    with pytest.raises(ValueError, match="Host 'a' in the host list 'a:0' has 0 slots"):
+        parse_hosts("a:0")
+
+
+def test_hostfile(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("# our machines\nh1 slots=2\n\n  h2   slots = 4  # the big one\n")
+    assert parse_hostfile(path) == (HostSlots("h1", 2), HostSlots("h2", 4))
+
+
+@pytest.mark.parametrize("line", ["h1", "h1:2", "h1 slots=", "h1 slots=two", "h1 slots=2 max=3"])
+def test_a_malformed_hostfile_line_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(f"h0 slots=1\n{line}\n")
+    with pytest.raises(ValueError, match=r"Line 2 of the host file .*expected host slots=count") as error:
+        parse_hostfile(path)
+    assert repr(line) in str(error.value)
+
+
+def test_a_hostfile_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be read: No such file"):
+        parse_hostfile(tmp_path / "none")
+    (tmp_path / "empty").write_text("# nothing\n")
+    with pytest.raises(ValueError, match="names no host"):
+        parse_hostfile(tmp_path / "empty")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="not UTF-8"):
+        parse_hostfile(tmp_path / "binary")
+
+
+def test_processes_fill_host_by_host() -> None:
+    assert fill(parse_hosts("a:2,b:2"), 3) == ("a", "a", "b")
+
+
+def test_too_few_slots() -> None:
+    with pytest.raises(ValueError, match=r"^Requested more processes \(5\) than there are available slots \(4\)"):
+        fill(parse_hosts("a:2,b:2"), 5)
+
+
+def test_names_of_this_machine_are_local() -> None:
+    local = ["localhost", "127.0.0.1", "127.1.2.3", socket.gethostname(), socket.gethostname().upper()]
+    assert remote([*local, "no-such-host.invalid", "no-such-host.invalid"]) == ["no-such-host.invalid"]

@@ -1,0 +1,238 @@
+"""horovodrun from the outside: what ranks are told, what one sees of them, and what the exit code says."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+Run = Callable[..., CompletedProcess[str]]
+Program = Callable[[str], list[str]]
+
+SHOW = """
+names = "RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE HOSTNAME".split()
+print(*(os.environ["HOROVOD_" + name] for name in names))
+"""
+
+
+def by_rank(output: str) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in output.splitlines())
+
+
+def test_ranks_know_their_place(horovodrun: Run, program: Program) -> None:
+    done = horovodrun("-np", "3", *program(SHOW))
+    name = socket.gethostname()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert by_rank(done.stdout) == {f"[{rank}]<stdout>": f"{rank} 3 {rank} 3 0 1 {name}" for rank in range(3)}
+
+
+def test_two_names_of_this_machine_are_two_hosts(horovodrun: Run, program: Program) -> None:
+    done = horovodrun("-np", "3", "-H", "127.0.0.1:2,127.0.0.2:2", *program(SHOW))
+    assert by_rank(done.stdout) == {
+        "[0]<stdout>": "0 3 0 2 0 2 127.0.0.1",
+        "[1]<stdout>": "1 3 1 2 0 1 127.0.0.1",
+        "[2]<stdout>": "2 3 0 1 1 2 127.0.0.2",
+    }
+
+
+def test_ranks_share_a_coordinator_and_a_token_that_nobody_can_guess(horovodrun: Run, program: Program) -> None:
+    source = "print(os.environ['HOROVOD_COORDINATOR'], os.environ['HOROVOD_TOKEN'], os.environ['PYTHONUNBUFFERED'])"
+    runs = [by_rank(horovodrun("-np", "2", *program(source)).stdout) for _ in range(2)]
+    first, second = (set(run.values()) for run in runs)
+    assert len(first) == len(second) == 1
+    address, token, unbuffered = first.pop().split()
+    assert address.startswith("127.0.0.1:")
+    assert (len(token) >= 32, unbuffered) == (True, "1")
+    assert token not in second.pop()
+
+
+def test_stdout_and_stderr_stay_apart(horovodrun: Run, program: Program) -> None:
+    done = horovodrun("-np", "1", *program("print('out'); print('err', file=sys.stderr)"))
+    assert (done.stdout, done.stderr) == ("[0]<stdout>:out\n", "[0]<stderr>:err\n")
+
+
+def test_a_last_line_without_end_is_shown(horovodrun: Run, program: Program) -> None:
+    done = horovodrun(
+        "-np", "2", *program("sys.stdout.write(f'one\\nlast of {rank}'); sys.stdout.flush(); os._exit(0)")
+    )
+    lines = sorted(done.stdout.splitlines())
+    assert lines == ["[0]<stdout>:last of 0", "[0]<stdout>:one", "[1]<stdout>:last of 1", "[1]<stdout>:one"]
+
+
+def test_bytes_that_are_no_text_pass_through(program: Program) -> None:
+    import subprocess
+
+    source = r"os.write(1, b'\xff\xfe caf\xc3\xa9\n')"
+    command = [sys.executable, "-m", "horovod.runner.launch", "-np", "1", *program(source)]
+    done = subprocess.run(command, capture_output=True, timeout=60)
+    assert done.stdout == b"[0]<stdout>:\xff\xfe caf\xc3\xa9\n"
+
+
+def test_large_output_is_complete_and_in_order(horovodrun: Run, program: Program) -> None:
+    done = horovodrun("-np", "2", *program("for i in range(100_000): sys.stdout.write(f'{i} of {rank}\\n')"))
+    lines = done.stdout.splitlines()
+    for rank in range(2):
+        mine = [line for line in lines if line.startswith(f"[{rank}]")]
+        assert mine == [f"[{rank}]<stdout>:{i} of {rank}" for i in range(100_000)]
+    assert len(lines) == 200_000
+
+
+def test_a_line_larger_than_any_buffer_is_cut_and_complete(horovodrun: Run, program: Program) -> None:
+    done = horovodrun("-np", "1", *program("sys.stdout.write('x' * 3_000_000 + '\\n')"))
+    pieces = [line.removeprefix("[0]<stdout>:") for line in done.stdout.splitlines()]
+    assert "".join(pieces) == "x" * 3_000_000
+    assert len(pieces) == 3
+
+
+def test_output_files(horovodrun: Run, program: Program, tmp_path: Path) -> None:
+    command = program("print('out', rank); sys.stderr.write('err\\r100%')")
+    done = horovodrun("-np", "2", "--output-filename", str(tmp_path / "logs"), *command)
+    assert done.returncode == 0
+    for rank in range(2):
+        assert (tmp_path / f"logs/rank.{rank}/stdout").read_bytes() == b"out %d\n" % rank
+        assert (tmp_path / f"logs/rank.{rank}/stderr").read_bytes() == b"err\r100%"
+    assert "[1]<stdout>:out 1" in done.stdout
+
+
+def test_timestamps(horovodrun: Run, program: Program) -> None:
+    done = horovodrun("-np", "1", "-prefix-timestamp", *program("print('x')"))
+    assert done.stdout.endswith("[0]<stdout>:x\n")
+    assert len(done.stdout) == len("Thu Feb 29 01:02:03 2024[0]<stdout>:x\n")
+
+
+def test_flags_beat_the_environment_which_beats_the_file(horovodrun: Run, program: Program, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("params: {cycle_time_ms: 1.5, cache_capacity: 15, fusion_threshold_mb: 1}\n")
+    names = ["HOROVOD_CYCLE_TIME", "HOROVOD_CACHE_CAPACITY", "HOROVOD_FUSION_THRESHOLD"]
+    show = program(f"print(*(os.environ[name] for name in {names}))")
+    environ = {"HOROVOD_CYCLE_TIME": "2.5", "HOROVOD_CACHE_CAPACITY": "25"}
+    done = horovodrun("-np", "1", "--config-file", str(config), "--cycle-time-ms", "3.5", *show, environ=environ)
+    assert done.stdout == f"[0]<stdout>:3.5 25 {1 << 20}\n"
+
+
+def test_the_first_failure_is_the_exit_code(horovodrun: Run, program: Program) -> None:
+    code = 3
+    done = horovodrun("-np", "3", *program(f"print(os.getpid())\nif rank == 1: sys.exit({code})\nwait_for_signals()"))
+    pid = by_rank(done.stdout)["[1]<stdout>"]
+    assert done.returncode == code
+    assert done.stderr == (
+        f"horovodrun: Rank 1 on host {socket.gethostname()} (pid {pid}) ended with exit code {code}; after that "
+        "ranks 0 and 2 were stopped by this launcher.\n"
+    )
+
+
+def test_a_rank_ended_by_a_signal(horovodrun: Run, program: Program) -> None:
+    done = horovodrun("-np", "2", *program("if rank == 0: os.kill(os.getpid(), signal.SIGKILL)"))
+    assert done.returncode == 137
+    assert "Rank 0 on host" in done.stderr
+    assert "ended by signal 9 (SIGKILL)." in done.stderr
+
+
+def test_the_others_may_report_before_they_are_stopped(horovodrun: Run, program: Program, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    os.mkfifo(gone)
+    source = f"""
+import select
+if rank == 0:
+    print(os.getpid(), file=open({str(gone)!r}, "w"), flush=True)
+    os._exit(5)
+peer = os.pidfd_open(int(open({str(gone)!r}).readline()))  # readable from its end on; a pipe is closed earlier
+select.select([peer], [], [])
+print("a peer is gone", file=sys.stderr)
+sys.exit(7)
+"""
+    done = horovodrun("-np", "2", *program(source))
+    assert done.returncode == 5
+    assert "[1]<stderr>:a peer is gone\n" in done.stderr
+    assert "ended with exit code 5; after that rank 1 ended with exit code 7.\n" in done.stderr
+
+
+def test_a_rank_that_ends_well_does_not_stop_the_others(horovodrun: Run, program: Program, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    os.mkfifo(gone)
+    source = f"""
+if rank == 0:
+    pipe = os.open({str(gone)!r}, os.O_WRONLY)
+    os._exit(0)
+with open({str(gone)!r}) as pipe:
+    pipe.read()
+print("done")
+"""
+    done = horovodrun("-np", "2", *program(source))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[1]<stdout>:done\n", "")
+
+
+def test_a_command_that_cannot_be_started(horovodrun: Run, tmp_path: Path) -> None:
+    plain = tmp_path / "plain.py"
+    plain.write_text("print()\n")
+    cases = {
+        "no-such-command": (127, "was not found on PATH"),
+        str(tmp_path / "none"): (127, "does not exist"),
+        str(plain): (126, "is not executable"),
+        str(tmp_path): (126, "is a folder"),
+    }
+    for command, (code, words) in cases.items():
+        done = horovodrun("-np", "2", command)
+        assert done.returncode == code
+        assert words in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_script_without_interpreter_is_said_by_its_rank(horovodrun: Run, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    done = horovodrun("-np", "1", str(script))
+    assert done.returncode == 127
+    assert f"[0]<stderr>:'{script}' cannot be started: No such file or directory." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["-np", "2", "--no-such-option", "true"], "There is no option --no-such-option"),
+        (["-np", "2", "-H", "a:b", "true"], "'a:b' in the host list 'a:b' is not usable"),
+        (["-np", "3", "-H", "localhost:2", "true"], "Requested more processes (3) than there are available slots (2)"),
+        (
+            ["-np", "2", "-H", "no-such-host.invalid:2", "true"],
+            "other hosts (no-such-host.invalid) is not available yet",
+        ),
+        (["-np", "2", "--min-np", "1", "true"], "--min-np is not usable: elastic jobs are not available yet"),
+        (["-np", "2", "--cycle-time-ms", "-1", "true"], "--cycle-time-ms must be >= 0, not -1"),
+        (["-np", "2", "--config-file", "/no/such/file", "true"], "cannot be read: No such file"),
+        (["-np", "2", "--output-filename", "/dev/null/x", "true"], "--output-filename '/dev/null/x' is not usable"),
+        (["-np", "2", "--start-timeout", "x", "true"], "invalid float value: 'x'"),
+    ],
+)
+def test_mistakes_are_one_sentence(horovodrun: Run, argv: list[str], words: str) -> None:
+    done = horovodrun(*argv)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert done.stderr.startswith("horovodrun: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_bad_variable_is_one_sentence(horovodrun: Run) -> None:
+    done = horovodrun("-np", "1", "true", environ={"HOROVOD_SPIN_US": "many"})
+    assert done.returncode == 2
+    assert "HOROVOD_SPIN_US='many' is not usable" in done.stderr
+
+
+def test_verbose_shows_tracebacks(horovodrun: Run) -> None:
+    done = horovodrun("-np", "1", "--verbose", "-H", "a:b", "true")
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+
+
+def test_version_and_help(horovodrun: Run) -> None:
+    import horovod
+
+    assert horovodrun("--version").stdout == f"{horovod.__version__}\n"
+    done = horovodrun("--help")
+    assert done.returncode == 0
+    assert "--fusion-threshold-mb" in done.stdout

@@ -1,0 +1,121 @@
+"""Launched programs that train: the launcher, the embedded coordinator and the engine together."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+from launching import shared_memory
+
+import horovod
+
+Run = Callable[..., CompletedProcess[str]]
+Program = Callable[[str], list[str]]
+
+pytestmark = pytest.mark.slow
+
+BASICS = """
+from horovod.common import basics as hvd
+hvd.init()
+print(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
+hvd.shutdown()
+"""
+TORCH = """
+import torch
+import horovod.torch as hvd
+hvd.init()
+total = hvd.allreduce(torch.full((3,), float(hvd.rank() + 1)), op=hvd.Sum)
+print(total.tolist(), hvd.rank(), hvd.size())
+"""
+
+
+def test_a_world_has_the_ranks_of_the_launcher(horovodrun: Run, program: Program) -> None:
+    done = horovodrun("-np", "3", *program(BASICS))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:{rank} 3 {rank} 3 0 1" for rank in range(3)]
+
+
+def test_two_names_of_this_machine_make_two_hosts(horovodrun: Run, program: Program) -> None:
+    done = horovodrun("-np", "3", "-H", "127.0.0.1:2,127.0.0.2:1", *program(BASICS))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == [
+        "[0]<stdout>:0 3 0 2 0 2",
+        "[1]<stdout>:1 3 1 2 0 1",
+        "[2]<stdout>:2 3 0 1 1 2",
+    ]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_ranks_reduce(horovodrun: Run, program: Program, transport: str) -> None:
+    before = shared_memory()
+    done = horovodrun("-np", "2", *program(TORCH), environ={"HOROVOD_TRANSPORT": transport})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:[3.0, 3.0, 3.0] {rank} 2" for rank in range(2)]
+    assert shared_memory() <= before
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_killed_rank_is_named_by_the_others_and_by_the_launcher(
+    horovodrun: Run, program: Program, transport: str
+) -> None:
+    source = """
+import torch
+import horovod.torch as hvd
+hvd.init()
+for step in range(1000):
+    if step == 3 and hvd.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        hvd.allreduce(torch.ones(4), name="x")
+    except hvd.HorovodInternalError as error:
+        print(error, file=sys.stderr)
+        os._exit(9)
+"""
+    before = shared_memory()
+    done = horovodrun("-np", "2", *program(source), environ={"HOROVOD_TRANSPORT": transport})
+    assert done.returncode == 137
+    name = socket.gethostname()
+    launcher = done.stderr.splitlines()[-1]
+    assert f"Rank 1 on host {name}" in launcher
+    assert "ended by signal 9 (SIGKILL); after that rank 0 ended with exit code 9." in launcher
+    survivor = next(line for line in done.stderr.splitlines() if line.startswith("[0]<stderr>:"))
+    assert "rank 1" in survivor.lower()
+    assert name in survivor
+    assert shared_memory() <= before
+
+
+def test_functions_train_too() -> None:
+    def total() -> list[float]:
+        import torch
+
+        import horovod.torch as hvd
+
+        hvd.init()
+        result = hvd.allreduce(torch.full((2,), float(hvd.rank())), op=hvd.Sum).tolist()
+        hvd.shutdown()
+        return result
+
+    assert horovod.run(total, num_proc=2) == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_a_program_that_never_joins_is_no_hang(horovodrun: Run, program: Program, tmp_path: Path) -> None:
+    source = """
+from horovod.common import basics as hvd
+if rank == 0:
+    signal.pause()
+hvd.init()
+"""
+    done = horovodrun("-np", "2", "--start-timeout", "2", *program(source))
+    assert done.returncode != 0
+    assert "Rank 1 on host" in done.stderr
+    assert "rank 0" in "\n".join(line for line in done.stderr.splitlines() if line.startswith("[1]"))
+
+
+def test_plain_programs_need_no_horovod(horovodrun: Run) -> None:
+    done = horovodrun("-np", "2", sys.executable, "-S", "-c", "print('x')", environ={"PYTHONPATH": os.devnull})
+    assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:x", "[1]<stdout>:x"]

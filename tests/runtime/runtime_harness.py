@@ -1,0 +1,101 @@
+"""Worlds whose ranks are threads of this process, and ranks that are processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from horovod.worker.runtime.formation import Context, form
+from horovod.worker.settings import resolve
+
+FLOAT32, ALLREDUCE, SUM = 7, 0, 1
+DEADLINE_SECONDS = 60.0
+
+
+def form_threads(address: str, threads: int, **explicit: Any) -> list[Context]:
+    """A world of threads, in rank order. Shared memory works between them as it does between processes."""
+    settings = resolve({}, {"coordinator": address, "size": threads, **explicit})
+    with ThreadPoolExecutor(threads) as pool:
+        contexts = [future.result() for future in [pool.submit(form, settings) for _ in range(threads)]]
+    return sorted(contexts, key=lambda context: context.world.rank)
+
+
+def close_all(contexts: Sequence[Context]) -> None:
+    with ThreadPoolExecutor(max(1, len(contexts))) as pool:
+        list(pool.map(lambda context: context.close(), contexts))
+
+
+@contextlib.contextmanager
+def world(address: str, size: int = 2, **explicit: Any) -> Iterator[list[Context]]:
+    contexts = form_threads(address, size, **explicit)
+    try:
+        yield contexts
+    finally:
+        close_all(contexts)
+
+
+def allreduce(context: Context, name: str, value: float = 1.0) -> float:
+    """The sum of `value` over all ranks."""
+    data = array("f", [value])
+    pointer = data.buffer_info()[0]
+    handle = context.engine.submit(ALLREDUCE, f"allreduce.{name}", [(pointer, pointer, FLOAT32, (1,))], SUM)
+    context.engine.wait(handle)
+    return data[0]
+
+
+def allreduce_all(contexts: Sequence[Context], name: str) -> list[float]:
+    with ThreadPoolExecutor(len(contexts)) as pool:
+        return list(pool.map(lambda context: allreduce(context, name), contexts))
+
+
+PRELUDE = """
+import os, signal, sys, threading, time
+from array import array
+from horovod.common import basics as hvd
+from horovod.common.exceptions import HorovodInternalError
+from horovod.worker.runtime.context import current
+
+def allreduce(name, value=1.0):
+    data = array("f", [value])
+    pointer = data.buffer_info()[0]
+    engine = current().engine
+    engine.wait(engine.submit(0, "allreduce." + name, [(pointer, pointer, 7, (1,))], 1))
+    return data[0]
+"""
+
+
+class Program:
+    """A Python process that runs `script` after PRELUDE."""
+
+    def __init__(self, script: str, **environment: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PRELUDE + script],
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def finish(self) -> str:
+        """What else it printed; it must end well."""
+        out, err = self.process.communicate(timeout=DEADLINE_SECONDS)
+        assert self.process.returncode == 0, err
+        return out.strip()
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()

@@ -1,0 +1,54 @@
+"""HOROVOD_THREAD_AFFINITY, checked and applied."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from horovod.worker.runtime.affinity import background_cpu
+from horovod.worker.runtime.errors import StartError
+
+ALLOWED = sorted(os.sched_getaffinity(0))
+
+
+def test_one_entry_for_all_or_one_for_each() -> None:
+    first, last = str(ALLOWED[0]), str(ALLOWED[-1])
+    assert background_cpu((), 0, 2) == -1
+    assert background_cpu((first,), 1, 2) == ALLOWED[0]
+    assert [background_cpu((first, last), rank, 2) for rank in (0, 1)] == [ALLOWED[0], ALLOWED[-1]]
+
+
+@pytest.mark.parametrize(
+    ("entries", "sentence"), [(("0", "0", "0"), "names 3 processors for 2 ranks"), (("x",), "'x'")]
+)
+def test_what_can_not_be_is_refused(entries: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(StartError, match=sentence):
+        background_cpu(entries, 0, 2)
+    with pytest.raises(StartError, match="may not use"):
+        background_cpu((str(max(ALLOWED) + 1),), 0, 2)
+
+
+def test_the_background_thread_runs_there() -> None:
+    code = """
+import contextlib, os
+import horovod.common.basics as hvd
+
+hvd.init()
+for task in os.listdir("/proc/self/task"):
+    with contextlib.suppress(OSError):  # gRPC's threads come and go
+        if open(f"/proc/self/task/{task}/comm").read().strip() == "hvd-progress":
+            print(sorted(os.sched_getaffinity(int(task))))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-m", "horovod.runner.launch", "-np", "2", sys.executable, "-c", code],
+        env={**os.environ, "HOROVOD_THREAD_AFFINITY": str(ALLOWED[-1])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == [f"[{rank}]<stdout>:[{ALLOWED[-1]}]" for rank in (0, 1)]

@@ -1,0 +1,94 @@
+"""Forked children of an initialized process: they are told so, and their lives and deaths disturb nobody else."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from runtime_harness import Program
+
+CHILD_IS_TOLD = """
+hvd.init()
+pid = os.fork()
+if pid == 0:
+    try:
+        hvd.rank()
+    except ValueError as error:
+        print(error, hvd.is_initialized(), flush=True)
+    hvd.shutdown()
+    sys.exit(0)          # an ordinary end, with atexit and destructors
+print("status", os.waitpid(pid, 0)[1], flush=True)
+print("still", allreduce("after"), flush=True)
+"""
+
+
+def test_a_child_of_a_world_of_one_is_told_and_may_start_its_own():
+    script = CHILD_IS_TOLD.replace(
+        "hvd.shutdown()\n", "hvd.shutdown()\n    hvd.init(); print(hvd.size(), flush=True)\n"
+    )
+    with Program(script) as program:
+        told, size, status, still = program.finish().splitlines()
+    assert told.startswith("Horovod has not been initialized; use hvd.init(). This process (pid ")
+    assert f"is a forked child of process {program.process.pid}, which called hvd.init()" in told
+    assert told.endswith("False")
+    assert (size, status, still) == ("1", "status 0", "still 1.0")
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_child_does_not_disturb_its_world(coordinator, transport):
+    common = {"HOROVOD_COORDINATOR": coordinator.address, "HOROVOD_SIZE": "2", "HOROVOD_TRANSPORT": transport}
+    peer = "hvd.init(); print('still', allreduce('after'), allreduce('after'))"
+    script = CHILD_IS_TOLD + "allreduce('after')"
+    with Program(script, **common) as program, Program(peer, **common) as other:
+        told, status, still = program.finish().splitlines()
+        assert other.finish() == "still 2.0 2.0"
+    assert "forked child" in told
+    assert (status, still) == ("status 0", "still 2.0")
+
+
+def test_a_child_cannot_join_a_world(coordinator):
+    common = {"HOROVOD_COORDINATOR": coordinator.address, "HOROVOD_SIZE": "1"}
+    script = """
+hvd.init()
+if os.fork() == 0:
+    try:
+        hvd.init()
+    except ValueError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.wait()
+"""
+    with Program(script, **common) as program:
+        assert "forked child" in program.finish()
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_peers_notice_a_killed_parent_whose_child_lives_on(coordinator, transport):
+    """The child has copies of the parent's connections; they must not keep the dead parent alive for its peers."""
+    common = {"HOROVOD_COORDINATOR": coordinator.address, "HOROVOD_SIZE": "2", "HOROVOD_TRANSPORT": transport}
+    parent = """
+hvd.init()
+allreduce("ready")
+child = os.fork()
+if child == 0:
+    signal.pause()
+print(child, flush=True)
+signal.pause()
+"""
+    peer = """
+hvd.init()
+allreduce("ready")
+try:
+    allreduce("ready")
+except HorovodInternalError as error:
+    print(error)
+"""
+    with Program(parent, **common) as program, Program(peer, **common) as other:
+        child = int(program.line())
+        try:
+            os.kill(program.process.pid, signal.SIGKILL)
+            assert f"(pid {program.process.pid})" in other.finish()
+            assert os.path.exists(f"/proc/{child}")  # it was there all the time
+        finally:
+            os.kill(child, signal.SIGKILL)

@@ -1,0 +1,316 @@
+"""hvd.init and hvd.shutdown with a real coordinator and the real engine."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+from runtime_harness import Program, allreduce_all, form_threads, world
+
+from horovod.common import basics as hvd
+from horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from horovod.worker.runtime import session
+from horovod.worker.runtime.errors import StartError
+
+
+@pytest.fixture(autouse=True)
+def _shut_down() -> Iterator[None]:
+    yield
+    hvd.shutdown()
+
+
+# -- a world of one ---------------------------------------------------------------------------------------------------
+def test_without_a_coordinator_the_world_is_one_process():
+    hvd.init()
+    assert (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()) == (0, 1, 0, 1)
+    assert (hvd.cross_rank(), hvd.cross_size(), hvd.is_homogeneous(), hvd.is_initialized()) == (0, 1, True, True)
+    assert global_process_set.ranks == [0]
+    assert (global_process_set.size(), global_process_set.rank(), global_process_set.included()) == (1, 0, True)
+
+
+def test_a_world_of_one_does_not_import_grpc():
+    with Program("hvd.init(); print(allreduce('x', 3.0), 'grpc' in sys.modules)") as program:
+        assert program.finish() == "3.0 False"
+
+
+def test_init_twice_shutdown_twice_and_init_again():
+    hvd.shutdown()
+    hvd.init()
+    hvd.init()
+    hvd.shutdown()
+    hvd.shutdown()
+    assert not hvd.is_initialized()
+    assert global_process_set.ranks is None
+    hvd.init()
+    assert hvd.size() == 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(hvd.size, hvd.rank, hvd.local_size, hvd.local_rank, hvd.cross_size, hvd.cross_rank, hvd.is_homogeneous),
+        *(hvd.mpi_threads_supported, hvd.stop_timeline),
+        lambda: hvd.start_timeline("file"),
+        lambda: add_process_set([0]),
+    ],
+)
+@pytest.mark.parametrize("when", ["before init", "after shutdown"])
+def test_calls_without_a_world(call, when):
+    if when == "after shutdown":
+        hvd.init()
+        hvd.shutdown()
+    with pytest.raises(ValueError, match=r"^Horovod has not been initialized; use hvd\.init\(\)\.$"):
+        call()
+
+
+# -- arguments --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("environment", "arguments", "sentence"),
+    [
+        ({"HOROVOD_SIZE": "2"}, {}, "HOROVOD_SIZE=2, but no coordinator is given.*horovodrun"),
+        ({}, {"size": 2}, "no coordinator is given"),
+        ({"HOROVOD_RANK": "1"}, {}, "HOROVOD_RANK=1, but no coordinator is given"),
+        ({"HOROVOD_COORDINATOR": "localhost:1"}, {}, "not how many processes"),
+        ({"HOROVOD_COORDINATOR": "localhost:1", "HOROVOD_SIZE": "2", "HOROVOD_RANK": "2"}, {}, "not a rank of a world"),
+        ({"HOROVOD_SIZE": "x"}, {}, "HOROVOD_SIZE='x'"),
+        ({}, {"comm": "localhost"}, "coordinator='localhost' is not usable: expected host:port"),
+        ({"HOROVOD_COORDINATOR": "h:0"}, {}, "HOROVOD_COORDINATOR='h:0'"),
+        ({}, {"network_interfaces": 3}, "network_interfaces=3"),
+    ],
+)
+def test_what_cannot_be_started_is_said(monkeypatch, environment, arguments, sentence):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=rf"^Horovod initialization failed\. .*{sentence}"):
+        hvd.init(**arguments)
+    assert not hvd.is_initialized()
+
+
+class Intracomm:
+    """Looks like mpi4py's."""
+
+    __module__ = "mpi4py.MPI"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"comm": Intracomm()}, "MPI communicator"),
+        ({"comm": 3}, "expected a list of ranks or the coordinator's address"),
+        ({"comm": [0.5]}, "expected a list of ranks"),
+        ({"comm": [0, 1]}, r"all ranks \(here \[0\]\)"),
+        ({"comm": [1]}, "some ranks only"),
+        ({"comm": "h:1", "coordinator": "h:2"}, "Two coordinators"),
+        ({"process_sets": "static"}, "'dynamic'"),
+        ({"process_sets": [[0]]}, "expected a list of hvd.ProcessSet"),
+        ({"process_sets": [ProcessSet([0])]}, "duplicate process set"),
+        ({"process_sets": [ProcessSet([1])]}, "ranks of this world are 0 to 0"),
+    ],
+)
+def test_wrong_arguments(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        hvd.init(**arguments)
+    assert not hvd.is_initialized()
+
+
+@pytest.mark.parametrize("arguments", [{"comm": [0]}, {"comm": []}, {"process_sets": "Dynamic"}, {"process_sets": []}])
+def test_arguments_that_ask_for_what_there_is(arguments):
+    hvd.init(**arguments)
+    assert hvd.size() == 1
+
+
+def test_process_sets_that_are_not_dynamic_and_timelines_that_are_not_there_yet_say_so(monkeypatch):
+    monkeypatch.setenv("HOROVOD_TIMELINE", "DYNAMIC")
+    hvd.init()
+    with pytest.raises(ValueError, match="HOROVOD_DYNAMIC_PROCESS_SETS=1"):
+        add_process_set([0])
+    assert not remove_process_set(global_process_set)
+    assert not remove_process_set(ProcessSet([0]))
+    with pytest.raises(ValueError, match="writes no timelines yet"):
+        hvd.start_timeline("file")
+    hvd.stop_timeline()
+    hvd.shutdown()
+    monkeypatch.delenv("HOROVOD_TIMELINE")
+    hvd.init()
+    with pytest.raises(ValueError, match="HOROVOD_TIMELINE"):
+        hvd.start_timeline("file")
+
+
+# -- several ranks ----------------------------------------------------------------------------------------------------
+REPORT = "print(hvd.rank(), hvd.size(), hvd.local_rank(), current().transport, allreduce('x', hvd.rank() + 1.0))"
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_two_processes_with_an_address_and_no_launcher(coordinator, transport):
+    script = f"hvd.init({coordinator.address!r}); {REPORT}"
+    environment = {"HOROVOD_SIZE": "2", "HOROVOD_TRANSPORT": transport}
+    with Program(script, **environment) as one, Program(script, **environment) as other:
+        assert sorted([one.finish(), other.finish()]) == [f"0 2 0 {transport} 3.0", f"1 2 1 {transport} 3.0"]
+
+
+def test_keyword_arguments_alone(coordinator):
+    script = (
+        f"hvd.init(coordinator={coordinator.address!r}, job='mine', size=2, transport='tcp', "
+        "network_interfaces='lo', start_timeout_seconds=50); print(current().world.job, hvd.size())"
+    )
+    with Program(script) as one, Program(script) as other:
+        assert [one.finish(), other.finish()] == ["mine 2", "mine 2"]
+
+
+def test_a_launcher_decides_ranks(coordinator):
+    common = {"HOROVOD_COORDINATOR": coordinator.address, "HOROVOD_SIZE": "2"}
+    script = "hvd.init(comm=[1, 0]); print(hvd.rank())"
+    with Program(script, **common, HOROVOD_RANK="1") as one, Program(script, **common, HOROVOD_RANK="0") as zero:
+        assert [one.finish(), zero.finish()] == ["1", "0"]
+
+
+def test_host_names_decide_what_is_local(coordinator):
+    common = {"HOROVOD_COORDINATOR": coordinator.address, "HOROVOD_SIZE": "3"}
+    script = f"hvd.init(); print(hvd.cross_size(), hvd.is_homogeneous(), end=' '); {REPORT}"
+    with contextlib.ExitStack() as stack:
+        programs = [
+            stack.enter_context(Program(script, **common, HOROVOD_HOSTNAME=host, HOROVOD_RANK=str(rank)))
+            for rank, host in enumerate(["a", "a", "b"])
+        ]
+        assert [p.finish() for p in programs] == [
+            "2 False 0 3 0 tcp 6.0",
+            "1 False 1 3 1 tcp 6.0",
+            "2 False 2 3 0 tcp 6.0",
+        ]
+
+
+def test_a_world_of_one_with_a_coordinator(coordinator):
+    hvd.init(coordinator.address, size=1)
+    assert (hvd.rank(), hvd.size()) == (0, 1)
+
+
+def test_shared_memory_that_is_asked_for_but_impossible_is_refused(coordinator):
+    common = {"HOROVOD_COORDINATOR": coordinator.address, "HOROVOD_SIZE": "2", "HOROVOD_TRANSPORT": "shm"}
+    script = "\ntry: hvd.init()\nexcept ValueError as error: print(error)"
+    with Program(script, **common, HOROVOD_HOSTNAME="a") as one, Program(script, **common, HOROVOD_HOSTNAME="b") as two:
+        for text in (one.finish(), two.finish()):
+            assert "HOROVOD_TRANSPORT=shm is not possible" in text
+            assert "another host" in text
+
+
+def test_settings_that_must_agree(coordinator):
+    common = {"HOROVOD_COORDINATOR": coordinator.address, "HOROVOD_SIZE": "2", "HOROVOD_START_TIMEOUT": "2"}
+    script = "\nprint('ready', flush=True)\ntry: hvd.init()\nexcept ValueError as error: print(error)"
+    with Program(script, **common) as one, Program(script, **common, HOROVOD_FUSION_THRESHOLD="0") as other:
+        texts = one.finish() + other.finish()
+    assert "must agree on fusion_threshold_bytes" in texts
+
+
+def test_the_second_identical_step_sends_nothing(coordinator):
+    with world(coordinator.address, 2, transport="tcp") as contexts:
+        assert allreduce_all(contexts, "x") == [2.0, 2.0]
+        before = [context.counters()["messages_sent"] for context in contexts]
+        assert [context.counters()["operations_announced"] for context in contexts] == [1, 1]
+        for _ in range(20):
+            assert allreduce_all(contexts, "x") == [2.0, 2.0]
+        assert [context.counters()["messages_sent"] for context in contexts] == before
+
+
+# -- the end of ranks and of the coordinator --------------------------------------------------------------------------
+WAIT = "\ntry: allreduce('y'); allreduce('z')\nexcept HorovodInternalError as error: print(error)"
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("end", ["killed", "left", "failed"])
+def test_a_rank_that_ends_is_named_by_the_others(coordinator, transport, end):
+    common = {"HOROVOD_COORDINATOR": coordinator.address, "HOROVOD_SIZE": "2", "HOROVOD_TRANSPORT": transport}
+    ends = {
+        "killed": "allreduce('y'); os.kill(os.getpid(), signal.SIGKILL)",
+        "left": "allreduce('y'); hvd.shutdown()",
+        "failed": "allreduce('y'); raise RuntimeError('out of coffee')",
+    }
+    with (
+        Program(f"hvd.init(); {WAIT}", **common, HOROVOD_RANK="0") as zero,
+        Program(f"hvd.init(); {ends[end]}", **common, HOROVOD_RANK="1") as one,
+    ):
+        one.process.communicate(timeout=60)
+        text = zero.finish()
+    assert f"ank 1 (pid {one.process.pid}) on host {os.uname().nodename}" in text
+    if end == "failed":
+        assert "RuntimeError: out of coffee" in text
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_without_its_coordinator_a_world_goes_on_with_what_it_knows(coordinator, transport, monkeypatch):
+    monkeypatch.setattr("horovod.worker.runtime.negotiation.GRACE_SECONDS", 0.5)
+    with world(coordinator.address, 2, transport=transport) as contexts:
+        assert allreduce_all(contexts, "known") == [2.0, 2.0]
+        coordinator.stop()
+        assert allreduce_all(contexts, "known") == [2.0, 2.0]
+        # HorovodInternalError for users; in this process nobody may have told the engine of that class yet.
+        with pytest.raises(RuntimeError, match=r"allreduce\.new.*coordinator at 127.*(unreachable|ended)"):
+            allreduce_all(contexts, "new")
+
+
+# -- nothing is left --------------------------------------------------------------------------------------------------
+def python_threads() -> set[str]:
+    return {t.name for t in threading.enumerate() if t.name.startswith("horovod-") and t.name != "horovod-coordinator"}
+
+
+def shared_files() -> list[str]:
+    return sorted(name for name in os.listdir("/dev/shm") if "horovod" in name)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def eventually(condition, seconds: float = 20.0) -> bool:
+    """Polls what has no event; False when it does not come true in time."""
+    pause = threading.Event()
+    for _ in range(int(seconds / 0.05)):
+        if condition():
+            return True
+        gc.collect()
+        pause.wait(0.05)
+    return False
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_nothing_is_left_after_many_worlds(coordinator, transport):
+    def cycle() -> None:
+        with world(coordinator.address, 2, transport=transport) as contexts:
+            allreduce_all(contexts, "x")
+
+    for _ in range(3):  # what grpc and the coordinator make once
+        cycle()
+    segments, files, threads = shared_files(), descriptors(), len(os.listdir("/proc/self/task"))
+    for _ in range(10):
+        cycle()
+    assert not python_threads()
+    assert shared_files() == segments
+    # The server closes its side of the last connections a moment later.
+    assert eventually(lambda: descriptors() <= files + 2), f"{descriptors()} descriptors are open, {files} were"
+    assert len(os.listdir("/proc/self/task")) <= threads + 4  # grpc keeps a pool
+
+
+def test_a_failed_start_leaves_nothing(coordinator):
+    def fail() -> None:
+        with pytest.raises(StartError, match="not complete"):
+            form_threads(coordinator.address, 1, size=2, start_timeout_seconds=0.3)
+
+    fail()
+    gc.collect()  # pytest keeps tracebacks, and they keep what failed
+    segments, files = shared_files(), descriptors()
+    for _ in range(5):
+        fail()
+    gc.collect()
+    assert not python_threads()
+    assert shared_files() == segments
+    assert descriptors() <= files + 2
+
+
+def test_a_protocol_of_another_version_is_refused(coordinator, monkeypatch):
+    monkeypatch.setattr(session, "PROTOCOL_VERSION", 99)
+    with pytest.raises(ValueError, match="99") as caught:
+        hvd.init(coordinator.address, size=2)
+    assert coordinator.address in str(caught.value)

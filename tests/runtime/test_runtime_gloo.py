@@ -1,0 +1,131 @@
+"""HOROVOD_CPU_OPERATIONS: which values are possible where, and what is said when one is not."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from runtime_harness import allreduce_all, form_threads, world
+
+from horovod import _core
+from horovod.common import basics as hvd
+from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.worker.runtime.errors import StartError
+from horovod.worker.runtime.offers import engine_options
+from horovod.worker.settings import resolve
+
+needs_gloo = pytest.mark.skipif(
+    "has no Gloo" in _core.gloo_obstacle(), reason="built without Gloo (libgloo-dev was not there)"
+)
+
+
+@pytest.fixture(autouse=True)
+def _shut_down() -> Iterator[None]:
+    yield
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("mpi", "can't use MPI.*native.*or gloo"),
+        ("CCL", "can't use oneCCL"),
+        ("smoke", "one of native, gloo, mpi, ccl"),
+    ],
+)
+def test_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, value: str, words: str) -> None:
+    monkeypatch.setenv("HOROVOD_CPU_OPERATIONS", value)
+    with pytest.raises(ValueError, match=rf"^Horovod initialization failed\. HOROVOD_CPU_OPERATIONS=.*{words}"):
+        hvd.init()
+
+
+def test_a_build_without_gloo_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_core, "gloo_obstacle", lambda: "This build of Horovod has no Gloo.")
+    monkeypatch.setenv("HOROVOD_CPU_OPERATIONS", "gloo")
+    with pytest.raises(ValueError, match=r"HOROVOD_CPU_OPERATIONS=gloo is not possible: .* has no Gloo\. Without"):
+        hvd.init()
+    assert not hvd.gloo_built()
+    assert not hvd.gloo_enabled()
+
+
+def test_the_engine_without_its_gloo_library_loads_and_says_why(tmp_path: Path) -> None:
+    """What a build without libgloo-dev is: the same module, without the file beside it."""
+    copy = shutil.copy(_core.__file__, tmp_path)
+    script = """
+import importlib.util, socket, sys
+spec = importlib.util.spec_from_file_location("_core", sys.argv[1])
+core = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(core)
+print(core.gloo_obstacle())
+mine, theirs = socket.socketpair()
+world = {"rank": 0, "size": 2, "epoch": 1, "labels": ["rank 0", "rank 1"], "sockets": {1: [mine.detach()]}}
+try:
+    core.Engine(**world, options={"gloo": 1})
+except ValueError as error:
+    assert str(error) == core.gloo_obstacle()
+    assert theirs.recv(1) == b""  # the connection was closed
+    print("refused")
+"""
+    said = subprocess.run([sys.executable, "-c", script, copy], check=True, capture_output=True, text=True).stdout
+    assert said.startswith("This build of Horovod has no Gloo")
+    assert "apt-get install libgloo-dev" in said
+    assert said.endswith("refused\n")
+    (tmp_path / "libhorovod_gloo.so").write_bytes(b"not a library")
+    said = subprocess.run([sys.executable, "-c", script, copy], check=True, capture_output=True, text=True).stdout
+    assert said.startswith("Horovod was built with Gloo, but it can't be loaded here (")
+
+
+@needs_gloo
+def test_gloo_needs_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_CPU_OPERATIONS", "gloo")
+    with pytest.raises(ValueError, match="gloo works over TCP, but HOROVOD_TRANSPORT=shm"):
+        hvd.init(transport="shm")
+
+
+@needs_gloo
+def test_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not hvd.gloo_enabled()
+    monkeypatch.setenv("HOROVOD_CPU_OPERATIONS", "gloo")
+    hvd.init()
+    assert hvd.gloo_enabled()
+    assert hvd.size() == 1
+
+
+@needs_gloo
+def test_a_world_over_gloo(coordinator: EmbeddedCoordinator) -> None:
+    with world(coordinator.address, 3, cpu_operations="gloo") as contexts:
+        assert [context.transport for context in contexts] == ["tcp"] * 3
+        assert allreduce_all(contexts, "x") == [3.0] * 3
+
+
+@needs_gloo
+def test_ranks_must_agree(coordinator: EmbeddedCoordinator) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    def join(operations: str) -> str:
+        try:
+            contexts = form_threads(
+                coordinator.address, 1, size=2, cpu_operations=operations, transport="tcp", start_timeout_seconds=2.0
+            )
+        except StartError as error:
+            return str(error)
+        for context in contexts:
+            context.close()
+        return ""
+
+    with ThreadPoolExecutor(2) as pool:
+        said = list(pool.map(join, ["gloo", "native"]))
+    assert any("cpu_operations" in sentence for sentence in said), said
+
+
+def test_the_deadline_is_that_of_gloo_when_gloo_is_used() -> None:
+    def milliseconds(**explicit: object) -> int:
+        return engine_options(resolve({}, {"progress_timeout_seconds": 100.0, **explicit}))["progress_timeout_ms"]
+
+    assert milliseconds(gloo_timeout_seconds=7) == 100_000
+    assert milliseconds(gloo_timeout_seconds=7, cpu_operations="gloo") == 7_000
+    assert milliseconds(gloo_timeout_seconds=0, cpu_operations="gloo") == 100_000

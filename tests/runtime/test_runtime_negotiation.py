@@ -1,0 +1,241 @@
+"""The negotiation stream: everything announced is sent once, batches form by themselves, a broken stream is resumed."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from typing import Any
+
+import grpc
+import pytest
+
+from horovod.protos.v1 import negotiation_pb2, negotiation_pb2_grpc
+from horovod.worker.runtime.negotiation import Negotiator, to_message
+
+EPOCH = 7
+
+
+def operation(name: str) -> tuple[Any, ...]:
+    return (name, 0, [(7, (2, 3))], 1, 1.0, 0.5, 0, 0, 0)
+
+
+class Outbox:
+    """The engine's face towards the negotiator, played by the test."""
+
+    def __init__(self) -> None:
+        self.items: queue.SimpleQueue[list[tuple[str, object]] | None] = queue.SimpleQueue()
+        self.applied: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+
+    def next_outbox(self, timeout_ms: int) -> list[tuple[str, object]] | None:
+        return self.items.get(timeout=timeout_ms / 1000)
+
+    def apply_plan(self, process_set: int, name: str, id: int) -> None:  # noqa: A002
+        self.applied.put(("plan", process_set, name, id))
+
+    def apply_error(self, process_set: int, name: str, sentence: str) -> None:
+        self.applied.put(("error", process_set, name, sentence))
+
+    def apply_recall(self, process_set: int, ids: list[int]) -> None:
+        self.applied.put(("recall", process_set, ids))
+
+    def abort(self, sentence: str) -> None:
+        self.applied.put(("abort", sentence))
+
+
+class Stream:
+    """One stream as the server sees it."""
+
+    def __init__(self, requests: Any, context: Any) -> None:
+        self.requests, self.context = requests, context
+        self.answers: queue.SimpleQueue[negotiation_pb2.Decisions | grpc.StatusCode] = queue.SimpleQueue()
+
+
+class Server(negotiation_pb2_grpc.NegotiationServicer):
+    def __init__(self) -> None:
+        self.streams: queue.SimpleQueue[Stream] = queue.SimpleQueue()
+        self._server = grpc.server(futures.ThreadPoolExecutor(4))
+        negotiation_pb2_grpc.add_NegotiationServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def Negotiate(self, request_iterator: Any, context: Any) -> Iterator[negotiation_pb2.Decisions]:  # noqa: N802
+        stream = Stream(request_iterator, context)
+        self.streams.put(stream)
+        ended = threading.Event()
+        context.add_callback(ended.set)
+        while not ended.is_set():
+            try:
+                answer = stream.answers.get(timeout=0.05)
+            except queue.Empty:
+                continue
+            if isinstance(answer, grpc.StatusCode):
+                context.abort(answer, "the test says so")
+            yield answer
+
+    def stop(self) -> None:
+        self._server.stop(None).wait()
+
+
+class Setup:
+    def __init__(self, grace_seconds: float = 30.0) -> None:
+        self.server = Server()
+        self.engine = Outbox()
+        self.channel = grpc.insecure_channel(self.server.address)
+        self.negotiator = Negotiator(
+            self.channel,
+            self.engine,  # type: ignore[arg-type]
+            hello=negotiation_pb2.Hello(job="job", member_id="m0", rank=0),
+            epoch=EPOCH,
+            address=self.server.address,
+            grace_seconds=grace_seconds,
+        )
+        self.negotiator.start()
+
+    def stream(self) -> tuple[Stream, negotiation_pb2.NegotiationMessage]:
+        """The next stream that is opened, and its first message."""
+        stream = self.server.streams.get(timeout=30)
+        return stream, next(stream.requests)
+
+    def announce(self, *names: str) -> None:
+        self.engine.items.put([("announce", operation(name)) for name in names])
+
+    def applied(self) -> tuple[Any, ...]:
+        return self.engine.applied.get(timeout=30)
+
+
+@pytest.fixture
+def setup(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
+    monkeypatch.setattr("horovod.worker.runtime.negotiation.CLOSE_SECONDS", 0.1)  # this server never ends a stream
+    made = Setup(**getattr(request, "param", {}))
+    yield made
+    made.engine.items.put(None)
+    made.negotiator.close()
+    made.channel.close()
+    made.server.stop()
+    assert not [t.name for t in threading.enumerate() if t.name in ("horovod-outbox", "horovod-negotiation")]
+
+
+def names(message: negotiation_pb2.NegotiationMessage) -> list[str]:
+    return [operation.name for operation in message.announce]
+
+
+def test_a_stream_begins_with_a_hello_and_decisions_reach_the_engine(setup):
+    stream, hello = setup.stream()
+    assert (hello.epoch, hello.hello.job, hello.hello.member_id, hello.hello.rank) == (EPOCH, "job", "m0", 0)
+    setup.announce("a", "b")
+    message = next(stream.requests)
+    assert names(message) == ["a", "b"]
+    assert message.epoch == EPOCH
+    decisions = negotiation_pb2.Decisions(epoch=EPOCH)
+    decisions.plans.add(process_set=0, name="a", id=4)
+    decisions.errors.add(process_set=0, name="b", sentence="No.")
+    decisions.recalls.add(process_set=0, ids=[1, 2])
+    stream.answers.put(negotiation_pb2.Decisions(epoch=EPOCH - 1, plans=decisions.plans))  # stale: ignored
+    stream.answers.put(decisions)
+    assert setup.applied() == ("plan", 0, "a", 4)
+    assert setup.applied() == ("error", 0, "b", "No.")
+    assert setup.applied() == ("recall", 0, [1, 2])
+    counters = setup.negotiator.counters()
+    assert (counters["messages_sent"], counters["operations_announced"]) == (2, 2)
+    assert counters["announcement_messages_sent"] == 1
+
+
+def test_all_kinds_of_items_are_sent(setup):
+    stream, _ = setup.stream()
+    setup.engine.items.put([("blocked", operation("x")), ("recalled", (0, [5, 6]))])
+    message = next(stream.requests)
+    assert [o.name for o in message.blocked] == ["x"]
+    assert [(r.process_set, list(r.ids)) for r in message.recalled] == [(0, [5, 6])]
+
+
+def test_process_sets_are_told_before_their_operations_and_again_on_a_new_stream(setup):
+    stream, _ = setup.stream()
+    setup.negotiator.add_process_set(1, [0, 2])
+    setup.negotiator.add_process_set(2, [1])
+    setup.negotiator.remove_process_set(2)
+    setup.negotiator.remove_process_set(9)  # was never added
+    setup.announce("a")
+
+    def told(message: negotiation_pb2.NegotiationMessage) -> list[tuple[int, list[int], bool]]:
+        return [(one.process_set, list(one.ranks), one.removed) for one in message.process_sets]
+
+    seen = []
+    for message in stream.requests:
+        seen += told(message)
+        if message.announce:
+            break
+    assert seen == [(1, [0, 2], False), (2, [1], False), (2, [1], True)]
+    stream.answers.put(grpc.StatusCode.UNAVAILABLE)
+    _, first = setup.stream()
+    assert told(first) == [(1, [0, 2], False)]
+    assert names(first) == ["a"]
+
+
+def test_a_broken_stream_is_opened_again_and_told_what_is_undecided(setup):
+    stream, _ = setup.stream()
+    setup.announce("decided", "open")
+    assert names(next(stream.requests)) == ["decided", "open"]
+    decisions = negotiation_pb2.Decisions(epoch=EPOCH)
+    decisions.plans.add(name="decided", id=1)
+    stream.answers.put(decisions)
+    assert setup.applied()[2] == "decided"
+    stream.answers.put(grpc.StatusCode.UNAVAILABLE)
+    again, hello = setup.stream()
+    assert hello.HasField("hello")
+    assert names(hello) == ["open"]
+    setup.announce("later")
+    assert names(next(again.requests)) == ["later"]
+    last = negotiation_pb2.Decisions(epoch=EPOCH)
+    last.plans.add(name="open", id=2)
+    again.answers.put(last)
+    assert setup.applied() == ("plan", 0, "open", 2)
+
+
+def test_a_final_refusal_ends_the_epoch_only_when_something_is_undecided(setup):
+    stream, _ = setup.stream()
+    stream.answers.put(grpc.StatusCode.FAILED_PRECONDITION)
+    setup.announce("new")  # before or after the refusal is seen, the answer is the same
+    kind, sentence = setup.applied()
+    assert kind == "abort"
+    assert "'new'" in sentence
+    assert setup.server.address in sentence
+    assert "the test says so" in sentence
+    assert sentence.endswith(".")
+
+
+@pytest.mark.parametrize("setup", [{"grace_seconds": 0.2}], indirect=True)
+def test_a_coordinator_that_stays_away_ends_the_epoch_after_the_grace_period(setup):
+    stream, _ = setup.stream()
+    setup.announce("one", "two")
+    assert names(next(stream.requests)) == ["one", "two"]
+    setup.server.stop()
+    kind, sentence = setup.applied()
+    assert kind == "abort"
+    assert f"the coordinator at {setup.server.address} is unreachable" in sentence
+    assert "'one' and 1 more" in sentence
+
+
+def test_a_decision_that_the_engine_cannot_take_ends_the_epoch(setup, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise ValueError("id 70000 is too large")
+
+    monkeypatch.setattr(setup.engine, "apply_plan", refuse)
+    stream, _ = setup.stream()
+    setup.announce("a", "b")
+    next(stream.requests)
+    decisions = negotiation_pb2.Decisions(epoch=EPOCH)
+    decisions.plans.add(name="a", id=70000)
+    stream.answers.put(decisions)
+    kind, sentence = setup.applied()
+    assert kind == "abort"
+    assert "id 70000 is too large" in sentence
+
+
+def test_the_protobuf_form_of_an_operation():
+    message = to_message(("allreduce.x", 0, [(7, (2, 3)), (4, ())], 1, 2.0, 0.5, 3, 4, 1))
+    assert (message.name, message.type, message.reduce_op) == ("allreduce.x", 0, 1)
+    assert [(t.dtype, list(t.shape)) for t in message.tensors] == [(7, [2, 3]), (4, [])]
+    assert (message.prescale_factor, message.postscale_factor) == (2.0, 0.5)
+    assert (message.root_rank, message.process_set, message.device) == (3, 4, 1)

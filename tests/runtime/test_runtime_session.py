@@ -1,0 +1,332 @@
+"""Joining when the other side is absent, hostile, or not a coordinator at all: always a sentence with the address."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from typing import Any
+
+import grpc
+import pytest
+
+from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.protos.v1 import membership_pb2, membership_pb2_grpc
+from horovod.worker.runtime.errors import StartError
+from horovod.worker.runtime.probe import judge
+from horovod.worker.runtime.session import PROTOCOL_VERSION, Session, explain
+
+Events = list[membership_pb2.MembershipEvent]
+
+
+def request(size: int = 2, version: int = PROTOCOL_VERSION) -> Callable[[], membership_pb2.JoinRequest]:
+    counter = iter(range(1_000_000))
+    return lambda: membership_pb2.JoinRequest(
+        protocol_version=version,
+        job="job",
+        member_id=f"member-{next(counter)}",
+        size=size,
+        host=membership_pb2.HostIdentity(name="node-a", shared_memory_domain="domain"),
+        pid=1,
+    )
+
+
+def refusal(address: str, seconds: float = 30.0, token: str | None = None, **changes: Any) -> str:
+    """The sentence with which a join fails."""
+    session = Session(address, token)
+    try:
+        with pytest.raises(StartError) as caught:
+            session.join(request(**changes), time.monotonic() + seconds)
+    finally:
+        session.close()
+    assert str(caught.value).endswith(".")
+    return str(caught.value)
+
+
+class Scripted(membership_pb2_grpc.MembershipServicer):
+    """A gRPC server that answers every join with the same events, and may keep the stream open."""
+
+    def __init__(self, events: Events, stay: bool = False) -> None:
+        self._events, self._stay = events, stay
+        self.released = threading.Event()
+        self.heard: list[membership_pb2.MemberMessage] = []
+
+    def Join(self, request_iterator: Any, context: Any) -> Iterator[membership_pb2.MembershipEvent]:  # noqa: N802
+        self.heard.append(next(request_iterator))
+        yield from self._events
+        while self._stay and (message := next(request_iterator, None)):
+            self.heard.append(message)
+        self.released.set()
+
+
+@contextlib.contextmanager
+def scripted(servicer: Scripted) -> Iterator[str]:
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    membership_pb2_grpc.add_MembershipServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
+
+
+@contextlib.contextmanager
+def answering(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """A TCP server that is no gRPC server."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    open_sockets: list[socket.socket] = []
+
+    def serve_one(client: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            answer(client)
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                open_sockets.append(client)
+                threading.Thread(target=serve_one, args=(client,), daemon=True).start()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+        for client in open_sockets:
+            client.close()
+
+
+def unused_address() -> str:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{sock.getsockname()[1]}"
+
+
+# -- nobody there, or the wrong one ------------------------------------------------------------------------------------
+def test_nobody_there():
+    address = unused_address()
+    text = refusal(address, seconds=0.5)
+    assert text.startswith(f"The coordinator at {address} cannot be reached: Connection refused.")
+    assert "HOROVOD_COORDINATOR" in text
+
+
+def test_a_name_that_does_not_exist():
+    assert "node-x.invalid:29400 cannot be found" in refusal("node-x.invalid:29400", seconds=0.5)
+
+
+def echo(client: socket.socket) -> None:
+    while data := client.recv(4096):
+        client.sendall(data)
+
+
+def http(client: socket.socket) -> None:
+    client.recv(4096)
+    client.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+    client.recv(4096)
+
+
+def tls(client: socket.socket) -> None:
+    client.recv(4096)
+    client.sendall(bytes.fromhex("15030300020246") + b"padding")
+    client.close()
+
+
+def garbage(client: socket.socket) -> None:
+    client.sendall(bytes(range(256)) * 64)
+
+
+@pytest.mark.parametrize(
+    ("server", "words"),
+    [
+        (echo, "is not a Horovod coordinator: it answered b'PRI * HTT'"),
+        (http, "is not a Horovod coordinator: it answered b'HTTP/1.1 '"),
+        (garbage, "is not a Horovod coordinator"),
+        (tls, "speaks TLS"),
+    ],
+)
+def test_something_else_on_the_port_is_recognized_at_once(server, words):
+    with answering(server) as address:
+        text = refusal(address)  # long before the deadline, or the test times out
+        assert f"The coordinator at {address} {words}" in text
+
+
+def silent(client: socket.socket) -> None:
+    client.recv(0)
+
+
+def closing(client: socket.socket) -> None:
+    client.close()
+
+
+@pytest.mark.parametrize(("server", "words"), [(silent, "does not answer"), (closing, "closes connections")])
+def test_something_that_may_become_a_coordinator_is_waited_for(server, words):
+    with answering(server) as address:
+        assert f"The coordinator at {address} {words}" in refusal(address, seconds=1.0)
+
+
+def test_first_bytes_are_judged():
+    settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+    assert not judge(settings).hopeless
+    assert not judge(b"").hopeless
+    assert judge(b"SSH-2.0-O").hopeless
+    assert judge(settings[:5]).hopeless
+
+
+def test_a_coordinator_that_comes_late_is_found():
+    address = unused_address()
+    session = Session(address)
+    try:
+        with futures.ThreadPoolExecutor(1) as pool:
+            joining = pool.submit(session.join, request(size=1), time.monotonic() + 50)
+            with EmbeddedCoordinator(address):
+                assert joining.result().size == 1
+                session.close()
+    finally:
+        session.close()
+
+
+# -- a coordinator that says no ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("token", "words"), [(None, "this process, which has no token"), ("wrong", "the token of this process")]
+)
+def test_the_wrong_token(token, words):
+    with EmbeddedCoordinator(token="right") as coordinator:
+        address = coordinator.address
+        text = refusal(address, token=token)
+    assert f"The coordinator at {address} refused {words}" in text
+    assert "HOROVOD_TOKEN" in text
+    assert "wrong" not in text
+
+
+def test_the_right_token():
+    with EmbeddedCoordinator(token="right") as coordinator:
+        session = Session(coordinator.address, "right")
+        try:
+            assert session.join(request(size=1), time.monotonic() + 30).size == 1
+        finally:
+            session.close()
+
+
+def test_another_version_of_the_protocol(coordinator):
+    text = refusal(coordinator.address, version=99)
+    assert f"The coordinator at {coordinator.address} refused this process" in text
+    assert "99" in text
+
+
+def test_a_grpc_server_that_is_no_coordinator():
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    text = refusal(f"127.0.0.1:{port}")
+    server.stop(None).wait()
+    assert f"The gRPC server at 127.0.0.1:{port} is not a Horovod coordinator" in text
+
+
+def test_missing_members_are_named_at_the_deadline(coordinator):
+    text = refusal(coordinator.address, seconds=1.0)
+    assert "was not complete after 1 s" in text
+    assert "1 of 2 members" in text
+    assert "HOROVOD_START_TIMEOUT" in text
+
+
+def test_a_coordinator_that_says_nothing():
+    with scripted(Scripted([], stay=True)) as address:
+        text = refusal(address, seconds=0.5)
+    assert address in text
+    assert "it did not say what it waits for" in text
+
+
+def test_a_world_that_is_none():
+    event = membership_pb2.MembershipEvent(world=membership_pb2.World(job="job", epoch=1))
+    with scripted(Scripted([event], stay=True)) as address:
+        assert "not usable: this process is in it 0 times" in refusal(address)
+
+
+def test_every_status_has_a_sentence_with_the_address():
+    for code in grpc.StatusCode:
+        for details in ("", "because", "Because."):
+            text = explain(code, details, "h:1", with_token=False)
+            assert "h:1" in text
+            assert text.endswith(".")
+            assert ".." not in text
+
+
+# -- membership --------------------------------------------------------------------------------------------------------
+def one_world() -> membership_pb2.MembershipEvent:
+    world = membership_pb2.World(job="job", epoch=7, secret=b"s" * 32)
+    for rank in range(2):
+        world.members.add(rank=rank, member_id=f"member-{rank}", pid=100 + rank).host.name = "node-a"
+    return membership_pb2.MembershipEvent(world=world)
+
+
+def gone(epoch: int, rank: int, orderly: bool) -> membership_pb2.MembershipEvent:
+    event = membership_pb2.MemberGone(
+        epoch=epoch, rank=rank, orderly=orderly, sentence=f"Rank {rank} of epoch {epoch}."
+    )
+    return membership_pb2.MembershipEvent(gone=event)
+
+
+class Listening:
+    """Stands where the engine is told about members; records what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+        self.enough = threading.Event()
+
+    def peer_left(self, rank: int, sentence: str) -> None:
+        self.heard.append(("left", rank, sentence))
+
+    def abort(self, sentence: str) -> None:
+        self.heard.append(("abort", sentence))
+        self.enough.set()
+
+
+def test_members_that_are_gone_are_told_to_the_engine_in_order_and_stale_ones_are_not():
+    events = [one_world(), gone(6, 1, False), gone(7, 1, True), gone(7, 1, False)]
+    servicer = Scripted(events, stay=True)
+    with scripted(servicer) as address:
+        session = Session(address)
+        world = session.join(request(), time.monotonic() + 30)
+        assert (world.epoch, world.rank) == (7, 0)
+        engine = Listening()
+        session.attach(engine)  # type: ignore[arg-type]
+        assert engine.enough.wait(30)
+        assert engine.heard == [("left", 1, "Rank 1 of epoch 7."), ("abort", "Rank 1 of epoch 7.")]
+        session.close("test is over")
+        assert servicer.released.wait(30)
+    last = servicer.heard[-1]
+    assert (last.leave.epoch, last.leave.reason) == (7, "test is over")
+
+
+def test_a_member_that_goes_before_the_engine_stands_ends_the_start():
+    with scripted(Scripted([one_world(), gone(7, 1, False)], stay=True)) as address:
+        session = Session(address)
+        session.join(request(), time.monotonic() + 30)
+        with pytest.raises(StartError, match="Rank 1 of epoch 7"):  # noqa: PT012
+            while True:
+                session.check()
+        session.close()
+
+
+def test_a_refusal_after_the_world_ends_the_epoch():
+    no = membership_pb2.MembershipEvent(refused=membership_pb2.Refused(sentence="You were declared lost."))
+    with scripted(Scripted([one_world(), no])) as address:
+        session = Session(address)
+        with contextlib.suppress(StartError):  # the refusal may overtake the caller
+            session.join(request(), time.monotonic() + 30)
+            engine = Listening()
+            session.attach(engine)  # type: ignore[arg-type]
+        session.close()
+
+
+def test_close_is_idempotent_and_works_without_a_join():
+    session = Session(unused_address())
+    session.close()
+    session.close()

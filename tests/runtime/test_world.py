@@ -1,0 +1,71 @@
+"""The world as a value: ranks, labels, homogeneity, whether memory can be shared, and what a bad message is told."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from horovod.protos.v1 import membership_pb2
+from horovod.worker.runtime.errors import StartError
+from horovod.worker.runtime.world import Endpoint, World
+
+
+def message(*hosts: str, secret: bytes = b"s" * 32) -> membership_pb2.World:
+    world = membership_pb2.World(job="job", epoch=7, secret=secret)
+    for rank, host in enumerate(hosts):
+        member = world.members.add(rank=rank, member_id=f"m{rank}", pid=100 + rank, segment_address=f"s{rank}")
+        member.host.name = host
+        member.host.shared_memory_domain = "domain"
+        member.local_rank = hosts[:rank].count(host)
+        member.local_size = hosts.count(host)
+    return world
+
+
+def test_a_world_of_one():
+    world = World.of_one("job", "node-a", 4242)
+    assert (world.rank, world.size, world.local_rank, world.local_size) == (0, 1, 0, 1)
+    assert (world.cross_rank, world.cross_size, world.is_homogeneous) == (0, 1, True)
+    assert world.label(0) == "rank 0 (pid 4242) on host node-a"
+
+
+def test_a_message_becomes_a_world_seen_from_this_member():
+    world = World.from_message(message("a", "a", "b"), "m1")
+    assert (world.epoch, world.rank, world.size, world.local_rank, world.local_size) == (7, 1, 3, 1, 2)
+    assert world.label(2) == "rank 2 (pid 102) on host b"
+    assert not world.is_homogeneous
+    assert World.from_message(message("a", "a", "b", "b"), "m0").is_homogeneous
+
+
+def test_a_world_never_changes_and_never_shows_its_secret():
+    world = World.from_message(message("a", "a"), "m1")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        world.epoch = 8  # type: ignore[misc]
+    assert "sss" not in repr(world)
+
+
+@pytest.mark.parametrize("broken", ["order", "missing me", "me twice", "short secret"])
+def test_a_message_that_is_no_world_is_refused(broken):
+    world = message("a", "a", secret=b"short" if broken == "short secret" else b"s" * 32)
+    if broken == "order":
+        world.members[0].rank = 1
+    if broken == "me twice":
+        world.members[0].member_id = "m1"
+    with pytest.raises(StartError, match="not usable"):
+        World.from_message(world, "m9" if broken == "missing me" else "m1")
+
+
+def test_memory_is_shared_on_one_host_in_one_domain_only():
+    assert World.from_message(message("a", "a"), "m0").why_not_shared_memory() is None
+    assert "another host" in (World.from_message(message("a", "b"), "m0").why_not_shared_memory() or "")
+    elsewhere = message("a", "a")
+    elsewhere.members[1].host.shared_memory_domain = "other"
+    assert "rank 1" in (World.from_message(elsewhere, "m0").why_not_shared_memory() or "")
+    without = message("a", "a")
+    without.members[1].segment_address = ""
+    assert "no shared-memory segment" in (World.from_message(without, "m0").why_not_shared_memory() or "")
+
+
+def test_endpoints_read_well():
+    assert str(Endpoint("10.0.0.1", 5, "eth0")) == "10.0.0.1:5 (eth0)"
+    assert str(Endpoint("fd00::1", 5)) == "[fd00::1]:5"

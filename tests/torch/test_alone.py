@@ -1,0 +1,205 @@
+"""A world of one, in this process: every call works without launcher or coordinator; wrong use is refused in words."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import horovod.torch as hvd
+from horovod.torch import handles
+
+pytestmark = pytest.mark.xdist_group("torch-alone")
+
+
+@pytest.fixture(autouse=True)
+def world_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("HOROVOD_COORDINATOR", "HOROVOD_SIZE", "HOROVOD_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+def test_every_collective() -> None:
+    x = torch.tensor([[1.0, -2.0], [3.0, 4.0]])
+    for op in (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product, hvd.Adasum):
+        assert torch.equal(hvd.allreduce(x, op=op, prescale_factor=2.0), 2 * x)
+    assert torch.equal(hvd.allgather(x), x)
+    assert torch.equal(hvd.broadcast(x, 0), x)
+    assert torch.equal(hvd.alltoall(x), x)
+    assert hvd.alltoall(x, [1])[1].tolist() == [1]
+    assert torch.equal(hvd.reducescatter(x), x)
+    assert torch.equal(hvd.sparse_allreduce_async(x.to_sparse(), "s", hvd.Average)().to_dense(), x)
+    hvd.barrier()
+    assert hvd.broadcast_object({"a": 1}) == {"a": 1}
+    assert hvd.allgather_object("a") == ["a"]
+
+
+def test_empty_groups() -> None:
+    assert hvd.grouped_allreduce([]) == []
+    assert hvd.grouped_allreduce_([]) == ()
+    assert hvd.grouped_allgather([]) == ()
+    assert hvd.grouped_reducescatter([]) == []
+    handle = hvd.grouped_allreduce_async([])
+    assert hvd.poll(handle)
+    assert hvd.synchronize(handle) == ()
+
+
+def test_optimizer_without_others_is_the_plain_one() -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), op=hvd.Adasum
+    )
+    for _ in range(2):  # nothing is in flight, so nothing forbids two passes
+        model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+
+
+X = torch.ones(4)
+REFUSED = {
+    "not contiguous": (lambda: hvd.allreduce(torch.ones(4, 4).t()), "Tensor is required to be contiguous"),
+    "expanded": (lambda: hvd.allreduce_(torch.ones(1).expand(4)), "Tensor is required to be contiguous"),
+    "complex": (lambda: hvd.allreduce(torch.ones(2, dtype=torch.complex64)), r"Tensor type torch\.complex64 is not"),
+    "uint16": (lambda: hvd.allgather(torch.ones(2, dtype=torch.uint16)), r"Tensor type torch\.uint16 is not supported"),
+    "another device": (lambda: hvd.allreduce(torch.ones(2, device="meta")), "device meta.*move it to the CPU"),
+    "sparse": (lambda: hvd.allreduce(X.to_sparse()), "use hvd.sparse_allreduce_async"),
+    "dense to sparse": (lambda: hvd.sparse_allreduce_async(X, "s", hvd.Sum), "needs a sparse COO tensor"),
+    "sparse maximum": (lambda: hvd.sparse_allreduce_async(X.to_sparse(), "s", hvd.Max), "Average and op=hvd.Sum only"),
+    "no tensor": (lambda: hvd.allreduce([1.0, 2.0]), "A torch.Tensor is required, not list"),
+    "no tensor in place": (lambda: hvd.allreduce_(3.0), "A torch.Tensor is required, not float"),
+    "no tensor to gather": (lambda: hvd.allgather("rows"), "A torch.Tensor is required, not str"),
+    "op and average": (lambda: hvd.allreduce(X, average=True, op=hvd.Sum), "The op parameter supersedes average"),
+    "unknown op": (lambda: hvd.allreduce(X, op=17), "op=17 is not one of hvd.Average"),
+    "op by name": (lambda: hvd.allreduce_(X, op="Sum"), "op='Sum' is not one of hvd.Average"),
+    "average of bool": (lambda: hvd.allreduce(X > 0), "average of torch.bool tensors is not defined"),
+    "root too large": (lambda: hvd.broadcast(X, 1), r"root_rank 1 is not a rank of this world: ranks go from 0 to 0"),
+    "root negative": (lambda: hvd.broadcast_(X, -1), "root_rank -1 is not a rank"),
+    "root no number": (lambda: hvd.broadcast_async_(X, "zero"), "root_rank 'zero' is not a rank"),
+    "object root": (lambda: hvd.broadcast_object(1, root_rank=3), "root_rank 3 is not a rank"),
+    "scalar to scatter": (lambda: hvd.reducescatter(torch.tensor(1.0)), "the tensor is a scalar"),
+    "too many splits": (lambda: hvd.alltoall(X, [2, 2]), "splits has 2 entries, but 1 ranks take part"),
+    "splits too large": (lambda: hvd.alltoall(X, [5]), "splits sum to 5, which is more than the first dimension"),
+    "negative splits": (lambda: hvd.alltoall(X, [-1]), "splits must not be negative"),
+    "splits of another type": (lambda: hvd.alltoall(X, torch.tensor([4])), r"of torch.int32, not .* of torch.int64"),
+    "no process set": (lambda: hvd.allreduce(X, process_set=1), "process_set must be an hvd.ProcessSet, not int"),
+    "unregistered set": (lambda: hvd.allreduce(X, process_set=hvd.ProcessSet([0])), "is not registered"),
+    "unregistered set, barrier": (lambda: hvd.barrier(hvd.ProcessSet([0])), "is not registered"),
+    "handle that never was": (lambda: hvd.poll(12345), "12345 was not created or has been cleared"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_a_sentence(case: str) -> None:
+    call, sentence = REFUSED[case]
+    with pytest.raises(ValueError, match=sentence):
+        call()
+    assert hvd.allreduce(torch.ones(1)).item() == 1, "the engine must stay usable"
+
+
+def test_refused_otherwise() -> None:
+    with pytest.raises(hvd.HorovodInternalError, match="Tensors in list must be on same device"):
+        hvd.grouped_allreduce([torch.ones(1), torch.ones(1, device="meta")])
+    for op in (hvd.Min, hvd.Max, hvd.Product):
+        with pytest.raises(hvd.HorovodInternalError, match=r"Average and op=hvd\.Sum only"):
+            hvd.reducescatter(X, op=op)
+    with pytest.raises(NotImplementedError, match="global process set"):
+        hvd.allreduce(X, op=hvd.Adasum, process_set=hvd.ProcessSet([0]))
+    with pytest.raises(NotImplementedError):
+        hvd.sparse_allreduce_async(X.to_sparse(), "s", hvd.Adasum)
+
+
+def test_average_is_deprecated_but_works() -> None:
+    with pytest.warns(DeprecationWarning, match="op=hvd.Average"):
+        hvd.allreduce(X, average=True)
+    with pytest.warns(DeprecationWarning, match="op=hvd.Sum"):
+        hvd.allreduce_(X.clone(), average=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hvd.allreduce(X)
+
+
+# -- handles -----------------------------------------------------------------------------------------------------------
+def test_handle_is_forgotten_after_synchronize() -> None:
+    handle = hvd.allreduce_async(X)
+    result = hvd.synchronize(handle)
+    assert torch.equal(result, X)
+    assert hvd.synchronize(handle) is None
+    assert hvd.synchronize(98765) is None
+    with pytest.raises(ValueError, match="has been cleared"):
+        hvd.poll(handle)
+
+
+class _SlowEngine:
+    """Stands for an engine whose operations end when the test says so."""
+
+    def __init__(self) -> None:
+        self.over: set[int] = set()
+        self.waited: list[int] = []
+
+    def poll(self, number: int) -> bool:
+        return number in self.over
+
+    def wait(self, number: int) -> None:
+        if number not in self.over:
+            raise KeyboardInterrupt
+        self.waited.append(number)
+
+
+def test_memory_outlives_a_handle_that_nobody_kept() -> None:
+    engine = _SlowEngine()
+    tensor = torch.ones(3)
+    alive = weakref.ref(tensor)
+    handles.Handle(engine, 1, tensor)  # type: ignore[arg-type]
+    del tensor
+    gc.collect()
+    handles.sweep()
+    assert alive() is not None, "the engine may still write to it"
+    engine.over.add(1)
+    hvd.synchronize(hvd.allreduce_async(X))  # any later operation sweeps
+    gc.collect()
+    assert alive() is None
+    assert engine.waited == [1], "what the engine holds must be freed, too"
+
+
+def test_interrupted_wait_leaves_the_handle_usable() -> None:
+    engine = _SlowEngine()
+    handle = handles.Handle(engine, 7, "result")  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        hvd.synchronize(handle)
+    assert not hvd.poll(handle)
+    engine.over.add(7)
+    assert hvd.poll(handle)
+    assert hvd.synchronize(handle) == "result"
+
+
+# -- memory and compression -------------------------------------------------------------------------------------------
+def test_gathered_memory_outlives_everything_else() -> None:
+    result = hvd.allgather(torch.arange(1000))
+    view = result[10:20]
+    del result
+    gc.collect()
+    [hvd.allgather(torch.zeros(1000, dtype=torch.int64)) for _ in range(10)]
+    assert view.tolist() == list(range(10, 20))
+    view += 1  # and it is ours to write to
+    assert view[0].item() == 11
+
+
+def test_compression() -> None:
+    x = torch.tensor([1.0, 1 / 3])
+    for compression, dtype in ((hvd.Compression.fp16, torch.float16), (hvd.Compression.bf16, torch.bfloat16)):
+        small, context = compression.compress(x)
+        assert small.dtype == dtype
+        assert compression.decompress(small, context).dtype == torch.float32
+        whole = torch.arange(3)
+        assert compression.compress(whole)[0] is whole
+        assert hvd.allreduce(x, compression=compression).tolist() == x.to(dtype).float().tolist()
+        assert hvd.grouped_allreduce([x, whole], compression=compression)[1].tolist() == [0, 1, 2]
+    assert hvd.Compression.none.compress(x)[0] is x

@@ -1,0 +1,164 @@
+"""The names and signatures of horovod.torch are a contract: this file is the copy that a change must edit as well."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import horovod.torch as hvd
+from horovod.torch import mpi_ops
+from horovod.torch.ops import submit
+from horovod.torch.tensors import DTYPE_CODES
+
+G = "process_set=gps"
+FACTORS = "prescale_factor=1.0, postscale_factor=1.0"
+REDUCE = f"average=None, name=None, op=None, {FACTORS}, {G}"
+REDUCE_COMPRESSED = f"average=None, name=None, compression=none, op=None, {FACTORS}, {G}"
+
+SIGNATURES = {
+    "allreduce": f"tensor, {REDUCE_COMPRESSED}",
+    "allreduce_async": f"tensor, {REDUCE}",
+    "allreduce_": f"tensor, {REDUCE}",
+    "allreduce_async_": f"tensor, {REDUCE}",
+    "grouped_allreduce": f"tensors, {REDUCE_COMPRESSED}",
+    "grouped_allreduce_async": f"tensors, {REDUCE}",
+    "grouped_allreduce_": f"tensors, {REDUCE}",
+    "grouped_allreduce_async_": f"tensors, {REDUCE}",
+    "sparse_allreduce_async": f"tensor, name, op, {G}",
+    "allgather": f"tensor, name=None, {G}",
+    "allgather_async": f"tensor, name=None, {G}",
+    "grouped_allgather": f"tensors, name=None, {G}",
+    "grouped_allgather_async": f"tensors, name=None, {G}",
+    "broadcast": f"tensor, root_rank, name=None, {G}",
+    "broadcast_async": f"tensor, root_rank, name=None, {G}",
+    "broadcast_": f"tensor, root_rank, name=None, {G}",
+    "broadcast_async_": f"tensor, root_rank, name=None, {G}",
+    "alltoall": f"tensor, splits=None, name=None, {G}",
+    "alltoall_async": f"tensor, splits=None, name=None, {G}",
+    "reducescatter": f"tensor, name=None, compression=none, op=Average, {G}, {FACTORS}",
+    "reducescatter_async": f"tensor, name=None, op=Average, {G}, {FACTORS}",
+    "grouped_reducescatter": f"tensors, name=None, compression=none, op=Average, {G}, {FACTORS}",
+    "grouped_reducescatter_async": f"tensors, name=None, op=Average, {G}, {FACTORS}",
+    "poll": "handle",
+    "synchronize": "handle",
+    "barrier": G,
+    "broadcast_parameters": "params, root_rank",
+    "broadcast_optimizer_state": "optimizer, root_rank, model=None",
+    "broadcast_object": f"obj, root_rank=0, name=None, {G}",
+    "allgather_object": f"obj, name=None, {G}",  # process_set is our addition
+    "DistributedOptimizer": (
+        "optimizer, named_parameters=None, compression=none, backward_passes_per_step=1, op=Average, "
+        f"gradient_predivide_factor=1.0, num_groups=0, groups=None, sparse_as_dense=False, {G}"
+    ),
+}
+
+OTHER_NAMES = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "SyncBatchNorm",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
+
+def _render(function: object) -> str:
+    def default(name: str, value: object) -> str:
+        if value is hvd.global_process_set:
+            return "gps"
+        if value is hvd.Compression.none:
+            return "none"
+        return "Average" if name == "op" and value is not None else repr(value)
+
+    parameters = inspect.signature(function).parameters.values()  # type: ignore[arg-type]
+    return ", ".join(p.name if p.default is p.empty else f"{p.name}={default(p.name, p.default)}" for p in parameters)
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signature(name: str) -> None:
+    function = getattr(hvd, name)
+    assert _render(function) == SIGNATURES[name]
+    assert function.__doc__
+
+
+def test_exported_names() -> None:
+    assert sorted(hvd.__all__) == sorted([*SIGNATURES, *OTHER_NAMES])
+    assert all(hasattr(hvd, name) for name in hvd.__all__)
+
+
+def test_mpi_ops_has_the_same_functions() -> None:
+    assert callable(mpi_ops.is_homogeneous)
+    shared = set(mpi_ops.__all__) - {"is_homogeneous"}
+    assert all(getattr(mpi_ops, name) is getattr(hvd, name) for name in shared)
+    assert {name for name in SIGNATURES if "all" in name} - {"allgather_object"} <= shared
+
+
+def test_numbers_equal_those_of_the_protocol() -> None:
+    from horovod.protos.v1 import types_pb2
+
+    for name in ("ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER", "BARRIER"):
+        assert getattr(submit, name) == types_pb2.OperationType.Value(f"OPERATION_TYPE_{name}")
+    for name in ("Average", "Sum", "Adasum", "Min", "Max", "Product"):
+        assert getattr(hvd, name) == types_pb2.ReduceOp.Value(f"REDUCE_OP_{name.upper()}")
+    for dtype, code in DTYPE_CODES.items():
+        name = str(dtype).removeprefix("torch.").upper()
+        assert code == types_pb2.DataType.Value(f"DATA_TYPE_{name}")
+
+
+def test_importing_has_no_effect() -> None:
+    program = (
+        "import os, sys, threading; before = dict(os.environ); import horovod; "
+        "assert 'torch' not in sys.modules and 'horovod._core' not in sys.modules and 'grpc' not in sys.modules; "
+        "assert horovod.__version__; import horovod.torch as hvd; assert not hvd.is_initialized(); "
+        "assert 'grpc' not in sys.modules and dict(os.environ) == before and threading.active_count() == 1; "
+        "assert callable(horovod.run)"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_missing_native_engine_raises() -> None:
+    program = (
+        "import sys; sys.modules['horovod._core'] = None\n"
+        "try:\n    import horovod.torch\nexcept ImportError as error:\n    print('ImportError', error)\n"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert finished.stdout.startswith("ImportError"), finished.stderr
+
+
+def test_unknown_attribute() -> None:
+    import horovod
+
+    with pytest.raises(AttributeError, match="module 'horovod' has no attribute 'fly'"):
+        _ = horovod.fly

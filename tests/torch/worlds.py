@@ -1,0 +1,182 @@
+"""Real worlds for the tests of horovod.torch: N processes, an embedded coordinator, a chosen transport.
+
+Importing torch costs more than most tests, so the processes are forked from one that has done so (fork_server.py), and
+a `World` is a set of them that run many test functions one after the other. `world.run(function, *arguments)` runs it
+on every rank (`function` may call hvd.rank()) and returns the results in rank order; `world.outcomes(...)` returns
+errors as values, for tests that expect some. Functions travel by cloudpickle; those of test modules are imported by the
+processes.
+
+Nothing waits for ever: after `deadline_seconds` the ranks that have not answered print their stacks, the processes are
+killed and the test fails. A world in which something unexpected happened is `broken` and must not be used again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any
+
+import cloudpickle
+import fork_server
+
+DEADLINE_SECONDS = 60.0
+
+
+@dataclass
+class Outcome:
+    """What a function did on one rank."""
+
+    value: Any = None
+    error: BaseException | None = None
+    text: str = ""  # the traceback of `error`
+    exit_code: int | None = None  # set when the process ended instead of answering; negative for a signal
+
+
+class World:
+    def __init__(self, size: int, transport: str = "shm", environment: dict[str, str] | None = None) -> None:
+        from horovod.coordinator.server import EmbeddedCoordinator  # the ranks do not need it
+
+        self.size = size
+        self.transport = transport
+        self.broken = False
+        self._environment = environment or {}
+        self._processes: list[fork_server.Forked] = []
+        self._pipes: list[Connection] = []
+        self._coordinator = EmbeddedCoordinator()
+
+    def __enter__(self) -> World:
+        self._coordinator.start()
+        try:
+            for rank in range(self.size):
+                self._start(rank)
+            self.run(_ready)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self, rank: int) -> None:
+        ours, theirs = Pipe()
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")},
+            "HOROVOD_COORDINATOR": self._coordinator.address,
+            "HOROVOD_JOB": "test",
+            "HOROVOD_RANK": str(rank),
+            "HOROVOD_SIZE": str(self.size),
+            "HOROVOD_TRANSPORT": self.transport,
+            **self._environment,
+        }
+        self._processes.append(fork_server.shared().start(environment, theirs.fileno()))
+        theirs.close()
+        self._pipes.append(ours)
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def outcomes(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        deadline_seconds: float = DEADLINE_SECONDS,
+        **options: Any,
+    ) -> list[Outcome]:
+        """Runs `function(*arguments, **options)` on every rank."""
+        assert not self.broken, "a world in which a test failed can't be used again"
+        self.broken = True  # until all have answered
+        request = cloudpickle.dumps((function, arguments, options))
+        for pipe in self._pipes:
+            pipe.send_bytes(request)
+        outcomes: list[Outcome | None] = [None] * self.size
+        deadline = time.monotonic() + deadline_seconds
+        while missing := [rank for rank in range(self.size) if outcomes[rank] is None]:
+            ready = wait([self._pipes[rank] for rank in missing], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                self._print_stacks(missing)
+                self.close()
+                raise AssertionError(f"ranks {missing} did not finish {function.__name__} in {deadline_seconds} s")
+            for rank in missing:
+                if self._pipes[rank] in ready:
+                    outcomes[rank] = self._receive(rank)
+        answers = [outcome for outcome in outcomes if outcome is not None]
+        self.broken = any(outcome.exit_code is not None for outcome in answers)
+        return answers
+
+    def run(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> list[Any]:
+        """Runs `function` on every rank, where it must not fail."""
+        outcomes = self.outcomes(function, *arguments, **options)
+        failures = [
+            f"rank {rank}: {outcome.text or f'exit code {outcome.exit_code}'}"
+            for rank, outcome in enumerate(outcomes)
+            if outcome.error is not None or outcome.exit_code is not None
+        ]
+        if failures:
+            self.broken = True
+            raise AssertionError(f"{function.__name__} failed\n" + "\n".join(failures))
+        return [outcome.value for outcome in outcomes]
+
+    def _receive(self, rank: int) -> Outcome:
+        try:
+            answer = self._pipes[rank].recv_bytes()
+        except (EOFError, OSError):
+            return Outcome(exit_code=self._processes[rank].wait(10))
+        outcome: Outcome = cloudpickle.loads(answer)
+        return outcome
+
+    def _print_stacks(self, ranks: list[int]) -> None:
+        for rank in ranks:
+            if self._processes[rank].wait(0) is None:
+                print(f"rank {rank} hangs here:", file=sys.stderr, flush=True)
+                self._processes[rank].send_signal(signal.SIGUSR1)
+                time.sleep(0.3)  # not for an event: faulthandler writes from a signal handler, nobody announces its end
+
+    def close(self) -> None:
+        self.broken = True
+        for pipe in self._pipes:
+            pipe.close()  # a worker that waits for the next function ends
+        for process in self._processes:
+            if process.wait(5) is None:
+                process.send_signal(signal.SIGKILL)
+                process.wait(60)
+        self._coordinator.stop()
+
+
+def _ready() -> None:
+    import horovod.torch as hvd
+
+    hvd.init()
+
+
+def serve(pipe: Connection) -> None:
+    """What a rank does: runs what it is sent until nobody is left to send."""
+    import faulthandler
+
+    import torch
+
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    torch.set_num_threads(1)
+    while True:
+        try:
+            request = pipe.recv_bytes()
+        except EOFError:
+            return
+        try:
+            function, arguments, options = cloudpickle.loads(request)
+            torch.manual_seed(0)
+            outcome = Outcome(function(*arguments, **options))
+        except Exception as error:
+            outcome = Outcome(error=error, text=traceback.format_exc())
+        try:
+            answer = cloudpickle.dumps(outcome)
+        except Exception:
+            answer = cloudpickle.dumps(Outcome(error=AssertionError(f"not picklable: {outcome}"), text=str(outcome)))
+        pipe.send_bytes(answer)

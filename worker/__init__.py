@@ -1,0 +1,1 @@
+"""What runs on the hosts that train: the host agent and the part of the runtime inside a training process."""

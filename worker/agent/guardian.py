@@ -1,0 +1,174 @@
+"""A small process that outlives its launcher for one purpose: to stop the training processes when the launcher is gone.
+
+Nothing inside a launcher can act on its own SIGKILL, so this stands outside: a plain interpreter in a session of its
+own, deaf to Ctrl-C, that holds the reading end of a pipe. The launcher tells it each session that it starts ("add
+PID") and that it has reaped ("drop PID"). When the pipe closes without a "bye", the launcher is dead, and every session
+still on the list gets SIGTERM, a short grace, and SIGKILL. After "bye" it leaves without touching anything.
+
+It runs as a script (`python -I -S guardian.py FD PID GRACE`) and imports the standard library only: it starts in
+milliseconds, holds no thread, no lock and no gRPC state of its launcher, and may be started at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+DEFAULT_GRACE_S = 2.0
+_POLL_S = 0.02
+
+
+def session_members(leader: int) -> list[int]:
+    """Living processes in the session or group that `leader` leads, but not the leader; zombies are not alive.
+
+    A launcher's child is a session leader, so this also finds grandchildren that moved to a group of their own.
+    """
+    members = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == leader:
+            continue
+        # proc(5): "pid (comm) state ppid pgrp session ..."; comm may itself hold spaces and parentheses.
+        with contextlib.suppress(OSError, ValueError), open(f"/proc/{name}/stat", "rb") as stat:
+            state, _, group, session = stat.read().rpartition(b")")[2].split()[:4]
+            if leader in (int(group), int(session)) and state not in (b"Z", b"X"):
+                members.append(int(name))
+    return members
+
+
+def signal_session(leader: int, signum: int) -> None:
+    """Sends `signum` to the group of `leader` and to the rest of its session.
+
+    The caller holds `leader` unreaped or has only just lost it, so its number has not been given to somebody else.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signum)
+    for pid in session_members(leader):
+        with contextlib.suppress(OSError):
+            if os.getpgid(pid) != leader:
+                os.kill(pid, signum)
+
+
+def _alive(leader: int) -> bool:
+    try:
+        with open(f"/proc/{leader}/stat", "rb") as stat:
+            if stat.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X"):
+                return True
+    except OSError:
+        pass
+    return bool(session_members(leader))
+
+
+def _stop(leaders: set[int], grace_s: float) -> None:
+    for leader in leaders:
+        signal_session(leader, signal.SIGTERM)
+        signal_session(leader, signal.SIGCONT)  # a stopped process cannot act on SIGTERM
+    deadline = time.monotonic() + grace_s
+    while any(_alive(leader) for leader in leaders) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    for leader in leaders:
+        signal_session(leader, signal.SIGKILL)
+
+
+def _watch(pipe: int, launcher: int) -> set[int]:
+    """Returns when the launcher is gone (the sessions to stop) or said bye (none)."""
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    # A forked copy of the launcher may hold the pipe open, so the process is watched too (Linux 5.3 and later).
+    process = -1
+    with contextlib.suppress(OSError, AttributeError):
+        process = os.pidfd_open(launcher)
+        poll.register(process, select.POLLIN)
+    leaders: set[int] = set()
+    rest = b""
+    while True:
+        ready = dict(poll.poll(1000))
+        if pipe in ready:
+            data = os.read(pipe, 4096)
+            if not data:
+                return leaders
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                word, _, number = line.partition(b" ")
+                if word == b"bye":
+                    return set()
+                (leaders.add if word == b"add" else leaders.discard)(int(number))
+        elif process in ready or os.getppid() != launcher:
+            return leaders
+
+
+def main(pipe: int, launcher: int, grace_s: float) -> None:
+    """The body of the helper process."""
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP):
+        signal.signal(signum, signal.SIG_IGN)
+    os.write(1, b"r")
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 1)  # so that nobody who waits for the end of the launcher's output waits for us
+    _stop(_watch(pipe, launcher), grace_s)
+
+
+class Guardian:
+    """The launcher's end. Start it before the first training process; `close` when all of them are reaped.
+
+    A guardian that was itself killed is no reason to stop training: the calls then do nothing.
+    """
+
+    def __init__(self, grace_s: float = DEFAULT_GRACE_S) -> None:
+        reader, self._pipe = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", __file__, str(reader), str(os.getpid()), str(grace_s)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                pass_fds=(reader,),
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self._pipe)
+            raise
+        finally:
+            os.close(reader)
+        assert self._process.stdout is not None
+        with self._process.stdout as ready:  # one byte: from here on it ignores the signals that it must survive
+            ready.read(1)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def add(self, leader: int) -> None:
+        """`leader`, which leads a session, must not outlive this process."""
+        self._tell(f"add {leader}\n")
+
+    def drop(self, leader: int) -> None:
+        """`leader` is about to be reaped: its number may soon belong to somebody else."""
+        self._tell(f"drop {leader}\n")
+
+    def close(self) -> None:
+        """Sends the helper away. Idempotent."""
+        if self._pipe >= 0:
+            self._tell("bye\n")
+            os.close(self._pipe)
+            self._pipe = -1
+            self._process.wait()
+
+    def __enter__(self) -> Guardian:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _tell(self, line: str) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._pipe, line.encode())
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))

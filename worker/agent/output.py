@@ -1,0 +1,284 @@
+"""What training processes print, on its way to the launcher's console and to files.
+
+Three parts, each with a bound on what it holds: `LineSplitter` cuts a byte stream into lines and progress updates,
+`Console` puts the lines of all ranks beside each other, and `Writer` is the one thread that writes, so that a stalled
+terminal delays the ranks (their pipes fill up) but never the launcher, which must still see signals and exits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+Stream = Literal["stdout", "stderr"]
+
+LINE_LIMIT_BYTES = 1 << 20  # a longer line is shown in pieces
+QUEUE_LIMIT_BYTES = 1 << 20
+UPDATE_INTERVAL_S = 10.0  # how often a progress bar leaves a line in a log file
+_END = re.compile(rb"\r?\n|\r")
+
+
+class Piece(NamedTuple):
+    """A line without its end. An update ended with a carriage return: the next one is to be written over it."""
+
+    text: bytes
+    update: bool
+
+
+class LineSplitter:
+    """Cuts a stream into pieces; whatever the chunks are, the pieces are the same."""
+
+    def __init__(self, limit_bytes: int = LINE_LIMIT_BYTES) -> None:
+        self._limit = limit_bytes
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[Piece]:
+        """The pieces that `data` completes."""
+        seen = max(len(self._rest) - 1, 0)  # but for a carriage return at the end, there is no end of line in the rest
+        data = self._rest + data
+        usable = len(data) - data.endswith(b"\r")  # which may be the first half of "\r\n"
+        start = 0
+        for end in _END.finditer(data, seen, usable):
+            yield from self._cut(data[start : end.start()], end.group() == b"\r")
+            start = end.end()
+        while usable - start > self._limit:
+            yield Piece(data[start : start + self._limit], False)
+            start += self._limit
+        self._rest = data[start:]
+
+    def finish(self) -> Iterator[Piece]:
+        """The last line, if nothing ended it."""
+        rest, self._rest = self._rest.removesuffix(b"\r"), b""
+        if rest:
+            yield Piece(rest, False)
+
+    def _cut(self, text: bytes, update: bool) -> Iterator[Piece]:
+        while len(text) > self._limit:
+            yield Piece(text[: self._limit], False)
+            text = text[self._limit :]
+        yield Piece(text, update)
+
+
+class Sink(Protocol):
+    """Takes what processes print. `feed` says whether there is room for more; if not, `room` is called later."""
+
+    room: Callable[[], None]
+
+    def feed(self, rank: int, stream: Stream, data: bytes) -> bool:
+        """Takes `data`; False asks for a pause."""
+
+    def finish(self, rank: int, stream: Stream) -> None:
+        """That stream has ended."""
+
+
+class Writer:
+    """A thread that writes to descriptors in order. Methods are for one other thread."""
+
+    def __init__(self, limit_bytes: int = QUEUE_LIMIT_BYTES) -> None:
+        self._limit = limit_bytes
+        self._queue: deque[tuple[int, bytes]] = deque()
+        self._held = 0
+        self._changed = threading.Condition()
+        self._closing = False
+        self._asked_for_room = False
+        self.room: Callable[[], None] = lambda: None  # called in the thread
+        self.failed: Callable[[int, OSError], None] = lambda descriptor, error: None  # called in the thread, once each
+        self._broken: set[int] = set()
+        self._thread = threading.Thread(target=self._run, name="horovod-output", daemon=True)
+        self._thread.start()
+
+    def put(self, descriptor: int, data: bytes) -> bool:
+        """Queues `data`; False when it is time to wait for `room`."""
+        with self._changed:
+            self._queue.append((descriptor, data))
+            self._held += len(data)
+            self._changed.notify_all()
+            self._asked_for_room = self._held > self._limit
+            return not self._asked_for_room
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Waits until all is written; False when that took too long and the rest is given up."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue and not self._closing:
+                    self._changed.wait()
+                if not self._queue:
+                    return
+                batch = self._take()
+            for descriptor, data in batch:
+                self._write(descriptor, data)
+            with self._changed:
+                self._held -= sum(len(data) for _, data in batch)
+                call = self._asked_for_room and self._held <= self._limit // 2
+                self._asked_for_room &= not call
+            if call:
+                self.room()
+
+    def _take(self) -> list[tuple[int, bytes]]:
+        """The queue, with neighbours for one descriptor joined: a flood of lines costs few system calls."""
+        joined: list[tuple[int, list[bytes]]] = []
+        for descriptor, data in self._queue:
+            if joined and joined[-1][0] == descriptor:
+                joined[-1][1].append(data)
+            else:
+                joined.append((descriptor, [data]))
+        self._queue.clear()
+        return [(descriptor, b"".join(parts)) for descriptor, parts in joined]
+
+    def _write(self, descriptor: int, data: bytes) -> None:
+        if descriptor in self._broken:
+            return
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(descriptor, view) :]
+            except BlockingIOError:  # somebody who shares our terminal made it non-blocking
+                select.select([], [descriptor], [])
+            except OSError as error:
+                self._broken.add(descriptor)
+                self.failed(descriptor, error)
+                return
+
+
+class Console:
+    """Lines of all ranks, each behind `[rank]<stream>:`, and files with what each rank wrote, byte for byte.
+
+    The writer is the console's own from then on: it ends with it, and also when the console can't be made.
+
+    A progress bar (text that ends with a carriage return) stays one line at the bottom of a terminal. In a file or a
+    pipe only its last state is shown, and one every UPDATE_INTERVAL_S, so that a log neither floods nor falls silent.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        *,
+        descriptors: tuple[int, int] = (1, 2),
+        directory: Path | None = None,
+        size: int = 1,
+        timestamps: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], time.struct_time] = time.localtime,
+    ) -> None:
+        self._writer = writer
+        self._descriptors: dict[Stream, int] = {"stdout": descriptors[0], "stderr": descriptors[1]}
+        smart = os.environ.get("TERM", "dumb") != "dumb"
+        self._terminal = {stream: smart and os.isatty(fd) for stream, fd in self._descriptors.items()}
+        self._timestamps = timestamps
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._splitters: dict[tuple[int, Stream], LineSplitter] = {}
+        self._pending: dict[tuple[int, Stream], bytes] = {}  # the update that the next piece of that stream replaces
+        self._shown_at: dict[tuple[int, Stream], float] = {}
+        self._status: tuple[int, Stream] | None = None  # whose update is at the bottom of the terminal
+        self._files: dict[tuple[int, Stream], int] = {}
+        self.room: Callable[[], None] = lambda: None
+        writer.room = self._on_room
+        if directory is not None:
+            try:
+                self._open_files(directory, size)
+            except ValueError:
+                writer.close()
+                raise
+
+    def feed(self, rank: int, stream: Stream, data: bytes) -> bool:
+        """Shows what `data` completes; False when it is time to pause until `room`."""
+        key = (rank, stream)
+        room = True
+        if key in self._files:
+            room = self._writer.put(self._files[key], data)
+        splitter = self._splitters.setdefault(key, LineSplitter())
+        shown = b"".join(
+            self._update(key, text) if update else self._line(key, text) for text, update in splitter.feed(data)
+        )
+        return (self._writer.put(self._descriptors[stream], shown) if shown else True) and room
+
+    def finish(self, rank: int, stream: Stream) -> None:
+        """Shows what has no end of line yet."""
+        key = (rank, stream)
+        shown = b"".join(self._line(key, text) for text, _ in self._splitters.pop(key, LineSplitter()).finish())
+        if key in self._pending:
+            shown += self._line(key, b"")
+        if shown:
+            self._writer.put(self._descriptors[stream], shown)
+
+    def note(self, sentence: str) -> None:
+        """A line of the launcher itself, on stderr."""
+        self._writer.put(self._descriptors["stderr"], self._above_status(sentence.encode() + b"\n", "stderr"))
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Waits until everything is written; False when it was given up after `timeout_s`."""
+        written = self._writer.close(timeout_s)
+        if written:
+            for descriptor in self._files.values():
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+            self._files.clear()
+        return written
+
+    def _on_room(self) -> None:
+        self.room()  # which the agent sets later
+
+    def _prefix(self, key: tuple[int, Stream]) -> bytes:
+        rank, stream = key
+        when = time.strftime("%a %b %d %H:%M:%S %Y", self._wall_clock()) if self._timestamps else ""
+        return f"{when}[{rank}]<{stream}>:".encode()
+
+    def _line(self, key: tuple[int, Stream], text: bytes) -> bytes:
+        replaced = self._pending.pop(key, b"")
+        self._shown_at[key] = self._clock()
+        if self._status == key:
+            self._status = None
+            return b"\r" + self._prefix(key) + (text or replaced) + b"\x1b[K\n"
+        return self._above_status(self._prefix(key) + (text or replaced) + b"\n", key[1])
+
+    def _update(self, key: tuple[int, Stream], text: bytes) -> bytes:
+        if not text:
+            return b""
+        self._pending[key] = text
+        if self._terminal[key[1]]:
+            self._status = key
+            return b"\r" + self._prefix(key) + text + b"\x1b[K"
+        now = self._clock()
+        if now - self._shown_at.setdefault(key, now) < UPDATE_INTERVAL_S:
+            return b""
+        self._shown_at[key] = now
+        return self._prefix(key) + text + b"\n"
+
+    def _above_status(self, line: bytes, stream: Stream) -> bytes:
+        if self._status is None or not self._terminal[stream]:
+            return line
+        return b"\r\x1b[K" + line + self._prefix(self._status) + self._pending[self._status]
+
+    def _open_files(self, directory: Path, size: int) -> None:
+        width = len(str(size - 1))
+        try:
+            for rank in range(size):
+                folder = directory / f"rank.{rank:0{width}d}"
+                folder.mkdir(parents=True, exist_ok=True)
+                streams: tuple[Stream, Stream] = ("stdout", "stderr")
+                for stream in streams:
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+                    self._files[rank, stream] = os.open(folder / stream, flags, 0o666)
+        except OSError as error:
+            for descriptor in self._files.values():
+                os.close(descriptor)
+            raise ValueError(
+                f"--output-filename {str(directory)!r} is not usable as the folder for output: {error.strerror} "
+                f"({error.filename})."
+            ) from error

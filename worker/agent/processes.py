@@ -1,0 +1,209 @@
+"""One training process as its launcher sees it: started behind the gate, in its own session, watched to its end.
+
+A process that has ended is not reaped before `release`. Its number stays taken until then, so a signal to its group can
+never reach a stranger, however late it is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from horovod.worker.agent.guardian import Guardian, session_members, signal_session
+from horovod.worker.agent.output import Sink, Stream
+
+_GATE = str(Path(__file__).with_name("gate.py"))
+_POLL_S = 0.02
+
+
+class _Pump(asyncio.Protocol):
+    """Carries one output stream into the sink. Pauses when the sink is full: the pipe then holds the process back."""
+
+    def __init__(self, sink: Sink, rank: int, stream: Stream) -> None:
+        self._sink = sink
+        self._rank = rank
+        self._stream = stream
+        self._transport: asyncio.ReadTransport | None = None
+        self._seen_bytes = 0
+        self._paused = False
+        self.done = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.ReadTransport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._seen_bytes += len(data)
+        if not self._sink.feed(self._rank, self._stream, data) and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._sink.finish(self._rank, self._stream)
+        self.done.set()
+
+    def resume(self) -> None:
+        """The sink has room again."""
+        if self._paused and self._transport is not None and not self._transport.is_closing():
+            self._paused = False
+            self._transport.resume_reading()
+
+    def abandon(self) -> None:
+        """Gives up what is still in the pipe."""
+        if self._transport is not None:
+            self._transport.close()
+
+    async def finish(self, idle_s: float) -> None:
+        """Waits for the end of the stream, or for silence when a process that escaped its session holds it open."""
+        while not self.done.is_set():
+            seen = self._seen_bytes
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.done.wait(), idle_s)
+            if not self._paused and seen == self._seen_bytes:
+                break
+        self.abandon()
+        await self.done.wait()
+
+
+class TrainingProcess:
+    """Use `start`; then await `connect` and `ended`; then, always, `release`."""
+
+    def __init__(self, rank: int, process: subprocess.Popen[bytes], guardian: Guardian) -> None:
+        self.rank = rank
+        self.pid = process.pid
+        self.code: int | None = None  # exit code, or minus the signal that ended it, once it has ended
+        self.ended = asyncio.Event()
+        self._process = process
+        self._guardian = guardian
+        self._pumps: list[_Pump] = []
+        self._pidfd: int | None = None
+
+    @classmethod
+    def start(
+        cls,
+        rank: int,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        guardian: Guardian,
+        directory: str | None = None,
+    ) -> TrainingProcess:
+        """Starts `command`. OSError when the machine cannot; a command that does not exist ends with 127 instead.
+
+        Called in the event loop, but nothing is awaited: a caller that is cancelled holds the process or has none.
+        """
+        gate, opener = os.pipe()
+        try:
+            process = subprocess.Popen(  # returns as soon as the gate runs: milliseconds
+                [sys.executable, "-I", "-S", _GATE, str(gate), str(os.getpid()), *command],
+                env=dict(environ),
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=(gate,),
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(opener)
+            raise
+        finally:
+            os.close(gate)
+        started = cls(rank, process, guardian)
+        guardian.add(process.pid)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(opener, b"g")
+        os.close(opener)
+        started._watch_end(asyncio.get_running_loop())
+        return started
+
+    async def connect(self, sink: Sink) -> None:
+        """Begins to carry its output to `sink`."""
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        await self._pump(self._process.stdout, sink, "stdout")
+        await self._pump(self._process.stderr, sink, "stderr")
+
+    def signal(self, signum: int) -> None:
+        """Sends `signum` to the process and everything it started."""
+        signal_session(self.pid, signum)
+
+    def resume_output(self) -> None:
+        """The sink has room again."""
+        for pump in self._pumps:
+            pump.resume()
+
+    def abandon_output(self) -> None:
+        """Gives up what it has printed and nobody has read yet."""
+        for pump in self._pumps:
+            pump.abandon()
+
+    async def release(self, grace_s: float) -> None:
+        """After the end: stops what the process left behind, reads its last output and frees its number."""
+        if session_members(self.pid):
+            self.signal(signal.SIGTERM)
+            for _ in range(round(grace_s / _POLL_S)):
+                if not session_members(self.pid):
+                    break
+                await asyncio.sleep(_POLL_S)  # no event tells of the end of somebody else's child
+        self.signal(signal.SIGKILL)
+        for pump in self._pumps:
+            await pump.finish(idle_s=0.5)
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()  # for one that was never connected
+        self._close_pidfd(asyncio.get_running_loop())
+        self._guardian.drop(self.pid)
+        if self.code is not None:
+            self._process.wait()
+
+    async def _pump(self, pipe: IO[bytes], sink: Sink, stream: Stream) -> None:
+        pump = _Pump(sink, self.rank, stream)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: pump, pipe)
+        self._pumps.append(pump)
+
+    def _watch_end(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Sees to it that `_end` is called."""
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except (AttributeError, OSError):  # before Linux 5.3, or forbidden: a thread waits, and the order is less exact
+            threading.Thread(target=self._wait_in_thread, args=(loop,), daemon=True).start()
+            return
+        # One epoll tells of all ends in the order in which they came, so the first failure is the first to be seen.
+        self._pidfd = descriptor
+        loop.add_reader(descriptor, self._on_end, loop)
+
+    def _on_end(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._close_pidfd(loop)
+        self._end(self._ended_with())
+
+    def _close_pidfd(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._pidfd is not None:
+            loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    def _wait_in_thread(self, loop: asyncio.AbstractEventLoop) -> None:
+        code = self._ended_with()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(self._end, code)
+
+    def _ended_with(self) -> int:
+        """Waits for the end; the process stays unreaped."""
+        try:
+            result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:  # somebody in this process reaps children that are not theirs
+            return 255
+        assert result is not None
+        return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+
+    def _end(self, code: int) -> None:
+        self.code = code
+        self.ended.set()

@@ -1,0 +1,1 @@
+"""What a training process loads: its session with the coordinator, the world, the data-plane sockets, the engine."""

@@ -1,0 +1,31 @@
+"""The one error of a world that cannot form. Failures after that are the engine's and carry the client's own type."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+
+
+class StartError(ValueError):
+    """A whole sentence: what was wrong, where, and what to do. A ValueError because hvd.init() promises one."""
+
+
+def print_as_a_sentence() -> None:
+    """From now on a StartError that nobody catches ends the program with its sentence alone, without a traceback.
+
+    What went wrong is outside the program then, and the stack would only bury it. HOROVOD_LOG_LEVEL=debug (or trace)
+    keeps the traceback, and so does a program that has set sys.excepthook itself.
+    """
+    if sys.excepthook is not sys.__excepthook__:
+        return
+    if os.environ.get("HOROVOD_LOG_LEVEL", "").lower() in ("debug", "trace"):
+        return
+    sys.excepthook = _sentence_hook
+
+
+def _sentence_hook(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
+    if isinstance(error, StartError):
+        print(f"horovod: {error}", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, traceback)

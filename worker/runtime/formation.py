@@ -1,0 +1,303 @@
+"""How a process gets from its settings to a running engine, step by step, and back again.
+
+Make a shared-memory segment and TCP listeners, join with their addresses, wait for the world, choose the transport (all
+ranks choose the same from the same world), connect, start the engine, start to negotiate. When a step fails, what the
+ones before it made is closed again in reverse order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from horovod.worker.runtime.affinity import background_cpu
+from horovod.worker.runtime.errors import StartError
+from horovod.worker.runtime.offers import engine_options, make_listeners, make_segment
+from horovod.worker.runtime.process_sets import ProcessSets, problem_of
+from horovod.worker.runtime.world import Endpoint, World
+from horovod.worker.settings import Settings
+
+if TYPE_CHECKING:
+    from horovod._core import Engine, Segment
+    from horovod.worker.runtime.mesh import Listeners
+    from horovod.worker.runtime.negotiation import Negotiator
+    from horovod.worker.runtime.session import Session
+
+log = logging.getLogger(__name__)
+
+# Settings that change how ranks work together, so the coordinator refuses members that do not agree on them.
+AGREED = (
+    "transport",
+    "cpu_operations",
+    "fusion_threshold_bytes",
+    "slot_bytes",
+    "slot_count",
+    "connections_per_peer",
+    "dynamic_process_sets",
+)
+
+
+class Context:
+    """A member of a running world: all that one hvd.init() made. Nothing in it is global; a test makes several."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        world: World,
+        engine: Engine,
+        session: Session | None = None,
+        negotiator: Negotiator | None = None,
+        transport: str = "none",
+    ) -> None:
+        self.settings = settings
+        self.world = world
+        self.engine = engine
+        self.session = session
+        self.negotiator = negotiator
+        self.process_sets = ProcessSets(settings, world, engine, negotiator)
+        self.transport = transport  # "none" in a world of one, else "shm" or "tcp"
+        self.socket_inodes: frozenset[int] = frozenset()  # of the data plane; a forked child closes them
+
+    def counters(self) -> dict[str, int]:
+        """Monotonic counts of the engine and of the messages sent to the coordinator."""
+        sent = self.negotiator.counters() if self.negotiator else {"messages_sent": 0, "operations_announced": 0}
+        return {**self.engine.counters(), **sent}
+
+    def close(self, reason: str = "") -> None:
+        """Leaves the world in order. Idempotent."""
+        sentence = f"{self.world.label(self.world.rank)} left the world{': ' + reason if reason else ''}."
+        self.engine.close(sentence[0].upper() + sentence[1:])
+        if self.negotiator is not None:
+            self.negotiator.close()
+        if self.session is not None:
+            self.session.close(reason)
+
+
+def form(settings: Settings, process_sets: Sequence[Sequence[int]] = ()) -> Context:
+    """Blocks until the world stands and this process is connected to all of it; StartError or ValueError otherwise.
+
+    process_sets: ranks of the sets to begin with, equal on all ranks; their ids are 1, 2 and so on.
+    """
+    _check(settings)
+    if settings.cpu_operations == "gloo":
+        settings = _with_gloo(settings)
+    size = settings.size or 1
+    if problem := problem_of(process_sets, size, [range(size)]):
+        raise StartError(problem)
+    context = _form(settings, process_sets)
+    if process_sets:
+        try:
+            context.process_sets.add(process_sets)
+        except BaseException as error:
+            context.close("its process sets could not be formed")
+            if isinstance(error, RuntimeError):
+                raise StartError(str(error)) from error
+            raise
+    return context
+
+
+def _form(settings: Settings, process_sets: Sequence[Sequence[int]]) -> Context:
+    host = settings.hostname or socket.gethostname()
+    if settings.coordinator is None:
+        world = World.of_one(settings.job, host, os.getpid())
+        return Context(settings, world, _engine(settings, world, timeout_seconds=settings.start_timeout_seconds))
+    deadline = time.monotonic() + settings.start_timeout_seconds
+    with contextlib.ExitStack() as made:
+        context = _join(settings, process_sets, host, deadline, made)
+        made.pop_all()
+    return context
+
+
+def _check(settings: Settings) -> None:
+    """What no single value is to blame for."""
+    size, rank = settings.size, settings.rank
+    if settings.coordinator is None and ((size or 1) > 1 or (rank or 0) > 0):
+        wanted = f"HOROVOD_SIZE={size}" if (size or 1) > 1 else f"HOROVOD_RANK={rank}"
+        raise StartError(
+            f"{wanted}, but no coordinator is given. Start the program with horovodrun, or start horovod-coordinator "
+            'and give its address to hvd.init("host:port") or in HOROVOD_COORDINATOR.'
+        )
+    if settings.coordinator is not None and size is None:
+        raise StartError(
+            f"The coordinator {settings.coordinator} is given, but not how many processes form the world. Set "
+            "HOROVOD_SIZE or call hvd.init(..., size=n)."
+        )
+    if rank is not None and rank >= (size or 1):
+        raise StartError(f"HOROVOD_RANK={rank} is not a rank of a world of HOROVOD_SIZE={size or 1} processes.")
+    if settings.cpu_operations in ("mpi", "ccl"):
+        library = {"mpi": "MPI", "ccl": "oneCCL"}[settings.cpu_operations]
+        raise StartError(
+            f"HOROVOD_CPU_OPERATIONS={settings.cpu_operations} is not possible: this version of Horovod can't use "
+            f"{library}. Use native (the default, which needs nothing) or gloo."
+        )
+
+
+def _with_gloo(settings: Settings) -> Settings:
+    """Gloo's algorithms run over our TCP connections; StartError where there is no Gloo."""
+    from horovod._core import gloo_obstacle
+
+    if obstacle := gloo_obstacle():
+        raise StartError(
+            f"HOROVOD_CPU_OPERATIONS=gloo is not possible: {obstacle} Without HOROVOD_CPU_OPERATIONS Horovod uses its "
+            "own algorithms, which need nothing."
+        )
+    if settings.transport == "shm":
+        raise StartError(
+            "HOROVOD_CPU_OPERATIONS=gloo works over TCP, but HOROVOD_TRANSPORT=shm asks for shared memory. Leave one "
+            "of them out."
+        )
+    return dataclasses.replace(settings, transport="tcp")
+
+
+def _join(
+    settings: Settings,
+    process_sets: Sequence[Sequence[int]],
+    host: str,
+    deadline: float,
+    made: contextlib.ExitStack,
+) -> Context:
+    # gRPC and protobuf are imported only by processes that have a coordinator.
+    from horovod.protos.v1 import membership_pb2, negotiation_pb2, types_pb2
+    from horovod.worker.runtime.host import shared_memory_domain
+    from horovod.worker.runtime.negotiation import Negotiator
+    from horovod.worker.runtime.session import NOT_CONNECTED, PROTOCOL_VERSION, Session
+
+    assert settings.coordinator is not None
+    alone = settings.size == 1
+    segment = None if alone or settings.transport == "tcp" else make_segment(settings)
+    listeners = None if alone or settings.transport == "shm" else make_listeners(settings, optional=segment is not None)
+    if listeners is not None:
+        made.callback(listeners.close)
+    endpoints: list[Endpoint] = listeners.endpoints if listeners else []
+    options = {name: str(getattr(settings, name)) for name in AGREED}
+    options["process_sets"] = _in_short([list(ranks) for ranks in process_sets])
+
+    def request() -> membership_pb2.JoinRequest:
+        return membership_pb2.JoinRequest(
+            protocol_version=PROTOCOL_VERSION,
+            job=settings.job,
+            member_id=f"{host}/{os.getpid()}/{secrets.token_hex(8)}",
+            size=settings.size or 0,
+            host=membership_pb2.HostIdentity(name=host, shared_memory_domain=shared_memory_domain()),
+            requested_rank=settings.rank,
+            pid=os.getpid(),
+            endpoints=[types_pb2.Endpoint(address=e.address, port=e.port, interface=e.interface) for e in endpoints],
+            segment_address=segment.address if segment else "",
+            options=options,
+        )
+
+    session = Session(settings.coordinator, settings.token)
+    made.callback(session.close, NOT_CONNECTED)
+    world = session.join(request, deadline)
+    shared = _choose_shared_memory(settings, world)
+    sockets: dict[int, list[int]] | None = None
+    if not shared:
+        segment = None
+        if world.size > 1:
+            sockets = _connect(settings, world, listeners, session, deadline)
+    if listeners is not None:
+        listeners.close()
+    inodes = frozenset(os.fstat(fd).st_ino for fds in (sockets or {}).values() for fd in fds)
+    left = max(0.001, deadline - time.monotonic())
+    try:
+        engine = _engine(settings, world, segment=segment, sockets=sockets, timeout_seconds=left)
+    except Exception as error:
+        session.check()  # a member that is gone explains it better
+        raise StartError(str(error)) from error
+    made.callback(engine.close)
+    if segment is not None and world.size > 1:
+        _await_peers(segment, world, session, deadline)
+    session.attach(engine)
+    negotiator = None
+    if world.size > 1:
+        negotiator = Negotiator(
+            session.channel,
+            engine,
+            hello=negotiation_pb2.Hello(job=world.job, member_id=world.me.member_id, rank=world.rank),
+            epoch=world.epoch,
+            address=session.address,
+            metadata=session.metadata,
+        )
+        negotiator.start()
+    transport = "none" if world.size == 1 else "shm" if shared else "tcp"
+    log.info("%s is in epoch %d of %d ranks over %s.", world.label(world.rank), world.epoch, world.size, transport)
+    context = Context(settings, world, engine, session, negotiator, transport)
+    context.socket_inodes = inodes
+    return context
+
+
+def _await_peers(segment: Segment, world: World, session: Session, deadline: float) -> None:
+    """Until all peers have opened this rank's segment: it may leave at once, and with it the segment."""
+    while segment.attached < world.size - 1:
+        session.check()
+        if time.monotonic() > deadline:
+            missing = world.size - 1 - segment.attached
+            raise StartError(
+                f"{missing} of {world.size - 1} other ranks did not open the shared memory of "
+                f"{world.label(world.rank)} in time. Give them more with HOROVOD_START_TIMEOUT, or set "
+                "HOROVOD_TRANSPORT=tcp."
+            )
+        time.sleep(0.0005)  # nobody announces it
+
+
+def _in_short(process_sets: list[list[int]]) -> str:
+    """A text that is equal on two ranks if the sets are."""
+    text = str(process_sets)
+    return text if len(text) <= 200 else f"{text[:150]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]})"
+
+
+def _choose_shared_memory(settings: Settings, world: World) -> bool:
+    if world.size == 1 or settings.transport == "tcp":
+        return False
+    obstacle = world.why_not_shared_memory()
+    if obstacle is not None and settings.transport == "shm":
+        raise StartError(f"HOROVOD_TRANSPORT=shm is not possible: {obstacle}. Use HOROVOD_TRANSPORT=auto or tcp.")
+    return obstacle is None
+
+
+def _connect(
+    settings: Settings, world: World, listeners: Listeners | None, session: Session, deadline: float
+) -> dict[int, list[int]]:
+    from horovod.worker.runtime.mesh import connect_peers
+
+    if listeners is None:
+        raise StartError(
+            f"{world.why_not_shared_memory()}, so TCP is needed, but {world.label(world.rank)} has no network "
+            "interface to listen on."
+        )
+    return connect_peers(
+        world, listeners, connections=settings.connections_per_peer, deadline=deadline, check=session.check
+    )
+
+
+def _engine(
+    settings: Settings,
+    world: World,
+    *,
+    segment: Segment | None = None,
+    sockets: dict[int, list[int]] | None = None,
+    timeout_seconds: float,
+) -> Engine:
+    from horovod._core import Engine
+
+    return Engine(
+        rank=world.rank,
+        size=world.size,
+        epoch=world.epoch,
+        labels=[world.label(rank) for rank in range(world.size)],
+        segment=segment,
+        segment_addresses=[m.segment_address for m in world.members] if segment else (),
+        sockets=sockets or {},
+        options={
+            **engine_options(settings),
+            "background_cpu": background_cpu(settings.thread_affinity, world.local_rank, world.local_size),
+        },
+    )

@@ -1,0 +1,119 @@
+"""Mutual proof of the world's secret between two members, before a byte of the data plane is read.
+
+    connecting side                                   listening side
+    greeting (64 bytes) + HMAC("hello", greeting)  ->
+                                                   <- nonce + HMAC("welcome", greeting, nonce)
+    HMAC("confirm", greeting, nonce)               ->
+
+Every message has a fixed size, so nothing is parsed that is not proven: the listening side answers nothing at all to
+who cannot make the first HMAC, and a replayed greeting fails at the third message because the nonce is fresh. The words
+keep one message from being used as another. Pure: bytes in, bytes out; the sockets are in mesh.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MAGIC = b"HVDMESH\0"
+VERSION = 1
+
+_GREETING = struct.Struct("!8sIQIII32s")
+_NONCE_BYTES = 32
+_PROOF_BYTES = hashlib.sha256().digest_size
+GREETING_BYTES = _GREETING.size + _PROOF_BYTES
+WELCOME_BYTES = _NONCE_BYTES + _PROOF_BYTES
+CONFIRM_BYTES = _PROOF_BYTES
+
+
+class StrangerError(Exception):
+    """The other side did not prove that it is the expected member; the text says what was wrong, for a log line."""
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """Who connects to whom, and as which of their connections."""
+
+    epoch: int
+    sender: int
+    receiver: int
+    index: int
+    nonce: bytes
+
+    def pack(self) -> bytes:
+        return _GREETING.pack(MAGIC, VERSION, self.epoch, self.sender, self.receiver, self.index, self.nonce)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Greeting:
+        magic, version, epoch, sender, receiver, index, nonce = _GREETING.unpack(data)
+        if magic != MAGIC or version != VERSION:
+            raise StrangerError(f"it speaks {magic!r} version {version}, not {MAGIC!r} version {VERSION}")
+        return cls(epoch, sender, receiver, index, nonce)
+
+
+def _proof(secret: bytes, word: bytes, *parts: bytes) -> bytes:
+    return hmac.digest(secret, b"horovod mesh " + word + b"\0" + b"".join(parts), "sha256")
+
+
+class Handshake:
+    """One side. Send `output` whenever it is not empty, then feed exactly `needs` bytes; done when both are empty."""
+
+    def __init__(self) -> None:
+        self.output = b""
+        self.needs = 0
+
+    def feed(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    def take_output(self) -> bytes:
+        output, self.output = self.output, b""
+        return output
+
+
+class Connecting(Handshake):
+    def __init__(self, secret: bytes, epoch: int, sender: int, receiver: int, index: int) -> None:
+        super().__init__()
+        self._secret = secret
+        self._greeting = Greeting(epoch, sender, receiver, index, os.urandom(_NONCE_BYTES)).pack()
+        self.output = self._greeting + _proof(secret, b"hello", self._greeting)
+        self.needs = WELCOME_BYTES
+
+    def feed(self, data: bytes) -> None:
+        nonce, proof = data[:_NONCE_BYTES], data[_NONCE_BYTES:]
+        if not hmac.compare_digest(proof, _proof(self._secret, b"welcome", self._greeting, nonce)):
+            raise StrangerError("it did not prove that it belongs to this world")
+        self.output = _proof(self._secret, b"confirm", self._greeting, nonce)
+        self.needs = 0
+
+
+class Listening(Handshake):
+    """`admit` looks at a proven greeting and raises StrangerError when it is not one that is waited for."""
+
+    def __init__(self, secret: bytes, admit: Callable[[Greeting], None]) -> None:
+        super().__init__()
+        self._secret = secret
+        self._admit = admit
+        self._packed = b""
+        self._nonce = b""
+        self.greeting: Greeting | None = None  # set once its sender has proven itself
+        self.needs = GREETING_BYTES
+
+    def feed(self, data: bytes) -> None:
+        if not self._packed:
+            packed, proof = data[: _GREETING.size], data[_GREETING.size :]
+            if not hmac.compare_digest(proof, _proof(self._secret, b"hello", packed)):
+                raise StrangerError("it does not know the secret of this world")
+            self._admit(Greeting.unpack(packed))
+            self._packed = packed
+            self._nonce = os.urandom(_NONCE_BYTES)
+            self.output = self._nonce + _proof(self._secret, b"welcome", packed, self._nonce)
+            self.needs = CONFIRM_BYTES
+            return
+        if not hmac.compare_digest(data, _proof(self._secret, b"confirm", self._packed, self._nonce)):
+            raise StrangerError("it repeated the greeting of another connection")
+        self.greeting = Greeting.unpack(self._packed)
+        self.needs = 0

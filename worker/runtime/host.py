@@ -1,0 +1,92 @@
+"""Who this host is: its name, what it shares memory with, and the network interfaces the data plane may use."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from horovod.worker.runtime.errors import StartError
+
+# Interfaces that lead to containers or virtual machines of this host only; peers elsewhere have the same addresses.
+_LOCAL_BRIDGES = ("docker", "br-", "virbr", "veth", "cni", "podman", "lxcbr", "lxdbr", "vmnet", "cali")
+
+
+@dataclass(frozen=True)
+class Interface:
+    name: str
+    addresses: tuple[str, ...]  # numeric, without link-local ones, which mean nothing to a peer
+    is_up: bool = True
+
+    @property
+    def is_loopback(self) -> bool:
+        return bool(self.addresses) and all(ipaddress.ip_address(a).is_loopback for a in self.addresses)
+
+    @property
+    def is_bridge(self) -> bool:
+        return self.name.startswith(_LOCAL_BRIDGES)
+
+
+def shared_memory_domain() -> str:
+    """Equal for two processes exactly when they can open each other's segments: kernel, pid namespace and user."""
+    try:
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:  # no /proc: only the process itself is certain
+        return f"pid {os.getpid()} of {socket.gethostname()}"
+    return f"{boot_id}/{namespace}/{os.getuid()}"
+
+
+def interfaces() -> tuple[Interface, ...]:
+    """The interfaces of this host in the kernel's order."""
+    import psutil
+
+    stats = psutil.net_if_stats()
+    found = []
+    for name, rows in psutil.net_if_addrs().items():
+        texts = [row.address.partition("%")[0] for row in rows if row.family in (socket.AF_INET, socket.AF_INET6)]
+        usable = tuple(text for text in texts if not ipaddress.ip_address(text).is_link_local)
+        found.append(Interface(name, usable, is_up=name in stats and stats[name].isup))
+    return tuple(found)
+
+
+def choose_interfaces(
+    available: Sequence[Interface], wanted: Sequence[str] = (), *, coordinator_on_loopback: bool = False
+) -> tuple[Interface, ...]:
+    """Which interfaces the data plane listens on: the wanted ones, else every one that leads to other hosts.
+
+    A coordinator on the loopback address means that the whole job is on this host. StartError for a wanted interface
+    that cannot be used.
+    """
+    usable = [i for i in available if i.is_up and i.addresses]
+    if wanted:
+        by_name = {i.name: i for i in usable}
+        for name in wanted:
+            if name not in by_name:
+                state = "is down or has no address" if any(i.name == name for i in available) else "does not exist"
+                raise StartError(
+                    f"HOROVOD_NETWORK_INTERFACES names {name!r}, which {state} on host {socket.gethostname()}; usable "
+                    f"are: {', '.join(by_name) or 'none'}."
+                )
+        return tuple(by_name[name] for name in dict.fromkeys(wanted))
+    loopback = tuple(i for i in usable if i.is_loopback)
+    outside = tuple(i for i in usable if not i.is_loopback and not i.is_bridge)
+    chosen = loopback if coordinator_on_loopback and loopback else outside or loopback
+    if not chosen:
+        raise StartError(
+            f"Host {socket.gethostname()} has no network interface that is up and has an address, so its ranks cannot "
+            "connect over TCP. Bring one up (at least lo), or name one with HOROVOD_NETWORK_INTERFACES."
+        )
+    return chosen
+
+
+def is_loopback(host: str) -> bool:
+    """True when every address of `host` is a loopback address. A name that cannot be resolved is not."""
+    try:
+        rows = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(str(row[4][0]).partition("%")[0]).is_loopback for row in rows)

@@ -1,0 +1,343 @@
+"""TCP connections to every peer of a world, connected and proven, ready for the engine.
+
+Listeners are made before the process joins, because their addresses go into the join request. When the world is known,
+the higher rank of each pair connects to the lower one, `connections` times, spread over the lower one's addresses. One
+thread runs everything with non-blocking sockets and one deadline; an attempt that fails is made again, at the next
+address, until then. Strangers on the port get no answer, are bounded in number and time, and hold nobody up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from horovod.worker.runtime.errors import StartError
+from horovod.worker.runtime.handshake import Connecting, Greeting, Handshake, Listening, StrangerError
+from horovod.worker.runtime.host import Interface
+from horovod.worker.runtime.world import Endpoint, World
+
+log = logging.getLogger(__name__)
+
+ATTEMPT_SECONDS = 3.0  # one address may take this long to connect and prove itself before the next is tried
+STRANGER_SECONDS = 5.0  # who connected to us has this long for the whole handshake
+MAX_STRANGERS = 128  # unproven connections at one time, above those that are expected
+FIRST_RETRY_SECONDS = 0.02
+LAST_RETRY_SECONDS = 0.5
+CHECK_SECONDS = 0.1  # how often `check` is asked while nothing happens
+
+
+class Listeners:
+    """Listening sockets, one for each address of the chosen interfaces."""
+
+    def __init__(self, interfaces: Sequence[Interface], backlog: int = 1024) -> None:
+        self.sockets: list[socket.socket] = []
+        self.endpoints: list[Endpoint] = []
+        problems = []
+        for interface in interfaces:
+            for address in interface.addresses:
+                try:
+                    self._listen(address, interface.name, backlog)
+                except OSError as error:  # for example IPv6 switched off; one address that works is enough
+                    problems.append(f"{address} ({interface.name}): {error.strerror or error}")
+        if not self.sockets:
+            raise StartError(
+                f"Host {socket.gethostname()} cannot listen for its peers on any address: {'; '.join(problems)}. "
+                "Choose other interfaces with HOROVOD_NETWORK_INTERFACES."
+            )
+
+    def _listen(self, address: str, interface: str, backlog: int) -> None:
+        listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            listener.setblocking(False)
+            listener.bind((address, 0))
+            listener.listen(backlog)
+        except BaseException:
+            listener.close()
+            raise
+        self.sockets.append(listener)
+        self.endpoints.append(Endpoint(address, listener.getsockname()[1], interface))
+
+    def close(self) -> None:
+        for listener in self.sockets:
+            listener.close()
+        self.sockets.clear()
+
+
+def connect_peers(
+    world: World,
+    listeners: Listeners,
+    *,
+    connections: int,
+    deadline: float,
+    check: Callable[[], None] = lambda: None,
+) -> dict[int, list[int]]:
+    """Descriptors of `connections` proven, non-blocking sockets to each peer, in the same order on both sides.
+
+    `deadline` is on time.monotonic(). `check` is called now and then and ends the wait by raising. StartError names the
+    first peer that could not be reached. The listeners stay the caller's; all other sockets are closed on an error.
+    """
+    assembly = _Assembly(world, listeners, connections)
+    try:
+        return assembly.run(deadline, check)
+    finally:
+        assembly.close()
+
+
+@dataclass(eq=False)
+class _Slot:
+    """One connection that is wanted."""
+
+    rank: int
+    index: int
+    endpoints: tuple[Endpoint, ...] = ()  # empty: the peer connects to us
+    attempt: int = 0
+    next_attempt: float = 0.0
+    problems: dict[Endpoint, str] = field(default_factory=dict)  # the last one of each address
+    link: _Link | None = None  # the attempt under way
+    proven: socket.socket | None = None
+
+
+@dataclass(eq=False)
+class _Link:
+    """A socket in its handshake."""
+
+    sock: socket.socket
+    handshake: Handshake
+    expires: float
+    slot: _Slot | None = None  # set when this side connects
+    endpoint: Endpoint | None = None
+    connected: bool = True
+    outgoing: bytes = b""
+    incoming: bytes = b""
+
+
+class _Assembly:
+    def __init__(self, world: World, listeners: Listeners, connections: int) -> None:
+        self._world = world
+        self._listeners = listeners
+        self._selector = selectors.DefaultSelector()
+        self._slots = {
+            (member.rank, index): _Slot(
+                member.rank, index, endpoints=member.endpoints if member.rank < world.rank else ()
+            )
+            for member in world.members
+            if member.rank != world.rank
+            for index in range(connections)
+        }
+        self._inbound: dict[_Link, None] = {}  # oldest first
+        self._inbound_limit = MAX_STRANGERS + len(self._slots)
+        for listener in listeners.sockets:
+            self._selector.register(listener, selectors.EVENT_READ, None)
+
+    def run(self, deadline: float, check: Callable[[], None]) -> dict[int, list[int]]:
+        for (rank, _), slot in self._slots.items():
+            if rank < self._world.rank and not slot.endpoints:
+                raise StartError(
+                    f"{self._world.label(rank)} offers no address for TCP connections; start all ranks with the same "
+                    "HOROVOD_TRANSPORT."
+                )
+        while any(slot.proven is None for slot in self._slots.values()):
+            check()
+            now = time.monotonic()
+            if now >= deadline:
+                raise StartError(self._why_incomplete())
+            self._start_attempts(now)
+            self._expire(now)
+            for key, _ in self._selector.select(self._pause(now, deadline)):
+                if key.data is None:
+                    self._accept(key.fileobj)  # type: ignore[arg-type]
+                elif key.data.sock.fileno() >= 0:  # not closed by an event before it
+                    self._progress(key.data)
+        peers: dict[int, list[int]] = {}
+        for (rank, _), slot in sorted(self._slots.items(), key=lambda item: item[0]):
+            assert slot.proven is not None
+            peers.setdefault(rank, []).append(slot.proven.detach())
+            slot.proven = None
+        return peers
+
+    def close(self) -> None:
+        for link in [*self._inbound, *(slot.link for slot in self._slots.values() if slot.link)]:
+            link.sock.close()
+        for slot in self._slots.values():
+            if slot.proven is not None:
+                slot.proven.close()
+        self._selector.close()
+
+    # -- time ------------------------------------------------------------------------------------------------------
+    def _pause(self, now: float, deadline: float) -> float:
+        times = [deadline, now + CHECK_SECONDS]
+        for slot in self._slots.values():
+            if slot.proven is None and slot.endpoints:
+                times.append(slot.link.expires if slot.link else slot.next_attempt)
+        if self._inbound:
+            times.append(next(iter(self._inbound)).expires)
+        return max(0.0, min(times) - now)
+
+    def _expire(self, now: float) -> None:
+        for link in [link for link in self._inbound if link.expires <= now]:
+            self._drop(link, "it took too long for the handshake")
+        for slot in self._slots.values():
+            if slot.link and slot.link.expires <= now:
+                self._drop(slot.link, "no answer" if slot.link.connected else "no connection")
+
+    # -- connecting ------------------------------------------------------------------------------------------------
+    def _start_attempts(self, now: float) -> None:
+        for slot in self._slots.values():
+            if slot.endpoints and slot.proven is None and slot.link is None and slot.next_attempt <= now:
+                self._connect(slot, now)
+
+    def _connect(self, slot: _Slot, now: float) -> None:
+        endpoint = slot.endpoints[(slot.index + slot.attempt) % len(slot.endpoints)]
+        slot.attempt += 1
+        try:
+            family = socket.AF_INET6 if ":" in endpoint.address else socket.AF_INET
+            sock = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            slot.problems[endpoint] = error.strerror or str(error)
+            self._retry_later(slot, now)
+            return
+        sock.setblocking(False)
+        handshake = Connecting(self._world.secret, self._world.epoch, self._world.rank, slot.rank, slot.index)
+        link = _Link(sock, handshake, now + ATTEMPT_SECONDS, slot, endpoint, connected=False)
+        slot.link = link
+        try:
+            code = sock.connect_ex((endpoint.address, endpoint.port))
+        except (OSError, OverflowError) as error:  # not an address at all
+            self._drop(link, str(error))
+            return
+        if code not in (0, errno.EINPROGRESS):
+            self._drop(link, os.strerror(code))
+            return
+        self._selector.register(sock, selectors.EVENT_WRITE, link)
+
+    def _retry_later(self, slot: _Slot, now: float) -> None:
+        rounds = slot.attempt // len(slot.endpoints)
+        first_of_round = slot.attempt % len(slot.endpoints) == 0
+        delay = min(LAST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(rounds, 8)) if first_of_round else 0.0
+        slot.next_attempt = now + delay
+
+    # -- accepting -------------------------------------------------------------------------------------------------
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                if not self._inbound:
+                    raise StartError(
+                        f"{self._world.label(self._world.rank)} has too many open files to accept its peers; raise the "
+                        "limit (ulimit -n)."
+                    ) from error
+                self._drop(next(iter(self._inbound)), "too many open files")
+            return  # else the caller gave up again, or nobody was there
+        sock.setblocking(False)
+        if len(self._inbound) >= self._inbound_limit:
+            self._drop(next(iter(self._inbound)), "too many connections without proof")
+        link = _Link(sock, Listening(self._world.secret, self._admit), time.monotonic() + STRANGER_SECONDS)
+        self._inbound[link] = None
+        self._selector.register(sock, selectors.EVENT_READ, link)
+
+    def _admit(self, greeting: Greeting) -> None:
+        world = self._world
+        if greeting.epoch != world.epoch:
+            raise StrangerError(f"it is of epoch {greeting.epoch}, this is epoch {world.epoch}")
+        if greeting.receiver != world.rank:
+            raise StrangerError(f"it looks for rank {greeting.receiver}, this is rank {world.rank}")
+        if greeting.sender <= world.rank or (greeting.sender, greeting.index) not in self._slots:
+            raise StrangerError(f"no connection {greeting.index} from rank {greeting.sender} is waited for")
+
+    # -- the handshake ---------------------------------------------------------------------------------------------
+    def _progress(self, link: _Link) -> None:
+        try:
+            if not link.connected:
+                code = link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if code:
+                    raise OSError(code, os.strerror(code))
+                link.connected = True
+                self._push(link)
+            elif link.outgoing:
+                self._push(link)
+            else:
+                self._pull(link)
+        except BlockingIOError:
+            pass
+        except StrangerError as error:
+            self._drop(link, str(error))
+        except OSError as error:
+            self._drop(link, error.strerror or str(error))
+
+    def _pull(self, link: _Link) -> None:
+        # Never more than the handshake needs: what comes after it belongs to the engine.
+        data = link.sock.recv(link.handshake.needs - len(link.incoming))
+        if not data:
+            raise StrangerError("it closed the connection during the handshake")
+        link.incoming += data
+        if len(link.incoming) == link.handshake.needs:
+            incoming, link.incoming = link.incoming, b""
+            link.handshake.feed(incoming)
+            self._push(link)
+
+    def _push(self, link: _Link) -> None:
+        link.outgoing += link.handshake.take_output()
+        if link.outgoing:
+            # A socket that takes nothing raises BlockingIOError and is written when it is ready.
+            self._selector.modify(link.sock, selectors.EVENT_WRITE, link)
+            link.outgoing = link.outgoing[link.sock.send(link.outgoing) :]
+        if link.outgoing:
+            return
+        if link.handshake.needs:
+            self._selector.modify(link.sock, selectors.EVENT_READ, link)
+        else:
+            self._finish(link)
+
+    def _finish(self, link: _Link) -> None:
+        slot = link.slot
+        if slot is None:
+            assert isinstance(link.handshake, Listening)
+            assert link.handshake.greeting is not None
+            slot = self._slots[link.handshake.greeting.sender, link.handshake.greeting.index]
+            self._inbound.pop(link)
+        self._selector.unregister(link.sock)
+        slot.link = None
+        link.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if slot.proven is not None:
+            # The peer connects once more because it saw the first connection fail.
+            slot.proven.close()
+        slot.proven = link.sock
+
+    def _drop(self, link: _Link, reason: str) -> None:
+        if link.slot is None:
+            with contextlib.suppress(OSError):
+                log.debug("A connection from %s was dropped: %s.", link.sock.getpeername(), reason)
+            self._inbound.pop(link)
+        else:
+            assert link.endpoint is not None
+            link.slot.problems[link.endpoint] = reason
+            link.slot.link = None
+            self._retry_later(link.slot, time.monotonic())
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(link.sock)
+        link.sock.close()
+
+    def _why_incomplete(self) -> str:
+        missing = [slot for slot in self._slots.values() if slot.proven is None]
+        slot = missing[0]
+        me, peer = self._world.label(self._world.rank), self._world.label(slot.rank)
+        me = me[0].upper() + me[1:]
+        others = sorted({s.rank for s in missing} - {slot.rank})
+        also = f" Ranks {others} are missing too." if others else ""
+        todo = (
+            "Check that no firewall is between the hosts, or name the interfaces that reach all of them with "
+            "HOROVOD_NETWORK_INTERFACES; HOROVOD_START_TIMEOUT gives them more time."
+        )
+        if not slot.endpoints:
+            mine = ", ".join(str(e) for e in self._listeners.endpoints)
+            return f"{me} waited in vain for {peer} to connect to {mine}.{also} {todo}"
+        tried = "; ".join(f"{e}: {slot.problems.get(e, 'not tried yet')}" for e in slot.endpoints)
+        return f"{me} cannot connect to {peer}. Tried {tried}.{also} {todo}"

@@ -1,0 +1,278 @@
+"""Takes what the engine wants to agree on to the coordinator and brings its decisions back.
+
+Three threads: `horovod-outbox` drains the engine, gRPC's own thread sends everything that has come together since the
+last message, and `horovod-negotiation` reads decisions. An announcement is remembered until it is decided, so a broken
+stream is opened again and told everything once more. When that does not succeed for `grace_seconds` while something
+waits for a decision, the epoch ends with a sentence; while nothing waits, training goes on without the coordinator.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import grpc
+
+from horovod.protos.v1 import negotiation_pb2, negotiation_pb2_grpc, types_pb2
+from horovod.worker.runtime.session import status_of, waiting_helps
+
+if TYPE_CHECKING:
+    from horovod._core import Engine
+
+log = logging.getLogger(__name__)
+
+GRACE_SECONDS = 10.0
+RETRY_SECONDS = 0.25
+CLOSE_SECONDS = 2.0
+OUTBOX_MS = 60_000  # close() of the engine ends the wait
+
+Key = tuple[int, str]  # process set, name
+
+
+class Negotiator:
+    """Runs from `start` until `close`; the engine must be closed before `close`."""
+
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        engine: Engine,
+        *,
+        hello: negotiation_pb2.Hello,
+        epoch: int,
+        address: str,
+        metadata: Sequence[tuple[str, str]] = (),
+        grace_seconds: float | None = None,
+    ) -> None:
+        self._stub = negotiation_pb2_grpc.NegotiationStub(channel)
+        self._engine = engine
+        self._hello = hello
+        self._epoch = epoch
+        self._address = address
+        self._metadata = tuple(metadata)
+        self._grace_seconds = GRACE_SECONDS if grace_seconds is None else grace_seconds
+        self._changed = threading.Condition()
+        self._undecided: dict[Key, types_pb2.Operation] = {}
+        self._process_sets: dict[int, negotiation_pb2.ProcessSetChange] = {}  # that are registered
+        self._to_send = negotiation_pb2.NegotiationMessage(epoch=epoch)
+        self._stream = 0  # number of the stream that may send
+        self._refused = ""
+        self._closing = threading.Event()
+        self._call: Any = None
+        self._counters = {"messages_sent": 0, "announcement_messages_sent": 0, "operations_announced": 0}
+        self._threads = [
+            threading.Thread(target=self._drain, name="horovod-outbox", daemon=True),
+            threading.Thread(target=self._run, name="horovod-negotiation", daemon=True),
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def counters(self) -> dict[str, int]:
+        """Monotonic counts of what went to the coordinator; the hello of each stream counts as a message."""
+        with self._changed:
+            return dict(self._counters)
+
+    def add_process_set(self, number: int, ranks: Sequence[int]) -> None:
+        """The coordinator hears of the set before it hears of any operation in it."""
+        change = negotiation_pb2.ProcessSetChange(process_set=number, ranks=ranks)
+        with self._changed:
+            self._process_sets[number] = change
+            self._to_send.process_sets.append(change)
+            self._changed.notify_all()
+
+    def remove_process_set(self, number: int) -> None:
+        """Nothing happens when the set was not added."""
+        with self._changed:
+            change = self._process_sets.pop(number, None)
+            if change is None:
+                return
+            self._to_send.process_sets.add(process_set=number, ranks=change.ranks, removed=True)
+            for key in [key for key in self._undecided if key[0] == number]:
+                del self._undecided[key]
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends the stream in order, else by force. Idempotent; never raises."""
+        with self._changed:
+            self._closing.set()
+            self._changed.notify_all()
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        call = self._call
+        if call is not None:
+            call.cancel()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(CLOSE_SECONDS)
+        self._call = (
+            None  # it refers back to this object, and the engine is to go away now, not with the next collection
+        )
+
+    # -- towards the coordinator -------------------------------------------------------------------------------------
+    def _drain(self) -> None:
+        while True:
+            items = self._engine.next_outbox(OUTBOX_MS)
+            if items is None:
+                return
+            if items:
+                self._add(items)
+
+    def _add(self, items: Sequence[tuple[str, object]]) -> None:
+        refused = ""
+        with self._changed:
+            for kind, item in items:
+                if kind == "recalled":
+                    process_set, ids = cast("tuple[int, Sequence[int]]", item)
+                    self._to_send.recalled.add(process_set=process_set, ids=ids)
+                    continue
+                operation = to_message(cast("tuple[Any, ...]", item))
+                if kind == "announce":
+                    self._undecided[operation.process_set, operation.name] = operation
+                    self._to_send.announce.append(operation)
+                    refused = self._refused
+                else:
+                    self._to_send.blocked.append(operation)
+            self._changed.notify_all()
+        if refused:
+            self._give_up(refused)
+
+    def _requests(self, stream: int) -> Iterator[negotiation_pb2.NegotiationMessage]:
+        with self._changed:
+            # The first message tells a coordinator that never heard of us, or forgot, all that is undecided.
+            message = negotiation_pb2.NegotiationMessage(
+                epoch=self._epoch,
+                hello=self._hello,
+                announce=self._undecided.values(),
+                blocked=self._to_send.blocked,
+                recalled=self._to_send.recalled,
+                process_sets=[
+                    *self._process_sets.values(),
+                    *(change for change in self._to_send.process_sets if change.removed),
+                ],
+            )
+            self._to_send = negotiation_pb2.NegotiationMessage(epoch=self._epoch)
+            self._count(message)
+        yield message
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: stream != self._stream or self._closing.is_set() or self._has_news())
+                if stream != self._stream or (self._closing.is_set() and not self._has_news()):
+                    return
+                message, self._to_send = self._to_send, negotiation_pb2.NegotiationMessage(epoch=self._epoch)
+                self._count(message)
+            yield message
+
+    def _has_news(self) -> bool:
+        message = self._to_send
+        return bool(message.announce or message.blocked or message.recalled or message.process_sets)
+
+    def _count(self, message: negotiation_pb2.NegotiationMessage) -> None:
+        self._counters["messages_sent"] += 1
+        self._counters["announcement_messages_sent"] += bool(message.announce)
+        self._counters["operations_announced"] += len(message.announce)
+
+    # -- from the coordinator ----------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        broken_since = None
+        while True:
+            with self._changed:
+                if self._closing.is_set():
+                    return
+                self._stream += 1
+                stream = self._stream
+            began = time.monotonic()
+            code, cause = self._read(stream)
+            now = time.monotonic()
+            with self._changed:
+                self._stream += 1  # the thread that sends on the broken stream ends
+                self._changed.notify_all()
+                if self._closing.is_set():
+                    return
+            if broken_since is None or now - began > self._grace_seconds:
+                broken_since = now
+                log.info("The negotiation stream to the coordinator at %s is broken: %s.", self._address, cause)
+            if not waiting_helps(code):
+                self._refuse(f"the coordinator at {self._address} ended the negotiation: {cause}")
+                return
+            if now - broken_since >= self._grace_seconds and self._undecided:
+                self._give_up(f"the coordinator at {self._address} is unreachable ({cause})")
+                return
+            with self._changed:
+                self._changed.wait_for(self._closing.is_set, RETRY_SECONDS)
+
+    def _read(self, stream: int) -> tuple[grpc.StatusCode, str]:
+        """Runs one stream until it ends and says why it did."""
+        try:
+            self._call = self._stub.Negotiate(self._requests(stream), metadata=self._metadata)
+        except ValueError as error:  # the channel is closed
+            return grpc.StatusCode.UNAVAILABLE, str(error)
+        if self._closing.is_set():  # close() may have missed the call
+            self._call.cancel()
+        try:
+            for decisions in self._call:
+                self._apply(decisions)
+        except grpc.RpcError as error:
+            code, details = status_of(error)
+            return code, details.strip().rstrip(".") or code.name
+        except Exception as error:
+            # The ranks would no longer hold the same decisions.
+            log.exception("Applying a decision failed.")
+            self._call.cancel()
+            cause = f"a decision of the coordinator at {self._address} cannot be applied: {error}"
+            self._engine.abort(f"The ranks cannot agree any more, because {cause.rstrip('.')}.")
+            return grpc.StatusCode.INTERNAL, cause
+        return grpc.StatusCode.UNAVAILABLE, "it ended the negotiation stream"
+
+    def _apply(self, decisions: negotiation_pb2.Decisions) -> None:
+        if decisions.epoch != self._epoch:
+            log.info("Decisions for epoch %d were ignored; this is epoch %d.", decisions.epoch, self._epoch)
+            return
+        with self._changed:
+            for plan in decisions.plans:
+                self._undecided.pop((plan.process_set, plan.name), None)
+            for error in decisions.errors:
+                self._undecided.pop((error.process_set, error.name), None)
+        for plan in decisions.plans:
+            self._engine.apply_plan(plan.process_set, plan.name, plan.id)
+        for error in decisions.errors:
+            self._engine.apply_error(error.process_set, error.name, error.sentence)
+        for recall in decisions.recalls:
+            self._engine.apply_recall(recall.process_set, list(recall.ids))
+
+    def _refuse(self, cause: str) -> None:
+        with self._changed:
+            self._refused = cause
+            waiting = bool(self._undecided)
+        if waiting:
+            self._give_up(cause)
+
+    def _give_up(self, cause: str) -> None:
+        with self._changed:
+            names = [name for _, name in self._undecided] or ["operations"]
+        which = f"{names[0]!r}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+        self._engine.abort(
+            f"The ranks cannot agree on {which}, first used now, because {cause}. Start the job again when the "
+            "coordinator runs."
+        )
+
+
+def to_message(operation: tuple[Any, ...]) -> types_pb2.Operation:
+    """The protobuf form of an operation as the engine's outbox gives it."""
+    name, kind, tensors, reduce_op, prescale, postscale, root, process_set, device = operation
+    return types_pb2.Operation(
+        name=name,
+        type=kind,
+        tensors=[types_pb2.TensorSpec(dtype=dtype, shape=shape) for dtype, shape in tensors],
+        reduce_op=reduce_op,
+        prescale_factor=prescale,
+        postscale_factor=postscale,
+        root_rank=root,
+        process_set=process_set,
+        device=device,
+    )

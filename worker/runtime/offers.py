@@ -1,0 +1,62 @@
+"""What a member offers its peers before they are connected, for the world and for each process set: a shared-memory
+segment, or TCP listeners. And the engine's options, which say how large they are.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from horovod.worker.runtime.errors import StartError
+from horovod.worker.settings import Settings, split_address
+
+if TYPE_CHECKING:
+    from horovod._core import Segment
+    from horovod.worker.runtime.mesh import Listeners
+
+log = logging.getLogger(__name__)
+
+
+def make_segment(settings: Settings) -> Segment | None:
+    """None when there cannot be one and TCP may do instead."""
+    from horovod._core import Segment
+
+    try:
+        return Segment(options=engine_options(settings))
+    except Exception as error:
+        if settings.transport == "shm":
+            raise StartError(f"HOROVOD_TRANSPORT=shm is not possible: {error}") from error
+        log.warning("TCP is used instead of shared memory: %s", error)
+        return None
+
+
+def make_listeners(settings: Settings, *, optional: bool) -> Listeners | None:
+    """None when there cannot be any and shared memory may do instead."""
+    from horovod.worker.runtime.host import choose_interfaces, interfaces, is_loopback
+    from horovod.worker.runtime.mesh import Listeners
+
+    assert settings.coordinator is not None
+    try:
+        coordinator_host, _ = split_address(settings.coordinator, "HOROVOD_COORDINATOR")
+        wanted = settings.network_interfaces
+        local = not wanted and is_loopback(coordinator_host)
+        return Listeners(choose_interfaces(interfaces(), wanted, coordinator_on_loopback=local))
+    except StartError:
+        if not optional or settings.network_interfaces:
+            raise
+        log.info("There is no network interface for TCP; only shared memory can be used.", exc_info=True)
+        return None
+
+
+def engine_options(settings: Settings) -> dict[str, int]:
+    """Fields of csrc/base/config.h."""
+    gloo = settings.cpu_operations == "gloo"
+    progress_timeout_seconds = (gloo and settings.gloo_timeout_seconds) or settings.progress_timeout_seconds
+    return {
+        "fusion_threshold_bytes": settings.fusion_threshold_bytes,
+        "spin_us": settings.spin_us,
+        "progress_timeout_ms": max(1, int(progress_timeout_seconds * 1000)),
+        "slot_bytes": settings.slot_bytes,
+        "slot_count": settings.slot_count,
+        "gloo": int(gloo),
+    }

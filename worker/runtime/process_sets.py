@@ -1,0 +1,271 @@
+"""Subsets of the world that run operations of their own: how all ranks agree on one, connect it, and take it away.
+
+Adding and removing are collectives of the whole world, over its own data plane:
+
+    exchange   every rank says which sets it means, and where its own part of them can be reached
+    judge      all ranks look at the same answers, so all come to the same verdict
+    connect    members map each other's segments or connect sockets; the coordinator is told
+    settle     every rank says whether that worked; if it did not for one of them, all undo it
+
+A set has two numbers. Its id is public: the smallest that is free, used again after a removal. The engine and the
+coordinator know it by a number that never comes back in an epoch, so nothing that is under way can be taken for
+something of a later set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hmac
+import itertools
+import json
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from horovod.worker.runtime.errors import StartError
+from horovod.worker.runtime.offers import engine_options, make_listeners
+from horovod.worker.runtime.world import Endpoint, World
+from horovod.worker.settings import Settings
+
+if TYPE_CHECKING:
+    from horovod._core import Engine, Segment
+    from horovod.worker.runtime.mesh import Listeners
+    from horovod.worker.runtime.negotiation import Negotiator
+
+GLOBAL: Final = 0  # id and number of the set of all ranks
+
+# Numbers of horovod.protos.v1.types_pb2; a world of one needs no protobuf.
+_ALLGATHER: Final = 1
+_UINT8: Final = 0
+_LENGTH: Final = struct.Struct("<Q")
+_WIRE_NAME: Final = "horovod.process_sets"
+_ADVICE: Final = (
+    "Call hvd.add_process_set() and hvd.remove_process_set() with the same ranks and in the same order on every rank."
+)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    number: int
+    ranks: list[int]
+
+
+class ProcessSets:
+    """The process sets of one world. Thread-safe; but which thread adds what first must be the same on all ranks."""
+
+    def __init__(self, settings: Settings, world: World, engine: Engine, negotiator: Negotiator | None) -> None:
+        self._settings = settings
+        self._world = world
+        self._engine = engine
+        self._negotiator = negotiator
+        self._by_id = {GLOBAL: _Entry(GLOBAL, list(range(world.size)))}
+        self._next_number = 1
+        self._one_at_a_time = threading.Lock()
+        self._kept: list[bytearray] = []  # what the engine may still read of an exchange that was interrupted
+
+    def number(self, set_id: int | None, ranks: Sequence[int] | None) -> int | None:
+        """The engine's number of a set; None when there is none of this id with these ranks."""
+        entry = self._by_id.get(set_id) if set_id is not None else None
+        return entry.number if entry is not None and entry.ranks == ranks else None
+
+    # -- the two collectives -----------------------------------------------------------------------------------------
+    def add(self, sets: Sequence[Sequence[int]]) -> list[int]:
+        """Forms sets of these (ascending) ranks and returns their ids. All ranks of the world call it with the same.
+
+        ValueError, on every rank, when the ranks do not agree, a set makes no sense or exists already, or cannot be
+        connected. The internal error when the epoch ends meanwhile.
+        """
+        with self._one_at_a_time, contextlib.ExitStack() as made:
+            parts: list[_Part] = []
+            trouble = ""
+            if not (problem := problem_of(sets, self._world.size, [entry.ranks for entry in self._by_id.values()])):
+                try:
+                    for ranks in sets:
+                        parts.append(made.enter_context(self._part(list(ranks))))
+                except Exception as error:
+                    trouble = str(error)
+            offers = [part.offer for part in parts]
+            said = self._exchange({"do": "adds", "sets": list(map(list, sets)), "offers": offers, "trouble": trouble})
+            self._judge(said)
+            if problem:
+                raise ValueError(problem)
+            self._raise_trouble(said)
+            numbers = list(range(self._next_number, self._next_number + len(sets)))
+            self._next_number += len(sets)
+            done = False
+            try:
+                try:
+                    for index, (part, number) in enumerate(zip(parts, numbers, strict=True)):
+                        self._connect(part, number, [answer["offers"][index] for answer in said])
+                except Exception as error:
+                    trouble = str(error)
+                self._raise_trouble(self._exchange({"trouble": trouble}))
+                done = True
+            finally:
+                if not done:
+                    for number in numbers:
+                        self._forget(number)
+            ids = []
+            for part, number in zip(parts, numbers, strict=True):
+                set_id = next(one for one in itertools.count(1) if one not in self._by_id)
+                self._by_id[set_id] = _Entry(number, part.ranks)
+                ids.append(set_id)
+            return ids
+
+    def remove(self, set_id: int) -> None:
+        """Takes a set away. All ranks of the world call it with the same.
+
+        ValueError, on every rank, when the ranks do not agree or operations still run in the set.
+        """
+        with self._one_at_a_time:
+            entry = self._by_id[set_id]
+            pending = self._engine.pending(entry.number)
+            said = self._exchange({"do": "removes", "sets": [entry.ranks], "pending": pending})
+            self._judge(said)
+            busy = [f"rank {rank} has {answer['pending']}" for rank, answer in enumerate(said) if answer["pending"]]
+            if busy:
+                raise ValueError(
+                    f"The process set of ranks {entry.ranks} cannot be removed while operations run in it: "
+                    f"{_joined(busy)}. Synchronize their handles on all ranks first."
+                )
+            del self._by_id[set_id]
+            self._forget(entry.number)
+
+    # -- exchange and judge --------------------------------------------------------------------------------------------
+    def _exchange(self, saying: dict[str, Any]) -> list[dict[str, Any]]:
+        """What every rank says, in rank order."""
+        payload = json.dumps(saying).encode()
+        framed = bytearray(_LENGTH.pack(len(payload)) + payload)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(framed))
+        tensor = (address, 0, _UINT8, (len(framed),))
+        handle = self._engine.submit(_ALLGATHER, _WIRE_NAME, [tensor], wait_follows=True)
+        try:
+            outputs = self._engine.wait(handle)
+        except BaseException:
+            self._kept.append(framed)
+            raise
+        assert isinstance(outputs, list)
+        everything = memoryview(outputs[0])
+        answers = []
+        while everything:
+            (length,) = _LENGTH.unpack_from(everything)
+            end = _LENGTH.size + length
+            answers.append(json.loads(bytes(everything[_LENGTH.size : end])))
+            everything = everything[end:]
+        return answers
+
+    def _judge(self, said: list[dict[str, Any]]) -> None:
+        who: dict[str, list[int]] = {}
+        for rank, answer in enumerate(said):
+            what = f"{answer['do']} {_joined([str(ranks) for ranks in answer['sets']])}"
+            who.setdefault(what, []).append(rank)
+        if len(who) > 1:
+            told = "; ".join(f"{_ranks(ranks)} {what}" for what, ranks in who.items())
+            raise ValueError(f"The ranks do not agree on their process sets: {told}. {_ADVICE}")
+
+    def _raise_trouble(self, said: list[dict[str, Any]]) -> None:
+        for rank, answer in enumerate(said):
+            if answer["trouble"]:
+                raise StartError(
+                    f"A process set cannot be formed, because it failed on {self._world.label(rank)}: "
+                    f"{answer['trouble']}"
+                )
+
+    # -- connect -------------------------------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def _part(self, ranks: list[int]) -> Iterator[_Part]:
+        """What this rank contributes to a set; the listeners last as long as the context."""
+        part = _Part(ranks)
+        if self._world.rank in ranks and len(ranks) > 1:
+            subset = self._world.subset(ranks)
+            # All members know the same of each other, so they choose alike.
+            if self._settings.transport != "tcp" and subset.why_not_shared_memory() is None:
+                from horovod._core import Segment
+
+                part.segment = Segment(options=engine_options(self._settings))
+                part.offer = {"segment": part.segment.address}
+            else:
+                part.listeners = make_listeners(self._settings, optional=False)
+                assert part.listeners is not None
+                endpoints = [[one.address, one.port, one.interface] for one in part.listeners.endpoints]
+                part.offer = {"endpoints": endpoints}
+        try:
+            yield part
+        finally:
+            if part.listeners is not None:
+                part.listeners.close()
+
+    def _connect(self, part: _Part, number: int, offers: list[dict[str, Any]]) -> None:
+        """`offers` are those of all ranks of the world for this set."""
+        ranks = part.ranks
+        if self._negotiator is not None:
+            self._negotiator.add_process_set(number, ranks)
+        if part.segment is not None:
+            addresses = [str(offers[rank]["segment"]) for rank in ranks]
+            self._engine.add_process_set(number, ranks, segment=part.segment, segment_addresses=addresses)
+        elif part.listeners is not None:
+            from horovod.worker.runtime.mesh import connect_peers
+
+            subset = self._world.subset(
+                ranks,
+                secret=hmac.digest(self._world.secret, f"horovod process set {number}".encode(), "sha256"),
+                endpoints={rank: tuple(Endpoint(*one) for one in offers[rank]["endpoints"]) for rank in ranks},
+            )
+            sockets = connect_peers(
+                subset,
+                part.listeners,
+                connections=self._settings.connections_per_peer,
+                deadline=time.monotonic() + self._settings.start_timeout_seconds,
+                check=self._engine.check,
+            )
+            self._engine.add_process_set(number, ranks, sockets={ranks[peer]: fds for peer, fds in sockets.items()})
+        else:
+            self._engine.add_process_set(number, ranks)
+
+    def _forget(self, number: int) -> None:
+        self._engine.remove_process_set(number)
+        if self._negotiator is not None:
+            self._negotiator.remove_process_set(number)
+
+
+class _Part:
+    """This rank's part of a set that is being formed; empty on ranks that need no connection."""
+
+    def __init__(self, ranks: list[int]) -> None:
+        self.ranks = ranks
+        self.segment: Segment | None = None
+        self.listeners: Listeners | None = None
+        self.offer: dict[str, Any] = {}
+
+
+def problem_of(sets: Sequence[Sequence[int]], size: int, known: Sequence[Sequence[int]]) -> str:
+    """Why these sets cannot be added to a world of `size` that has the sets `known`, or "". Pure."""
+    seen = [list(ranks) for ranks in known]
+    for ranks in map(list, sets):
+        if not ranks:
+            return "A process set needs at least one rank, but it was given none."
+        if len(set(ranks)) != len(ranks):
+            return f"A process set has each rank once, but it was given the ranks {ranks}."
+        if min(ranks) < 0 or max(ranks) >= size:
+            return (
+                f"A process set was given the ranks {ranks}, but the ranks of this world are 0 to {size - 1}. "
+                "Choose among those, or start more processes."
+            )
+        if ranks in seen:
+            which = "the global process set has" if len(ranks) == size else "another process set has"
+            return f"Attempted to add a duplicate process set: {which} the same ranks {ranks} already."
+        seen.append(ranks)
+    return ""
+
+
+def _joined(items: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(items[:-1]), items[-1] if items else "nothing"]))
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = [str(rank) for rank in ranks[:16]] + ([f"{len(ranks) - 16} more"] if len(ranks) > 16 else [])
+    return f"rank{'s' if len(ranks) > 1 else ''} {_joined(shown)}"

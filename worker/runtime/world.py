@@ -1,0 +1,171 @@
+"""The world: an immutable value that says who the members of one epoch are and which of them this process is.
+
+A new epoch is a new World; nothing here ever changes. It is checked once, when the coordinator's message comes in, so
+that the rest of the runtime can rely on it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from horovod.worker.runtime.errors import StartError
+
+if TYPE_CHECKING:
+    from horovod.protos.v1 import membership_pb2
+
+_LEAST_SECRET_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a member's data plane listens. The interface is only for messages."""
+
+    address: str
+    port: int
+    interface: str = ""
+
+    def __str__(self) -> str:
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{host}:{self.port} ({self.interface})" if self.interface else f"{host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Member:
+    rank: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    member_id: str
+    host: str
+    shared_memory_domain: str
+    pid: int
+    endpoints: tuple[Endpoint, ...] = ()
+    segment_address: str = ""
+
+
+@dataclass(frozen=True)
+class World:
+    """Members in rank order, seen from `rank`."""
+
+    job: str
+    epoch: int
+    rank: int
+    members: tuple[Member, ...]
+    secret: bytes = field(default=b"", repr=False)
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_one(cls, job: str, host: str, pid: int) -> World:
+        """The world of a process that runs alone, without a coordinator."""
+        alone = Member(0, 0, 1, 0, 1, member_id="", host=host, shared_memory_domain="", pid=pid)
+        return cls(job, epoch=1, rank=0, members=(alone,))
+
+    @classmethod
+    def from_message(cls, message: membership_pb2.World, member_id: str) -> World:
+        """Checks the coordinator's message. StartError when it is not a world that this member is part of."""
+        members = tuple(_member(m) for m in message.members)
+        mine = [m.rank for m in members if m.member_id == member_id]
+        problem = ""
+        if [m.rank for m in members] != list(range(len(members))):
+            problem = f"its ranks are {[m.rank for m in members]}"
+        elif len(mine) != 1:
+            problem = f"this process is in it {len(mine)} times"
+        elif len(members) > 1 and len(message.secret) < _LEAST_SECRET_BYTES:
+            problem = f"its secret has {len(message.secret)} bytes, fewer than {_LEAST_SECRET_BYTES}"
+        if problem:
+            raise StartError(
+                f"The coordinator sent a world (job {message.job!r}, epoch {message.epoch}) that is not usable: "
+                f"{problem}. This is a bug of the coordinator; please report it."
+            )
+        return cls(message.job, message.epoch, mine[0], members, message.secret, dict(message.options))
+
+    @property
+    def me(self) -> Member:
+        return self.members[self.rank]
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    @property
+    def local_rank(self) -> int:
+        return self.me.local_rank
+
+    @property
+    def local_size(self) -> int:
+        return self.me.local_size
+
+    @property
+    def cross_rank(self) -> int:
+        return self.me.cross_rank
+
+    @property
+    def cross_size(self) -> int:
+        return self.me.cross_size
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """True when every host has the same number of ranks."""
+        return len(set(Counter(m.host for m in self.members).values())) <= 1
+
+    def label(self, rank: int) -> str:
+        """How messages name a rank: "rank 1 (pid 4242) on host node-b"."""
+        member = self.members[rank]
+        return f"rank {rank} (pid {member.pid}) on host {member.host}"
+
+    def subset(
+        self, ranks: Sequence[int], secret: bytes = b"", endpoints: Mapping[int, tuple[Endpoint, ...]] | None = None
+    ) -> World:
+        """The members of a process set, this process among them, numbered by their place in it; for connecting them.
+
+        Messages keep calling them by their ranks in the world. `endpoints`, by those ranks, replace the world's.
+        """
+        members = tuple(
+            replace(self.members[rank], rank=place, endpoints=(endpoints or {}).get(rank, ()))
+            for place, rank in enumerate(ranks)
+        )
+        mine = list(ranks).index(self.rank)
+        return _Subset(self.job, self.epoch, mine, members, secret, self.options, world_ranks=tuple(ranks))
+
+    def why_not_shared_memory(self) -> str | None:
+        """None when all members can map each other's segments, else the reason as part of a sentence."""
+        for member in self.members:
+            if not member.segment_address:
+                return f"{self.label(member.rank)} has no shared-memory segment"
+            if member.host != self.me.host:
+                return f"{self.label(member.rank)} is on another host than {self.label(self.rank)}"
+            if member.shared_memory_domain != self.me.shared_memory_domain:
+                return (
+                    f"{self.label(member.rank)} and {self.label(self.rank)} run on different machines, in different "
+                    "containers or as different users"
+                )
+        return None
+
+
+@dataclass(frozen=True)
+class _Subset(World):
+    world_ranks: tuple[int, ...] = ()
+
+    def label(self, rank: int) -> str:
+        member = self.members[rank]
+        return f"rank {self.world_ranks[rank]} (pid {member.pid}) on host {member.host}"
+
+
+def _member(message: membership_pb2.Member) -> Member:
+    return Member(
+        rank=message.rank,
+        local_rank=message.local_rank,
+        local_size=message.local_size,
+        cross_rank=message.cross_rank,
+        cross_size=message.cross_size,
+        member_id=message.member_id,
+        host=message.host.name,
+        shared_memory_domain=message.host.shared_memory_domain,
+        pid=message.pid,
+        endpoints=tuple(Endpoint(e.address, e.port, e.interface) for e in message.endpoints),
+        segment_address=message.segment_address,
+    )

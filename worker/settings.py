@@ -1,0 +1,544 @@
+"""The one table of settings: environment variable, `horovodrun` flag, YAML key, unit, default and meaning of each.
+
+The table is the class `Settings` itself, so that code reads `settings.size` with a type, and everything else
+(launcher flags, the YAML reader, the docs page) is generated from `SETTINGS`. An explicit argument beats the
+environment; a file is the launcher's business, which turns it into environment variables. Values are checked here and
+nowhere else: a bad one is a ValueError whose sentence names the variable, the value and what is expected. Importing
+this module reads nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Kind = Literal["int", "float", "bool", "text", "list", "choice", "address"]
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row. `flag` and `yaml` are None where `horovodrun` has no such option."""
+
+    name: str  # attribute of Settings; the unit is its last word
+    env: str
+    flag: str | None  # "--fusion-threshold-mb"
+    yaml: str | None  # "params.fusion_threshold_mb": section and key
+    kind: Kind
+    unit: str | None  # of the environment variable
+    default: Any
+    help: str
+    choices: tuple[str, ...] = ()  # lower case; kind "choice"
+    minimum: float | None = None
+    maximum: float | None = None
+    flag_scale: int = 1  # environment value = flag or YAML value * flag_scale (MB on the command line, bytes beyond)
+    yaml_inverted: bool = False  # the YAML key says "enabled" where the variable says "disable"
+    secret: bool = False  # the value appears in no message
+    launcher: bool = False  # set by launchers for each process, never by a person
+    in_use: bool = True  # False: checked and passed on to the processes, but nothing acts on it yet
+
+    def parse(self, text: str, source: str | None = None) -> Any:
+        """The value of `text`; ValueError with a sentence that names `source` (default: the variable)."""
+        where = source or self.env
+        text = text.strip()
+        if self.kind == "int":
+            try:
+                return self._in_range(int(text), text, where)
+            except ValueError as error:
+                raise self._bad(where, text) from error
+        if self.kind == "float":
+            try:
+                return self._in_range(float(text), text, where)
+            except ValueError as error:
+                raise self._bad(where, text) from error
+        if self.kind == "bool":
+            if text.lower() in _TRUE:
+                return True
+            if text.lower() in _FALSE:
+                return False
+            raise self._bad(where, text)
+        if self.kind == "list":
+            items = tuple(item.strip() for item in text.split(",") if item.strip())
+            if not items:
+                raise self._bad(where, text)
+            return items
+        if self.kind == "choice":
+            if text.lower() not in self.choices:
+                raise self._bad(where, text)
+            return text.lower()
+        if self.kind == "address":
+            split_address(text, where)
+            return text
+        if not text:
+            raise self._bad(where, text)
+        return text
+
+    def check(self, value: Any, source: str | None = None) -> Any:
+        """`value` of an explicit argument, checked like the text of the variable."""
+        where = source or self.name
+        if isinstance(value, str):
+            return self.parse(value, where)
+        if self.kind == "int" and isinstance(value, int) and not isinstance(value, bool):
+            return self._in_range(value, value, where)
+        if self.kind == "float" and isinstance(value, int | float) and not isinstance(value, bool):
+            return self._in_range(float(value), value, where)
+        if self.kind == "bool" and isinstance(value, bool):
+            return value
+        if self.kind == "list" and isinstance(value, list | tuple) and value:
+            return self.parse(",".join(str(item) for item in value), where)
+        raise self._bad(where, value)
+
+    def expected(self) -> str:
+        """What a value must be, to end a sentence with: "an integer >= 1 (bytes)"."""
+        if self.kind == "choice":
+            return "one of " + ", ".join(self.choices)
+        words = {
+            "int": "an integer",
+            "float": "a number",
+            "bool": "1 or 0 (also true/false, yes/no, on/off)",
+            "text": "a text that is not empty",
+            "list": "names separated by commas",
+            "address": "host:port, for example 127.0.0.1:29400",
+        }[self.kind]
+        if self.minimum is not None and self.maximum is not None:
+            words += f" from {self.minimum:g} to {self.maximum:g}"
+        elif self.minimum is not None:
+            words += f" >= {self.minimum:g}"
+        return f"{words} ({self.unit})" if self.unit else words
+
+    def _in_range(self, value: float, given: object, where: str) -> float:
+        low = self.minimum is not None and value < self.minimum
+        high = self.maximum is not None and value > self.maximum
+        if low or high or not math.isfinite(value):
+            raise self._bad(where, given)
+        return value
+
+    def _bad(self, where: str, value: object) -> ValueError:
+        shown = "" if self.secret else f"={value!r}"
+        return ValueError(f"{where}{shown} is not usable: expected {self.expected()}.")
+
+
+def split_address(text: str, source: str) -> tuple[str, int]:
+    """("host", 29400) of "host:29400" or "[::1]:29400"; ValueError naming `source` otherwise."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(
+            f"{source}={text!r} is not usable: write an IPv6 address in brackets, for example [::1]:29400."
+        )
+    usable = colon and host and not any(c.isspace() or c in "/@,[]" for c in host)
+    if not usable or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(
+            f"{source}={text!r} is not usable: expected host:port with a port from 1 to 65535, "
+            "for example 127.0.0.1:29400."
+        )
+    return host, int(port)
+
+
+def _row(
+    env: str,
+    kind: Kind,
+    default: Any,
+    help: str,  # noqa: A002
+    *,
+    flag: str | None = None,
+    yaml: str | None = None,
+    unit: str | None = None,
+    **more: Any,
+) -> Any:
+    values = {"env": env, "flag": flag, "yaml": yaml, "kind": kind, "unit": unit, "default": default, "help": help}
+    return dataclasses.field(default=default, metadata={"row": {**values, **more}})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of one process, checked. None means not given."""
+
+    # -- which world ---------------------------------------------------------------------------------------------------
+    coordinator: str | None = _row(
+        "HOROVOD_COORDINATOR",
+        "address",
+        None,
+        "host:port of the coordinator; without one the process is a world of one",
+    )
+    job: str = _row("HOROVOD_JOB", "text", "default", "name of the job; processes of one name form one world")
+    token: str | None = _row("HOROVOD_TOKEN", "text", None, "bearer token that the coordinator asks for", secret=True)
+    size: int | None = _row("HOROVOD_SIZE", "int", None, "number of processes in the world", minimum=1)
+    start_timeout_seconds: float = _row(
+        "HOROVOD_START_TIMEOUT",
+        "float",
+        30.0,
+        "how long all processes may take to start and join",
+        flag="--start-timeout",
+        unit="seconds",
+        minimum=0.001,
+        maximum=10_000_000,
+    )
+    rank: int | None = _row("HOROVOD_RANK", "int", None, "rank that the launcher decided", minimum=0, launcher=True)
+    local_rank: int | None = _row(
+        "HOROVOD_LOCAL_RANK", "int", None, "rank among the processes of this host", minimum=0, launcher=True
+    )
+    local_size: int | None = _row(
+        "HOROVOD_LOCAL_SIZE", "int", None, "number of processes on this host", minimum=1, launcher=True
+    )
+    cross_rank: int | None = _row(
+        "HOROVOD_CROSS_RANK",
+        "int",
+        None,
+        "index of this host among those with this local rank",
+        minimum=0,
+        launcher=True,
+    )
+    cross_size: int | None = _row(
+        "HOROVOD_CROSS_SIZE", "int", None, "number of hosts that have this local rank", minimum=1, launcher=True
+    )
+    hostname: str | None = _row(
+        "HOROVOD_HOSTNAME",
+        "text",
+        None,
+        "name of this host; processes of one name are local to each other",
+        launcher=True,
+    )
+
+    # -- data plane ----------------------------------------------------------------------------------------------------
+    transport: str = _row(
+        "HOROVOD_TRANSPORT",
+        "choice",
+        "auto",
+        "data plane: shared memory when all ranks share a host and TCP otherwise, or always the one named",
+        choices=("auto", "shm", "tcp"),
+    )
+    cpu_operations: str = _row(
+        "HOROVOD_CPU_OPERATIONS",
+        "choice",
+        "native",
+        "whose algorithms move CPU tensors: native (shared memory or TCP) or gloo (over TCP, where libgloo-dev was "
+        "there when Horovod was built); must agree on all ranks",
+        choices=("native", "gloo", "mpi", "ccl"),
+    )
+    network_interfaces: tuple[str, ...] = _row(
+        "HOROVOD_NETWORK_INTERFACES",
+        "list",
+        (),
+        "network interfaces for TCP; without it every one that is up, but loopback and bridges of containers",
+        flag="--network-interfaces",
+    )
+    connections_per_peer: int = _row(
+        "HOROVOD_CONNECTIONS_PER_PEER",
+        "int",
+        2,
+        "TCP connections between two ranks; must agree on all ranks",
+        minimum=1,
+        maximum=64,
+    )
+    fusion_threshold_bytes: int = _row(
+        "HOROVOD_FUSION_THRESHOLD",
+        "int",
+        128 << 20,
+        "operations are fused into one batch up to this size; 0 turns fusion off; must agree on all ranks",
+        flag="--fusion-threshold-mb",
+        yaml="params.fusion_threshold_mb",
+        unit="bytes",
+        minimum=0,
+        maximum=1 << 62,
+        flag_scale=1 << 20,
+    )
+    spin_us: int = _row(
+        "HOROVOD_SPIN_US",
+        "int",
+        50,
+        "how long a waiting thread polls before it sleeps",
+        unit="microseconds",
+        minimum=0,
+        maximum=1_000_000,
+    )
+    slot_bytes: int = _row(
+        "HOROVOD_SLOT_BYTES",
+        "int",
+        256 << 10,
+        "size of one shared-memory staging slot; must agree on all ranks",
+        unit="bytes",
+        minimum=4096,
+        maximum=1 << 30,
+    )
+    slot_count: int = _row(
+        "HOROVOD_SLOT_COUNT", "int", 4, "staging slots of each rank; must agree on all ranks", minimum=1, maximum=1024
+    )
+    progress_timeout_seconds: float = _row(
+        "HOROVOD_PROGRESS_TIMEOUT",
+        "float",
+        300.0,
+        "how long a peer may make no progress in an operation that every rank has started, before the world ends",
+        unit="seconds",
+        minimum=0.001,
+        maximum=10_000_000,
+    )
+
+    # -- negotiation and process sets ----------------------------------------------------------------------------------
+    cycle_time_ms: float = _row(
+        "HOROVOD_CYCLE_TIME",
+        "float",
+        1.0,
+        "extra time to wait for more tensors to batch; there is no fixed cycle",
+        flag="--cycle-time-ms",
+        yaml="params.cycle_time_ms",
+        unit="milliseconds",
+        minimum=0,
+        in_use=False,
+    )
+    cache_capacity: int = _row(
+        "HOROVOD_CACHE_CAPACITY",
+        "int",
+        1024,
+        "operations whose agreement is remembered",
+        flag="--cache-capacity",
+        yaml="params.cache_capacity",
+        minimum=0,
+        in_use=False,
+    )
+    dynamic_process_sets: bool = _row(
+        "HOROVOD_DYNAMIC_PROCESS_SETS", "bool", False, "process sets may be added and removed after init"
+    )
+    disable_group_fusion: bool = _row(
+        "HOROVOD_DISABLE_GROUP_FUSION", "bool", False, "a grouped operation is not fused with others", in_use=False
+    )
+    hierarchical_allreduce: bool | None = _row(
+        "HOROVOD_HIERARCHICAL_ALLREDUCE",
+        "bool",
+        None,
+        "reduce inside each host first; without it chosen by topology",
+        flag="--hierarchical-allreduce",
+        yaml="params.hierarchical_allreduce",
+        in_use=False,
+    )
+    hierarchical_allgather: bool | None = _row(
+        "HOROVOD_HIERARCHICAL_ALLGATHER",
+        "bool",
+        None,
+        "gather inside each host first; without it chosen by topology",
+        flag="--hierarchical-allgather",
+        yaml="params.hierarchical_allgather",
+        in_use=False,
+    )
+    torus_allreduce: bool | None = _row(
+        "HOROVOD_TORUS_ALLREDUCE",
+        "bool",
+        None,
+        "reduce in a torus of hosts and local ranks",
+        flag="--torus-allreduce",
+        yaml="params.torus_allreduce",
+        in_use=False,
+    )
+    thread_affinity: tuple[str, ...] = _row(
+        "HOROVOD_THREAD_AFFINITY",
+        "list",
+        (),
+        "processors of the background threads: one for each local rank, or one for all",
+        flag="--thread-affinity",
+        yaml="library_options.thread_affinity",
+    )
+    elastic: bool = _row("HOROVOD_ELASTIC", "bool", False, "set by elastic launchers", launcher=True, in_use=False)
+    elastic_timeout_seconds: float = _row(
+        "HOROVOD_ELASTIC_TIMEOUT",
+        "float",
+        600.0,
+        "how long a changed world may take to form again",
+        flag="--elastic-timeout",
+        unit="seconds",
+        minimum=0,
+        in_use=False,
+    )
+
+    # -- what one sees -------------------------------------------------------------------------------------------------
+    log_level: str = _row(
+        "HOROVOD_LOG_LEVEL",
+        "choice",
+        "warning",
+        "least important message that is logged",
+        flag="--log-level",
+        yaml="logging.level",
+        choices=("trace", "debug", "info", "warning", "error", "fatal"),
+    )
+    log_hide_time: bool = _row(
+        "HOROVOD_LOG_HIDE_TIME",
+        "bool",
+        False,
+        "log lines carry no time",
+        flag="--log-without-timestamp",
+        yaml="logging.with_timestamp",
+        yaml_inverted=True,
+        in_use=False,
+    )
+    timeline: str | None = _row(
+        "HOROVOD_TIMELINE",
+        "text",
+        None,
+        "file of the timeline, or DYNAMIC to start it from the program",
+        flag="--timeline-filename",
+        yaml="timeline.filename",
+        in_use=False,
+    )
+    timeline_mark_cycles: bool = _row(
+        "HOROVOD_TIMELINE_MARK_CYCLES",
+        "bool",
+        False,
+        "mark each batch in the timeline",
+        flag="--timeline-mark-cycles",
+        yaml="timeline.mark_cycles",
+        in_use=False,
+    )
+    stall_check_disable: bool = _row(
+        "HOROVOD_STALL_CHECK_DISABLE",
+        "bool",
+        False,
+        "no warning about tensors that some ranks did not submit",
+        flag="--no-stall-check",
+        yaml="stall_check.enabled",
+        yaml_inverted=True,
+        in_use=False,
+    )
+    stall_check_seconds: float = _row(
+        "HOROVOD_STALL_CHECK_TIME_SECONDS",
+        "float",
+        60.0,
+        "warn about a tensor that waits longer than this",
+        flag="--stall-check-warning-time-seconds",
+        yaml="stall_check.warning_time_seconds",
+        unit="seconds",
+        minimum=0,
+        in_use=False,
+    )
+    stall_shutdown_seconds: float = _row(
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        "float",
+        0.0,
+        "shut down when a tensor waits longer than this; 0 is never",
+        flag="--stall-check-shutdown-time-seconds",
+        yaml="stall_check.shutdown_time_seconds",
+        unit="seconds",
+        minimum=0,
+        in_use=False,
+    )
+
+    # -- tuning --------------------------------------------------------------------------------------------------------
+    autotune: bool = _row(
+        "HOROVOD_AUTOTUNE",
+        "bool",
+        False,
+        "tune parameters while training",
+        flag="--autotune",
+        yaml="autotune.enabled",
+        in_use=False,
+    )
+    autotune_log: str | None = _row(
+        "HOROVOD_AUTOTUNE_LOG",
+        "text",
+        None,
+        "CSV file of what autotune tried",
+        flag="--autotune-log-file",
+        yaml="autotune.log_file",
+        in_use=False,
+    )
+    autotune_warmup_samples: int = _row(
+        "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+        "int",
+        3,
+        "samples that autotune throws away first",
+        flag="--autotune-warmup-samples",
+        yaml="autotune.warmup_samples",
+        minimum=0,
+        in_use=False,
+    )
+    autotune_steps_per_sample: int = _row(
+        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
+        "int",
+        10,
+        "steps in one sample of autotune",
+        flag="--autotune-steps-per-sample",
+        yaml="autotune.steps_per_sample",
+        minimum=0,
+        in_use=False,
+    )
+    autotune_bayes_opt_max_samples: int = _row(
+        "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+        "int",
+        20,
+        "samples after which autotune stops",
+        flag="--autotune-bayes-opt-max-samples",
+        yaml="autotune.bayes_opt_max_samples",
+        minimum=0,
+        in_use=False,
+    )
+    autotune_gaussian_process_noise: float = _row(
+        "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+        "float",
+        0.8,
+        "noise that autotune assumes in its samples",
+        flag="--autotune-gaussian-process-noise",
+        yaml="autotune.gaussian_process_noise",
+        minimum=0,
+        maximum=1,
+        in_use=False,
+    )
+
+    # -- backends ------------------------------------------------------------------------------------------------------
+    num_nccl_streams: int = _row(
+        "HOROVOD_NUM_NCCL_STREAMS",
+        "int",
+        1,
+        "CUDA streams for NCCL",
+        flag="--num-nccl-streams",
+        yaml="library_options.num_nccl_streams",
+        minimum=0,
+        in_use=False,
+    )
+    gloo_timeout_seconds: int = _row(
+        "HOROVOD_GLOO_TIMEOUT_SECONDS",
+        "int",
+        30,
+        "how long a peer may make no progress in an operation of Gloo; 0 leaves it to HOROVOD_PROGRESS_TIMEOUT",
+        flag="--gloo-timeout-seconds",
+        yaml="library_options.gloo_timeout_seconds",
+        unit="seconds",
+        minimum=0,
+    )
+    mpi_threads_disable: bool = _row(
+        "HOROVOD_MPI_THREADS_DISABLE",
+        "bool",
+        False,
+        "accepted; there is no MPI in this build",
+        flag="--mpi-threads-disable",
+        yaml="library_options.mpi_threads_disable",
+        in_use=False,
+    )
+
+
+SETTINGS: tuple[Setting, ...] = tuple(
+    Setting(name=field.name, **field.metadata["row"]) for field in dataclasses.fields(Settings)
+)
+
+
+def resolve(environ: Mapping[str, str] | None = None, explicit: Mapping[str, Any] | None = None) -> Settings:
+    """Settings from explicit arguments (None means not given), then `environ` (default: the process's), then defaults.
+
+    An empty variable counts as unset. Raises ValueError for a bad value and for an argument that is not in the table.
+    """
+    environ = os.environ if environ is None else environ
+    given = {name: value for name, value in (explicit or {}).items() if value is not None}
+    values: dict[str, Any] = {}
+    for setting in SETTINGS:
+        if setting.name in given:
+            values[setting.name] = setting.check(given.pop(setting.name))
+        elif environ.get(setting.env, "").strip():
+            values[setting.name] = setting.parse(environ[setting.env])
+    if given:
+        known = ", ".join(setting.name for setting in SETTINGS)
+        raise ValueError(f"There is no setting named {', '.join(sorted(given))}; settings are: {known}.")
+    return Settings(**values)
