@@ -25,9 +25,8 @@ class Segment:
     @property
     def address(self) -> str:
         """Opaque; what peers pass as `segment_addresses`."""
-    @property
-    def attached(self) -> int:
-        """How many engines of peers have opened it."""
+    def await_attached(self, peers: int, timeout_seconds: float) -> int:
+        """Sleeps until engines of `peers` peers have opened it or the time is over; how many have."""
 
 @final
 class Output:

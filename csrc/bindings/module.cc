@@ -299,9 +299,12 @@ PYBIND11_MODULE(_core, module) {
            }),
            py::kw_only(), py::arg("in_process") = false, py::arg("options") = std::map<std::string, int64_t>())
       .def_property_readonly("address", [](const PySegment& self) { return self.segment->address(); })
-      .def_property_readonly("attached", [](const PySegment& self) {
-        return self.segment->header().attached.load(std::memory_order_acquire);
-      });
+      .def(
+          "await_attached",
+          [](const PySegment& self, uint32_t peers, double timeout_seconds) {
+            return self.segment->await_attached(peers, static_cast<int64_t>(timeout_seconds * 1e6));
+          },
+          py::arg("peers"), py::arg("timeout_seconds"), py::call_guard<py::gil_scoped_release>());
 
   py::class_<Output>(module, "Output", py::buffer_protocol())
       .def_buffer([](Output& self) {

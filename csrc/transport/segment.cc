@@ -15,6 +15,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/clock.h"
+#include "base/futex.h"
+
 namespace horovod {
 namespace {
 
@@ -141,7 +144,19 @@ std::shared_ptr<Segment> Segment::open(const std::string& address, size_t bytes,
     return nullptr;
   }
   segment->header().attached.fetch_add(1, std::memory_order_release);
+  futex_wake_all(&segment->header().attached);
   return segment;
+}
+
+uint32_t Segment::await_attached(uint32_t peers, int64_t timeout_us) const {
+  const std::atomic<uint32_t>& attached = header().attached;
+  const int64_t deadline_us = now_us() + timeout_us;
+  for (;;) {
+    const uint32_t count = attached.load(std::memory_order_acquire);
+    const int64_t left_us = deadline_us - now_us();
+    if (count >= peers || left_us <= 0) return count;
+    futex_wait(&attached, count, left_us);
+  }
 }
 
 Segment::~Segment() {

@@ -27,7 +27,8 @@ struct SegmentHeader {
   uint64_t nonce;
   uint64_t bytes;
   std::atomic<uint32_t> state;     // MemberState; released after `cause` is written, acquired by readers of `cause`
-  std::atomic<uint32_t> attached;  // peers that have opened it: each adds 1, in release order, the owner acquires
+  // Peers that have opened it: each adds 1, in release order, and wakes the owner (futex), which acquires.
+  std::atomic<uint32_t> attached;
   char cause[kCauseBytes];         // NUL-terminated sentence, valid when state is not running; written once
 };
 
@@ -41,6 +42,9 @@ class Segment {
   ~Segment();
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
+
+  // Owner only: sleeps until `peers` have opened the segment, at most timeout_us; how many have.
+  uint32_t await_attached(uint32_t peers, int64_t timeout_us) const;
 
   const std::string& address() const { return address_; }
   std::byte* data() const { return data_; }

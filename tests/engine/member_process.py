@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent))
-from counters import counters
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from resources import held, leaks
 from world import ALLREDUCE, DTYPES, SUM
 
 from horovod import _core
@@ -151,12 +151,12 @@ class Process:
         try:
             for step in range(warm_up + steps):
                 if step == warm_up:
-                    before = counters()
+                    before = held()
                 self.engine.wait(self.submit(array, step % 8))
         except RuntimeError as error:
             say(error=str(error))
             return
-        say(measured=[before, counters()])
+        say(leaked=leaks(before))
 
     def run(self) -> None:
         for line in sys.stdin:

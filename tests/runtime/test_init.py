@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from resources import descriptors, eventually, threads
 from runtime_harness import Program, allreduce_all, form_threads, world
 
 from horovod.common import basics as hvd
@@ -260,21 +261,6 @@ def shared_files() -> list[str]:
     return sorted(name for name in os.listdir("/dev/shm") if "horovod" in name)
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def eventually(condition, seconds: float = 20.0) -> bool:
-    """Polls what has no event; False when it does not come true in time."""
-    pause = threading.Event()
-    for _ in range(int(seconds / 0.05)):
-        if condition():
-            return True
-        gc.collect()
-        pause.wait(0.05)
-    return False
-
-
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_nothing_is_left_after_many_worlds(coordinator, transport):
     def cycle() -> None:
@@ -283,14 +269,14 @@ def test_nothing_is_left_after_many_worlds(coordinator, transport):
 
     for _ in range(3):  # what grpc and the coordinator make once
         cycle()
-    segments, files, threads = shared_files(), descriptors(), len(os.listdir("/proc/self/task"))
+    segments, files, tasks = shared_files(), descriptors(), threads()
     for _ in range(10):
         cycle()
     assert not python_threads()
     assert shared_files() == segments
     # The server closes its side of the last connections a moment later.
     assert eventually(lambda: descriptors() <= files + 2), f"{descriptors()} descriptors are open, {files} were"
-    assert len(os.listdir("/proc/self/task")) <= threads + 4  # grpc keeps a pool
+    assert eventually(lambda: threads() <= tasks + 4), f"{threads()} threads run, {tasks} did"  # grpc keeps a pool
 
 
 def test_a_failed_start_leaves_nothing(coordinator):

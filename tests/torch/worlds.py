@@ -24,6 +24,7 @@ from typing import Any
 
 import cloudpickle
 import fork_server
+import pytest
 
 DEADLINE_SECONDS = 60.0
 
@@ -173,7 +174,7 @@ def serve(pipe: Connection) -> None:
             function, arguments, options = cloudpickle.loads(request)
             torch.manual_seed(0)
             outcome = Outcome(function(*arguments, **options))
-        except Exception as error:
+        except (Exception, pytest.fail.Exception) as error:
             outcome = Outcome(error=error, text=traceback.format_exc())
         try:
             answer = cloudpickle.dumps(outcome)

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# How often a start that waits for peers looks whether the world still stands.
+CHECK_SECONDS = 0.05
+
 # Settings that change how ranks work together, so the coordinator refuses members that do not agree on them.
 AGREED = (
     "transport",
@@ -236,16 +239,15 @@ def _join(
 
 def _await_peers(segment: Segment, world: World, session: Session, deadline: float) -> None:
     """Until all peers have opened this rank's segment: it may leave at once, and with it the segment."""
-    while segment.attached < world.size - 1:
+    peers = world.size - 1
+    while (attached := segment.await_attached(peers, CHECK_SECONDS)) < peers:
         session.check()
         if time.monotonic() > deadline:
-            missing = world.size - 1 - segment.attached
             raise StartError(
-                f"{missing} of {world.size - 1} other ranks did not open the shared memory of "
+                f"{peers - attached} of {peers} other ranks did not open the shared memory of "
                 f"{world.label(world.rank)} in time. Give them more with HOROVOD_START_TIMEOUT, or set "
                 "HOROVOD_TRANSPORT=tcp."
             )
-        time.sleep(0.0005)  # nobody announces it
 
 
 def _in_short(process_sets: list[list[int]]) -> str:

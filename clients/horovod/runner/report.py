@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from horovod.coordinator.core.words import joined, ranks_in_words
 from horovod.worker.agent.agent import Outcome
 
+# How long after a peer's own end the end of the rank that it died of may still be reported: both are known within
+# milliseconds, but for a machine that is busy.
 AFTERMATH_S = 0.5
 
 

@@ -25,7 +25,7 @@ _GRADIENTS = "sync_batch_norm.gradients"
 class SyncBatchNorm(_BatchNorm):
     """Normalizes each channel over the batches of all ranks of the global process set.
 
-    Input and output: (N, C, *), any floating dtype, CPU or GPU. N and the spatial sizes may differ between ranks, and N
+    Input and output: (N, C, *), any floating dtype, on the CPU. N and the spatial sizes may differ between ranks, and N
     may be 0 on some. Parameters, running statistics, `momentum` and `eps` are those of torch.nn.BatchNorm1d to 3d. In
     evaluation (with running statistics) and in a world of one it is an ordinary batch normalization. Every rank must
     call it equally often.
@@ -89,9 +89,7 @@ class _Normalize(torch.autograd.Function):
         values = batch.to(_wide(batch.dtype))
         channels = batch.size(1)
         own_count = batch.numel() // channels
-        own = torch.zeros(
-            1, 1 + 2 * channels, dtype=torch.float64, device=batch.device
-        )  # one row: count, means, squares
+        own = torch.zeros(1, 1 + 2 * channels, dtype=torch.float64, device=batch.device)  # count, means, squares
         if own_count:
             variance, mean = torch.var_mean(values, _all_but_channels(batch), correction=0)
             own[0, 0] = own_count
