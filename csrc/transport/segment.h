@@ -26,10 +26,10 @@ struct SegmentHeader {
   uint64_t magic;
   uint64_t nonce;
   uint64_t bytes;
-  std::atomic<uint32_t> state;     // MemberState; released after `cause` is written, acquired by readers of `cause`
+  std::atomic<uint32_t> state;  // MemberState; released after `cause` is written, acquired by readers of `cause`
   // Peers that have opened it: each adds 1, in release order, and wakes the owner (futex), which acquires.
   std::atomic<uint32_t> attached;
-  char cause[kCauseBytes];         // NUL-terminated sentence, valid when state is not running; written once
+  char cause[kCauseBytes];  // NUL-terminated sentence, valid when state is not running; written once
 };
 
 class Segment {
