@@ -32,10 +32,10 @@ build: $(VENV)/.built
 train: build
 	PATH="$(CURDIR)/$(BIN):$$PATH" horovodrun -np 2 python examples/torch_digits.py
 
-# The native programs come second: building them under the sanitizers takes both processors for a while.
+# What builds comes second: it takes both processors for a while.
 test: build
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore=tests/native $(PYTEST_ARGS)
-	$(BIN)/python -m pytest tests/native
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore=tests/native --ignore=tests/packaging $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/native tests/packaging
 
 # mypy sees the package as users import it: a tree of links, with the generated protos beside.
 TYPES := build/types

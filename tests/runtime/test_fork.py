@@ -79,6 +79,7 @@ signal.pause()
     peer = """
 hvd.init()
 allreduce("ready")
+print("ready", flush=True)
 try:
     allreduce("ready")
 except HorovodInternalError as error:
@@ -86,6 +87,7 @@ except HorovodInternalError as error:
 """
     with Program(parent, **common) as program, Program(peer, **common) as other:
         child = int(program.line())
+        assert other.line() == "ready"  # the parent may have been the first to have the sum
         try:
             os.kill(program.process.pid, signal.SIGKILL)
             assert f"(pid {program.process.pid})" in other.finish()

@@ -1,0 +1,37 @@
+// What a program in this folder says before it ends because something is not as it should be. Checks work in any thread
+// and stay on in every build.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "base/status.h"
+
+// CHECK(condition) or CHECK(condition, format, ...); what stdout holds comes first, so that one can see how far it came.
+#define CHECK(condition, ...)                                                     \
+  do {                                                                            \
+    if (!(condition)) {                                                           \
+      std::fflush(stdout);                                                        \
+      std::fprintf(stderr, "%s:%d: CHECK(%s)\n", __FILE__, __LINE__, #condition); \
+      __VA_OPT__(std::fprintf(stderr, __VA_ARGS__); std::fputc('\n', stderr);)    \
+      std::abort();                                                               \
+    }                                                                             \
+  } while (0)
+
+#define CHECK_OK(expression)                                                     \
+  do {                                                                           \
+    const ::horovod::Status check_status = (expression);                         \
+    CHECK(check_status.ok(), "%s: %s", #expression, check_status.message().c_str()); \
+  } while (0)
+
+namespace horovod::testing {
+
+// Says what it found instead, which CHECK alone can't.
+inline bool contains(const std::string& text, const std::string& part) {
+  if (text.find(part) != std::string::npos) return true;
+  std::fprintf(stderr, "\"%s\" lacks \"%s\"\n", text.c_str(), part.c_str());
+  return false;
+}
+
+}  // namespace horovod::testing

@@ -1,0 +1,251 @@
+// How connections of the TCP data plane end: a peer that is lost, aborts, leaves, stands still, or writes what no rank
+// would. Whatever it is, everybody hears the cause, with the name of whose fault it is.
+#include <unistd.h>
+
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "mesh_world.h"
+#include "named_tests.h"
+#include "transport/mesh_frame.h"
+
+using namespace horovod;
+using namespace horovod::testing;
+
+namespace {
+
+Status wait_for_news(Mesh& mesh) {  // until wait() fails, taking frames
+  for (;;) {
+    ControlFrame frame;
+    bool found = true;
+    while (found) HVD_TRY(mesh.next_control(frame, found));
+    HVD_TRY(mesh.wait(60'000'000));
+  }
+}
+
+void test_lost_peer() {
+  for (const Wire wire : {Wire::pair, Wire::tcp}) {
+    for (const int connections : {1, 3}) {
+      {
+        World world(3, wire, connections);
+        world.meshes[2].reset();
+        Status status = receive_from(world[0], 2, 10);
+        CHECK(status.code() == Code::aborted && contains(status.message(), label_of(2) + " was lost"));
+        status = receive_from(world[0], 1, 10);  // final
+        CHECK(contains(status.message(), label_of(2) + " was lost"));
+        status = wait_for_news(world[1]);
+        CHECK(contains(status.message(), label_of(2) + " was lost"));
+      }
+      {  // in the middle of a transfer, seen by a rank that waits for another one
+        World world(3, wire, connections);
+        std::thread victim([&] { (void)receive_from(world[0], 1, 10); });
+        Flight flight;
+        std::vector<uint8_t> out(64'000'000);
+        const Transfer send{1, {{out.data(), out.size()}}};
+        CHECK_OK(world[2].start({&send, 1}, {}, flight));
+        std::thread receiver([&] {
+          const Status status = receive_from(world[1], 2, out.size());
+          CHECK(contains(status.message(), label_of(2) + " was lost"));
+        });
+        world.meshes[2].reset();
+        receiver.join();
+        victim.join();
+      }
+      {  // while sending to it
+        World world(2, wire, connections);
+        std::thread closer([&] { world.meshes[1].reset(); });
+        const Status status = send_to(world[0], 1, 50'000'000);
+        CHECK(contains(status.message(), label_of(1) + " was lost"));
+        closer.join();
+      }
+    }
+  }
+}
+
+void test_abort_frame_is_the_cause() {
+  for (const int connections : {1, 3}) {
+    World world(3, Wire::tcp, connections);
+    // Rank 2 aborts; rank 1 hears of it and ends too, without having told rank 0 yet. Rank 0 must hear the root cause,
+    // although it needs rank 1 and sees its connection end.
+    world[2].announce_end(ControlKind::abort, "rank 2 ran out of patience");
+    CHECK(contains(wait_for_news(world[1]).message(), "rank 2 ran out of patience"));
+    world.meshes[1].reset();
+    const Status status = receive_from(world[0], 1, 10);
+    CHECK(status.code() == Code::aborted && contains(status.message(), "rank 2 ran out of patience"));
+    CHECK(contains(send_to(world[0], 2, 10).message(), "rank 2 ran out of patience"));
+  }
+  {  // behind data that nobody has asked for
+    World world(2, Wire::tcp, 2);
+    Flight flight;
+    std::vector<uint8_t> out(1'000);
+    const Transfer send{0, {{out.data(), out.size()}}};
+    CHECK_OK(world[1].start({&send, 1}, {}, flight));
+    world[1].announce_end(ControlKind::abort, "the reason");
+    world.meshes[1].reset();
+    CHECK(contains(wait_for_news(world[0]).message(), "the reason"));
+  }
+  for (const int connections : {1, 3}) {  // in the middle of data
+    World world(2, Wire::tcp, connections);
+    Flight flight;
+    std::vector<uint8_t> out(50'000'000);
+    const Transfer send{0, {{out.data(), out.size()}}};
+    CHECK_OK(world[1].start({&send, 1}, {}, flight));
+    world.aborts[1].raise({Code::aborted, "the reason"});
+    world[1].announce_end(ControlKind::abort, "the reason");
+    std::thread aborter([&] { world[1].linger(60'000'000); });
+    CHECK(receive_from(world[0], 1, out.size()).message() == "the reason");
+    aborter.join();
+    CHECK(world[1].finish(flight).message() == "the reason");
+  }
+  {  // the local abort signal
+    World world(2);
+    std::thread aborter([&] {
+      world.aborts[0].raise({Code::interrupted, "Ctrl-C"});
+      world[0].wake();
+    });
+    CHECK(receive_from(world[0], 1, 10).message() == "Ctrl-C");
+    aborter.join();
+    CHECK(world[0].wait(1000).message() == "Ctrl-C");
+  }
+}
+
+void test_leave() {
+  for (const int connections : {1, 3}) {
+    World world(3, Wire::tcp, connections);
+    constexpr size_t kBytes = 1'000'000;
+    std::vector<uint8_t> out(kBytes, 42), in(kBytes);
+    std::thread leaver([&] {
+      const Transfer send{0, {{out.data(), kBytes}}};
+      CHECK_OK(world[1].exchange({&send, 1}, {}));
+      world[1].announce_end(ControlKind::leave, "");
+      world.meshes[1].reset();
+    });
+    const Transfer receive{1, {{in.data(), kBytes}}};
+    CHECK_OK(world[0].exchange({}, {&receive, 1}));  // sent before it left
+    CHECK(in == out);
+    leaver.join();
+    ControlFrame frame;
+    for (bool found = false; !found;) {
+      CHECK_OK(world[0].wait(1'000'000));
+      CHECK_OK(world[0].next_control(frame, found));
+    }
+    CHECK(frame.kind == ControlKind::leave && frame.peer == 1 && frame.text == label_of(1) + " has shut down.");
+    CHECK_OK(world[0].wait(1000));  // that alone is no failure
+    std::thread other([&] { CHECK_OK(send_to(world[2], 0, 10)); });
+    CHECK_OK(receive_from(world[0], 2, 10));  // and the others go on
+    other.join();
+    const Status status = receive_from(world[0], 1, 10);
+    CHECK(status.code() == Code::left && contains(status.message(), label_of(1) + " has shut down."));
+  }
+  {  // it leaves while we wait for it, or send to it
+    for (const bool sending : {false, true}) {
+      World world(2, Wire::tcp, 3);
+      std::thread leaver([&] { world[1].announce_end(ControlKind::leave, "bye"); });
+      const Status status = sending ? send_to(world[0], 1, 50'000'000) : receive_from(world[0], 1, 1'000'000);
+      CHECK(contains(status.message(), label_of(1) + " has shut down: bye"));
+      leaver.join();
+    }
+  }
+}
+
+void test_progress_timeout() {
+  Config config;
+  config.progress_timeout_ms = 120;
+  World world(3, Wire::pair, 1, config);
+  Status status = receive_from(world[0], 2, 10);
+  CHECK(status.code() == Code::timeout && contains(status.message(), label_of(2) + " has made no progress"));
+  CHECK(status.message().find("rank 1") == std::string::npos);
+  status = send_to(world[1], 2, 50'000'000);
+  CHECK(status.code() == Code::timeout && contains(status.message(), label_of(2) + " has made no progress"));
+}
+
+// A peer played by hand: whatever it writes, the answer is a sentence with its name.
+void test_hostile_bytes() {
+  using wire::FrameHeader;
+  const auto header = [](auto change) {
+    FrameHeader made;
+    made.sender = 1;
+    made.epoch = 7;
+    made.length = 100;
+    change(made);
+    std::string bytes(reinterpret_cast<const char*>(&made), sizeof(made));
+    return bytes.append(100, 'x');
+  };
+  struct Case {
+    std::string bytes;
+    std::string complaint;
+  };
+  const std::vector<Case> cases = {
+      {std::string(64, 'G'), "no frame of the data plane"},
+      {header([](FrameHeader& h) { h.epoch = 8; }), "epoch 8"},
+      {header([](FrameHeader& h) { h.sender = 0; }), "in the name of rank 0"},
+      {header([](FrameHeader& h) { h.length = 99; }), "99 bytes of transfer 0 where this rank expected 100"},
+      {header([](FrameHeader& h) { h.sequence = 1; }), "transfer 1 where this rank expected 100 bytes of transfer 0"},
+      {header([](FrameHeader& h) { h.length = 0; }), "data frame of 0 bytes"},
+      {header([](FrameHeader& h) { h.length = ~uint64_t{0}; }), "data frame of"},
+      {header([](FrameHeader& h) { h.kind = 8; }), "kind 8"},
+      {header([](FrameHeader& h) { h.kind = 3, h.length = uint64_t{1} << 40; }), "control frame of"},
+      {header([](FrameHeader& h) { h.kind = 3, h.length = 3; }), "control frame of 3 bytes"},
+      {header([](FrameHeader& h) { h.kind = 3; }), "claims to hold"},
+      {header([](FrameHeader& h) { h.kind = 3, h.sequence = 2; }), "control frame 2 where number 0"},
+      {header([](FrameHeader&) {}).substr(0, 70), "was lost"},  // truncated
+      {header([](FrameHeader&) {}).substr(0, 20), "was lost"},
+      {"", "was lost"},
+  };
+  for (const Case& hostile : cases) {
+    int fds[2];
+    connect_pair(Wire::pair, fds);
+    AbortSignal abort;
+    Status status;
+    auto mesh = Mesh::create(0, 7, {{label_of(0), {}}, {label_of(1), {fds[0]}}}, Config{}, abort, status);
+    CHECK_OK(status);
+    CHECK(write(fds[1], hostile.bytes.data(), hostile.bytes.size()) == static_cast<ssize_t>(hostile.bytes.size()));
+    close(fds[1]);
+    status = receive_from(*mesh, 1, 100);
+    CHECK(status.code() == Code::aborted);
+    CHECK(contains(status.message(), label_of(1)) && contains(status.message(), hostile.complaint));
+  }
+  // A connection that ends at every byte of a good stream of a control frame and a data frame.
+  World world(2);
+  const auto good = [&] {
+    int fds[2];
+    connect_pair(Wire::pair, fds);
+    AbortSignal abort;
+    Status status;
+    auto mesh = Mesh::create(1, 7, {{label_of(0), {fds[0]}}, {label_of(1), {}}}, Config{}, abort, status);
+    const uint32_t id = 3;
+    CHECK_OK(mesh->send_control(0, ControlKind::ready, {&id, 1}, "t"));
+    CHECK_OK(send_to(*mesh, 0, 50));
+    std::string bytes(1000, 0);
+    bytes.resize(static_cast<size_t>(read(fds[1], bytes.data(), bytes.size())));
+    close(fds[1]);
+    return bytes;
+  }();
+  for (size_t cut = 0; cut <= good.size(); ++cut) {
+    int fds[2];
+    connect_pair(Wire::pair, fds);
+    AbortSignal abort;
+    Status status;
+    auto mesh = Mesh::create(0, 7, {{label_of(0), {}}, {label_of(1), {fds[0]}}}, Config{}, abort, status);
+    CHECK(write(fds[1], good.data(), cut) == static_cast<ssize_t>(cut));
+    close(fds[1]);
+    status = receive_from(*mesh, 1, 50);
+    CHECK(status.ok() == (cut == good.size()));
+    if (!status.ok()) CHECK(contains(status.message(), label_of(1) + " was lost"));
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_named(argc, argv, {
+      {"lost_peer", test_lost_peer},
+      {"abort_frame_is_the_cause", test_abort_frame_is_the_cause},
+      {"leave", test_leave},
+      {"progress_timeout", test_progress_timeout},
+      {"hostile_bytes", test_hostile_bytes},
+  });
+}

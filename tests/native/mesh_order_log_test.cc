@@ -1,0 +1,305 @@
+// The order log over the TCP data plane: ranks submit, take back and leave in random order, and agree all the same.
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "collectives/mesh/collectives.h"
+#include "collectives/mesh/eager_store.h"
+#include "engine/mesh_order_log.h"
+#include "mesh_job.h"
+#include "mesh_log.h"
+#include "mesh_world.h"
+#include "named_tests.h"
+
+using namespace horovod;
+using namespace horovod::testing;
+
+namespace {
+
+// Every rank submits all ids of a round in its own order, from two threads, while the driver runs an allreduce for
+// every batch: all ranks see the same batches in the same order, each id once a round.
+void test_order_log() {
+  for (const int n : {1, 2, 3, 5}) {
+    constexpr uint32_t kIds = 40;
+    constexpr int kRounds = 5;
+    World world(n, Wire::tcp, n == 3 ? 2 : 1);
+    std::vector<std::vector<std::vector<TensorId>>> seen(n);
+    in_ranks(n, [&](int rank) {
+      MeshOrderLog log(world[rank], kThree, world.aborts[rank]);
+      std::mutex mutex;
+      std::condition_variable changed;
+      std::vector<int> done(kIds, 0);
+      const auto submit = [&](unsigned seed, uint32_t first, uint32_t last) {
+        std::mt19937 random(seed);
+        std::vector<TensorId> ids;
+        for (uint32_t id = first; id < last; ++id) ids.push_back(id * 400);
+        for (int round = 0; round < kRounds; ++round) {
+          std::shuffle(ids.begin(), ids.end(), random);
+          for (const TensorId id : ids) {
+            {
+              std::unique_lock<std::mutex> lock(mutex);
+              changed.wait(lock, [&] { return done[id / 400] == round; });
+            }
+            CHECK_OK(log.arrive(id));
+          }
+        }
+      };
+      std::thread first(submit, rank * 2, 0, kIds / 2), second(submit, rank * 2 + 1, kIds / 2, kIds);
+      for (size_t total = 0; total < kIds * kRounds;) {
+        LogEvent event;
+        CHECK_OK(log.poll(event));
+        if (event.kind == LogEvent::none) {
+          CHECK_OK(log.wait(1'000'000));
+          continue;
+        }
+        CHECK(event.kind == LogEvent::batch && !event.ids.empty() && event.ids.size() <= 3);
+        seen[rank].push_back(event.ids);
+        Job job(rank, OpType::allreduce, DType::int32, {{{static_cast<int64_t>(event.ids[0])}}}, true, true);
+        CHECK_OK(mesh::allreduce(world[rank], job.batch));
+        total += event.ids.size();
+        const std::lock_guard<std::mutex> lock(mutex);
+        for (const TensorId id : event.ids) ++done[id / 400];
+        changed.notify_all();
+      }
+      first.join();
+      second.join();
+      if (rank != 0) return;
+      // Nobody leaves before everybody has everything: the log of rank 0 goes last in this test.
+    });
+    for (int r = 1; r < n; ++r) CHECK(seen[r] == seen[0]);
+  }
+}
+
+// Small operations whose bytes travel with their arrival; whether they do is each rank's own choice, and does not show
+// in the results. Ids repeat, arrivals are taken back and come again with other bytes.
+void test_eager() {
+  for (const int n : {2, 3, 5}) {
+    for (const int regretful : {0, 1, 2}) {  // in how many of ten rounds an arrival is taken back
+      constexpr uint32_t kIds = 7;
+      constexpr int kRounds = 150;
+      World world(n, Wire::tcp, regretful == 1 ? 2 : 1);
+      std::vector<std::atomic<int>> values(static_cast<size_t>(n) * kIds * kRounds);  // of each rank's last arrival
+      std::atomic<int> completed{0}, withdrawn{0};
+      in_ranks(n, [&](int rank) {
+        std::mt19937 random(static_cast<unsigned>(rank * 10 + regretful));
+        MeshOrderLog log(world[rank], kThree, world.aborts[rank]);
+        struct Slot {
+          Operation operation;
+          float in[9], out[9];
+          int round = -1;
+        };
+        std::vector<Slot> slots(kIds);
+        const auto value = [&](int r, uint32_t id, int round) -> std::atomic<int>& {
+          return values[(static_cast<size_t>(r) * kIds + id) * kRounds + static_cast<size_t>(round)];
+        };
+        const auto submit = [&](uint32_t id) {
+          Slot& slot = slots[id];
+          const int number = static_cast<int>(random() % 1000);
+          value(rank, id, slot.round) = number;
+          for (int i = 0; i < 9; ++i) slot.in[i] = static_cast<float>(number + i), slot.out[i] = -1;
+          OpSpec& spec = slot.operation.spec;
+          spec.type = id == 0 ? OpType::broadcast : OpType::allreduce;
+          spec.root = n - 1;
+          spec.reduce_op = id == 1 ? ReduceOp::max : ReduceOp::sum;
+          spec.prescale = id == 2 ? 2.0 : 1.0;
+          spec.postscale = id == 3 ? 0.5 : 1.0;
+          spec.tensors = {{DType::float32, {4}}, {DType::float32, {5}}};
+          slot.operation.spans.clear();
+          for (const int first : {0, 4}) {
+            float* in = slot.in + first;
+            float* out = id % 2 == 0 ? in : slot.out + first;  // in place or not
+            slot.operation.spans.push_back(
+                {reinterpret_cast<std::byte*>(in), reinterpret_cast<std::byte*>(out), first == 0 ? 4 : 5});
+          }
+          CHECK_OK(random() % 4 == 0 && regretful > 0 ? log.arrive(id) : log.arrive_with(id, slot.operation));
+        };
+        const auto next = [&](uint32_t id) {
+          ++slots[id].round;
+          submit(id);
+          if (static_cast<int>(random() % 10) < regretful) CHECK_OK(log.withdraw(id));
+        };
+        for (uint32_t id = 0; id < kIds; ++id) next(id);
+        for (uint32_t done = 0; done < kIds * kRounds;) {
+          const LogEvent event = next_event(log);
+          if (event.kind == LogEvent::withdrawn) {
+            ++withdrawn;
+            submit(event.ids[0]);
+            continue;
+          }
+          for (const uint32_t id : event.ids) {
+            Slot& slot = slots[id];
+            Operation* batch[] = {&slot.operation};
+            if (event.completed) {
+              ++completed;
+            } else {
+              CHECK_OK(id == 0 ? mesh::broadcast(world[rank], batch) : mesh::allreduce(world[rank], batch));
+            }
+            for (int i = 0; i < 9; ++i) {
+              float want = 0;
+              for (int r = 0; r < n; ++r) {
+                const float x = static_cast<float>(value(r, id, slot.round) + i);
+                want = id == 1 ? std::max(want, x) : want + x;
+              }
+              if (id == 0) want = static_cast<float>(value(n - 1, id, slot.round) + i);
+              if (id == 2) want *= 2;
+              if (id == 3) want /= 2;
+              CHECK((id % 2 == 0 ? slot.in : slot.out)[i] == want);
+            }
+            ++done;
+            if (slot.round + 1 < kRounds) next(id);
+          }
+        }
+      });
+      CHECK(completed > 0 && (regretful > 0 ? withdrawn > 0 : completed == n * static_cast<int>(kIds) * kRounds));
+    }
+  }
+}
+
+// Arrivals that are taken back while others arrive: every rank gets exactly one answer, and answers fit together.
+void test_withdraw() {
+  constexpr int n = 3;
+  constexpr uint32_t kRounds = 200;
+  World world(n);
+  std::vector<std::vector<LogEvent::Kind>> answers(n);
+  std::vector<int> batches(n);
+  in_ranks(n, [&](int rank) {
+    MeshOrderLog log(world[rank], kThree, world.aborts[rank]);
+    for (uint32_t id = 0; id < kRounds; ++id) {
+      CHECK_OK(log.arrive(id));
+      const bool regrets = static_cast<int>(id % n) == rank;
+      if (regrets) CHECK_OK(log.withdraw(id));
+      LogEvent event = next_event(log);
+      if (event.kind == LogEvent::withdrawn) {
+        CHECK(regrets && event.ids == std::vector<TensorId>{id});
+        answers[rank].push_back(event.kind);
+        CHECK_OK(log.arrive(id));  // so that the others get their batch
+        event = next_event(log);
+      }
+      CHECK(event.kind == LogEvent::batch && event.ids == std::vector<TensorId>{id});
+      ++batches[rank];
+    }
+    if (rank == 0) return;
+    LogEvent event;
+    CHECK_OK(log.poll(event));
+    CHECK(event.kind == LogEvent::none);
+  });
+  for (int r = 0; r < n; ++r) CHECK(batches[r] == kRounds);
+  CHECK(answers[1].size() + answers[2].size() > 0);
+}
+
+void test_order_log_leave() {
+  for (const int leaver : {0, 2}) {
+    constexpr int n = 3;
+    World world(n, Wire::tcp);
+    in_ranks(n, [&](int rank) {
+      MeshOrderLog log(world[rank], kThree, world.aborts[rank]);
+      for (const TensorId id : {1u, 2u, 3u}) CHECK_OK(log.arrive(id));
+      for (size_t got = 0; got < 3;) got += next_event(log).ids.size();  // all that was agreed
+      if (rank == leaver) {
+        world[rank].announce_end(ControlKind::leave, "");
+        world.meshes[rank].reset();
+        return;
+      }
+      CHECK_OK(log.arrive(4));
+      for (;;) {
+        LogEvent event;
+        Status status = log.poll(event);
+        CHECK_OK(status);
+        CHECK(event.kind == LogEvent::none);
+        status = log.wait(60'000'000);
+        if (status.ok()) continue;
+        CHECK(status.code() == Code::left && contains(status.message(), label_of(leaver) + " has shut down."));
+        break;
+      }
+      if (leaver == 0) return;
+      CHECK_OK(log.withdraw(4));  // still answered, if only locally
+      LogEvent event;
+      CHECK_OK(log.poll(event));
+      CHECK(event.kind == LogEvent::withdrawn && event.ids == std::vector<TensorId>{4});
+    });
+  }
+}
+
+void test_order_log_failures() {
+  {  // a lost and an aborting peer
+    World world(3);
+    std::vector<Status> results(3);
+    in_ranks(3, [&](int rank) {
+      if (rank == 2) {
+        world[2].announce_end(ControlKind::abort, "out of memory on rank 2");
+        world.meshes[2].reset();
+        return;
+      }
+      MeshOrderLog log(world[rank], kThree, world.aborts[rank]);
+      CHECK_OK(log.arrive(9));
+      LogEvent event;
+      do {
+        results[rank] = log.poll(event);
+        if (results[rank].ok()) results[rank] = log.wait(60'000'000);
+      } while (results[rank].ok());
+    });
+    CHECK(contains(results[0].message(), "out of memory on rank 2"));
+    CHECK(contains(results[1].message(), "out of memory on rank 2"));
+  }
+  {  // frames that make no sense
+    for (const bool at_sequencer : {true, false}) {
+      for (const uint32_t id : {3u, kMaxIds}) {
+        World world(2);
+        const int target = at_sequencer ? 0 : 1;
+        MeshOrderLog log(world[target], kThree, world.aborts[target]);
+        const auto kind = at_sequencer == (id != 3u) ? ControlKind::ready : ControlKind::batch;  // the wrong one for 3
+        CHECK_OK(world[1 - target].send_control(target, kind, {&id, 1}));
+        LogEvent event;
+        Status status;
+        while (status.ok()) {
+          status = log.poll(event);
+          if (status.ok()) status = log.wait(1'000'000);
+        }
+        CHECK(contains(status.message(), "this epoch can't go on"));
+      }
+    }
+  }
+  // Small data that is cut off, of no id, of no arrival, or of another length than here.
+  const std::string bytes(16, 'x');
+  for (const int fault : {0, 1, 2, 3}) {
+    World world(2);
+    std::string text;
+    mesh::append_contribution(text, fault == 1 ? kMaxIds : fault == 2 ? 8 : 9, 0, bytes);
+    if (fault == 0) text.pop_back();
+    MeshOrderLog log(world[0], kThree, world.aborts[0]);
+    Job job(0, OpType::allreduce, DType::float32, {{{5}}}, true, true);
+    CHECK_OK(log.arrive_with(9, job.operations[0]));
+    const uint32_t id = 9;
+    CHECK_OK(world[1].send_control(0, ControlKind::ready, {&id, 1}, text));
+    LogEvent event;
+    Status status;
+    while (status.ok()) {
+      status = log.poll(event);
+      if (status.ok()) status = log.wait(1'000'000);
+    }
+    CHECK(contains(status.message(), "epoch"));
+  }
+  World world(2);
+  MeshOrderLog log(world[0], kThree, world.aborts[0]);
+  CHECK(log.arrive(kMaxIds).code() == Code::invalid_argument);
+  CHECK_OK(log.arrive(1));
+  CHECK(log.arrive(1).code() == Code::internal);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_named(argc, argv, {
+      {"order_log", test_order_log},
+      {"withdraw", test_withdraw},
+      {"eager", test_eager},
+      {"order_log_leave", test_order_log_leave},
+      {"order_log_failures", test_order_log_failures},
+  });
+}
