@@ -8,7 +8,7 @@
 
 #include "base/status.h"
 
-// CHECK(condition) or CHECK(condition, format, ...); what stdout holds comes first, so that one can see how far it came.
+// CHECK(condition) or CHECK(condition, format, ...). What stdout holds comes out first: how far the program came.
 #define CHECK(condition, ...)                                                     \
   do {                                                                            \
     if (!(condition)) {                                                           \
@@ -19,10 +19,15 @@
     }                                                                             \
   } while (0)
 
-#define CHECK_OK(expression)                                                     \
-  do {                                                                           \
-    const ::horovod::Status check_status = (expression);                         \
-    CHECK(check_status.ok(), "%s: %s", #expression, check_status.message().c_str()); \
+#define CHECK_OK(expression)                                                             \
+  do {                                                                                   \
+    const ::horovod::Status check_status = (expression);                                 \
+    if (!check_status.ok()) {                                                            \
+      std::fflush(stdout);                                                               \
+      std::fprintf(stderr, "%s:%d: CHECK_OK(%s): %s\n", __FILE__, __LINE__, #expression, \
+                   check_status.message().c_str());                                      \
+      std::abort();                                                                      \
+    }                                                                                    \
   } while (0)
 
 namespace horovod::testing {

@@ -19,21 +19,12 @@
 #include <thread>
 #include <vector>
 
+#include "check.h"
 #include "engine/engine.h"
 
 using namespace horovod;
 
 namespace {
-
-#define CHECK(condition, ...)                                              \
-  do {                                                                     \
-    if (!(condition)) {                                                    \
-      std::fprintf(stderr, "%s:%d: " #condition ": ", __FILE__, __LINE__); \
-      std::fprintf(stderr, __VA_ARGS__);                                   \
-      std::fprintf(stderr, "\n");                                          \
-      std::abort();                                                        \
-    }                                                                      \
-  } while (0)
 
 // Plays the coordinator: gives a name its id when every rank has announced it, recalls ids now and then.
 class Negotiator {

@@ -25,6 +25,7 @@
 #include <string>
 #include <thread>
 
+#include "check.h"
 #include "collectives/mesh/collectives.h"
 #include "engine/mesh_order_log.h"
 #include "transport/mesh.h"
@@ -33,16 +34,6 @@
 using namespace horovod;
 
 namespace {
-
-#define CHECK(condition, ...)                                              \
-  do {                                                                     \
-    if (!(condition)) {                                                    \
-      std::fprintf(stderr, "%s:%d: " #condition ": ", __FILE__, __LINE__); \
-      std::fprintf(stderr, __VA_ARGS__);                                   \
-      std::fprintf(stderr, "\n");                                          \
-      std::abort();                                                        \
-    }                                                                      \
-  } while (0)
 
 constexpr uint64_t kEpoch = 7;
 constexpr size_t kInputBytes = 3;         // of an input, in front of the stream: what Setup says

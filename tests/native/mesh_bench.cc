@@ -1,11 +1,14 @@
 // Latency and bandwidth of the TCP data plane over loopback.
 //
 //   mesh_bench [LEAST [MOST]]   for sizes in that range, in bytes
+//
+// MESH_BENCH_SPIN_US says how long a rank spins before it sleeps.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -16,7 +19,6 @@
 #include "engine/mesh_order_log.h"
 #include "mesh_log.h"
 #include "mesh_world.h"
-#include "named_tests.h"
 
 using namespace horovod;
 using namespace horovod::testing;
@@ -29,6 +31,7 @@ double cpu_s() {
   return static_cast<double>(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
          static_cast<double>(used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1e6;
 }
+double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // One rank of the benchmark. Prints algorithm bandwidth; small sizes also with the order log.
 void bench_rank(Mesh& mesh, AbortSignal& abort, size_t least, size_t most) {

@@ -314,17 +314,13 @@ void test_lengths_that_do_not_fit() {
   });
 }
 
+const NamedTest kTests[] = {
+    {"allreduce", test_allreduce},         {"average", test_average},
+    {"determinism", test_determinism},     {"broadcast", test_broadcast},
+    {"allgather", test_allgather},         {"alltoall", test_alltoall},
+    {"reducescatter", test_reducescatter}, {"lengths_that_do_not_fit", test_lengths_that_do_not_fit},
+};
+
 }  // namespace
 
-int main(int argc, char** argv) {
-  return run_named(argc, argv, {
-      {"allreduce", test_allreduce},
-      {"average", test_average},
-      {"determinism", test_determinism},
-      {"broadcast", test_broadcast},
-      {"allgather", test_allgather},
-      {"alltoall", test_alltoall},
-      {"reducescatter", test_reducescatter},
-      {"lengths_that_do_not_fit", test_lengths_that_do_not_fit},
-  });
-}
+int main(int argc, char** argv) { return run_named(argc, argv, kTests); }

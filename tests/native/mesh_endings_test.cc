@@ -238,14 +238,14 @@ void test_hostile_bytes() {
   }
 }
 
+const NamedTest kTests[] = {
+    {"lost_peer", test_lost_peer},
+    {"abort_frame_is_the_cause", test_abort_frame_is_the_cause},
+    {"leave", test_leave},
+    {"progress_timeout", test_progress_timeout},
+    {"hostile_bytes", test_hostile_bytes},
+};
+
 }  // namespace
 
-int main(int argc, char** argv) {
-  return run_named(argc, argv, {
-      {"lost_peer", test_lost_peer},
-      {"abort_frame_is_the_cause", test_abort_frame_is_the_cause},
-      {"leave", test_leave},
-      {"progress_timeout", test_progress_timeout},
-      {"hostile_bytes", test_hostile_bytes},
-  });
-}
+int main(int argc, char** argv) { return run_named(argc, argv, kTests); }

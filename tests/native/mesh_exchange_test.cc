@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <thread>
 #include <vector>
 
 #include "check.h"
+#include "engine/order_log.h"
 #include "mesh_world.h"
 #include "named_tests.h"
 
@@ -182,14 +184,14 @@ void test_descriptors() {
   CHECK(count() == before);
 }
 
+const NamedTest kTests[] = {
+    {"exchange_with_control_frames", test_exchange_with_control_frames},
+    {"early_data", test_early_data},
+    {"wake", test_wake},
+    {"control_on_a_full_socket", test_control_on_a_full_socket},
+    {"descriptors", test_descriptors},
+};
+
 }  // namespace
 
-int main(int argc, char** argv) {
-  return run_named(argc, argv, {
-      {"exchange_with_control_frames", test_exchange_with_control_frames},
-      {"early_data", test_early_data},
-      {"wake", test_wake},
-      {"control_on_a_full_socket", test_control_on_a_full_socket},
-      {"descriptors", test_descriptors},
-  });
-}
+int main(int argc, char** argv) { return run_named(argc, argv, kTests); }

@@ -142,7 +142,7 @@ struct Job {  // a batch on one rank
   }
 };
 
-// Element i of tensor t, reduced over the inputs of n ranks in rank order.
+// What element i of a tensor becomes when the inputs of n ranks are reduced.
 inline double reduced(ReduceOp op, int n, size_t tensor, int64_t i, double prescale) {
   double result = 0;
   for (int r = 0; r < n; ++r) {

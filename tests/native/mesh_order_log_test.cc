@@ -292,14 +292,14 @@ void test_order_log_failures() {
   CHECK(log.arrive(1).code() == Code::internal);
 }
 
+const NamedTest kTests[] = {
+    {"order_log", test_order_log},
+    {"withdraw", test_withdraw},
+    {"eager", test_eager},
+    {"order_log_leave", test_order_log_leave},
+    {"order_log_failures", test_order_log_failures},
+};
+
 }  // namespace
 
-int main(int argc, char** argv) {
-  return run_named(argc, argv, {
-      {"order_log", test_order_log},
-      {"withdraw", test_withdraw},
-      {"eager", test_eager},
-      {"order_log_leave", test_order_log_leave},
-      {"order_log_failures", test_order_log_failures},
-  });
-}
+int main(int argc, char** argv) { return run_named(argc, argv, kTests); }

@@ -1,10 +1,11 @@
 // A program of tests with names. Without arguments it runs all of them, with NAME those whose name contains NAME.
 #pragma once
 
-#include <chrono>
 #include <cstdio>
-#include <initializer_list>
+#include <span>
 #include <string>
+
+#include "base/clock.h"
 
 namespace horovod::testing {
 
@@ -13,17 +14,13 @@ struct NamedTest {
   void (*run)();
 };
 
-inline double now_s() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-inline int run_named(int argc, char** argv, std::initializer_list<NamedTest> tests) {
+inline int run_named(int argc, char** argv, std::span<const NamedTest> tests) {
   const std::string wanted = argc > 1 ? argv[1] : "";
   for (const NamedTest& test : tests) {
     if (std::string(test.name).find(wanted) == std::string::npos) continue;
-    const double start = now_s();
+    const int64_t start_us = now_us();
     test.run();
-    std::printf("ok %s (%.2f s)\n", test.name, now_s() - start);
+    std::printf("ok %s (%.2f s)\n", test.name, static_cast<double>(now_us() - start_us) / 1e6);
     std::fflush(stdout);
   }
   return 0;

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "native-tests"
 SANITIZED = ROOT / "build" / "sanitize-address,undefined"  # that of `make sanitize`
 PROGRAMS = sorted(path.stem for path in Path(__file__).parent.glob("*_test.cc"))
+BENCHMARKS = sorted(path.stem for path in Path(__file__).parent.glob("*_bench.cc"))
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("native")]
 
@@ -64,6 +65,11 @@ def has_sanitizer(tmp_path: Path) -> bool:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_program(program: str) -> None:
     run(str(build(program)))
+
+
+@pytest.mark.parametrize("program", BENCHMARKS)
+def test_benchmark_builds(program: str) -> None:
+    build(program)
 
 
 def test_hostile_bytes_end_in_a_status() -> None:

@@ -164,6 +164,7 @@ def serve(pipe: Connection) -> None:
     import torch
 
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored when the tests run in the background of a shell
     torch.set_num_threads(1)
     while True:
         try:
