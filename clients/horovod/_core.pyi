@@ -72,14 +72,34 @@ class Engine:
         splits: Sequence[int] | None = None,
         process_set: int = 0,
         wait_follows: bool = False,
+        keep: object = None,
     ) -> int:
         """Starts an operation and returns its handle.
 
-        tensors: (input address, output address or 0, dtype, shape) each; the memory must stay alive until the handle is
-        waited for. A name that ends in ".noname" marks an unnamed operation: such operations match by their order.
-        wait_follows: the caller calls wait() next, so no background thread is woken. Raises ValueError (bad argument,
-        duplicate name) or the internal error (the epoch is over).
+        tensors: (input address, output address or 0, dtype, shape) each. Their memory must stay alive until the
+        operation is over; so long, and until wait() or abandon(), the engine references `keep`. A name that ends in
+        ".noname" marks an unnamed operation: such operations match by their order. wait_follows: the caller calls
+        wait() next, so no background thread is woken. Raises ValueError (bad argument, duplicate name) or the internal
+        error (the epoch is over).
         """
+
+    def run(
+        self,
+        kind: int,
+        name: str,
+        tensors: Sequence[tuple[int, int, int, tuple[int, ...]]],
+        reduce_op: int = 1,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        root: int = 0,
+        splits: Sequence[int] | None = None,
+        process_set: int = 0,
+        keep: object = None,
+    ) -> list[Output] | tuple[list[Output], list[int]] | None:
+        """submit() and wait() in one. If a signal cuts it short, `keep` is referenced until the operation is over."""
+
+    def abandon(self, handle: int) -> None:
+        """Nobody will wait for this operation; what it keeps is let go when it is over and another one starts."""
 
     def poll(self, handle: int) -> bool:
         """True when wait() would not block. ValueError for a handle that was never given out."""

@@ -7,7 +7,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
+
+#include <unistd.h>
 
 #include "backends/gloo/backend.h"
 #include "engine/engine.h"
@@ -105,26 +109,16 @@ class PyEngine {
     if (!engine_) raise_status(status);
   }
 
+  ~PyEngine() {
+    const py::gil_scoped_release release;
+    engine_.reset();  // nothing uses the memory of kept_ and abandoned_ any more
+  }
+
   int64_t submit(int kind, std::string name, const py::sequence& tensors, int reduce_op, double prescale,
-                 double postscale, int root, const py::object& splits, int process_set, bool wait_follows) {
-    if (kind < 0 || kind >= kOpTypeCount) throw py::value_error("Unknown kind of operation.");
-    if (reduce_op < 0 || reduce_op > static_cast<int>(ReduceOp::product)) {
-      throw py::value_error("Unknown reduce operation " + std::to_string(reduce_op) + ".");
-    }
-    auto submission = std::make_shared<Submission>();
-    OpSpec& spec = submission->spec;
-    spec.type = static_cast<OpType>(kind);
-    spec.name = std::move(name);
-    spec.reduce_op = static_cast<ReduceOp>(reduce_op);
-    spec.prescale = prescale;
-    spec.postscale = postscale;
-    spec.root = root;
-    spec.process_set = process_set;
-    const size_t count = py::len(tensors);
-    spec.tensors.reserve(count);
-    submission->spans.reserve(count);
-    for (size_t i = 0; i < count; ++i) add_tensor(tensors[i], *submission);
-    if (!splits.is_none()) submission->splits = splits.cast<std::vector<int32_t>>();
+                 double postscale, int root, const py::object& splits, int process_set, bool wait_follows,
+                 py::object keep) {
+    const std::shared_ptr<Submission> submission =
+        make_submission(kind, std::move(name), tensors, reduce_op, prescale, postscale, root, splits, process_set);
     int64_t handle = -1;
     Status status;
     {
@@ -132,38 +126,54 @@ class PyEngine {
       status = engine_->submit(submission, wait_follows, handle);
     }
     if (!status.ok()) raise_status(status);
+    if (!keep.is_none()) kept_.emplace(handle, std::move(keep));
     return handle;
+  }
+
+  py::object run(int kind, std::string name, const py::sequence& tensors, int reduce_op, double prescale,
+                 double postscale, int root, const py::object& splits, int process_set, py::object keep) {
+    const std::shared_ptr<Submission> submission =
+        make_submission(kind, std::move(name), tensors, reduce_op, prescale, postscale, root, splits, process_set);
+    Status status;
+    {
+      const py::gil_scoped_release release;
+      status = engine_->start(submission, true);
+    }
+    if (!status.ok()) raise_status(status);
+    try {
+      await(*submission);
+    } catch (const py::error_already_set&) {
+      abandoned_.emplace_back(submission, std::move(keep));
+      throw;
+    }
+    return result_of(*submission);
+  }
+
+  // Nobody will wait for it any more.
+  void abandon(int64_t handle) {
+    if (process_ != getpid()) return;  // a forked child: nothing runs here, and locks may be held for ever
+    bool unknown = false;
+    std::shared_ptr<Submission> submission = engine_->find(handle, unknown);
+    engine_->forget(handle);
+    auto kept = kept_.extract(handle);
+    if (submission && !kept.empty()) abandoned_.emplace_back(std::move(submission), std::move(kept.mapped()));
   }
 
   bool poll(int64_t handle) {
     bool unknown = false;
     const std::shared_ptr<Submission> submission = engine_->find(handle, unknown);
     if (unknown) throw py::value_error("Handle " + std::to_string(handle) + " was never given out by this engine.");
-    return !submission || submission->state.load(std::memory_order_acquire) == Operation::done;
+    return !submission || is_done(*submission);
   }
 
   py::object wait(int64_t handle) {
     bool unknown = false;
     const std::shared_ptr<Submission> submission = engine_->find(handle, unknown);
     if (!submission) return py::none();
-    for (bool done = submission->state.load(std::memory_order_acquire) == Operation::done; !done;) {
-      {
-        const py::gil_scoped_release release;
-        t_interrupt_hook = &signal_pending;
-        done = engine_->wait(*submission, kSignalSliceUs);
-        t_interrupt_hook = nullptr;
-      }
-      if (PyErr_Occurred() || (!done && PyErr_CheckSignals() != 0)) throw py::error_already_set();
-    }
+    await(*submission);
     engine_->forget(handle);
-    if (!submission->status.ok()) raise_status(submission->status);
-    if (submission->outputs.empty() || !submission->outputs[0].data) return py::none();
-    py::list outputs;
-    for (OutputBuffer& buffer : submission->outputs) outputs.append(py::cast(Output{std::move(buffer)}));
-    if (submission->spec.type == OpType::alltoall) {
-      return py::make_tuple(outputs, py::cast(submission->received_splits));
-    }
-    return outputs;
+    const auto kept = kept_.extract(handle);
+    return result_of(*submission);
   }
 
   void add_process_set(int number, std::vector<int> ranks, const PySegment* segment,
@@ -239,6 +249,69 @@ class PyEngine {
   std::map<std::string, uint64_t> counters() const { return engine_->counters(); }
 
  private:
+  using Abandoned = std::pair<std::shared_ptr<Submission>, py::object>;
+
+  std::shared_ptr<Submission> make_submission(int kind, std::string name, const py::sequence& tensors, int reduce_op,
+                                              double prescale, double postscale, int root, const py::object& splits,
+                                              int process_set) {
+    if (!abandoned_.empty()) sweep();
+    if (kind < 0 || kind >= kOpTypeCount) throw py::value_error("Unknown kind of operation.");
+    if (reduce_op < 0 || reduce_op > static_cast<int>(ReduceOp::product)) {
+      throw py::value_error("Unknown reduce operation " + std::to_string(reduce_op) + ".");
+    }
+    auto submission = std::make_shared<Submission>();
+    OpSpec& spec = submission->spec;
+    spec.type = static_cast<OpType>(kind);
+    spec.name = std::move(name);
+    spec.reduce_op = static_cast<ReduceOp>(reduce_op);
+    spec.prescale = prescale;
+    spec.postscale = postscale;
+    spec.root = root;
+    spec.process_set = process_set;
+    const size_t count = py::len(tensors);
+    spec.tensors.reserve(count);
+    submission->spans.reserve(count);
+    for (size_t i = 0; i < count; ++i) add_tensor(tensors[i], *submission);
+    if (!splits.is_none()) submission->splits = splits.cast<std::vector<int32_t>>();
+    return submission;
+  }
+
+  static bool is_done(const Submission& submission) {
+    return submission.state.load(std::memory_order_acquire) == Operation::done;
+  }
+
+  // Until it is done, or a signal's handler raises.
+  void await(Submission& submission) {
+    for (bool done = is_done(submission); !done;) {
+      {
+        const py::gil_scoped_release release;
+        t_interrupt_hook = &signal_pending;
+        done = engine_->wait(submission, kSignalSliceUs);
+        t_interrupt_hook = nullptr;
+      }
+      if (PyErr_Occurred() || (!done && PyErr_CheckSignals() != 0)) throw py::error_already_set();
+    }
+  }
+
+  // Of an operation that is done; called once.
+  static py::object result_of(Submission& submission) {
+    if (!submission.status.ok()) raise_status(submission.status);
+    if (submission.outputs.empty() || !submission.outputs[0].data) return py::none();
+    py::list outputs;
+    for (OutputBuffer& buffer : submission.outputs) outputs.append(py::cast(Output{std::move(buffer)}));
+    if (submission.spec.type == OpType::alltoall) {
+      return py::make_tuple(outputs, py::cast(submission.received_splits));
+    }
+    return outputs;
+  }
+
+  // Lets go of what abandoned operations used that are over. Letting go runs destructors, which may abandon others.
+  void sweep() {
+    std::vector<Abandoned> over, rest;
+    for (Abandoned& one : abandoned_) (is_done(*one.first) ? over : rest).push_back(std::move(one));
+    abandoned_ = std::move(rest);
+  }
+
   static void add_tensor(const py::handle& item, Submission& submission) {
     PyObject* tuple = item.ptr();
     if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 4) {
@@ -274,7 +347,11 @@ class PyEngine {
     if (const std::shared_ptr<Communicator> communicator = engine_->communicator(process_set)) action(*communicator);
   }
 
+  const int process_ = getpid();
   std::unique_ptr<Engine> engine_;
+  // What must live until an operation is over, because the engine reads and writes its memory; both guarded by the GIL.
+  std::unordered_map<int64_t, py::object> kept_;  // by handle
+  std::vector<Abandoned> abandoned_;              // of operations for which nobody will wait
 };
 
 }  // namespace
@@ -322,7 +399,11 @@ PYBIND11_MODULE(_core, module) {
            py::arg("sockets") = py::none(), py::arg("options") = std::map<std::string, int64_t>())
       .def("submit", &PyEngine::submit, py::arg("kind"), py::arg("name"), py::arg("tensors"), py::arg("reduce_op") = 1,
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0, py::arg("splits") = py::none(),
-           py::arg("process_set") = 0, py::arg("wait_follows") = false)
+           py::arg("process_set") = 0, py::arg("wait_follows") = false, py::arg("keep") = py::none())
+      .def("run", &PyEngine::run, py::arg("kind"), py::arg("name"), py::arg("tensors"), py::arg("reduce_op") = 1,
+           py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0, py::arg("splits") = py::none(),
+           py::arg("process_set") = 0, py::arg("keep") = py::none())
+      .def("abandon", &PyEngine::abandon, py::arg("handle"))
       .def("poll", &PyEngine::poll, py::arg("handle"))
       .def("wait", &PyEngine::wait, py::arg("handle"))
       .def("add_process_set", &PyEngine::add_process_set, py::arg("number"), py::arg("ranks"), py::kw_only(),

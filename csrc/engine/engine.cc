@@ -299,10 +299,14 @@ Status Engine::route(Submission& submission, std::shared_ptr<Communicator>& comm
   return {};
 }
 
-Status Engine::submit(const std::shared_ptr<Submission>& submission, bool wait_follows, int64_t& handle) {
+Status Engine::start(const std::shared_ptr<Submission>& submission, bool wait_follows) {
   std::shared_ptr<Communicator> communicator;
   HVD_TRY(route(*submission, communicator));
-  HVD_TRY(communicator->submit(submission, wait_follows));
+  return communicator->submit(submission, wait_follows);
+}
+
+Status Engine::submit(const std::shared_ptr<Submission>& submission, bool wait_follows, int64_t& handle) {
+  HVD_TRY(start(submission, wait_follows));
   const std::lock_guard<std::mutex> lock(handles_mutex_);
   handle = next_handle_++;
   handles_.emplace(handle, submission);

@@ -43,7 +43,8 @@ class Engine {
   static std::unique_ptr<Engine> create(WorldSpec world, const Config& config, Status& status);
   ~Engine();
 
-  // Checks the arguments, starts the operation, gives a handle.
+  // Checks the arguments and starts the operation; submit() also gives a handle by which it is found.
+  Status start(const std::shared_ptr<Submission>& submission, bool wait_follows);
   Status submit(const std::shared_ptr<Submission>& submission, bool wait_follows, int64_t& handle);
   // Null for a handle that was waited for already; unknown: it was never given out.
   std::shared_ptr<Submission> find(int64_t handle, bool& unknown);

@@ -43,7 +43,7 @@ Region::Region(int rank, std::vector<std::shared_ptr<Segment>> segments, std::ve
     slots_.push_back(area(member) + log_offset() + page_aligned(log_bytes));
     cells_.push_back(slots_.back() + config.slot_bytes * static_cast<size_t>(config.slot_count));
   }
-  oversubscribed_ = size() > usable_processors();
+  share_ = (size() + usable_processors() - 1) / usable_processors();
 }
 
 Status Region::await_slowly(int member, const std::atomic<uint64_t>& value, uint64_t count) {
@@ -75,31 +75,31 @@ Status Region::await_slowly(int member, const std::atomic<uint64_t>& value, uint
   }
 }
 
-// The scheduler often wakes two members on one processor though another is free, and while both go on polling it sees
-// no reason to part them for a long time. So a waiting member lets others run, and of two that share a processor the
-// higher rank goes to one where no member was seen.
-void Region::give_way() {
-  sched_yield();
+// The scheduler often wakes members on one processor though another has fewer, and while all of them go on polling it
+// sees no reason to part them for a long time. So where more than their share wait on one processor, the highest ranks
+// go to those that have room.
+void Region::spread() {
   const int here = sched_getcpu();
   if (here < 0) return;
   control(rank_).processor.store(static_cast<uint32_t>(here) + 1, std::memory_order_relaxed);
-  bool shared = false;
-  for (int member = 0; member < rank_ && !shared; ++member) {
-    shared = control(member).processor.load(std::memory_order_relaxed) == static_cast<uint32_t>(here) + 1;
+  int before_me = 0;
+  for (int member = 0; member < rank_; ++member) {
+    before_me += control(member).processor.load(std::memory_order_relaxed) == static_cast<uint32_t>(here) + 1;
   }
-  if (!shared) return;
+  if (before_me < share_) return;
   const int64_t now = now_us();
   if (now - moved_us_ < kMoveUs) return;
   moved_us_ = now;
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-  cpu_set_t free = allowed;
+  int waiting[CPU_SETSIZE] = {};
+  cpu_set_t roomy = allowed;
   for (int member = 0; member < size(); ++member) {
     const uint32_t processor = control(member).processor.load(std::memory_order_relaxed);
-    if (processor > 0 && processor <= CPU_SETSIZE) CPU_CLR(processor - 1, &free);
+    if (processor > 0 && processor <= CPU_SETSIZE && ++waiting[processor - 1] >= share_) CPU_CLR(processor - 1, &roomy);
   }
-  if (CPU_COUNT(&free) == 0) return;
-  if (sched_setaffinity(0, sizeof free, &free) == 0) (void)sched_setaffinity(0, sizeof allowed, &allowed);
+  if (CPU_COUNT(&roomy) == 0) return;
+  if (sched_setaffinity(0, sizeof roomy, &roomy) == 0) (void)sched_setaffinity(0, sizeof allowed, &allowed);
 }
 
 Status Region::check_members() {

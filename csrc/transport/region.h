@@ -156,7 +156,7 @@ class Region {
     futex_wake_all(&bell.rings);
   }
   Status await_slowly(int member, const std::atomic<uint64_t>& value, uint64_t count);
-  void give_way();
+  void spread();
 
   const int rank_;
   const std::vector<std::shared_ptr<Segment>> segments_;
@@ -167,8 +167,8 @@ class Region {
   std::vector<RegionControl*> controls_;
   std::vector<std::byte*> slots_;
   std::vector<std::byte*> cells_;
-  bool oversubscribed_ = false;      // more members than processors: give the processor away instead of spinning
-  int64_t moved_us_ = 0;             // when give_way() last changed the processor; driver only
+  int share_ = 1;                    // members for each processor; above 1 they yield instead of spinning
+  int64_t moved_us_ = 0;             // when spread() last changed the processor; driver only
   uint64_t rounds_ = 0;              // driver only
   int departed_ = -1;                // driver only
   bool patient_ = false;             // driver only
@@ -184,7 +184,7 @@ template <typename Ready>
 bool Region::sleep_until(Ready&& ready, int64_t deadline_us) {
   if (ready()) return true;
   int64_t now = now_us();
-  const int64_t spin_end = std::min(deadline_us, oversubscribed_ ? now : now + config_.spin_us);
+  const int64_t spin_end = std::min(deadline_us, share_ > 1 ? now : now + config_.spin_us);
   const int64_t yield_end = std::min(deadline_us, now + (patient_ ? config_.yield_us : config_.spin_us));
   while (now < yield_end) {
     const bool yield = now >= spin_end;
@@ -196,7 +196,8 @@ bool Region::sleep_until(Ready&& ready, int64_t deadline_us) {
       }
       if (ready()) return true;
     }
-    if (!yield) give_way();
+    if (!yield) sched_yield();
+    spread();
     now = now_us();
   }
   RegionControl::Doorbell& bell = control(rank_).bell;

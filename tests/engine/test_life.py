@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
-from world import BROADCAST, EVERY_TRANSPORT, SUM, EngineWorld, Member
+from world import ALLREDUCE, BROADCAST, DTYPES, EVERY_TRANSPORT, SUM, EngineWorld, Member
 
 
 @pytest.fixture(params=EVERY_TRANSPORT)
@@ -244,3 +246,43 @@ def test_a_world_of_one_needs_nothing() -> None:
         np.testing.assert_array_equal(member.reducescatter(ones()), 1.0)
         member.broadcast(ones(), 0)
         member.barrier()
+
+
+class Owner:
+    """Stands for the tensors of an operation; only these can be referenced weakly."""
+
+
+def test_what_is_kept_lives_until_an_abandoned_operation_is_over(pair: EngineWorld) -> None:
+    array, owner = ones(), Owner()
+    alive = weakref.ref(owner)
+    tensor = (array.ctypes.data, array.ctypes.data, DTYPES["float32"], array.shape)
+    engine = pair.engines[0]
+    handle = engine.submit(ALLREDUCE, "allreduce.x", [tensor], keep=owner)
+    del owner
+    engine.abandon(handle)
+    assert engine.wait(handle) is None
+    assert engine.pending(0) == 1
+    gc.collect()
+    assert alive() is not None, "the engine may still write to it"
+    pair.members[1].wait(pair.members[1].allreduce_async(ones(), "allreduce.x"))
+    wait_until(lambda: engine.pending(0) == 0)
+    np.testing.assert_array_equal(array, 2)
+    pair.run(lambda member: member.allreduce(ones()))  # any later operation lets go
+    assert alive() is None
+
+
+def test_what_is_kept_is_let_go_when_the_operation_was_waited_for(pair: EngineWorld) -> None:
+    def body(member: Member) -> None:
+        array = ones()
+        tensor = (array.ctypes.data, array.ctypes.data, DTYPES["float32"], array.shape)
+        owners = [Owner(), Owner(), Owner()]
+        alive = [weakref.ref(owner) for owner in owners]
+        handle = member.engine.submit(ALLREDUCE, "allreduce.x", [tensor], keep=owners[0])
+        member.engine.wait(handle)
+        member.engine.run(ALLREDUCE, "allreduce.y", [tensor], keep=owners[1])
+        with pytest.raises(ValueError, match="Unknown kind"):
+            member.engine.submit(99, "allreduce.z", [tensor], keep=owners[2])
+        del owners
+        assert [ref() for ref in alive] == [None, None, None]
+
+    pair.run(body)

@@ -65,7 +65,6 @@ class ProcessSets:
         self._by_id = {GLOBAL: _Entry(GLOBAL, list(range(world.size)))}
         self._next_number = 1
         self._one_at_a_time = threading.Lock()
-        self._kept: list[bytearray] = []  # what the engine may still read of an exchange that was interrupted
 
     def number(self, set_id: int | None, ranks: Sequence[int] | None) -> int | None:
         """The engine's number of a set; None when there is none of this id with these ranks."""
@@ -142,12 +141,7 @@ class ProcessSets:
         framed = bytearray(_LENGTH.pack(len(payload)) + payload)
         address = ctypes.addressof(ctypes.c_char.from_buffer(framed))
         tensor = (address, 0, _UINT8, (len(framed),))
-        handle = self._engine.submit(_ALLGATHER, _WIRE_NAME, [tensor], wait_follows=True)
-        try:
-            outputs = self._engine.wait(handle)
-        except BaseException:
-            self._kept.append(framed)
-            raise
+        outputs = self._engine.run(_ALLGATHER, _WIRE_NAME, [tensor], keep=framed)
         assert isinstance(outputs, list)
         everything = memoryview(outputs[0])
         answers = []

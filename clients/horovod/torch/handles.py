@@ -1,31 +1,25 @@
 """Handles of operations in flight: what `*_async` returns and `poll` and `synchronize` take.
 
-A handle owns what the engine reads and writes (its tensors) until the operation is over. Three things can happen to it:
+The engine holds what it reads and writes (the tensors) until the operation is over. A handle can end in three ways:
 
     synchronize(handle)         waits, hands over the result, and the handle is forgotten
     synchronize(handle) raises  the operation failed; the handle is forgotten
-    the last reference goes     nobody can ask for the result any more, but the engine may still use the memory: the
-                                tensors move to a list of orphans and are let go when their operation is over
+    the last reference goes     nobody can ask for the result any more; the engine lets go of the tensors when the
+                                operation is over and a later one starts
 
-So a handle that is never synchronized leaks nothing: its orphan is dropped when a later asynchronous operation starts.
 A handle belongs to the engine that made it. After shutdown and init, a handle of the old world fails or has its old
 result; it is never mistaken for an operation of the new one.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from horovod._core import Engine
 
 __all__ = ["poll", "synchronize"]
-
-# (engine, number, what must stay alive): operations that the engine may still run but nobody waits for.
-_orphans: Final[list[tuple[Engine, int, Any]]] = []
-_sweeping: Final = threading.Lock()
 
 
 class Handle:
@@ -34,8 +28,6 @@ class Handle:
     __slots__ = ("_engine", "_finish", "_keep", "_number")
 
     def __init__(self, engine: Engine, number: int, keep: Any, finish: Callable[[Any], Any] | None = None) -> None:
-        if _orphans:
-            sweep()
         self._engine: Engine | None = engine
         self._number = number
         self._keep = keep
@@ -66,7 +58,7 @@ class Handle:
     def __del__(self) -> None:
         engine = getattr(self, "_engine", None)
         if engine is not None:
-            _orphans.append((engine, self._number, self._keep))
+            engine.abandon(self._number)
 
 
 class PartedHandle:
@@ -89,34 +81,6 @@ class PartedHandle:
 
 
 AnyHandle: TypeAlias = Handle | PartedHandle
-
-
-def abandon(engine: Engine, number: int, keep: Any) -> None:
-    """Keeps the memory of an operation alive whose wait was cut short, until the engine is done with it."""
-    _orphans.append((engine, number, keep))
-    sweep()
-
-
-def sweep() -> None:
-    """Lets go of the orphans whose operation is over."""
-    if not _sweeping.acquire(blocking=False):
-        return  # another thread is at it; a destructor may append at any time, but only one thread removes
-    try:
-        candidates = _orphans[:]
-        kept = [orphan for orphan in candidates if not _is_over(orphan[0], orphan[1])]
-        _orphans[: len(candidates)] = kept
-    finally:
-        _sweeping.release()
-
-
-def _is_over(engine: Engine, number: int) -> bool:
-    try:
-        if not engine.poll(number):
-            return False
-        engine.wait(number)  # frees what the engine holds of it
-    except Exception:  # it failed, or the engine has forgotten it
-        return True
-    return True
 
 
 def poll(handle: Any) -> bool:

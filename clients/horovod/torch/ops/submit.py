@@ -14,7 +14,7 @@ import torch
 
 from horovod.common.basics import Adasum, Average, Max, Min, Product, Sum
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.torch.handles import AnyHandle, Handle, PartedHandle, abandon
+from horovod.torch.handles import AnyHandle, Handle, PartedHandle
 from horovod.torch.tensors import DTYPE_CODES, Span
 from horovod.worker.runtime.context import current
 
@@ -44,15 +44,7 @@ def run(
     set_id: int = 0,
 ) -> Any:
     """Submits and waits. `keep` is what must stay alive until the engine is done, also when the wait is interrupted."""
-    engine = current().engine
-    number = -1
-    try:
-        number = engine.submit(kind, name, spans, op, prescale, postscale, root, splits, set_id, True)
-        return engine.wait(number)
-    except BaseException:
-        if number >= 0:
-            abandon(engine, number, keep)
-        raise
+    return current().engine.run(kind, name, spans, op, prescale, postscale, root, splits, set_id, keep)
 
 
 def start(
@@ -71,7 +63,7 @@ def start(
 ) -> Handle:
     """Submits and returns a handle. Without `finish`, `keep` is also what `synchronize` returns."""
     engine = current().engine
-    number = engine.submit(kind, name, spans, op, prescale, postscale, root, splits, set_id, wait_follows)
+    number = engine.submit(kind, name, spans, op, prescale, postscale, root, splits, set_id, wait_follows, keep)
     return Handle(engine, number, keep, finish)
 
 
