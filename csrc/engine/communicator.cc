@@ -247,7 +247,9 @@ void Communicator::drive(const std::function<bool()>& enough, int64_t deadline_u
   }
 }
 
-bool Communicator::is_eager(const OpSpec& spec, TensorId id) const { return shared_log_ && shared::is_eager(spec, id); }
+bool Communicator::is_eager(const OpSpec& spec, TensorId id) const {
+  return shared_log_ && shared::is_eager(spec, id, size());
+}
 
 Status Communicator::run(const LogEvent& event) {
   const std::vector<TensorId>& ids = event.ids;
@@ -272,9 +274,13 @@ Status Communicator::run(const LogEvent& event) {
   if (event.completed) {
     // the results travelled with the arrivals and are in place
   } else if (is_eager(batch[0]->spec, ids[0])) {  // then all are, by the fuse rule
+    std::vector<Operation*> rest;
     for (size_t i = 0; i < ids.size(); ++i) {
-      shared::run_eager(*region_, *batch[i], ids[i], shared_log_->generation(ids[i]));
+      bool done = false;
+      HVD_TRY(shared::run_eager(*region_, *batch[i], ids[i], shared_log_->generation(ids[i]), done));
+      if (!done) rest.push_back(batch[i]);
     }
+    if (!rest.empty()) HVD_TRY(run_batch(plane_, rest));
   } else {
     HVD_TRY(run_batch(plane_, batch));
   }

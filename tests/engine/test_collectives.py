@@ -112,6 +112,35 @@ def test_allgather_with_uneven_rows(world: EngineWorld, dtype: str) -> None:
     world.run(body)
 
 
+def test_rows_that_fit_into_a_cell_on_some_ranks_only(world: EngineWorld) -> None:
+    """Small rows travel with the arrival if those of all ranks do; the name, and with it the id, stays the same."""
+
+    def body(member: Member) -> None:
+        for rows in (3, 2000, 2008, 2020, 2032, 2040, 5000, 7):
+            parts = [values(r, rows if r == member.size - 1 else 3, "uint8") for r in range(member.size)]
+            got = member.allgather(parts[member.rank], "allgather.cell")
+            np.testing.assert_array_equal(got, np.concatenate(parts))
+            splits = [0] * (member.size - 1) + [parts[member.rank].size]
+            got, received = member.alltoall(parts[member.rank], splits, "alltoall.cell")
+            last = member.rank == member.size - 1
+            np.testing.assert_array_equal(got, np.concatenate(parts) if last else [])
+            assert received == ([part.size for part in parts] if last else [0] * member.size)
+
+    world.run(body)
+
+
+def test_reducescatter_around_the_size_of_a_cell(world: EngineWorld) -> None:
+    def body(member: Member) -> None:
+        for rows in (1, 511, 512, 513, 1025):
+            total = np.arange(rows, dtype=np.float32) * sum(range(1, member.size + 1))
+            mine = np.arange(rows, dtype=np.float32) * (member.rank + 1)
+            got = member.reducescatter(mine, SUM, f"reducescatter.{rows}")
+            first = sum(rows // member.size + (r < rows % member.size) for r in range(member.rank))
+            np.testing.assert_array_equal(got, total[first : first + got.size])
+
+    world.run(body)
+
+
 def test_allgather_where_only_one_rank_has_rows(world: EngineWorld) -> None:
     def body(member: Member) -> None:
         mine = np.ones((5 if member.rank == 1 else 0, 2), np.float32)

@@ -2,30 +2,202 @@
 
 #include <cstring>
 
+#include "collectives/shared/gather.h"
 #include "kernels/kernels.h"
 
 namespace horovod::shared {
+namespace {
 
-bool is_eager(const OpSpec& spec, uint32_t id) {
-  if (id >= kEagerIds || (spec.type != OpType::allreduce && spec.type != OpType::broadcast)) return false;
-  if (spec.reduce_op == ReduceOp::adasum) return false;
+// What begins the cell of an allgather or alltoall: `counts` row counts follow, then the rows themselves if they fit.
+struct RowsHeader {
+  uint64_t fits;
+  int64_t counts[];
+
+  const std::byte* rows(size_t count) const { return reinterpret_cast<const std::byte*>(counts + count); }
+};
+
+constexpr size_t kMaxCounts = 64;  // leaves three quarters of a cell for rows
+
+// How many row counts a member tells: one for each tensor, or for each receiver.
+size_t counts_of(const OpSpec& spec, int size) {
+  return spec.type == OpType::alltoall ? static_cast<size_t>(size) : spec.tensors.size();
+}
+
+size_t bytes_of(const OpSpec& spec) {
   size_t bytes = 0;
+  for (const TensorSpec& tensor : spec.tensors) bytes += static_cast<size_t>(tensor.elements()) * size_of(tensor.dtype);
+  return bytes;
+}
+
+int64_t row_bytes(const TensorSpec& tensor) {
+  return tensor.row_elements() * static_cast<int64_t>(size_of(tensor.dtype));
+}
+
+RowsHeader& header(Region& region, int member, uint32_t id, uint32_t generation) {
+  return *reinterpret_cast<RowsHeader*>(region.cell(member, id, generation));
+}
+
+void store_rows(RowsHeader& cell, const Operation& operation, int size) {
+  const OpSpec& spec = operation.spec;
+  const size_t count = counts_of(spec, size);
+  for (size_t i = 0; i < count; ++i) {
+    if (spec.type == OpType::allgather) {
+      cell.counts[i] = spec.tensors[i].rows();
+    } else {
+      cell.counts[i] = operation.splits.empty() ? spec.tensors[0].rows() / size : operation.splits[i];
+    }
+  }
+  cell.fits = sizeof(RowsHeader) + count * sizeof(int64_t) + bytes_of(spec) <= kEagerBytes;
+  if (cell.fits == 0) return;
+  auto* place = const_cast<std::byte*>(cell.rows(count));
+  for (size_t i = 0; i < operation.spans.size(); ++i) {
+    const size_t bytes = static_cast<size_t>(operation.spans[i].count) * size_of(spec.tensors[i].dtype);
+    if (bytes > 0) std::memcpy(place, operation.spans[i].input, bytes);
+    place += bytes;
+  }
+}
+
+// The output for `rows` rows; null with a status if that can't be.
+std::byte* make_output(Operation& operation, size_t index, int64_t rows, Status& status) {
+  const TensorSpec& tensor = operation.spec.tensors[index];
+  OutputBuffer& output = operation.outputs[index];
+  output.shape = tensor.shape;
+  output.shape[0] = rows;
+  int64_t bytes = 0;
+  if (__builtin_mul_overflow(rows, row_bytes(tensor), &bytes) || !output.allocate(static_cast<size_t>(bytes))) {
+    status = {Code::internal, "Not enough memory for the result of " + operation.spec.name + "."};
+    return nullptr;
+  }
+  return output.data.get();
+}
+
+Status run_allgather(Region& region, Operation& operation, const std::vector<const RowsHeader*>& cells) {
+  const size_t tensors = operation.spec.tensors.size();
+  operation.outputs.resize(tensors);
+  std::vector<const std::byte*> sources;
+  for (const RowsHeader* cell : cells) sources.push_back(cell->rows(tensors));
+  for (size_t i = 0; i < tensors; ++i) {
+    int64_t total_rows = 0;
+    for (int member = 0; member < region.size(); ++member) {
+      const int64_t count = cells[static_cast<size_t>(member)]->counts[i];
+      if (count < 0 || __builtin_add_overflow(total_rows, count, &total_rows))
+        return bad_count(operation, region, member);
+    }
+    Status status;
+    std::byte* place = make_output(operation, i, total_rows, status);
+    if (!place) return status;
+    for (size_t member = 0; member < cells.size(); ++member) {
+      const auto bytes = static_cast<size_t>(cells[member]->counts[i] * row_bytes(operation.spec.tensors[i]));
+      if (bytes > 0) std::memcpy(place, sources[member], bytes);
+      place += bytes;
+      sources[member] += bytes;
+    }
+  }
+  return {};
+}
+
+Status run_alltoall(Region& region, Operation& operation, const std::vector<const RowsHeader*>& cells) {
+  const auto rank = static_cast<size_t>(region.rank());
+  int64_t total_rows = 0;
+  for (size_t member = 0; member < cells.size(); ++member) {
+    const int64_t count = cells[member]->counts[rank];
+    if (count < 0 || __builtin_add_overflow(total_rows, count, &total_rows))
+      return bad_count(operation, region, static_cast<int>(member));
+    operation.received_splits.push_back(static_cast<int32_t>(count));
+  }
+  operation.outputs.resize(1);
+  Status status;
+  std::byte* place = make_output(operation, 0, total_rows, status);
+  if (!place) return status;
+  const int64_t row = row_bytes(operation.spec.tensors[0]);
+  for (const RowsHeader* cell : cells) {
+    int64_t before = 0;
+    for (size_t to = 0; to < rank; ++to) before += cell->counts[to];
+    const auto bytes = static_cast<size_t>(cell->counts[rank] * row);
+    if (bytes > 0) std::memcpy(place, cell->rows(cells.size()) + before * row, bytes);
+    place += bytes;
+  }
+  return {};
+}
+
+// This member's rows of every tensor, or with an allreduce all of them, reduced over all members' cells.
+Status run_reduction(Region& region, Operation& operation, uint32_t id, uint32_t generation) {
+  const OpSpec& spec = operation.spec;
+  const Reduction reduction = Reduction::of(spec, region.size());
+  const bool scatter = spec.type == OpType::reducescatter;
+  if (scatter) operation.outputs.resize(spec.tensors.size());
+  size_t offset = 0;
+  std::vector<const void*> inputs(static_cast<size_t>(region.size()));
+  for (size_t i = 0; i < operation.spans.size(); ++i) {
+    const TensorSpec& tensor = spec.tensors[i];
+    size_t first = offset;
+    auto count = static_cast<size_t>(operation.spans[i].count);
+    std::byte* target = operation.spans[i].output;
+    if (scatter) {
+      const RowRange range = split_rows(tensor.rows(), region.size(), region.rank());
+      Status status;
+      target = make_output(operation, i, range.count, status);
+      if (!target) return status;
+      first += static_cast<size_t>(range.first * row_bytes(tensor));
+      count = static_cast<size_t>(range.count * tensor.row_elements());
+    }
+    offset += static_cast<size_t>(operation.spans[i].count) * size_of(reduction.dtype);
+    if (count == 0) continue;
+    for (int member = 0; member < region.size(); ++member) {
+      inputs[static_cast<size_t>(member)] = region.cell(member, id, generation) + first;
+    }
+    kernels::reduce(reduction.dtype, reduction.op, target, inputs.data(), region.size(), count, reduction.postscale);
+  }
+  return {};
+}
+
+void run_broadcast(Region& region, Operation& operation, uint32_t id, uint32_t generation) {
+  const std::byte* source = region.cell(operation.spec.root, id, generation);
+  for (size_t i = 0; i < operation.spans.size(); ++i) {
+    const Span& span = operation.spans[i];
+    const size_t bytes = static_cast<size_t>(span.count) * size_of(operation.spec.tensors[i].dtype);
+    if (bytes > 0 && (span.output != span.input || operation.spec.root != region.rank())) {
+      std::memcpy(span.output, source, bytes);
+    }
+    source += bytes;
+  }
+}
+
+}  // namespace
+
+bool is_eager(const OpSpec& spec, uint32_t id, int size) {
+  if (id >= kEagerIds) return false;
+  switch (spec.type) {
+    case OpType::barrier:
+      return false;
+    case OpType::allgather:
+    case OpType::alltoall:
+      return counts_of(spec, size) <= kMaxCounts;
+    case OpType::allreduce:
+    case OpType::broadcast:
+    case OpType::reducescatter:
+      break;
+  }
+  if (spec.reduce_op == ReduceOp::adasum) return false;
   for (const TensorSpec& tensor : spec.tensors) {
     if (tensor.dtype != spec.tensors[0].dtype) return false;
-    bytes += static_cast<size_t>(tensor.elements()) * size_of(tensor.dtype);
   }
-  return bytes <= kEagerBytes;
+  return bytes_of(spec) <= kEagerBytes;
 }
 
 void store_eager(Region& region, const Operation& operation, uint32_t id, uint32_t generation) {
   const OpSpec& spec = operation.spec;
+  if (spec.type == OpType::allgather || spec.type == OpType::alltoall) {
+    store_rows(header(region, region.rank(), id, generation), operation, region.size());
+    return;
+  }
   if (spec.type == OpType::broadcast && spec.root != region.rank()) return;
   std::byte* cell = region.cell(region.rank(), id, generation);
   const DType dtype = spec.tensors[0].dtype;
   for (const Span& span : operation.spans) {
     const size_t bytes = static_cast<size_t>(span.count) * size_of(dtype);
     if (bytes == 0) continue;
-    if (spec.type == OpType::allreduce && spec.prescale != 1.0) {
+    if (spec.type != OpType::broadcast && spec.prescale != 1.0) {
       kernels::scale(dtype, cell, span.input, static_cast<size_t>(span.count), spec.prescale);
     } else {
       std::memcpy(cell, span.input, bytes);
@@ -34,27 +206,21 @@ void store_eager(Region& region, const Operation& operation, uint32_t id, uint32
   }
 }
 
-void run_eager(Region& region, Operation& operation, uint32_t id, uint32_t generation) {
-  const OpSpec& spec = operation.spec;
-  const Reduction reduction = Reduction::of(spec, region.size());
-  size_t offset = 0;
-  std::vector<const void*> inputs(static_cast<size_t>(region.size()));
-  for (const Span& span : operation.spans) {
-    const size_t bytes = static_cast<size_t>(span.count) * size_of(reduction.dtype);
-    if (bytes == 0) continue;
-    if (spec.type == OpType::broadcast) {
-      if (span.output != span.input || spec.root != region.rank()) {
-        std::memcpy(span.output, region.cell(spec.root, id, generation) + offset, bytes);
-      }
-    } else {
-      for (int member = 0; member < region.size(); ++member) {
-        inputs[static_cast<size_t>(member)] = region.cell(member, id, generation) + offset;
-      }
-      kernels::reduce(reduction.dtype, reduction.op, span.output, inputs.data(), region.size(),
-                      static_cast<size_t>(span.count), reduction.postscale);
-    }
-    offset += bytes;
+Status run_eager(Region& region, Operation& operation, uint32_t id, uint32_t generation, bool& done) {
+  done = true;
+  const OpType type = operation.spec.type;
+  if (type == OpType::broadcast) {
+    run_broadcast(region, operation, id, generation);
+    return {};
   }
+  if (type != OpType::allgather && type != OpType::alltoall) return run_reduction(region, operation, id, generation);
+  std::vector<const RowsHeader*> cells;
+  for (int member = 0; member < region.size(); ++member) {
+    cells.push_back(&header(region, member, id, generation));
+    done = done && cells.back()->fits != 0;
+  }
+  if (!done) return {};
+  return type == OpType::allgather ? run_allgather(region, operation, cells) : run_alltoall(region, operation, cells);
 }
 
 }  // namespace horovod::shared

@@ -1,10 +1,14 @@
 // Small operations without a data phase: a member leaves its bytes in a cell of its own area before it arrives in the
 // order log, so that when everybody has arrived everything is there and each member computes the result by itself. One
-// synchronisation (the arrival) instead of two.
+// synchronisation (the arrival) instead of two or three.
 //
 // Each id has two cells, used in turn by generations. A member writes the cell of generation g + 2 only after it has
 // run g + 1, for which everybody arrived, which everybody does after reading the cells of g: no cell is overwritten too
 // early.
+//
+// Where the sizes are agreed upon (allreduce, broadcast, reducescatter) so is whether the cells are large enough. Where
+// only their owner knows them (allgather, alltoall) every cell begins with its row counts and says whether the rows are
+// in it; all members read all cells, so they agree whether to run the operation from them.
 #pragma once
 
 #include "collectives/batch.h"
@@ -12,13 +16,14 @@
 
 namespace horovod::shared {
 
-// A function of what all members agreed on, so all decide alike.
-bool is_eager(const OpSpec& spec, uint32_t id);
+// Whether the operation leaves something in its cell. A function of what all members agreed on, so all decide alike.
+bool is_eager(const OpSpec& spec, uint32_t id, int size);
 
 // Before the arrival of generation `generation`: this member's bytes into its cell.
 void store_eager(Region& region, const Operation& operation, uint32_t id, uint32_t generation);
 
-// After agreement: the result from all members' cells.
-void run_eager(Region& region, Operation& operation, uint32_t id, uint32_t generation);
+// After agreement: the result from all members' cells. done = false: some member's rows did not fit into its cell, and
+// nothing was changed; the same on all members.
+Status run_eager(Region& region, Operation& operation, uint32_t id, uint32_t generation, bool& done);
 
 }  // namespace horovod::shared
