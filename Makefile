@@ -39,7 +39,7 @@ test: build
 
 # mypy sees the package as users import it: a tree of links, with the generated protos beside.
 TYPES := build/types
-$(TYPES)/.linked: $(VENV)/.built
+$(TYPES)/.linked: $(VENV)/.built $(wildcard clients/horovod/*/__init__.py)
 	rm -rf $(TYPES) && mkdir -p $(TYPES)/horovod
 	ln -s $(CURDIR)/clients/horovod/* $(CURDIR)/coordinator $(CURDIR)/worker $(TYPES)/horovod/
 	ln -s $$(cd / && $(CURDIR)/$(BIN)/python -c 'import horovod.protos as p; print(p.__path__[0])') $(TYPES)/horovod/protos

@@ -107,10 +107,14 @@ def checked_times(case: Case, blocks: int, calls: int, replies: Sequence[Mapping
 
 def measure(case: Case, worlds: Sequence[World], budget: Budget) -> Row:
     """Measures one case with every library in turn. A library that fails or has wrong values gets no figure."""
-    row = Row(case)
-    turns = {world.library: _Turns(case, world, budget) for world in worlds}
+    return alternate(case, {world.library: Turns(case, world, budget) for world in worlds}, budget.rounds_of(case))
 
-    def take(step: Callable[[_Turns], None], order: Sequence[str]) -> None:
+
+def alternate(case: Case, turns: dict[str, Turns], rounds: int) -> Row:
+    """Rounds of all turns, each round beginning with the next one. Who fails is left out of the rest."""
+    row = Row(case)
+
+    def take(step: Callable[[Turns], None], order: Sequence[str]) -> None:
         for library in order:
             try:
                 step(turns[library])
@@ -118,18 +122,18 @@ def measure(case: Case, worlds: Sequence[World], budget: Budget) -> Row:
                 row.refused[library] = str(error)
                 del turns[library]
 
-    take(_Turns.plan, list(turns))
-    for number in range(budget.rounds_of(case)):
+    take(Turns.plan, list(turns))
+    for number in range(rounds):
         order = list(turns)
         first = number % max(1, len(order))
-        take(_Turns.round, order[first:] + order[:first])
-    take(_Turns.drop, list(turns))
+        take(Turns.round, order[first:] + order[:first])
+    take(Turns.drop, list(turns))
     row.figures = {library: turn.figure for library, turn in turns.items()}
     return row
 
 
-class _Turns:
-    """One library's part in a case."""
+class Turns:
+    """One library's part in a case: `case.ranks` are those of its world."""
 
     def __init__(self, case: Case, world: World, budget: Budget) -> None:
         self.figure = Figure()

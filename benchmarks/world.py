@@ -62,8 +62,9 @@ class Layout:
 
 
 class World:
-    def __init__(self, library: str, layout: Layout) -> None:
+    def __init__(self, library: str, layout: Layout, worker: str = "benchmarks.worker") -> None:
         self.library = library
+        self._worker = worker  # the module that a rank runs
         self.layout = layout
         self.size = layout.size
         self.version = ""
@@ -180,7 +181,7 @@ class World:
         return process
 
     def _commands(self, socket: str) -> list[tuple[list[str], dict[str, str]]]:
-        worker = [sys.executable, "-m", "benchmarks.worker", self.library]
+        worker = [sys.executable, "-m", self._worker, self.library]
         common = {
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
             "OMP_NUM_THREADS": "1",

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from horovod.common.basics import Adasum, Average
+from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.adasum_optimizer import AdasumOptimizer
-from horovod.torch.compression import Compression, Compressor
+from horovod.torch.compression import Compression, Compressor, GradientCompressor
 from horovod.torch.objects import broadcast_object
 from horovod.torch.ops.submit import registered_number
 from horovod.torch.reducer import GradientReducer
@@ -121,7 +121,7 @@ class _DistributedOptimizer(_Base):
 def DistributedOptimizer(  # noqa: N802
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | GradientCompressor = Compression.none,
     backward_passes_per_step: int = 1,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
@@ -144,7 +144,9 @@ def DistributedOptimizer(  # noqa: N802
         optimizer: any optimizer of torch; do not use it any more afterwards.
         named_parameters: `model.named_parameters()`; the names match gradients across ranks and appear in messages.
             Without them, gradients match by their place in the parameter groups.
-        compression: how gradients travel, for example Compression.fp16.
+        compression: how gradients travel: Compression.fp16, Compression.bf16, a Compressor of your own, or an instance
+            of a GradientCompressor of your own (horovod.torch.compression), which needs op Average or Sum and no
+            groups. Sparse gradients travel as they are, unless sparse_as_dense.
         backward_passes_per_step: number of backward passes before each step.
         op: hvd.Average, hvd.Sum, or hvd.Adasum: each rank then takes its own step and the changes of the parameters are
             combined (adasum_optimizer.py); groups, sparse_as_dense and gradient_predivide_factor have no meaning then.
@@ -175,6 +177,7 @@ def DistributedOptimizer(  # noqa: N802
         if groups is None:
             groups = num_groups
     _check_passes(backward_passes_per_step)
+    _check_compression(compression, op, groups)
     size = current().world.size
     if op == Adasum:
         if process_set is not global_process_set:
@@ -255,6 +258,20 @@ def _named(
 def _check_passes(passes: int) -> None:
     if passes <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
+
+
+def _check_compression(compression: Any, op: int, groups: Any) -> None:
+    if isinstance(compression, type) and issubclass(compression, GradientCompressor):
+        raise ValueError(
+            f"compression is the class {compression.__name__}, which has memory; pass an instance of it, one for each "
+            f"optimizer: compression={compression.__name__}(...)."
+        )
+    if isinstance(compression, GradientCompressor):
+        name = type(compression).__name__
+        if op not in (Average, Sum):
+            raise ValueError(f"{name} is a GradientCompressor, which needs op=hvd.Average or op=hvd.Sum.")
+        if groups is not None:
+            raise ValueError(f"{name} reduces each gradient on its own; leave out groups.")
 
 
 def _check_groups(groups: Any) -> None:

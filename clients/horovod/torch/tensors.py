@@ -65,7 +65,8 @@ def adopt(output: Output, dtype: torch.dtype) -> torch.Tensor:
     shape = output.shape
     if output.nbytes == 0:
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(output, dtype=dtype).view(shape)
+    flat = torch.frombuffer(output, dtype=dtype)
+    return flat if len(shape) == 1 else flat.view(shape)
 
 
 def by_dtype(tensors: Sequence[torch.Tensor]) -> list[list[int]]:

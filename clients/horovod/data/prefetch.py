@@ -1,0 +1,138 @@
+"""One pass over an iterable, whose items a thread makes ahead of whoever takes them.
+
+    the thread        makes an item, waits while `size` of them are ready, goes on; then says that it has ended, and how
+    next(prefetch)    takes the oldest item, or waits for one; after the last raises what the thread ended with
+    close()           tells the thread to end and waits until it has, that is at most for the item it is making
+
+Nothing waits for a thread that may never end when the interpreter exits: a loader may be stuck in a read for ever.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+# How long the exit of the interpreter waits for an item that is being made. Threads inside native code should have left
+# it before the interpreter goes away.
+_EXIT_SECONDS: Final = 1.0
+
+_running: Final[set[Prefetch]] = set()
+
+
+class Prefetch:
+    """Iterate over it once, in one thread. `make` is called, iterated and let go of in the other."""
+
+    def __init__(self, make: Callable[[], Iterable[Any]], size: int) -> None:
+        self._make = make
+        self._size = size
+        self._items: deque[Any] = deque()
+        self._error: BaseException | None = None
+        self._ended = False  # the thread makes no more items
+        self._closed = False  # nobody wants more items
+        # Reentrant, because a garbage collection may close another pass, or this one, in either thread at any time.
+        self._changed = threading.Condition(threading.RLock())
+        self._pid = os.getpid()
+        self._taken = 0
+        self._starved_seconds = self._full_seconds = 0.0
+        self._thread = threading.Thread(target=self._work, name="horovod-data-loader", daemon=True)
+
+    def __iter__(self) -> Prefetch:
+        """Starts the thread."""
+        self._thread.start()
+        return self
+
+    def __next__(self) -> Any:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "An iteration over an asynchronous data loader can't go on in a forked child: the thread that makes "
+                "its batches exists in the parent only. Iterate anew."
+            )
+        with self._changed:
+            if not self._items and not self._ended:
+                begun = time.perf_counter()
+                self._changed.wait_for(lambda: self._items or self._ended or self._closed)
+                self._starved_seconds += time.perf_counter() - begun
+            if self._closed:
+                raise StopIteration
+            if self._items:
+                item = self._items.popleft()
+                self._taken += 1
+                self._changed.notify_all()
+                return item
+            error, self._error = self._error or StopIteration(), None
+        try:
+            raise error
+        finally:
+            del error  # its traceback refers to this frame
+
+    def close(self) -> None:
+        """Ends the thread; waits for it, unless this is it or the interpreter is exiting. Idempotent."""
+        if sys.is_finalizing():
+            return  # other threads have stopped where they were, perhaps with the lock
+        if self._close() and threading.current_thread() is not self._thread:
+            with contextlib.suppress(RuntimeError):  # it could not be started
+                self._thread.join()
+
+    def _close(self) -> bool:
+        """Tells the thread to end; whether there is one."""
+        if os.getpid() != self._pid:
+            return False  # forked: the lock may be held for ever, by a thread that was not copied
+        with self._changed:
+            self._closed = True
+            self._items.clear()
+            self._changed.notify_all()
+        return True
+
+    def _work(self) -> None:
+        _running.add(self)
+        error: BaseException | None = None
+        try:
+            for item in self._make():  # leaving the loop lets go of a generator, whose `finally` runs here
+                if not self._offer(item):
+                    break
+        except BaseException as caught:
+            error = caught
+        with self._changed:
+            self._ended = True
+            if not self._closed:
+                self._error, error = error, None
+            self._changed.notify_all()
+        _running.discard(self)
+        if error is not None:
+            raise error  # nobody asks for another item; threading.excepthook shows it
+
+    def _offer(self, item: Any) -> bool:
+        """Waits until there is room for `item`; False if nobody wants it any more."""
+        with self._changed:
+            if len(self._items) >= self._size and not self._closed:
+                begun = time.perf_counter()
+                self._changed.wait_for(lambda: len(self._items) < self._size or self._closed)
+                self._full_seconds += time.perf_counter() - begun
+            if self._closed:
+                return False
+            self._items.append(item)
+            self._changed.notify_all()
+            return True
+
+    def summary(self) -> str:
+        return (
+            f"{self._taken} batches; the training waited {self._starved_seconds:.3f} s for the loader, the loader "
+            f"{self._full_seconds:.3f} s for the training (at most {self._size} batches ahead)."
+        )
+
+
+def _at_exit() -> None:
+    running = [prefetch for prefetch in list(_running) if prefetch._close()]
+    deadline = time.monotonic() + _EXIT_SECONDS
+    for prefetch in running:
+        prefetch._thread.join(max(0.0, deadline - time.monotonic()))
+
+
+atexit.register(_at_exit)
