@@ -1,17 +1,14 @@
 // The timeline without an engine: what events become, what happens where some are missing, and hooks of many threads
 // while files begin and end.
 #include <atomic>
-#include <cstdlib>
-#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include <unistd.h>
-
 #include "check.h"
 #include "engine/timeline.h"
 #include "named_tests.h"
+#include "timeline_folder.h"
 
 namespace horovod {
 namespace {
@@ -102,23 +99,9 @@ void where_events_are_missing_everything_ends_and_is_told() {
   CHECK(testing::contains(text, R"("name":"EVENTS_DROPPED","ts":9,"pid":0,"s":"g","args":{"count":3}})"));
 }
 
-// What the file says of its processes: each has as many beginnings as ends.
-void check_file(const std::string& path) {
-  std::ifstream file(path);
-  std::string line, last;
-  int64_t open = 0;
-  for (bool first = true; std::getline(file, line); first = false, last = line) {
-    CHECK(!first || line == "[");
-    open += line.find(R"("ph":"B")") != std::string::npos;
-    open -= line.find(R"("ph":"E")") != std::string::npos;
-  }
-  CHECK(last == "]" && open == 0, "%s, %lld open", last.c_str(), static_cast<long long>(open));
-}
-
 void hooks_of_many_threads_while_files_begin_and_end() {
-  char folder[] = "/tmp/horovod-timeline-XXXXXX";
-  CHECK(mkdtemp(folder) != nullptr);
-  const std::string path = std::string(folder) + "/timeline.json";
+  const testing::TimelineFolder folder;
+  const std::string path = folder.path();
   Timeline timeline;
   std::atomic<bool> over{false};
   std::vector<std::thread> threads;
@@ -139,22 +122,20 @@ void hooks_of_many_threads_while_files_begin_and_end() {
     bool running = false;
     (void)timeline.stop(running);  // it may have fallen behind, and then says so
     CHECK(running);
-    check_file(path);
+    folder.check();
   }
   CHECK_OK(timeline.start(path, false, 0));
   (void)timeline.start(path, false, 0);  // completes the first
-  CHECK(timeline.start(std::string(folder) + "/none/x", false, 0).code() == Code::invalid_argument);
+  CHECK(timeline.start(path + "/x", false, 0).code() == Code::invalid_argument);
   CHECK(timeline.active());
   over.store(true);
   for (std::thread& thread : threads) thread.join();
   bool running = false;
   (void)timeline.stop(running);
   CHECK(running);
-  check_file(path);
+  folder.check();
   (void)timeline.stop(running);
   CHECK(!running);
-  ::unlink(path.c_str());
-  ::rmdir(folder);
 }
 
 constexpr testing::NamedTest kTests[] = {
