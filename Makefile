@@ -58,10 +58,10 @@ format: build
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_SOURCES)
 
-# The engine's stress test, the data plane's tests and its fuzzer under AddressSanitizer + UBSan, and under ThreadSanitizer.
+# The engine's stress test, the tests of the data plane and the timeline, and the fuzzer under ASan + UBSan and under TSan.
 SANITIZE_WORLDS ?= 100
 SANITIZE_CASES ?= 5000
-MESH_TESTS := $(basename $(notdir $(wildcard tests/native/mesh_*_test.cc)))
+SANITIZE_TESTS := $(basename $(notdir $(wildcard tests/native/mesh_*_test.cc))) timeline_test
 sanitize: $(VENV)/.installed
 	for sanitizer in address,undefined thread; do \
 	  folder=build/sanitize-$$sanitizer; \
@@ -69,7 +69,7 @@ sanitize: $(VENV)/.installed
 	    -DHOROVOD_TESTS=ON -DHOROVOD_SANITIZE=$$sanitizer && \
 	  PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build $$folder -j $(JOBS) && \
 	  $$folder/engine_stress $(SANITIZE_WORLDS) && \
-	  for test in $(MESH_TESTS); do $$folder/$$test || exit 1; done && \
+	  for test in $(SANITIZE_TESTS); do $$folder/$$test || exit 1; done && \
 	  $$folder/fuzz_mesh $(SANITIZE_CASES) || exit 1; \
 	done
 

@@ -380,10 +380,9 @@ class Settings:
         "HOROVOD_TIMELINE",
         "text",
         None,
-        "file of the timeline, or DYNAMIC to start it from the program",
+        "file in which rank 0 writes the timeline, or DYNAMIC to start it from the program",
         flag="--timeline-filename",
         yaml="timeline.filename",
-        in_use=False,
     )
     timeline_mark_cycles: bool = _row(
         "HOROVOD_TIMELINE_MARK_CYCLES",
@@ -392,7 +391,6 @@ class Settings:
         "mark each batch in the timeline",
         flag="--timeline-mark-cycles",
         yaml="timeline.mark_cycles",
-        in_use=False,
     )
     stall_check_disable: bool = _row(
         "HOROVOD_STALL_CHECK_DISABLE",

@@ -160,5 +160,18 @@ class Engine:
     def close(self, sentence: str = "") -> None:
         """Leaves in order: finishes what is agreed, tells the peers, fails the rest. Idempotent."""
 
+    # -- timeline (csrc/engine/timeline.h) ---------------------------------------------------------------------------
+    def start_timeline(self, path: str, mark_cycles: bool, since_epoch_us: int) -> None:
+        """Records to a new file, after completing the current one. ValueError when it can't be written.
+
+        since_epoch_us: the time of day, for the file's header.
+        """
+
+    def stop_timeline(self) -> tuple[bool, str]:
+        """Completes the file. Whether there was one, and a sentence when something is missing from it."""
+
+    def forget_timeline(self) -> None:
+        """In a forked child: closes the copy of the file without writing to it."""
+
     def counters(self) -> dict[str, int]:
         """Monotonic counts: announced, agreed, batches, bytes, futex_sleeps and so on."""

@@ -248,6 +248,23 @@ class PyEngine {
   }
   std::map<std::string, uint64_t> counters() const { return engine_->counters(); }
 
+  void start_timeline(const std::string& path, bool mark_cycles, int64_t since_epoch_us) {
+    Status status;
+    {
+      const py::gil_scoped_release release;
+      status = engine_->timeline().start(path, mark_cycles, since_epoch_us);
+    }
+    if (!status.ok()) raise_status(status);
+  }
+  // Whether there was one, and what went wrong with it.
+  std::pair<bool, std::string> stop_timeline() {
+    const py::gil_scoped_release release;
+    bool running = false;
+    const Status status = engine_->timeline().stop(running);
+    return {running, status.message()};
+  }
+  void forget_timeline() { engine_->timeline().after_fork(); }
+
  private:
   using Abandoned = std::pair<std::shared_ptr<Submission>, py::object>;
 
@@ -419,5 +436,9 @@ PYBIND11_MODULE(_core, module) {
       .def("abort", &PyEngine::abort, py::arg("sentence"))
       .def("check", &PyEngine::check)
       .def("close", &PyEngine::close, py::arg("sentence") = "")
-      .def("counters", &PyEngine::counters);
+      .def("counters", &PyEngine::counters)
+      .def("start_timeline", &PyEngine::start_timeline, py::arg("path"), py::arg("mark_cycles"),
+           py::arg("since_epoch_us"))
+      .def("stop_timeline", &PyEngine::stop_timeline)
+      .def("forget_timeline", &PyEngine::forget_timeline);
 }

@@ -45,6 +45,7 @@ struct Operation {
   std::vector<int32_t> received_splits;  // alltoall
   Status status;
   std::atomic<uint32_t> state{pending};  // futex word
+  uint64_t traced = 0;                   // its number in the timeline (engine/timeline.h); 0: not recorded
 };
 
 }  // namespace horovod

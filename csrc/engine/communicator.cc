@@ -40,7 +40,8 @@ size_t bytes_of(const OpSpec& spec) {
 }  // namespace
 
 Communicator::Communicator(int process_set, int rank, std::vector<int> ranks, std::vector<std::string> labels,
-                           const Config& config, AbortSignal& abort, Outbox& outbox, std::function<void()> on_abort)
+                           const Config& config, AbortSignal& abort, Outbox& outbox, Timeline& timeline,
+                           std::function<void()> on_abort)
     : process_set_(process_set),
       rank_(rank),
       ranks_(std::move(ranks)),
@@ -48,6 +49,7 @@ Communicator::Communicator(int process_set, int rank, std::vector<int> ranks, st
       config_(config),
       abort_(abort),
       outbox_(outbox),
+      timeline_(timeline),
       on_abort_(std::move(on_abort)),
       lane_of_id_(kMaxIds, nullptr),
       by_id_(kMaxIds, nullptr) {}
@@ -67,8 +69,13 @@ void Communicator::attach(std::unique_ptr<Mesh> mesh, std::unique_ptr<Backend> b
   backend_ = std::move(backend);
   plane_.mesh = mesh_.get();
   plane_.backend = backend_.get();
-  log_ = std::make_unique<MeshOrderLog>(
+  auto log = std::make_unique<MeshOrderLog>(
       *mesh_, [this](const TensorId* ids, size_t count) { return fuse(ids, count); }, abort_);
+  log->watch([this](int member, TensorId id, Arrival what) {
+    if (timeline_.active()) [[unlikely]]
+      timeline_.arrival(process_set_, ranks_[member], id, what);
+  });
+  log_ = std::move(log);
   start_background();
 }
 
@@ -81,7 +88,11 @@ Status Communicator::submit(const std::shared_ptr<Submission>& submission, bool 
   counters_.submitted.fetch_add(1, std::memory_order_relaxed);
   if (!log_) {  // a world of one
     Operation* one[] = {submission.get()};
+    if (timeline_.active()) [[unlikely]]
+      timeline_.began_alone(*submission, ranks_);
     submission->status = run_batch(plane_, one);
+    if (submission->traced) [[unlikely]]
+      timeline_.ended(*submission, submission->status);
     submission->state.store(Operation::done, std::memory_order_release);
     return {};
   }
@@ -144,6 +155,8 @@ Lane& Communicator::lane_for(NameEntry& entry, const Submission& submission) {
 void Communicator::begin(Submission& submission) {
   Lane& lane = *submission.lane;
   lane.active = &submission;
+  if (timeline_.active()) [[unlikely]]
+    timeline_.begun(submission, lane.id, ranks_);
   if (lane.id == Lane::kNoId) {
     announce(submission);
     return;
@@ -271,6 +284,8 @@ Status Communicator::run(const LogEvent& event) {
   counters_.batches.fetch_add(1, std::memory_order_relaxed);
   counters_.agreed.fetch_add(ids.size(), std::memory_order_relaxed);
   counters_.bytes.fetch_add(bytes, std::memory_order_relaxed);
+  if (timeline_.active()) [[unlikely]]
+    timeline_.running(batch, plane_, event.completed || is_eager(batch[0]->spec, ids[0]));
   if (event.completed) {
     // the results travelled with the arrivals and are in place
   } else if (is_eager(batch[0]->spec, ids[0])) {  // then all are, by the fuse rule
@@ -293,6 +308,8 @@ Status Communicator::run(const LogEvent& event) {
 }
 
 void Communicator::complete(Submission& submission, Status status) {
+  if (submission.traced) [[unlikely]]
+    timeline_.ended(submission, status);
   const auto owner = in_flight_.find(&submission);
   const std::shared_ptr<Submission> keep = owner->second;
   in_flight_.erase(owner);
@@ -545,6 +562,8 @@ void Communicator::fail_locked(const Status& status) {
     submission->lane->waiting.clear();
     submission->entry->in_flight = false;
     submission->status = with_context(ended_, *submission);
+    if (submission->traced) [[unlikely]]
+      timeline_.ended(*submission, submission->status);
     submission->state.store(Operation::done, std::memory_order_release);
   }
   in_flight_.clear();

@@ -28,6 +28,7 @@
 #include "collectives/topology.h"
 #include "engine/order_log.h"
 #include "engine/outbox.h"
+#include "engine/timeline.h"
 
 namespace horovod {
 
@@ -79,7 +80,7 @@ class Communicator {
   // on_abort: called from a driver when it has seen the abort signal, with no lock held; the epoch is over for every
   // communicator of the process, not just for this one.
   Communicator(int process_set, int rank, std::vector<int> ranks, std::vector<std::string> labels, const Config& config,
-               AbortSignal& abort, Outbox& outbox, std::function<void()> on_abort);
+               AbortSignal& abort, Outbox& outbox, Timeline& timeline, std::function<void()> on_abort);
   ~Communicator();
 
   // Exactly one of these before the first submit() unless the world has one member.
@@ -141,6 +142,7 @@ class Communicator {
   const Config config_;
   AbortSignal& abort_;
   Outbox& outbox_;
+  Timeline& timeline_;
   const std::function<void()> on_abort_;
   std::unique_ptr<Region> region_;
   std::unique_ptr<Mesh> mesh_;

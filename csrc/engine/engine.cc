@@ -74,9 +74,9 @@ std::unique_ptr<Engine> Engine::create(WorldSpec world, const Config& config, St
   engine->labels_ = world.labels;
   std::vector<int> ranks(static_cast<size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);
-  engine->global_ =
-      std::make_shared<Communicator>(0, world.rank, std::move(ranks), world.labels, config, engine->abort_,
-                                     engine->outbox_, [self = engine.get()] { self->tell_abort(); });
+  engine->global_ = std::make_shared<Communicator>(0, world.rank, std::move(ranks), world.labels, config,
+                                                   engine->abort_, engine->outbox_, *engine->timeline_,
+                                                   [self = engine.get()] { self->tell_abort(); });
   status = engine->connect(*engine->global_, std::move(world.labels), std::move(world.segment), world.segment_addresses,
                            descriptors.release());
   if (!status.ok()) return nullptr;
@@ -134,6 +134,7 @@ Engine::~Engine() {
   // A forked child: the threads are not here and the memory is not mapped, so leave everything alone.
   new std::shared_ptr<Communicator>(std::move(global_));
   new std::map<int, ProcessSet>(std::move(sets_));
+  new std::unique_ptr<Timeline>(std::move(timeline_));
 }
 
 // -- process sets -----------------------------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ Status Engine::add_process_set(ProcessSetSpec spec) {
     DescriptorOwner strangers(sockets);
     made.communicator =
         std::make_shared<Communicator>(spec.number, static_cast<int>(mine - spec.ranks.begin()), spec.ranks, labels,
-                                       config_, abort_, outbox_, [this] { tell_abort(); });
+                                       config_, abort_, outbox_, *timeline_, [this] { tell_abort(); });
     HVD_TRY(connect(*made.communicator, std::move(labels), std::move(spec.segment), spec.segment_addresses,
                     std::move(by_member)));
   }

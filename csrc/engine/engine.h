@@ -59,6 +59,7 @@ class Engine {
   int64_t pending(int process_set);
 
   Outbox& outbox() { return outbox_; }
+  Timeline& timeline() { return *timeline_; }
   // Null for a set that does not exist or that this rank is not a member of.
   std::shared_ptr<Communicator> communicator(int process_set) const;
 
@@ -91,6 +92,7 @@ class Engine {
   std::vector<std::string> labels_;
   AbortSignal abort_;
   Outbox outbox_;
+  std::unique_ptr<Timeline> timeline_ = std::make_unique<Timeline>();
   std::shared_ptr<Communicator> global_;
   int owner_process_ = 0;
 

@@ -94,7 +94,9 @@ bool MeshOrderLog::count(int member, TensorId id, bool plain) {
   if (count.members[member]) return false;
   count.members[member] = true;
   count.plain = count.plain || plain;
+  if (watch_) watch_(member, id, Arrival::counted);
   if (++count.arrived < static_cast<uint32_t>(mesh_.size()) || closed_) return true;
+  if (watch_) watch_(member, id, Arrival::last);
   agreed_.push_back({id, count.plain});
   count.arrived = 0;
   std::fill(count.members.begin(), count.members.end(), false);
@@ -106,6 +108,7 @@ bool MeshOrderLog::take_back(int member, TensorId id) {
   Count& count = counts_[id];
   if (count.members.empty() || !count.members[member]) return false;
   count.members[member] = false;
+  if (watch_) watch_(member, id, Arrival::taken_back);
   count.plain = true;  // bytes that came with the arrival are on their way to everybody and count no more
   --count.arrived;
   return true;

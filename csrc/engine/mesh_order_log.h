@@ -20,8 +20,10 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/abort.h"
@@ -30,6 +32,8 @@
 #include "transport/mesh.h"
 
 namespace horovod {
+
+enum class Arrival : uint8_t { counted, taken_back, last };
 
 class MeshOrderLog final : public OrderLog {
  public:
@@ -41,6 +45,11 @@ class MeshOrderLog final : public OrderLog {
   Status poll(LogEvent& event) override;
   Status wait(int64_t timeout_us) override;
   void wake() override { mesh_.wake(); }
+
+  // The sequencer calls it for each arrival that it counts and for each that is taken back, with the innermost lock
+  // held; after the one that completes an id, with `last` too. Before the first arrive().
+  using Watch = std::function<void(int member, TensorId id, Arrival what)>;
+  void watch(Watch watch) { watch_ = std::move(watch); }
 
  private:
   struct Own {  // what this member knows of an id
@@ -89,6 +98,7 @@ class MeshOrderLog final : public OrderLog {
   Mesh& mesh_;
   const FuseRule fuse_;
   AbortSignal& abort_;
+  Watch watch_;
 
   // Innermost lock of the log: neither the fuse rule nor the mesh is called with it. Guards the next block.
   std::mutex mutex_;

@@ -21,6 +21,7 @@
 
 #include "check.h"
 #include "engine/engine.h"
+#include "timeline_folder.h"
 
 using namespace horovod;
 
@@ -311,6 +312,9 @@ void run_world(uint64_t seed, bool tcp) {
   config.spin_us = static_cast<int64_t>(random() % 60);
   if (random() % 3 == 0) config.fusion_threshold_bytes = random() % 100000;
   std::vector<std::unique_ptr<Engine>> engines = make_world(size, tcp, config);
+  const testing::TimelineFolder timeline;  // of half of the worlds over each transport
+  const bool recorded = seed / 2 % 2 == 0;
+  if (recorded) CHECK_OK(engines[0]->timeline().start(timeline.path(), true, 0));
   {
     Negotiator negotiator(engines);
     std::vector<std::thread> workers;
@@ -345,6 +349,10 @@ void run_world(uint64_t seed, bool tcp) {
     for (auto& engine : engines) closers.emplace_back([&] { engine->close(""); });
     for (std::thread& closer : closers) closer.join();
   }
+  if (!recorded) return;
+  bool running = false;
+  CHECK_OK(engines[0]->timeline().stop(running));
+  timeline.check();
 }
 
 }  // namespace

@@ -159,7 +159,7 @@ def test_what_cannot_be_had_is_refused_by_name(argv: list[str]) -> None:
     assert "leave it out" in sentence
 
 
-@pytest.mark.parametrize("name", ["autotune", "timeline", "stall_shutdown_seconds"])
+@pytest.mark.parametrize("name", ["autotune", "stall_shutdown_seconds"])
 def test_a_setting_that_would_be_missed_is_refused_until_it_works(name: str) -> None:
     setting = next(setting for setting in SETTINGS if setting.name == name)
     value = [] if setting.kind == "bool" else ["7"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -119,3 +120,27 @@ hvd.init()
 def test_plain_programs_need_no_horovod(horovodrun: Run) -> None:
     done = horovodrun("-np", "2", sys.executable, "-S", "-c", "print('x')", environ={"PYTHONPATH": os.devnull})
     assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:x", "[1]<stdout>:x"]
+
+
+@pytest.mark.parametrize("way", ["variable", "option"])
+def test_rank_0_writes_the_timeline(horovodrun: Run, program: Program, tmp_path: Path, way: str) -> None:
+    path = tmp_path / "timeline.json"
+    options = ["--timeline-filename", str(path)] if way == "option" else []
+    environ = {"HOROVOD_TIMELINE": str(path)} if way == "variable" else {}
+    done = horovodrun("-np", "2", "--timeline-mark-cycles", *options, *program(TORCH), environ=environ)
+    assert (done.returncode, done.stderr) == (0, "")
+    events = json.loads(path.read_text())
+    spans = [event["name"] for event in events if event["ph"] == "B"]
+    assert spans == ["NEGOTIATE_ALLREDUCE", "ALLREDUCE", "SHM_EAGER_ALLREDUCE"]
+    assert [event["args"]["name"] for event in events if event["name"] == "process_name"] == [
+        "Horovod",
+        "allreduce.noname",
+    ]
+    assert [event["name"] for event in events if event["ph"] == "i"] == ["CYCLE_START"]
+
+
+def test_a_timeline_that_cannot_be_written_ends_the_job(horovodrun: Run, program: Program, tmp_path: Path) -> None:
+    path = tmp_path / "none" / "timeline.json"
+    done = horovodrun("-np", "2", *program(TORCH), environ={"HOROVOD_TIMELINE": str(path)})
+    assert done.returncode != 0
+    assert f"The timeline file {path} can't be written: No such file or directory." in done.stderr

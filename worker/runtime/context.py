@@ -136,6 +136,7 @@ def _after_fork() -> None:
     # The engine and the channel have threads that do not exist here, so their destructors must never run.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(context))
     with contextlib.suppress(Exception):
+        context.timeline.forget()
         _close_connections(context)
 
 

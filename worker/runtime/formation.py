@@ -22,6 +22,7 @@ from horovod.worker.runtime.affinity import background_cpu
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.offers import engine_options, make_listeners, make_segment
 from horovod.worker.runtime.process_sets import ProcessSets, problem_of
+from horovod.worker.runtime.timeline import Timeline
 from horovod.worker.runtime.world import Endpoint, World
 from horovod.worker.settings import Settings
 
@@ -66,6 +67,7 @@ class Context:
         self.session = session
         self.negotiator = negotiator
         self.process_sets = ProcessSets(settings, world, engine, negotiator)
+        self.timeline = Timeline(settings, engine, world.rank)
         self.transport = transport  # "none" in a world of one, else "shm" or "tcp"
         self.socket_inodes: frozenset[int] = frozenset()  # of the data plane; a forked child closes them
 
@@ -78,6 +80,7 @@ class Context:
         """Leaves the world in order. Idempotent."""
         sentence = f"{self.world.label(self.world.rank)} left the world{': ' + reason if reason else ''}."
         self.engine.close(sentence[0].upper() + sentence[1:])
+        self.timeline.stop()  # now that the last operations have ended
         if self.negotiator is not None:
             self.negotiator.close()
         if self.session is not None:
@@ -96,6 +99,11 @@ def form(settings: Settings, process_sets: Sequence[Sequence[int]] = ()) -> Cont
     if problem := problem_of(process_sets, size, [range(size)]):
         raise StartError(problem)
     context = _form(settings, process_sets)
+    try:
+        context.timeline.start_as_set()
+    except StartError:
+        context.close("its timeline can't be written")
+        raise
     if process_sets:
         try:
             context.process_sets.add(process_sets)

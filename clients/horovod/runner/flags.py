@@ -47,7 +47,7 @@ _REFUSED = {
     "binding_args": ("--binding-args", _MPI),
 }
 # Settings that a user would miss while nothing acts on them; they are refused until the table says in_use.
-_MISSED = ("autotune", "timeline", "stall_shutdown_seconds")
+_MISSED = ("autotune", "stall_shutdown_seconds")
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,0 +1,69 @@
+"""The timeline of a member: when it is written, and where to.
+
+The engine records and writes it (csrc/engine/timeline.h); rank 0's is the one that counts, so other ranks only check
+that they are asked for something that makes sense.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Final
+
+from horovod.worker.runtime.errors import StartError
+from horovod.worker.settings import Settings
+
+if TYPE_CHECKING:
+    from horovod._core import Engine
+
+log = logging.getLogger(__name__)
+
+DYNAMIC: Final = "DYNAMIC"  # HOROVOD_TIMELINE: no file until the program asks for one
+
+
+class Timeline:
+    """At most one file at a time. Thread-safe, as the engine is."""
+
+    def __init__(self, settings: Settings, engine: Engine, rank: int) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._writes = rank == 0
+
+    def start_as_set(self) -> None:
+        """What HOROVOD_TIMELINE asks for; StartError when the file can't be written."""
+        path = self._settings.timeline
+        if path is None or path == DYNAMIC:
+            return
+        try:
+            self.start(path, self._settings.timeline_mark_cycles)
+        except ValueError as error:
+            raise StartError(f"HOROVOD_TIMELINE={path} is not possible on rank 0: {error}") from error
+
+    def start(self, path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+        """Begins a file on rank 0, after completing the one that is written. ValueError when it can't be written."""
+        if self._settings.timeline is None:
+            raise ValueError(
+                "hvd.start_timeline() needs HOROVOD_TIMELINE to be set before hvd.init(): to a path, or to DYNAMIC."
+            )
+        name = os.fspath(path)
+        if not isinstance(name, str) or not name or "\0" in name:
+            raise ValueError(f"The timeline file {path!r} can't be written: expected the path of a file.")
+        if self._writes:
+            self._engine.start_timeline(name, mark_cycles, time.time_ns() // 1000)
+
+    def stop(self) -> bool:
+        """Completes the file; False when there is none."""
+        running, problem = self._engine.stop_timeline()
+        if problem:
+            log.warning("The timeline is not complete. %s", problem)
+        return running
+
+    def stop_as_asked(self) -> None:
+        """hvd.stop_timeline(): says it when there is nothing to stop."""
+        if not self.stop() and self._writes:
+            log.info("hvd.stop_timeline() has nothing to do: no timeline is being written.")
+
+    def forget(self) -> None:
+        """In a forked child, which must not write to its parent's file."""
+        self._engine.forget_timeline()
