@@ -1,0 +1,130 @@
+// What the coordinator says about operations: their ids, that the ranks do not agree, that ids are taken back, that a
+// peer has left.
+#include "base/clock.h"
+#include "engine/communicator.h"
+
+namespace horovod {
+namespace {
+
+constexpr int64_t kServeUs = 2'000'000;  // how long the sequencer listens to members that take arrivals back
+
+}  // namespace
+
+void Communicator::apply_plan(const std::string& name, TensorId id) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = announced_.find(name);
+  if (found == announced_.end() || id >= kMaxIds) return;  // failed or closed meanwhile
+  Submission& submission = *found->second;
+  announced_.erase(found);
+  submission.lane->id = id;
+  lane_of_id_[id] = submission.lane;
+  begin(submission);
+}
+
+// Between hosts a member that takes an arrival back asks the sequencer, which may have nothing pending itself. Whatever
+// makes members do so (an error, a recall) is told to all of them by the coordinator, so the sequencer knows to listen.
+void Communicator::serve_peers() {
+  if (!mesh_ || rank_ != 0) return;
+  serving_until_us_ = now_us() + kServeUs;
+  background_wanted_.notify_one();
+}
+
+void Communicator::apply_error(const std::string& name, const std::string& sentence) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  serve_peers();
+  const Status status(Code::precondition, sentence);
+  if (const auto found = announced_.find(name); found != announced_.end()) {
+    Submission& submission = *found->second;
+    announced_.erase(found);
+    complete(submission, status);
+    driver_changed_.notify_all();
+    if (log_) log_->wake();
+    return;
+  }
+  // It may run under an id already (the ranks turned out to wait for different things): take it back.
+  for (const auto& [submission, owner] : in_flight_) {
+    const std::string& announced =
+        submission->announced_name.empty() ? submission->spec.name : submission->announced_name;
+    if (announced != name) continue;
+    if (submission->arrived && !submission->withdrawing) {
+      submission->withdrawing = true;
+      submission->withdrawn_status = status;
+      if (Status failed = log_->withdraw(submission->lane->id); !failed.ok()) abort_.raise(failed);
+    }
+    return;
+  }
+}
+
+void Communicator::apply_recall(const std::vector<TensorId>& ids) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  serve_peers();
+  for (TensorId id : ids) {
+    if (id >= kMaxIds) continue;
+    ++recalls_open_;
+    Lane* lane = lane_of_id_[id];
+    if (lane && lane->active && lane->active->arrived) {
+      Submission& submission = *lane->active;
+      if (!submission.withdrawing) {
+        submission.withdrawing = true;
+        if (Status failed = log_->withdraw(id); !failed.ok()) abort_.raise(failed);
+        continue;  // settled when the log answers
+      }
+    }
+    if (lane) {
+      finish_recall(*lane);
+    } else {
+      recalled_.push_back(id);
+      --recalls_open_;
+    }
+  }
+  if (recalls_open_ == 0 && !recalled_.empty()) {
+    OutboxItem item;
+    item.kind = OutboxItem::recalled;
+    item.process_set = process_set_;
+    item.ids.swap(recalled_);
+    outbox_.push(std::move(item));
+  }
+}
+
+// The lane's id is free on this member.
+void Communicator::finish_recall(Lane& lane) {
+  recalled_.push_back(lane.id);
+  lane_of_id_[lane.id] = nullptr;
+  lane.id = Lane::kNoId;
+  if (recalls_open_ > 0 && --recalls_open_ == 0) {
+    OutboxItem item;
+    item.kind = OutboxItem::recalled;
+    item.process_set = process_set_;
+    item.ids.swap(recalled_);
+    outbox_.push(std::move(item));
+  }
+}
+
+void Communicator::answer_withdrawn(TensorId id) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Submission* submission = nullptr;
+  {
+    const std::lock_guard<std::mutex> ids_lock(ids_mutex_);
+    submission = by_id_[id];
+    by_id_[id] = nullptr;
+  }
+  if (!submission) return;
+  submission->arrived = submission->withdrawing = false;
+  if (!submission->withdrawn_status.ok()) {
+    complete(*submission, submission->withdrawn_status);
+    driver_changed_.notify_all();
+    return;
+  }
+  finish_recall(*submission->lane);
+  announce(*submission);
+}
+
+void Communicator::peer_left(int member, const std::string& sentence) {
+  if (!log_ || member == rank_) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!left_sentence_.empty()) return;
+  left_sentence_ = sentence;
+  left_since_us_ = now_us();
+}
+
+}  // namespace horovod
