@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import torch
 
+from horovod.common.basics import Average
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.compression import Compressor, GradientCompressor, NoneCompressor
 from horovod.torch.handles import Handle
@@ -26,6 +27,7 @@ from horovod.torch.ops.allreduce import start_group
 from horovod.torch.ops.sparse import sparse_allreduce_async
 from horovod.torch.ops.submit import ALLREDUCE, check_reduction, set_id
 from horovod.torch.rounds import Rounds
+from horovod.torch.same_gradients import SameGradients
 from horovod.torch.tensors import in_place_span
 from horovod.worker.runtime.context import current
 
@@ -101,6 +103,9 @@ class GradientReducer:
         self._frozen: list[tuple[str, torch.Tensor]] = []
         self._active = False
         self.stale = False  # gradients were computed since the last synchronize()
+        # An average of one rank, or one of what was made smaller, says nothing.
+        comparable = enabled and op == Average and compression is NoneCompressor
+        self._same = SameGradients() if comparable else None
         weakref.finalize(self, _remove, self._hooks).atexit = False
 
     # -- parameters ------------------------------------------------------------------------------------------------
@@ -192,6 +197,8 @@ class GradientReducer:
                 wait = sparse_allreduce_async(gradient, slot.name, self._op, self._process_set)
                 slot.finish = lambda: _store(slot.parameter, wait())
                 return
+        if self._same is not None:
+            self._same.before(slot.parameter, gradient)
         travelling, restore = self._pack(gradient)
         if self._in_rounds is not None:
             rounds = Rounds(self._in_rounds, slot.name, travelling, self._submit)
@@ -243,6 +250,8 @@ class GradientReducer:
                     f"The gradient of parameter {slot.name!r} is sparse, but groups reduce dense gradients only. "
                     "Leave the parameter out of groups, or pass sparse_as_dense=True."
                 )
+            if self._same is not None:
+                self._same.before(slot.parameter, gradient)
             packed.append(self._pack(gradient))
         handle = start_group(
             [travelling for travelling, _ in packed],
@@ -316,6 +325,10 @@ class GradientReducer:
             while unfinished:
                 unfinished = [finish for finish in unfinished if finish()]
             self.stale = False
+            if self._same is not None:
+                self._same.after()
+                if self._same.over:
+                    self._same = None
         finally:
             self.reset()
 
