@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import logging
 import threading
 from collections.abc import Coroutine
 from types import TracebackType
@@ -46,8 +47,9 @@ _OPTIONS = (
 class CoordinatorServer:
     """One coordinator in the running event loop. Starts once and stops once."""
 
-    def __init__(self, heartbeat_timeout_s: float = 30.0) -> None:
+    def __init__(self, heartbeat_timeout_s: float = 30.0, told_level: int = logging.WARNING) -> None:
         self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._told_level = told_level
         self._server: grpc.aio.Server | None = None
         self._hub: Hub | None = None
         self._clock_watch: asyncio.Task[None] | None = None
@@ -62,7 +64,11 @@ class CoordinatorServer:
             address.check_free()
         interceptors = [TokenInterceptor(token)] if token else []
         server = grpc.aio.server(interceptors=interceptors, options=_OPTIONS)
-        hub = Hub(store if store is not None else MemoryStore(), heartbeat_timeout_s=self._heartbeat_timeout_s)
+        hub = Hub(
+            store if store is not None else MemoryStore(),
+            heartbeat_timeout_s=self._heartbeat_timeout_s,
+            told_level=self._told_level,
+        )
         add_MembershipServicer_to_server(MembershipService(hub), server)
         add_NegotiationServicer_to_server(NegotiationService(hub), server)
         try:
@@ -123,7 +129,8 @@ class EmbeddedCoordinator:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="horovod-coordinator", daemon=True)
         self._thread.start()
-        self._server = CoordinatorServer(self._heartbeat_timeout_s)
+        # Rank 0 mostly writes to the same terminal, where nobody wants to read everything twice.
+        self._server = CoordinatorServer(self._heartbeat_timeout_s, told_level=logging.INFO)
         try:
             self._port = self._call(self._server.start(self._listen, self._token), START_TIMEOUT_S)
         except BaseException:

@@ -400,29 +400,26 @@ class Settings:
         flag="--no-stall-check",
         yaml="stall_check.enabled",
         yaml_inverted=True,
-        in_use=False,
     )
     stall_check_seconds: float = _row(
         "HOROVOD_STALL_CHECK_TIME_SECONDS",
         "float",
         60.0,
-        "warn about a tensor that waits longer than this",
+        "warn about a tensor that waits longer than this; 0 is never",
         flag="--stall-check-warning-time-seconds",
         yaml="stall_check.warning_time_seconds",
         unit="seconds",
         minimum=0,
-        in_use=False,
     )
     stall_shutdown_seconds: float = _row(
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         "float",
         0.0,
-        "shut down when a tensor waits longer than this; 0 is never",
+        "shut down when a tensor waits longer than this; 0 is never, and so is less than the time of the warning",
         flag="--stall-check-shutdown-time-seconds",
         yaml="stall_check.shutdown_time_seconds",
         unit="seconds",
         minimum=0,
-        in_use=False,
     )
 
     # -- tuning --------------------------------------------------------------------------------------------------------

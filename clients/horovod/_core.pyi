@@ -140,7 +140,8 @@ class Engine:
         """Blocks for what must go to the coordinator; [] on timeout, None after close().
 
         Items: ("announce", op), ("blocked", op), ("recalled", (process_set, [ids])), where op is a tuple
-        (name, kind, [(dtype, shape)], reduce_op, prescale, postscale, root, process_set, device).
+        (name, kind, [(dtype, shape)], reduce_op, prescale, postscale, root, process_set, device); that of "blocked"
+        ends with the seconds that a thread has waited for this very submission.
         """
 
     def apply_plan(self, process_set: int, name: str, id: int) -> None: ...  # noqa: A002

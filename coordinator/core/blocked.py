@@ -43,6 +43,7 @@ class Report:
     signature: Signature
     since_s: float
     last_s: float
+    waited_s: float = 0.0  # for this very submission, as its rank said; reports of several may follow each other
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class BlockedReports:
         self._names: dict[int, OrderedDict[str, None]] = {}  # by rank, least recently reported first
         self._answered_at_s: OrderedDict[str, float] = OrderedDict()  # names decided a moment ago
 
-    def add(self, rank: int, op: pb.Operation, now_s: float) -> None:
+    def add(self, rank: int, op: pb.Operation, now_s: float, waited_s: float = 0.0) -> None:
         if now_s < self._answered_at_s.get(op.name, -SETTLE_S) + SETTLE_S:
             return  # the report and the answer crossed
         reports = self._by_user_name.setdefault(user_name(op.name), {}).setdefault(rank, {})
@@ -69,7 +70,7 @@ class BlockedReports:
         its_signature = signature(op)
         goes_on = old is not None and old.signature == its_signature and now_s - old.last_s <= FORGET_S
         since_s = old.since_s if old is not None and goes_on else now_s
-        reports[op.name] = Report(op, its_signature, since_s, now_s)
+        reports[op.name] = Report(op, its_signature, since_s, now_s, waited_s)
         names = self._names.setdefault(rank, OrderedDict())
         names[op.name] = None
         names.move_to_end(op.name)
@@ -106,6 +107,17 @@ class BlockedReports:
     def of(self, user: str) -> Mapping[int, Mapping[str, Report]]:
         """Reports by rank and wire name."""
         return self._by_user_name.get(user, {})
+
+    def recent(self, now_s: float) -> dict[str, dict[int, Report]]:
+        """What ranks wait for now, by wire name and rank."""
+        found: dict[str, dict[int, Report]] = {}
+        for rank, names in self._names.items():
+            for name in reversed(names):
+                report = self._by_user_name[user_name(name)][rank][name]
+                if now_s - report.last_s > FORGET_S:
+                    break  # those before are older
+                found.setdefault(name, {})[rank] = report
+        return found
 
 
 def find(

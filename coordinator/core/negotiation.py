@@ -17,7 +17,7 @@ Pure: `receive` maps a rank's message and the time to messages for ranks. Equal 
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from horovod.protos.v1 import negotiation_pb2 as pb
@@ -28,7 +28,8 @@ from .agreement import disagreement
 from .blocked import Announced, BlockedReports
 from .ids import MAX_IDS, IdTable, Key
 from .operations import Signature, defect, signature, user_name
-from .words import ranks_in_words, shortened
+from .stall import Stall
+from .words import ranks_in_words
 
 MAX_PENDING = 1 << 16  # operations of one world that wait for a rank or for an id
 MAX_FAILED = 1024  # errors kept for each rank in case it did not get them
@@ -83,6 +84,7 @@ class Negotiation:
         self._size = size
         self._id_capacity = id_capacity
         self._sets: dict[int, _ProcessSet] = {}
+        self._gone: set[int] = set()
         self.add_process_set(0, range(size))
 
     def add_process_set(self, number: int, ranks: Iterable[int]) -> None:
@@ -126,12 +128,13 @@ class Negotiation:
             if process_set is not None:
                 self._announce(process_set, rank, op, now_s, resumed, batch)
         if message.blocked:
-            self._blocked(rank, message.blocked, now_s, batch)
+            self._blocked(rank, message, now_s, batch)
         return batch.answers()
 
     def forget(self, rank: int) -> Answers:
         """`rank` is gone. What the others wait for with it is failed by the data plane, not here."""
         batch = _Batch(self.epoch)
+        self._gone.add(rank)
         for process_set in self._sets.values():
             for name in list(process_set.pending):
                 process_set.pending[name].pop(rank, None)
@@ -143,23 +146,34 @@ class Negotiation:
             self._give_ids(process_set, batch)
         return batch.answers()
 
-    def stalled(self, now_s: float, after_s: float) -> str:
-        """The stall report: operations that some ranks announced more than `after_s` ago and others did not; or ""."""
-        missing: dict[int, list[str]] = {}
-        for process_set in self._sets.values():
+    def stalls(self, now_s: float, after_s: float) -> list[Stall]:
+        """Operations that some rank has waited for longer than `after_s` while others did not start them."""
+        found: list[Stall] = []
+        waiting = {number: one.reports.recent(now_s) for number, one in self._sets.items()}
+        blocked_ranks = {rank for by_name in waiting.values() for by_rank in by_name.values() for rank in by_rank}
+        for number, process_set in self._sets.items():
+            if not self._gone.isdisjoint(process_set.members):
+                continue  # the data plane fails what waits for them
             for name, announced in process_set.pending.items():
-                if now_s - min(one.at_s for one in announced.values()) > after_s:
-                    for rank in process_set.ranks:
-                        if rank not in announced:
-                            missing.setdefault(rank, []).append(name)
-        if not missing:
-            return ""
-        lines = [f"{rank}: [{shortened(names, 6)}]" for rank, names in sorted(missing.items())]
-        return (
-            "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are "
-            f"waiting for remainder of ranks for more than {after_s:.0f} seconds. The missing ranks are slow or stuck, "
-            "or do not call the same operations.\nMissing ranks:\n" + "\n".join(lines)
-        )
+                waited_s = now_s - min(one.at_s for one in announced.values())
+                if waited_s > after_s:
+                    taking_part = {*announced, *waiting[number].get(name, {})}
+                    missing = tuple(rank for rank in process_set.ranks if rank not in taking_part)
+                    if missing:
+                        found.append(Stall(name, waited_s, missing))
+            decided = {name for name, _ in process_set.agreed}
+            for name, reports in waiting[number].items():
+                if name in process_set.pending or name in decided:
+                    continue
+                # A single report may be late: what was sent over a stream that broke comes with the next one.
+                repeated = [one.waited_s for one in reports.values() if one.last_s - one.since_s >= blocked.SETTLE_S]
+                waited_s = max(repeated, default=0.0)
+                if waited_s > after_s:
+                    others = [rank for rank in process_set.ranks if rank not in reports]
+                    missing = tuple([rank for rank in others if rank not in blocked_ranks] or others)
+                    if missing:
+                        found.append(Stall(name, waited_s, missing, certain=len(missing) == 1))
+        return found
 
     # -- process sets ------------------------------------------------------------------------------------------------
 
@@ -278,12 +292,13 @@ class Negotiation:
 
     # -- ranks that wait for different things --------------------------------------------------------------------------
 
-    def _blocked(self, rank: int, ops: Sequence[types_pb2.Operation], now_s: float, batch: _Batch) -> None:
+    def _blocked(self, rank: int, message: pb.NegotiationMessage, now_s: float, batch: _Batch) -> None:
         touched: dict[tuple[int, str], None] = {}
-        for op in ops:
+        seconds = message.blocked_seconds
+        for index, op in enumerate(message.blocked):
             process_set = self._sets.get(op.process_set)
             if process_set is not None and rank in process_set.members and not defect(op):
-                process_set.reports.add(rank, op, now_s)
+                process_set.reports.add(rank, op, now_s, seconds[index] if index < len(seconds) else 0.0)
                 touched[op.process_set, user_name(op.name)] = None
         for number, user in touched:
             process_set = self._sets[number]

@@ -16,6 +16,7 @@ import grpc
 
 from horovod.coordinator.core.membership import Close, Effect, Ended, Form, Formation, Gone, Membership, Send
 from horovod.coordinator.core.negotiation import Answers, Negotiation
+from horovod.coordinator.core.stall import StallWatch, times_of
 from horovod.coordinator.store import Store, StoreError
 from horovod.coordinator.store.jobs import next_epoch, publish_world, retract_world
 from horovod.protos.v1 import membership_pb2, negotiation_pb2
@@ -23,7 +24,6 @@ from horovod.protos.v1 import membership_pb2, negotiation_pb2
 from .outbox import Outbox
 
 TICK_S = 1.0
-STALL_WARNING_S = 60.0
 STORE_RETRY_S = 0.5
 
 EventOutbox = Outbox[membership_pb2.MembershipEvent]
@@ -40,15 +40,39 @@ class Talk:
     epoch: int
     negotiation: Negotiation
     store_revision: int
+    stalls: StallWatch
+    ignored: str = ""  # what rank 0 is to hear about the settings when it opens its stream
+    told_level: int = logging.WARNING
     streams: dict[int, DecisionsOutbox] = field(default_factory=dict)  # by rank
     seen: set[int] = field(default_factory=set)  # ranks that had a stream
-    stall_reported: str = ""
+    shutdown: str = ""  # every rank is to end the epoch with this sentence
 
     def send(self, answers: Answers) -> None:
         for ranks, decisions in answers:
             for rank in ranks:
                 if rank in self.streams:
                     self.streams[rank].put(decisions)
+
+    def warn(self, sentence: str) -> None:
+        """In the log here, and on the stderr of rank 0."""
+        _log.log(self.told_level if 0 in self.streams else logging.WARNING, "Job %r: %s", self.job, sentence)
+        if 0 in self.streams:
+            self.streams[0].put(negotiation_pb2.Decisions(epoch=self.epoch, warnings=[sentence]))
+
+    def watch_stalls(self, now_s: float) -> None:
+        if not (after_s := self.stalls.times.shortest_s):
+            return
+        verdict = self.stalls.look(self.negotiation.stalls(now_s, after_s), now_s)
+        if verdict.warning:
+            self.warn(verdict.warning)
+        if verdict.shutdown:
+            self.shutdown = verdict.shutdown
+            _log.log(self.told_level, "Job %r: %s", self.job, verdict.shutdown)
+            for rank in self.streams:
+                self.tell_shutdown(rank)
+
+    def tell_shutdown(self, rank: int) -> None:
+        self.streams[rank].put(negotiation_pb2.Decisions(epoch=self.epoch, shutdown=self.shutdown))
 
     def end(self, sentence: str) -> None:
         for stream in self.streams.values():
@@ -62,10 +86,13 @@ class Hub:
         store: Store,
         *,
         heartbeat_timeout_s: float = 30.0,
+        told_level: int = logging.WARNING,
         clock: Callable[[], float] = time.monotonic,
         secret: Callable[[], bytes] = lambda: secrets.token_bytes(32),
     ) -> None:
+        """told_level: at which the log repeats what rank 0 shows to the user."""
         self._store = store
+        self._told_level = told_level
         self._clock = clock
         self._secret = secret
         self._membership = Membership(heartbeat_timeout_s)
@@ -134,7 +161,16 @@ class Hub:
             if old := self._talks.pop(formation.job, None):
                 old.end(f"Epoch {old.epoch} of job {old.job!r} is over.")
             size = len(formation.places)
-            self._talks[formation.job] = Talk(formation.job, epoch, Negotiation(epoch, size), entry.revision)
+            times, ignored = times_of(next(iter(formation.requests.values())).options)
+            self._talks[formation.job] = Talk(
+                formation.job,
+                epoch,
+                Negotiation(epoch, size),
+                entry.revision,
+                StallWatch(times),
+                ignored,
+                self._told_level,
+            )
             _log.info("Job %r: epoch %d has %d member(s).", formation.job, epoch, size)
             self._carry_out(effects)
 
@@ -168,6 +204,11 @@ class Hub:
         if old := talk.streams.get(hello.rank):
             old.fail(grpc.StatusCode.ABORTED, f"Rank {hello.rank} opened a newer stream.")
         talk.streams[hello.rank] = decisions
+        if talk.shutdown:
+            talk.tell_shutdown(hello.rank)
+        if hello.rank == 0 and talk.ignored:
+            talk.warn(talk.ignored)
+            talk.ignored = ""
         return talk
 
     def negotiate(self, talk: Talk, rank: int, message: negotiation_pb2.NegotiationMessage) -> None:
@@ -189,11 +230,7 @@ class Hub:
             await asyncio.sleep(TICK_S)
             self._carry_out(self._membership.tick(self._clock()))
             for talk in self._talks.values():
-                report = talk.negotiation.stalled(self._clock(), STALL_WARNING_S)
-                if report != talk.stall_reported:
-                    talk.stall_reported = report
-                    if report:
-                        _log.warning("Job %r: %s", talk.job, report)
+                talk.watch_stalls(self._clock())
 
     async def stop(self) -> None:
         """Ends all streams in words. What members do next is theirs to decide; the store keeps their world."""

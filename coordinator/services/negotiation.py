@@ -81,3 +81,7 @@ def _entries(item: pb.Decisions) -> Iterator[pb.Decisions]:
         yield pb.Decisions(epoch=item.epoch, errors=[error])
     for recall in item.recalls:
         yield pb.Decisions(epoch=item.epoch, recalls=[recall])
+    for warning in item.warnings:
+        yield pb.Decisions(epoch=item.epoch, warnings=[warning])
+    if item.shutdown:
+        yield pb.Decisions(epoch=item.epoch, shutdown=item.shutdown)

@@ -213,9 +213,11 @@ class PyEngine {
     for (const OutboxItem& item : items) {
       if (item.kind == OutboxItem::recalled) {
         result.append(py::make_tuple("recalled", py::make_tuple(item.process_set, item.ids)));
+      } else if (item.kind == OutboxItem::blocked) {
+        result.append(py::make_tuple("blocked", describe(item.spec, item.process_set) +
+                                                    py::make_tuple(static_cast<double>(item.waited_us) * 1e-6)));
       } else {
-        result.append(py::make_tuple(item.kind == OutboxItem::announce ? "announce" : "blocked",
-                                     describe(item.spec, item.process_set)));
+        result.append(py::make_tuple("announce", describe(item.spec, item.process_set)));
       }
     }
     return result;

@@ -190,6 +190,7 @@ void Communicator::tell_coordinator(OutboxItem::Kind kind, const Submission& sub
   if (!submission.announced_name.empty()) item.spec.name = submission.announced_name;
   if (item.spec.type == OpType::broadcast) item.spec.root = ranks_[item.spec.root];
   item.process_set = process_set_;
+  if (kind == OutboxItem::blocked) item.waited_us = submission.reported_us - submission.waited_since_us;
   outbox_.push(std::move(item));
 }
 

@@ -18,6 +18,7 @@ struct OutboxItem {
   Kind kind = announce;
   OpSpec spec;  // announce, blocked; its name is the one to announce
   int process_set = 0;
+  int64_t waited_us = 0;      // blocked: how long by now
   std::vector<TensorId> ids;  // recalled
 };
 

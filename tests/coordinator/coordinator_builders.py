@@ -49,10 +49,11 @@ def message(
     recalled: Sequence[int] = (),
     epoch: int = 1,
     hello: negotiation_pb2.Hello | None = None,
+    waited_s: Sequence[float] = (),
 ) -> negotiation_pb2.NegotiationMessage:
     answers = [negotiation_pb2.RecallAnswer(process_set=0, ids=recalled)] if recalled else []
     return negotiation_pb2.NegotiationMessage(
-        epoch=epoch, hello=hello, announce=announce, blocked=blocked, recalled=answers
+        epoch=epoch, hello=hello, announce=announce, blocked=blocked, blocked_seconds=waited_s, recalled=answers
     )
 
 

@@ -29,10 +29,12 @@ class Ranks:
         *announce: pb.Operation,
         blocked: Sequence[pb.Operation] = (),
         recalled: Sequence[int] = (),
+        waited_s: Sequence[float] = (),
         now_s: float = 0.0,
         resumed: bool = False,
     ) -> None:
-        self.take(self.negotiation.receive(rank, message(announce, blocked, recalled), now_s, resumed))
+        said = message(announce, blocked, recalled, waited_s=waited_s)
+        self.take(self.negotiation.receive(rank, said, now_s, resumed))
 
     def take(self, answers: Answers) -> None:
         for ranks, decisions in answers:
@@ -427,23 +429,3 @@ def test_a_flood_is_refused_before_it_changes_anything(monkeypatch: pytest.Monke
         ranks.say(0, *(op(f"allreduce.{index}") for index in range(11)))
     ranks.say(1, op("allreduce.0"))
     assert ranks.plans == [{}, {}]
-
-
-# -- the stall report ------------------------------------------------------------------------------------------------
-
-
-def test_the_stall_report_names_missing_ranks_and_tensors() -> None:
-    ranks = Ranks(3)
-    for index in range(8):
-        ranks.say(0, op(f"allreduce.{index}"), now_s=10.0)
-    ranks.say(1, op("allreduce.0"), now_s=50.0)
-    assert ranks.negotiation.stalled(70.0, after_s=60.0) == ""
-    report = ranks.negotiation.stalled(71.0, after_s=60.0)
-    assert report.startswith(
-        "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are "
-        "waiting for remainder of ranks for more than 60 seconds."
-    )
-    listed = "allreduce.1, allreduce.2, allreduce.3, allreduce.4, allreduce.5, allreduce.6"
-    assert report.endswith(
-        f"Missing ranks:\n1: [{listed} and 1 more]\n2: [allreduce.0, {listed.removesuffix(', allreduce.6')} and 2 more]"
-    )

@@ -24,6 +24,39 @@ def crew(coordinator: EmbeddedCoordinator) -> Iterator[Crew]:
         yield made
 
 
+# -- stalls ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stall_is_told_to_rank_0_and_its_shutdown_to_every_stream(
+    crew: Crew, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "horovod.coordinator")
+    options = {"stall_check_seconds": "0.1", "stall_shutdown_seconds": "0.2"}
+    members = [crew.member(f"s{rank}", job="stalls", rank=rank, pid=rank + 1, options=options) for rank in range(2)]
+    for member in members:
+        member.wait_for_world()
+    members[0].negotiate(op())
+    warnings, shutdown = [], ""
+    while not shutdown:
+        decisions = members[0].negotiation.next()
+        warnings += decisions.warnings
+        shutdown = decisions.shutdown
+    assert "1!: [allreduce.x]" in warnings[-1]
+    assert "1!: [allreduce.x]" in shutdown
+    for member in members:  # one comes back, the other comes late
+        member.negotiate()
+        assert member.negotiation.next().shutdown == shutdown
+    said = [record.getMessage() for record in caplog.records]
+    assert [f"Job 'stalls': {one}" for one in (*warnings, shutdown)] == [one for one in said if "allreduce.x" in one]
+
+
+def test_members_must_agree_on_the_times_of_a_stall(crew: Crew) -> None:
+    crew.member("t0", job="times", rank=0, options={"stall_check_seconds": "60.0"}).event("progress")
+    other = crew.member("t1", job="times", rank=1, options={"stall_check_seconds": "5.0"})
+    sentence = other.membership.next().refused.sentence
+    assert "The members of job 'times' must agree on stall_check_seconds" in sentence
+
+
 # -- membership ------------------------------------------------------------------------------------------------------
 
 

@@ -144,9 +144,10 @@ def test_a_stream_begins_with_a_hello_and_decisions_reach_the_engine(setup):
 
 def test_all_kinds_of_items_are_sent(setup):
     stream, _ = setup.stream()
-    setup.engine.items.put([("blocked", operation("x")), ("recalled", (0, [5, 6]))])
+    setup.engine.items.put([("blocked", (*operation("x"), 1.5)), ("recalled", (0, [5, 6]))])
     message = next(stream.requests)
     assert [o.name for o in message.blocked] == ["x"]
+    assert list(message.blocked_seconds) == [1.5]
     assert [(r.process_set, list(r.ids)) for r in message.recalled] == [(0, [5, 6])]
 
 
@@ -215,6 +216,14 @@ def test_a_coordinator_that_stays_away_ends_the_epoch_after_the_grace_period(set
     assert kind == "abort"
     assert f"the coordinator at {setup.server.address} is unreachable" in sentence
     assert "'one' and 1 more" in sentence
+
+
+def test_warnings_are_logged_and_a_shutdown_ends_the_epoch(setup, caplog):
+    stream, _ = setup.stream()
+    stream.answers.put(negotiation_pb2.Decisions(epoch=EPOCH, warnings=["Rank 1 is late."]))
+    stream.answers.put(negotiation_pb2.Decisions(epoch=EPOCH, shutdown="Rank 1 is too late."))
+    assert setup.applied() == ("abort", "Rank 1 is too late.")
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("WARNING", "Rank 1 is late.")]
 
 
 def test_a_decision_that_the_engine_cannot_take_ends_the_epoch(setup, monkeypatch):

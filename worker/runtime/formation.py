@@ -46,6 +46,9 @@ AGREED = (
     "slot_count",
     "connections_per_peer",
     "dynamic_process_sets",
+    "stall_check_disable",  # these three for the coordinator, which watches for stalls
+    "stall_check_seconds",
+    "stall_shutdown_seconds",
 )
 
 

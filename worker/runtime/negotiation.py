@@ -127,17 +127,19 @@ class Negotiator:
         refused = ""
         with self._changed:
             for kind, item in items:
+                parts = cast("tuple[Any, ...]", item)
                 if kind == "recalled":
-                    process_set, ids = cast("tuple[int, Sequence[int]]", item)
+                    process_set, ids = parts
                     self._to_send.recalled.add(process_set=process_set, ids=ids)
-                    continue
-                operation = to_message(cast("tuple[Any, ...]", item))
-                if kind == "announce":
+                elif kind == "announce":
+                    operation = to_message(parts)
                     self._undecided[operation.process_set, operation.name] = operation
                     self._to_send.announce.append(operation)
                     refused = self._refused
                 else:
-                    self._to_send.blocked.append(operation)
+                    *described, waited_seconds = parts
+                    self._to_send.blocked.append(to_message(described))
+                    self._to_send.blocked_seconds.append(waited_seconds)
             self._changed.notify_all()
         if refused:
             self._give_up(refused)
@@ -150,6 +152,7 @@ class Negotiator:
                 hello=self._hello,
                 announce=self._undecided.values(),
                 blocked=self._to_send.blocked,
+                blocked_seconds=self._to_send.blocked_seconds,
                 recalled=self._to_send.recalled,
                 process_sets=[
                     *self._process_sets.values(),
@@ -244,6 +247,10 @@ class Negotiator:
             self._engine.apply_error(error.process_set, error.name, error.sentence)
         for recall in decisions.recalls:
             self._engine.apply_recall(recall.process_set, list(recall.ids))
+        for warning in decisions.warnings:
+            log.warning("%s", warning)
+        if decisions.shutdown:
+            self._engine.abort(decisions.shutdown)
 
     def _refuse(self, cause: str) -> None:
         with self._changed:
@@ -262,7 +269,7 @@ class Negotiator:
         )
 
 
-def to_message(operation: tuple[Any, ...]) -> types_pb2.Operation:
+def to_message(operation: Sequence[Any]) -> types_pb2.Operation:
     """The protobuf form of an operation as the engine's outbox gives it."""
     name, kind, tensors, reduce_op, prescale, postscale, root, process_set, device = operation
     return types_pb2.Operation(

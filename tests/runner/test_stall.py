@@ -1,0 +1,160 @@
+"""Launched ranks that wait for one that is late: what the user reads, and how the job ends.
+
+The late rank comes when the waiting one has seen what the test is about, so nothing here depends on time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+Run = Callable[..., CompletedProcess[str]]
+Program = Callable[[str], list[str]]
+
+pytestmark = pytest.mark.slow
+
+STEM = (
+    "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are waiting for "
+    "remainder of ranks for more than 1 second."
+)
+PRELUDE = """
+import logging, threading
+from array import array
+from horovod.common import basics as hvd
+from horovod.common.exceptions import HorovodInternalError
+from horovod.worker.runtime.context import current
+
+fifo, used_before, came = os.environ["FIFO"], os.environ["USED_BEFORE"] == "1", False
+
+def allreduce(name):
+    data = array("f", [1.0])
+    pointer = data.buffer_info()[0]
+    engine = current().engine
+    engine.wait(engine.submit(0, "allreduce." + name, [(pointer, pointer, 7, (1,))], 1))
+    return data[0]
+
+def the_other_may_come():
+    global came
+    if not came:  # a FIFO without a reader would stop the thread
+        came = True
+        open(fifo, "w").close()
+
+def when_logged(words, act):
+    # A filter: with a handler, logging would no longer print by itself.
+    def look(record):
+        if words in record.getMessage():
+            act()
+        return True
+    logging.getLogger("horovod.worker.runtime.negotiation").addFilter(look)
+
+hvd.init()
+if used_before:
+    allreduce("weights")
+"""
+WARNED = """
+over = threading.Event()
+if rank == 0:
+    when_logged("Missing ranks:", the_other_may_come)
+    when_logged("The stall is over", over.set)
+else:
+    open(fifo).close()
+print(allreduce("weights"))
+if rank == 0:
+    over.wait()
+hvd.shutdown()
+"""
+SHUT_DOWN = """
+def until_it_fails():
+    try:
+        while True:  # over shared memory the late rank may still find all that it needs for one operation
+            allreduce("weights")
+    except HorovodInternalError as error:
+        print(error)
+
+if rank == 0:
+    until_it_fails()
+    the_other_may_come()
+else:
+    open(fifo).close()
+    until_it_fails()
+hvd.shutdown()
+"""
+DISABLED = """
+if rank == 0:
+    negotiator = current().negotiator
+    add = negotiator._add
+    def look(items):
+        for kind, item in items:
+            if kind == "blocked" and item[-1] > 4 * float(os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"]):
+                the_other_may_come()
+        add(items)
+    negotiator._add = look
+else:
+    open(fifo).close()
+print(allreduce("weights"))
+hvd.shutdown()
+"""
+
+CASES = pytest.mark.parametrize(
+    ("transport", "used_before"),
+    [
+        pytest.param(transport, used_before, id=f"{transport}-{'steady' if used_before else 'first use'}")
+        for transport in ("shm", "tcp")
+        for used_before in (False, True)
+    ],
+)
+
+
+@pytest.fixture
+def run(horovodrun: Run, program: Program, tmp_path: Path) -> Callable[..., CompletedProcess[str]]:
+    def start(source: str, transport: str, used_before: bool, *flags: str) -> CompletedProcess[str]:
+        environ = {"HOROVOD_TRANSPORT": transport, "USED_BEFORE": str(int(used_before))}
+        environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "1"
+        environ["FIFO"] = str(tmp_path / "fifo")
+        os.mkfifo(environ["FIFO"])
+        return horovodrun("-np", "2", *flags, *program(PRELUDE + source), environ=environ)
+
+    return start
+
+
+@CASES
+def test_rank_0_tells_who_is_late_until_it_comes(run: Run, transport: str, used_before: bool) -> None:
+    done = run(WARNED, transport, used_before)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:2.0", "[1]<stdout>:2.0"]
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith(f"[0]<stderr>:{STEM}")
+    assert lines[1:3] == ["[0]<stderr>:Missing ranks:", "[0]<stderr>:1: [allreduce.weights]"]
+    assert lines[-1] == "[0]<stderr>:The stall is over: no tensor waits for missing ranks any more."
+    assert all(line.startswith("[0]<stderr>:") for line in lines), "the launcher does not say it again"
+
+
+@CASES
+def test_every_rank_fails_after_the_shutdown_time(run: Run, transport: str, used_before: bool) -> None:
+    done = run(SHUT_DOWN, transport, used_before, "--stall-check-shutdown-time-seconds", "2")
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        lines = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}]")]
+        assert lines[:2] == [
+            f'[{rank}]<stdout>:One or more rank (marked by "!") is stalled for longer than 2 seconds. Will shutdown.',
+            f"[{rank}]<stdout>:Missing ranks:",
+        ]
+        assert lines[2].startswith(f"[{rank}]<stdout>:1!: [allreduce.weights]")
+    assert STEM in done.stderr
+
+
+@CASES
+def test_nothing_is_said_when_the_check_is_disabled(run: Run, transport: str, used_before: bool) -> None:
+    done = run(DISABLED, transport, used_before, "--no-stall-check", "--stall-check-shutdown-time-seconds", "2")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:2.0", "[1]<stdout>:2.0"]
+
+
+def test_a_shutdown_before_the_warning_is_ignored_in_words(run: Run) -> None:
+    done = run("allreduce('x')\nhvd.shutdown()", "shm", False, "--stall-check-shutdown-time-seconds", "0.5")
+    assert done.returncode == 0
+    assert done.stderr.startswith("[0]<stderr>:HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=0.5 is ignored: it is less than ")
