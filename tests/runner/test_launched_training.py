@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from launching import shared_memory
+from launching import DEADLINE_S, LAUNCHER, shared_memory
 
 import horovod
 
@@ -58,6 +59,26 @@ def test_ranks_reduce(horovodrun: Run, program: Program, transport: str) -> None
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:[3.0, 3.0, 3.0] {rank} 2" for rank in range(2)]
     assert shared_memory() <= before
+
+
+@pytest.mark.parametrize("options", ["ro", "size=4k"], ids=["read-only", "full"])
+def test_shared_memory_needs_no_dev_shm(program: Program, options: str) -> None:
+    """Segments have no names in a file system (docs/adr/0001), so one that can't be written to does no harm."""
+    namespace = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
+    mounted = f"mount -t tmpfs -o {options} none /dev/shm"
+    if subprocess.run([*namespace, mounted], capture_output=True).returncode != 0:
+        pytest.skip("this machine allows no mount namespaces (unshare --mount)")
+    fill = "(cat /dev/zero > /dev/shm/full; ! echo x > /dev/shm/x) 2> /dev/null"
+    done = subprocess.run(
+        [*namespace, f'{mounted} && {fill} && exec "$@"', "sh", *LAUNCHER, "-np", "2", *program(TORCH)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env={**os.environ, "HOROVOD_TRANSPORT": "shm"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:[3.0, 3.0, 3.0] {rank} 2" for rank in range(2)]
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
