@@ -98,6 +98,9 @@ class Engine:
     ) -> list[Output] | tuple[list[Output], list[int]] | None:
         """submit() and wait() in one. If a signal cuts it short, `keep` is referenced until the operation is over."""
 
+    def join(self) -> int:
+        """Contributes zeros to the allreduces of others in the world until all ranks are here; the last one's rank."""
+
     def abandon(self, handle: int) -> None:
         """Nobody will wait for this operation; what it keeps is let go when it is over and another one starts."""
 
@@ -139,13 +142,19 @@ class Engine:
     def next_outbox(self, timeout_ms: int) -> list[tuple[str, object]] | None:
         """Blocks for what must go to the coordinator; [] on timeout, None after close().
 
-        Items: ("announce", op), ("blocked", op), ("recalled", (process_set, [ids])), where op is a tuple
-        (name, kind, [(dtype, shape)], reduce_op, prescale, postscale, root, process_set, device); that of "blocked"
-        ends with the seconds that a thread has waited for this very submission.
+        Items: ("announce", op), ("blocked", op), ("recalled", (process_set, [ids])), ("join", (rounds that were over,
+        no zeros of this rank are under way any more)), where op is a tuple (name, kind, [(dtype, shape)], reduce_op,
+        prescale, postscale, root, process_set, device); that of "blocked" ends with the seconds that a thread has
+        waited for this very submission.
         """
 
-    def apply_plan(self, process_set: int, name: str, id: int) -> None: ...  # noqa: A002
+    def apply_plan(self, process_set: int, name: str, id: int, operation: tuple[object, ...] | None = None) -> None:  # noqa: A002
+        """operation: (kind, [(dtype, shape)], reduce_op, prescale, postscale, device), for a rank that has joined."""
+
     def apply_error(self, process_set: int, name: str, sentence: str) -> None: ...
+    def apply_join(self, rounds_over: int, ranks: Sequence[int], phase: int) -> None:
+        """Who has joined by now, in order; phase: a protos.v1.JoinPhase."""
+
     def apply_recall(self, process_set: int, ids: Sequence[int]) -> None: ...
 
     # -- life --------------------------------------------------------------------------------------------------------

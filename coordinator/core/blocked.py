@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from horovod.protos.v1 import types_pb2 as pb
 
 from .agreement import disagreement
-from .operations import Signature, signature, type_name, user_name
+from .operations import UNNAMED, Signature, signature, type_name, user_name
 from .words import values_by_rank
 
 SETTLE_S = 0.25  # how much later a report must be than what it contradicts
 FORGET_S = 3.0  # reports further apart than this are about different waits
 MAX_REPORTS = 256  # of one rank; the oldest goes first
-UNNAMED = "noname."  # the engine numbers unnamed operations: "allreduce.noname.7"
 
 
 @dataclass(frozen=True)

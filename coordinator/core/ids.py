@@ -7,7 +7,8 @@ through an answer of every rank.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import islice
 
 from .operations import Signature
 
@@ -43,16 +44,18 @@ class IdTable:
         """Starts to recall a quarter of the table; nothing while an earlier recall is under way."""
         if self._recalled:
             return []
+        return self._recall(list(islice(self._live, self._recall_count)), ranks)
+
+    def recall_all(self, ranks: Iterable[int], which: Callable[[Key], bool]) -> list[int]:
+        """Starts to recall the ids of all keys for which `which` holds."""
+        return self._recall([one for one, key in self._live.items() if which(key)], ranks)
+
+    def _recall(self, ids: list[int], ranks: Iterable[int]) -> list[int]:
         waiting_for = set(ranks)
-        ids = [self._live_out() for _ in range(min(self._recall_count, len(self._live)))]
         for one in ids:
+            del self._id_of[self._live.pop(one)]
             self._recalled[one] = set(waiting_for)
         return ids
-
-    def _live_out(self) -> int:
-        one, key = self._live.popitem(last=False)
-        del self._id_of[key]
-        return one
 
     def outstanding(self, rank: int) -> list[int]:
         """Recalled ids for which `rank` still owes its answer."""

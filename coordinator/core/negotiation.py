@@ -10,6 +10,8 @@ after.
   asks alone; a fresh round would wait for the others for ever.)
 * A name with another content is negotiated anew and gets an id of its own; the old id stays valid.
 * When the ids run out, a quarter of them, the least recently assigned, is recalled; operations wait meanwhile.
+* Ranks that have joined (join.py) count as having announced every allreduce of the global set; they are told what it
+  is. Anything else fails there until the round is over.
 * Ranks agree on process sets among themselves and each of them says so here, idempotently. A set exists from the first
   rank that added it to the first that removed it; a rank that is late with both finds it gone again in the end.
 
@@ -17,7 +19,7 @@ Pure: `receive` maps a rank's message and the time to messages for ranks. Equal 
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from horovod.protos.v1 import negotiation_pb2 as pb
@@ -27,7 +29,8 @@ from . import blocked
 from .agreement import disagreement
 from .blocked import Announced, BlockedReports
 from .ids import MAX_IDS, IdTable, Key
-from .operations import Signature, defect, signature, user_name
+from .join import Joining, refusal
+from .operations import Signature, defect, is_unnamed, signature, user_name
 from .stall import Stall
 from .words import ranks_in_words
 
@@ -53,7 +56,7 @@ class _ProcessSet:
     members: frozenset[int]  # the same, for look-ups
     ids: IdTable
     pending: dict[str, dict[int, Announced]] = field(default_factory=dict)
-    agreed: dict[Key, None] = field(default_factory=dict)  # waiting for an id, oldest first
+    agreed: dict[Key, types_pb2.Operation] = field(default_factory=dict)  # waiting for an id, oldest first
     reports: BlockedReports = field(default_factory=BlockedReports)
     # Latest errors by rank and name with the signature they were about.
     failed: dict[int, OrderedDict[str, tuple[Signature, str]]] = field(default_factory=dict)
@@ -85,6 +88,7 @@ class Negotiation:
         self._id_capacity = id_capacity
         self._sets: dict[int, _ProcessSet] = {}
         self._gone: set[int] = set()
+        self._joining = Joining(size)
         self.add_process_set(0, range(size))
 
     def add_process_set(self, number: int, ranks: Iterable[int]) -> None:
@@ -118,6 +122,9 @@ class Negotiation:
             self._change_process_set(rank, change, batch)
         if resumed:
             self._repeat_recalls(rank, batch)
+            missed = self._joining.missed(message.join.round if message.HasField("join") else None)
+            if missed:
+                batch.to((rank,)).joins.append(missed)
         for answer in message.recalled:
             process_set = self._sets.get(answer.process_set)
             if process_set is not None:
@@ -127,6 +134,8 @@ class Negotiation:
             process_set = self._usable(rank, op, batch)
             if process_set is not None:
                 self._announce(process_set, rank, op, now_s, resumed, batch)
+        if message.HasField("join") and (state := self._joining.receive(rank, message.join)):
+            self._join_changed(state, now_s, batch)
         if message.blocked:
             self._blocked(rank, message, now_s, batch)
         return batch.answers()
@@ -157,7 +166,7 @@ class Negotiation:
             for name, announced in process_set.pending.items():
                 waited_s = now_s - min(one.at_s for one in announced.values())
                 if waited_s > after_s:
-                    taking_part = {*announced, *waiting[number].get(name, {})}
+                    taking_part = {*announced, *waiting[number].get(name, {}), *self._joined(process_set)}
                     missing = tuple(rank for rank in process_set.ranks if rank not in taking_part)
                     if missing:
                         found.append(Stall(name, waited_s, missing))
@@ -169,7 +178,7 @@ class Negotiation:
                 repeated = [one.waited_s for one in reports.values() if one.last_s - one.since_s >= blocked.SETTLE_S]
                 waited_s = max(repeated, default=0.0)
                 if waited_s > after_s:
-                    others = [rank for rank in process_set.ranks if rank not in reports]
+                    others = [rank for rank in self._working(process_set) if rank not in reports]
                     missing = tuple([rank for rank in others if rank not in blocked_ranks] or others)
                     if missing:
                         found.append(Stall(name, waited_s, missing, certain=len(missing) == 1))
@@ -226,6 +235,10 @@ class Negotiation:
         if failed and (last := failed.pop(op.name, None)) and resumed and last[0] == its_signature:
             batch.to((rank,)).errors.add(process_set=process_set.number, name=op.name, sentence=last[1])
             return
+        joined = self._joined(process_set)
+        if joined and (sentence := refusal(op, joined)):
+            self._fail(process_set, op.name, sentence, {rank: its_signature}, batch)
+            return
         announced = process_set.pending.get(op.name)
         if announced is None:
             live = process_set.ids.live(key)
@@ -239,7 +252,8 @@ class Negotiation:
             return
         announced[rank] = Announced(op, its_signature, now_s)
         process_set.reports.forget(rank, op.name)
-        if len(announced) == len(process_set.ranks):
+        complete = len(announced) == len(process_set.ranks)
+        if complete or (joined and all(one in announced for one in self._working(process_set))):
             self._decide(process_set, op.name, now_s, batch)
 
     def _decide(self, process_set: _ProcessSet, name: str, now_s: float, batch: _Batch) -> None:
@@ -248,14 +262,15 @@ class Negotiation:
         ops = {rank: one.op for rank, one in announced.items()}
         if len({one.signature for one in announced.values()}) == 1:
             # Equal signatures pass every comparison; what is left holds for each operation alone.
-            first = process_set.ranks[0]
+            first = min(ops)
             sentence = disagreement({first: ops[first]}, process_set.ranks) and disagreement(ops, process_set.ranks)
         else:
             sentence = disagreement(ops, process_set.ranks)
         if sentence:
             self._fail(process_set, name, sentence, {rank: one.signature for rank, one in announced.items()}, batch)
             return
-        process_set.agreed[name, next(iter(announced.values())).signature] = None
+        one = next(iter(announced.values()))
+        process_set.agreed[name, one.signature] = one.op
         self._give_ids(process_set, batch)
 
     def _fail(
@@ -273,7 +288,7 @@ class Negotiation:
     def _give_ids(self, process_set: _ProcessSet, batch: _Batch) -> None:
         """Ids for agreed operations, oldest first; starts a recall when there are none."""
         while process_set.agreed:
-            key = next(iter(process_set.agreed))
+            key, op = next(iter(process_set.agreed.items()))
             number = process_set.ids.live(key)
             if number is None:
                 number = process_set.ids.assign(key)
@@ -283,12 +298,46 @@ class Negotiation:
                     batch.to(process_set.ranks).recalls.add(process_set=process_set.number, ids=recalled)
                 return
             del process_set.agreed[key]
-            batch.to(process_set.ranks).plans.add(process_set=process_set.number, name=key[0], id=number)
+            batch.to(self._working(process_set)).plans.add(process_set=process_set.number, name=key[0], id=number)
+            for rank in self._joined(process_set):
+                batch.to((rank,)).plans.add(process_set=process_set.number, name=key[0], id=number, operation=op)
 
     def _repeat_recalls(self, rank: int, batch: _Batch) -> None:
         for process_set in self._sets.values():
             if ids := process_set.ids.outstanding(rank):
                 batch.to((rank,)).recalls.add(process_set=process_set.number, ids=ids)
+
+    # -- ranks that have joined ----------------------------------------------------------------------------------------
+
+    def _joined(self, process_set: _ProcessSet) -> Collection[int]:
+        """Ranks that contribute zeros to the allreduces of `process_set`."""
+        return self._joining.ranks.keys() if process_set.number == 0 else ()
+
+    def _working(self, process_set: _ProcessSet) -> tuple[int, ...]:
+        """The members that start operations themselves."""
+        joined = self._joined(process_set)
+        return tuple(rank for rank in process_set.ranks if rank not in joined) if joined else process_set.ranks
+
+    def _join_changed(self, state: pb.JoinState, now_s: float, batch: _Batch) -> None:
+        process_set = self._sets[0]
+        batch.to(process_set.ranks).joins.append(state)
+        if state.phase == pb.JOIN_PHASE_OVER:
+            # The ranks number their unnamed operations anew, and joined ranks did not count the others'. So nothing
+            # may be left that goes by such a number.
+            process_set.failed.clear()
+            unnamed = process_set.ids.recall_all(process_set.ranks, lambda key: is_unnamed(key[0]))
+            if unnamed:
+                batch.to(process_set.ranks).recalls.add(process_set=0, ids=unnamed)
+            return
+        for name in list(process_set.pending):
+            announced = process_set.pending[name]
+            one = next(iter(announced.values()))
+            if sentence := refusal(one.op, self._joined(process_set)):
+                del process_set.pending[name]
+                signatures = {rank: each.signature for rank, each in announced.items()}
+                self._fail(process_set, name, sentence, signatures, batch)
+            elif all(rank in announced for rank in self._working(process_set)):
+                self._decide(process_set, name, now_s, batch)
 
     # -- ranks that wait for different things --------------------------------------------------------------------------
 
@@ -302,7 +351,7 @@ class Negotiation:
                 touched[op.process_set, user_name(op.name)] = None
         for number, user in touched:
             process_set = self._sets[number]
-            found = blocked.find(user, process_set.ranks, process_set.pending, process_set.reports, now_s)
+            found = blocked.find(user, self._working(process_set), process_set.pending, process_set.reports, now_s)
             for name in found.names if found else ():
                 assert found is not None
                 signatures = {member: one.signature for member, one in process_set.pending.pop(name, {}).items()}

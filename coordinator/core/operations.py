@@ -29,6 +29,8 @@ _PREFIXES = frozenset(
     }
 )  # fmt: skip
 
+UNNAMED = "noname."
+
 Signature = tuple[object, ...]
 
 
@@ -74,6 +76,11 @@ def user_name(wire_name: str) -> str:
     """`fc1.weight` of `allreduce.fc1.weight`: the name as the user's script wrote it."""
     prefix, dot, rest = wire_name.partition(".")
     return rest if dot and prefix in _PREFIXES else wire_name
+
+
+def is_unnamed(wire_name: str) -> bool:
+    """Whether the script gave no name: the engine numbers such operations, "allreduce.noname.7"."""
+    return user_name(wire_name).startswith(UNNAMED)
 
 
 def defect(op: pb.Operation) -> str:

@@ -83,5 +83,7 @@ def _entries(item: pb.Decisions) -> Iterator[pb.Decisions]:
         yield pb.Decisions(epoch=item.epoch, recalls=[recall])
     for warning in item.warnings:
         yield pb.Decisions(epoch=item.epoch, warnings=[warning])
+    for join in item.joins:
+        yield pb.Decisions(epoch=item.epoch, joins=[join])
     if item.shutdown:
         yield pb.Decisions(epoch=item.epoch, shutdown=item.shutdown)

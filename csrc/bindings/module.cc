@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -213,6 +214,8 @@ class PyEngine {
     for (const OutboxItem& item : items) {
       if (item.kind == OutboxItem::recalled) {
         result.append(py::make_tuple("recalled", py::make_tuple(item.process_set, item.ids)));
+      } else if (item.kind == OutboxItem::join) {
+        result.append(py::make_tuple("join", py::make_tuple(item.round, item.without_zeros)));
       } else if (item.kind == OutboxItem::blocked) {
         result.append(py::make_tuple("blocked", describe(item.spec, item.process_set) +
                                                     py::make_tuple(static_cast<double>(item.waited_us) * 1e-6)));
@@ -223,14 +226,51 @@ class PyEngine {
     return result;
   }
 
-  void apply_plan(int process_set, const std::string& name, uint32_t id) {
-    with_set(process_set, [&](Communicator& communicator) { communicator.apply_plan(name, id); });
+  void apply_plan(int process_set, const std::string& name, uint32_t id, const py::object& operation) {
+    OpSpec spec;
+    if (!operation.is_none()) {
+      const auto [kind, tensors, reduce_op, prescale, postscale, device] =
+          operation
+              .cast<std::tuple<int, std::vector<std::pair<int, std::vector<int64_t>>>, int, double, double, int>>();
+      check_numbers(kind, reduce_op);
+      spec.type = static_cast<OpType>(kind);
+      spec.reduce_op = static_cast<ReduceOp>(reduce_op);
+      spec.prescale = prescale;
+      spec.postscale = postscale;
+      spec.device = static_cast<DeviceKind>(device);
+      for (const auto& [dtype, shape] : tensors) spec.tensors.push_back({dtype_of(dtype), shape});
+    }
+    const OpSpec* known = operation.is_none() ? nullptr : &spec;
+    with_set(process_set, [&](Communicator& communicator) { communicator.apply_plan(name, id, known); });
   }
   void apply_error(int process_set, const std::string& name, const std::string& sentence) {
     with_set(process_set, [&](Communicator& communicator) { communicator.apply_error(name, sentence); });
   }
   void apply_recall(int process_set, const std::vector<uint32_t>& ids) {
     with_set(process_set, [&](Communicator& communicator) { communicator.apply_recall(ids); });
+  }
+
+  void apply_join(uint32_t round, const std::vector<int>& ranks, int phase) {
+    if (phase < 0 || phase > static_cast<int>(JoinPhase::over)) throw py::value_error("Unknown phase of a join.");
+    with_set(0,
+             [&](Communicator& communicator) { communicator.apply_join(round, ranks, static_cast<JoinPhase>(phase)); });
+  }
+
+  // Until all ranks have joined, or a signal's handler raises.
+  int join() {
+    int64_t ticket = Communicator::kNoTicket;
+    for (int last_rank = -1;;) {
+      Status status;
+      {
+        const py::gil_scoped_release release;
+        t_interrupt_hook = &signal_pending;
+        status = engine_->communicator(0)->join(kSignalSliceUs, ticket, last_rank);
+        t_interrupt_hook = nullptr;
+      }
+      if (PyErr_Occurred() || PyErr_CheckSignals() != 0) throw py::error_already_set();
+      if (!status.ok()) raise_status(status);
+      if (last_rank >= 0) return last_rank;
+    }
   }
 
   void peer_left(int rank, const std::string& sentence) {
@@ -274,10 +314,7 @@ class PyEngine {
                                               double prescale, double postscale, int root, const py::object& splits,
                                               int process_set) {
     if (!abandoned_.empty()) sweep();
-    if (kind < 0 || kind >= kOpTypeCount) throw py::value_error("Unknown kind of operation.");
-    if (reduce_op < 0 || reduce_op > static_cast<int>(ReduceOp::product)) {
-      throw py::value_error("Unknown reduce operation " + std::to_string(reduce_op) + ".");
-    }
+    check_numbers(kind, reduce_op);
     auto submission = std::make_shared<Submission>();
     OpSpec& spec = submission->spec;
     spec.type = static_cast<OpType>(kind);
@@ -293,6 +330,18 @@ class PyEngine {
     for (size_t i = 0; i < count; ++i) add_tensor(tensors[i], *submission);
     if (!splits.is_none()) submission->splits = splits.cast<std::vector<int32_t>>();
     return submission;
+  }
+
+  static void check_numbers(int kind, int reduce_op) {
+    if (kind < 0 || kind >= kOpTypeCount) throw py::value_error("Unknown kind of operation.");
+    if (reduce_op < 0 || reduce_op > static_cast<int>(ReduceOp::product)) {
+      throw py::value_error("Unknown reduce operation " + std::to_string(reduce_op) + ".");
+    }
+  }
+
+  static DType dtype_of(long number) {
+    if (number < 0 || number >= kDTypeCount) throw py::value_error("Unknown dtype " + std::to_string(number) + ".");
+    return static_cast<DType>(number);
   }
 
   static bool is_done(const Submission& submission) {
@@ -353,8 +402,7 @@ class PyEngine {
     }
     Py_DECREF(shape);
     if (PyErr_Occurred()) throw py::error_already_set();
-    if (dtype < 0 || dtype >= kDTypeCount) throw py::value_error("Unknown dtype " + std::to_string(dtype) + ".");
-    tensor.dtype = static_cast<DType>(dtype);
+    tensor.dtype = dtype_of(dtype);
     span.count = tensor.elements();
     submission.spec.tensors.push_back(std::move(tensor));
     submission.spans.push_back(span);
@@ -431,9 +479,12 @@ PYBIND11_MODULE(_core, module) {
       .def("remove_process_set", &PyEngine::remove_process_set, py::arg("number"))
       .def("pending", &PyEngine::pending, py::arg("process_set"))
       .def("next_outbox", &PyEngine::next_outbox, py::arg("timeout_ms"))
-      .def("apply_plan", &PyEngine::apply_plan, py::arg("process_set"), py::arg("name"), py::arg("id"))
+      .def("join", &PyEngine::join)
+      .def("apply_plan", &PyEngine::apply_plan, py::arg("process_set"), py::arg("name"), py::arg("id"),
+           py::arg("operation") = py::none())
       .def("apply_error", &PyEngine::apply_error, py::arg("process_set"), py::arg("name"), py::arg("sentence"))
       .def("apply_recall", &PyEngine::apply_recall, py::arg("process_set"), py::arg("ids"))
+      .def("apply_join", &PyEngine::apply_join, py::arg("rounds_over"), py::arg("ranks"), py::arg("phase"))
       .def("peer_left", &PyEngine::peer_left, py::arg("rank"), py::arg("sentence"))
       .def("abort", &PyEngine::abort, py::arg("sentence"))
       .def("check", &PyEngine::check)

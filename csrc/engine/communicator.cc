@@ -101,6 +101,8 @@ Status Communicator::submit(const std::shared_ptr<Submission>& submission, bool 
     if (!ended_.ok()) return with_context(ended_, *submission);
     if (abort_.raised()) return with_context(abort_.cause(), *submission);
     if (closed_) return {Code::aborted, closed_why_};
+    if (joining_.mine || !joining_.others.empty()) [[unlikely]]
+      HVD_TRY(refusal(submission->spec));
     NameEntry& entry = names_[submission->spec.name];
     entry.unnamed = entry.variants.empty() ? is_unnamed(submission->spec.name) : entry.unnamed;
     if (entry.in_flight) {
@@ -154,7 +156,7 @@ Lane& Communicator::lane_for(NameEntry& entry, const Submission& submission) {
 void Communicator::begin(Submission& submission) {
   Lane& lane = *submission.lane;
   lane.active = &submission;
-  if (timeline_.active()) [[unlikely]]
+  if (timeline_.active() && !submission.zeros) [[unlikely]]
     timeline_.begun(submission, lane.id, ranks_);
   if (lane.id == Lane::kNoId) {
     announce(submission);
@@ -308,6 +310,10 @@ Status Communicator::run(const LogEvent& event) {
 }
 
 void Communicator::complete(Submission& submission, Status status) {
+  if (submission.zeros) [[unlikely]] {
+    complete_zeros(submission);
+    return;
+  }
   if (submission.traced) [[unlikely]]
     timeline_.ended(submission, status);
   const auto owner = in_flight_.find(&submission);
@@ -440,7 +446,7 @@ void Communicator::fail_locked(const Status& status) {
   for (auto& [submission, owner] : in_flight_) {
     submission->lane->active = nullptr;
     submission->lane->waiting.clear();
-    submission->entry->in_flight = false;
+    if (submission->entry) submission->entry->in_flight = false;
     submission->status = with_context(ended_, *submission);
     if (submission->traced) [[unlikely]]
       timeline_.ended(*submission, submission->status);
@@ -448,6 +454,8 @@ void Communicator::fail_locked(const Status& status) {
   }
   in_flight_.clear();
   pending_ = 0;
+  joining_.contributes = false;
+  joining_.zeros = 0;
   const std::lock_guard<std::mutex> ids_lock(ids_mutex_);
   std::fill(by_id_.begin(), by_id_.end(), nullptr);
 }
@@ -467,6 +475,7 @@ void Communicator::close(const std::string& farewell, const std::string& why) {
     if (closed_) return;
     closed_ = true;
     closed_why_ = why;
+    joining_.contributes = false;
     // What no plan covers yet can't be agreed any more; what has arrived is taken back unless it is agreed.
     std::vector<Submission*> arrived, rest;
     for (const auto& [submission, owner] : in_flight_) (submission->arrived ? arrived : rest).push_back(submission);

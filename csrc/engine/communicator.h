@@ -42,6 +42,7 @@ struct Submission final : Operation {
   std::string announced_name;        // as the coordinator knows it; set once it was announced
   bool arrived = false;              // in the order log
   bool withdrawing = false;          // withdraw() was asked; the answer decides
+  bool zeros = false;                // nobody's: what this member contributes after it has joined
   Status withdrawn_status;           // ends with this when withdrawn; ok means announce again
   int64_t waited_since_us = 0;       // when a thread first waited for it
   int64_t reported_us = 0;           // when the coordinator was last told that a thread is blocked on it
@@ -66,6 +67,20 @@ struct NameEntry {
   bool in_flight = false;                          // named only
   uint64_t submitted = 0;                          // unnamed only: numbers the announcements
   std::vector<std::unique_ptr<Variant>> variants;  // one for each signature
+};
+
+// hvd.join(), see communicator_join.cc. Numbers equal horovod.protos.v1.JoinPhase.
+enum class JoinPhase : uint8_t { open = 0, ending = 1, over = 2 };
+
+// Guarded by Communicator::mutex_.
+struct Joining {
+  uint32_t round = 0;        // rounds that are over
+  bool mine = false;         // a thread of this member is in join(), or was interrupted there: nothing is submitted
+  bool contributes = false;  // zeros go out for every allreduce that has an id
+  bool ending = false;       // the zeros are being taken back, which the coordinator waits for
+  size_t zeros = 0;          // submissions of zeros in flight
+  std::string others;        // somebody has joined: why nothing but allreduces can run; else empty
+  int last_rank = -1;        // who joined last in the latest round that is over
 };
 
 class SharedOrderLog;
@@ -103,10 +118,18 @@ class Communicator {
   // Drives or waits up to timeout_us; true when the operation is done.
   bool wait(Submission& submission, int64_t timeout_us);
 
-  void apply_plan(const std::string& name, TensorId id);
+  // operation: what runs as `id`, for a member that has joined and may not know it; else null.
+  void apply_plan(const std::string& name, TensorId id, const OpSpec* operation = nullptr);
   void apply_error(const std::string& name, const std::string& sentence);
   void apply_recall(const std::vector<TensorId>& ids);
+  void apply_join(uint32_t round, const std::vector<int>& ranks, JoinPhase phase);
   void peer_left(int member, const std::string& sentence);
+
+  // First waits for what this member has in flight, then contributes zeros to the allreduces of others until all
+  // members have joined. Up to timeout_us; to be called again until `last_rank` is not negative. ticket: what an
+  // earlier call left there, at first kNoTicket.
+  static constexpr int64_t kNoTicket = -1;
+  Status join(int64_t timeout_us, int64_t& ticket, int& last_rank);
 
   // The epoch ended (the abort signal is raised): wakes the driver and tells the peers.
   void abort_raised();
@@ -128,10 +151,18 @@ class Communicator {
   bool is_eager(const OpSpec& spec, TensorId id) const;
   void answer_withdrawn(TensorId id);
   void finish_recall(Lane& lane);
+  Status refusal(const OpSpec& spec) const;
+  void refuse_others();
+  Lane& learn(const std::string& name, const OpSpec& operation);
+  void contribute(Lane& lane);
+  void complete_zeros(Submission& zeros);
+  void take_zeros_back();
+  void tell_joined(bool without_zeros);
+  void forget_unnamed();
   void start_background();
   void background();
   bool needs_background() const {
-    return ended_.ok() && helpers_ == 0 && (pending_ > 0 || now_us() < serving_until_us_);
+    return ended_.ok() && helpers_ == 0 && (pending_ > 0 || joining_.mine || now_us() < serving_until_us_);
   }
   void serve_peers();
 
@@ -159,6 +190,7 @@ class Communicator {
   std::vector<Lane*> lane_of_id_;
   std::vector<TensorId> recalled_;  // ids of a recall that are settled, to be answered together
   size_t recalls_open_ = 0;
+  Joining joining_;
   int64_t pending_ = 0;
   int64_t serving_until_us_ =
       0;                  // drive until then though nothing is pending here: peers may ask to take arrivals back

@@ -10,10 +10,18 @@ constexpr int64_t kServeUs = 2'000'000;  // how long the sequencer listens to me
 
 }  // namespace
 
-void Communicator::apply_plan(const std::string& name, TensorId id) {
+void Communicator::apply_plan(const std::string& name, TensorId id, const OpSpec* operation) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (id >= kMaxIds) return;
   const auto found = announced_.find(name);
-  if (found == announced_.end() || id >= kMaxIds) return;  // failed or closed meanwhile
+  if (found == announced_.end()) {
+    if (!operation || !joining_.mine || !ended_.ok() || lane_of_id_[id]) return;  // failed or closed meanwhile
+    Lane& lane = learn(name, *operation);
+    lane.id = id;
+    lane_of_id_[id] = &lane;
+    if (joining_.contributes) contribute(lane);
+    return;
+  }
   Submission& submission = *found->second;
   announced_.erase(found);
   submission.lane->id = id;
@@ -43,6 +51,7 @@ void Communicator::apply_error(const std::string& name, const std::string& sente
   }
   // It may run under an id already (the ranks turned out to wait for different things): take it back.
   for (const auto& [submission, owner] : in_flight_) {
+    if (submission->zeros) continue;
     const std::string& announced =
         submission->announced_name.empty() ? submission->spec.name : submission->announced_name;
     if (announced != name) continue;
@@ -110,6 +119,11 @@ void Communicator::answer_withdrawn(TensorId id) {
   }
   if (!submission) return;
   submission->arrived = submission->withdrawing = false;
+  if (submission->zeros) {
+    if (submission->withdrawn_status.ok()) finish_recall(*submission->lane);
+    complete_zeros(*submission);
+    return;
+  }
   if (!submission->withdrawn_status.ok()) {
     complete(*submission, submission->withdrawn_status);
     driver_changed_.notify_all();

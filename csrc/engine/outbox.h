@@ -14,12 +14,14 @@
 namespace horovod {
 
 struct OutboxItem {
-  enum Kind : uint8_t { announce, blocked, recalled };
+  enum Kind : uint8_t { announce, blocked, recalled, join };
   Kind kind = announce;
   OpSpec spec;  // announce, blocked; its name is the one to announce
   int process_set = 0;
-  int64_t waited_us = 0;      // blocked: how long by now
-  std::vector<TensorId> ids;  // recalled
+  int64_t waited_us = 0;       // blocked: how long by now
+  std::vector<TensorId> ids;   // recalled
+  uint32_t round = 0;          // join: this rank is in hvd.join() for the round after so many,
+  bool without_zeros = false;  // and has none of its zeros under way any more
 };
 
 class Outbox {

@@ -1,7 +1,7 @@
 // Stress for the sanitizers (`make sanitize`): worlds of 2 to 4 engines in this process, several threads for each rank
-// that submit random operations in random order, in the world and in process sets that come and go, checked results,
-// and worlds that end in order, by abort, or in the middle of everything. Usage: engine_stress [worlds] [seed]
-// [in_process|tcp|both]
+// that submit random operations in random order, in the world and in process sets that come and go, ranks that join
+// early, checked results, and worlds that end in order, by abort, or in the middle of everything. Usage: engine_stress
+// [worlds] [seed] [in_process|tcp|both]
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -27,7 +27,7 @@ using namespace horovod;
 
 namespace {
 
-// Plays the coordinator: gives a name its id when every rank has announced it, recalls ids now and then.
+// Plays the coordinator: gives a name its id when every rank has announced it or joined, recalls ids now and then.
 class Negotiator {
  public:
   explicit Negotiator(std::vector<std::unique_ptr<Engine>>& engines) : engines_(engines) {
@@ -48,6 +48,7 @@ class Negotiator {
   struct Set {
     std::vector<int> ranks;
     std::map<std::string, std::set<size_t>> announced;
+    std::map<std::string, OpSpec> specs;
     std::map<TensorId, std::set<size_t>> answers;
     std::set<std::string> taken_back;
     std::vector<TensorId> free;
@@ -58,17 +59,22 @@ class Negotiator {
     std::vector<OutboxItem> items;
     while (engines_[rank]->outbox().take(1000, items)) {
       for (OutboxItem& item : items) {
-        if (item.kind == OutboxItem::announce) announce(rank, item.process_set, item.spec.name);
+        if (item.kind == OutboxItem::announce) announce(rank, item.process_set, item.spec);
+        if (item.kind == OutboxItem::join) join(static_cast<int>(rank), item.round, item.without_zeros);
         if (item.kind == OutboxItem::recalled) recalled(rank, item.process_set, item.ids);
       }
     }
   }
-  void announce(size_t rank, int number, const std::string& name) {
+  void announce(size_t rank, int number, const OpSpec& spec) {
     const std::lock_guard<std::mutex> lock(mutex_);
     Set& set = sets_[number];
-    std::set<size_t>& ranks = set.announced[name];
-    ranks.insert(rank);
-    if (ranks.size() < set.ranks.size()) return;
+    set.announced[spec.name].insert(rank);
+    set.specs[spec.name] = spec;
+    decide(number, spec.name);
+  }
+  void decide(int number, const std::string& name) {
+    Set& set = sets_[number];
+    if (set.announced[name].size() + (number == 0 ? joined_.size() : 0) < set.ranks.size()) return;
     set.announced.erase(name);
     TensorId id;
     if (!set.free.empty()) {
@@ -77,12 +83,32 @@ class Negotiator {
     } else {
       id = set.next++;
     }
-    for_members(number, [&](Communicator& communicator) { communicator.apply_plan(name, id); });
+    const OpSpec& spec = set.specs[name];
+    for_members(number, [&](Communicator& communicator) { communicator.apply_plan(name, id, &spec); });
     // Every so often an id is taken back at once; but once for a name, or a slow world would do nothing else.
     if (id % 7 == 3 && set.taken_back.insert(name).second) {
       set.answers[id].clear();
       for_members(number, [&](Communicator& communicator) { communicator.apply_recall({id}); });
     }
+  }
+  void join(int rank, uint32_t round, bool without_zeros) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (round != joins_) return;  // said again, before it was known to be over
+    if (std::find(joined_.begin(), joined_.end(), rank) == joined_.end()) joined_.push_back(rank);
+    if (without_zeros) without_zeros_.insert(rank);
+    const std::vector<int> joined = joined_;
+    JoinPhase phase = joined.size() == engines_.size() ? JoinPhase::ending : JoinPhase::open;
+    if (without_zeros_.size() == engines_.size()) {
+      phase = JoinPhase::over;
+      ++joins_;
+      joined_.clear();
+      without_zeros_.clear();
+    }
+    for_members(0, [&](Communicator& communicator) { communicator.apply_join(round, joined, phase); });
+    if (phase != JoinPhase::open) return;
+    std::vector<std::string> names;
+    for (const auto& [name, ranks] : sets_[0].announced) names.push_back(name);
+    for (const std::string& name : names) decide(0, name);
   }
   void recalled(size_t rank, int number, const std::vector<TensorId>& ids) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -105,6 +131,9 @@ class Negotiator {
   std::vector<std::unique_ptr<Engine>>& engines_;
   std::mutex mutex_;  // guards everything below
   std::map<int, Set> sets_;
+  uint32_t joins_ = 0;       // that are over
+  std::vector<int> joined_;  // in this order
+  std::set<int> without_zeros_;
   std::vector<std::thread> threads_;
 };
 
@@ -298,6 +327,58 @@ void churn(std::vector<std::unique_ptr<Engine>>& engines, Negotiator& negotiator
   }
 }
 
+// Ranks run out of data at different steps; each step reduces a few tensors, some under names of their own. Checked is
+// which ranks took part. Returns early once the world was aborted.
+void run_until_joined(Engine& engine, int rank, int size, uint64_t seed, bool may_abort) {
+  for (uint64_t round = 0; round < 4; ++round) {
+    std::mt19937_64 shared(seed + round);
+    std::vector<int> steps;
+    for (int member = 0; member < size; ++member) steps.push_back(static_cast<int>(shared() % 12));
+    for (int step = 0; step < steps[rank]; ++step) {
+      float total = 0;
+      for (int member = 0; member < size; ++member) total += step < steps[member] ? static_cast<float>(member + 1) : 0;
+      std::vector<Pending> tensors(3);
+      bool alive = true;
+      for (size_t i = 0; i < 3 && alive; ++i) {
+        Pending& one = tensors[i];
+        const int64_t length = i == 0 ? 5 : i == 1 ? 900 : 30'000;
+        one.data.assign(static_cast<size_t>(length), static_cast<float>(rank + 1));
+        one.submission = std::make_shared<Submission>();
+        OpSpec& spec = one.submission->spec;
+        spec.type = OpType::allreduce;
+        spec.name = i == 1 ? "joined.noname"
+                           : "joined." + std::to_string(i) + (step % 4 == 3 ? ".step" + std::to_string(step) : "");
+        spec.tensors = {{DType::float32, {length}}};
+        auto* memory = reinterpret_cast<std::byte*>(one.data.data());
+        one.submission->spans = {{memory, memory, length}};
+        if (const Status status = engine.submit(one.submission, false, one.handle); !status.ok()) {
+          CHECK(may_abort, "rank %d: %s", rank, status.message().c_str());
+          tensors.resize(i);
+          alive = false;
+        }
+      }
+      for (Pending& one : tensors) {
+        while (!engine.wait(*one.submission, 100'000)) {
+        }
+        engine.forget(one.handle);
+        if (!one.submission->status.ok()) {
+          CHECK(may_abort, "rank %d: %s", rank, one.submission->status.message().c_str());
+          continue;
+        }
+        for (float value : one.data) CHECK(value == total, "step %d gave %f, not %f", step, value, total);
+      }
+      if (!alive) return;
+    }
+    int64_t ticket = Communicator::kNoTicket;
+    for (int last = -1; last < 0;) {
+      if (const Status status = engine.communicator(0)->join(100'000, ticket, last); !status.ok()) {
+        CHECK(may_abort, "rank %d: %s", rank, status.message().c_str());
+        return;
+      }
+    }
+  }
+}
+
 enum class Ending { orderly, abort, sudden_close };
 
 void run_world(uint64_t seed, bool tcp) {
@@ -345,6 +426,18 @@ void run_world(uint64_t seed, bool tcp) {
       }
     }
     for (std::thread& worker : workers) worker.join();
+    if (ending == Ending::orderly) {
+      const bool cut_short = random() % 3 == 0;
+      std::vector<std::thread> joiners;
+      for (int rank = 0; rank < size; ++rank) {
+        joiners.emplace_back([&, rank] { run_until_joined(*engines[rank], rank, size, seed, cut_short); });
+      }
+      if (cut_short) {
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % 20000));  // anywhere, on purpose
+        engines[random() % size]->close("");
+      }
+      for (std::thread& joiner : joiners) joiner.join();
+    }
     std::vector<std::thread> closers;
     for (auto& engine : engines) closers.emplace_back([&] { engine->close(""); });
     for (std::thread& closer : closers) closer.join();

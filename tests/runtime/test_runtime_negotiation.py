@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from horovod.protos.v1 import negotiation_pb2, negotiation_pb2_grpc
+from horovod.protos.v1 import negotiation_pb2, negotiation_pb2_grpc, types_pb2
 from horovod.worker.runtime.negotiation import Negotiator, to_message
 
 EPOCH = 7
@@ -31,14 +31,17 @@ class Outbox:
     def next_outbox(self, timeout_ms: int) -> list[tuple[str, object]] | None:
         return self.items.get(timeout=timeout_ms / 1000)
 
-    def apply_plan(self, process_set: int, name: str, id: int) -> None:  # noqa: A002
-        self.applied.put(("plan", process_set, name, id))
+    def apply_plan(self, process_set: int, name: str, id: int, operation: tuple[object, ...] | None) -> None:  # noqa: A002
+        self.applied.put(("plan", process_set, name, id) if operation is None else ("plan", name, id, operation))
 
     def apply_error(self, process_set: int, name: str, sentence: str) -> None:
         self.applied.put(("error", process_set, name, sentence))
 
     def apply_recall(self, process_set: int, ids: list[int]) -> None:
         self.applied.put(("recall", process_set, ids))
+
+    def apply_join(self, rounds_over: int, ranks: list[int], phase: int) -> None:
+        self.applied.put(("join", rounds_over, ranks, phase))
 
     def abort(self, sentence: str) -> None:
         self.applied.put(("abort", sentence))
@@ -149,6 +152,46 @@ def test_all_kinds_of_items_are_sent(setup):
     assert [o.name for o in message.blocked] == ["x"]
     assert list(message.blocked_seconds) == [1.5]
     assert [(r.process_set, list(r.ids)) for r in message.recalled] == [(0, [5, 6])]
+
+
+def test_a_join_is_told_again_on_a_new_stream_until_its_round_is_over(setup):
+    stream, _ = setup.stream()
+    setup.engine.items.put([("join", (3, False))])
+    assert next(stream.requests).join == negotiation_pb2.Join(round=3)
+    stream.answers.put(grpc.StatusCode.UNAVAILABLE)
+    stream, first = setup.stream()
+    assert first.join == negotiation_pb2.Join(round=3)
+    decisions = negotiation_pb2.Decisions(epoch=EPOCH)
+    operation = types_pb2.Operation(
+        name="x", tensors=[types_pb2.TensorSpec(dtype=types_pb2.DATA_TYPE_INT8, shape=[2])], prescale_factor=0.5
+    )
+    decisions.plans.add(name="x", id=7, operation=operation)
+    decisions.joins.add(round=3, ranks=[2, 0], phase=negotiation_pb2.JOIN_PHASE_OPEN)
+    decisions.joins.add(round=3, ranks=[2, 0, 1], phase=negotiation_pb2.JOIN_PHASE_ENDING)
+    stream.answers.put(decisions)
+    assert setup.applied() == ("plan", "x", 7, (0, [(1, [2])], 0, 0.5, 0.0, 0))
+    assert setup.applied() == ("join", 3, [2, 0], 0)
+    assert setup.applied() == ("join", 3, [2, 0, 1], 1)
+    setup.engine.items.put([("join", (3, True))])
+    assert next(stream.requests).join == negotiation_pb2.Join(round=3, contributes_none=True)
+    over = negotiation_pb2.Decisions(epoch=EPOCH)
+    over.joins.add(round=3, ranks=[2, 0, 1], phase=negotiation_pb2.JOIN_PHASE_OVER)
+    stream.answers.put(over)
+    assert setup.applied() == ("join", 3, [2, 0, 1], 2)
+    stream.answers.put(grpc.StatusCode.UNAVAILABLE)
+    _, first = setup.stream()
+    assert not first.HasField("join")
+
+
+@pytest.mark.parametrize("setup", [{"grace_seconds": 0.2}], indirect=True)
+def test_a_coordinator_that_stays_away_ends_a_join_too(setup):
+    stream, _ = setup.stream()
+    setup.engine.items.put([("join", (0, False))])
+    next(stream.requests)
+    setup.server.stop()
+    kind, sentence = setup.applied()
+    assert kind == "abort"
+    assert "hvd.join()" in sentence
 
 
 def test_process_sets_are_told_before_their_operations_and_again_on_a_new_stream(setup):

@@ -58,6 +58,7 @@ class Negotiator:
         self._process_sets: dict[int, negotiation_pb2.ProcessSetChange] = {}  # that are registered
         self._to_send = negotiation_pb2.NegotiationMessage(epoch=epoch)
         self._stream = 0  # number of the stream that may send
+        self._join: negotiation_pb2.Join | None = None  # this rank is in hvd.join()
         self._refused = ""
         self._closing = threading.Event()
         self._call: Any = None
@@ -131,6 +132,11 @@ class Negotiator:
                 if kind == "recalled":
                     process_set, ids = parts
                     self._to_send.recalled.add(process_set=process_set, ids=ids)
+                elif kind == "join":
+                    round_, contributes_none = parts
+                    self._join = negotiation_pb2.Join(round=round_, contributes_none=contributes_none)
+                    self._to_send.join.CopyFrom(self._join)
+                    refused = self._refused
                 elif kind == "announce":
                     operation = to_message(parts)
                     self._undecided[operation.process_set, operation.name] = operation
@@ -154,6 +160,7 @@ class Negotiator:
                 blocked=self._to_send.blocked,
                 blocked_seconds=self._to_send.blocked_seconds,
                 recalled=self._to_send.recalled,
+                join=self._join,
                 process_sets=[
                     *self._process_sets.values(),
                     *(change for change in self._to_send.process_sets if change.removed),
@@ -173,7 +180,9 @@ class Negotiator:
 
     def _has_news(self) -> bool:
         message = self._to_send
-        return bool(message.announce or message.blocked or message.recalled or message.process_sets)
+        return bool(message.announce or message.blocked or message.recalled or message.process_sets) or (
+            message.HasField("join")
+        )
 
     def _count(self, message: negotiation_pb2.NegotiationMessage) -> None:
         self._counters["messages_sent"] += 1
@@ -203,7 +212,7 @@ class Negotiator:
             if not waiting_helps(code):
                 self._refuse(f"the coordinator at {self._address} ended the negotiation: {cause}")
                 return
-            if now - broken_since >= self._grace_seconds and self._undecided:
+            if now - broken_since >= self._grace_seconds and (self._undecided or self._join):
                 self._give_up(f"the coordinator at {self._address} is unreachable ({cause})")
                 return
             with self._changed:
@@ -241,12 +250,17 @@ class Negotiator:
                 self._undecided.pop((plan.process_set, plan.name), None)
             for error in decisions.errors:
                 self._undecided.pop((error.process_set, error.name), None)
+            for join in decisions.joins:
+                if join.phase == negotiation_pb2.JOIN_PHASE_OVER:
+                    self._join = None
         for plan in decisions.plans:
-            self._engine.apply_plan(plan.process_set, plan.name, plan.id)
+            self._engine.apply_plan(plan.process_set, plan.name, plan.id, _operation_of(plan))
         for error in decisions.errors:
             self._engine.apply_error(error.process_set, error.name, error.sentence)
         for recall in decisions.recalls:
             self._engine.apply_recall(recall.process_set, list(recall.ids))
+        for join in decisions.joins:
+            self._engine.apply_join(join.round, list(join.ranks), join.phase)
         for warning in decisions.warnings:
             log.warning("%s", warning)
         if decisions.shutdown:
@@ -255,18 +269,34 @@ class Negotiator:
     def _refuse(self, cause: str) -> None:
         with self._changed:
             self._refused = cause
-            waiting = bool(self._undecided)
+            waiting = bool(self._undecided or self._join)
         if waiting:
             self._give_up(cause)
 
     def _give_up(self, cause: str) -> None:
         with self._changed:
-            names = [name for _, name in self._undecided] or ["operations"]
+            names = [name for _, name in self._undecided] or ["hvd.join()" if self._join else "operations"]
         which = f"{names[0]!r}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
         self._engine.abort(
             f"The ranks cannot agree on {which}, first used now, because {cause}. Start the job again when the "
             "coordinator runs."
         )
+
+
+def _operation_of(plan: negotiation_pb2.Plan) -> tuple[object, ...] | None:
+    """What the engine of a rank that has joined is told of an operation of the others."""
+    if not plan.HasField("operation"):
+        return None
+    operation = plan.operation
+    tensors = [(tensor.dtype, list(tensor.shape)) for tensor in operation.tensors]
+    return (
+        operation.type,
+        tensors,
+        operation.reduce_op,
+        operation.prescale_factor,
+        operation.postscale_factor,
+        operation.device,
+    )
 
 
 def to_message(operation: Sequence[Any]) -> types_pb2.Operation:

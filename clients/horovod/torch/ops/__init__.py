@@ -14,6 +14,7 @@ from horovod.torch.ops.allreduce import (
 from horovod.torch.ops.alltoall import alltoall, alltoall_async
 from horovod.torch.ops.barrier import barrier
 from horovod.torch.ops.broadcast import broadcast, broadcast_, broadcast_async, broadcast_async_
+from horovod.torch.ops.join import join
 from horovod.torch.ops.reducescatter import (
     grouped_reducescatter,
     grouped_reducescatter_async,
@@ -44,6 +45,7 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
+    "join",
     "reducescatter",
     "reducescatter_async",
     "sparse_allreduce_async",

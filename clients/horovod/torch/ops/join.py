@@ -1,0 +1,34 @@
+"""hvd.join: for ranks that run out of data before the others."""
+
+from __future__ import annotations
+
+from horovod.worker.runtime.context import current
+
+
+def join(device: int = -1) -> int:
+    """Says that this rank has no more data, and blocks until all ranks of the world have said so.
+
+    Meanwhile it contributes zeros to every allreduce of the others in the global process set, so that they can train
+    on; Average still divides by the number of all ranks. What this rank has started itself completes first. Any other
+    operation in the global process set fails with "<Operation> is not supported with Join at this time." on the ranks
+    that call it; so sparse gradients need DistributedOptimizer(sparse_as_dense=True).
+
+    Args:
+        device: the index of the GPU for the zeros, -1 for the CPU. The zeros of an operation are made where the other
+            ranks have their tensors, so nothing depends on it.
+
+    Returns:
+        The rank that joined last. It has seen the most steps: a good root for broadcasting the final state.
+
+    Raises:
+        HorovodInternalError: a rank is lost, or leaves without joining.
+        TypeError: `device` is no integer.
+
+    >>> for batch in my_part_of_the_data:
+    ...     train(batch)
+    >>> last = hvd.join()
+    >>> hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+    """
+    if not isinstance(device, int):
+        raise TypeError(f"device must be the index of a GPU or -1, not {device!r}.")
+    return current().engine.join()

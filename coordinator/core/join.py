@@ -1,0 +1,76 @@
+"""hvd.join(): ranks that have run out of data wait for the others, and contribute zeros to their allreduces meanwhile.
+
+A round goes through three phases, each told to all ranks of the world:
+
+    open    some have joined. A rank joins when nothing that it started itself is in flight, and then contributes zeros
+            to every allreduce it knows of, ahead of the others; so what the others do needs no word from here.
+    ending  all have joined, so nobody will start anything, and the zeros that still wait are taken back. The last rank
+            never gave any: otherwise the zeros of all would meet, and reduce zeros for ever.
+    over    all have taken their zeros back. Only now may ranks go on, because zeros that are left would be taken for
+            arrivals.
+
+Which phase comes next follows from what the ranks say, and saying something again changes nothing.
+"""
+
+from collections.abc import Collection
+
+from horovod.protos.v1 import negotiation_pb2 as pb
+from horovod.protos.v1 import types_pb2
+
+from .operations import type_name
+from .words import capitalized, ranks_in_words
+
+ALLOWED = frozenset({types_pb2.OPERATION_TYPE_ALLREDUCE})
+
+
+class Joining:
+    """The rounds of one world."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._round = 0
+        self._last_over: pb.JoinState | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self.ranks: dict[int, None] = {}  # that have joined, in order
+        self._without_zeros: set[int] = set()
+
+    def receive(self, rank: int, message: pb.Join) -> pb.JoinState | None:
+        """The state that all ranks are to be told because of what `rank` says, if it is a new one."""
+        if message.round != self._round:
+            return None  # `missed` answers
+        before = self.state()
+        self.ranks[rank] = None
+        if message.contributes_none:
+            self._without_zeros.add(rank)
+        after = self.state()
+        if after.phase == pb.JOIN_PHASE_OVER:
+            self._round += 1
+            self._last_over = after
+            self._clear()
+        return after if after != before else None
+
+    def missed(self, round_of_rank: int | None) -> pb.JoinState | None:
+        """What a rank is to be told that lost its stream: in `round_of_rank` it waits, None if it has not joined."""
+        if round_of_rank is not None and round_of_rank < self._round:
+            return self._last_over
+        return self.state() if self.ranks else None
+
+    def state(self) -> pb.JoinState:
+        phase = pb.JOIN_PHASE_OPEN
+        if len(self.ranks) == self._size:
+            phase = pb.JOIN_PHASE_OVER if len(self._without_zeros) == self._size else pb.JOIN_PHASE_ENDING
+        return pb.JoinState(round=self._round, ranks=self.ranks, phase=phase)
+
+
+def refusal(op: types_pb2.Operation, joined: Collection[int]) -> str:
+    """Why `op` can't run while the ranks in `joined` contribute zeros, or ""."""
+    if op.type in ALLOWED or not joined:
+        return ""
+    verb = "has" if len(joined) == 1 else "have"
+    return (
+        f"{type_name(op).capitalize()} is not supported with Join at this time. {capitalized(ranks_in_words(joined))} "
+        f"{verb} called hvd.join() and can't take part in {op.name}; until all ranks have joined only allreduce runs "
+        "in the global process set (for sparse gradients: DistributedOptimizer(sparse_as_dense=True))."
+    )
