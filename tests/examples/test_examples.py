@@ -60,6 +60,13 @@ def test_process_sets() -> None:
     assert min(digit, odd) > 0.93
 
 
+def test_uneven_data() -> None:
+    expected = "test accuracy: NUMBER; batches of each process in an epoch: NUMBER, NUMBER"
+    accuracy, fewer, more = learned(expected, "torch_uneven_data.py")
+    assert accuracy > 0.95
+    assert more == 2 * fewer
+
+
 def test_powersgd() -> None:
     expected = "a step sends NUMBER numbers in place of NUMBER\ntest accuracy: NUMBER"
     sent, plain, accuracy = learned(expected, "torch_powersgd.py")
@@ -85,8 +92,11 @@ def test_each_runs_alone() -> None:
         "torch_accumulation_amp.py --epochs 1": "test accuracy",
         "torch_sparse_embeddings.py --steps 2": "neighbours found",
         "torch_process_sets.py --epochs 1": "test accuracy: digit",
+        "torch_uneven_data.py --epochs 1": "test accuracy",
         "torch_powersgd.py --epochs 1": "test accuracy",
         "torch_digits.py --epochs 1": "test accuracy",
     }
     said = run([sys.executable, "-c", ALONE, *(f"{EXAMPLES}/{command}" for command in commands)]).splitlines()
-    assert [line.startswith(start) for line, start in zip(said, commands.values(), strict=True)] == [True] * 6, said
+    assert [line.startswith(start) for line, start in zip(said, commands.values(), strict=True)] == [True] * len(
+        commands
+    ), said
