@@ -32,6 +32,7 @@ from .ids import MAX_IDS, IdTable, Key
 from .join import Joining, refusal
 from .operations import Signature, defect, is_unnamed, signature, user_name
 from .stall import Stall
+from .standstill import Standstills
 from .words import ranks_in_words
 
 MAX_PENDING = 1 << 16  # operations of one world that wait for a rank or for an id
@@ -89,6 +90,7 @@ class Negotiation:
         self._sets: dict[int, _ProcessSet] = {}
         self._gone: set[int] = set()
         self._joining = Joining(size)
+        self._standstills = Standstills()
         self.add_process_set(0, range(size))
 
     def add_process_set(self, number: int, ranks: Iterable[int]) -> None:
@@ -138,12 +140,16 @@ class Negotiation:
             self._join_changed(state, now_s, batch)
         if message.blocked:
             self._blocked(rank, message, now_s, batch)
+        if message.HasField("standstill"):
+            self._standstills.report(rank, message.standstill, now_s)
+            self._end_deadlock(now_s, batch)
         return batch.answers()
 
     def forget(self, rank: int) -> Answers:
         """`rank` is gone. What the others wait for with it is failed by the data plane, not here."""
         batch = _Batch(self.epoch)
         self._gone.add(rank)
+        self._standstills.forget(rank)
         for process_set in self._sets.values():
             for name in list(process_set.pending):
                 process_set.pending[name].pop(rank, None)
@@ -178,10 +184,18 @@ class Negotiation:
                 repeated = [one.waited_s for one in reports.values() if one.last_s - one.since_s >= blocked.SETTLE_S]
                 waited_s = max(repeated, default=0.0)
                 if waited_s > after_s:
-                    others = [rank for rank in self._working(process_set) if rank not in reports]
-                    missing = tuple([rank for rank in others if rank not in blocked_ranks] or others)
+                    started = {
+                        rank: self._standstills.has_started(rank, (number, name), now_s)
+                        for rank in self._working(process_set)
+                        if rank not in reports
+                    }
+                    others = [rank for rank, it_has in started.items() if not it_has]
+                    missing = tuple(
+                        [rank for rank in others if started[rank] is False or rank not in blocked_ranks] or others
+                    )
+                    certain = len(missing) == 1 or all(started[rank] is False for rank in missing)
                     if missing:
-                        found.append(Stall(name, waited_s, missing, certain=len(missing) == 1))
+                        found.append(Stall(name, waited_s, missing, certain))
         return found
 
     # -- process sets ------------------------------------------------------------------------------------------------
@@ -360,3 +374,17 @@ class Negotiation:
                         signatures.setdefault(member, report.signature)
                 process_set.reports.answered(name, now_s)
                 self._fail(process_set, name, found.sentence, signatures, batch)
+
+    def _end_deadlock(self, now_s: float, batch: _Batch) -> None:
+        def members(number: int) -> tuple[int, ...]:
+            process_set = self._sets.get(number)
+            return self._working(process_set) if process_set is not None else ()
+
+        found = self._standstills.find(members, now_s)
+        for number, name in found.operations if found else ():
+            assert found is not None
+            process_set = self._sets[number]
+            announced = process_set.pending.pop(name, {})
+            process_set.reports.answered(name, now_s)
+            signatures = {rank: one.signature for rank, one in announced.items()}
+            self._fail(process_set, name, found.sentence, signatures, batch)

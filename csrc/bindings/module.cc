@@ -16,6 +16,7 @@
 
 #include "backends/gloo/backend.h"
 #include "engine/engine.h"
+#include "engine/waiting_thread.h"
 #include "kernels/kernels.h"
 
 namespace py = pybind11;
@@ -258,6 +259,7 @@ class PyEngine {
 
   // Until all ranks have joined, or a signal's handler raises.
   int join() {
+    WaitingThread::Wait waiting;
     int64_t ticket = Communicator::kNoTicket;
     for (int last_rank = -1;;) {
       Status status;
@@ -270,7 +272,21 @@ class PyEngine {
       if (PyErr_Occurred() || PyErr_CheckSignals() != 0) throw py::error_already_set();
       if (!status.ok()) raise_status(status);
       if (last_rank >= 0) return last_rank;
+      waiting.blocked();
     }
+  }
+
+  py::tuple standstill() {
+    Standstill found;
+    {
+      const py::gil_scoped_release release;
+      found = engine_->standstill();
+    }
+    py::list unfinished;
+    for (const Unfinished& one : found.unfinished) {
+      unfinished.append(py::make_tuple(one.process_set, one.name, one.awaited));
+    }
+    return py::make_tuple(found.started, found.all_threads, found.cut_short, unfinished);
   }
 
   void peer_left(int rank, const std::string& sentence) {
@@ -350,6 +366,7 @@ class PyEngine {
 
   // Until it is done, or a signal's handler raises.
   void await(Submission& submission) {
+    WaitingThread::Wait waiting;
     for (bool done = is_done(submission); !done;) {
       {
         const py::gil_scoped_release release;
@@ -358,6 +375,7 @@ class PyEngine {
         t_interrupt_hook = nullptr;
       }
       if (PyErr_Occurred() || (!done && PyErr_CheckSignals() != 0)) throw py::error_already_set();
+      if (!done) waiting.blocked();
     }
   }
 
@@ -484,6 +502,7 @@ PYBIND11_MODULE(_core, module) {
            py::arg("operation") = py::none())
       .def("apply_error", &PyEngine::apply_error, py::arg("process_set"), py::arg("name"), py::arg("sentence"))
       .def("apply_recall", &PyEngine::apply_recall, py::arg("process_set"), py::arg("ids"))
+      .def("standstill", &PyEngine::standstill)
       .def("apply_join", &PyEngine::apply_join, py::arg("rounds_over"), py::arg("ranks"), py::arg("phase"))
       .def("peer_left", &PyEngine::peer_left, py::arg("rank"), py::arg("sentence"))
       .def("abort", &PyEngine::abort, py::arg("sentence"))

@@ -262,6 +262,15 @@ void Communicator::drive(const std::function<bool()>& enough, int64_t deadline_u
   }
 }
 
+void Communicator::unfinished(std::vector<Unfinished>& found) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [submission, owner] : in_flight_) {
+    if (submission->zeros || submission->running.load(std::memory_order_relaxed)) continue;
+    const std::string& name = submission->announced_name.empty() ? submission->spec.name : submission->announced_name;
+    found.push_back({submission->number, process_set_, name, submission->waited_since_us != 0});
+  }
+}
+
 bool Communicator::is_eager(const OpSpec& spec, TensorId id) const {
   return shared_log_ && shared::is_eager(spec, id, size());
 }

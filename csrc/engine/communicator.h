@@ -40,6 +40,7 @@ struct Submission final : Operation {
   Lane* lane = nullptr;
   NameEntry* entry = nullptr;
   std::string announced_name;        // as the coordinator knows it; set once it was announced
+  uint64_t number = 0;               // of all operations that this rank has started
   bool arrived = false;              // in the order log
   bool withdrawing = false;          // withdraw() was asked; the answer decides
   bool zeros = false;                // nobody's: what this member contributes after it has joined
@@ -67,6 +68,14 @@ struct NameEntry {
   bool in_flight = false;                          // named only
   uint64_t submitted = 0;                          // unnamed only: numbers the announcements
   std::vector<std::unique_ptr<Variant>> variants;  // one for each signature
+};
+
+// An operation that waits for other ranks.
+struct Unfinished {
+  uint64_t number = 0;
+  int process_set = 0;
+  std::string name;      // as the coordinator knows it
+  bool awaited = false;  // by a thread
 };
 
 // hvd.join(), see communicator_join.cc. Numbers equal horovod.protos.v1.JoinPhase.
@@ -111,6 +120,8 @@ class Communicator {
     const std::lock_guard<std::mutex> lock(mutex_);
     return pending_;
   }
+  // What was submitted and does not run yet, appended.
+  void unfinished(std::vector<Unfinished>& found);
   uint64_t sleeps() const { return region_ ? region_->sleeps() : 0; }
 
   // wait_follows: the caller waits next, so the background thread is left asleep.

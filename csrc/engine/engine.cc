@@ -9,6 +9,7 @@
 
 #include "backends/gloo/backend.h"
 #include "engine/shared_order_log.h"
+#include "engine/waiting_thread.h"
 #include "kernels/kernels.h"
 
 namespace horovod {
@@ -303,6 +304,7 @@ Status Engine::route(Submission& submission, std::shared_ptr<Communicator>& comm
 Status Engine::start(const std::shared_ptr<Submission>& submission, bool wait_follows) {
   std::shared_ptr<Communicator> communicator;
   HVD_TRY(route(*submission, communicator));
+  submission->number = started_.fetch_add(1, std::memory_order_relaxed);
   return communicator->submit(submission, wait_follows);
 }
 
@@ -320,6 +322,23 @@ bool Engine::wait(Submission& submission, int64_t timeout_us) {
   // A set that is removed has finished or failed everything.
   return found ? found->wait(submission, timeout_us)
                : submission.state.load(std::memory_order_acquire) == Operation::done;
+}
+
+Standstill Engine::standstill() const {
+  constexpr size_t kMostOperations = 1000, kMostBytes = 256 << 10;
+  Standstill found;
+  found.all_threads = WaitingThread::all_blocked();
+  found.started = started_.load(std::memory_order_relaxed);
+  for (const std::shared_ptr<Communicator>& one : communicators()) one->unfinished(found.unfinished);
+  std::sort(found.unfinished.begin(), found.unfinished.end(),
+            [](const Unfinished& a, const Unfinished& b) { return a.number < b.number; });
+  size_t kept = 0, bytes = 0;
+  while (kept < found.unfinished.size() && kept < kMostOperations && bytes < kMostBytes) {
+    bytes += found.unfinished[kept++].name.size();
+  }
+  found.cut_short = kept < found.unfinished.size();
+  found.unfinished.resize(kept);
+  return found;
 }
 
 std::shared_ptr<Submission> Engine::find(int64_t handle, bool& unknown) {

@@ -34,6 +34,14 @@ struct ProcessSetSpec {
   std::map<int, std::vector<int>> sockets;     // for TCP: world's rank -> descriptors; owned by the engine from now on
 };
 
+// What a rank that does not get on holds; lets the coordinator find ranks that wait for each other.
+struct Standstill {
+  uint64_t started = 0;                // operations so far
+  bool all_threads = false;            // every thread that has ever waited for an operation is blocked
+  bool cut_short = false;              // there are more than these
+  std::vector<Unfinished> unfinished;  // oldest first
+};
+
 class Engine {
  public:
   // Bytes of a member's segment.
@@ -62,6 +70,8 @@ class Engine {
   Timeline& timeline() { return *timeline_; }
   // Null for a set that does not exist or that this rank is not a member of.
   std::shared_ptr<Communicator> communicator(int process_set) const;
+
+  Standstill standstill() const;
 
   void peer_left(int rank, const std::string& sentence);
   void abort(const std::string& sentence);
@@ -101,6 +111,8 @@ class Engine {
   Counts removed_counts_;  // of sets that were removed
   std::string left_;       // the sentence of the first peer that left
   bool closed_ = false;
+
+  std::atomic<uint64_t> started_{0};  // numbers operations; relaxed, it orders nothing else
 
   std::mutex handles_mutex_;  // guards the two below
   std::unordered_map<int64_t, std::shared_ptr<Submission>> handles_;

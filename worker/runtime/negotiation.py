@@ -126,7 +126,10 @@ class Negotiator:
 
     def _add(self, items: Sequence[tuple[str, object]]) -> None:
         refused = ""
+        standstill = self._standstill() if any(kind == "blocked" for kind, _ in items) else None
         with self._changed:
+            if standstill is not None:
+                self._to_send.standstill.CopyFrom(standstill)
             for kind, item in items:
                 parts = cast("tuple[Any, ...]", item)
                 if kind == "recalled":
@@ -150,6 +153,18 @@ class Negotiator:
         if refused:
             self._give_up(refused)
 
+    def _standstill(self) -> negotiation_pb2.Standstill:
+        started, all_threads, cut_short, unfinished = self._engine.standstill()
+        return negotiation_pb2.Standstill(
+            started=started,
+            all_threads=all_threads,
+            cut_short=cut_short,
+            unfinished=[
+                negotiation_pb2.Unfinished(process_set=process_set, name=name, awaited=awaited)
+                for process_set, name, awaited in unfinished
+            ],
+        )
+
     def _requests(self, stream: int) -> Iterator[negotiation_pb2.NegotiationMessage]:
         with self._changed:
             # The first message tells a coordinator that never heard of us, or forgot, all that is undecided.
@@ -161,6 +176,7 @@ class Negotiator:
                 blocked_seconds=self._to_send.blocked_seconds,
                 recalled=self._to_send.recalled,
                 join=self._join,
+                standstill=self._to_send.standstill if self._to_send.HasField("standstill") else None,
                 process_sets=[
                     *self._process_sets.values(),
                     *(change for change in self._to_send.process_sets if change.removed),

@@ -1,0 +1,156 @@
+"""Finds ranks that wait for each other, each in another operation: the script takes other ways on different ranks.
+
+A rank with blocked threads says every second what it has started and not got through (Standstill). With that it is
+known of each of its operations which of the other standing ranks have started it too. A rank stands still when all its
+threads that ever waited for an operation are blocked, and it has started nothing and got through nothing for
+STANDSTILL_S.
+
+Ranks wait for each other if they all stand still, and each operation that their threads wait for lacks one of them.
+The largest such set of ranks is what is left when those are taken out, again and again, that may go on: because an
+operation they wait for lacks only ranks that are not in the set. What its members wait for can never complete.
+
+A rank that computes, or has a thread that may yet start something, does not stand still, so a job that is only slow is
+never taken for one that hangs.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from horovod.protos.v1 import negotiation_pb2 as pb
+
+from .blocked import FORGET_S
+from .words import ranks_in_words, shortened
+
+STANDSTILL_S = 5.0
+LOOK_S = 1.0  # a large world sends a report every few milliseconds
+MAX_PARTS = 8  # of the sentence
+
+Operation = tuple[int, str]  # process set, wire name
+# The ranks that must start an operation of a process set; those that have joined are not among them.
+Members = Callable[[int], Collection[int]]
+
+
+@dataclass
+class _Standing:
+    """What one rank said last."""
+
+    report: pb.Standstill
+    since_s: float  # it has said the same since
+    last_s: float
+
+    def __post_init__(self) -> None:
+        self.operations: dict[Operation, bool] = {  # oldest first; whether a thread waits for it
+            (one.process_set, one.name): one.awaited for one in self.report.unfinished
+        }
+
+
+@dataclass(frozen=True)
+class Deadlock:
+    """None of `operations` can complete; each ends with `sentence` on the ranks of its process set."""
+
+    operations: tuple[Operation, ...]
+    sentence: str
+
+
+class Standstills:
+    """The ranks of one world that have blocked threads."""
+
+    def __init__(self) -> None:
+        self._standing: dict[int, _Standing] = {}
+        self._looked_s = -LOOK_S
+
+    def report(self, rank: int, report: pb.Standstill, now_s: float) -> None:
+        old = self._standing.get(rank)
+        if old is not None and old.report == report and now_s - old.last_s <= FORGET_S:
+            old.last_s = now_s
+        else:
+            self._standing[rank] = _Standing(report, now_s, now_s)
+
+    def forget(self, rank: int) -> None:
+        self._standing.pop(rank, None)
+
+    def has_started(self, rank: int, operation: Operation, now_s: float) -> bool | None:
+        """Whether `rank` has started `operation`, which is known to be not complete; None when it did not say."""
+        standing = self._standing.get(rank)
+        if standing is None or now_s - standing.last_s > FORGET_S:
+            return None
+        if operation in standing.operations:
+            return True
+        return None if standing.report.cut_short else False
+
+    def find(self, members: Members, now_s: float) -> Deadlock | None:
+        """Ranks that wait for each other, if there are some; looks at most once in LOOK_S."""
+        if now_s - self._looked_s < LOOK_S:
+            return None
+        self._looked_s = now_s
+        ranks = {
+            rank
+            for rank, one in self._standing.items()
+            if one.report.all_threads
+            and not one.report.cut_short
+            and now_s - one.last_s <= FORGET_S
+            and one.last_s - one.since_s >= STANDSTILL_S
+        }
+        while True:
+            lacking = _Lacking(self._standing, ranks, members)
+            free = {rank for rank in ranks if not self._is_held(rank, lacking)}
+            if not free:
+                break
+            ranks -= free
+        if not ranks:
+            return None
+        parted: dict[int, Operation] = {}
+        ended: dict[Operation, None] = {}
+        for rank in sorted(ranks):
+            for operation in self._standing[rank].operations:
+                if lacking.of(operation):
+                    parted.setdefault(rank, operation)
+                    ended[operation] = None
+        for rank in ranks:
+            self.forget(rank)  # what it says next is about what it does after the error
+        return Deadlock(tuple(ended), _sentence(parted, lacking))
+
+    def _is_held(self, rank: int, lacking: "_Lacking") -> bool:
+        awaited = [operation for operation, by_thread in self._standing[rank].operations.items() if by_thread]
+        return bool(awaited) and all(lacking.of(operation) for operation in awaited)
+
+
+class _Lacking:
+    """Which of `ranks` have not started an operation that others have."""
+
+    def __init__(self, standing: Mapping[int, _Standing], ranks: Collection[int], members: Members) -> None:
+        self._standing = standing
+        self._ranks = ranks
+        self._members = members
+        self._known: dict[Operation, list[int]] = {}
+
+    def of(self, operation: Operation) -> list[int]:
+        known = self._known.get(operation)
+        if known is None:
+            known = self._known[operation] = [
+                rank
+                for rank in self._members(operation[0])
+                if rank in self._ranks and operation not in self._standing[rank].operations
+            ]
+        return known
+
+
+def _sentence(parted: Mapping[int, Operation], lacking: _Lacking) -> str:
+    groups: dict[Operation, list[int]] = {}
+    for rank, operation in parted.items():
+        groups.setdefault(operation, []).append(rank)
+    parts = []
+    for operation, ranks in groups.items():
+        number, name = operation
+        where = f" in process set {number}" if number else ""
+        others = lacking.of(operation)
+        waits, have = ("waits" if len(ranks) == 1 else "wait"), ("has" if len(others) == 1 else "have")
+        parts.append(
+            f"{ranks_in_words(ranks)} {waits} for {name}{where}, which {ranks_in_words(others)} {have} not started"
+        )
+    return (
+        f"The ranks submit different operations and wait for each other: {shortened(parts, MAX_PARTS)}. "
+        "These are the first operations at which they part. All ranks of a process set must call the same operations; "
+        "look for a condition that differs between ranks, such as their number or the length of their data (hvd.join() "
+        "is for ranks with less data)."
+    )

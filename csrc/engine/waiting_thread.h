@@ -1,0 +1,51 @@
+// Counts the threads of this process that wait for operations, to tell whether anybody is left who could start one: a
+// thread that has waited before will, as far as anybody can know, submit again when it is not blocked.
+#pragma once
+
+#include <atomic>
+
+namespace horovod {
+
+class WaitingThread {
+ public:
+  // A wait of the calling thread, from construction to destruction.
+  class Wait {
+   public:
+    Wait() { (void)&t_registered; }  // counts the thread at its first wait
+    Wait(const Wait&) = delete;
+    Wait& operator=(const Wait&) = delete;
+    ~Wait() {
+      if (blocked_) blocked_threads_.fetch_sub(1, std::memory_order_relaxed);
+    }
+    // It has lasted a while.
+    void blocked() {
+      if (!blocked_) blocked_threads_.fetch_add(1, std::memory_order_relaxed);
+      blocked_ = true;
+    }
+
+   private:
+    bool blocked_ = false;
+  };
+
+  // Every living thread that has ever waited is blocked. A forked child inherits the numbers of threads that it does
+  // not have; there this may never be true.
+  static bool all_blocked() {
+    const int blocked = blocked_threads_.load(std::memory_order_relaxed);
+    return blocked > 0 && blocked == threads_.load(std::memory_order_relaxed);
+  }
+
+ private:
+  struct Registered {
+    Registered() { threads_.fetch_add(1, std::memory_order_relaxed); }
+    ~Registered() { threads_.fetch_sub(1, std::memory_order_relaxed); }
+  };
+
+  // Statistics: each thread adds and takes away its own part, nothing is ordered by them. A reader that sees a thread
+  // between two states is put right by the next report.
+  inline static std::atomic<int> threads_{0}, blocked_threads_{0};
+  static thread_local Registered t_registered;
+};
+
+inline thread_local WaitingThread::Registered WaitingThread::t_registered;
+
+}  // namespace horovod

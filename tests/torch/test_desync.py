@@ -1,0 +1,116 @@
+"""Scripts that take other ways on different ranks: the error names the first operation at which they part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from worlds import World
+
+
+def _parts(known: bool) -> str:
+    import torch
+
+    import horovod.torch as hvd
+
+    def step(name: str) -> Any:
+        return hvd.allreduce(torch.ones(8), name=name)
+
+    names = ["common", "first", "second", "third"]
+    for name in names if known else []:
+        step(name)
+    step("common")
+    hvd.allreduce_async(torch.ones(3), name="in flight")  # all ranks have it, so it is not where they part
+    try:
+        if hvd.rank() == 0:
+            step("first")
+        elif hvd.rank() == 1:
+            handles = [hvd.allreduce_async(torch.ones(8), name=name) for name in ("second", "third")]
+            hvd.synchronize(handles[1])
+        else:
+            step("second")
+    except hvd.HorovodInternalError as error:
+        sentence = str(error)
+    step("common")  # the engine stays usable
+    return sentence
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["new", "known"])
+def test_ranks_that_wait_for_each_other(world: World, known: bool) -> None:
+    sentences = world.run(_parts, known)
+    others = "rank 1" if world.size == 2 else "ranks 1 and 2" if world.size == 3 else "ranks 1-3"
+    have = "has" if world.size == 2 else "have"
+    for sentence in sentences:
+        assert sentence.startswith("The ranks submit different operations and wait for each other: "), sentence
+        assert f"rank 0 waits for allreduce.first, which {others} {have} not started" in sentence
+    if world.size == 2:
+        assert "rank 1 waits for allreduce.second, which rank 0 has not started" in sentences[0]
+    else:
+        assert f"{others} wait for allreduce.second, which rank 0 has not started" in sentences[0]
+
+
+def _parts_in_process_sets() -> str:
+    """Every rank waits in another process set: 0 in that of 0 and 1, 1 in that of 1 and 2, 2 in that of 2 and 0."""
+    import torch
+
+    import horovod.torch as hvd
+
+    sets = [hvd.add_process_set(ranks) for ranks in ([0, 1], [1, 2], [0, 2])]
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        hvd.allreduce(torch.ones(1), name="ring", process_set=sets[hvd.rank()])
+    hvd.barrier()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_ring_of_process_sets(transport: str) -> None:
+    with World(3, transport, {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}) as world:
+        sentences = world.run(_parts_in_process_sets)
+    for rank, other in ((0, 1), (1, 2), (2, 0)):
+        expected = f"rank {rank} waits for allreduce.ring in process set {rank + 1}, which rank {other} has not started"
+        assert all(expected in sentence for sentence in sentences), sentences
+
+
+def _who_may_still_start_something() -> list[bool]:
+    """all_threads of this rank while its main thread is blocked: with another thread that uses Horovod, and without."""
+    import threading
+
+    import torch
+
+    import horovod.torch as hvd
+    from horovod.worker.runtime.context import current
+
+    engine = current().engine
+    used, may_end, blocked = threading.Event(), threading.Event(), threading.Event()
+    seen: list[bool] = []
+
+    def other() -> None:
+        hvd.allreduce(torch.ones(1), name="from another thread")
+        used.set()
+        may_end.wait(30)
+
+    def observer() -> None:
+        while not any(awaited for _, _, _, unfinished in [engine.standstill()] for _, _, awaited in unfinished):
+            blocked.wait(0.05)
+        seen.append(engine.standstill()[1])
+        may_end.set()
+        thread.join(30)
+        while not engine.standstill()[1]:
+            blocked.wait(0.05)
+        both = hvd.allreduce_async(torch.ones(1), name="both have seen it")
+        while not hvd.poll(both):
+            blocked.wait(0.05)
+        hvd.allreduce_async(torch.ones(1), name=f"of {1 - hvd.rank()}")
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    used.wait(30)
+    watching = threading.Thread(target=observer)
+    watching.start()
+    hvd.allreduce(torch.ones(1), name=f"of {hvd.rank()}")
+    watching.join(30)
+    return seen
+
+
+def test_a_thread_that_has_used_horovod_may_do_so_again(pair: World) -> None:
+    assert pair.run(_who_may_still_start_something) == [[False]] * 2
