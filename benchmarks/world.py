@@ -28,6 +28,8 @@ ROOT = Path(__file__).resolve().parent.parent
 START_SECONDS = 60.0
 ANSWER_SECONDS = 120.0
 _STOP_SECONDS = 5.0
+# Ctrl-C is for the harness, which then stops the ranks in order. They stay in its session, see README.md.
+_OWN_GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 
 
 class WorldError(Exception):
@@ -175,7 +177,7 @@ class World:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for the harness, which then stops them in order
+            **_OWN_GROUP,
         )
         self._processes.append(process)
         return process
@@ -228,7 +230,7 @@ class World:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                **_OWN_GROUP,
             )
         self._processes.append(process)
         deadline = time.monotonic() + START_SECONDS

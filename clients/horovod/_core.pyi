@@ -6,6 +6,8 @@ Numbers (dtypes, operation types, reduce operations) equal the enums of horovod.
 from collections.abc import Mapping, Sequence
 from typing import final
 
+from typing_extensions import CapsuleType
+
 __all__ = ["Engine", "Output", "Segment", "gloo_obstacle", "isa", "set_error_types"]
 
 def isa() -> str:
@@ -35,6 +37,8 @@ class Output:
     shape: tuple[int, ...]
     nbytes: int
     def __buffer__(self, flags: int, /) -> memoryview: ...
+    def dlpack(self) -> CapsuleType:
+        """Hands the memory over as a DLPack capsule with dtype and shape; nothing remains here."""
 
 @final
 class Engine:

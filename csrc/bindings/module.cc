@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "backends/gloo/backend.h"
+#include "bindings/dlpack.h"
 #include "engine/engine.h"
 #include "engine/waiting_thread.h"
 #include "kernels/kernels.h"
@@ -72,6 +73,7 @@ struct PySegment {
 
 struct Output {
   OutputBuffer buffer;
+  DType dtype;
 };
 
 py::tuple to_tuple(const std::vector<int64_t>& values) {
@@ -384,7 +386,9 @@ class PyEngine {
     if (!submission.status.ok()) raise_status(submission.status);
     if (submission.outputs.empty() || !submission.outputs[0].data) return py::none();
     py::list outputs;
-    for (OutputBuffer& buffer : submission.outputs) outputs.append(py::cast(Output{std::move(buffer)}));
+    for (size_t i = 0; i < submission.outputs.size(); ++i) {
+      outputs.append(py::cast(Output{std::move(submission.outputs[i]), submission.spec.tensors[i].dtype}));
+    }
     if (submission.spec.type == OpType::alltoall) {
       return py::make_tuple(outputs, py::cast(submission.received_splits));
     }
@@ -474,7 +478,8 @@ PYBIND11_MODULE(_core, module) {
                                static_cast<py::ssize_t>(self.buffer.bytes));
       })
       .def_property_readonly("shape", [](const Output& self) { return to_tuple(self.buffer.shape); })
-      .def_property_readonly("nbytes", [](const Output& self) { return self.buffer.bytes; });
+      .def_property_readonly("nbytes", [](const Output& self) { return self.buffer.bytes; })
+      .def("dlpack", [](Output& self) { return to_dlpack(std::exchange(self.buffer, {}), self.dtype); });
 
   py::class_<PyEngine>(module, "Engine")
       .def(py::init<int, int, uint64_t, std::vector<std::string>, const PySegment*, std::vector<std::string>,

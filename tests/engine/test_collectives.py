@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from world import ALLREDUCE, AVERAGE, DTYPES, EVERY_TRANSPORT, MAX, MIN, PRODUCT, SUM, EngineWorld, Member
+from world import (
+    ALLGATHER,
+    ALLREDUCE,
+    AVERAGE,
+    DTYPES,
+    EVERY_TRANSPORT,
+    MAX,
+    MIN,
+    PRODUCT,
+    SUM,
+    EngineWorld,
+    Member,
+)
+
+from horovod import _core
 
 NUMPY_DTYPES = [name for name in DTYPES if name != "bfloat16"]
 SIZES = (0, 1, 7, 1000, 70_001)
@@ -145,6 +159,36 @@ def test_allgather_where_only_one_rank_has_rows(world: EngineWorld) -> None:
     def body(member: Member) -> None:
         mine = np.ones((5 if member.rank == 1 else 0, 2), np.float32)
         assert member.allgather(mine).shape == (5, 2)
+
+    world.run(body)
+
+
+class _Exchanged:
+    """What numpy.from_dlpack asks for."""
+
+    def __init__(self, output: _core.Output) -> None:
+        self._output = output
+
+    def __dlpack__(self, **_: object) -> object:
+        return self._output.dlpack()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+@pytest.mark.parametrize("dtype", NUMPY_DTYPES)
+def test_a_result_handed_over_as_dlpack(world: EngineWorld, dtype: str) -> None:
+    def body(member: Member) -> None:
+        for rows in (0, 1, 100):
+            mine = values(member.rank, rows * 6, dtype).reshape(rows, 2, 3)
+            handle = member.submit(ALLGATHER, f"dlpack.{rows}.{dtype}", [mine], [None], wait_follows=True)
+            [output] = member.engine.wait(handle)
+            got = np.from_dlpack(_Exchanged(output))
+            want = np.concatenate([values(rank, rows * 6, dtype).reshape(rows, 2, 3) for rank in range(member.size)])
+            assert (got.dtype, got.shape) == (want.dtype, want.shape)
+            np.testing.assert_array_equal(got, want)
+            assert output.nbytes == 0
+            output.dlpack()  # of nothing; and nobody takes the capsule
 
     world.run(body)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
+import torch.utils.dlpack
 
 from horovod.common.exceptions import HorovodInternalError
 
@@ -33,6 +34,7 @@ DTYPE_CODES: Final[dict[torch.dtype, int]] = {
 
 _strided = torch.strided
 _code_of = DTYPE_CODES.get
+_from_dlpack = torch.utils.dlpack.from_dlpack
 
 
 def in_place_span(tensor: torch.Tensor) -> Span:
@@ -60,13 +62,9 @@ def span_to_new(tensor: torch.Tensor) -> tuple[Span, torch.Tensor]:
     return (address, output.data_ptr(), code, shape), output
 
 
-def adopt(output: Output, dtype: torch.dtype) -> torch.Tensor:
+def adopt(output: Output) -> torch.Tensor:
     """A tensor on memory that the engine allocated, without a copy; the tensor keeps the memory alive."""
-    shape = output.shape
-    if output.nbytes == 0:
-        return torch.empty(shape, dtype=dtype)
-    flat = torch.frombuffer(output, dtype=dtype)
-    return flat if len(shape) == 1 else flat.view(shape)
+    return _from_dlpack(output.dlpack())
 
 
 def by_dtype(tensors: Sequence[torch.Tensor]) -> list[list[int]]:

@@ -50,8 +50,7 @@ def allgather_async(
     span = input_span(tensor)
     wire = _UNNAMED if name is None else "allgather." + name
     number = set_id(process_set, "Allgather")
-    dtype = tensor.dtype
-    return start(tensor, ALLGATHER, wire, (span,), set_id=number, finish=lambda outputs: adopt(outputs[0], dtype))
+    return start(tensor, ALLGATHER, wire, (span,), set_id=number, finish=lambda outputs: adopt(outputs[0]))
 
 
 def grouped_allgather(
@@ -76,7 +75,7 @@ def _plain(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> t
     span = input_span(tensor)
     wire = _UNNAMED if name is None else "allgather." + name
     outputs = run(tensor, ALLGATHER, wire, (span,), set_id=set_id(process_set, "Allgather"))
-    return adopt(outputs[0], tensor.dtype)
+    return adopt(outputs[0])
 
 
 def _start_group(
@@ -88,14 +87,13 @@ def _start_group(
     number = set_id(process_set, "Allgather")
 
     def start_part(wire: str, indices: Sequence[int]) -> Handle:
-        dtype = tensors[indices[0]].dtype
         return start(
             tensors,
             ALLGATHER,
             wire,
             [spans[index] for index in indices],
             set_id=number,
-            finish=lambda outputs: tuple(adopt(output, dtype) for output in outputs),
+            finish=lambda outputs: tuple(adopt(output) for output in outputs),
             wait_follows=wait_follows,
         )
 

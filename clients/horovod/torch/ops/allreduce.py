@@ -150,11 +150,15 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> AnyHandle:
     """Starts `allreduce_` and returns a handle; `synchronize(handle)` gives `tensor` with the result in it."""
-    op = reduce_op(op, average)
+    if average is not None:
+        op = reduce_op(op, average)
+    elif op is None:
+        op = Average
     span = in_place_span(tensor)
-    op = check_reduction(op, span[2], process_set, "Allreduce")
+    if op != Sum:
+        op = check_reduction(op, span[2], process_set, "Allreduce")
     wire = _UNNAMED if name is None else "allreduce." + name
-    number = set_id(process_set, "Allreduce")
+    number = 0 if process_set is global_process_set else set_id(process_set, "Allreduce")
     return start(tensor, ALLREDUCE, wire, (span,), op, prescale_factor, postscale_factor, 0, None, number)
 
 

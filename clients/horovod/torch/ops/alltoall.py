@@ -44,9 +44,9 @@ def alltoall(
     """
     if needs_gradient(tensor):
         output, received = _Alltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]
-    else:
-        output, received = _plain(tensor, splits, name, process_set)
-    return output if splits is None else (output, received)
+        return output if splits is None else (output, received)
+    output, counts = _exchange(tensor, splits, name, process_set)
+    return output if splits is None else (output, _count_tensor(counts))  # making a tensor costs more than the call
 
 
 def alltoall_async(
@@ -59,7 +59,6 @@ def alltoall_async(
     number = set_id(process_set, "Alltoall")
     span, parts = _checked(tensor, splits, process_set)
     wire = _UNNAMED if name is None else "alltoall." + name
-    dtype = tensor.dtype
     return start(
         tensor,
         ALLTOALL,
@@ -71,7 +70,7 @@ def alltoall_async(
         0,
         parts,
         number,
-        lambda answer: (adopt(answer[0][0], dtype), torch.tensor(answer[1], dtype=torch.int32)),
+        lambda answer: (adopt(answer[0][0]), _count_tensor(answer[1])),
     )
 
 
@@ -110,14 +109,18 @@ def _checked(
     return span, parts
 
 
-def _plain(
+def _exchange(
     tensor: torch.Tensor, splits: Sequence[int] | torch.Tensor | None, name: str | None, process_set: ProcessSet
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, list[int]]:
     number = set_id(process_set, "Alltoall")
     span, parts = _checked(tensor, splits, process_set)
     wire = _UNNAMED if name is None else "alltoall." + name
     outputs, received = run(tensor, ALLTOALL, wire, (span,), Sum, 1.0, 1.0, 0, parts, number)
-    return adopt(outputs[0], tensor.dtype), torch.tensor(received, dtype=torch.int32)
+    return adopt(outputs[0]), received
+
+
+def _count_tensor(counts: list[int]) -> torch.Tensor:
+    return torch.tensor(counts, dtype=torch.int32)
 
 
 class _Alltoall(torch.autograd.Function):
@@ -129,7 +132,8 @@ class _Alltoall(torch.autograd.Function):
         name: str | None,
         process_set: ProcessSet,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        output, received = _plain(tensor, splits, name, process_set)
+        output, counts = _exchange(tensor, splits, name, process_set)
+        received = _count_tensor(counts)
         ctx.mark_non_differentiable(received)
         ctx.arguments = (tensor.shape[0], received, name, process_set)
         return output, received

@@ -83,7 +83,6 @@ def reducescatter_async(
     span, op = _checked(tensor, op, process_set)
     wire = _UNNAMED if name is None else "reducescatter." + name
     number = set_id(process_set, "Reducescatter")
-    dtype = tensor.dtype
     return start(
         tensor,
         REDUCESCATTER,
@@ -95,7 +94,7 @@ def reducescatter_async(
         0,
         None,
         number,
-        lambda outputs: adopt(outputs[0], dtype),
+        lambda outputs: adopt(outputs[0]),
     )
 
 
@@ -150,7 +149,7 @@ def _plain(
     wire = _UNNAMED if name is None else "reducescatter." + name
     number = set_id(process_set, "Reducescatter")
     outputs = run(tensor, REDUCESCATTER, wire, (span,), op, prescale, postscale, 0, None, number)
-    return adopt(outputs[0], tensor.dtype)
+    return adopt(outputs[0])
 
 
 def _start_group(
@@ -168,7 +167,6 @@ def _start_group(
     number = set_id(process_set, "Reducescatter")
 
     def start_part(wire: str, indices: Sequence[int]) -> Handle:
-        dtype = tensors[indices[0]].dtype
         return start(
             tensors,
             REDUCESCATTER,
@@ -180,7 +178,7 @@ def _start_group(
             0,
             None,
             number,
-            lambda outputs: tuple(adopt(output, dtype) for output in outputs),
+            lambda outputs: tuple(adopt(output) for output in outputs),
             wait_follows,
         )
 
