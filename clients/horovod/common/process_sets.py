@@ -9,6 +9,7 @@ operation that waits for a rank in one set holds up no other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 
 from horovod.worker.runtime.context import Context, current
 
@@ -35,10 +36,10 @@ class ProcessSet:
         if isinstance(ranks_or_comm, str | bytes) or not isinstance(ranks_or_comm, Iterable):
             raise ValueError(wrong)
         ranks = list(ranks_or_comm)
-        if not all(isinstance(rank, int) and not isinstance(rank, bool) for rank in ranks):
+        if not all(isinstance(rank, Integral) and not isinstance(rank, bool) for rank in ranks):
             raise ValueError(wrong)
         self.process_set_id = None
-        self.ranks = sorted(ranks)
+        self.ranks = sorted(int(rank) for rank in ranks)  # NumPy's numbers too
         self.mpi_comm = None
 
     def size(self) -> int | None:

@@ -146,7 +146,9 @@ class GradientReducer:
             if slot.countdown <= 0:
                 reducer._ready(slot)
 
-        return accumulated
+        # Compiled autograd must call this as it is: what it does is outside of what can be traced.
+        untraced: Callable[[torch.Tensor], None] = torch.compiler.disable(accumulated)
+        return untraced
 
     # -- the way to the engine --------------------------------------------------------------------------------------
     def _ready(self, slot: _Slot) -> None:

@@ -99,6 +99,9 @@ def refusal(tensor: Any) -> Exception:
 
 def check_one_device(tensors: Sequence[torch.Tensor]) -> None:
     """A grouped call moves all its tensors together, so they must live on one device."""
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise refusal(tensor)
     devices = {str(tensor.device) for tensor in tensors}
     if len(devices) > 1:
         raise HorovodInternalError(f"Tensors in list must be on same device. Found: {', '.join(sorted(devices))}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -98,7 +99,10 @@ def _checked(
             )
         parts = splits.tolist()
     else:
-        parts = [int(part) for part in splits]
+        try:
+            parts = [operator.index(part) for part in splits]
+        except TypeError:
+            raise ValueError(f"Alltoall: splits must be whole numbers, not {splits!r}.") from None
     if len(parts) != size:
         raise ValueError(f"Alltoall: splits has {len(parts)} entries, but {size} ranks take part.")
     if min(parts) < 0:

@@ -5,6 +5,7 @@ The engine always broadcasts in place; the forms that return a new tensor give i
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -80,7 +81,7 @@ def check_root(root_rank: int, process_set: ProcessSet) -> int:
     """The number of the process set; ValueError unless `root_rank` is one of its ranks."""
     number = set_id(process_set, "Broadcast")
     size = current().world.size
-    if not (isinstance(root_rank, int) and 0 <= root_rank < size):
+    if not (isinstance(root_rank, (int, Integral)) and 0 <= root_rank < size):
         raise ValueError(
             f"Broadcast: root_rank {root_rank!r} is not a rank of this world: ranks go from 0 to {size - 1}."
         )
