@@ -86,7 +86,14 @@ AnyHandle: TypeAlias = Handle | PartedHandle
 def poll(handle: Any) -> bool:
     """True when `synchronize(handle)` would return at once.
 
-    Raises ValueError for what is not a handle, or a handle that was synchronized before.
+        >>> handle = hvd.allreduce_async(torch.ones(2), op=hvd.Sum)
+        >>> while not hvd.poll(handle):
+        ...     pass  # something else to do meanwhile
+        >>> hvd.synchronize(handle)
+        tensor([2., 2.])
+
+    Raises:
+        ValueError: what is not a handle, or a handle that was synchronized before.
     """
     if not isinstance(handle, (Handle, PartedHandle)):
         raise ValueError(f"Handle {handle!r} was not created or has been cleared.")
@@ -96,7 +103,16 @@ def poll(handle: Any) -> bool:
 def synchronize(handle: Any) -> Any:
     """Waits for an asynchronous operation and returns its result: a tensor, or for grouped calls a tuple of tensors.
 
-    Returns None for an unknown handle or one that was synchronized before. Raises HorovodInternalError if the operation
-    failed (a rank was lost, or the ranks do not agree on it); the handle is forgotten then.
+    Returns None for an unknown handle or one that was synchronized before. Example, on two ranks:
+
+        >>> handle = hvd.allreduce_async(torch.ones(2), op=hvd.Sum)
+        >>> hvd.synchronize(handle)
+        tensor([2., 2.])
+        >>> hvd.synchronize(handle) is None
+        True
+
+    Raises:
+        HorovodInternalError: the operation failed (a rank was lost, or the ranks do not agree on it). The handle is
+            forgotten then.
     """
     return handle.result() if isinstance(handle, (Handle, PartedHandle)) else None
