@@ -169,13 +169,21 @@ class _SlowEngine:
 
     def __init__(self) -> None:
         self.over: set[int] = set()
+        self.failed: set[int] = set()
+        self.abandoned: list[int] = []
 
     def poll(self, number: int) -> bool:
         return number in self.over
 
-    def wait(self, number: int) -> None:
+    def wait(self, number: int) -> int:
+        if number in self.failed:
+            raise hvd.HorovodInternalError("lost")
         if number not in self.over:
             raise KeyboardInterrupt
+        return number
+
+    def abandon(self, number: int) -> None:
+        self.abandoned.append(number)
 
 
 def test_interrupted_wait_leaves_the_handle_usable() -> None:
@@ -187,6 +195,37 @@ def test_interrupted_wait_leaves_the_handle_usable() -> None:
     engine.over.add(7)
     assert hvd.poll(handle)
     assert hvd.synchronize(handle) == "result"
+
+
+def _parted(engine: _SlowEngine) -> handles.PartedHandle:
+    parts = [handles.Handle(engine, number, None, lambda got: got * 10) for number in (7, 8)]  # type: ignore[arg-type]
+    return handles.PartedHandle(parts, tuple)
+
+
+def test_interrupted_wait_for_several_parts_goes_on_where_it_was() -> None:
+    engine = _SlowEngine()
+    handle = _parted(engine)
+    for over in (7, 8):
+        with pytest.raises(KeyboardInterrupt):
+            hvd.synchronize(handle)
+        assert not hvd.poll(handle)
+        engine.over.add(over)
+    assert hvd.poll(handle)
+    assert hvd.synchronize(handle) == (70, 80)
+    assert hvd.synchronize(handle) is None
+    with pytest.raises(ValueError, match="has been cleared"):
+        hvd.poll(handle)
+
+
+def test_a_failed_part_fails_the_whole_and_lets_go_of_the_rest() -> None:
+    engine = _SlowEngine()
+    engine.failed.add(7)
+    handle = _parted(engine)
+    with pytest.raises(hvd.HorovodInternalError, match="lost"):
+        hvd.synchronize(handle)
+    assert hvd.synchronize(handle) is None
+    gc.collect()
+    assert engine.abandoned == [8]
 
 
 # -- memory and compression -------------------------------------------------------------------------------------------

@@ -64,20 +64,29 @@ class Handle:
 class PartedHandle:
     """Several operations behind one handle: a grouped call whose tensors differ in dtype."""
 
-    __slots__ = ("_finish", "_parts")
+    __slots__ = ("_finish", "_parts", "_results")
 
     def __init__(self, parts: Sequence[Handle], finish: Callable[[list[Any]], Any]) -> None:
         self._parts: Sequence[Handle] | None = parts
+        self._results: list[Any] = []  # of the first parts: an interrupted wait goes on behind them
         self._finish = finish
 
     def done(self) -> bool:
         if self._parts is None:
             raise ValueError(f"Handle {self!r} was not created or has been cleared: it was synchronized before.")
-        return all(part.done() for part in self._parts)
+        return all(part.done() for part in self._parts[len(self._results) :])
 
     def result(self) -> Any:
-        parts, self._parts = self._parts, None
-        return None if parts is None else self._finish([part.result() for part in parts])
+        if self._parts is None:
+            return None
+        try:
+            for part in self._parts[len(self._results) :]:
+                self._results.append(part.result())
+        except Exception:
+            self._parts = None
+            raise
+        self._parts = None
+        return self._finish(self._results)
 
 
 AnyHandle: TypeAlias = Handle | PartedHandle
