@@ -41,7 +41,7 @@ class ProcessSet:
         if isinstance(ranks_or_comm, str | bytes) or not isinstance(ranks_or_comm, Iterable):
             raise ValueError(wrong)
         ranks = list(ranks_or_comm)
-        if not all(isinstance(rank, Integral) and not isinstance(rank, bool) for rank in ranks):
+        if not all(isinstance(rank, (int, Integral)) and type(rank) is not bool for rank in ranks):
             raise ValueError(wrong)
         self.process_set_id = None
         self.ranks = sorted(int(rank) for rank in ranks)  # NumPy's numbers too

@@ -20,7 +20,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.adasum_optimizer import AdasumOptimizer
 from horovod.torch.compression import Compression, Compressor, GradientCompressor
 from horovod.torch.devices import warn_of_wrong_devices
-from horovod.torch.objects import broadcast_object
+from horovod.torch.objects import allgather_object
 from horovod.torch.ops.submit import registered_number
 from horovod.torch.reducer import GradientReducer
 from horovod.worker.runtime.context import current
@@ -305,12 +305,18 @@ def _partition(
     """Lists of parameters; those that are in none are reduced on their own."""
     if isinstance(groups, list):
         return groups
-    # All ranks must cut at the same places, so rank 0's order counts.
+    # All ranks must cut at the same places, so the first one's order counts.
     trainable = {name: parameter for name, parameter in named if parameter.requires_grad}
-    root = (process_set.ranks or [0])[0]
-    order = broadcast_object(list(trainable), root, "distributed_optimizer.groups", process_set)
-    if sorted(order) != sorted(trainable):
-        raise ValueError(f"With groups={groups}, all ranks must have trainable parameters of the same names.")
+    orders = allgather_object(list(trainable), "distributed_optimizer.groups", process_set)
+    order = orders[0]
+    ranks = process_set.ranks or range(len(orders))
+    for rank, names in zip(ranks, orders, strict=True):
+        if differing := sorted(set(names) ^ set(order)):
+            raise ValueError(
+                f"With groups={groups}, all ranks must have trainable parameters of the same names, but "
+                f"{differing[0]!r} is one on rank {rank if differing[0] in names else ranks[0]} and not on rank "
+                f"{ranks[0] if differing[0] in names else rank}."
+            )
     length, longer = divmod(len(order), groups)
     parts = []
     first = 0

@@ -147,7 +147,7 @@ class GradientReducer:
                 reducer._ready(slot)
 
         # Compiled autograd must call this as it is: what it does is outside of what can be traced.
-        untraced: Callable[[torch.Tensor], None] = torch.compiler.disable(accumulated)
+        untraced: Callable[[torch.Tensor], None] = torch.compiler.disable(accumulated)  # type: ignore[no-untyped-call]
         return untraced
 
     # -- the way to the engine --------------------------------------------------------------------------------------
