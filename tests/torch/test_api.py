@@ -55,42 +55,28 @@ SIGNATURES = {
     ),
 }
 
-OTHER_NAMES = [
-    "Adasum",
-    "Average",
-    "Compression",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "SyncBatchNorm",
-    "Product",
-    "Sum",
-    "add_process_set",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
-]
+# Without arguments.
+SIGNATURES |= dict.fromkeys(
+    [
+        *("shutdown", "is_initialized", "stop_timeline", "mpi_threads_supported", "mpi_enabled", "gloo_enabled"),
+        *("size", "rank", "local_size", "local_rank", "cross_size", "cross_rank"),
+        *("mpi_built", "gloo_built", "nccl_built", "ddl_built", "ccl_built", "cuda_built", "rocm_built"),
+    ],
+    "",
+)
+SIGNATURES |= {
+    "start_timeline": "file_path, mark_cycles=False",
+    "add_process_set": "process_set",
+    "remove_process_set": "process_set",
+    "ProcessSet": "ranks_or_comm",
+}
+# What follows is our addition, by name only.
+BEGINNINGS = {
+    "init": "comm=None, process_sets=None",
+    "SyncBatchNorm": "num_features, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True",
+}
+REDUCE_OPS = ["Average", "Sum", "Adasum", "Min", "Max", "Product"]  # in the order of their numbers
+OTHER_NAMES = ["Compression", "HorovodInternalError", "global_process_set"]
 
 
 def _render(function: object) -> str:
@@ -112,8 +98,29 @@ def test_signature(name: str) -> None:
     assert function.__doc__
 
 
+@pytest.mark.parametrize("name", BEGINNINGS)
+def test_signature_begins(name: str) -> None:
+    assert f"{_render(getattr(hvd, name))}, ".startswith(f"{BEGINNINGS[name]}, ")
+
+
+def test_what_init_adds_is_given_by_name() -> None:
+    _, _, *others = inspect.signature(hvd.init).parameters.values()
+    assert {parameter.kind for parameter in others} == {inspect.Parameter.KEYWORD_ONLY}
+
+
+def test_types_are_said() -> None:
+    for name in {*SIGNATURES, "init"} - {"ProcessSet"}:
+        signature = inspect.signature(getattr(hvd, name))
+        assert signature.return_annotation is not inspect.Signature.empty, name
+        assert all(p.annotation is not inspect.Parameter.empty for p in signature.parameters.values()), name
+
+
+def test_reduce_ops_are_numbers_in_their_order() -> None:
+    assert [getattr(hvd, name) for name in REDUCE_OPS] == list(range(6))
+
+
 def test_exported_names() -> None:
-    assert sorted(hvd.__all__) == sorted([*SIGNATURES, *OTHER_NAMES])
+    assert sorted(hvd.__all__) == sorted([*SIGNATURES, *BEGINNINGS, *REDUCE_OPS, *OTHER_NAMES])
     assert all(hasattr(hvd, name) for name in hvd.__all__)
 
 

@@ -126,6 +126,20 @@ def _disagree(case: str) -> str:
                 return hvd.broadcast(torch.ones(2), 0, name=name) if odd else hvd.allreduce(torch.ones(2), name=name)
             case "scalar":
                 return hvd.allgather(torch.tensor(1.0), name=name)
+            case "differentiable scalar":
+                return hvd.allgather(torch.tensor(1.0, requires_grad=True), name=name)
+            case "scalar to all":
+                return hvd.alltoall(torch.tensor(1.0), name=name)
+            case "allgather dimensions":
+                return hvd.allgather(torch.ones([2, 2] if odd else [2]), name=name)
+            case "alltoall columns":
+                return hvd.alltoall(torch.ones(12, 3 if odd else 2), name=name)
+            case "group length":
+                return hvd.grouped_allreduce([torch.ones(2)] * (3 if odd else 2), name=name)
+            case "group shape":
+                return hvd.grouped_reducescatter([torch.ones(2), torch.ones(3 if odd else 4)], name=name)
+            case "gathered group":
+                return hvd.grouped_allgather([torch.ones(2, 3 if odd else 2)], name=name)
         raise AssertionError(case)
 
     with pytest.raises(hvd.HorovodInternalError) as caught:
@@ -147,6 +161,13 @@ DISAGREEMENTS = {
     "root": ("Mismatched BROADCAST root ranks",),
     "operation": ("Mismatched operations",),
     "scalar": ("ALLGATHER a rank-zero tensor",),
+    "differentiable scalar": ("ALLGATHER a rank-zero tensor",),
+    "scalar to all": ("ALLTOALL a rank-zero tensor",),
+    "allgather dimensions": ("Mismatched ALLGATHER tensor shapes", "dimensions"),
+    "alltoall columns": ("Mismatched ALLTOALL tensor shapes", "[*, 2]", "[*, 3]"),
+    "group length": ("Mismatched ALLREDUCE tensor counts", "grouped_allreduce.disagree.group length"),
+    "group shape": ("Mismatched REDUCESCATTER tensor shapes", "[4]", "[3]"),
+    "gathered group": ("Mismatched ALLGATHER tensor shapes",),
 }
 
 
@@ -156,7 +177,7 @@ def test_disagreement(world: World, case: str) -> None:
     for message in messages:
         for stem in DISAGREEMENTS[case]:
             assert stem in message
-        if case != "scalar":
+        if "scalar" not in case:
             assert re.search(r"ranks? 0\b", message, re.IGNORECASE)
             assert re.search(r"rank 1\b", message, re.IGNORECASE)
 

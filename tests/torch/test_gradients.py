@@ -180,19 +180,3 @@ def _double_backward() -> None:
 
 def test_double_backward(pair: World) -> None:
     pair.run(_double_backward)
-
-
-def _gradcheck() -> None:
-    import torch
-
-    import horovod.torch as hvd
-
-    tensor = torch.rand(4, 3, dtype=torch.float64, requires_grad=True)
-    # Every rank perturbs the same element at the same time, so with equal inputs the difference quotient of Average is
-    # the gradient itself.
-    assert torch.autograd.gradcheck(hvd.allreduce, tensor)
-    assert torch.autograd.gradcheck(lambda t: hvd.allreduce(t, prescale_factor=0.5, postscale_factor=4.0), tensor)
-
-
-def test_gradcheck(pair: World) -> None:
-    pair.run(_gradcheck)

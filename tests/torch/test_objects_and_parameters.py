@@ -37,6 +37,29 @@ def test_objects(world: World) -> None:
     world.run(_objects)
 
 
+class Stubborn:
+    def __reduce__(self) -> Any:
+        raise TypeError("not me")
+
+
+def _not_picklable() -> None:
+    import horovod.torch as hvd
+
+    mine = Stubborn() if hvd.rank() == 1 else "fine"
+    for call in (lambda: hvd.broadcast_object(mine, root_rank=1), lambda: hvd.allgather_object(mine)):
+        if hvd.rank() == 1:
+            with pytest.raises(TypeError, match="not me"):
+                call()
+        else:
+            with pytest.raises(ValueError, match=r"rank 1 can't pickle its object, a Stubborn \(TypeError: not me\)"):
+                call()
+    assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
+
+
+def test_an_object_that_can_not_be_pickled_is_told_to_all(world: World) -> None:
+    world.run(_not_picklable)
+
+
 def _model() -> Any:
     import torch
     from torch import nn

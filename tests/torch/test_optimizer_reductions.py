@@ -85,6 +85,46 @@ def test_unused_and_frozen_parameters(pair: World, groups: int | None) -> None:
     pair.run(_unused, groups)
 
 
+def _named_in_another_order(groups: int | None) -> None:
+    """The names tell which gradient is which, and rank 0's order where the groups are cut."""
+    import torch
+
+    import horovod.torch as hvd
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3).double() for _ in range(3)))
+    named = list(model.named_parameters())
+    if hvd.rank() == 1:
+        named.reverse()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), named, groups=groups)
+    loss = model(rows()).square().sum()
+    own = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    loss.backward()
+    optimizer.step()
+    for parameter, gradient in zip(model.parameters(), own, strict=True):
+        torch.testing.assert_close(parameter.grad, hvd.allreduce(gradient))
+
+
+@pytest.mark.parametrize("groups", [None, 1, 2, 4])
+def test_ranks_may_name_parameters_in_another_order(pair: World, groups: int | None) -> None:
+    pair.run(_named_in_another_order, groups)
+
+
+def _other_names_with_groups() -> None:
+    import torch
+
+    import horovod.torch as hvd
+
+    weight = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(ValueError, match=r"of the same names, but 'of 0' is one on rank 0 and not on rank 1\."):
+        hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1), [(f"of {hvd.rank()}", weight)], groups=1)
+    hvd.barrier()
+
+
+def test_groups_need_the_same_names_and_all_ranks_are_told(pair: World) -> None:
+    pair.run(_other_names_with_groups)
+
+
 def _shared() -> None:
     import torch
 

@@ -151,6 +151,41 @@ class World:
         self._coordinator.stop()
 
 
+class Keeper:
+    """Starts a world that many tests share at first use, and again after one has broken it."""
+
+    def __init__(
+        self,
+        size: int,
+        transport: str,
+        environment: dict[str, str] | None = None,
+        prepare: Callable[[World], None] = lambda _: None,
+    ) -> None:
+        self.size = size
+        self.transport = transport
+        self._environment = environment
+        self._prepare = prepare
+        self._world: World | None = None
+
+    def get(self) -> World:
+        if self._world is None or self._world.broken:
+            self.close()
+            self._world = World(self.size, self.transport, self._environment).__enter__()
+            self._prepare(self._world)
+        return self._world
+
+    def close(self) -> None:
+        if self._world is not None:
+            self._world.close()
+            self._world = None
+
+    def __enter__(self) -> Keeper:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 def _ready() -> None:
     import horovod.torch as hvd
 

@@ -81,6 +81,11 @@ def shutdown(reason: str = "it called hvd.shutdown()") -> None:
 
 
 def is_initialized() -> bool:
+    """Whether this process is in a world: after hvd.init() and before hvd.shutdown(). False in a forked child.
+
+    >>> hvd.is_initialized()
+    True
+    """
     return _context is not None
 
 

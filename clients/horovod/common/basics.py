@@ -73,6 +73,8 @@ def init(
     ``hvd.init("127.0.0.1:29400", size=2)``, or HOROVOD_COORDINATOR and HOROVOD_SIZE. With neither, this process is a
     world of one.
 
+    >>> hvd.init()
+
     Args:
         comm: "host:port" of the coordinator; or all ranks of the world as a list, which is the default. Other worlds
             need MPI, which this build does not have.
@@ -153,7 +155,16 @@ def _process_sets(given: object) -> tuple[list[ProcessSet], bool]:
 
 
 def shutdown() -> None:
-    """Leaves the world; pending operations fail. Does nothing when there is none. init() may be called again."""
+    """Leaves the world; pending operations fail. Does nothing when there is none. init() may be called again.
+
+    Registered to be called at the exit of the interpreter. Other ranks that wait for this one get HorovodInternalError.
+    Nothing is raised. Example:
+
+        >>> hvd.shutdown()
+        >>> hvd.is_initialized()
+        False
+        >>> hvd.init()
+    """
     _context.shutdown()
     if not is_initialized():
         global_process_set.ranks = None
@@ -161,90 +172,158 @@ def shutdown() -> None:
 
 
 def size() -> int:
-    """Number of processes in the world."""
+    """Number of processes in the world. Raises ValueError before init().
+
+    >>> hvd.size()
+    2
+    """
     return current().world.size
 
 
 def rank() -> int:
-    """This process's number in the world, from 0."""
+    """This process's number in the world, from 0. Raises ValueError before init().
+
+    >>> hvd.rank()
+    0  # on rank 0; 1 on rank 1
+    """
     return current().world.rank
 
 
 def local_size() -> int:
-    """Number of processes on this host."""
+    """Number of processes on this host. Raises ValueError before init().
+
+    >>> hvd.local_size()
+    2
+    """
     return current().world.local_size
 
 
 def local_rank() -> int:
-    """This process's number on its host, from 0; use it to choose a GPU."""
+    """This process's number on its host, from 0; use it to choose a GPU. Raises ValueError before init().
+
+    >>> hvd.local_rank()
+    0  # on rank 0; 1 on rank 1
+    """
     return current().world.local_rank
 
 
 def cross_size() -> int:
-    """Number of hosts that have this local rank."""
+    """Number of hosts that have this local rank. Raises ValueError before init().
+
+    >>> hvd.cross_size()
+    1
+    """
     return current().world.cross_size
 
 
 def cross_rank() -> int:
-    """The number of this host among those that have this local rank."""
+    """The number of this host among those that have this local rank. Raises ValueError before init().
+
+    >>> hvd.cross_rank()
+    0
+    """
     return current().world.cross_rank
 
 
 def is_homogeneous() -> bool:
-    """True when every host has the same number of processes."""
+    """True when every host has the same number of processes. Raises ValueError before init().
+
+    >>> from horovod.torch import mpi_ops
+    >>> mpi_ops.is_homogeneous()
+    True
+    """
     return current().world.is_homogeneous
 
 
 def mpi_threads_supported() -> NoReturn:
-    """There is no MPI to ask."""
+    """Raises ValueError: before init(), and because there is no MPI to ask.
+
+    >>> hvd.mpi_threads_supported() if hvd.mpi_enabled() else "no MPI"
+    'no MPI'
+    """
     current()
     raise ValueError("Horovod MPI is not enabled: this build has no MPI.")
 
 
 def mpi_enabled() -> bool:
-    """Whether MPI is in use."""
+    """Whether MPI is in use.
+
+    >>> hvd.mpi_enabled()
+    False
+    """
     return False
 
 
 def gloo_enabled() -> bool:
-    """Whether Gloo is in use: a world that runs with HOROVOD_CPU_OPERATIONS=gloo."""
+    """Whether Gloo is in use: a world that runs with HOROVOD_CPU_OPERATIONS=gloo.
+
+    >>> hvd.gloo_enabled()
+    False
+    """
     return is_initialized() and current().settings.cpu_operations == "gloo"
 
 
 def mpi_built() -> bool:
-    """Whether MPI is compiled in."""
+    """Whether MPI is compiled in.
+
+    >>> hvd.mpi_built()
+    False
+    """
     return False
 
 
 def gloo_built() -> bool:
-    """Whether Gloo is compiled in and can be loaded."""
+    """Whether Gloo is compiled in and can be loaded.
+
+    >>> operations = "gloo" if hvd.gloo_built() else "native"  # for HOROVOD_CPU_OPERATIONS
+    """
     from horovod import _core
 
     return not _core.gloo_obstacle()
 
 
 def nccl_built() -> int:
-    """NCCL's version as a number (21003 is 2.10.3), 0 when it is not compiled in."""
+    """NCCL's version as a number (21003 is 2.10.3), 0 when it is not compiled in.
+
+    >>> hvd.nccl_built()
+    0
+    """
     return 0
 
 
 def ddl_built() -> bool:
-    """Whether IBM DDL is compiled in."""
+    """Whether IBM DDL is compiled in.
+
+    >>> hvd.ddl_built()
+    False
+    """
     return False
 
 
 def ccl_built() -> bool:
-    """Whether oneCCL is compiled in."""
+    """Whether oneCCL is compiled in.
+
+    >>> hvd.ccl_built()
+    False
+    """
     return False
 
 
 def cuda_built() -> bool:
-    """Whether CUDA support is compiled in."""
+    """Whether CUDA support is compiled in.
+
+    >>> hvd.cuda_built()
+    False
+    """
     return False
 
 
 def rocm_built() -> bool:
-    """Whether ROCm support is compiled in."""
+    """Whether ROCm support is compiled in.
+
+    >>> hvd.rocm_built()
+    False
+    """
     return False
 
 
@@ -252,19 +331,29 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Begins to record operations in a file that Perfetto (ui.perfetto.dev) and chrome://tracing show.
 
     Call it on all ranks; rank 0 writes, to its own `file_path`. A file that is written already is completed first. The
-    file is a complete JSON array whenever one looks at it, at most some tenths of a second behind.
+    file is a complete JSON array whenever one looks at it, at most some tenths of a second behind. Example, with
+    HOROVOD_TIMELINE=DYNAMIC:
+
+        >>> hvd.start_timeline("step-100.json")
+        >>> _ = hvd.allreduce(torch.ones(3), name="loss")
+        >>> hvd.stop_timeline()
 
     Args:
         file_path: replaced when it exists.
         mark_cycles: also mark when a batch of operations begins (CYCLE_START).
 
     Raises:
-        ValueError: HOROVOD_TIMELINE was not set when hvd.init() was called (it must be a path, or DYNAMIC for no file
-            from the start); on rank 0, the file can't be written.
+        ValueError: before init(); HOROVOD_TIMELINE was not set when hvd.init() was called (it must be a path, or
+            DYNAMIC for no file from the start); on rank 0, the file can't be written.
     """
     current().timeline.start(file_path, mark_cycles)
 
 
 def stop_timeline() -> None:
-    """Completes the file of the timeline. Without one it does nothing and says so in the log (level info)."""
+    """Completes the file of the timeline. Without one it does nothing and says so in the log (level info).
+
+    Raises ValueError before init().
+
+    >>> hvd.stop_timeline()
+    """
     current().timeline.stop_as_asked()

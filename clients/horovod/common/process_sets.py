@@ -9,6 +9,7 @@ operation that waits for a rank in one set holds up no other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 
 from horovod.worker.runtime.context import Context, current
 
@@ -21,7 +22,12 @@ class ProcessSet:
     """Ranks that take part in an operation. `ranks` is sorted; `process_set_id` is None while it is not registered.
 
     Pass it as `process_set=` to a collective, hvd.barrier, hvd.DistributedOptimizer or hvd.broadcast_object. On a rank
-    that is no member these raise ValueError (but hvd.DistributedOptimizer, which communicates nothing there).
+    that is no member these raise ValueError (but hvd.DistributedOptimizer, which communicates nothing there). Example:
+
+        >>> hvd.ProcessSet([2, 0])
+        ProcessSet(process_set_id=None, ranks=[0, 2], mpi_comm=None)
+
+    Raises ValueError for what is not a list of whole numbers, NotImplementedError for an MPI communicator.
     """
 
     process_set_id: int | None
@@ -35,10 +41,10 @@ class ProcessSet:
         if isinstance(ranks_or_comm, str | bytes) or not isinstance(ranks_or_comm, Iterable):
             raise ValueError(wrong)
         ranks = list(ranks_or_comm)
-        if not all(isinstance(rank, int) and not isinstance(rank, bool) for rank in ranks):
+        if not all(isinstance(rank, (int, Integral)) and type(rank) is not bool for rank in ranks):
             raise ValueError(wrong)
         self.process_set_id = None
-        self.ranks = sorted(ranks)
+        self.ranks = sorted(int(rank) for rank in ranks)  # NumPy's numbers too
         self.mpi_comm = None
 
     def size(self) -> int | None:
@@ -89,7 +95,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         >>> hvd.init(process_sets="dynamic")
         >>> even = hvd.add_process_set(range(0, hvd.size(), 2))
         >>> if even.included():
-        ...     hvd.allreduce(tensor, process_set=even)
+        ...     total = hvd.allreduce(tensor, op=hvd.Sum, process_set=even)
 
     Raises:
         ValueError: before hvd.init(); process sets are not dynamic; the ranks are not ranks of this world or a set of
@@ -109,7 +115,13 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Takes a process set away; its `process_set_id` becomes None. False for one that is not registered or is global.
 
-    A collective like `add_process_set`. All operations of the set must have been synchronized.
+    A collective like `add_process_set`. All operations of the set must have been synchronized. Example:
+
+        >>> last = hvd.add_process_set([hvd.size() - 1])
+        >>> hvd.remove_process_set(last)
+        True
+        >>> hvd.remove_process_set(last)
+        False
 
     Raises:
         ValueError: process sets are not dynamic; operations run in the set; the ranks of the world do not agree.

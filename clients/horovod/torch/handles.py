@@ -64,20 +64,29 @@ class Handle:
 class PartedHandle:
     """Several operations behind one handle: a grouped call whose tensors differ in dtype."""
 
-    __slots__ = ("_finish", "_parts")
+    __slots__ = ("_finish", "_parts", "_results")
 
     def __init__(self, parts: Sequence[Handle], finish: Callable[[list[Any]], Any]) -> None:
         self._parts: Sequence[Handle] | None = parts
+        self._results: list[Any] = []  # of the first parts: an interrupted wait goes on behind them
         self._finish = finish
 
     def done(self) -> bool:
         if self._parts is None:
             raise ValueError(f"Handle {self!r} was not created or has been cleared: it was synchronized before.")
-        return all(part.done() for part in self._parts)
+        return all(part.done() for part in self._parts[len(self._results) :])
 
     def result(self) -> Any:
-        parts, self._parts = self._parts, None
-        return None if parts is None else self._finish([part.result() for part in parts])
+        if self._parts is None:
+            return None
+        try:
+            for part in self._parts[len(self._results) :]:
+                self._results.append(part.result())
+        except Exception:
+            self._parts = None
+            raise
+        self._parts = None
+        return self._finish(self._results)
 
 
 AnyHandle: TypeAlias = Handle | PartedHandle
@@ -86,7 +95,14 @@ AnyHandle: TypeAlias = Handle | PartedHandle
 def poll(handle: Any) -> bool:
     """True when `synchronize(handle)` would return at once.
 
-    Raises ValueError for what is not a handle, or a handle that was synchronized before.
+        >>> handle = hvd.allreduce_async(torch.ones(2), op=hvd.Sum)
+        >>> while not hvd.poll(handle):
+        ...     pass  # something else to do meanwhile
+        >>> hvd.synchronize(handle)
+        tensor([2., 2.])
+
+    Raises:
+        ValueError: what is not a handle, or a handle that was synchronized before.
     """
     if not isinstance(handle, (Handle, PartedHandle)):
         raise ValueError(f"Handle {handle!r} was not created or has been cleared.")
@@ -96,7 +112,16 @@ def poll(handle: Any) -> bool:
 def synchronize(handle: Any) -> Any:
     """Waits for an asynchronous operation and returns its result: a tensor, or for grouped calls a tuple of tensors.
 
-    Returns None for an unknown handle or one that was synchronized before. Raises HorovodInternalError if the operation
-    failed (a rank was lost, or the ranks do not agree on it); the handle is forgotten then.
+    Returns None for an unknown handle or one that was synchronized before. Example, on two ranks:
+
+        >>> handle = hvd.allreduce_async(torch.ones(2), op=hvd.Sum)
+        >>> hvd.synchronize(handle)
+        tensor([2., 2.])
+        >>> hvd.synchronize(handle) is None
+        True
+
+    Raises:
+        HorovodInternalError: the operation failed (a rank was lost, or the ranks do not agree on it). The handle is
+            forgotten then.
     """
     return handle.result() if isinstance(handle, (Handle, PartedHandle)) else None

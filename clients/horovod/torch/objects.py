@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import cloudpickle
@@ -25,18 +26,27 @@ def broadcast_object(
 ) -> T:
     """The object that rank `root_rank` passed, on every rank. The root gets its own object back, unchanged.
 
-    The others pass anything (usually None). The object is pickled with cloudpickle.
+    The others pass anything (usually None). The object is pickled with cloudpickle. Example, on ranks 0 and 1:
+
+        >>> hvd.broadcast_object({"epoch": 3} if hvd.rank() == 0 else None, root_rank=0)
+        {'epoch': 3}
 
     Args:
         obj: on the root, what to send.
         root_rank: a global rank.
         name: matches the call across ranks; the default is the same for all objects.
         process_set: the ranks that take part.
+
+    Raises:
+        ValueError: a root that is not a rank of the set, a bad process set, an object that root can't pickle.
+        HorovodInternalError: a rank was lost.
+        Exception: on the root, what pickling raises; the other ranks get ValueError with its text.
     """
     check_root(root_rank, process_set)
     name = name or "broadcast_object"
     is_root = current().world.rank == root_rank
-    payload = memoryview(cloudpickle.dumps(obj)) if is_root else memoryview(b"")
+    pickled, error = _pickled(obj, "broadcast_object") if is_root else (b"", None)
+    payload = memoryview(pickled)
     head = bytearray(_HEAD_BYTES)
     if is_root:
         _LENGTH.pack_into(head, 0, len(payload))
@@ -45,25 +55,39 @@ def broadcast_object(
     broadcast_(torch.frombuffer(head, dtype=torch.uint8), root_rank, f"{name}.sz", process_set)
     (length,) = _LENGTH.unpack_from(head)
     if length <= _HEAD_BYTES - _LENGTH.size:
-        return obj if is_root else _loads(memoryview(head)[_LENGTH.size : _LENGTH.size + length])
-    body = bytearray(_rounded(length))
-    if is_root:
-        body[:length] = payload
-    broadcast_(torch.frombuffer(body, dtype=torch.uint8), root_rank, f"{name}.t", process_set)
-    return obj if is_root else _loads(memoryview(body)[:length])
+        received = memoryview(head)[_LENGTH.size : _LENGTH.size + length]
+    else:
+        body = bytearray(_rounded(length))
+        if is_root:
+            body[:length] = payload
+        broadcast_(torch.frombuffer(body, dtype=torch.uint8), root_rank, f"{name}.t", process_set)
+        received = memoryview(body)[:length]
+    if error is not None:
+        raise error
+    return obj if is_root else _loads(received)
 
 
 def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
-    """The objects of all ranks, ordered by rank. Objects may differ in type and size.
+    """The objects of all ranks as a list, ordered by rank. Objects may differ in type and size.
+
+        >>> hvd.allgather_object("x" * hvd.rank())
+        ['', 'x']
 
     Args:
         obj: this rank's object; pickled with cloudpickle.
         name: matches the call across ranks; the default is the same for all objects.
         process_set: the ranks that take part.
+
+    Raises:
+        ValueError: a bad process set, or another rank's object can't be pickled; the message says which and why.
+        HorovodInternalError: a rank was lost.
+        Exception: what pickling raises on this rank.
     """
-    payload = cloudpickle.dumps(obj)
+    payload, error = _pickled(obj, "allgather_object")
     own = bytearray(_LENGTH.pack(len(payload)) + payload)
     gathered = allgather(torch.frombuffer(own, dtype=torch.uint8), name or "allgather_object", process_set)
+    if error is not None:
+        raise error
     everything = memoryview(gathered.numpy().data)
     objects = []
     while len(everything):
@@ -80,5 +104,28 @@ def _rounded(length: int) -> int:
     return -(-length // step) * step
 
 
+@dataclass(frozen=True)
+class _Failed:
+    """Travels in place of an object that its rank could not pickle, so that the others do not wait for it."""
+
+    sentence: str
+
+
+def _pickled(obj: Any, function: str) -> tuple[bytes, Exception | None]:
+    """What travels for the object, and why it is not the object."""
+    try:
+        return cloudpickle.dumps(obj), None
+    except Exception as error:  # of any class: objects define how they are pickled
+        world = current().world
+        sentence = (
+            f"{function}: rank {world.rank} can't pickle its object, a {type(obj).__name__} "
+            f"({type(error).__name__}: {error}). Send what can be pickled, for example a state_dict."
+        )
+        return cloudpickle.dumps(_Failed(sentence)), error
+
+
 def _loads(payload: memoryview) -> Any:
-    return cloudpickle.loads(payload)
+    received = cloudpickle.loads(payload)
+    if isinstance(received, _Failed):
+        raise ValueError(received.sentence)
+    return received

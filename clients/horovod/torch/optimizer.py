@@ -19,7 +19,8 @@ from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.adasum_optimizer import AdasumOptimizer
 from horovod.torch.compression import Compression, Compressor, GradientCompressor
-from horovod.torch.objects import broadcast_object
+from horovod.torch.devices import warn_of_wrong_devices
+from horovod.torch.objects import allgather_object
 from horovod.torch.ops.submit import registered_number
 from horovod.torch.reducer import GradientReducer
 from horovod.worker.runtime.context import current
@@ -156,8 +157,12 @@ def DistributedOptimizer(  # noqa: N802
         sparse_as_dense: reduce sparse gradients as dense ones.
         process_set: the ranks that take part.
 
+    Warns of an optimizer that is distributed already, of parameters on a device whose tensors can't be reduced and, in
+    the third step, of ranks that all train on the same data.
+
     Raises:
         ValueError: arguments that contradict each other or the optimizer; names that are missing or not unique.
+        NotImplementedError: Adasum in a process set that is not the global one.
     """
     if isinstance(optimizer, (_DistributedOptimizer, AdasumOptimizer)):
         warnings.warn(
@@ -183,7 +188,8 @@ def DistributedOptimizer(  # noqa: N802
         if process_set is not global_process_set:
             raise NotImplementedError("Adasum does not support non-global process sets.")
         if size > 1:
-            named = list(_named(optimizer, named_parameters))
+            named = _named(optimizer, named_parameters)
+            warn_of_wrong_devices(named)
             return _adorn(optimizer, AdasumOptimizer, _hvd_named=named, _hvd_compression=compression)
     if process_set is not global_process_set:
         registered_number(process_set, "hvd.DistributedOptimizer")
@@ -201,6 +207,7 @@ def DistributedOptimizer(  # noqa: N802
         enabled=bool(process_set.included()) and (size > 1 or current().settings.elastic),
     )
     if reducer.enabled:
+        warn_of_wrong_devices(named)
         reducer.watch(named)
         if groups is not None:
             reducer.group(_partition(named, groups, process_set))
@@ -298,12 +305,18 @@ def _partition(
     """Lists of parameters; those that are in none are reduced on their own."""
     if isinstance(groups, list):
         return groups
-    # All ranks must cut at the same places, so rank 0's order counts.
+    # All ranks must cut at the same places, so the first one's order counts.
     trainable = {name: parameter for name, parameter in named if parameter.requires_grad}
-    root = (process_set.ranks or [0])[0]
-    order = broadcast_object(list(trainable), root, "distributed_optimizer.groups", process_set)
-    if sorted(order) != sorted(trainable):
-        raise ValueError(f"With groups={groups}, all ranks must have trainable parameters of the same names.")
+    orders = allgather_object(list(trainable), "distributed_optimizer.groups", process_set)
+    order = orders[0]
+    ranks = process_set.ranks or range(len(orders))
+    for rank, names in zip(ranks, orders, strict=True):
+        if differing := sorted(set(names) ^ set(order)):
+            raise ValueError(
+                f"With groups={groups}, all ranks must have trainable parameters of the same names, but "
+                f"{differing[0]!r} is one on rank {rank if differing[0] in names else ranks[0]} and not on rank "
+                f"{ranks[0] if differing[0] in names else rank}."
+            )
     length, longer = divmod(len(order), groups)
     parts = []
     first = 0

@@ -43,7 +43,12 @@ def broadcast_optimizer_state(
     """Makes the state and the options of `optimizer` equal to those on rank `root_rank`, on every rank.
 
     Works for fresh and for stepped optimizers, also when ranks differ in that, for wrapped ones (DistributedOptimizer)
-    and for every optimizer of torch.optim but LBFGS.
+    and for every optimizer of torch.optim but LBFGS. Tensors keep root's shapes and dtypes. Example:
+
+        >>> optimizer = torch.optim.SGD([torch.ones(2, requires_grad=True)], lr=0.5 + hvd.rank())
+        >>> hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        >>> optimizer.param_groups[0]["lr"]
+        0.5
 
     Args:
         optimizer: built over the same parameters, in the same order, on all ranks.
@@ -51,7 +56,8 @@ def broadcast_optimizer_state(
         model: accepted for compatibility, not needed.
 
     Raises:
-        ValueError: an LBFGS optimizer, or parameter groups that differ from root's.
+        ValueError: an LBFGS optimizer, a root that is not a rank, or parameter groups that differ from root's.
+        HorovodInternalError: a rank was lost.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         # Its state is a history of one rank's own closure calls.

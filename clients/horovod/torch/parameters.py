@@ -9,6 +9,7 @@ import torch
 
 from horovod.torch.handles import AnyHandle, synchronize
 from horovod.torch.ops.broadcast import broadcast_async_
+from horovod.torch.tensors import device_obstacle
 
 
 def broadcast_parameters(
@@ -16,13 +17,19 @@ def broadcast_parameters(
 ) -> None:
     """Overwrites tensors in place with their values on rank `root_rank`.
 
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> _ = torch.nn.init.constant_(model.weight, hvd.rank())
+        >>> hvd.broadcast_parameters(model.state_dict(), root_rank=1)
+        >>> model.weight.item()
+        1.0
+
     Args:
         params: `model.state_dict()` (sent in sorted key order), `model.named_parameters()`, or tensors in the same
-            order on every rank.
+            order on every rank; dense, of the dtypes of `broadcast`, of the same shapes and dtypes on all ranks.
         root_rank: the rank whose values count.
 
     Raises:
-        ValueError: params of another kind, or an entry that is not a tensor.
+        ValueError: params of another kind, or an entry that is not a tensor or can't be sent; the message names it.
         HorovodInternalError: shapes or dtypes differ between ranks, or a rank was lost.
     """
     broadcast_tensors(_named(params), root_rank)
@@ -58,4 +65,6 @@ def _named(params: Any) -> list[tuple[str | None, torch.Tensor]]:
                 f"broadcast_parameters: entry {name!r} is a {type(tensor).__name__}, not a tensor. "
                 "Send such values with hvd.broadcast_object."
             )
+        if (obstacle := device_obstacle(tensor.device)) is not None:
+            raise ValueError(f"broadcast_parameters: entry {name!r} is on device {tensor.device}, {obstacle}")
     return entries

@@ -146,7 +146,9 @@ class GradientReducer:
             if slot.countdown <= 0:
                 reducer._ready(slot)
 
-        return accumulated
+        # Compiled autograd must call this as it is: what it does is outside of what can be traced.
+        untraced: Callable[[torch.Tensor], None] = torch.compiler.disable(accumulated)  # type: ignore[no-untyped-call]
+        return untraced
 
     # -- the way to the engine --------------------------------------------------------------------------------------
     def _ready(self, slot: _Slot) -> None:
@@ -211,7 +213,12 @@ class GradientReducer:
             slot.finish = lambda: _store(slot.parameter, restore(handle.result()))
 
     def _submit(self, travelling: torch.Tensor, wire: str, quiet: bool) -> Handle:
-        span = in_place_span(travelling)
+        try:
+            span = in_place_span(travelling)
+        except ValueError as refusal:
+            raise ValueError(
+                f"The gradient of {wire.removeprefix('allreduce.')!r} can't be reduced: {refusal}"
+            ) from None
         op = check_reduction(self._op, span[2], self._process_set, "Allreduce")
         number = 0 if self._process_set is global_process_set else set_id(self._process_set, "Allreduce")
         engine = current().engine

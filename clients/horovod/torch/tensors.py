@@ -87,16 +87,25 @@ def refusal(tensor: Any) -> Exception:
     if tensor.dtype not in DTYPE_CODES:
         advice = " Use torch.view_as_real(tensor)." if tensor.dtype.is_complex else ""
         return ValueError(f"Tensor type {tensor.dtype} is not supported.{advice}")
-    if not tensor.is_cpu:
-        return ValueError(
-            f"The tensor is on device {tensor.device}, and GPU tensors are not supported yet by this version: "
-            "move it to the CPU with .cpu() first."
-        )
+    if (obstacle := device_obstacle(tensor.device)) is not None:
+        return ValueError(f"The tensor is on device {tensor.device}, {obstacle}")
     return ValueError("Tensor is required to be contiguous. Call .contiguous() on it first.")
+
+
+def device_obstacle(device: torch.device) -> str | None:
+    """Why tensors on `device` can't be communicated, and what to do, to end a sentence; None where they can."""
+    if device.type == "cpu":
+        return None
+    if device.type == "meta":
+        return "which has no memory: give it some with .to_empty(device='cpu'), and values, first."
+    return "and GPU tensors are not supported yet by this version: move it to the CPU with .cpu() first."
 
 
 def check_one_device(tensors: Sequence[torch.Tensor]) -> None:
     """A grouped call moves all its tensors together, so they must live on one device."""
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise refusal(tensor)
     devices = {str(tensor.device) for tensor in tensors}
     if len(devices) > 1:
         raise HorovodInternalError(f"Tensors in list must be on same device. Found: {', '.join(sorted(devices))}.")

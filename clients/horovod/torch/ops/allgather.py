@@ -27,11 +27,19 @@ def allgather(
 ) -> torch.Tensor:
     """The concatenation of every rank's `tensor` along the first dimension, in rank order. Differentiable.
 
-    Shapes may differ between ranks in the first dimension only. The gradient is the average over the ranks of the
-    result's gradient, cut to this rank's rows. Example, on ranks 0 and 1:
+    The gradient is the average over the ranks of the result's gradient, cut to this rank's rows. Example, on ranks 0
+    and 1:
 
         >>> hvd.allgather(torch.full((hvd.rank() + 1, 2), hvd.rank()))
-        tensor([[0, 0], [1, 1], [1, 1]])
+        tensor([[0, 0],
+                [1, 1],
+                [1, 1]])
+
+    Args:
+        tensor: contiguous, dense, with at least one dimension; uint8, int8, int16, int32, int64, float16, bfloat16,
+            float32, float64 or bool. The shape may differ between ranks in the first dimension only, which may be 0.
+        name: matches the call across ranks; without one, calls match by their order.
+        process_set: the ranks that take part.
 
     Raises:
         ValueError: a tensor that can't be sent, a name that is in flight already, a bad process set.
@@ -46,7 +54,17 @@ def allgather(
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> AnyHandle:
-    """Starts `allgather` and returns a handle; `synchronize(handle)` gives the new tensor. Not differentiable."""
+    """Starts `allgather` and returns a handle; `synchronize(handle)` gives the new tensor. Not differentiable.
+
+    `tensor` has a shape and dtype as for `allgather`, and must not be changed until then. Example, on ranks 0 and 1:
+
+        >>> handle = hvd.allgather_async(torch.tensor([hvd.rank()]))
+        >>> hvd.synchronize(handle)
+        tensor([0, 1])
+
+    Raises:
+        ValueError: as `allgather`. HorovodInternalError is raised by `synchronize`.
+    """
     span = input_span(tensor)
     wire = _UNNAMED if name is None else "allgather." + name
     number = set_id(process_set, "Allgather")
@@ -56,7 +74,16 @@ def allgather_async(
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[torch.Tensor, ...]:
-    """`allgather` of several tensors as one operation; a tuple of new tensors in the order given. Differentiable."""
+    """`allgather` of several tensors as one operation; a tuple of new tensors in the order given. Differentiable.
+
+    Each tensor has a shape and dtype as for `allgather`; they may differ within the list, which may be empty. Example,
+    on ranks 0 and 1:
+
+        >>> hvd.grouped_allgather([torch.tensor([hvd.rank()]), torch.ones(hvd.rank())])
+        (tensor([0, 1]), tensor([1.]))
+
+    Raises what `allgather` does, and HorovodInternalError for tensors on several devices.
+    """
     tensors = tuple(tensors)
     if needs_gradient(*tensors):
         result: tuple[torch.Tensor, ...] = _GroupedAllgather.apply(name, process_set, *tensors)  # type: ignore[no-untyped-call]
@@ -67,7 +94,16 @@ def grouped_allgather(
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> AnyHandle:
-    """Starts `grouped_allgather` and returns a handle; `synchronize(handle)` gives a tuple of new tensors."""
+    """Starts `grouped_allgather` and returns a handle; `synchronize(handle)` gives a tuple of new tensors.
+
+    Shapes and dtypes are those of `grouped_allgather`. Not differentiable. Example, on ranks 0 and 1:
+
+        >>> handle = hvd.grouped_allgather_async([torch.tensor([hvd.rank()])])
+        >>> hvd.synchronize(handle)
+        (tensor([0, 1]),)
+
+    Raises what `grouped_allgather` does; what goes wrong after the start is raised by `synchronize`.
+    """
     return _start_group(tensors, name, process_set)
 
 

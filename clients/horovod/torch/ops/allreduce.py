@@ -86,7 +86,14 @@ def allreduce_async(
 ) -> AnyHandle:
     """Starts `allreduce` and returns a handle; `synchronize(handle)` gives the new tensor. Not differentiable.
 
-    `tensor` must not be changed until then.
+    `tensor` has a shape and dtype as for `allreduce`, and must not be changed until then. Example, on two ranks:
+
+        >>> handle = hvd.allreduce_async(torch.ones(3), name="loss", op=hvd.Sum)
+        >>> hvd.synchronize(handle)
+        tensor([2., 2., 2.])
+
+    Raises:
+        ValueError: as `allreduce`. HorovodInternalError is raised by `synchronize`.
     """
     op = reduce_op(op, average)
     span, output = span_to_new(tensor)
@@ -117,7 +124,16 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """`allreduce` into `tensor` itself, which is returned. The fastest form; not differentiable."""
+    """`allreduce` into `tensor` itself, which is returned. The fastest form; not differentiable.
+
+    Takes shapes and dtypes as `allreduce` and raises what it does. Example, on two ranks:
+
+        >>> counts = torch.tensor([1, hvd.rank()])
+        >>> hvd.allreduce_(counts, op=hvd.Sum)
+        tensor([2, 1])
+        >>> counts
+        tensor([2, 1])
+    """
     if average is not None:
         op = reduce_op(op, average)
     elif op is None:
@@ -149,7 +165,18 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> AnyHandle:
-    """Starts `allreduce_` and returns a handle; `synchronize(handle)` gives `tensor` with the result in it."""
+    """Starts `allreduce_` and returns a handle; `synchronize(handle)` gives `tensor` with the result in it.
+
+    `tensor` has a shape and dtype as for `allreduce`, and must be left alone until then. Example, on two ranks:
+
+        >>> tensor = torch.ones(2)
+        >>> handle = hvd.allreduce_async_(tensor, op=hvd.Sum)
+        >>> hvd.synchronize(handle) is tensor
+        True
+
+    Raises:
+        ValueError: as `allreduce`. HorovodInternalError is raised by `synchronize`.
+    """
     if average is not None:
         op = reduce_op(op, average)
     elif op is None:
@@ -174,7 +201,19 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """`allreduce` of several tensors as one operation: none is reduced before all are ready on all ranks.
 
-    Returns the new tensors in the order given. Differentiable. All tensors must be on one device.
+    Returns a list of new tensors in the order given. Differentiable. Example, on ranks 0 and 1:
+
+        >>> hvd.grouped_allreduce([torch.ones(2), torch.tensor(hvd.rank())], op=hvd.Sum)
+        [tensor([2., 2.]), tensor(1)]
+
+    Args:
+        tensors: each as for `allreduce`, all on one device; shapes and dtypes may differ within the list, not between
+            ranks. The list may be empty.
+        average, name, compression, op, prescale_factor, postscale_factor, process_set: as for `allreduce`.
+
+    Raises:
+        ValueError: as `allreduce`, for any of the tensors.
+        HorovodInternalError: the tensors are on several devices, the ranks do not agree, or a rank was lost.
     """
     op = reduce_op(op, average)
     packed = [compression.compress(tensor) for tensor in tensors]
@@ -193,7 +232,16 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> AnyHandle:
-    """Starts `grouped_allreduce` and returns a handle; `synchronize(handle)` gives a tuple of new tensors."""
+    """Starts `grouped_allreduce` and returns a handle; `synchronize(handle)` gives a tuple of new tensors.
+
+    Shapes and dtypes are those of `grouped_allreduce`. Not differentiable. Example, on two ranks:
+
+        >>> handle = hvd.grouped_allreduce_async([torch.ones(2), torch.ones(1)], op=hvd.Sum)
+        >>> hvd.synchronize(handle)
+        (tensor([2., 2.]), tensor([2.]))
+
+    Raises what `grouped_allreduce` does; what goes wrong after the start is raised by `synchronize`.
+    """
     op = reduce_op(op, average)
     return start_group(tensors, False, op, name, prescale_factor, postscale_factor, process_set)
 
@@ -207,7 +255,15 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> tuple[torch.Tensor, ...]:
-    """`grouped_allreduce` into the tensors themselves, which are returned as a tuple. Not differentiable."""
+    """`grouped_allreduce` into the tensors themselves, which are returned as a tuple. Not differentiable.
+
+    Takes shapes and dtypes as `grouped_allreduce` and raises what it does. Example, on two ranks:
+
+        >>> gradients = [torch.ones(2), torch.ones(1)]
+        >>> _ = hvd.grouped_allreduce_(gradients, op=hvd.Sum)
+        >>> gradients
+        [tensor([2., 2.]), tensor([2.])]
+    """
     op = reduce_op(op, average)
     result: tuple[torch.Tensor, ...] = start_group(
         tensors, True, op, name, prescale_factor, postscale_factor, process_set, wait_follows=True
@@ -224,7 +280,17 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> AnyHandle:
-    """Starts `grouped_allreduce_` and returns a handle; `synchronize(handle)` gives the tuple of `tensors`."""
+    """Starts `grouped_allreduce_` and returns a handle; `synchronize(handle)` gives the tuple of `tensors`.
+
+    Shapes and dtypes are those of `grouped_allreduce`. Example, on two ranks:
+
+        >>> gradients = [torch.ones(2), torch.ones(1)]
+        >>> handle = hvd.grouped_allreduce_async_(gradients, op=hvd.Sum)
+        >>> hvd.synchronize(handle)[0] is gradients[0]
+        True
+
+    Raises what `grouped_allreduce` does; what goes wrong after the start is raised by `synchronize`.
+    """
     op = reduce_op(op, average)
     return start_group(tensors, True, op, name, prescale_factor, postscale_factor, process_set)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,10 +34,14 @@ def alltoall(
         tensor([ 10, 110])  # on rank 0; tensor([ 11, 111]) on rank 1
 
     Args:
-        tensor: contiguous and dense, with at least one dimension; all but the first must agree across ranks.
+        tensor: contiguous and dense, of a shape in which all dimensions but the first agree across ranks;
+            uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64 or bool.
         splits: as many whole numbers as the set has members, or an int32 tensor of them.
         name: matches the call across ranks; without one, calls match by their order.
         process_set: the ranks that take part.
+
+    Returns:
+        The rows that this rank got, sum(received_splits) of them; with `splits` also received_splits, int32.
 
     Raises:
         ValueError: splits that do not fit, a tensor that can't be sent, a name that is in flight already.
@@ -55,7 +60,17 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> AnyHandle:
-    """Starts `alltoall`; `synchronize(handle)` always gives `(output, received_splits)`. Not differentiable."""
+    """Starts `alltoall`; `synchronize(handle)` always gives `(output, received_splits)`. Not differentiable.
+
+    `tensor` has a shape and dtype as for `alltoall`, and must not be changed until then. Example, on ranks 0 and 1:
+
+        >>> handle = hvd.alltoall_async(torch.tensor([10, 11]), splits=[0, 2])
+        >>> hvd.synchronize(handle)[1]
+        tensor([0, 0], dtype=torch.int32)  # on rank 0; tensor([2, 2], dtype=torch.int32) on rank 1
+
+    Raises:
+        ValueError: as `alltoall`. HorovodInternalError is raised by `synchronize`.
+    """
     number = set_id(process_set, "Alltoall")
     span, parts = _checked(tensor, splits, process_set)
     wire = _UNNAMED if name is None else "alltoall." + name
@@ -97,7 +112,10 @@ def _checked(
             )
         parts = splits.tolist()
     else:
-        parts = [int(part) for part in splits]
+        try:
+            parts = [operator.index(part) for part in splits]
+        except TypeError:
+            raise ValueError(f"Alltoall: splits must be whole numbers, not {splits!r}.") from None
     if len(parts) != size:
         raise ValueError(f"Alltoall: splits has {len(parts)} entries, but {size} ranks take part.")
     if min(parts) < 0:

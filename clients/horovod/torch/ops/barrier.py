@@ -9,6 +9,10 @@ from horovod.torch.ops.submit import BARRIER, run, set_id
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Blocks until every rank of `process_set` has called it.
 
-    Raises ValueError for a set that this rank is not a member of, HorovodInternalError if a rank is lost meanwhile.
+        >>> hvd.barrier()
+
+    Raises:
+        ValueError: a set that is not registered or that this rank is not a member of.
+        HorovodInternalError: a rank was lost meanwhile.
     """
     run(None, BARRIER, "barrier.noname", (), set_id=set_id(process_set, "Barrier"))

@@ -5,6 +5,7 @@ The engine always broadcasts in place; the forms that return a new tensor give i
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -26,11 +27,14 @@ def broadcast(
 ) -> torch.Tensor:
     """A new tensor with the values that `tensor` has on rank `root_rank`. Differentiable.
 
-    Every rank passes a tensor of the same shape and dtype. The gradient is the average over the ranks on the root,
-    zeros elsewhere. Example: `hvd.broadcast(torch.tensor(hvd.rank()), root_rank=1)` is `tensor(1)` on every rank.
+    The gradient is the average over the ranks on the root, zeros elsewhere. Example, on ranks 0 and 1:
+
+        >>> hvd.broadcast(torch.tensor(hvd.rank()), root_rank=1)
+        tensor(1)
 
     Args:
-        tensor: contiguous and dense.
+        tensor: contiguous and dense, of the same shape and dtype on all ranks; uint8, int8, int16, int32, int64,
+            float16, bfloat16, float32, float64 or bool.
         root_rank: a global rank (also with a process set, of which it must be a member).
         name: matches the call across ranks; without one, calls match by their order.
         process_set: the ranks that take part.
@@ -48,7 +52,17 @@ def broadcast(
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> AnyHandle:
-    """Starts `broadcast` and returns a handle; `synchronize(handle)` gives the new tensor. Not differentiable."""
+    """Starts `broadcast` and returns a handle; `synchronize(handle)` gives the new tensor. Not differentiable.
+
+    `tensor` has a shape and dtype as for `broadcast`. Example, on ranks 0 and 1:
+
+        >>> handle = hvd.broadcast_async(torch.tensor([hvd.rank()]), root_rank=1)
+        >>> hvd.synchronize(handle)
+        tensor([1])
+
+    Raises:
+        ValueError: as `broadcast`. HorovodInternalError is raised by `synchronize`.
+    """
     number = check_root(root_rank, process_set)
     span, output = _copy_for(tensor, root_rank)
     wire = _UNNAMED if name is None else "broadcast." + name
@@ -58,7 +72,16 @@ def broadcast_async(
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """`broadcast` into `tensor` itself, which is returned. Not differentiable."""
+    """`broadcast` into `tensor` itself, which is returned. Not differentiable.
+
+    Takes shapes and dtypes as `broadcast` and raises what it does. Example, on ranks 0 and 1:
+
+        >>> tensor = torch.tensor([hvd.rank()])
+        >>> hvd.broadcast_(tensor, root_rank=1) is tensor
+        True
+        >>> tensor
+        tensor([1])
+    """
     number = check_root(root_rank, process_set)
     span = in_place_span(tensor)
     wire = _UNNAMED if name is None else "broadcast." + name
@@ -69,7 +92,18 @@ def broadcast_(
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> AnyHandle:
-    """Starts `broadcast_` and returns a handle; `synchronize(handle)` gives `tensor` with root's values in it."""
+    """Starts `broadcast_` and returns a handle; `synchronize(handle)` gives `tensor` with root's values in it.
+
+    `tensor` has a shape and dtype as for `broadcast`, and must be left alone until then. Example, on ranks 0 and 1:
+
+        >>> tensor = torch.tensor([hvd.rank()])
+        >>> handle = hvd.broadcast_async_(tensor, root_rank=1)
+        >>> hvd.synchronize(handle) is tensor
+        True
+
+    Raises:
+        ValueError: as `broadcast`. HorovodInternalError is raised by `synchronize`.
+    """
     number = check_root(root_rank, process_set)
     span = in_place_span(tensor)
     wire = _UNNAMED if name is None else "broadcast." + name
@@ -80,7 +114,7 @@ def check_root(root_rank: int, process_set: ProcessSet) -> int:
     """The number of the process set; ValueError unless `root_rank` is one of its ranks."""
     number = set_id(process_set, "Broadcast")
     size = current().world.size
-    if not (isinstance(root_rank, int) and 0 <= root_rank < size):
+    if not (isinstance(root_rank, (int, Integral)) and 0 <= root_rank < size):
         raise ValueError(
             f"Broadcast: root_rank {root_rank!r} is not a rank of this world: ranks go from 0 to {size - 1}."
         )

@@ -50,7 +50,8 @@ def reducescatter(
         tensor([0., 2.])  # on rank 0; tensor([4., 6.]) on rank 1
 
     Args:
-        tensor: contiguous and dense, with at least one dimension, of the same shape and dtype on all ranks.
+        tensor: contiguous and dense, with at least one dimension, of the same shape and dtype on all ranks; uint8,
+            int8, int16, int32, int64, float16, bfloat16, float32, float64 or (but for Average) bool.
         name: matches the call across ranks; without one, calls match by their order.
         compression: how the tensor travels, for example Compression.fp16.
         op: hvd.Average or hvd.Sum.
@@ -79,7 +80,17 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> AnyHandle:
-    """Starts `reducescatter` and returns a handle; `synchronize(handle)` gives the new tensor. Not differentiable."""
+    """Starts `reducescatter` and returns a handle; `synchronize(handle)` gives the new tensor. Not differentiable.
+
+    `tensor` has a shape and dtype as for `reducescatter`, and must not be changed until then. Example, on ranks 0 and
+    1:
+
+        >>> handle = hvd.reducescatter_async(torch.arange(3.0), op=hvd.Sum)
+        >>> hvd.synchronize(handle)
+        tensor([0., 2.])  # on rank 0; tensor([4.]) on rank 1
+
+    Raises what `reducescatter` does; what goes wrong after the start is raised by `synchronize`.
+    """
     span, op = _checked(tensor, op, process_set)
     wire = _UNNAMED if name is None else "reducescatter." + name
     number = set_id(process_set, "Reducescatter")
@@ -107,7 +118,16 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """`reducescatter` of several tensors as one operation; new tensors in the order given. Differentiable."""
+    """`reducescatter` of several tensors as one operation; a list of new tensors in the order given. Differentiable.
+
+    Each tensor has a shape and dtype as for `reducescatter`; they may differ within the list, which may be empty.
+    Example, on ranks 0 and 1:
+
+        >>> hvd.grouped_reducescatter([torch.arange(2.0), torch.ones(1)], op=hvd.Sum)
+        [tensor([0.]), tensor([2.])]  # on rank 0; [tensor([2.]), tensor([])] on rank 1
+
+    Raises what `reducescatter` does, and HorovodInternalError for tensors on several devices.
+    """
     packed = [compression.compress(tensor) for tensor in tensors]
     small = [tensor for tensor, _ in packed]
     arguments = (op, name, prescale_factor, postscale_factor, process_set)
@@ -126,7 +146,16 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> AnyHandle:
-    """Starts `grouped_reducescatter`; `synchronize(handle)` gives a tuple of new tensors. Not differentiable."""
+    """Starts `grouped_reducescatter`; `synchronize(handle)` gives a tuple of new tensors. Not differentiable.
+
+    Shapes and dtypes are those of `grouped_reducescatter`. Example, on ranks 0 and 1:
+
+        >>> handle = hvd.grouped_reducescatter_async([torch.arange(2.0)], op=hvd.Sum)
+        >>> hvd.synchronize(handle)
+        (tensor([0.]),)  # on rank 0; (tensor([2.]),) on rank 1
+
+    Raises what `grouped_reducescatter` does; what goes wrong after the start is raised by `synchronize`.
+    """
     return _start_group(tensors, op, name, prescale_factor, postscale_factor, process_set)
 
 

@@ -18,14 +18,24 @@ def sparse_allreduce_async(
 ) -> Callable[[], torch.Tensor]:
     """Starts the reduction of a sparse COO tensor; call the returned function to wait for the sparse result.
 
-    The result holds the entries of all ranks one after the other: duplicates are left for `.coalesce()`. All ranks must
-    pass the same size; the number of entries may differ, also be zero.
+    The result holds the entries of all ranks one after the other: duplicates are left for `.coalesce()`. Example, on
+    ranks 0 and 1:
+
+        >>> mine = torch.sparse_coo_tensor([[0, 1 + hvd.rank()]], [1.0, 2.0], (4,), check_invariants=True)
+        >>> wait = hvd.sparse_allreduce_async(mine, name="embedding", op=hvd.Sum)
+        >>> wait().to_dense()
+        tensor([2., 2., 2., 0.])
 
     Args:
-        tensor: sparse COO.
+        tensor: sparse COO, of the same shape and dtype on all ranks; the number of entries may differ, also be zero.
         name: required; two operations `<name>.indices` and `<name>.values` are started.
         op: hvd.Average (entries are divided by the number of ranks) or hvd.Sum.
         process_set: the ranks that take part.
+
+    Raises:
+        ValueError: a tensor that is not sparse COO, another op, a name that is in flight already, a bad process set.
+        NotImplementedError: hvd.Adasum.
+        HorovodInternalError: by the returned function; the ranks do not agree, or a rank was lost.
     """
     if tensor.layout is not torch.sparse_coo:
         raise ValueError(f"sparse_allreduce_async needs a sparse COO tensor, not one of layout {tensor.layout}.")

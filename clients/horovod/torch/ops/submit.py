@@ -78,10 +78,7 @@ def start_parts(
         return start_part(name, parts[0])
     if not parts:
         current()  # an empty group has nothing to wait for, but is an error before init like any other
-    handles = [
-        start_part(name if part == 0 else f"{name}.{part + 1}of{len(parts)}", indices)
-        for part, indices in enumerate(parts)
-    ]
+    handles = [start_part(_part_name(name, part, len(parts)), indices) for part, indices in enumerate(parts)]
 
     def in_order(results: list[Any]) -> tuple[Any, ...]:
         found = {
@@ -92,6 +89,14 @@ def start_parts(
         return tuple(found[index] for index in range(len(found)))
 
     return PartedHandle(handles, in_order)
+
+
+def _part_name(name: str, part: int, count: int) -> str:
+    if part == 0:
+        return name
+    # The engine knows what has no name, and may overlap with its like, by its ending.
+    ending = ".noname" if name.endswith(".noname") else ""
+    return f"{name.removesuffix(ending)}.{part + 1}of{count}{ending}"
 
 
 def needs_gradient(*tensors: torch.Tensor) -> bool:

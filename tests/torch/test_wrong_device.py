@@ -1,0 +1,82 @@
+"""A model that is where its gradients can't be reduced; torch's meta device stands for every such one."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+from worlds import World
+
+
+def _model() -> Any:
+    import torch
+
+    return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 3, device="meta"), torch.nn.Linear(2, 2))
+
+
+def _warned(expect_error: bool, **options: Any) -> list[str]:
+    import torch
+
+    import horovod.torch as hvd
+
+    model = _model()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **options
+        )
+    assert all(one.filename == __file__ for one in caught), "the line of the user's call"
+    if expect_error:
+        with pytest.raises(ValueError, match=r"The gradient of '1\.(weight|bias)' can't be reduced: .* on device meta"):
+            model[1](torch.ones(1, 2, device="meta")).sum().backward()
+        optimizer.load_state_dict(optimizer.state_dict())
+    hvd.barrier()
+    return [str(one.message) for one in caught]
+
+
+def test_it_is_told_when_the_optimizer_is_made_and_when_a_gradient_comes(pair: World) -> None:
+    for (sentence,) in pair.run(_warned, True):
+        assert "2 of 6 parameters are on device meta ('1.weight', '1.bias'), where their gradients can't be" in sentence
+        assert ".to_empty(device='cpu')" in sentence
+
+
+def test_the_adasum_optimizer_tells_too(pair: World) -> None:
+    import horovod.torch as hvd
+
+    for (sentence,) in pair.run(_warned, False, op=hvd.Adasum):
+        assert "2 of 6 parameters are on device meta" in sentence
+
+
+def _right() -> int:
+    import torch
+
+    import horovod.torch as hvd
+
+    model = _model()
+    model[1].requires_grad_(False)  # nothing of it is reduced
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    with pytest.raises(ValueError, match=r"entry '1\.bias' is on device meta, which has no memory"):
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.barrier()
+    return hvd.size()
+
+
+def test_frozen_parameters_may_be_anywhere_but_not_be_broadcast(pair: World) -> None:
+    assert pair.run(_right) == [2, 2]
+
+
+def test_a_world_of_one_reduces_nothing() -> None:
+    import torch
+
+    import horovod.torch as hvd
+
+    hvd.init()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            hvd.DistributedOptimizer(torch.optim.SGD(_model().parameters(), lr=0.1))
+    finally:
+        hvd.shutdown()
