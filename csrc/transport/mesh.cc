@@ -87,6 +87,7 @@ class SocketMesh final : public Mesh {
   Status exchange(std::span<const Transfer> sends, std::span<const Transfer> receives) override;
   Status start(std::span<const Transfer> sends, std::span<const Transfer> receives, Flight& flight) override;
   Status finish(Flight& flight) override;
+  Status progress(bool& busy) override;
   Status send_control(int peer, ControlKind kind, std::span<const uint32_t> ids, std::string_view text) override;
   Status next_control(ControlFrame& frame, bool& found) override;
   Status wait(int64_t timeout_us) override;
@@ -309,6 +310,17 @@ Status SocketMesh::finish(Flight& flight) {
     }
     HVD_TRY(rest(small, spin_until_us, limit_us));
   }
+  return {};
+}
+
+Status SocketMesh::progress(bool& busy) {
+  if (Status status = alive(); !status.ok()) return fail(std::move(status));
+  poll_lines(0);
+  bool moved = false;
+  HVD_TRY(pass(moved));
+  if (unwell_) HVD_TRY(judge());
+  busy = std::any_of(lines_.begin(), lines_.end(),
+                     [](const Line& line) { return line.connection->owes() || line.connection->expects(); });
   return {};
 }
 
