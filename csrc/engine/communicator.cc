@@ -73,7 +73,10 @@ void Communicator::attach(std::unique_ptr<Mesh> mesh, std::unique_ptr<Backend> b
   if (hosts) {
     hierarchy_ = std::make_unique<Hierarchy>(mesh_.get(), region_.get(), std::move(*hosts), config_.slot_bytes);
     plane_.hierarchy = hierarchy_.get();
-    if (region_) region_->set_companion([this](bool& busy) { return mesh_->progress(busy); });
+    if (region_) {
+      region_->set_companion([this](bool& busy) { return mesh_->progress(busy); });
+      mesh_->while_waiting([this] { region_->beat(); });
+    }
   }
   auto log = std::make_unique<MeshOrderLog>(
       *mesh_, [this](const TensorId* ids, size_t count) { return fuse(ids, count); }, abort_,

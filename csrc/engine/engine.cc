@@ -145,7 +145,10 @@ Status Engine::connect(Communicator& communicator, std::vector<std::string> labe
     if (member != rank) peers[member].fds = std::move(sockets[member]);
   }
   Status status;
-  std::unique_ptr<Mesh> mesh = Mesh::create(rank, epoch_, std::move(peers), config_, abort_, status);
+  Config config = config_;
+  // A member of another host may wait for one of its own host, which it names; that must come first.
+  if (hosts) config.progress_timeout_ms += config.progress_timeout_ms / 4;
+  std::unique_ptr<Mesh> mesh = Mesh::create(rank, epoch_, std::move(peers), config, abort_, status);
   if (!mesh) return status;
   std::unique_ptr<Backend> backend;
   if (config_.gloo) {

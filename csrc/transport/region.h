@@ -54,6 +54,9 @@ struct RegionControl {
   // 1 + the processor on which the owner's driver last waited; 0: it never has. The owner writes, others read, in any
   // order: it is a hint.
   alignas(64) std::atomic<uint32_t> processor;
+  // Beside a companion: counted up while the owner waits for anybody, so that whoever waits for it knows that it is not
+  // the one to blame. Owner writes, others compare; any order.
+  std::atomic<uint32_t> beats;
 };
 
 class Region {
@@ -118,6 +121,8 @@ class Region {
   // busy no sleep is longer than a moment. Before the first wait; called by the driver.
   using Companion = std::function<Status(bool& busy)>;
   void set_companion(Companion companion) { companion_ = std::move(companion); }
+  // This member is alive and waits for somebody else. Driver only.
+  void beat() { control(rank_).beats.fetch_add(1, std::memory_order_relaxed); }
 
   // Whether the driver is a caller that has nothing else to do: it then goes on polling for a while, giving the
   // processor to whoever wants it, because to be woken on a busy machine takes far longer. Driver only.
