@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from worlds import World
 
-WORLDS = [(size, transport) for size in (2, 3, 4) for transport in ("shm", "tcp")]
+WORLDS = [*((size, transport) for size in (2, 3, 4) for transport in ("shm", "tcp")), (4, "hosts")]
 
 
 class _Keeper:
