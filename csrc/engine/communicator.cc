@@ -226,7 +226,8 @@ bool Communicator::wait(Submission& submission, int64_t timeout_us) {
     }
     driving_ = true;
     lock.unlock();
-    if (region_) region_->set_patient(true);
+    // Beside a mesh whoever is waited for often waits for the network, and the processor is better left to others.
+    if (region_ && !mesh_) region_->set_patient(true);
     drive(done, deadline);
     lock.lock();
     driving_ = false;

@@ -25,9 +25,11 @@ namespace {
 using mesh::Flow;
 using mesh::Slice;
 
-constexpr int64_t kSettleLag = 2;   // blocks on the wire to their owners while the next one is combined
-constexpr int64_t kPublishLag = 4;  // blocks on the wire in either direction
-constexpr int64_t kLine = 64;       // members never write the same cache line of a slot
+// Blocks on the wire to their owners while the next one is combined, and on the wire in either direction. More would
+// fill no wire better, and take more of the caches.
+constexpr int64_t kSettleLag = 1;
+constexpr int64_t kPublishLag = 2;
+constexpr int64_t kLine = 64;  // bytes; members never write the same cache line of a slot
 constexpr int64_t kPartBytes = 128 << 10;
 
 class Reducer {
