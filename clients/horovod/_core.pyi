@@ -128,8 +128,8 @@ class Engine:
 
         Every rank calls it with the same number, which is not used again, and the same ascending ranks. Members give a
         new segment of their own and the addresses of all members' in the order of `ranks`, or sockets by rank, or both
-        and `hosts` in that order; other ranks give none. In a set, `root` of a broadcast is a rank of the world, splits are by place in the set.
-        Does not wait for the other ranks.
+        and `hosts` in that order; other ranks give none. In a set, `root` of a broadcast is a rank of the world, splits
+        are by place in the set. Does not wait for the other ranks.
         """
 
     def remove_process_set(self, number: int) -> None:
