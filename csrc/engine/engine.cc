@@ -132,6 +132,7 @@ Status Engine::connect(Communicator& communicator, std::vector<std::string> labe
                                           std::to_string(size) + " members; there must be one for each."};
     }
     hosts.emplace(paths.hosts);
+    if (hosts->count() < 2) return {Code::invalid_argument, "Members of one host need no connections, only segments."};
     const std::vector<int>& local = hosts->members(hosts->host(rank));
     if (local.size() > 1 && !segments) {
       return {Code::invalid_argument, labels[rank] + " shares its host, but has no shared memory."};
