@@ -102,6 +102,11 @@ def _start(
 def _layout(library: str, network: Network, per_host: int, stack: contextlib.ExitStack) -> Layout:
     hosts = network.hosts
     mpi: tuple[str, ...] = ()
+    # Every "host" believes that the cores are its own.
+    crowded = len(hosts) * per_host > len(os.sched_getaffinity(0))
+    environment: dict[str, str] = {}
+    if library == "horovod" and crowded:
+        environment["HOROVOD_SPIN_US"] = "0"
     if library == "mpi":
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="horovod-benchmark-"))
         agent = _rsh_agent(Path(folder, "agent"), hosts)
@@ -113,11 +118,10 @@ def _layout(library: str, network: Network, per_host: int, stack: contextlib.Exi
             "btl": "self,vader,tcp",
             "btl_tcp_if_include": hosts[0].interface,
             "oob_tcp_if_include": "eth0",
-            # Every "host" believes that the cores are its own.
-            "mpi_yield_when_idle": str(int(len(hosts) * per_host > len(os.sched_getaffinity(0)))),
+            "mpi_yield_when_idle": str(int(crowded)),
         }
         mpi = ("--host", places, "--bind-to", "none", *(word for item in settings.items() for word in ("--mca", *item)))
-    return Layout(hosts, per_host, mpi)
+    return Layout(hosts, per_host, mpi, environment)
 
 
 def _rsh_agent(path: Path, hosts: Sequence[Host]) -> Path:

@@ -313,10 +313,9 @@ class Settings:
         "HOROVOD_HIERARCHICAL_ALLREDUCE",
         "bool",
         None,
-        "reduce inside each host first; without it chosen by topology",
+        "0: ranks of one host use TCP between each other where the world spans several",
         flag="--hierarchical-allreduce",
         yaml="params.hierarchical_allreduce",
-        in_use=False,
     )
     hierarchical_allgather: bool | None = _row(
         "HOROVOD_HIERARCHICAL_ALLGATHER",

@@ -54,13 +54,15 @@ class Engine:
         segment: Segment | None = None,
         segment_addresses: Sequence[str] = (),
         sockets: Mapping[int, Sequence[int]] | None = None,
+        hosts: Sequence[int] = (),
         options: Mapping[str, int] = ...,
     ) -> None:
         """Connects. labels[r] names rank r in messages ("rank 1 (pid 4242) on host node-b").
 
         With `segment` and every rank's address: shared memory. With `sockets` (rank -> connected, authenticated
-        descriptors, owned by the engine from now on): TCP. Neither is needed when size is 1. options: fields of
-        csrc/base/config.h by name.
+        descriptors, owned by the engine from now on): TCP. Neither is needed when size is 1. With both and `hosts`,
+        one number for each rank: TCP between hosts, shared memory between ranks of equal numbers; a rank that is alone
+        needs no segment. options: fields of csrc/base/config.h by name.
         """
 
     # -- operations ------------------------------------------------------------------------------------------------
@@ -127,13 +129,14 @@ class Engine:
         segment: Segment | None = None,
         segment_addresses: Sequence[str] = (),
         sockets: Mapping[int, Sequence[int]] | None = None,
+        hosts: Sequence[int] = (),
     ) -> None:
         """Registers a subset of the world, whose operations are then submitted with `process_set=number`.
 
         Every rank calls it with the same number, which is not used again, and the same ascending ranks. Members give a
-        new segment of their own and the addresses of all members' in the order of `ranks`, or sockets by rank; other
-        ranks give neither. In a set, `root` of a broadcast is a rank of the world, splits are by place in the set.
-        Does not wait for the other ranks.
+        new segment of their own and the addresses of all members' in the order of `ranks`, or sockets by rank, or both
+        and `hosts` in that order; other ranks give none. In a set, `root` of a broadcast is a rank of the world, splits
+        are by place in the set. Does not wait for the other ranks.
         """
 
     def remove_process_set(self, number: int) -> None:

@@ -95,7 +95,7 @@ class PyEngine {
  public:
   PyEngine(int rank, int size, uint64_t epoch, std::vector<std::string> labels, const PySegment* segment,
            std::vector<std::string> segment_addresses, std::optional<std::map<int, std::vector<int>>> sockets,
-           const std::map<std::string, int64_t>& options) {
+           std::vector<int> hosts, const std::map<std::string, int64_t>& options) {
     if (static_cast<int>(labels.size()) != size) throw py::value_error("labels must name every rank.");
     WorldSpec world;
     world.rank = rank;
@@ -104,6 +104,7 @@ class PyEngine {
     if (segment) world.segment = segment->segment;
     world.segment_addresses = std::move(segment_addresses);
     if (sockets) world.sockets = std::move(*sockets);
+    world.hosts = std::move(hosts);
     const Config config = config_from(options);
     Status status;
     {
@@ -182,13 +183,14 @@ class PyEngine {
 
   void add_process_set(int number, std::vector<int> ranks, const PySegment* segment,
                        std::vector<std::string> segment_addresses,
-                       std::optional<std::map<int, std::vector<int>>> sockets) {
+                       std::optional<std::map<int, std::vector<int>>> sockets, std::vector<int> hosts) {
     ProcessSetSpec spec;
     spec.number = number;
     spec.ranks = std::move(ranks);
     if (segment) spec.segment = segment->segment;
     spec.segment_addresses = std::move(segment_addresses);
     if (sockets) spec.sockets = std::move(*sockets);
+    spec.hosts = std::move(hosts);
     Status status;
     {
       const py::gil_scoped_release release;
@@ -483,10 +485,12 @@ PYBIND11_MODULE(_core, module) {
 
   py::class_<PyEngine>(module, "Engine")
       .def(py::init<int, int, uint64_t, std::vector<std::string>, const PySegment*, std::vector<std::string>,
-                    std::optional<std::map<int, std::vector<int>>>, const std::map<std::string, int64_t>&>(),
+                    std::optional<std::map<int, std::vector<int>>>, std::vector<int>,
+                    const std::map<std::string, int64_t>&>(),
            py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("epoch"), py::arg("labels"),
            py::arg("segment") = nullptr, py::arg("segment_addresses") = std::vector<std::string>(),
-           py::arg("sockets") = py::none(), py::arg("options") = std::map<std::string, int64_t>())
+           py::arg("sockets") = py::none(), py::arg("hosts") = std::vector<int>(),
+           py::arg("options") = std::map<std::string, int64_t>())
       .def("submit", &PyEngine::submit, py::arg("kind"), py::arg("name"), py::arg("tensors"), py::arg("reduce_op") = 1,
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0, py::arg("splits") = py::none(),
            py::arg("process_set") = 0, py::arg("wait_follows") = false, py::arg("keep") = py::none())
@@ -498,7 +502,7 @@ PYBIND11_MODULE(_core, module) {
       .def("wait", &PyEngine::wait, py::arg("handle"))
       .def("add_process_set", &PyEngine::add_process_set, py::arg("number"), py::arg("ranks"), py::kw_only(),
            py::arg("segment") = nullptr, py::arg("segment_addresses") = std::vector<std::string>(),
-           py::arg("sockets") = py::none())
+           py::arg("sockets") = py::none(), py::arg("hosts") = std::vector<int>())
       .def("remove_process_set", &PyEngine::remove_process_set, py::arg("number"))
       .def("pending", &PyEngine::pending, py::arg("process_set"))
       .def("next_outbox", &PyEngine::next_outbox, py::arg("timeout_ms"))

@@ -83,6 +83,8 @@ Status run_uniform(const DataPlane& plane, Batch batch) {
                     shared::alltoall, shared::reducescatter);
   }
   if (plane.backend) return plane.backend->run(batch);
+  if (plane.hierarchy && type == OpType::allreduce) return hierarchical::allreduce(*plane.hierarchy, batch);
+  if (plane.hierarchy && type == OpType::reducescatter) return hierarchical::reducescatter(*plane.hierarchy, batch);
   return dispatch(type, *plane.mesh, batch, mesh::allreduce, mesh::allgather, mesh::broadcast, mesh::alltoall,
                   mesh::reducescatter);
 }

@@ -3,6 +3,7 @@
 
 #include "collectives/backend.h"
 #include "collectives/batch.h"
+#include "collectives/hierarchical/collectives.h"
 #include "transport/mesh.h"
 #include "transport/region.h"
 
@@ -10,9 +11,10 @@ namespace horovod {
 
 // What a communicator moves data with: a region or a mesh, none for a world of one.
 struct DataPlane {
-  Region* region = nullptr;
+  Region* region = nullptr;  // of all members
   Mesh* mesh = nullptr;
-  Backend* backend = nullptr;  // runs over the mesh, in place of our own algorithms
+  Hierarchy* hierarchy = nullptr;  // beside the mesh, where some members share memory
+  Backend* backend = nullptr;      // runs over the mesh, in place of our own algorithms
 };
 
 // Runs the batch (operations of equal type, dtype and factors) to its end on this member.

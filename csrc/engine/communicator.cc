@@ -63,13 +63,24 @@ void Communicator::attach(std::unique_ptr<Region> region) {
   start_background();
 }
 
-void Communicator::attach(std::unique_ptr<Mesh> mesh, std::unique_ptr<Backend> backend) {
+void Communicator::attach(std::unique_ptr<Mesh> mesh, std::unique_ptr<Backend> backend, std::optional<Hosts> hosts,
+                          std::unique_ptr<Region> region) {
   mesh_ = std::move(mesh);
   backend_ = std::move(backend);
+  region_ = std::move(region);
   plane_.mesh = mesh_.get();
   plane_.backend = backend_.get();
+  if (hosts) {
+    hierarchy_ = std::make_unique<Hierarchy>(mesh_.get(), region_.get(), std::move(*hosts), config_.slot_bytes);
+    plane_.hierarchy = hierarchy_.get();
+    if (region_) {
+      region_->set_companion([this](bool& busy) { return mesh_->progress(busy); });
+      mesh_->while_waiting([this] { region_->beat(); });
+    }
+  }
   auto log = std::make_unique<MeshOrderLog>(
-      *mesh_, [this](const TensorId* ids, size_t count) { return fuse(ids, count); }, abort_);
+      *mesh_, [this](const TensorId* ids, size_t count) { return fuse(ids, count); }, abort_,
+      hierarchy_ ? &hierarchy_->hosts : nullptr);
   log->watch([this](int member, TensorId id, Arrival what) {
     if (timeline_.active()) [[unlikely]]
       timeline_.arrival(process_set_, ranks_[member], id, what);
@@ -217,7 +228,8 @@ bool Communicator::wait(Submission& submission, int64_t timeout_us) {
     }
     driving_ = true;
     lock.unlock();
-    if (region_) region_->set_patient(true);
+    // Beside a mesh whoever is waited for often waits for the network, and the processor is better left to others.
+    if (region_ && !mesh_) region_->set_patient(true);
     drive(done, deadline);
     lock.lock();
     driving_ = false;

@@ -17,6 +17,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -109,7 +110,9 @@ class Communicator {
 
   // Exactly one of these before the first submit() unless the world has one member.
   void attach(std::unique_ptr<Region> region);
-  void attach(std::unique_ptr<Mesh> mesh, std::unique_ptr<Backend> backend = nullptr);
+  // hosts: where some members share memory; then `region` is of those of this host, or null where this one is alone.
+  void attach(std::unique_ptr<Mesh> mesh, std::unique_ptr<Backend> backend = nullptr,
+              std::optional<Hosts> hosts = std::nullopt, std::unique_ptr<Region> region = nullptr);
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(labels_.size()); }
@@ -186,9 +189,10 @@ class Communicator {
   Outbox& outbox_;
   Timeline& timeline_;
   const std::function<void()> on_abort_;
-  std::unique_ptr<Region> region_;
   std::unique_ptr<Mesh> mesh_;
-  std::unique_ptr<Backend> backend_;  // uses mesh_
+  std::unique_ptr<Region> region_;        // of all members, or beside the mesh of those of this host
+  std::unique_ptr<Hierarchy> hierarchy_;  // uses mesh_ and region_
+  std::unique_ptr<Backend> backend_;      // uses mesh_
   std::unique_ptr<OrderLog> log_;
   SharedOrderLog* shared_log_ = nullptr;  // log_ when this is shared memory
   DataPlane plane_;

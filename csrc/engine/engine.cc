@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -78,31 +79,46 @@ std::unique_ptr<Engine> Engine::create(WorldSpec world, const Config& config, St
   engine->global_ = std::make_shared<Communicator>(0, world.rank, std::move(ranks), world.labels, config,
                                                    engine->abort_, engine->outbox_, *engine->timeline_,
                                                    [self = engine.get()] { self->tell_abort(); });
-  status = engine->connect(*engine->global_, std::move(world.labels), std::move(world.segment), world.segment_addresses,
-                           descriptors.release());
+  status = engine->connect(
+      *engine->global_, std::move(world.labels),
+      {std::move(world.segment), std::move(world.segment_addresses), descriptors.release(), std::move(world.hosts)});
   if (!status.ok()) return nullptr;
   return engine;
 }
 
-Status Engine::connect(Communicator& communicator, std::vector<std::string> labels, std::shared_ptr<Segment> segment,
-                       const std::vector<std::string>& segment_addresses, std::map<int, std::vector<int>> sockets) {
-  DescriptorOwner descriptors(sockets);
+Status Engine::make_region(const std::vector<int>& members, int me, const std::vector<std::string>& labels,
+                           const Paths& paths, std::unique_ptr<Region>& region) {
+  std::vector<std::shared_ptr<Segment>> segments;
+  std::vector<std::string> names;
+  int place = 0;
+  Status status;
+  for (const int member : members) {
+    names.push_back(labels[member]);
+    if (member == me) {
+      place = static_cast<int>(segments.size());
+      segments.push_back(paths.segment);
+      continue;
+    }
+    segments.push_back(Segment::open(paths.segment_addresses[member], segment_bytes(config_), status));
+    if (!segments.back()) return {status.code(), labels[member] + ": " + status.message()};
+  }
+  region = std::make_unique<Region>(place, std::move(segments), std::move(names), kHeaderBytes,
+                                    sizeof(SharedOrderLog::Memory), config_, abort_);
+  return {};
+}
+
+Status Engine::connect(Communicator& communicator, std::vector<std::string> labels, Paths paths) {
+  DescriptorOwner descriptors(paths.sockets);
   const int size = communicator.size();
   const int rank = communicator.rank();
   if (size == 1) return {};
-  Status status;
-  if (segment && static_cast<int>(segment_addresses.size()) == size) {
-    std::vector<std::shared_ptr<Segment>> segments;
-    for (int member = 0; member < size; ++member) {
-      if (member == rank) {
-        segments.push_back(segment);
-        continue;
-      }
-      segments.push_back(Segment::open(segment_addresses[member], segment_bytes(config_), status));
-      if (!segments.back()) return {status.code(), labels[member] + ": " + status.message()};
-    }
-    communicator.attach(std::make_unique<Region>(rank, std::move(segments), std::move(labels), kHeaderBytes,
-                                                 sizeof(SharedOrderLog::Memory), config_, abort_));
+  const bool segments = paths.segment && static_cast<int>(paths.segment_addresses.size()) == size;
+  std::unique_ptr<Region> region;
+  if (segments && paths.hosts.empty()) {
+    std::vector<int> everyone(static_cast<size_t>(size));
+    std::iota(everyone.begin(), everyone.end(), 0);
+    HVD_TRY(make_region(everyone, rank, labels, paths, region));
+    communicator.attach(std::move(region));
     return {};
   }
   for (int member = 0; member < size; ++member) {
@@ -110,20 +126,38 @@ Status Engine::connect(Communicator& communicator, std::vector<std::string> labe
       return {Code::invalid_argument, "There is neither shared memory nor a connection to " + labels[member] + "."};
     }
   }
-  sockets = descriptors.release();
+  std::optional<Hosts> hosts;
+  if (!paths.hosts.empty()) {
+    if (static_cast<int>(paths.hosts.size()) != size) {
+      return {Code::invalid_argument, std::to_string(paths.hosts.size()) + " hosts are given for " +
+                                          std::to_string(size) + " members; there must be one for each."};
+    }
+    hosts.emplace(paths.hosts);
+    if (hosts->count() < 2) return {Code::invalid_argument, "Members of one host need no connections, only segments."};
+    const std::vector<int>& local = hosts->members(hosts->host(rank));
+    if (local.size() > 1 && !segments) {
+      return {Code::invalid_argument, labels[rank] + " shares its host, but has no shared memory."};
+    }
+    if (local.size() > 1) HVD_TRY(make_region(local, rank, labels, paths, region));
+  }
+  std::map<int, std::vector<int>> sockets = descriptors.release();
   std::vector<MeshPeer> peers(size);
   for (int member = 0; member < size; ++member) {
     peers[member].label = std::move(labels[member]);
     if (member != rank) peers[member].fds = std::move(sockets[member]);
   }
-  std::unique_ptr<Mesh> mesh = Mesh::create(rank, epoch_, std::move(peers), config_, abort_, status);
+  Status status;
+  Config config = config_;
+  // A member of another host may wait for one of its own host, which it names; that must come first.
+  if (hosts) config.progress_timeout_ms += config.progress_timeout_ms / 4;
+  std::unique_ptr<Mesh> mesh = Mesh::create(rank, epoch_, std::move(peers), config, abort_, status);
   if (!mesh) return status;
   std::unique_ptr<Backend> backend;
   if (config_.gloo) {
     backend = make_gloo_backend(*mesh, abort_, status);
     if (!backend) return status;
   }
-  communicator.attach(std::move(mesh), std::move(backend));
+  communicator.attach(std::move(mesh), std::move(backend), std::move(hosts), std::move(region));
   return {};
 }
 
@@ -171,8 +205,9 @@ Status Engine::add_process_set(ProcessSetSpec spec) {
     made.communicator =
         std::make_shared<Communicator>(spec.number, static_cast<int>(mine - spec.ranks.begin()), spec.ranks, labels,
                                        config_, abort_, outbox_, *timeline_, [this] { tell_abort(); });
-    HVD_TRY(connect(*made.communicator, std::move(labels), std::move(spec.segment), spec.segment_addresses,
-                    std::move(by_member)));
+    HVD_TRY(connect(
+        *made.communicator, std::move(labels),
+        {std::move(spec.segment), std::move(spec.segment_addresses), std::move(by_member), std::move(spec.hosts)}));
   }
   const std::shared_ptr<Communicator> communicator = made.communicator;
   Status status;

@@ -22,6 +22,7 @@ struct WorldSpec {
   std::shared_ptr<Segment> segment;            // this member's, for shared memory
   std::vector<std::string> segment_addresses;  // every member's
   std::map<int, std::vector<int>> sockets;  // for TCP: rank -> connected descriptors; owned by the engine from now on
+  std::vector<int> hosts;  // beside sockets: equal for ranks that share memory all the same; empty: none do
 };
 
 // A subset of the world that runs operations of its own. `ranks` are ranks of the world, ascending; whatever else
@@ -32,6 +33,7 @@ struct ProcessSetSpec {
   std::shared_ptr<Segment> segment;            // this member's, for shared memory
   std::vector<std::string> segment_addresses;  // every member's
   std::map<int, std::vector<int>> sockets;     // for TCP: world's rank -> descriptors; owned by the engine from now on
+  std::vector<int> hosts;                      // see WorldSpec
 };
 
 // What a rank that does not get on holds; lets the coordinator find ranks that wait for each other.
@@ -90,8 +92,17 @@ class Engine {
   Engine() = default;
   // Checks the arguments and finds out where they go; a root becomes a place among the members.
   Status route(Submission& submission, std::shared_ptr<Communicator>& communicator) const;
-  Status connect(Communicator& communicator, std::vector<std::string> labels, std::shared_ptr<Segment> segment,
-                 const std::vector<std::string>& segment_addresses, std::map<int, std::vector<int>> sockets);
+  // How the members reach each other; everything by member.
+  struct Paths {
+    std::shared_ptr<Segment> segment;
+    std::vector<std::string> segment_addresses;
+    std::map<int, std::vector<int>> sockets;
+    std::vector<int> hosts;
+  };
+  Status connect(Communicator& communicator, std::vector<std::string> labels, Paths paths);
+  // Over the segments of `members`, of whom this rank is one.
+  Status make_region(const std::vector<int>& members, int me, const std::vector<std::string>& labels,
+                     const Paths& paths, std::unique_ptr<Region>& region);
   std::vector<std::shared_ptr<Communicator>> communicators() const;
   void tell_abort() const;
   static void add_counts(const Communicator& communicator, Counts& counts);

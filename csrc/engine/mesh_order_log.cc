@@ -26,8 +26,8 @@ Status bad_id(TensorId id) {
 
 }  // namespace
 
-MeshOrderLog::MeshOrderLog(Mesh& mesh, FuseRule fuse, AbortSignal& abort)
-    : mesh_(mesh), fuse_(std::move(fuse)), abort_(abort), own_(kMaxIds) {
+MeshOrderLog::MeshOrderLog(Mesh& mesh, FuseRule fuse, AbortSignal& abort, const Hosts* hosts)
+    : mesh_(mesh), fuse_(std::move(fuse)), abort_(abort), hosts_(hosts), own_(kMaxIds) {
   if (sequences()) counts_.resize(kMaxIds);
 }
 
@@ -318,7 +318,7 @@ Status MeshOrderLog::run(const Entry& entry) {
     for (int member = 0; member < mesh_.size(); ++member) {
       contributions[member] = member == mesh_.rank() ? &own_bytes : store_.find(id, member, generation);
     }
-    HVD_TRY(mesh::run_eager(*operation, contributions));
+    HVD_TRY(mesh::run_eager(*operation, contributions, hosts_));
   }
   return {};
 }

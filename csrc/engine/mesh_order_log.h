@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "base/abort.h"
+#include "collectives/hosts.h"
 #include "collectives/mesh/eager_store.h"
 #include "engine/order_log.h"
 #include "transport/mesh.h"
@@ -37,7 +38,8 @@ enum class Arrival : uint8_t { counted, taken_back, last };
 
 class MeshOrderLog final : public OrderLog {
  public:
-  MeshOrderLog(Mesh& mesh, FuseRule fuse, AbortSignal& abort);
+  // hosts: null, or in whose order small operations are reduced.
+  MeshOrderLog(Mesh& mesh, FuseRule fuse, AbortSignal& abort, const Hosts* hosts = nullptr);
 
   Status arrive(TensorId id) override { return arrive(id, nullptr); }
   Status arrive_with(TensorId id, Operation& operation) override { return arrive(id, &operation); }
@@ -98,6 +100,7 @@ class MeshOrderLog final : public OrderLog {
   Mesh& mesh_;
   const FuseRule fuse_;
   AbortSignal& abort_;
+  const Hosts* const hosts_;
   Watch watch_;
 
   // Innermost lock of the log: neither the fuse rule nor the mesh is called with it. Guards the next block.

@@ -87,6 +87,8 @@ class SocketMesh final : public Mesh {
   Status exchange(std::span<const Transfer> sends, std::span<const Transfer> receives) override;
   Status start(std::span<const Transfer> sends, std::span<const Transfer> receives, Flight& flight) override;
   Status finish(Flight& flight) override;
+  Status progress(bool& busy) override;
+  void while_waiting(std::function<void()> act) override { while_waiting_ = std::move(act); }
   Status send_control(int peer, ControlKind kind, std::span<const uint32_t> ids, std::string_view text) override;
   Status next_control(ControlFrame& frame, bool& found) override;
   Status wait(int64_t timeout_us) override;
@@ -118,6 +120,7 @@ class SocketMesh final : public Mesh {
   const uint64_t epoch_;
   const Config config_;
   AbortSignal& abort_;
+  std::function<void()> while_waiting_;
   std::deque<Peer> peers_;      // not a vector: a Peer does not move
   std::vector<Line> lines_;     // all connections
   std::vector<pollfd> polled_;  // one for each line, then the wake-up descriptor
@@ -307,8 +310,20 @@ Status SocketMesh::finish(Flight& flight) {
     for (const Line& line : lines_) {
       small = small && !line.connection->owes() && line.connection->expected_bytes() <= kSpinBytes;
     }
+    if (while_waiting_) while_waiting_();
     HVD_TRY(rest(small, spin_until_us, limit_us));
   }
+  return {};
+}
+
+Status SocketMesh::progress(bool& busy) {
+  if (Status status = alive(); !status.ok()) return fail(std::move(status));
+  poll_lines(0);
+  bool moved = false;
+  HVD_TRY(pass(moved));
+  if (unwell_) HVD_TRY(judge());
+  busy = std::any_of(lines_.begin(), lines_.end(),
+                     [](const Line& line) { return line.connection->owes() || line.connection->expects(); });
   return {};
 }
 

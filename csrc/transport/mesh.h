@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -70,6 +71,11 @@ class Mesh {
   // are dropped and their memory is not touched again; the mesh then answers every call with the same failure.
   virtual Status start(std::span<const Transfer> sends, std::span<const Transfer> receives, Flight& flight) = 0;
   virtual Status finish(Flight& flight) = 0;
+  // Moves what can be moved without waiting. busy: some transfer is not done yet.
+  virtual Status progress(bool& busy) = 0;
+
+  // Called by the driver again and again while finish() waits. Before the first transfer.
+  virtual void while_waiting(std::function<void()> act) = 0;
 
   // Queues a frame and sends what the socket takes now; the rest goes out with the next call of the driver. Any thread.
   virtual Status send_control(int peer, ControlKind kind, std::span<const uint32_t> ids,

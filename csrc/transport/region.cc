@@ -21,6 +21,12 @@ int usable_processors() {
   return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
+// After so many times the limit a member without progress is blamed though it shows signs of life.
+constexpr int64_t kMostPatience = 4;
+
+// How long the companion may wait for us. Sockets hold what a fast network brings meanwhile.
+constexpr int64_t kCompanionUs = 200;
+
 constexpr int64_t kMoveUs = 5'000;  // between two changes of the processor, which cost some 50 us each
 
 }  // namespace
@@ -46,22 +52,46 @@ Region::Region(int rank, std::vector<std::shared_ptr<Segment>> segments, std::ve
   share_ = (size() + usable_processors() - 1) / usable_processors();
 }
 
+// As long as a slice, or until something is there to be done.
+Status Region::nap_beside_companion(const std::function<bool()>& ready) {
+  const int64_t end_us = now_us() + kSliceUs;
+  bool busy = false;
+  do {
+    beat();
+    HVD_TRY(companion_(busy));
+    const int64_t now = now_us();
+    if (sleep_until(ready, busy ? std::min(end_us, now + kCompanionUs) : end_us)) return {};
+  } while (now_us() < end_us);
+  return {};
+}
+
 Status Region::await_slowly(int member, const std::atomic<uint64_t>& value, uint64_t count) {
   const auto ready = [&] { return value.load(std::memory_order_acquire) >= count || abort_.raised(); };
   const int64_t started = now_us();
   uint64_t last = value.load(std::memory_order_relaxed);
+  uint32_t last_beat = control(member).beats.load(std::memory_order_relaxed);
   int64_t last_change = started;
+  int64_t last_sign = started;  // of life: it waits for others in its turn, which is no reason to blame it
   for (;;) {
-    sleep_until(ready, now_us() + kSliceUs);
+    if (companion_) {
+      HVD_TRY(nap_beside_companion(ready));
+    } else {
+      sleep_until(ready, now_us() + kSliceUs);
+    }
     if (value.load(std::memory_order_acquire) >= count) return {};
     if (abort_.raised()) return abort_.cause();
     HVD_TRY(check_members());
     const int64_t now = now_us();
     if (const uint64_t current = value.load(std::memory_order_relaxed); current != last) {
       last = current;
-      last_change = now;
+      last_change = last_sign = now;
     }
-    if (now - last_change > config_.progress_timeout_ms * 1000) {
+    if (const uint32_t beat = control(member).beats.load(std::memory_order_relaxed); beat != last_beat) {
+      last_beat = beat;
+      last_sign = now;
+    }
+    const int64_t limit_us = config_.progress_timeout_ms * 1000;
+    if (now - last_sign > limit_us || now - last_change > kMostPatience * limit_us) {
       Status late(Code::timeout, labels_[member] + " has made no progress for " +
                                      std::to_string(config_.progress_timeout_ms) +
                                      " ms in an operation that every rank had started; it is stopped or overloaded.");

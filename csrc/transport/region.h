@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -53,6 +54,9 @@ struct RegionControl {
   // 1 + the processor on which the owner's driver last waited; 0: it never has. The owner writes, others read, in any
   // order: it is a hint.
   alignas(64) std::atomic<uint32_t> processor;
+  // Beside a companion: counted up while the owner waits for anybody, so that whoever waits for it knows that it is not
+  // the one to blame. Owner writes, others compare; any order.
+  std::atomic<uint32_t> beats;
 };
 
 class Region {
@@ -112,6 +116,14 @@ class Region {
     return round < depth ? Status() : await(Phase::finished, round - depth + 1);
   }
 
+  // Work that must go on while this member waits for others here: it moves what it can without waiting, says whether
+  // it is busy, and ends the wait by failing (the abort signal is raised, or will be by whoever asked). While it is
+  // busy no sleep is longer than a moment. Before the first wait; called by the driver.
+  using Companion = std::function<Status(bool& busy)>;
+  void set_companion(Companion companion) { companion_ = std::move(companion); }
+  // This member is alive and waits for somebody else. Driver only.
+  void beat() { control(rank_).beats.fetch_add(1, std::memory_order_relaxed); }
+
   // Whether the driver is a caller that has nothing else to do: it then goes on polling for a while, giving the
   // processor to whoever wants it, because to be woken on a busy machine takes far longer. Driver only.
   void set_patient(bool patient) { patient_ = patient; }
@@ -155,6 +167,7 @@ class Region {
     bell.rings.fetch_add(1, std::memory_order_release);
     futex_wake_all(&bell.rings);
   }
+  Status nap_beside_companion(const std::function<bool()>& ready);
   Status await_slowly(int member, const std::atomic<uint64_t>& value, uint64_t count);
   void spread();
 
@@ -164,6 +177,7 @@ class Region {
   const size_t offset_;
   const Config config_;
   AbortSignal& abort_;
+  Companion companion_;
   std::vector<RegionControl*> controls_;
   std::vector<std::byte*> slots_;
   std::vector<std::byte*> cells_;

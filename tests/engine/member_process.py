@@ -18,7 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from resources import held, leaks
-from world import ALLREDUCE, DTYPES, SUM
+from world import ALLREDUCE, DTYPES, SUM, hosts_of
 
 from horovod import _core
 from horovod.worker.runtime.host import Interface
@@ -46,13 +46,10 @@ class Process:
     def offer(self, transport: str, options: dict[str, int]) -> None:
         """How peers reach this process in the next world."""
         self.options = options
-        if transport == "shm":
-            self.segment = _core.Segment(options=options)
-            say(segment=self.segment.address, endpoints=[])
-        else:
-            self.segment = None
-            self.listeners = Listeners([Interface("lo", ("127.0.0.1",))])
-            say(segment="", endpoints=[[e.address, e.port] for e in self.listeners.endpoints])
+        self.segment = None if transport == "tcp" else _core.Segment(options=options)
+        self.listeners = None if transport == "shm" else Listeners([Interface("lo", ("127.0.0.1",))])
+        endpoints = self.listeners.endpoints if self.listeners else []
+        say(segment=self.segment.address if self.segment else "", endpoints=[[e.address, e.port] for e in endpoints])
 
     def form(self, rank: int, epoch: int, offers: list[dict[str, Any]]) -> None:
         members = tuple(
@@ -76,6 +73,7 @@ class Process:
             segment=self.segment,
             segment_addresses=[o["segment"] for o in offers] if self.segment else (),
             sockets=sockets,
+            hosts=hosts_of(len(offers)) if self.segment and sockets else (),
             options=self.options,
         )
         self.segment = None
@@ -144,9 +142,9 @@ class Process:
             return
         say(done=1, right=bool((array == expected).all()))
 
-    def measure(self, warm_up: int, steps: int) -> None:
-        """What this process holds before and after `steps` small operations."""
-        array = np.zeros(16, np.float32)
+    def measure(self, warm_up: int, steps: int, elements: int) -> None:
+        """What this process holds before and after `steps` operations."""
+        array = np.zeros(elements, np.float32)
         before: dict[str, int] = {}
         try:
             for step in range(warm_up + steps):

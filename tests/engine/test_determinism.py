@@ -1,15 +1,18 @@
 """Same world, same inputs, same bits: whatever the transport, the order of arrival, fusion, threads or a restart.
 
 Inputs have wide exponents, so that any other order of summation, or a rounding in between, changes bits. The reference
-is the definition: ranks are added from left to right, float16 and bfloat16 in float32 with one rounding at the end.
+is the definition: ranks are added from left to right, float16 and bfloat16 in float32 with one rounding at the end;
+where some ranks of several hosts share memory, first those of each host and then the hosts' (rounded) sums.
 Delays are made by event order: a baton goes through all submissions of all ranks in a random order, so that who comes
 first and last differs from case to case and never depends on the clock.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,7 +71,7 @@ def cases(draw: st.DrawFn) -> Case:
         "spin_us": draw(st.sampled_from([0, 50])),
     }
     return Case(
-        draw(st.integers(2, 4)),
+        draw(st.integers(2, 5)),
         tuple(ops),
         draw(st.integers(1, 3)),
         draw(st.integers(1, 2)),
@@ -98,17 +101,22 @@ def inputs(op: Op, rank: int, seed: int) -> list[np.ndarray]:
     return arrays
 
 
-def reference(op: Op, index: int, size: int, seed: int) -> np.ndarray:
+def add(dtype: str, parts: list[np.ndarray], factor: float = 1.0) -> np.ndarray:
+    """From left to right, rounded once."""
+    if len(parts) == 1 and factor == 1.0:
+        return parts[0]
+    wide = np.dtype(np.float64 if dtype == "float64" else np.float32)
+    terms = [from_bfloat16(part) if dtype == "bfloat16" else part.astype(wide) for part in parts]
+    total = functools.reduce(np.add, terms) * wide.type(factor)
+    return to_bfloat16(total) if dtype == "bfloat16" else total.astype(dtype)
+
+
+def reference(op: Op, index: int, size: int, seed: int, hosts: Sequence[int] = ()) -> np.ndarray:
     parts = [inputs(op, rank, seed)[index] for rank in range(size)]
-    wide = np.dtype(np.float64 if op.dtype == "float64" else np.float32)
-    total: np.ndarray | None = None
-    for part in parts:
-        term = from_bfloat16(part) if op.dtype == "bfloat16" else part.astype(wide)
-        total = term if total is None else total + term
-    assert total is not None
-    if op.reduce_op == AVERAGE:
-        total = total * wide.type(1.0 / size)
-    return to_bfloat16(total) if op.dtype == "bfloat16" else total.astype(op.dtype)
+    by_host: dict[int, list[np.ndarray]] = {}
+    for rank, part in enumerate(parts):
+        by_host.setdefault(hosts[rank] if hosts else rank, []).append(part)
+    return add(op.dtype, [add(op.dtype, on) for on in by_host.values()], 1 / size if op.reduce_op == AVERAGE else 1.0)
 
 
 def rows_of(total: int, size: int, rank: int) -> slice:
@@ -191,10 +199,10 @@ def run_round(world: EngineWorld, case: Case, round_seed: int) -> list[dict[str,
     return world.run(body)
 
 
-def check(case: Case, results: list[dict[str, list[np.ndarray]]], where: str) -> None:
+def check(case: Case, results: list[dict[str, list[np.ndarray]]], where: str, hosts: Sequence[int] = ()) -> None:
     for op in case.ops:
         for index, shape in enumerate(op.shapes):
-            expected = reference(op, index, case.size, case.seed)
+            expected = reference(op, index, case.size, case.seed, hosts)
             for rank, result in enumerate(results):
                 want = expected[rows_of(shape[0], case.size, rank)] if op.kind == REDUCESCATTER else expected
                 got = np.ascontiguousarray(result[op.name][index])
@@ -211,10 +219,10 @@ def check(case: Case, results: list[dict[str, list[np.ndarray]]], where: str) ->
 )
 @given(case=cases())
 def test_same_world_same_inputs_same_bits(case: Case) -> None:
-    for number, transport in enumerate(TRANSPORTS):
+    for number, transport in enumerate((*TRANSPORTS, "hosts")):
         with EngineWorld(case.size, transport, connections=case.connections, **case.options) as world:
             for turn in range(2):  # first negotiated, then known: they may be fused in other ways
-                check(case, run_round(world, case, 10 * number + turn), f"{transport}, turn {turn}")
+                check(case, run_round(world, case, 10 * number + turn), f"{transport}, turn {turn}", world.hosts)
 
 
 def test_the_reference_depends_on_the_order_of_the_ranks() -> None:
@@ -223,3 +231,6 @@ def test_the_reference_depends_on_the_order_of_the_ranks() -> None:
     parts = [inputs(op, rank, 1)[0] for rank in range(3)]
     assert (parts[0] + parts[1] + parts[2]).tobytes() != (parts[2] + parts[1] + parts[0]).tobytes()
     assert reference(op, 0, 3, 1).tobytes() == (parts[0] + parts[1] + parts[2]).tobytes()
+    assert reference(op, 0, 3, 1, [0, 1, 0]).tobytes() == (parts[0] + parts[2] + parts[1]).tobytes()
+    assert reference(op, 0, 3, 1, [0, 1, 1]).tobytes() == (parts[0] + (parts[1] + parts[2])).tobytes()
+    assert reference(op, 0, 3, 1, [0, 1, 1]).tobytes() != reference(op, 0, 3, 1).tobytes()

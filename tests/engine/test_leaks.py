@@ -44,10 +44,10 @@ def test_worlds_of_one() -> None:
     assert not leaks(before)
 
 
-@pytest.mark.parametrize("transport", ["in_process", "shm", "tcp"])
+@pytest.mark.parametrize("transport", ["in_process", "shm", "tcp", "hosts"])
 def test_pairs(transport: str) -> None:
     def cycle() -> None:
-        with EngineWorld(2, transport) as world:
+        with EngineWorld(3 if transport == "hosts" else 2, transport) as world:
             world.run(step)
 
     for _ in range(WARM_UP):
@@ -58,12 +58,12 @@ def test_pairs(transport: str) -> None:
     assert not leaks(before)
 
 
-@pytest.mark.parametrize("transport", ["in_process", "shm", "tcp"])
+@pytest.mark.parametrize("transport", ["in_process", "shm", "tcp", "hosts"])
 def test_pairs_that_end_badly(transport: str) -> None:
     """Aborted in the middle, with operations that will never complete."""
 
     def cycle() -> None:
-        with EngineWorld(2, transport) as world:
+        with EngineWorld(3 if transport == "hosts" else 2, transport) as world:
             world.run(step)
             handle = world.members[0].allreduce_async(np.ones(300_000, np.float32), "allreduce.never")
             world.engines[1].abort("rank 1 on host here gave up.")
@@ -78,14 +78,15 @@ def test_pairs_that_end_badly(transport: str) -> None:
     assert not leaks(before)
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", "hosts"])
 def test_steps(transport: str) -> None:
-    """Two processes, small operations."""
+    """Two processes and small operations; for two hosts three, and operations that are large enough to use both."""
+    steps, elements = (STEPS // 10, 30_000) if transport == "hosts" else (STEPS, 16)
     with Processes() as processes:
-        ranks = processes.start(2)
+        ranks = processes.start(3 if transport == "hosts" else 2)
         processes.form(ranks, transport)
         for rank in ranks:
-            rank.tell("measure", warm_up=STEPS // 10, steps=STEPS)
+            rank.tell("measure", warm_up=steps // 10, steps=steps, elements=elements)
         for rank in ranks:
             assert rank.answer("leaked", "error") == {}
         processes.close(ranks)

@@ -1,4 +1,4 @@
-"""Three ranks as real processes; one is killed, stopped or exits in the middle of large operations.
+"""Three ranks as real processes, on one "host" or on two; one is killed, stopped or exits in large operations.
 
 The others raise, name the right rank, and build the next world in the same processes.
 """
@@ -38,7 +38,7 @@ def errors_of(survivors: list[RankProcess]) -> list[str]:
 
 
 @pytest.mark.parametrize("elements", [100, ELEMENTS], ids=["small", "large"])
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", "hosts"])
 def test_killed_at_any_point(processes: Processes, transport: str, elements: int) -> None:
     """Round after round in the surviving processes: a random rank dies at a random point, a new one replaces it."""
     chance = random.Random(f"{transport} {elements}")
@@ -62,7 +62,7 @@ def test_killed_at_any_point(processes: Processes, transport: str, elements: int
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", "hosts"])
 def test_stopped(processes: Processes, transport: str, victim: int) -> None:
     """A stopped process keeps its connections and its memory; only time tells."""
     ranks = processes.start(3)
@@ -72,7 +72,7 @@ def test_stopped(processes: Processes, transport: str, victim: int) -> None:
     survivors = [rank for rank in ranks if rank is not ranks[victim]]
     for error in errors_of(survivors):
         assert f"rank {victim} (pid {ranks[victim].pid}) on host here" in error
-        assert "made no progress for 700 ms" in error
+        assert "made no progress for " in error
     assert ranks[victim].process.poll() is None
     processes.close(survivors)
     check_next_world(processes, survivors, transport)
@@ -82,7 +82,7 @@ def test_stopped(processes: Processes, transport: str, victim: int) -> None:
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", "hosts"])
 def test_exits_in_the_middle(processes: Processes, transport: str, victim: int) -> None:
     """os._exit(): no destructor runs, nobody is told."""
     ranks = processes.start(3)

@@ -1,15 +1,16 @@
 """Several engines in one process, each driven by a thread of its own: the smallest world that runs everything native.
 
 The coordinator is replaced by the few lines that agree on ids, so these tests show the engine alone. Transports:
-"in_process" (plain memory between threads), "shm" (memfd segments, mapped twice), "tcp" (connected socket pairs) and
-"gloo" (the same with Gloo's algorithms; skipped where Horovod was built without Gloo).
+"in_process" (plain memory between threads), "shm" (memfd segments, mapped twice), "tcp" (connected socket pairs),
+"gloo" (the same with Gloo's algorithms; skipped where Horovod was built without Gloo) and "hosts" (socket pairs, and
+memory between ranks of one of the hosts that hosts_of() deals them to).
 """
 
 from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,8 @@ DTYPES = {
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = range(6)
 AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
 TRANSPORTS = ("in_process", "shm", "tcp")  # with our own algorithms
-EVERY_TRANSPORT = (*TRANSPORTS, "gloo")
-SOCKETS = ("tcp", "gloo")
+EVERY_TRANSPORT = (*TRANSPORTS, "hosts", "gloo")
+SOCKETS = ("tcp", "gloo", "hosts")
 
 
 class Member:
@@ -153,10 +154,24 @@ def connect(size: int, connections: int) -> list[dict[int, list[int]]]:
     return sockets
 
 
-class EngineWorld:
-    """Context manager: `size` engines over `transport`."""
+def hosts_of(size: int) -> list[int]:
+    """The host of each rank: two or more of them, uneven and out of order where there are enough ranks."""
+    return (
+        [[], [0], [0, 1], [0, 0, 1], [0, 1, 0, 1], [0, 1, 1, 2, 0]][size] if size < 6 else [r % 3 for r in range(size)]
+    )
 
-    def __init__(self, size: int, transport: str = "in_process", connections: int = 1, **options: int) -> None:
+
+class EngineWorld:
+    """Context manager: `size` engines over `transport`; `hosts` instead of hosts_of() for "hosts"."""
+
+    def __init__(
+        self,
+        size: int,
+        transport: str = "in_process",
+        connections: int = 1,
+        hosts: Sequence[int] | None = None,
+        **options: int,
+    ) -> None:
         labels = [f"rank {rank} (thread {rank}) on host here" for rank in range(size)]
         if transport == "gloo":
             if "has no Gloo" in _core.gloo_obstacle():
@@ -166,12 +181,16 @@ class EngineWorld:
         self.transport = transport
         self._connections = connections
         self._options = options
+        self.hosts = list(hosts or hosts_of(size)) if transport == "hosts" else []
         common = {"size": size, "epoch": 1, "labels": labels, "options": options}
         if size == 1:
             self.engines = [_core.Engine(rank=0, **common)]
         elif transport in SOCKETS:
             sockets = connect(size, connections)
-            self.engines = [_core.Engine(rank=rank, sockets=sockets[rank], **common) for rank in range(size)]
+            paths = self._local_paths(self.hosts, size)
+            self.engines = [
+                _core.Engine(rank=rank, sockets=sockets[rank], **paths[rank], **common) for rank in range(size)
+            ]
         else:
             segments = [_core.Segment(in_process=transport == "in_process", options=options) for _ in range(size)]
             addresses = [segment.address for segment in segments]
@@ -182,14 +201,26 @@ class EngineWorld:
         self.members = [Member(engine, rank, size) for rank, engine in enumerate(self.engines)]
         self.negotiator = Negotiator(self.engines)
 
+    def _local_paths(self, hosts: Sequence[int], size: int) -> list[dict[str, Any]]:
+        """What each member passes to share memory with others on its host; `hosts` may be empty."""
+        if len(set(hosts)) == len(hosts):
+            return [{} for _ in range(size)]
+        segments = [
+            _core.Segment(in_process=True, options=self._options) if hosts.count(host) > 1 else None for host in hosts
+        ]
+        addresses = [segment.address if segment else "" for segment in segments]
+        return [{"segment": segment, "segment_addresses": addresses, "hosts": hosts} for segment in segments]
+
     def add_set(self, number: int, *ranks: int) -> int:
         """Registers a process set on every rank; gives back its number."""
         self.negotiator.sets[number] = list(ranks)
         if self.transport in SOCKETS:
             sockets = connect(len(ranks), self._connections)
+            paths = self._local_paths([self.hosts[rank] for rank in ranks] if self.hosts else [], len(ranks))
             for rank, engine in enumerate(self.engines):
                 mine = sockets[ranks.index(rank)] if rank in ranks else {}
-                engine.add_process_set(number, ranks, sockets={ranks[peer]: fds for peer, fds in mine.items()})
+                path = paths[ranks.index(rank)] if rank in ranks else {}
+                engine.add_process_set(number, ranks, sockets={ranks[peer]: fds for peer, fds in mine.items()}, **path)
             return number
         segments = {
             rank: _core.Segment(in_process=self.transport == "in_process", options=self._options) for rank in ranks

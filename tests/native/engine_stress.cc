@@ -1,7 +1,7 @@
 // Stress for the sanitizers (`make sanitize`): worlds of 2 to 4 engines in this process, several threads for each rank
 // that submit random operations in random order, in the world and in process sets that come and go, ranks that join
 // early, checked results, and worlds that end in order, by abort, or in the middle of everything. Usage: engine_stress
-// [worlds] [seed] [in_process|tcp|both]
+// [worlds] [seed] [in_process|tcp|hosts|all]
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -137,35 +137,56 @@ class Negotiator {
   std::vector<std::thread> threads_;
 };
 
-std::vector<std::unique_ptr<Engine>> make_world(int size, bool tcp, const Config& config) {
+enum class Transport { in_process, tcp, hosts };  // hosts: TCP, and memory between every other rank
+
+std::vector<int> hosts_of(const std::vector<int>& ranks) {
+  std::vector<int> hosts;
+  for (const int rank : ranks) hosts.push_back(rank % 2);
+  return hosts;
+}
+
+// Fills in how each member reaches the others.
+template <typename Spec>
+void connect_specs(const std::vector<Spec*>& specs, const std::vector<int>& ranks, Transport transport,
+                   const Config& config) {
+  std::vector<std::string> addresses;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    for (size_t k = i + 1; transport != Transport::in_process && k < ranks.size(); ++k) {
+      int pair[2];
+      CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "socketpair");
+      specs[i]->sockets[ranks[k]].push_back(pair[0]);
+      specs[k]->sockets[ranks[i]].push_back(pair[1]);
+    }
+    if (transport == Transport::tcp) continue;
+    Status status;
+    specs[i]->segment = Segment::create(Engine::segment_bytes(config), true, status);
+    CHECK(specs[i]->segment, "%s", status.message().c_str());
+    addresses.push_back(specs[i]->segment->address());
+  }
+  for (Spec* spec : specs) {
+    spec->segment_addresses = addresses;
+    if (transport == Transport::hosts) spec->hosts = hosts_of(ranks);
+  }
+}
+
+std::vector<std::unique_ptr<Engine>> make_world(int size, Transport transport, const Config& config) {
   std::vector<std::unique_ptr<Engine>> engines;
   std::vector<WorldSpec> specs(size);
-  std::vector<std::string> labels, addresses;
-  std::vector<std::shared_ptr<Segment>> segments;
+  std::vector<WorldSpec*> all;
+  std::vector<std::string> labels;
+  std::vector<int> everyone;
   Status status;
   for (int rank = 0; rank < size; ++rank) {
     labels.push_back("rank " + std::to_string(rank) + " on host stress");
-    if (tcp) continue;
-    segments.push_back(Segment::create(Engine::segment_bytes(config), true, status));
-    CHECK(segments.back(), "%s", status.message().c_str());
-    addresses.push_back(segments.back()->address());
+    everyone.push_back(rank);
+    all.push_back(&specs[rank]);
   }
   for (int rank = 0; rank < size; ++rank) {
     specs[rank].rank = rank;
     specs[rank].epoch = 1;
     specs[rank].labels = labels;
-    if (tcp) {
-      for (int peer = rank + 1; peer < size; ++peer) {
-        int pair[2];
-        CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "socketpair");
-        specs[rank].sockets[peer].push_back(pair[0]);
-        specs[peer].sockets[rank].push_back(pair[1]);
-      }
-    } else {
-      specs[rank].segment = segments[rank];
-      specs[rank].segment_addresses = addresses;
-    }
   }
+  connect_specs(all, everyone, transport, config);
   for (int rank = 0; rank < size; ++rank) {
     engines.push_back(Engine::create(std::move(specs[rank]), config, status));
     CHECK(engines.back(), "%s", status.message().c_str());
@@ -265,8 +286,8 @@ bool run_thread(Engine& engine, int rank, int set, const std::vector<int>& ranks
 
 // Process sets come and go while everything else runs: each round, half of the ranks or more form one, use it, and take
 // it away. Ranks keep in step with a barrier where a training process would use a collective.
-void churn(std::vector<std::unique_ptr<Engine>>& engines, Negotiator& negotiator, bool tcp, const Config& config,
-           int rounds, uint64_t seed, bool may_abort, std::vector<std::thread>& workers) {
+void churn(std::vector<std::unique_ptr<Engine>>& engines, Negotiator& negotiator, Transport transport,
+           const Config& config, int rounds, uint64_t seed, bool may_abort, std::vector<std::thread>& workers) {
   struct Round {
     std::vector<int> ranks;
     std::vector<ProcessSetSpec> specs;
@@ -286,27 +307,13 @@ void churn(std::vector<std::unique_ptr<Engine>>& engines, Negotiator& negotiator
     }
     if (one.ranks.empty()) one.ranks.push_back(0);
     one.specs.resize(engines.size());
-    std::vector<std::string> addresses;
-    Status status;
     for (int rank = 0; rank < size; ++rank) {
       one.specs[rank].number = round + 1;
       one.specs[rank].ranks = one.ranks;
     }
-    for (size_t i = 0; i < one.ranks.size(); ++i) {
-      ProcessSetSpec& mine = one.specs[one.ranks[i]];
-      if (!tcp) {
-        mine.segment = Segment::create(Engine::segment_bytes(config), true, status);
-        CHECK(mine.segment, "%s", status.message().c_str());
-        addresses.push_back(mine.segment->address());
-      }
-      for (size_t k = i + 1; tcp && k < one.ranks.size(); ++k) {
-        int pair[2];
-        CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "socketpair");
-        mine.sockets[one.ranks[k]].push_back(pair[0]);
-        one.specs[one.ranks[k]].sockets[one.ranks[i]].push_back(pair[1]);
-      }
-    }
-    for (int rank : one.ranks) one.specs[rank].segment_addresses = addresses;
+    std::vector<ProcessSetSpec*> members;
+    for (const int rank : one.ranks) members.push_back(&one.specs[rank]);
+    connect_specs(members, one.ranks, transport, config);
     negotiator.add_set(round + 1, one.ranks);
     shared->rounds.push_back(std::move(one));
   }
@@ -381,7 +388,7 @@ void run_until_joined(Engine& engine, int rank, int size, uint64_t seed, bool ma
 
 enum class Ending { orderly, abort, sudden_close };
 
-void run_world(uint64_t seed, bool tcp) {
+void run_world(uint64_t seed, Transport transport) {
   std::mt19937_64 random(seed);
   const int size = 2 + static_cast<int>(random() % 3);
   const int threads = 1 + static_cast<int>(random() % 3);
@@ -392,9 +399,9 @@ void run_world(uint64_t seed, bool tcp) {
   config.slot_count = 2 + static_cast<int>(random() % 3);
   config.spin_us = static_cast<int64_t>(random() % 60);
   if (random() % 3 == 0) config.fusion_threshold_bytes = random() % 100000;
-  std::vector<std::unique_ptr<Engine>> engines = make_world(size, tcp, config);
+  std::vector<std::unique_ptr<Engine>> engines = make_world(size, transport, config);
   const testing::TimelineFolder timeline;  // of half of the worlds over each transport
-  const bool recorded = seed / 2 % 2 == 0;
+  const bool recorded = seed / 3 % 2 == 0;
   if (recorded) CHECK_OK(engines[0]->timeline().start(timeline.path(), true, 0));
   {
     Negotiator negotiator(engines);
@@ -402,7 +409,7 @@ void run_world(uint64_t seed, bool tcp) {
     std::vector<int> everyone(size);
     std::iota(everyone.begin(), everyone.end(), 0);
     if (random() % 2 == 0) {
-      churn(engines, negotiator, tcp, config, 1 + static_cast<int>(random() % 4), seed, ending != Ending::orderly,
+      churn(engines, negotiator, transport, config, 1 + static_cast<int>(random() % 4), seed, ending != Ending::orderly,
             workers);
     }
     for (int rank = 0; rank < size; ++rank) {
@@ -453,10 +460,13 @@ void run_world(uint64_t seed, bool tcp) {
 int main(int argc, char** argv) {
   const int worlds = argc > 1 ? std::atoi(argv[1]) : 50;
   const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
-  const std::string transport = argc > 3 ? argv[3] : "both";
+  const std::string transport = argc > 3 ? argv[3] : "all";
+  const std::vector<std::string> names = {"in_process", "tcp", "hosts"};
   for (int i = 0; i < worlds; ++i) {
-    const bool tcp = transport == "tcp" || (transport == "both" && i % 2 == 1);
-    run_world(seed + i, tcp);
+    const std::string& name = transport == "all" ? names[i % names.size()] : transport;
+    const auto found = std::find(names.begin(), names.end(), name);
+    CHECK(found != names.end(), "there is no transport %s", name.c_str());
+    run_world(seed + i, static_cast<Transport>(found - names.begin()));
   }
   std::printf("engine_stress: %d worlds, seed %llu, %s: ok\n", worlds, static_cast<unsigned long long>(seed),
               transport.c_str());

@@ -69,3 +69,13 @@ def test_memory_is_shared_on_one_host_in_one_domain_only():
 def test_endpoints_read_well():
     assert str(Endpoint("10.0.0.1", 5, "eth0")) == "10.0.0.1:5 (eth0)"
     assert str(Endpoint("fd00::1", 5)) == "[fd00::1]:5"
+
+
+def test_which_ranks_share_memory_where_not_all_do():
+    assert World.from_message(message("a", "a", "b", "a", "b"), "m0").sharing_hosts() == [0, 0, 2, 0, 2]
+    assert World.from_message(message("a", "b", "c"), "m0").sharing_hosts() == []
+    split = message("a", "a", "b", "b")
+    split.members[1].host.shared_memory_domain = "another container"
+    assert World.from_message(split, "m2").sharing_hosts() == [0, 1, 2, 2]
+    split.members[3].segment_address = ""
+    assert World.from_message(split, "m3").sharing_hosts() == []

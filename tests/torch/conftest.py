@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from worlds import Keeper, World
 
-WORLDS = [(size, transport) for size in (2, 3, 4) for transport in ("shm", "tcp")]
+WORLDS = [*((size, transport) for size in (2, 3, 4) for transport in ("shm", "tcp")), (4, "hosts")]
 
 
 def _params(worlds: list[tuple[int, str]]) -> list[object]:

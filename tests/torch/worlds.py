@@ -1,5 +1,7 @@
 """Real worlds for the tests of horovod.torch: N processes, an embedded coordinator, a chosen transport.
 
+The transport "hosts" makes every two ranks one host (by name), which share memory with each other and nobody else.
+
 Importing torch costs more than most tests, so the processes are forked from one that has done so (fork_server.py), and
 a `World` is a set of them that run many test functions one after the other. `world.run(function, *arguments)` runs it
 on every rank (`function` may call hvd.rank()) and returns the results in rank order; `world.outcomes(...)` returns
@@ -76,6 +78,8 @@ class World:
             "HOROVOD_TRANSPORT": self.transport,
             **self._environment,
         }
+        if self.transport == "hosts":
+            environment |= {"HOROVOD_TRANSPORT": "auto", "HOROVOD_HOSTNAME": f"host-{rank // 2}"}
         self._processes.append(fork_server.shared().start(environment, theirs.fileno()))
         theirs.close()
         self._pipes.append(ours)

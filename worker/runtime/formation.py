@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from horovod.worker.runtime.affinity import background_cpu
 from horovod.worker.runtime.errors import StartError
-from horovod.worker.runtime.offers import engine_options, make_listeners, make_segment
+from horovod.worker.runtime.offers import choose_hierarchy, engine_options, make_listeners, make_segment
 from horovod.worker.runtime.process_sets import ProcessSets, problem_of
 from horovod.worker.runtime.timeline import Timeline
 from horovod.worker.runtime.world import Endpoint, World
@@ -41,6 +41,7 @@ CHECK_SECONDS = 0.05
 AGREED = (
     "transport",
     "cpu_operations",
+    "hierarchical_allreduce",
     "fusion_threshold_bytes",
     "slot_bytes",
     "slot_count",
@@ -71,7 +72,7 @@ class Context:
         self.negotiator = negotiator
         self.process_sets = ProcessSets(settings, world, engine, negotiator)
         self.timeline = Timeline(settings, engine, world.rank)
-        self.transport = transport  # "none" in a world of one, else "shm" or "tcp"
+        self.transport = transport  # "none" in a world of one, "shm", "tcp", or "tcp+shm" where hosts share memory
         self.socket_inodes: frozenset[int] = frozenset()  # of the data plane; a forked child closes them
 
     def counters(self) -> dict[str, int]:
@@ -212,9 +213,11 @@ def _join(
     made.callback(session.close, NOT_CONNECTED)
     world = session.join(request, deadline)
     shared = _choose_shared_memory(settings, world)
+    hosts = [] if shared else choose_hierarchy(settings, world)
     sockets: dict[int, list[int]] | None = None
     if not shared:
-        segment = None
+        if hosts.count(hosts[world.rank] if hosts else -1) < 2:
+            segment = None
         if world.size > 1:
             sockets = _connect(settings, world, listeners, session, deadline)
     if listeners is not None:
@@ -222,13 +225,14 @@ def _join(
     inodes = frozenset(os.fstat(fd).st_ino for fds in (sockets or {}).values() for fd in fds)
     left = max(0.001, deadline - time.monotonic())
     try:
-        engine = _engine(settings, world, segment=segment, sockets=sockets, timeout_seconds=left)
+        engine = _engine(settings, world, segment=segment, sockets=sockets, hosts=hosts, timeout_seconds=left)
     except Exception as error:
         session.check()  # a member that is gone explains it better
         raise StartError(str(error)) from error
     made.callback(engine.close)
     if segment is not None and world.size > 1:
-        _await_peers(segment, world, session, deadline)
+        peers = (hosts.count(hosts[world.rank]) if hosts else world.size) - 1
+        _await_peers(segment, peers, world, session, deadline)
     session.attach(engine)
     negotiator = None
     if world.size > 1:
@@ -241,16 +245,15 @@ def _join(
             metadata=session.metadata,
         )
         negotiator.start()
-    transport = "none" if world.size == 1 else "shm" if shared else "tcp"
+    transport = "none" if world.size == 1 else "shm" if shared else "tcp+shm" if hosts else "tcp"
     log.info("%s is in epoch %d of %d ranks over %s.", world.label(world.rank), world.epoch, world.size, transport)
     context = Context(settings, world, engine, session, negotiator, transport)
     context.socket_inodes = inodes
     return context
 
 
-def _await_peers(segment: Segment, world: World, session: Session, deadline: float) -> None:
-    """Until all peers have opened this rank's segment: it may leave at once, and with it the segment."""
-    peers = world.size - 1
+def _await_peers(segment: Segment, peers: int, world: World, session: Session, deadline: float) -> None:
+    """Until that many have opened this rank's segment: it may leave at once, and with it the segment."""
     while (attached := segment.await_attached(peers, CHECK_SECONDS)) < peers:
         session.check()
         if time.monotonic() > deadline:
@@ -297,6 +300,7 @@ def _engine(
     *,
     segment: Segment | None = None,
     sockets: dict[int, list[int]] | None = None,
+    hosts: Sequence[int] = (),
     timeout_seconds: float,
 ) -> Engine:
     from horovod._core import Engine
@@ -309,6 +313,7 @@ def _engine(
         segment=segment,
         segment_addresses=[m.segment_address for m in world.members] if segment else (),
         sockets=sockets or {},
+        hosts=hosts,
         options={
             **engine_options(settings),
             "background_cpu": background_cpu(settings.thread_affinity, world.local_rank, world.local_size),

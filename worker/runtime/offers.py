@@ -8,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from horovod.worker.runtime.errors import StartError
+from horovod.worker.runtime.world import World
 from horovod.worker.settings import Settings, split_address
 
 if TYPE_CHECKING:
@@ -46,6 +47,13 @@ def make_listeners(settings: Settings, *, optional: bool) -> Listeners | None:
             raise
         log.info("There is no network interface for TCP; only shared memory can be used.", exc_info=True)
         return None
+
+
+def choose_hierarchy(settings: Settings, world: World) -> list[int]:
+    """Which ranks share memory in a world that needs TCP (World.sharing_hosts); all ranks choose alike."""
+    if settings.transport == "tcp" or settings.hierarchical_allreduce is False:
+        return []
+    return world.sharing_hosts()
 
 
 def engine_options(settings: Settings) -> dict[str, int]:

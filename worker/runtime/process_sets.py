@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from horovod.worker.runtime.errors import StartError
-from horovod.worker.runtime.offers import engine_options, make_listeners
+from horovod.worker.runtime.offers import choose_hierarchy, engine_options, make_listeners
 from horovod.worker.runtime.world import Endpoint, World
 from horovod.worker.settings import Settings
 
@@ -177,16 +177,18 @@ class ProcessSets:
         if self._world.rank in ranks and len(ranks) > 1:
             subset = self._world.subset(ranks)
             # All members know the same of each other, so they choose alike.
-            if self._settings.transport != "tcp" and subset.why_not_shared_memory() is None:
+            together = self._settings.transport != "tcp" and subset.why_not_shared_memory() is None
+            part.hosts = [] if together else choose_hierarchy(self._settings, subset)
+            if together or (part.hosts and part.hosts.count(part.hosts[subset.rank]) > 1):
                 from horovod._core import Segment
 
                 part.segment = Segment(options=engine_options(self._settings))
-                part.offer = {"segment": part.segment.address}
-            else:
+                part.offer["segment"] = part.segment.address
+            if not together:
                 part.listeners = make_listeners(self._settings, optional=False)
                 assert part.listeners is not None
                 endpoints = [[one.address, one.port, one.interface] for one in part.listeners.endpoints]
-                part.offer = {"endpoints": endpoints}
+                part.offer["endpoints"] = endpoints
         try:
             yield part
         finally:
@@ -198,10 +200,8 @@ class ProcessSets:
         ranks = part.ranks
         if self._negotiator is not None:
             self._negotiator.add_process_set(number, ranks)
-        if part.segment is not None:
-            addresses = [str(offers[rank]["segment"]) for rank in ranks]
-            self._engine.add_process_set(number, ranks, segment=part.segment, segment_addresses=addresses)
-        elif part.listeners is not None:
+        addresses = [str(offers[rank].get("segment", "")) for rank in ranks] if part.segment is not None else []
+        if part.listeners is not None:
             from horovod.worker.runtime.mesh import connect_peers
 
             subset = self._world.subset(
@@ -216,9 +216,16 @@ class ProcessSets:
                 deadline=time.monotonic() + self._settings.start_timeout_seconds,
                 check=self._engine.check,
             )
-            self._engine.add_process_set(number, ranks, sockets={ranks[peer]: fds for peer, fds in sockets.items()})
+            self._engine.add_process_set(
+                number,
+                ranks,
+                segment=part.segment,
+                segment_addresses=addresses,
+                sockets={ranks[peer]: fds for peer, fds in sockets.items()},
+                hosts=part.hosts,
+            )
         else:
-            self._engine.add_process_set(number, ranks)
+            self._engine.add_process_set(number, ranks, segment=part.segment, segment_addresses=addresses)
 
     def _forget(self, number: int) -> None:
         self._engine.remove_process_set(number)
@@ -233,6 +240,7 @@ class _Part:
         self.ranks = ranks
         self.segment: Segment | None = None
         self.listeners: Listeners | None = None
+        self.hosts: list[int] = []  # by place, equal for members that share memory although the set needs TCP
         self.offer: dict[str, Any] = {}
 
 

@@ -145,6 +145,15 @@ class World:
                 )
         return None
 
+    def sharing_hosts(self) -> list[int]:
+        """A number for each rank, equal for ranks that can map each other's segments; empty when no two ranks can."""
+        first: dict[tuple[object, ...], int] = {}
+        numbers = []
+        for member in self.members:
+            place = (member.host, member.shared_memory_domain) if member.segment_address else (member.rank,)
+            numbers.append(first.setdefault(place, member.rank))
+        return numbers if len(first) < self.size else []
+
 
 @dataclass(frozen=True)
 class _Subset(World):

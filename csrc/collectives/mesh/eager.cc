@@ -42,7 +42,7 @@ void pack_eager(const Operation& operation, int rank, std::string& bytes) {
   }
 }
 
-Status run_eager(Operation& operation, std::span<const std::string* const> contributions) {
+Status run_eager(Operation& operation, std::span<const std::string* const> contributions, const Hosts* hosts) {
   const OpSpec& spec = operation.spec;
   const int n = static_cast<int>(contributions.size());
   const Reduction reduction = Reduction::of(spec, n);
@@ -63,8 +63,7 @@ Status run_eager(Operation& operation, std::span<const std::string* const> contr
       std::memcpy(span.output, contributions[spec.root]->data() + offset, size);
     } else {
       for (int member = 0; member < n; ++member) inputs[member] = contributions[member]->data() + offset;
-      kernels::reduce(reduction.dtype, reduction.op, span.output, inputs.data(), n, static_cast<size_t>(span.count),
-                      reduction.postscale);
+      reduce_members(hosts, reduction, span.output, inputs.data(), n, span.count);
     }
     offset += size;
   }

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "collectives/batch.h"
+#include "collectives/hosts.h"
 
 namespace horovod::mesh {
 
@@ -20,7 +21,8 @@ inline bool contributes(const OpSpec& spec, int member) {
 // Appends what member `rank` contributes, scaled if it has to be.
 void pack_eager(const Operation& operation, int rank, std::string& bytes);
 
-// The result, from what all contribute (by rank; ignored for members that do not).
-Status run_eager(Operation& operation, std::span<const std::string* const> contributions);
+// The result, from what all contribute (by rank; ignored for members that do not). hosts: null, or in whose order it is
+// reduced.
+Status run_eager(Operation& operation, std::span<const std::string* const> contributions, const Hosts* hosts = nullptr);
 
 }  // namespace horovod::mesh

@@ -15,11 +15,12 @@ constexpr int64_t kLeastChunkBytes = 32 << 10;  // of one peer; less costs more 
 
 class Reducer {
  public:
-  Reducer(Mesh& mesh, std::span<const Slice> slices, const Reduction& reduction, Flow flow)
+  Reducer(Mesh& mesh, std::span<const Slice> slices, const Reduction& reduction, Flow flow, const Hosts* hosts)
       : mesh_(mesh),
         slices_(slices),
         reduction_(reduction),
         flow_(flow),
+        hosts_(hosts),
         element_bytes_(static_cast<int64_t>(size_of(reduction.dtype))) {}
 
   Status run();
@@ -45,6 +46,7 @@ class Reducer {
   const std::span<const Slice> slices_;
   const Reduction reduction_;
   const Flow flow_;
+  const Hosts* const hosts_;
   const int64_t element_bytes_;
   int64_t chunk_elements_ = 1;
   std::unique_ptr<std::byte[]> scratch_;  // kWindow x rank x chunk
@@ -120,14 +122,15 @@ void Reducer::reduce(int64_t index) {
       kernels::scale(reduction_.dtype, output, input, count, reduction_.prescale);
       inputs_[me] = output;
     }
-    kernels::reduce(reduction_.dtype, reduction_.op, output, inputs_.data(), mesh_.size(), count, reduction_.postscale);
+    reduce_members(hosts_, reduction_, output, inputs_.data(), mesh_.size(), count);
   });
 }
 
 }  // namespace
 
-Status reduce_slices(Mesh& mesh, std::span<const Slice> slices, const Reduction& reduction, Flow flow) {
-  return Reducer(mesh, slices, reduction, flow).run();
+Status reduce_slices(Mesh& mesh, std::span<const Slice> slices, const Reduction& reduction, Flow flow,
+                     const Hosts* hosts) {
+  return Reducer(mesh, slices, reduction, flow, hosts).run();
 }
 
 }  // namespace horovod::mesh

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "collectives/batch.h"
+#include "collectives/hosts.h"
 #include "transport/mesh.h"
 
 namespace horovod::mesh {
@@ -29,6 +30,9 @@ enum class Flow {
 // Each slice goes straight to its reducer, in chunks: while one chunk is reduced the next ones are on the wire, and
 // reduced chunks leave at once. Each member sends and receives (n - 1) / n of the array for scatter, twice that with
 // the gather. Scratch memory is bounded and independent of the array's size.
-Status reduce_slices(Mesh& mesh, std::span<const Slice> slices, const Reduction& reduction, Flow flow);
+//
+// hosts: reduces in their order instead, where members share memory.
+Status reduce_slices(Mesh& mesh, std::span<const Slice> slices, const Reduction& reduction, Flow flow,
+                     const Hosts* hosts = nullptr);
 
 }  // namespace horovod::mesh

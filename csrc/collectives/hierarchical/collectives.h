@@ -1,0 +1,27 @@
+// Collectives over several hosts where members of one host share memory: what the members of a host have in common
+// crosses the network once. A call runs one batch on this member; every member of the mesh calls the same function with
+// a matching batch. Elements are reduced in the order that hosts.h fixes.
+#pragma once
+
+#include "collectives/batch.h"
+#include "collectives/hosts.h"
+#include "transport/mesh.h"
+#include "transport/region.h"
+
+namespace horovod {
+
+struct Hierarchy {
+  Mesh* mesh;         // of all members
+  Region* region;     // of the members of this host, in rank order; null for a member that is alone there
+  Hosts hosts;        // at least two
+  size_t slot_bytes;  // of every region; known to members without one, too
+};
+
+}  // namespace horovod
+
+namespace horovod::hierarchical {
+
+Status allreduce(Hierarchy& hierarchy, Batch batch);
+Status reducescatter(Hierarchy& hierarchy, Batch batch);
+
+}  // namespace horovod::hierarchical

@@ -1,0 +1,280 @@
+// Slices are cut into parts, and part b of every slice makes up block b. A block goes through five steps:
+//
+//   post     each member copies what others of its host reduce into its staging slot (prescaled)
+//   combine  for each slice one member of each host, the counterpart of the slice's owner, reduces the part over its
+//            host and sends the result to the owner
+//   settle   the owner reduces the hosts' results into its output, in the order of the hosts, and sends them to its
+//            counterparts on the other hosts
+//   publish  each member copies what it owns and what has come for it into its staging slot
+//   collect  the others of its host copy that out
+//
+// So every host sends and receives 2 (H - 1) / H of the array for H hosts, from all of its members at once. Steps of
+// different blocks overlap: while one block is combined those before it are on the wire. No member ever waits for its
+// host without moving bytes of the wire (see Region::set_companion), so waiting for both can't end in a circle: of all
+// members the one that is furthest behind finds everything it waits for done.
+#include "collectives/hierarchical/reduce_slices.h"
+
+#include <cstring>
+#include <memory>
+
+#include "kernels/kernels.h"
+
+namespace horovod::hierarchical {
+namespace {
+
+using mesh::Flow;
+using mesh::Slice;
+
+// Blocks on the wire to their owners while the next one is combined, and on the wire in either direction. More would
+// fill no wire better, and take more of the caches.
+constexpr int64_t kSettleLag = 1;
+constexpr int64_t kPublishLag = 2;
+constexpr int64_t kLine = 64;  // bytes; members never write the same cache line of a slot
+constexpr int64_t kPartBytes = 128 << 10;
+
+class Reducer {
+ public:
+  Reducer(Hierarchy& hierarchy, std::span<const Slice> slices, const Reduction& reduction, Flow flow)
+      : mesh_(*hierarchy.mesh),
+        region_(hierarchy.region),
+        hosts_(hierarchy.hosts),
+        slot_bytes_(static_cast<int64_t>(hierarchy.slot_bytes)),
+        slices_(slices),
+        reduction_(reduction),
+        flow_(flow),
+        item_(static_cast<int64_t>(size_of(reduction.dtype))),
+        me_(mesh_.rank()),
+        host_(hosts_.host(me_)),
+        local_(hosts_.members(host_)) {
+    for (int i = 0; i < mesh_.size(); ++i) {  // beginning behind this member, so that not all send to one first
+      const int owner = (me_ + 1 + i) % mesh_.size();
+      if (works_for(owner)) mine_.push_back(owner);
+    }
+  }
+
+  Status run() {
+    Status status = run_blocks();
+    // The epoch is over: the mesh must let go of the memory that is freed here.
+    if (!status.ok()) (void)mesh_.finish(rest_);
+    return status;
+  }
+
+ private:
+  bool works_for(int owner) const { return hosts_.counterpart(host_, owner) == me_; }
+  Slice part(int owner, int64_t block) const {
+    const Slice& slice = slices_[owner];
+    const int64_t begin = std::min(slice.begin + block * part_, slice.end);
+    return {slice.list, begin, std::min(begin + part_, slice.end)};
+  }
+  size_t bytes(const Slice& slice) const { return static_cast<size_t>(slice.size() * item_); }
+  // This host's result for mine_[index], and another host's for this member's own slice.
+  std::byte* combined(int64_t block, size_t index) const { return scratch(block, index); }
+  std::byte* arrived(int64_t block, int host) const { return scratch(block, mine_.size() + static_cast<size_t>(host)); }
+  std::byte* scratch(int64_t block, size_t index) const {
+    const size_t places = mine_.size() + static_cast<size_t>(hosts_.count());
+    const size_t place = static_cast<size_t>(block % (kSettleLag + 1)) * places + index;
+    return scratch_.get() + place * static_cast<size_t>(part_ * item_);
+  }
+  std::byte* in_slot(int place, uint64_t round, int owner) const {
+    return region_->slot(place, round) + owner * part_ * item_;
+  }
+
+  Status run_blocks();
+  Status post(int64_t block);
+  Status combine(int64_t block);
+  void combine_part(int64_t block, size_t index);
+  Status settle(int64_t block);
+  Status publish(int64_t block);
+  Status collect(int64_t block);
+
+  Mesh& mesh_;
+  Region* const region_;
+  const Hosts& hosts_;
+  const int64_t slot_bytes_;
+  const std::span<const Slice> slices_;
+  const Reduction reduction_;
+  const Flow flow_;
+  const int64_t item_;
+  const int me_;
+  const int host_;
+  const std::vector<int>& local_;  // the members of this host; places in it are ranks in the region
+  std::vector<int> mine_;          // owners of the slices that this member works for
+  int64_t part_ = 0;               // elements
+  std::unique_ptr<std::byte[]> scratch_;
+  std::vector<const void*> inputs_;                                     // of the kernel
+  uint64_t posted_ = 0;                                                 // round of the last post
+  uint64_t published_ = 0;                                              // round of the last publish
+  std::vector<Flight> arrivals_ = std::vector<Flight>(kSettleLag + 1);  // hosts' results for this member's slice
+  std::vector<Flight> sends_ = std::vector<Flight>(kSettleLag + 1);     // what leaves combined()
+  std::vector<Flight> gathers_ = std::vector<Flight>(kPublishLag + 1);  // other owners' results
+  Flight rest_;
+};
+
+Status Reducer::run_blocks() {
+  int64_t longest = 0;
+  for (const Slice& slice : slices_) longest = std::max(longest, slice.size());
+  if (longest == 0) return {};
+  const int64_t most = std::min(slot_bytes_ / mesh_.size() / kLine * kLine, kPartBytes) / item_;
+  const int64_t least = (longest + most - 1) / most;  // equal parts rather than full ones and a small rest
+  const int64_t line = kLine / item_;
+  part_ = ((longest + least - 1) / least + line - 1) / line * line;
+  const int64_t blocks = (longest + part_ - 1) / part_;
+  const size_t places = mine_.size() + static_cast<size_t>(hosts_.count());
+  const auto depth = static_cast<size_t>(std::min(blocks, kSettleLag + 1));
+  scratch_.reset(new (std::nothrow) std::byte[depth * places * static_cast<size_t>(part_ * item_)]);
+  if (!scratch_) return {Code::internal, "There is not enough memory for a reduction's scratch space."};
+  const auto exists = [&](int64_t block) { return block >= 0 && block < blocks; };
+  const bool gathers = flow_ == Flow::scatter_gather;
+  const int64_t steps = blocks + (gathers ? kPublishLag + 1 : kSettleLag);
+  for (int64_t step = 0; step < steps; ++step) {
+    if (exists(step)) HVD_TRY(post(step));
+    if (gathers && exists(step - kPublishLag - 1)) HVD_TRY(collect(step - kPublishLag - 1));
+    if (exists(step)) HVD_TRY(combine(step));
+    if (exists(step - kSettleLag)) HVD_TRY(settle(step - kSettleLag));
+    if (gathers && exists(step - kPublishLag)) HVD_TRY(publish(step - kPublishLag));
+  }
+  for (Flight& sent : sends_) HVD_TRY(mesh_.finish(sent));
+  return mesh_.finish(rest_);
+}
+
+Status Reducer::post(int64_t block) {
+  if (!region_) return {};
+  posted_ = region_->take_rounds(1);
+  HVD_TRY(region_->await_slot(posted_));
+  const bool scaled = reduction_.prescale != 1.0 && reduction_.dtype != DType::boolean;
+  for (int i = 0; i < mesh_.size(); ++i) {
+    const int owner = (me_ + 1 + i) % mesh_.size();
+    if (works_for(owner)) continue;
+    const Slice slice = part(owner, block);
+    std::byte* place = in_slot(region_->rank(), posted_, owner);
+    slice.list->visit(slice.begin, slice.end, [&](const std::byte* input, std::byte*, int64_t count, int64_t offset) {
+      if (scaled) {
+        kernels::scale(reduction_.dtype, place + offset * item_, input, static_cast<size_t>(count),
+                       reduction_.prescale);
+      } else {
+        std::memcpy(place + offset * item_, input, static_cast<size_t>(count * item_));
+      }
+    });
+  }
+  region_->publish(Phase::posted, posted_ + 1);
+  return {};
+}
+
+Status Reducer::combine(int64_t block) {
+  const auto turn = static_cast<size_t>(block % (kSettleLag + 1));
+  HVD_TRY(mesh_.finish(sends_[turn]));  // its memory is used again
+  const Slice own = part(me_, block);
+  std::vector<Transfer> receives;
+  for (int host = 0; host < hosts_.count(); ++host) {
+    if (host != host_) receives.push_back({hosts_.counterpart(host, me_), {{arrived(block, host), bytes(own)}}});
+  }
+  HVD_TRY(mesh_.start({}, receives, arrivals_[turn]));
+  if (region_) HVD_TRY(region_->await(Phase::posted, posted_ + 1));
+  for (size_t index = 0; index < mine_.size(); ++index) {
+    combine_part(block, index);
+    if (hosts_.host(mine_[index]) == host_) continue;
+    const Transfer send{mine_[index], {{combined(block, index), bytes(part(mine_[index], block))}}};
+    HVD_TRY(mesh_.start({&send, 1}, {}, sends_[turn]));
+  }
+  if (region_) region_->publish(Phase::finished, posted_ + 1);
+  return {};
+}
+
+// What all members of this host contribute to a part, in rank order; rounded, so that it does not matter who computes.
+void Reducer::combine_part(int64_t block, size_t index) {
+  const int owner = mine_[index];
+  const Slice slice = part(owner, block);
+  const bool scaled = reduction_.prescale != 1.0 && reduction_.dtype != DType::boolean;
+  inputs_.resize(local_.size());
+  slice.list->visit(slice.begin, slice.end, [&](const std::byte* input, std::byte*, int64_t count, int64_t offset) {
+    std::byte* output = combined(block, index) + offset * item_;
+    for (size_t place = 0; place < local_.size(); ++place) {
+      if (local_[place] != me_) {
+        inputs_[place] = in_slot(static_cast<int>(place), posted_, owner) + offset * item_;
+      } else if (scaled) {
+        kernels::scale(reduction_.dtype, output, input, static_cast<size_t>(count), reduction_.prescale);
+        inputs_[place] = output;
+      } else {
+        inputs_[place] = input;
+      }
+    }
+    kernels::reduce(reduction_.dtype, reduction_.op, output, inputs_.data(), static_cast<int>(inputs_.size()),
+                    static_cast<size_t>(count), 1.0);
+  });
+}
+
+Status Reducer::settle(int64_t block) {
+  HVD_TRY(mesh_.finish(arrivals_[static_cast<size_t>(block % (kSettleLag + 1))]));
+  const size_t own = static_cast<size_t>(std::find(mine_.begin(), mine_.end(), me_) - mine_.begin());
+  const Slice slice = part(me_, block);
+  inputs_.resize(static_cast<size_t>(hosts_.count()));
+  slice.list->visit(slice.begin, slice.end, [&](const std::byte*, std::byte* output, int64_t count, int64_t offset) {
+    for (int host = 0; host < hosts_.count(); ++host) {
+      inputs_[static_cast<size_t>(host)] =
+          (host == host_ ? combined(block, own) : arrived(block, host)) + offset * item_;
+    }
+    kernels::reduce(reduction_.dtype, reduction_.op, output, inputs_.data(), hosts_.count(), static_cast<size_t>(count),
+                    reduction_.postscale);
+  });
+  if (flow_ != Flow::scatter_gather) return {};
+  std::vector<Transfer> sends, receives;
+  for (int i = 1; i < hosts_.count(); ++i) {
+    const int host = (host_ + i) % hosts_.count();
+    slice.list->outputs(slice.begin, slice.end, sends.emplace_back(Transfer{hosts_.counterpart(host, me_), {}}).pieces);
+  }
+  for (const int owner : mine_) {
+    if (hosts_.host(owner) == host_) continue;
+    const Slice theirs = part(owner, block);
+    theirs.list->outputs(theirs.begin, theirs.end, receives.emplace_back(Transfer{owner, {}}).pieces);
+  }
+  // The owner's result overwrites no input that is still needed: it comes after the owner has what was made of it.
+  HVD_TRY(mesh_.start({}, receives, gathers_[static_cast<size_t>(block % (kPublishLag + 1))]));
+  return mesh_.start(sends, {}, rest_);
+}
+
+Status Reducer::publish(int64_t block) {
+  HVD_TRY(mesh_.finish(gathers_[static_cast<size_t>(block % (kPublishLag + 1))]));
+  if (!region_) return {};
+  published_ = region_->take_rounds(1);
+  HVD_TRY(region_->await_slot(published_));
+  for (const int owner : mine_) {
+    const Slice slice = part(owner, block);
+    std::byte* place = in_slot(region_->rank(), published_, owner);
+    slice.list->visit(slice.begin, slice.end, [&](const std::byte*, std::byte* output, int64_t count, int64_t offset) {
+      std::memcpy(place + offset * item_, output, static_cast<size_t>(count * item_));
+    });
+  }
+  region_->publish(Phase::posted, published_ + 1);
+  return {};
+}
+
+Status Reducer::collect(int64_t block) {
+  if (!region_) return {};
+  for (size_t step = 1; step < local_.size(); ++step) {
+    const int place = static_cast<int>((static_cast<size_t>(region_->rank()) + step) % local_.size());
+    HVD_TRY(region_->await(place, Phase::posted, published_ + 1));
+    for (int owner = 0; owner < mesh_.size(); ++owner) {
+      if (hosts_.counterpart(host_, owner) != local_[static_cast<size_t>(place)]) continue;
+      const Slice slice = part(owner, block);
+      const std::byte* result = in_slot(place, published_, owner);
+      slice.list->visit(slice.begin, slice.end,
+                        [&](const std::byte*, std::byte* output, int64_t count, int64_t offset) {
+                          std::memcpy(output, result + offset * item_, static_cast<size_t>(count * item_));
+                        });
+    }
+  }
+  region_->publish(Phase::finished, published_ + 1);
+  return {};
+}
+
+}  // namespace
+
+bool fits(const Hierarchy& hierarchy) {
+  return hierarchy.slot_bytes >= static_cast<size_t>(hierarchy.mesh->size()) * kLine;
+}
+
+Status reduce_slices(Hierarchy& hierarchy, std::span<const Slice> slices, const Reduction& reduction, Flow flow) {
+  return Reducer(hierarchy, slices, reduction, flow).run();
+}
+
+}  // namespace horovod::hierarchical

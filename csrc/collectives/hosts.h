@@ -1,0 +1,44 @@
+// How the members of a mesh are spread over hosts. In a world where some share memory this fixes the order of summation
+// for every algorithm: the members of a host in rank order, rounded to the dtype, then the hosts in the order of their
+// first members. So a result is a function of the world and the inputs, whichever algorithm computes it.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "collectives/batch.h"
+
+namespace horovod {
+
+class Hosts {
+ public:
+  // host_of[member]: equal for members that share memory.
+  explicit Hosts(const std::vector<int>& host_of);
+
+  int count() const { return static_cast<int>(members_.size()); }
+  int host(int member) const { return host_[member]; }
+  const std::vector<int>& members(int host) const { return members_[host]; }  // in rank order
+
+  // Who on `host` works for `member`: the member with the same place on its own host, or where there are fewer, in a
+  // circle. Of its own host that is the member itself.
+  int counterpart(int host, int member) const {
+    const std::vector<int>& candidates = members_[host];
+    return candidates[place_[member] % candidates.size()];
+  }
+
+  // output = all members' elements, reduced in the order above; inputs by member, already prescaled. output may be one
+  // of the inputs.
+  void reduce(const Reduction& reduction, std::byte* output, const void* const* inputs, int64_t count) const;
+
+ private:
+  std::vector<int> host_;                  // by member, numbered by first member
+  std::vector<size_t> place_;              // by member, among those of its host
+  std::vector<std::vector<int>> members_;  // by host
+};
+
+// The reduction of all `size` members' elements where they may be spread over hosts (hosts is null where none share
+// memory, and the order is that of the ranks).
+void reduce_members(const Hosts* hosts, const Reduction& reduction, std::byte* output, const void* const* inputs,
+                    int size, int64_t count);
+
+}  // namespace horovod

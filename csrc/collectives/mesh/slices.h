@@ -1,0 +1,25 @@
+// How the elements of a batch are dealt out to the members that reduce them. Functions of what all members agree on.
+#pragma once
+
+#include <deque>
+#include <vector>
+
+#include "collectives/mesh/reduce_slices.h"
+
+namespace horovod::mesh {
+
+// Whether everybody should reduce everything: one message delay instead of two is worth the longer messages.
+bool is_worth_replicating(int64_t bytes, int size);
+
+// Equal parts of the array in the order of the members.
+std::vector<Slice> equal_slices(const SpanList& list, int size);
+
+// Each member's rows of every tensor.
+struct RowSlices {
+  std::deque<SpanList> lists;  // stays in place, as slices point into it
+  std::vector<Slice> slices;
+};
+// Makes the outputs of member `me`, too.
+Status slice_rows(Batch batch, int me, int size, RowSlices& rows);
+
+}  // namespace horovod::mesh
