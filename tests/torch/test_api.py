@@ -45,6 +45,7 @@ SIGNATURES = {
     "poll": "handle",
     "synchronize": "handle",
     "barrier": G,
+    "join": "device=-1",
     "broadcast_parameters": "params, root_rank",
     "broadcast_optimizer_state": "optimizer, root_rank, model=None",
     "broadcast_object": f"obj, root_rank=0, name=None, {G}",

@@ -24,10 +24,16 @@ def join(device: int = -1) -> int:
         HorovodInternalError: a rank is lost, or leaves without joining.
         TypeError: `device` is no integer.
 
-    >>> for batch in my_part_of_the_data:
-    ...     train(batch)
-    >>> last = hvd.join()
-    >>> hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+    Example, on two ranks of which one has more data:
+
+        >>> for batch in [2.0] if hvd.rank() == 0 else [2.0, 4.0]:
+        ...     average = hvd.allreduce(torch.tensor([batch]), name="average")
+        >>> average
+        tensor([2.])  # on rank 0; tensor([2.]) on rank 1
+        >>> last = hvd.join()
+        >>> last
+        1
+        >>> hvd.broadcast_parameters(model.state_dict(), root_rank=last)
     """
     if not isinstance(device, int):
         raise TypeError(f"device must be the index of a GPU or -1, not {device!r}.")
