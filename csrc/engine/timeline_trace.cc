@@ -175,6 +175,7 @@ int TimelineTrace::process_for(const std::string& name) {
   }
   const int pid = static_cast<int>(busy_.size());
   busy_.push_back(true);
+  last_.push_back({});
   known.push_back(pid);
   const std::string shown = known.size() == 1 ? name : name + " (" + std::to_string(known.size()) + ")";
   text_ += ",\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":" + std::to_string(pid) +
@@ -184,10 +185,27 @@ int TimelineTrace::process_for(const std::string& name) {
   return pid;
 }
 
+// Perfetto sorts by time, and where an end is not later than its beginning, or a tick than another, spans stay open. A
+// clock of microseconds makes such moments, so those are told apart by nanoseconds.
+int64_t TimelineTrace::moment_ns(int pid, char phase, int64_t time_us) {
+  int64_t ns = std::max<int64_t>(0, time_us - start_us_) * 1000;
+  if (pid == 0) return ns;
+  Last& last = last_[pid];
+  const bool later = phase == 'E' ? last.phase != 'E' : phase == 'X' && last.phase == 'X';
+  ns = std::max(ns, last.ns + (later ? 1 : 0));
+  last = {ns, phase};
+  return ns;
+}
+
 void TimelineTrace::write(int pid, char phase, const std::string& name, int64_t time_us, const std::string& more) {
+  const int64_t ns = moment_ns(pid, phase, time_us);
+  std::string fraction;
+  if (ns % 1000) {
+    fraction = std::to_string(1000 + ns % 1000);
+    fraction[0] = '.';
+  }
   text_ += std::string(",\n{\"ph\":\"") + phase + "\",\"name\":" + quoted(name) +
-           ",\"ts\":" + std::to_string(std::max<int64_t>(0, time_us - start_us_)) + ",\"pid\":" + std::to_string(pid) +
-           more + "}";
+           ",\"ts\":" + std::to_string(ns / 1000) + fraction + ",\"pid\":" + std::to_string(pid) + more + "}";
 }
 
 TimelineTrace::Open* TimelineTrace::find(uint64_t operation) {

@@ -81,6 +81,11 @@ class TimelineTrace {
     std::string activity;    // the algorithm, once it runs
   };
 
+  struct Last {  // event that was written for a process
+    int64_t ns = 0;
+    char phase = 'E';
+  };
+
   void begin(const TimelineEvent& event);
   void agree(Open& open, int64_t time_us);
   void run(Open& open, const TimelineEvent& event);
@@ -88,6 +93,7 @@ class TimelineTrace {
   void end_all(int64_t time_us, const std::string& why);
   void tick(const Open& open, int rank, int64_t time_us);
   int process_for(const std::string& name);
+  int64_t moment_ns(int pid, char phase, int64_t time_us);
   void write(int pid, char phase, const std::string& name, int64_t time_us, const std::string& more = "");
   Open* find(uint64_t operation);
   Open* find(const Key& key);
@@ -101,6 +107,7 @@ class TimelineTrace {
   std::map<Key, std::map<int, int64_t>> arrivals_;  // rank -> when, of those that not all ranks have reached
   std::unordered_map<std::string, std::vector<int>> processes_;  // by name: those that are there for it
   std::vector<bool> busy_{true};                                 // by process; 0 belongs to the whole trace
+  std::vector<Last> last_{Last{}};                               // by process
 };
 
 }  // namespace horovod

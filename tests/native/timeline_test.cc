@@ -66,20 +66,20 @@ void an_operation_from_its_first_arrival_to_its_end() {
 {"ph":"X","name":"1","ts":10,"pid":1,"dur":0},
 {"ph":"X","name":"0","ts":21,"pid":1,"dur":0},
 {"ph":"X","name":"2","ts":30,"pid":1,"dur":0},
-{"ph":"E","name":"NEGOTIATE_ALLREDUCE","ts":30,"pid":1},
-{"ph":"B","name":"ALLREDUCE","ts":30,"pid":1},
-{"ph":"B","name":"QUEUE","ts":30,"pid":1},
+{"ph":"E","name":"NEGOTIATE_ALLREDUCE","ts":30.001,"pid":1},
+{"ph":"B","name":"ALLREDUCE","ts":30.001,"pid":1},
+{"ph":"B","name":"QUEUE","ts":30.001,"pid":1},
 {"ph":"E","name":"QUEUE","ts":40,"pid":1},
 {"ph":"B","name":"TCP_ALLREDUCE","ts":40,"pid":1},
 {"ph":"E","name":"TCP_ALLREDUCE","ts":50,"pid":1},
 {"ph":"E","name":"ALLREDUCE","ts":50,"pid":1,"args":{"dtype":"float32","shape":"[2, 3]"}})";
   CHECK(text == expected, "%s", text.c_str());
-  trace.add(begun(1060, 2, "x\"\t"));  // in the process that is there
+  trace.add(begun(1060, 2, "x\"\t"));  // in the process that is there, where spans do not overlap
   CHECK(trace.take() ==
         ",\n"
-        R"({"ph":"B","name":"NEGOTIATE_ALLREDUCE","ts":35,"pid":1})"
+        R"({"ph":"B","name":"NEGOTIATE_ALLREDUCE","ts":50,"pid":1})"
         ",\n"
-        R"({"ph":"X","name":"1","ts":35,"pid":1,"dur":0})");
+        R"({"ph":"X","name":"1","ts":50,"pid":1,"dur":0})");
 }
 
 void where_events_are_missing_everything_ends_and_is_told() {

@@ -11,8 +11,8 @@ from typing import Any
 @dataclass
 class Span:
     name: str
-    start: int
-    end: int = -1
+    start: float  # microseconds
+    end: float = -1
     arguments: dict[str, str] = field(default_factory=dict)
     inner: list[Span] = field(default_factory=list)
     ticks: list[str] = field(default_factory=list)  # events without duration inside
