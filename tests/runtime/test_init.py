@@ -176,9 +176,9 @@ def test_host_names_decide_what_is_local(coordinator):
             for rank, host in enumerate(["a", "a", "b"])
         ]
         assert [p.finish() for p in programs] == [
-            "2 False 0 3 0 tcp 6.0",
-            "1 False 1 3 1 tcp 6.0",
-            "2 False 2 3 0 tcp 6.0",
+            "2 False 0 3 0 tcp+shm 6.0",
+            "1 False 1 3 1 tcp+shm 6.0",
+            "2 False 2 3 0 tcp+shm 6.0",
         ]
 
 

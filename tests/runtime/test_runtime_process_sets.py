@@ -92,11 +92,12 @@ def test_a_set_within_one_host_uses_shared_memory_though_the_world_cannot(coordi
     with ThreadPoolExecutor(3) as pool:
         contexts = list(pool.map(member, range(3)))
     try:
-        assert {context.transport for context in contexts} == {"tcp"}
+        assert {context.transport for context in contexts} == {"tcp+shm"}
         sets = contexts[0].process_sets
         with sets._part([0, 1]) as near, sets._part([0, 2]) as far:
             assert list(near.offer) == ["segment"]
             assert list(far.offer) == ["endpoints"]
+            assert (near.hosts, far.hosts) == ([], [])
         assert everywhere(contexts, lambda c: c.process_sets.add([[0, 1], [0, 2]])) == [[1, 2]] * 3
     finally:
         close_all(contexts)
