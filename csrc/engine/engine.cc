@@ -133,12 +133,15 @@ Status Engine::connect(Communicator& communicator, std::vector<std::string> labe
                                           std::to_string(size) + " members; there must be one for each."};
     }
     hosts.emplace(paths.hosts);
-    if (hosts->count() < 2) return {Code::invalid_argument, "Members of one host need no connections, only segments."};
     const std::vector<int>& local = hosts->members(hosts->host(rank));
     if (local.size() > 1 && !segments) {
       return {Code::invalid_argument, labels[rank] + " shares its host, but has no shared memory."};
     }
-    if (local.size() > 1) HVD_TRY(make_region(local, rank, labels, paths, region));
+    if (hosts->count() < 2) {
+      hosts.reset();  // nothing to be said about an order of hosts; the connections are enough
+    } else if (local.size() > 1) {
+      HVD_TRY(make_region(local, rank, labels, paths, region));
+    }
   }
   std::map<int, std::vector<int>> sockets = descriptors.release();
   std::vector<MeshPeer> peers(size);

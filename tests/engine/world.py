@@ -202,8 +202,8 @@ class EngineWorld:
         self.negotiator = Negotiator(self.engines)
 
     def _local_paths(self, hosts: Sequence[int], size: int) -> list[dict[str, Any]]:
-        """What each member passes to share memory with others on its host; `hosts` may be empty."""
-        if len(set(hosts)) == len(hosts):
+        """What each member passes to share memory with others on its host; nothing on one host, or alone on each."""
+        if len(set(hosts)) in (1, len(hosts)):
             return [{} for _ in range(size)]
         segments = [
             _core.Segment(in_process=True, options=self._options) if hosts.count(host) > 1 else None for host in hosts
