@@ -9,6 +9,10 @@ Ranks wait for each other if they all stand still, and each operation that their
 The largest such set of ranks is what is left when those are taken out, again and again, that may go on: because an
 operation they wait for lacks only ranks that are not in the set. What its members wait for can never complete.
 
+Other ranks may still be on their way to the same operations. They come to a stop there as well, and one that came after
+the others got their errors would wait alone; so nothing is ended before all ranks of the process sets concerned stand
+still, unless that takes longer than PATIENCE_S.
+
 A rank that computes, or has a thread that may yet start something, does not stand still, so a job that is only slow is
 never taken for one that hangs.
 """
@@ -22,6 +26,7 @@ from .blocked import FORGET_S
 from .words import ranks_in_words, shortened
 
 STANDSTILL_S = 5.0
+PATIENCE_S = 60.0
 LOOK_S = 1.0  # a large world sends a report every few milliseconds
 MAX_PARTS = 8  # of the sentence
 
@@ -99,6 +104,10 @@ class Standstills:
             ranks -= free
         if not ranks:
             return None
+        if now_s - max(self._standing[rank].since_s for rank in ranks) < PATIENCE_S:
+            numbers = {number for rank in ranks for number, _ in self._standing[rank].operations}
+            if any(rank not in ranks for number in numbers for rank in members(number)):
+                return None
         parted: dict[int, Operation] = {}
         ended: dict[Operation, None] = {}
         for rank in sorted(ranks):

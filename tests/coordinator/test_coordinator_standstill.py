@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from horovod.coordinator.core.blocked import FORGET_S
 from horovod.coordinator.core.negotiation import Negotiation
-from horovod.coordinator.core.standstill import STANDSTILL_S, Deadlock, Standstills
+from horovod.coordinator.core.standstill import PATIENCE_S, STANDSTILL_S, Deadlock, Standstills
 from horovod.protos.v1 import negotiation_pb2 as pb
 
 
@@ -59,11 +59,19 @@ def test_what_is_only_slow_is_no_deadlock() -> None:
     assert look({0: held("a"), 1: held("a")}) is None, "both have it"
     assert look({0: held("a")}, {0: (0, 1)}) is None, "rank 1 computes"
     assert look({**two, 1: held("a", "b", awaited=["a", "b"])}) is None, "a will complete, and free a thread of each"
-    assert look({0: held("a"), 1: held("b"), 2: held("c", all_threads=False)}, {0: (0, 1, 2)}) is not None
     short = held("b")
     short.cut_short = True
     assert look({0: held("a"), 1: short}) is None, "rank 1 may have started a"
     assert look({0: held("a"), 1: pb.Standstill(started=1, all_threads=True)}) is None, "rank 1 waits for nothing"
+
+
+def test_a_rank_on_its_way_is_waited_for() -> None:
+    three = {0: held("a"), 1: held("b"), 2: held("c", all_threads=False)}
+    assert look(three) is None, "rank 2 may come to a or b yet, and would wait there alone"
+    assert look(three, seconds=PATIENCE_S) is not None
+    found = look({**three, 2: held("b")})
+    assert found is not None
+    assert "rank 0 waits for a, which ranks 1 and 2 have not started and ranks 1 and 2 wait for b" in found.sentence
 
 
 def test_a_rank_that_starts_something_does_not_stand_still() -> None:
@@ -129,7 +137,7 @@ def test_nobody_who_may_go_on_is_ever_ended(data: st.DataObject) -> None:
         operations = data.draw(st.lists(st.sampled_from(names), unique=True, min_size=1, max_size=3))
         awaited = data.draw(st.lists(st.sampled_from(operations), unique=True, min_size=1))
         reports[rank] = held(*operations, awaited=awaited, all_threads=data.draw(st.booleans()))
-    found = look(reports)
+    found = look(reports, seconds=PATIENCE_S)
     held_by = {name: {r for r, one in reports.items() if name in [u.name for u in one.unfinished]} for name in names}
 
     def may_go_on(free: set[int]) -> set[int]:
