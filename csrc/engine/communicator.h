@@ -56,6 +56,7 @@ struct Lane {
   static constexpr TensorId kNoId = ~TensorId{0};
   OpSpec spec;
   TensorId id = kNoId;
+  TensorId next_id = kNoId;  // of a member that has joined: known already, while `id` is still being taken back
   Submission* active = nullptr;
   std::deque<Submission*> waiting;  // unnamed operations only: they come in order and may overlap
 };
@@ -168,6 +169,7 @@ class Communicator {
   Status refusal(const OpSpec& spec) const;
   void refuse_others();
   Lane& learn(const std::string& name, const OpSpec& operation);
+  void take_next_id(Lane& lane);
   void contribute(Lane& lane);
   void complete_zeros(Submission& zeros);
   void take_zeros_back();

@@ -154,6 +154,15 @@ Lane& Communicator::learn(const std::string& name, const OpSpec& operation) {
   return *lane;
 }
 
+// The others may have agreed on a new id before this member has taken back its zeros under the old one.
+void Communicator::take_next_id(Lane& lane) {
+  if (lane.next_id == Lane::kNoId || lane.id != Lane::kNoId || lane.active) return;
+  lane.id = lane.next_id;
+  lane.next_id = Lane::kNoId;
+  lane_of_id_[lane.id] = &lane;
+  if (joining_.contributes) contribute(lane);
+}
+
 void Communicator::contribute(Lane& lane) {
   if (lane.spec.type != OpType::allreduce || lane.active) return;
   const auto zeros = std::make_shared<Submission>();
@@ -202,6 +211,7 @@ void Communicator::complete_zeros(Submission& zeros) {
   --pending_;
   --joining_.zeros;
   in_flight_.erase(&zeros);
+  take_next_id(lane);
   if (joining_.ending && joining_.zeros == 0) tell_joined(true);
 }
 

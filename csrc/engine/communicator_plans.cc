@@ -17,9 +17,8 @@ void Communicator::apply_plan(const std::string& name, TensorId id, const OpSpec
   if (found == announced_.end()) {
     if (!operation || !joining_.mine || !ended_.ok() || lane_of_id_[id]) return;  // failed or closed meanwhile
     Lane& lane = learn(name, *operation);
-    lane.id = id;
-    lane_of_id_[id] = &lane;
-    if (joining_.contributes) contribute(lane);
+    lane.next_id = id;
+    take_next_id(lane);
     return;
   }
   Submission& submission = *found->second;
@@ -81,6 +80,7 @@ void Communicator::apply_recall(const std::vector<TensorId>& ids) {
     }
     if (lane) {
       finish_recall(*lane);
+      take_next_id(*lane);
     } else {
       recalled_.push_back(id);
       --recalls_open_;
