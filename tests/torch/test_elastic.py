@@ -1,0 +1,497 @@
+"""hvd.elastic: state that goes back to its last commit, and training that goes on after failures in real worlds."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import World
+
+from horovod.common.elastic import HostUpdateResult, ObjectState, State, notification_manager, run_fn
+from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+
+BATCHES = 12
+
+
+# -- without a world ---------------------------------------------------------------------------------------------------
+class Recorder(State):
+    """Notes what the loop calls."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda obj, root_rank=0: obj, lambda: 0)
+        self.calls: list[str] = []
+
+    def save(self) -> None:
+        self.calls.append("save")
+
+    def restore(self) -> None:
+        self.calls.append("restore")
+
+    def sync(self) -> None:
+        self.calls.append("sync")
+
+    def reset(self) -> None:
+        self.calls.append("reset")
+
+
+def _raise_in_turn(*errors: Exception | None) -> Callable[..., str]:
+    waiting = list(errors)
+
+    def func(state: Recorder, *args: Any, **kwargs: Any) -> str:
+        state.calls.append("func")
+        if (error := waiting.pop(0)) is not None:
+            raise error
+        return f"{args} {kwargs}"
+
+    return func
+
+
+@pytest.mark.parametrize(
+    ("error", "undone"),
+    [
+        (HorovodInternalError("rank 1 was lost"), ["restore"]),
+        (HostsUpdatedInterrupt(False), []),
+        (HostsUpdatedInterrupt(True), []),  # all sync all the same: a new process would wait for the others
+    ],
+)
+def test_the_loop(error: Exception, undone: list[str]) -> None:
+    state = Recorder()
+    state.register_reset_callbacks([lambda: state.calls.append("first"), lambda: state.calls.append("second")])
+    state.register_reset_callbacks([lambda: state.calls.append("third")])
+    run = run_fn(_raise_in_turn(error, None), lambda: state.calls.append("new world"))
+    assert run(state, 1, two=2) == "(1,) {'two': 2}"
+    again = ["new world", "reset", "first", "second", "third", "sync", "func"]
+    assert state.calls == ["sync", "func", *undone, *again]
+
+
+def test_a_failure_in_a_callback_or_in_sync_starts_over() -> None:
+    state = Recorder()
+    errors: list[Exception | None] = [HorovodInternalError("in the callback"), None]
+
+    def callback() -> None:
+        if (error := errors.pop(0)) is not None:
+            raise error
+
+    state.register_reset_callbacks([callback])
+    run_fn(_raise_in_turn(HorovodInternalError("first"), None), lambda: state.calls.append("new world"))(state)
+    assert state.calls == [
+        *("sync", "func", "restore", "new world", "reset"),
+        *("restore", "new world", "reset", "sync", "func"),
+    ]
+
+
+def test_other_errors_propagate_and_nobody_listens_afterwards() -> None:
+    state = Recorder()
+    run = run_fn(_raise_in_turn(KeyError("mine"), None), lambda: None)
+    with pytest.raises(KeyError, match="mine"):
+        run(state)
+    notification_manager.handle_hosts_updated(1.0, HostUpdateResult.added)
+    state.check_host_updates()
+    assert run(state) == "() {}"
+
+
+def test_only_news_interrupts() -> None:
+    state = Recorder()
+    removed, added = HostUpdateResult.removed, HostUpdateResult.added
+    for news, skip_sync in [
+        ([(1.0, removed)], True),
+        ([(2.0, added)], False),
+        ([(3.0, removed), (4.0, added)], False),
+        ([(5.0, removed), (6.0, removed)], True),
+    ]:
+        for timestamp, update_res in news:
+            state.on_hosts_updated(timestamp, update_res)
+        with pytest.raises(HostsUpdatedInterrupt) as caught:
+            state.commit()
+        assert caught.value.skip_sync is skip_sync
+        state.check_host_updates()  # told once
+    state.on_hosts_updated(6.0, added)
+    state.check_host_updates()  # old news
+    state.on_hosts_updated(7.0, added)
+    state.on_reset()
+    state.check_host_updates()  # of an earlier world
+    assert removed | added == HostUpdateResult.mixed == 3
+
+
+def _object_state(**values: Any) -> Any:
+    return ObjectState(lambda obj, root_rank=0: obj, lambda: 0, **values)
+
+
+def test_saved_values_do_not_change_with_the_live_ones() -> None:
+    losses = [1.0]
+    state = _object_state(losses=losses, best=losses, epoch=0)
+    state.losses.append(2.0)
+    state.epoch = 1
+    state.restore()
+    assert (state.losses, state.epoch) == ([1.0], 0)
+    assert state.losses is state.best
+    state.losses.append(3.0)
+    state.restore()
+    assert state.losses == [1.0]
+
+
+def test_sync_sends_live_values_and_saves_them() -> None:
+    state = _object_state(epoch=0)
+    state.epoch = 5
+    state.sync()
+    state.epoch = 6
+    state.restore()
+    assert state.epoch == 5
+
+
+def test_what_cannot_be_copied_is_named() -> None:
+    with pytest.raises(ValueError, match="can't save its attribute 'batches', a generator"):
+        _object_state(epoch=0, batches=(i for i in range(3)))
+
+
+def test_a_state_must_say_how() -> None:
+    state = State(lambda obj: obj, lambda: 0)
+    for method in (state.save, state.restore, state.sync, state.commit):
+        with pytest.raises(NotImplementedError, match="State must define"):
+            method()
+    state.on_reset()
+
+
+# -- TorchState --------------------------------------------------------------------------------------------------------
+def _adam(seed: int) -> tuple[Any, Any]:
+    import torch
+
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)).double()
+    return model, torch.optim.Adam(model.parameters(), lr=0.1 * (seed + 1))
+
+
+def _step(model: Any, optimizer: Any) -> None:
+    import torch
+
+    optimizer.zero_grad()
+    model(torch.randn(5, 3, dtype=torch.float64)).square().sum().backward()
+    optimizer.step()
+
+
+def _everything(state: Any) -> str:
+    """All there is to know of a state, for comparing."""
+    model = {name: value.tolist() for name, value in state.model.state_dict().items()}
+    optimizer = state.optimizer.state_dict()
+    moments = {
+        index: {name: value.tolist() for name, value in moment.items()} for index, moment in optimizer["state"].items()
+    }
+    groups = [sorted(group.items()) for group in optimizer["param_groups"]]
+    return repr((model, moments, groups, state.sampler.state_dict(), state.epoch, state.losses))
+
+
+def _commit_restore_sync() -> list[str]:
+    import horovod.torch as hvd
+
+    rank = hvd.rank()
+    model, optimizer = _adam(seed=rank)
+    sampler = hvd.elastic.ElasticSampler(range(10), shuffle=False)
+    state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=rank, losses=[])
+
+    def advance() -> None:
+        _step(model, optimizer)
+        sampler.record_batch(0, rank + 1)
+        state.epoch += 10
+        state.losses.append(float(rank))
+
+    advance()
+    advance()
+    committed = _everything(state)
+    state.commit()
+    advance()
+    advance()
+    changed = _everything(state)
+    state.restore()
+    assert _everything(state) == committed != changed
+    advance()  # neither the live nor the saved state has lost its tensors to the other
+    assert _everything(state) != committed
+    state.restore()
+    assert _everything(state) == committed
+
+    advance()
+    live = _everything(state)
+    state.sync()
+    synced = _everything(state)
+    assert (synced == live) is (rank == 0)
+    advance()
+    state.restore()
+    assert _everything(state) == synced, "a restore never goes back behind a sync"
+    assert len(sampler) == len(list(sampler))
+    return [synced]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_commit_restore_and_sync(size: int, transport: str) -> None:
+    with World(size, transport) as world:
+        results = world.run(_commit_restore_sync)
+    assert all(result == results[0] for result in results)
+
+
+def _assign() -> None:
+    import torch
+
+    import horovod.torch as hvd
+
+    state = hvd.elastic.TorchState(extra=torch.nn.Linear(1, 1), note="a")
+    assert state.model is None
+    model, optimizer = _adam(seed=0)
+    state.model, state.optimizer = model, optimizer  # plain until now
+    before = model[0].weight.tolist()
+    _step(model, optimizer)
+    state.restore()
+    assert model[0].weight.tolist() == before
+
+    other = torch.nn.Linear(2, 1)
+    state.extra = other
+    assert state.extra is other
+    weight = other.weight.tolist()
+    torch.nn.init.zeros_(other.weight)
+    state.note = "b"
+    state.restore()
+    assert other.weight.tolist() == weight
+    assert state.note == "a", "plain values are saved by save()"
+
+
+def test_assigning_a_model_saves_it(pair: World) -> None:
+    pair.run(_assign)
+
+
+def _registry() -> list[Any]:
+    import horovod.torch as hvd
+    from horovod.torch.elastic.state import StateHandler, get_handler_registry, set_handler_registry
+
+    class Table:
+        rows: tuple[int, ...] = (hvd.rank(), 1)
+
+    class TableHandler(StateHandler):
+        def save(self) -> None:
+            self.saved = self.value.rows
+
+        def restore(self) -> None:
+            self.value.rows = self.saved
+
+        def sync(self) -> None:
+            self.value.rows = hvd.broadcast_object(self.value.rows, self.root_rank)
+
+    before = get_handler_registry()
+    try:
+        set_handler_registry([(Table, TableHandler), *before])
+        table = Table()
+        state = hvd.elastic.TorchState(table=table)
+        state.sync()
+        synced = table.rows
+        table.rows = ()
+        state.restore()
+        assert state.table is table
+        assert get_handler_registry()[0] == (Table, TableHandler)
+        return [synced, table.rows]
+    finally:
+        set_handler_registry(before)
+
+
+def test_handlers_of_ones_own(pair: World) -> None:
+    assert pair.run(_registry) == [[(0, 1), (0, 1)]] * 2
+
+
+# -- training that goes on ---------------------------------------------------------------------------------------------
+def _rejoining(on_wait: Callable[[], None]) -> Any:
+    """A log handler that calls `on_wait` when this process has joined and waits for others."""
+    import logging
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "Waiting for the world" in record.getMessage():
+                on_wait()
+
+    logger = logging.getLogger("horovod")
+    logger.setLevel(logging.INFO)
+    handler = Handler()
+    logger.addHandler(handler)
+    return handler
+
+
+def _train(incident: Callable[[Any], None] = lambda state: None, seed_of_rank: bool = True) -> dict[str, Any]:
+    """Trains on batches that depend on the rank and the number of the batch alone; calls `incident` in each."""
+    import torch
+
+    import horovod.torch as hvd
+
+    hvd.init()
+    torch.manual_seed(hvd.rank() if seed_of_rank else 0)  # sync() must make them equal
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)).double()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model.named_parameters()
+    )
+    sampler = hvd.elastic.ElasticSampler(range(1000), seed=3)
+    worlds: list[int] = []
+    state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, batch=0, seen=[])
+    state.register_reset_callbacks([lambda: worlds.append(hvd.rank())])
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        data = iter(state.sampler)
+        while state.batch < BATCHES:
+            indices = [next(data) for _ in range(2)]
+            rows = torch.tensor([[index % (k + 3) for k in range(8)] for index in indices], dtype=torch.float64)
+            loss = model(rows / 10).square().sum()
+            loss.backward()
+            incident(state)
+            optimizer.step()
+            optimizer.zero_grad()  # after the step: what a failed one leaves there must not be added to the next
+            state.batch += 1
+            state.seen.append(state.batch)
+            sampler.record_batch(state.batch, 2)
+            state.commit()
+
+    train(state)
+    weights = [parameter.tolist() for parameter in model.parameters()]
+    return {"weights": weights, "worlds": worlds, "rank": hvd.rank(), "seen": state.seen, "done": sampler.processed_num}
+
+
+def _assert_same_as_undisturbed(results: list[dict[str, Any]], transport: str) -> None:
+    with World(len(results), transport) as world:
+        expected = world.run(_train)
+    for rank, result in enumerate(results):
+        assert result["rank"] == rank
+        for what in ("weights", "seen", "done"):
+            assert result[what] == expected[0][what], what
+    assert expected[0]["seen"] == list(range(1, BATCHES + 1))
+
+
+def _disagree_once() -> dict[str, Any]:
+    import torch
+
+    import horovod.torch as hvd
+
+    happened: list[int] = []
+
+    def incident(state: Any) -> None:
+        if state.batch == 5 and not happened:
+            happened.append(5)
+            hvd.allreduce(torch.ones(2 + hvd.rank()), name="mismatch")
+
+    return _train(incident)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_that_disagree_start_over_from_the_commit(size: int, transport: str) -> None:
+    with World(size, transport) as world:
+        results = world.run(_disagree_once)
+    assert [result["worlds"] for result in results] == [[rank] for rank in range(size)]
+    _assert_same_as_undisturbed(results, transport)
+
+
+def _be_killed_once(victim: int, marker: str, fifo: str) -> dict[str, Any]:
+    import horovod.torch as hvd
+
+    path = Path(marker)
+    speaker = min({0, 1} - {victim})
+    handler = None
+
+    def tell() -> None:
+        nonlocal handler
+        if handler is not None:
+            with open(fifo, "w") as pipe:
+                pipe.write("x")
+            handler = None
+
+    if not path.exists() and hvd.rank() == speaker:
+        handler = _rejoining(tell)
+
+    def incident(state: Any) -> None:
+        if state.batch == 5 and hvd.rank() == victim and not path.exists():
+            path.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return _train(incident)
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Iterator[tuple[str, Callable[[], None]]]:
+    """A name, and a function that waits until a process has written there."""
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+
+    def wait() -> None:
+        assert select.select([descriptor], [], [], 60)[0], "no survivor joined again"
+
+    yield str(path), wait
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("size", "victim", "transport"), [(2, 1, "shm"), (2, 0, "tcp"), (3, 0, "shm"), (3, 1, "tcp"), (3, 2, "shm")]
+)
+def test_a_killed_rank_is_replaced(
+    size: int, victim: int, transport: str, tmp_path: Path, fifo: tuple[str, Callable[[], None]]
+) -> None:
+    name, wait = fifo
+    with World(size, transport) as world:
+        outcomes = world.outcomes(
+            _be_killed_once, victim, str(tmp_path / "marker"), name, before_replacing=wait, deadline_seconds=90
+        )
+    assert [outcome.text for outcome in outcomes] == [""] * size
+    results = [outcome.value for outcome in outcomes]
+    assert [result["worlds"] for result in results] == [[] if rank == victim else [rank] for rank in range(size)]
+    _assert_same_as_undisturbed(results, transport)
+
+
+def _hosts_come(timestamp: float) -> dict[str, Any]:
+    import horovod.torch as hvd
+
+    told: list[float] = []
+
+    def incident(state: Any) -> None:
+        if state.batch == 4 and hvd.rank() == 0 and not told:
+            told.append(timestamp)
+            notification_manager.handle_hosts_updated(timestamp, HostUpdateResult.added)
+
+    return _train(incident)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_news_on_rank_0_interrupts_all(size: int) -> None:
+    with World(size) as world:
+        results = world.run(_hosts_come, 1.0)
+    assert [result["worlds"] for result in results] == [[rank] for rank in range(size)]
+    _assert_same_as_undisturbed(results, "shm")
+
+
+def _interrupted(update_res: HostUpdateResult) -> tuple[int, bool, int]:
+    import horovod.torch as hvd
+
+    state = hvd.elastic.TorchState(batch=0)
+    notification_manager.register_listener(state)
+    try:
+        for state.batch in range(6):
+            if state.batch == 3 and hvd.rank() == 0:
+                notification_manager.handle_hosts_updated(1.0, update_res)
+            if state.batch == 1 and hvd.rank() == 1:
+                notification_manager.handle_hosts_updated(1.0, update_res)  # nobody asks rank 1
+            state.check_host_updates()
+    except HostsUpdatedInterrupt as interrupt:
+        return state.batch, interrupt.skip_sync, hvd.rank()
+    finally:
+        notification_manager.remove_listener(state)
+    raise AssertionError("nobody was interrupted")
+
+
+@pytest.mark.parametrize("update_res", [HostUpdateResult.removed, HostUpdateResult.added, HostUpdateResult.mixed])
+def test_all_are_interrupted_at_the_same_place(pair: World, update_res: HostUpdateResult) -> None:
+    removed = update_res == HostUpdateResult.removed
+    assert pair.run(_interrupted, update_res) == [(3, removed, 0), (3, removed, 1)]
+
+
+def test_run_before_init() -> None:
+    import horovod.torch as hvd
+
+    with pytest.raises(ValueError, match="has not been initialized"):
+        hvd.elastic.run(lambda state: None)(hvd.elastic.TorchState(batch=0))
