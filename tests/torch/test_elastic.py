@@ -225,11 +225,8 @@ def _commit_restore_sync() -> list[str]:
     return [synced]
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize("size", [2, 3])
-def test_commit_restore_and_sync(size: int, transport: str) -> None:
-    with World(size, transport) as world:
-        results = world.run(_commit_restore_sync)
+def test_commit_restore_and_sync(world: World) -> None:
+    results = world.run(_commit_restore_sync)
     assert all(result == results[0] for result in results)
 
 
@@ -316,14 +313,14 @@ def _rejoining(on_wait: Callable[[], None]) -> Any:
     return handler
 
 
-def _train(incident: Callable[[Any], None] = lambda state: None, seed_of_rank: bool = True) -> dict[str, Any]:
+def _train(incident: Callable[[Any], None] = lambda state: None) -> dict[str, Any]:
     """Trains on batches that depend on the rank and the number of the batch alone; calls `incident` in each."""
     import torch
 
     import horovod.torch as hvd
 
     hvd.init()
-    torch.manual_seed(hvd.rank() if seed_of_rank else 0)  # sync() must make them equal
+    torch.manual_seed(hvd.rank())  # sync() must make them equal
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)).double()
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model.named_parameters()
@@ -354,9 +351,7 @@ def _train(incident: Callable[[Any], None] = lambda state: None, seed_of_rank: b
     return {"weights": weights, "worlds": worlds, "rank": hvd.rank(), "seen": state.seen, "done": sampler.processed_num}
 
 
-def _assert_same_as_undisturbed(results: list[dict[str, Any]], transport: str) -> None:
-    with World(len(results), transport) as world:
-        expected = world.run(_train)
+def _assert_same(results: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
     for rank, result in enumerate(results):
         assert result["rank"] == rank
         for what in ("weights", "seen", "done"):
@@ -379,13 +374,10 @@ def _disagree_once() -> dict[str, Any]:
     return _train(incident)
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize("size", [2, 3])
-def test_ranks_that_disagree_start_over_from_the_commit(size: int, transport: str) -> None:
-    with World(size, transport) as world:
-        results = world.run(_disagree_once)
-    assert [result["worlds"] for result in results] == [[rank] for rank in range(size)]
-    _assert_same_as_undisturbed(results, transport)
+def test_ranks_that_disagree_start_over_from_the_commit(world: World) -> None:
+    results = world.run(_disagree_once)
+    assert [result["worlds"] for result in results] == [[rank] for rank in range(world.size)]
+    _assert_same(results, world.run(_train))
 
 
 def _be_killed_once(victim: int, marker: str, fifo: str) -> dict[str, Any]:
@@ -435,13 +427,14 @@ def test_a_killed_rank_is_replaced(
 ) -> None:
     name, wait = fifo
     with World(size, transport) as world:
+        expected = world.run(_train)
         outcomes = world.outcomes(
             _be_killed_once, victim, str(tmp_path / "marker"), name, before_replacing=wait, deadline_seconds=90
         )
     assert [outcome.text for outcome in outcomes] == [""] * size
     results = [outcome.value for outcome in outcomes]
     assert [result["worlds"] for result in results] == [[] if rank == victim else [rank] for rank in range(size)]
-    _assert_same_as_undisturbed(results, transport)
+    _assert_same(results, expected)
 
 
 def _hosts_come(timestamp: float) -> dict[str, Any]:
@@ -457,12 +450,10 @@ def _hosts_come(timestamp: float) -> dict[str, Any]:
     return _train(incident)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_news_on_rank_0_interrupts_all(size: int) -> None:
-    with World(size) as world:
-        results = world.run(_hosts_come, 1.0)
-    assert [result["worlds"] for result in results] == [[rank] for rank in range(size)]
-    _assert_same_as_undisturbed(results, "shm")
+def test_news_on_rank_0_interrupts_all(world: World) -> None:
+    results = world.run(_hosts_come, 1.0)
+    assert [result["worlds"] for result in results] == [[rank] for rank in range(world.size)]
+    _assert_same(results, world.run(_train))
 
 
 def _interrupted(update_res: HostUpdateResult) -> tuple[int, bool, int]:
