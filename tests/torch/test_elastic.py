@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
@@ -297,20 +298,24 @@ def test_handlers_of_ones_own(pair: World) -> None:
 
 
 # -- training that goes on ---------------------------------------------------------------------------------------------
-def _rejoining(on_wait: Callable[[], None]) -> Any:
-    """A log handler that calls `on_wait` when this process has joined and waits for others."""
-    import logging
+class Rejoining(logging.Handler):
+    """Writes to a FIFO when this process has joined again and waits for others: once in each attempt."""
 
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if "Waiting for the world" in record.getMessage():
-                on_wait()
+    def __init__(self, fifo: str) -> None:
+        super().__init__()
+        self._fifo = fifo
+        self._told = False
+        logger = logging.getLogger("horovod")
+        logger.setLevel(logging.INFO)
+        logger.addHandler(self)
 
-    logger = logging.getLogger("horovod")
-    logger.setLevel(logging.INFO)
-    handler = Handler()
-    logger.addHandler(handler)
-    return handler
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if "lost before the next world stood" in message:
+            self._told = False
+        elif "Waiting for the world" in message and not self._told:
+            self._told = True
+            Path(self._fifo).write_text("x")
 
 
 def _train(incident: Callable[[Any], None] = lambda state: None) -> dict[str, Any]:
@@ -380,26 +385,23 @@ def test_ranks_that_disagree_start_over_from_the_commit(world: World) -> None:
     _assert_same(results, world.run(_train))
 
 
-def _be_killed_once(victim: int, marker: str, fifo: str) -> dict[str, Any]:
-    import horovod.torch as hvd
+def _be_killed(victim: int, deaths: int, lives: str, fifo: str) -> dict[str, Any]:
+    """Rank `victim` dies in training and, if that is not enough, each process in its place between world and engine."""
+    from horovod.worker.runtime import formation
 
-    path = Path(marker)
-    speaker = min({0, 1} - {victim})
-    handler = None
-
-    def tell() -> None:
-        nonlocal handler
-        if handler is not None:
-            with open(fifo, "w") as pipe:
-                pipe.write("x")
-            handler = None
-
-    if not path.exists() and hvd.rank() == speaker:
-        handler = _rejoining(tell)
+    rank = int(os.environ["HOROVOD_RANK"])
+    life = 0
+    if rank == victim:
+        with open(lives, "a+") as file:
+            life = file.tell()
+            file.write("x")
+    if rank == min({0, 1} - {victim}):
+        Rejoining(fifo)
+    if 0 < life < deaths:
+        formation._choose_shared_memory = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
     def incident(state: Any) -> None:
-        if state.batch == 5 and hvd.rank() == victim and not path.exists():
-            path.touch()
+        if rank == victim and life == 0 and state.batch == 5:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return _train(incident)
@@ -410,26 +412,32 @@ def fifo(tmp_path: Path) -> Iterator[tuple[str, Callable[[], None]]]:
     """A name, and a function that waits until a process has written there."""
     path = tmp_path / "fifo"
     os.mkfifo(path)
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    descriptor = os.open(path, os.O_RDWR)  # also a writer, so that it never ends
 
     def wait() -> None:
         assert select.select([descriptor], [], [], 60)[0], "no survivor joined again"
+        os.read(descriptor, 1)
 
     yield str(path), wait
     os.close(descriptor)
 
 
 @pytest.mark.parametrize(
-    ("size", "victim", "transport"), [(2, 1, "shm"), (2, 0, "tcp"), (3, 0, "shm"), (3, 1, "tcp"), (3, 2, "shm")]
+    ("size", "victim", "deaths", "transport"),
+    [
+        *((2, 1, 1, "shm"), (2, 0, 1, "tcp"), (3, 0, 1, "shm"), (3, 1, 1, "tcp"), (3, 2, 1, "shm")),
+        *((3, 1, 2, "shm"), (3, 0, 2, "tcp"), (4, 1, 2, "hosts")),
+    ],
 )
 def test_a_killed_rank_is_replaced(
-    size: int, victim: int, transport: str, tmp_path: Path, fifo: tuple[str, Callable[[], None]]
+    size: int, victim: int, deaths: int, transport: str, tmp_path: Path, fifo: tuple[str, Callable[[], None]]
 ) -> None:
     name, wait = fifo
+    lives = str(tmp_path / "lives")
     with World(size, transport) as world:
         expected = world.run(_train)
         outcomes = world.outcomes(
-            _be_killed_once, victim, str(tmp_path / "marker"), name, before_replacing=wait, deadline_seconds=90
+            _be_killed, victim, deaths, lives, name, before_replacing=[wait] * deaths, deadline_seconds=90
         )
     assert [outcome.text for outcome in outcomes] == [""] * size
     results = [outcome.value for outcome in outcomes]

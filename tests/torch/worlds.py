@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
@@ -98,14 +98,15 @@ class World:
         function: Callable[..., Any],
         *arguments: Any,
         deadline_seconds: float = DEADLINE_SECONDS,
-        before_replacing: Callable[[], None] | None = None,
+        before_replacing: Sequence[Callable[[], None]] = (),
         **options: Any,
     ) -> list[Outcome]:
         """Runs `function(*arguments, **options)` on every rank.
 
-        With `before_replacing`, the first process that ends instead of answering is replaced: after a call of that,
-        another one of its rank starts and runs the function, without a call of hvd.init() before.
+        As many processes that end instead of answering are replaced as `before_replacing` says: after a call of that,
+        another one of the rank starts and runs the function, without a call of hvd.init() before.
         """
+        replacements = iter(before_replacing)
         assert not self.broken, "a world in which a test failed can't be used again"
         self.broken = True  # until all have answered
         request = cloudpickle.dumps((function, arguments, options))
@@ -123,9 +124,8 @@ class World:
                 if self._pipes[rank] not in ready:
                     continue
                 outcomes[rank] = outcome = self._receive(rank)
-                if outcome.exit_code is not None and before_replacing is not None:
-                    before_replacing()
-                    before_replacing = None
+                if outcome.exit_code is not None and (wait_before := next(replacements, None)) is not None:
+                    wait_before()
                     self._start(rank)
                     self._pipes[rank].send_bytes(request)
                     outcomes[rank] = None
