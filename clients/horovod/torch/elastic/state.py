@@ -163,7 +163,8 @@ class TorchState(ObjectState):
         super().__init__(
             broadcast_object, rank, **{name: value for name, value in values.items() if name not in handlers}
         )
-        self._synced = False
+        self._synced = False  # whether this process has the state of a training, not only its own beginning
+        self._source = 0
         self.__dict__.update({name: handler.value for name, handler in handlers.items()})
         self._handlers = handlers
 
