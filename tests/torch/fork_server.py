@@ -105,6 +105,7 @@ def _serve(connection: socket.socket) -> Connection | None:
 
 
 if __name__ == "__main__":
+    import torch._dynamo  # noqa: F401  (seconds, which the first optimizer would take in each child)
     import worlds
 
     import horovod.torch  # noqa: F401

@@ -56,6 +56,12 @@ SIGNATURES = {
     ),
 }
 
+ELASTIC_SIGNATURES = {
+    "run": "func",
+    "TorchState": "model=None, optimizer=None, kwargs",
+    "ElasticSampler": "dataset, shuffle=True, seed=0",
+}
+
 # Without arguments.
 SIGNATURES |= dict.fromkeys(
     [
@@ -77,7 +83,7 @@ BEGINNINGS = {
     "SyncBatchNorm": "num_features, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True",
 }
 REDUCE_OPS = ["Average", "Sum", "Adasum", "Min", "Max", "Product"]  # in the order of their numbers
-OTHER_NAMES = ["Compression", "HorovodInternalError", "global_process_set"]
+OTHER_NAMES = ["Compression", "HorovodInternalError", "elastic", "global_process_set"]
 
 
 def _render(function: object) -> str:
@@ -102,6 +108,14 @@ def test_signature(name: str) -> None:
 @pytest.mark.parametrize("name", BEGINNINGS)
 def test_signature_begins(name: str) -> None:
     assert f"{_render(getattr(hvd, name))}, ".startswith(f"{BEGINNINGS[name]}, ")
+
+
+@pytest.mark.parametrize("name", ELASTIC_SIGNATURES)
+def test_signature_of_elastic(name: str) -> None:
+    function = getattr(hvd.elastic, name)
+    assert _render(function) == ELASTIC_SIGNATURES[name]
+    assert function.__doc__
+    assert sorted(hvd.elastic.__all__) == sorted(ELASTIC_SIGNATURES)
 
 
 def test_what_init_adds_is_given_by_name() -> None:

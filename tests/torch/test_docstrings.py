@@ -17,13 +17,14 @@ from worlds import Keeper
 import horovod.torch as hvd
 from horovod.torch import compression, mpi_ops
 
-NO_FUNCTIONS = {"Adasum", "Average", "Max", "Min", "Product", "Sum", "global_process_set"}
+NO_FUNCTIONS = {"Adasum", "Average", "Max", "Min", "Product", "Sum", "elastic", "global_process_set"}
 WITHOUT_EXAMPLE = {"Compression", "HorovodInternalError"}  # values to pass and an error to catch
 NEVER_RAISE = {*WITHOUT_EXAMPLE, "is_initialized", "mpi_enabled", "gloo_enabled"} | {
     name for name in hvd.__all__ if name.endswith("_built")
 }
 OBJECTS: dict[str, Any] = {
     **{name: getattr(hvd, name) for name in hvd.__all__ if name not in NO_FUNCTIONS},
+    **{f"elastic.{name}": getattr(hvd.elastic, name) for name in hvd.elastic.__all__},
     "is_homogeneous": mpi_ops.is_homogeneous,
     "Compressor": compression.Compressor,
     "GradientCompressor": compression.GradientCompressor,

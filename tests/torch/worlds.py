@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
@@ -80,9 +80,14 @@ class World:
         }
         if self.transport == "hosts":
             environment |= {"HOROVOD_TRANSPORT": "auto", "HOROVOD_HOSTNAME": f"host-{rank // 2}"}
-        self._processes.append(fork_server.shared().start(environment, theirs.fileno()))
+        process = fork_server.shared().start(environment, theirs.fileno())
         theirs.close()
-        self._pipes.append(ours)
+        if rank < len(self._processes):  # in place of one that ended
+            self._pipes[rank].close()
+            self._processes[rank], self._pipes[rank] = process, ours
+        else:
+            self._processes.append(process)
+            self._pipes.append(ours)
 
     @property
     def pids(self) -> list[int]:
@@ -93,9 +98,15 @@ class World:
         function: Callable[..., Any],
         *arguments: Any,
         deadline_seconds: float = DEADLINE_SECONDS,
+        before_replacing: Sequence[Callable[[], None]] = (),
         **options: Any,
     ) -> list[Outcome]:
-        """Runs `function(*arguments, **options)` on every rank."""
+        """Runs `function(*arguments, **options)` on every rank.
+
+        As many processes that end instead of answering are replaced as `before_replacing` says: after a call of that,
+        another one of the rank starts and runs the function, without a call of hvd.init() before.
+        """
+        replacements = iter(before_replacing)
         assert not self.broken, "a world in which a test failed can't be used again"
         self.broken = True  # until all have answered
         request = cloudpickle.dumps((function, arguments, options))
@@ -110,8 +121,14 @@ class World:
                 self.close()
                 raise AssertionError(f"ranks {missing} did not finish {function.__name__} in {deadline_seconds} s")
             for rank in missing:
-                if self._pipes[rank] in ready:
-                    outcomes[rank] = self._receive(rank)
+                if self._pipes[rank] not in ready:
+                    continue
+                outcomes[rank] = outcome = self._receive(rank)
+                if outcome.exit_code is not None and (wait_before := next(replacements, None)) is not None:
+                    wait_before()
+                    self._start(rank)
+                    self._pipes[rank].send_bytes(request)
+                    outcomes[rank] = None
         answers = [outcome for outcome in outcomes if outcome is not None]
         self.broken = any(outcome.exit_code is not None for outcome in answers)
         return answers

@@ -16,11 +16,11 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from horovod.worker.runtime.errors import StartError, print_as_a_sentence
+from horovod.worker.runtime.errors import MemberLostError, StartError, print_as_a_sentence
 from horovod.worker.runtime.formation import Context, form
 from horovod.worker.settings import Settings, resolve
 
-__all__ = ["Context", "StartError", "current", "init", "is_initialized", "shutdown"]
+__all__ = ["Context", "MemberLostError", "StartError", "current", "init", "is_initialized", "shutdown"]
 
 NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
 
@@ -67,7 +67,8 @@ def init(process_sets: Sequence[Sequence[int]] = (), **explicit: Any) -> Context
             _context = form(settings, process_sets)
         except ValueError as error:
             print_as_a_sentence()
-            raise StartError(f"Horovod initialization failed. {error}") from error
+            kind = MemberLostError if isinstance(error, MemberLostError) else StartError
+            raise kind(f"Horovod initialization failed. {error}") from error
         return _context
 
 

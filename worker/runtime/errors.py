@@ -1,4 +1,4 @@
-"""The one error of a world that cannot form. Failures after that are the engine's and carry the client's own type."""
+"""The error of a world that cannot form. Failures after that are the engine's and carry the client's own type."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import types
 
 class StartError(ValueError):
     """A whole sentence: what was wrong, where, and what to do. A ValueError because hvd.init() promises one."""
+
+
+class MemberLostError(StartError):
+    """Another member was gone again before the world stood. Whoever joins once more may get another world."""
 
 
 def print_as_a_sentence() -> None:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from horovod.worker.runtime.affinity import background_cpu
-from horovod.worker.runtime.errors import StartError
+from horovod.worker.runtime.errors import MemberLostError, StartError
 from horovod.worker.runtime.offers import choose_hierarchy, engine_options, make_listeners, make_segment
 from horovod.worker.runtime.process_sets import ProcessSets, problem_of
 from horovod.worker.runtime.timeline import Timeline
@@ -114,7 +114,7 @@ def form(settings: Settings, process_sets: Sequence[Sequence[int]] = ()) -> Cont
         except BaseException as error:
             context.close("its process sets could not be formed")
             if isinstance(error, RuntimeError):
-                raise StartError(str(error)) from error
+                raise MemberLostError(str(error)) from error
             raise
     return context
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from horovod.protos.v1 import membership_pb2, membership_pb2_grpc
-from horovod.worker.runtime.errors import StartError
+from horovod.worker.runtime.errors import MemberLostError, StartError
 from horovod.worker.runtime.probe import probe
 from horovod.worker.runtime.world import World
 from horovod.worker.settings import split_address
@@ -180,14 +180,14 @@ class Session:
             _tell(engine, event)
 
     def check(self) -> None:
-        """Raises StartError when a member is gone that others still need; for the time between world and engine.
+        """Raises MemberLostError when a member is gone that others still need; for the time between world and engine.
 
         A member leaves in order only after all others are connected to it, unless it says NOT_CONNECTED.
         """
         with self._changed:
             for event in self._gone:
                 if not event.orderly or NOT_CONNECTED in event.sentence:
-                    raise StartError(event.sentence)
+                    raise MemberLostError(event.sentence)
 
     # -- called by the attempt's thread --------------------------------------------------------------------------------
     def _on_event(self, attempt: _Attempt, event: membership_pb2.MembershipEvent) -> None:

@@ -5,13 +5,14 @@ Plain functions, so that a module re-exports them; the state behind them is horo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet, forget_all, global_process_set, register
 from horovod.worker.runtime import context as _context
-from horovod.worker.runtime.context import current, is_initialized
+from horovod.worker.runtime.context import MemberLostError, current, is_initialized
 from horovod.worker.settings import resolve
 
 __all__ = [
@@ -44,6 +45,10 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
 ]
+
+log = logging.getLogger(__name__)
+
+_last_init: dict[str, Any] | None = None  # the arguments of the init() that made the latest world
 
 # How a reduction combines ranks. Opaque; the numbers are those of horovod.protos.v1.types_pb2.ReduceOp.
 Average = 0
@@ -88,6 +93,8 @@ def init(
     Raises:
         ValueError: "Horovod initialization failed. ..." and what to do; or a wrong argument.
     """
+    global _last_init
+    arguments = {name: value for name, value in locals().items() if value is not None}
     ranks: list[int] | None = None
     if isinstance(comm, str):
         if coordinator is not None and coordinator != comm:
@@ -124,6 +131,25 @@ def init(
     global_process_set.ranks = list(range(world.size))
     for set_id, process_set in enumerate(sets, 1):
         register(process_set, set_id)
+    _last_init = arguments
+
+
+def join_again() -> None:
+    """shutdown(), then init() with the arguments it had before; for elastic training.
+
+    A world that loses a member while it forms is not the end: each time this process joins again and waits for the next
+    one as long as init() does, so that it ends when nobody takes the place of the lost member.
+
+    Raises ValueError: init() was never called, or "Horovod initialization failed. ..." as it does.
+    """
+    if _last_init is None:
+        raise ValueError("Horovod has not been initialized; use hvd.init().")
+    shutdown()
+    while not is_initialized():
+        try:
+            init(**_last_init)
+        except MemberLostError as error:
+            log.warning("A member was lost before the next world stood; joining again. %s", error)
 
 
 def _ranks(comm: object) -> list[int]:

@@ -1,0 +1,240 @@
+"""Elastic training without a framework: state that survives failures, and the loop around the training function.
+
+    run_fn(func, reset)(state):
+
+      +-> state.sync() -> func(state) -----------------------------------------> its result
+      |                      | HorovodInternalError     state.restore()
+      |                      | HostsUpdatedInterrupt    nothing is undone
+      |                      v
+      +-- state.on_reset() <- reset(): leave the world and join the next one
+
+A process that is new in a world calls sync() first as well, so all ranks begin a world with the same collectives.
+Nobody skips it: `HostsUpdatedInterrupt.skip_sync` says what rank 0 knew of the hosts when it was interrupted, but a
+process may have come since, and it would wait in sync() for ranks that train already. In vain, a sync costs some
+broadcasts.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from enum import IntFlag
+from typing import Any, Final
+
+from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+
+__all__ = ["HostUpdateResult", "NotificationManager", "ObjectState", "State", "notification_manager", "run_fn"]
+
+log = logging.getLogger(__name__)
+
+
+class HostUpdateResult(IntFlag):
+    """What happened to the set of hosts; `mixed` is both."""
+
+    no_update = 0
+    removed = 1
+    added = 2
+    mixed = removed | added
+
+
+class State:
+    """What training continues from. Subclasses define `save`, `restore` and `sync`.
+
+    Args:
+        bcast_object: sends rank 0's object to all ranks: `bcast_object(obj, root_rank=0)`.
+        get_rank: this process's rank.
+    """
+
+    def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int]) -> None:
+        self._bcast_object = bcast_object
+        self._rank = get_rank
+        self._reset_callbacks: list[Callable[[], None]] = []
+        # Filled by the thread that delivers notifications, emptied by the one that trains.
+        self._host_messages: queue.SimpleQueue[tuple[float, HostUpdateResult]] = queue.SimpleQueue()
+        self._last_updated_timestamp = 0.0
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
+        """Functions to call, in this order, in each new world before `sync`; for example to adapt the learning rate."""
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """In a new world: what was said about the hosts of the old one no longer counts."""
+        self._latest_update()
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp: float, update_res: HostUpdateResult) -> None:
+        """Notes that hosts came or went, for the next `check_host_updates`. Called from any thread."""
+        self._host_messages.put((timestamp, update_res))
+
+    def commit(self) -> None:
+        """`save`, then `check_host_updates`. A collective: all ranks call it equally often.
+
+        Raises what these two raise.
+        """
+        self.save()
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Raises on all ranks together when rank 0 was told that hosts came or went. A collective.
+
+        Raises:
+            HostsUpdatedInterrupt: they did. `skip_sync` is true when hosts only went.
+            HorovodInternalError: a rank was lost.
+        """
+        # Rank 0's queue decides. Others may have been told earlier or later, and all must leave the world together.
+        updated, update_res = self._bcast_object(self._latest_update())
+        if updated:
+            raise HostsUpdatedInterrupt(update_res == HostUpdateResult.removed)
+
+    def _latest_update(self) -> tuple[bool, HostUpdateResult]:
+        """Empties the queue: whether something newer than before was in it, and all that happened since."""
+        updated, all_updates = False, HostUpdateResult.no_update
+        while True:
+            try:
+                timestamp, update_res = self._host_messages.get_nowait()
+            except queue.Empty:
+                return updated, all_updates
+            if timestamp > self._last_updated_timestamp:
+                self._last_updated_timestamp = timestamp
+                updated = True
+                all_updates |= update_res
+
+    def save(self) -> None:
+        """Remembers the state in memory."""
+        raise NotImplementedError(f"{type(self).__name__} must define save().")
+
+    def restore(self) -> None:
+        """Goes back to what was saved last."""
+        raise NotImplementedError(f"{type(self).__name__} must define restore().")
+
+    def sync(self) -> None:
+        """Makes the state equal on all ranks. A collective."""
+        raise NotImplementedError(f"{type(self).__name__} must define sync().")
+
+    def reset(self) -> None:
+        """Adapts what depends on the world (its size, this rank) to a new one. Nothing does by default."""
+
+
+class ObjectState(State):
+    """Plain values as attributes: `ObjectState(bcast_object, get_rank, epoch=0)` has `state.epoch`.
+
+    Only names given here are saved and sent. Values must be picklable and are copied deeply when saved and restored, so
+    that changing a saved list in place does not change what `restore` goes back to.
+
+    `sync` sends the values as they are on its source, not as they were saved last (in which Horovod 0.28 differs): so
+    counters and weights stay together after an interrupt without a commit. What it received is saved, so that
+    `restore` never goes back behind a sync.
+    """
+
+    def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
+        super().__init__(bcast_object, get_rank)
+        self._saved_state: dict[str, Any] = dict(kwargs)
+        self.__dict__.update(kwargs)
+        ObjectState.save(self)
+
+    def save(self) -> None:
+        self._saved_state = self._copied({name: getattr(self, name) for name in self._saved_state})
+
+    def restore(self) -> None:
+        self.__dict__.update(self._copied(self._saved_state))
+
+    def sync(self) -> None:
+        source = self._sync_source()
+        live = {name: getattr(self, name) for name in self._saved_state} if self._rank() == source else None
+        received = self._bcast_object(live, root_rank=source)
+        self.__dict__.update(received)
+        self._saved_state = self._copied(received)
+
+    def _sync_source(self) -> int:
+        """The rank whose state counts, the same on all ranks."""
+        return 0
+
+    def _copied(self, values: dict[str, Any]) -> dict[str, Any]:
+        memo: dict[int, Any] = {}  # one for all: what two attributes share they share in the copy
+        copies = {}
+        for name, value in values.items():
+            try:
+                copies[name] = copy.deepcopy(value, memo)
+            except Exception as error:  # of any class: objects define how they are copied
+                raise ValueError(
+                    f"{type(self).__name__} can't save its attribute {name!r}, a {type(value).__name__} "
+                    f"({type(error).__name__}: {error}). Keep what can be copied in it, for example a state_dict."
+                ) from error
+        return copies
+
+
+class NotificationManager:
+    """Passes news about hosts on to the states that are in training.
+
+    Nothing in this version finds out by itself that hosts came or went. Whoever knows (a launcher's thread in the
+    process of rank 0) calls `handle_hosts_updated`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards _listeners; not held while they are called
+        self._listeners: list[State] = []
+
+    def register_listener(self, listener: State) -> None:
+        """`listener` is told from now on."""
+        with self._lock:
+            self._listeners.append(listener)
+
+    def remove_listener(self, listener: State) -> None:
+        """Takes back one `register_listener`; nothing happens without one."""
+        with self._lock:
+            for index, known in enumerate(self._listeners):
+                if known is listener:
+                    del self._listeners[index]
+                    return
+
+    def handle_hosts_updated(self, timestamp: float, update_res: HostUpdateResult) -> None:
+        """Tells all listeners; those of rank 0 interrupt all ranks at their next commit() or check_host_updates().
+
+        Args:
+            timestamp: when it happened, in seconds; what is not newer than the last news is ignored.
+            update_res: what happened.
+        """
+        with self._lock:
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener.on_hosts_updated(timestamp, update_res)
+
+
+notification_manager: Final = NotificationManager()
+
+
+def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
+    """`func(state, ...)` in the loop that this module draws; `reset` leaves the world and joins the next one.
+
+    Other exceptions than the two of the loop propagate, those of `reset` too. Nothing limits how often the loop goes
+    round: an error that the script itself makes again in each world is logged each time.
+    """
+
+    @functools.wraps(func)
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        is_new_world = False
+        notification_manager.register_listener(state)
+        try:
+            while True:
+                try:
+                    if is_new_world:
+                        state.on_reset()
+                    state.sync()
+                    return func(state, *args, **kwargs)
+                except HorovodInternalError as error:
+                    log.warning("Going back to the last commit and joining the next world, because: %s", error)
+                    state.restore()
+                except HostsUpdatedInterrupt:
+                    log.info("Joining the next world, because hosts came or went.")
+                reset()
+                is_new_world = True
+        finally:
+            notification_manager.remove_listener(state)
+
+    return wrapper

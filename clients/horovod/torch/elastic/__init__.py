@@ -1,0 +1,57 @@
+"""Elastic training: processes may be lost, or replaced, while the others keep their weights and go on.
+
+>>> state = hvd.elastic.TorchState(model=model, optimizer=optimizer, batch=0)
+>>> @hvd.elastic.run
+... def train(state):
+...     while state.batch < 100:
+...         train_one_batch(model, optimizer)
+...         state.batch += 1
+...         state.commit()
+>>> train(state)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from horovod.common.basics import join_again
+from horovod.common.elastic import run_fn
+from horovod.torch.elastic.sampler import ElasticSampler
+from horovod.torch.elastic.state import TorchState
+
+__all__ = ["ElasticSampler", "TorchState", "run"]
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a training function `func(state, ...)`, so that it goes on after failures.
+
+    Before `func` starts, the state is made equal on all ranks. When a collective in it fails (HorovodInternalError: a
+    rank was lost), the state goes back to its last commit; when hosts come or go (HostsUpdatedInterrupt from
+    `state.commit()`), nothing is undone. Then this process leaves the world and calls hvd.init() again with the
+    arguments it had; once there are as many processes as before, the state is made equal again and `func` called again.
+    Who starts a process in place of a lost one gives it the same HOROVOD_RANK; the others wait for it for
+    HOROVOD_START_TIMEOUT seconds.
+
+    Between hvd.init() and `func` a script must run no collective, because a process that joins later would have nobody
+    to run it with. Process sets that were added after hvd.init() are gone in the next world; add them in a callback of
+    `state.register_reset_callbacks`. Example:
+
+        >>> state = hvd.elastic.TorchState(model=model, optimizer=optimizer, batch=0)
+        >>> @hvd.elastic.run
+        ... def train(state, batches):
+        ...     while state.batch < batches:
+        ...         optimizer.zero_grad()
+        ...         state.model(tensor).sum().backward()
+        ...         optimizer.step()
+        ...         state.batch += 1
+        ...         state.commit()
+        ...     return state.batch
+        >>> train(state, 3)
+        3
+
+    Raises:
+        ValueError: before hvd.init(), or the next world did not stand in time ("Horovod initialization failed. ...").
+        Exception: what `func` raises, but for HorovodInternalError and HostsUpdatedInterrupt.
+    """
+    return run_fn(func, join_again)

@@ -1,0 +1,99 @@
+"""ElasticSampler: a DistributedSampler that knows what of an epoch is done, so that other ranks can do the rest."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sized
+from typing import Any
+
+import torch
+
+from horovod.common.basics import rank, size
+
+__all__ = ["ElasticSampler"]
+
+
+class ElasticSampler(torch.utils.data.Sampler[int]):
+    """Deals the indices of a dataset out to the ranks, in each epoch once, also when ranks change in the middle of it.
+
+    Every rank gets equally many: the last ones are given out twice where the ranks do not divide what is left. Give it
+    to `TorchState`, which keeps it equal on all ranks. Example, on two ranks:
+
+        >>> sampler = hvd.elastic.ElasticSampler(range(5), shuffle=False)
+        >>> list(sampler)
+        [0, 2, 4]  # on rank 0; [1, 3, 0] on rank 1
+        >>> sampler.record_batch(0, batch_size=1)
+        >>> sampler.reset()
+        >>> list(sampler)
+        [2, 4]  # on rank 0; [3, 2] on rank 1
+
+    Args:
+        dataset: anything with a length.
+        shuffle: whether each epoch has an order of its own, the same on all ranks.
+        seed: of that order.
+
+    Attributes:
+        epoch, processed_num: how far training is; samples of all ranks together.
+        num_replicas, rank: of the world, as of the last `reset`.
+        remaining_indices: what of the epoch is left for all ranks, in order.
+        num_samples, total_size: what is left for this rank, and for all of them with the repeated ones.
+        processed_indices: always empty; scripts for old versions of Horovod read it.
+
+    Raises ValueError before hvd.init().
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self.processed_num = 0
+        self.processed_indices: set[int] = set()
+        self.reset()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begins epoch number `epoch`, with nothing of it done. Call it at the end of the epoch before.
+
+        At the beginning of the loop over the epochs it would forget, after a failure, what was done of this one.
+        """
+        self.epoch = epoch
+        self.processed_num = 0
+        self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Notes that every rank has trained on `batch_size` more samples.
+
+        Args:
+            batch_idx: not needed.
+            batch_size: samples on this rank, the same on the others.
+        """
+        self.processed_num += batch_size * self.num_replicas
+
+    def state_dict(self) -> dict[str, Any]:
+        """The progress: {"epoch": ..., "processed_num": ...}."""
+        return {"epoch": self.epoch, "processed_num": self.processed_num}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the progress over and deals out what is left."""
+        self.epoch = state_dict["epoch"]
+        self.processed_num = state_dict["processed_num"]
+        self.reset()
+
+    def reset(self) -> None:
+        """Deals out what is left of the epoch to the ranks of the current world. ValueError before hvd.init()."""
+        self.num_replicas = size()
+        self.rank = rank()
+        indices = list(range(len(self.dataset)))
+        if self.shuffle:
+            random.Random(self.seed + self.epoch).shuffle(indices)
+        self.remaining_indices = indices[self.processed_num :]
+        self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
+        self.total_size = self.num_samples * self.num_replicas
+
+    def __iter__(self) -> Iterator[int]:
+        remaining = self.remaining_indices
+        # Modulo, because there may be fewer left than ranks.
+        return iter([remaining[i % len(remaining)] for i in range(self.rank, self.total_size, self.num_replicas)])
+
+    def __len__(self) -> int:
+        return self.num_samples

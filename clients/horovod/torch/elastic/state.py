@@ -1,0 +1,208 @@
+"""TorchState: models, optimizers and samplers beside plain values, each saved and sent in its own way by a handler."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from horovod.common.basics import rank
+from horovod.common.elastic import ObjectState
+from horovod.torch.elastic.sampler import ElasticSampler
+from horovod.torch.objects import allgather_object, broadcast_object
+from horovod.torch.optimizer_state import broadcast_optimizer_state
+from horovod.torch.parameters import broadcast_parameters
+
+__all__ = [
+    "ModelStateHandler",
+    "OptimizerStateHandler",
+    "SamplerStateHandler",
+    "StateHandler",
+    "TorchState",
+    "get_handler_registry",
+    "set_handler_registry",
+]
+
+
+class StateHandler:
+    """How one kind of value is saved, restored and sent. A subclass defines these three; `value` is what it handles.
+
+    Saved is a deep copy, or the next step would change it.
+    """
+
+    root_rank = 0  # whose value `sync` sends; TorchState sets it on all ranks alike
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.save()
+
+    def set_value(self, value: Any) -> None:
+        """Handles another value from now on, which is saved as it is."""
+        self.value = value
+        self.save()
+
+    def save(self) -> None:
+        """Remembers the value."""
+        raise NotImplementedError(f"{type(self).__name__} must define save().")
+
+    def restore(self) -> None:
+        """Gives `value` back what was saved last."""
+        raise NotImplementedError(f"{type(self).__name__} must define restore().")
+
+    def sync(self) -> None:
+        """Makes the value equal on all ranks to that on `root_rank`, in place. A collective."""
+        raise NotImplementedError(f"{type(self).__name__} must define sync().")
+
+
+class ModelStateHandler(StateHandler):
+    """For torch.nn.Module: parameters and buffers."""
+
+    def save(self) -> None:
+        self._saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self) -> None:
+        self.value.load_state_dict(self._saved)  # copies into the parameters
+
+    def sync(self) -> None:
+        broadcast_parameters(self.value.state_dict(), self.root_rank)
+
+
+class OptimizerStateHandler(StateHandler):
+    """For torch.optim.Optimizer, distributed or not: its state and the options of its parameter groups."""
+
+    def save(self) -> None:
+        self._saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self) -> None:
+        # Loading keeps the tensors it is given, and steps change them in place.
+        self.value.load_state_dict(copy.deepcopy(self._saved))
+        # What the failed step left there is half reduced; scripts that clear gradients after a step would add to it.
+        self.value.zero_grad()
+
+    def sync(self) -> None:
+        broadcast_optimizer_state(self.value, self.root_rank)
+
+
+class SamplerStateHandler(StateHandler):
+    """For ElasticSampler: how far the epoch is."""
+
+    def save(self) -> None:
+        self._saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self) -> None:
+        self.value.load_state_dict(copy.deepcopy(self._saved))
+
+    def sync(self) -> None:
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), self.root_rank))
+
+
+_registry: list[tuple[type, type[StateHandler]]] = [
+    (torch.nn.Module, ModelStateHandler),
+    (torch.optim.Optimizer, OptimizerStateHandler),
+    (ElasticSampler, SamplerStateHandler),
+]
+
+
+def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
+    """Which handler takes values of which class; the first that fits. A copy."""
+    return list(_registry)
+
+
+def set_handler_registry(registry: Sequence[tuple[type, type[StateHandler]]]) -> None:
+    """Replaces the registry for states made from now on; the same on all ranks. To add a kind of value:
+
+    >>> from horovod.torch.elastic.state import get_handler_registry, set_handler_registry
+    >>> set_handler_registry([(MyTable, MyTableHandler), *get_handler_registry()])
+    """
+    global _registry
+    _registry = list(registry)
+
+
+def _handler_for(value: Any) -> StateHandler | None:
+    for kind, handler in _registry:
+        if isinstance(value, kind):
+            return handler(value)
+    return None
+
+
+class TorchState(ObjectState):
+    """The state of a PyTorch training: `state.model`, `state.optimizer` and every other name that is given.
+
+    Models, optimizers and ElasticSamplers are kept by handlers (horovod.torch.elastic.state), whatever their names;
+    other values are copied and pickled, so a learning-rate scheduler, which holds its optimizer, must be given as its
+    state_dict. Assigning another model, optimizer or sampler saves it at once. Example:
+
+        >>> state = hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=0)
+        >>> state.epoch = 7
+        >>> state.commit()
+        >>> state.epoch = 8
+        >>> state.restore()
+        >>> state.epoch
+        7
+
+    `sync` makes all ranks equal to rank 0, or, when rank 0 is new in a training that others were in already, to the
+    lowest rank of these: a replaced rank 0 does not throw away what was learnt. Afterwards everything counts as saved.
+
+    Args:
+        model: a torch.nn.Module, the same on all ranks but for its values.
+        optimizer: of its parameters, distributed or not.
+        kwargs: more of these and plain values, the same names on all ranks.
+
+    Raises:
+        ValueError: a plain value that can't be copied.
+        HorovodInternalError: by `sync`, `commit` and `check_host_updates`: a rank was lost.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
+    ) -> None:
+        values = {"model": model, "optimizer": optimizer, **kwargs}
+        handlers = {name: handler for name, value in values.items() if (handler := _handler_for(value)) is not None}
+        super().__init__(
+            broadcast_object, rank, **{name: value for name, value in values.items() if name not in handlers}
+        )
+        self._synced = False  # whether this process has the state of a training, not only its own beginning
+        self._source = 0
+        self.__dict__.update({name: handler.value for name, handler in handlers.items()})
+        self._handlers = handlers
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        handlers: dict[str, StateHandler] | None = self.__dict__.get("_handlers")
+        if handlers is None:
+            return  # under construction
+        if name in handlers:
+            handlers[name].set_value(value)
+        elif name in self._saved_state and (handler := _handler_for(value)) is not None:  # it was None until now
+            handlers[name] = handler
+            del self._saved_state[name]
+
+    def save(self) -> None:
+        for handler in self._handlers.values():
+            handler.save()
+        super().save()
+
+    def restore(self) -> None:
+        for handler in self._handlers.values():
+            handler.restore()
+        super().restore()
+
+    def sync(self) -> None:
+        self._source = self._choose_source()
+        for _, handler in sorted(self._handlers.items()):  # an order that does not depend on how they were given
+            handler.root_rank = self._source
+            handler.sync()
+        super().sync()
+        for handler in self._handlers.values():
+            handler.save()
+        self._synced = True
+
+    def _sync_source(self) -> int:
+        return self._source
+
+    def _choose_source(self) -> int:
+        """Rank 0, unless it is new where others are not. A collective."""
+        synced = allgather_object(self._synced, "elastic.synced")
+        return synced.index(True) if True in synced else 0

@@ -1,0 +1,149 @@
+"""The loop of elastic training and its state, without any framework or world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from horovod.common.elastic import HostUpdateResult, ObjectState, State, notification_manager, run_fn
+from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+
+
+class Recorder(State):
+    """Notes what the loop calls."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda obj, root_rank=0: obj, lambda: 0)
+        self.calls: list[str] = []
+
+    def save(self) -> None:
+        self.calls.append("save")
+
+    def restore(self) -> None:
+        self.calls.append("restore")
+
+    def sync(self) -> None:
+        self.calls.append("sync")
+
+    def reset(self) -> None:
+        self.calls.append("reset")
+
+
+def _raise_in_turn(*errors: Exception | None) -> Callable[..., str]:
+    waiting = list(errors)
+
+    def func(state: Recorder, *args: Any, **kwargs: Any) -> str:
+        state.calls.append("func")
+        if (error := waiting.pop(0)) is not None:
+            raise error
+        return f"{args} {kwargs}"
+
+    return func
+
+
+@pytest.mark.parametrize(
+    ("error", "undone"),
+    [
+        (HorovodInternalError("rank 1 was lost"), ["restore"]),
+        (HostsUpdatedInterrupt(False), []),
+        (HostsUpdatedInterrupt(True), []),  # all sync all the same: a new process would wait for the others
+    ],
+)
+def test_the_loop(error: Exception, undone: list[str]) -> None:
+    state = Recorder()
+    state.register_reset_callbacks([lambda: state.calls.append("first"), lambda: state.calls.append("second")])
+    state.register_reset_callbacks([lambda: state.calls.append("third")])
+    run = run_fn(_raise_in_turn(error, None), lambda: state.calls.append("new world"))
+    assert run(state, 1, two=2) == "(1,) {'two': 2}"
+    again = ["new world", "reset", "first", "second", "third", "sync", "func"]
+    assert state.calls == ["sync", "func", *undone, *again]
+
+
+def test_a_failure_in_a_callback_or_in_sync_starts_over() -> None:
+    state = Recorder()
+    errors: list[Exception | None] = [HorovodInternalError("in the callback"), None]
+
+    def callback() -> None:
+        if (error := errors.pop(0)) is not None:
+            raise error
+
+    state.register_reset_callbacks([callback])
+    run_fn(_raise_in_turn(HorovodInternalError("first"), None), lambda: state.calls.append("new world"))(state)
+    assert state.calls == [
+        *("sync", "func", "restore", "new world", "reset"),
+        *("restore", "new world", "reset", "sync", "func"),
+    ]
+
+
+def test_other_errors_propagate_and_nobody_listens_afterwards() -> None:
+    state = Recorder()
+    run = run_fn(_raise_in_turn(KeyError("mine"), None), lambda: None)
+    with pytest.raises(KeyError, match="mine"):
+        run(state)
+    notification_manager.handle_hosts_updated(1.0, HostUpdateResult.added)
+    state.check_host_updates()
+    assert run(state) == "() {}"
+
+
+def test_only_news_interrupts() -> None:
+    state = Recorder()
+    removed, added = HostUpdateResult.removed, HostUpdateResult.added
+    for news, skip_sync in [
+        ([(1.0, removed)], True),
+        ([(2.0, added)], False),
+        ([(3.0, removed), (4.0, added)], False),
+        ([(5.0, removed), (6.0, removed)], True),
+    ]:
+        for timestamp, update_res in news:
+            state.on_hosts_updated(timestamp, update_res)
+        with pytest.raises(HostsUpdatedInterrupt) as caught:
+            state.commit()
+        assert caught.value.skip_sync is skip_sync
+        state.check_host_updates()  # told once
+    state.on_hosts_updated(6.0, added)
+    state.check_host_updates()  # old news
+    state.on_hosts_updated(7.0, added)
+    state.on_reset()
+    state.check_host_updates()  # of an earlier world
+    assert removed | added == HostUpdateResult.mixed == 3
+
+
+def _object_state(**values: Any) -> Any:
+    return ObjectState(lambda obj, root_rank=0: obj, lambda: 0, **values)
+
+
+def test_saved_values_do_not_change_with_the_live_ones() -> None:
+    losses = [1.0]
+    state = _object_state(losses=losses, best=losses, epoch=0)
+    state.losses.append(2.0)
+    state.epoch = 1
+    state.restore()
+    assert (state.losses, state.epoch) == ([1.0], 0)
+    assert state.losses is state.best
+    state.losses.append(3.0)
+    state.restore()
+    assert state.losses == [1.0]
+
+
+def test_sync_sends_live_values_and_saves_them() -> None:
+    state = _object_state(epoch=0)
+    state.epoch = 5
+    state.sync()
+    state.epoch = 6
+    state.restore()
+    assert state.epoch == 5
+
+
+def test_what_cannot_be_copied_is_named() -> None:
+    with pytest.raises(ValueError, match="can't save its attribute 'batches', a generator"):
+        _object_state(epoch=0, batches=(i for i in range(3)))
+
+
+def test_a_state_must_say_how() -> None:
+    state = State(lambda obj: obj, lambda: 0)
+    for method in (state.save, state.restore, state.sync, state.commit):
+        with pytest.raises(NotImplementedError, match="State must define"):
+            method()
+    state.on_reset()
