@@ -184,8 +184,15 @@ def test_a_join_is_told_again_on_a_new_stream_until_its_round_is_over(setup):
     stream.answers.put(over)
     assert setup.applied() == ("join", 3, [2, 0, 1], 2)
     stream.answers.put(grpc.StatusCode.UNAVAILABLE)
-    _, first = setup.stream()
+    stream, first = setup.stream()
     assert not first.HasField("join")
+    setup.engine.items.put([("join", (4, False))])
+    assert next(stream.requests).join == negotiation_pb2.Join(round=4)
+    stream.answers.put(over)  # again
+    assert setup.applied() == ("join", 3, [2, 0, 1], 2)
+    stream.answers.put(grpc.StatusCode.UNAVAILABLE)
+    _, first = setup.stream()
+    assert first.join == negotiation_pb2.Join(round=4)
 
 
 @pytest.mark.parametrize("setup", [{"grace_seconds": 0.2}], indirect=True)

@@ -267,7 +267,8 @@ class Negotiator:
             for error in decisions.errors:
                 self._undecided.pop((error.process_set, error.name), None)
             for join in decisions.joins:
-                if join.phase == negotiation_pb2.JOIN_PHASE_OVER:
+                # The end of a round may be told twice, and this rank be in the next one by then.
+                if join.phase == negotiation_pb2.JOIN_PHASE_OVER and self._join and join.round == self._join.round:
                     self._join = None
         for plan in decisions.plans:
             self._engine.apply_plan(plan.process_set, plan.name, plan.id, _operation_of(plan))
