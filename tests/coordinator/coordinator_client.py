@@ -1,4 +1,7 @@
-"""A member of a world as the tests of the services need it: two streams, read with deadlines, nothing else."""
+"""A member of a world as the tests of the services need it: two streams, read with deadlines, nothing else.
+
+A deadline is the whole stream's: one that lives through many tests needs a longer one than the default.
+"""
 
 import queue
 from collections.abc import Sequence
@@ -19,10 +22,10 @@ Event = TypeVar("Event")
 class Stream(Generic[Message, Event]):
     """A bidirectional call whose requests are sent one by one."""
 
-    def __init__(self, method: Any, token: str | None = None) -> None:
+    def __init__(self, method: Any, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         self._requests: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         metadata = (("authorization", f"Bearer {token}"),) if token else None
-        self.call = method(iter(self._requests.get, None), timeout=TIMEOUT_S, metadata=metadata)
+        self.call = method(iter(self._requests.get, None), timeout=timeout_s, metadata=metadata)
 
     def send(self, message: Message) -> None:
         self._requests.put(message)
@@ -55,13 +58,13 @@ class Stream(Generic[Message, Event]):
 class Member:
     """One process, with a channel of its own so that it can vanish."""
 
-    def __init__(self, address: str, member_id: str, token: str | None = None, **fields: Any) -> None:
+    def __init__(self, address: str, member_id: str, token: str | None, timeout_s: float, **fields: Any) -> None:
         self.request = request(member_id, **fields)
-        self.token = token
+        self.token, self._timeout_s = token, timeout_s
         options = [("grpc.use_local_subchannel_pool", 1)]
         self.channel = grpc.insecure_channel(address, options)
         self.membership: Stream[membership_pb2.MemberMessage, membership_pb2.MembershipEvent] = Stream(
-            membership_pb2_grpc.MembershipStub(self.channel).Join, token
+            membership_pb2_grpc.MembershipStub(self.channel).Join, token, timeout_s
         )
         self.membership.send(membership_pb2.MemberMessage(join=self.request))
         self.negotiation: Stream[negotiation_pb2.NegotiationMessage, negotiation_pb2.Decisions]
@@ -90,7 +93,9 @@ class Member:
 
     def negotiate(self, *announce: pb.Operation, blocked: Sequence[pb.Operation] = ()) -> None:
         """Opens a negotiation stream that begins with these announcements."""
-        self.negotiation = Stream(negotiation_pb2_grpc.NegotiationStub(self.channel).Negotiate, self.token)
+        self.negotiation = Stream(
+            negotiation_pb2_grpc.NegotiationStub(self.channel).Negotiate, self.token, self._timeout_s
+        )
         self.streams.append(self.negotiation)
         self.negotiation.send(
             negotiation_pb2.NegotiationMessage(
@@ -125,13 +130,13 @@ class Member:
 class Crew:
     """Members that a test made; all are gone afterwards."""
 
-    def __init__(self, address: str, token: str | None = None) -> None:
+    def __init__(self, address: str, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         self.address = address
-        self._token = token
+        self._token, self._timeout_s = token, timeout_s
         self._members: list[Member] = []
 
     def member(self, member_id: str, **fields: Any) -> Member:
-        self._members.append(Member(self.address, member_id, self._token, **fields))
+        self._members.append(Member(self.address, member_id, self._token, self._timeout_s, **fields))
         return self._members[-1]
 
     def world(self, size: int, job: str = "digits") -> list[Member]:

@@ -56,7 +56,7 @@ def witness(coordinator: EmbeddedCoordinator) -> Iterator[Witness]:
     level = logger.level
     logger.addHandler(listener)
     logger.setLevel(logging.DEBUG)
-    with Crew(coordinator.address) as crew:
+    with Crew(coordinator.address, timeout_s=600.0) as crew:  # its streams are open through all tests of this file
         yield Witness(crew, listener)
     logger.removeHandler(listener)
     logger.setLevel(level)
