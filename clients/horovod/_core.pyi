@@ -165,8 +165,8 @@ class Engine:
         (process set, name, whether a thread waits for it).
         """
 
-    def apply_join(self, rounds_over: int, ranks: Sequence[int], phase: int) -> None:
-        """Who has joined by now, in order; phase: a protos.v1.JoinPhase."""
+    def apply_join(self, rounds_over: int, ranks: Sequence[int], phase: int, sentence: str) -> None:
+        """Who has joined by now, in order; phase: a protos.v1.JoinPhase; sentence: for errors of what can't run."""
 
     def apply_recall(self, process_set: int, ids: Sequence[int]) -> None: ...
 

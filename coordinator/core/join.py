@@ -12,8 +12,6 @@ A round goes through three phases, each told to all ranks of the world:
 Which phase comes next follows from what the ranks say, and saying something again changes nothing.
 """
 
-from collections.abc import Collection
-
 from horovod.protos.v1 import negotiation_pb2 as pb
 from horovod.protos.v1 import types_pb2
 
@@ -61,16 +59,19 @@ class Joining:
         phase = pb.JOIN_PHASE_OPEN
         if len(self.ranks) == self._size:
             phase = pb.JOIN_PHASE_OVER if len(self._without_zeros) == self._size else pb.JOIN_PHASE_ENDING
-        return pb.JoinState(round=self._round, ranks=self.ranks, phase=phase)
+        return pb.JoinState(round=self._round, ranks=self.ranks, phase=phase, sentence=self._sentence())
 
+    def _sentence(self) -> str:
+        verb = "has" if len(self.ranks) == 1 else "have"
+        return (
+            f"{capitalized(ranks_in_words(self.ranks))} {verb} called hvd.join(), so until all ranks have joined only "
+            "allreduce runs in the global process set (for sparse gradients: "
+            "DistributedOptimizer(sparse_as_dense=True))."
+        )
 
-def refusal(op: types_pb2.Operation, joined: Collection[int]) -> str:
-    """Why `op` can't run while the ranks in `joined` contribute zeros, or ""."""
-    if op.type in ALLOWED or not joined:
-        return ""
-    verb = "has" if len(joined) == 1 else "have"
-    return (
-        f"{type_name(op).capitalize()} is not supported with Join at this time. {capitalized(ranks_in_words(joined))} "
-        f"{verb} called hvd.join() and can't take part in {op.name}; until all ranks have joined only allreduce runs "
-        "in the global process set (for sparse gradients: DistributedOptimizer(sparse_as_dense=True))."
-    )
+    def refusal(self, op: types_pb2.Operation) -> str:
+        """Why `op` can't run in the global process set now, or ""; the engine says it of what never comes here."""
+        if op.type in ALLOWED or not self.ranks:
+            return ""
+        stem = f"{type_name(op).capitalize()} is not supported with Join at this time."
+        return f"{stem} {self._sentence()} It was {op.name}."

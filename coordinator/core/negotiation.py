@@ -29,7 +29,7 @@ from . import blocked
 from .agreement import disagreement
 from .blocked import Announced, BlockedReports
 from .ids import MAX_IDS, IdTable, Key
-from .join import Joining, refusal
+from .join import Joining
 from .operations import Signature, defect, is_unnamed, signature, user_name
 from .stall import Stall
 from .standstill import Standstills
@@ -250,7 +250,7 @@ class Negotiation:
             batch.to((rank,)).errors.add(process_set=process_set.number, name=op.name, sentence=last[1])
             return
         joined = self._joined(process_set)
-        if joined and (sentence := refusal(op, joined)):
+        if joined and (sentence := self._joining.refusal(op)):
             self._fail(process_set, op.name, sentence, {rank: its_signature}, batch)
             return
         announced = process_set.pending.get(op.name)
@@ -346,7 +346,7 @@ class Negotiation:
         for name in list(process_set.pending):
             announced = process_set.pending[name]
             one = next(iter(announced.values()))
-            if sentence := refusal(one.op, self._joined(process_set)):
+            if sentence := self._joining.refusal(one.op):
                 del process_set.pending[name]
                 signatures = {rank: each.signature for rank, each in announced.items()}
                 self._fail(process_set, name, sentence, signatures, batch)

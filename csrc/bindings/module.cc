@@ -255,10 +255,11 @@ class PyEngine {
     with_set(process_set, [&](Communicator& communicator) { communicator.apply_recall(ids); });
   }
 
-  void apply_join(uint32_t round, const std::vector<int>& ranks, int phase) {
+  void apply_join(uint32_t round, const std::vector<int>& ranks, int phase, const std::string& sentence) {
     if (phase < 0 || phase > static_cast<int>(JoinPhase::over)) throw py::value_error("Unknown phase of a join.");
-    with_set(0,
-             [&](Communicator& communicator) { communicator.apply_join(round, ranks, static_cast<JoinPhase>(phase)); });
+    with_set(0, [&](Communicator& communicator) {
+      communicator.apply_join(round, ranks, static_cast<JoinPhase>(phase), sentence);
+    });
   }
 
   // Until all ranks have joined, or a signal's handler raises.
@@ -512,7 +513,8 @@ PYBIND11_MODULE(_core, module) {
       .def("apply_error", &PyEngine::apply_error, py::arg("process_set"), py::arg("name"), py::arg("sentence"))
       .def("apply_recall", &PyEngine::apply_recall, py::arg("process_set"), py::arg("ids"))
       .def("standstill", &PyEngine::standstill)
-      .def("apply_join", &PyEngine::apply_join, py::arg("rounds_over"), py::arg("ranks"), py::arg("phase"))
+      .def("apply_join", &PyEngine::apply_join, py::arg("rounds_over"), py::arg("ranks"), py::arg("phase"),
+           py::arg("sentence"))
       .def("peer_left", &PyEngine::peer_left, py::arg("rank"), py::arg("sentence"))
       .def("abort", &PyEngine::abort, py::arg("sentence"))
       .def("check", &PyEngine::check)

@@ -20,7 +20,6 @@ constexpr int64_t kLeftGraceUs = 1'000'000;  // how long the data plane has to n
 constexpr int64_t kGatherUs = 200;           // how long the background thread lets small operations gather
 constexpr uint64_t kStartBytes = 1u << 20;   // so many pending bytes are worth starting at once
 constexpr int64_t kDriveSliceUs = 100'000;
-constexpr int64_t kCloseUs = 1'000'000;
 constexpr int64_t kLingerUs = 1'000'000;  // for peers that do not take the reason of an abort
 
 bool is_unnamed(const std::string& name) { return name.ends_with(".noname"); }
@@ -436,122 +435,6 @@ size_t Communicator::fuse(const TensorId* ids, size_t count) {
     }
   }
   return taken;
-}
-
-// -- the end
-// ----------------------------------------------------------------------------------------------------------------
-
-Status Communicator::with_context(const Status& status, const Submission& submission) const {
-  return {status.code(),
-          status.message() + " (Rank " + std::to_string(ranks_[rank_]) + " was running " + submission.spec.name + ".)"};
-}
-
-void Communicator::end(const Status& status) {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    fail_locked(status);
-    driver_changed_.notify_all();
-  }
-  if (status.code() != Code::left) abort_.raise(status);  // ends the epoch for all communicators, here and on all ranks
-  if (!abort_.raised()) return;
-  on_abort_();
-  if (!mesh_) return;
-  const std::lock_guard<std::mutex> lock(mutex_);
-  farewell_due_ = true;
-  background_wanted_.notify_one();
-}
-
-void Communicator::fail_locked(const Status& status) {
-  if (ended_.ok()) ended_ = status;
-  announced_.clear();
-  for (auto& [submission, owner] : in_flight_) {
-    submission->lane->active = nullptr;
-    submission->lane->waiting.clear();
-    if (submission->entry) submission->entry->in_flight = false;
-    submission->status = with_context(ended_, *submission);
-    if (submission->traced) [[unlikely]]
-      timeline_.ended(*submission, submission->status);
-    submission->state.store(Operation::done, std::memory_order_release);
-  }
-  in_flight_.clear();
-  pending_ = 0;
-  joining_.contributes = false;
-  joining_.zeros = 0;
-  const std::lock_guard<std::mutex> ids_lock(ids_mutex_);
-  std::fill(by_id_.begin(), by_id_.end(), nullptr);
-}
-
-void Communicator::abort_raised() {
-  const std::string cause = abort_.cause().message();
-  if (region_) region_->announce_end(MemberState::aborted, cause);
-  if (mesh_) mesh_->announce_end(ControlKind::abort, cause);
-  if (log_) log_->wake();
-}
-
-void Communicator::close(const std::string& farewell, const std::string& why) {
-  if (!log_) return;
-  const Status status(Code::aborted, why + " The operation was not finished by all ranks before.");
-  {
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (closed_) return;
-    closed_ = true;
-    closed_why_ = why;
-    joining_.contributes = false;
-    // What no plan covers yet can't be agreed any more; what has arrived is taken back unless it is agreed.
-    std::vector<Submission*> arrived, rest;
-    for (const auto& [submission, owner] : in_flight_) (submission->arrived ? arrived : rest).push_back(submission);
-    announced_.clear();
-    for (Submission* submission : rest) {
-      submission->lane->waiting.clear();
-      if (submission->lane->active == submission) submission->lane->active = nullptr;
-    }
-    for (Submission* submission : rest) complete(*submission, status);
-    for (Submission* submission : arrived) {
-      submission->withdrawn_status = status;
-      if (submission->withdrawing) continue;
-      submission->withdrawing = true;
-      if (Status failed = log_->withdraw(submission->lane->id); !failed.ok()) abort_.raise(failed);
-    }
-    const int64_t deadline = now_us() + kCloseUs;
-    ++helpers_;
-    while (pending_ > 0 && ended_.ok() && now_us() < deadline) {
-      if (driving_) {
-        if (background_drives_) log_->wake();
-        driver_changed_.wait_for(lock, std::chrono::microseconds(std::max<int64_t>(1, deadline - now_us())));
-        continue;
-      }
-      driving_ = true;
-      lock.unlock();
-      drive(
-          [&] {
-            const std::lock_guard<std::mutex> check(mutex_);
-            return pending_ == 0;
-          },
-          deadline);
-      lock.lock();
-      driving_ = false;
-      driver_changed_.notify_all();
-    }
-    // With nothing pending no operation can hold the driver: it waits for news, or is about to let go, and is only
-    // woken.
-    while (driving_ && pending_ == 0) {
-      log_->wake();
-      driver_changed_.wait_for(lock, std::chrono::milliseconds(50));
-    }
-    --helpers_;
-    if (driving_) {  // it is stuck in an operation that a peer does not go on with: only the end of the epoch frees it
-      abort_.raise(status);
-      while (driving_) driver_changed_.wait(lock);
-    }
-    fail_locked(status);
-    stopping_ = true;
-    driver_changed_.notify_all();
-  }
-  background_wanted_.notify_all();
-  log_->wake();
-  background_.join();
-  if (region_) region_->announce_end(MemberState::left, farewell);
-  if (mesh_) mesh_->announce_end(ControlKind::leave, farewell);
 }
 
 }  // namespace horovod

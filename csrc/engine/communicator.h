@@ -90,7 +90,7 @@ struct Joining {
   bool contributes = false;  // zeros go out for every allreduce that has an id
   bool ending = false;       // the zeros are being taken back, which the coordinator waits for
   size_t zeros = 0;          // submissions of zeros in flight
-  std::string others;        // somebody has joined: why nothing but allreduces can run; else empty
+  std::string others;        // somebody has joined: the coordinator's sentence on it; else empty
   int last_rank = -1;        // who joined last in the latest round that is over
 };
 
@@ -137,7 +137,8 @@ class Communicator {
   void apply_plan(const std::string& name, TensorId id, const OpSpec* operation = nullptr);
   void apply_error(const std::string& name, const std::string& sentence);
   void apply_recall(const std::vector<TensorId>& ids);
-  void apply_join(uint32_t round, const std::vector<int>& ranks, JoinPhase phase);
+  // sentence: why nothing but allreduces can run.
+  void apply_join(uint32_t round, const std::vector<int>& ranks, JoinPhase phase, const std::string& sentence);
   void peer_left(int member, const std::string& sentence);
 
   // First waits for what this member has in flight, then contributes zeros to the allreduces of others until all

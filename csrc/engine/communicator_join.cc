@@ -22,14 +22,6 @@ std::string capitalized_name_of(OpType type) {
   return name;
 }
 
-std::string ranks_in_words(const std::vector<int>& ranks) {
-  constexpr size_t kMost = 16;
-  std::string words = ranks.size() == 1 ? "Rank " : "Ranks ";
-  for (size_t i = 0; i < ranks.size() && i < kMost; ++i) words += (i ? ", " : "") + std::to_string(ranks[i]);
-  if (ranks.size() > kMost) words += " and " + std::to_string(ranks.size() - kMost) + " more";
-  return words;
-}
-
 }  // namespace
 
 Status Communicator::join(int64_t timeout_us, int64_t& ticket, int& last_rank) {
@@ -79,7 +71,8 @@ void Communicator::tell_joined(bool without_zeros) {
   outbox_.push(std::move(item));
 }
 
-void Communicator::apply_join(uint32_t round, const std::vector<int>& ranks, JoinPhase phase) {
+void Communicator::apply_join(uint32_t round, const std::vector<int>& ranks, JoinPhase phase,
+                              const std::string& sentence) {
   if (!log_) return;
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!ended_.ok() || closed_ || round != joining_.round || ranks.empty()) return;  // over, or told again
@@ -90,7 +83,7 @@ void Communicator::apply_join(uint32_t round, const std::vector<int>& ranks, Joi
     driver_changed_.notify_all();
     return;
   }
-  joining_.others = ranks_in_words(ranks) + (ranks.size() == 1 ? " has" : " have") + " called hvd.join()";
+  joining_.others = sentence;
   refuse_others();
   if (phase == JoinPhase::ending) {
     take_zeros_back();
@@ -113,9 +106,7 @@ Status Communicator::refusal(const OpSpec& spec) const {
   }
   if (spec.type == OpType::allreduce || joining_.others.empty()) return {};
   return {Code::precondition, capitalized_name_of(spec.type) + " is not supported with Join at this time. " +
-                                  joining_.others + " and can't take part in " + spec.name +
-                                  "; until all ranks have joined only allreduce runs in the global process set (for "
-                                  "sparse gradients: DistributedOptimizer(sparse_as_dense=True))."};
+                                  joining_.others + " It was " + spec.name + "."};
 }
 
 // Somebody has joined: what is under way and is no allreduce can't become complete, unless it is already. Whatever that

@@ -104,7 +104,8 @@ class Negotiator {
       joined_.clear();
       without_zeros_.clear();
     }
-    for_members(0, [&](Communicator& communicator) { communicator.apply_join(round, joined, phase); });
+    for_members(
+        0, [&](Communicator& communicator) { communicator.apply_join(round, joined, phase, "Ranks have joined."); });
     if (phase != JoinPhase::open) return;
     std::vector<std::string> names;
     for (const auto& [name, ranks] : sets_[0].announced) names.push_back(name);

@@ -43,7 +43,7 @@ class Outbox:
     def standstill(self) -> tuple[int, bool, bool, list[tuple[int, str, bool]]]:
         return 7, True, False, [(0, "x", True)]
 
-    def apply_join(self, rounds_over: int, ranks: list[int], phase: int) -> None:
+    def apply_join(self, rounds_over: int, ranks: list[int], phase: int, sentence: str) -> None:
         self.applied.put(("join", rounds_over, ranks, phase))
 
     def abort(self, sentence: str) -> None:

@@ -277,7 +277,7 @@ class Negotiator:
         for recall in decisions.recalls:
             self._engine.apply_recall(recall.process_set, list(recall.ids))
         for join in decisions.joins:
-            self._engine.apply_join(join.round, list(join.ranks), join.phase)
+            self._engine.apply_join(join.round, list(join.ranks), join.phase, join.sentence)
         for warning in decisions.warnings:
             log.warning("%s", warning)
         if decisions.shutdown:
