@@ -44,7 +44,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 LIBRARIES = {"ddp": "DDP over Gloo", "horovod": "horovod"}
 # How far a parameter may be from that of one process, as a share of the largest change that the steps have made.
 _TOLERANCE = 1e-3
-_FULL = Budget(rounds=9, round_seconds=1.0, block_seconds=1.0)
+_FULL = Budget(rounds=40, round_seconds=0.25, block_seconds=0.25)
 _QUICK = Budget(rounds=2, round_seconds=0.02, block_seconds=0.02)
 
 
