@@ -227,8 +227,7 @@ bool Communicator::wait(Submission& submission, int64_t timeout_us) {
     }
     driving_ = true;
     lock.unlock();
-    // Beside a mesh whoever is waited for often waits for the network, and the processor is better left to others.
-    if (region_ && !mesh_) region_->set_patient(true);
+    set_patient(true);
     drive(done, deadline);
     lock.lock();
     driving_ = false;
@@ -245,6 +244,13 @@ bool Communicator::wait(Submission& submission, int64_t timeout_us) {
   lock.unlock();
   if (wake_background) background_wanted_.notify_one();
   return done();
+}
+
+void Communicator::set_patient(bool patient) {
+  // Beside a mesh whoever is waited for in shared memory often waits for the network, and the processor is better left
+  // to others.
+  if (region_ && !mesh_) region_->set_patient(patient);
+  if (mesh_) mesh_->set_patient(patient);
 }
 
 void Communicator::drive(const std::function<bool()>& enough, int64_t deadline_us) {
@@ -396,7 +402,7 @@ void Communicator::background() {
     driving_ = background_drives_ = true;
     unstarted_bytes_ = 0;
     lock.unlock();
-    if (region_) region_->set_patient(false);
+    set_patient(false);
     drive(
         [&] {
           const std::lock_guard<std::mutex> check(mutex_);

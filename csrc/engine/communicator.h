@@ -162,6 +162,7 @@ class Communicator {
   void end(const Status& status);
   void fail_locked(const Status& status);
   Status with_context(const Status& status, const Submission& submission) const;
+  void set_patient(bool patient);
   void drive(const std::function<bool()>& enough, int64_t deadline_us);
   Status run(const LogEvent& event);
   bool is_eager(const OpSpec& spec, TensorId id) const;

@@ -6,7 +6,7 @@
 namespace horovod {
 namespace {
 
-constexpr int64_t kServeUs = 2'000'000;  // how long the sequencer listens to members that take arrivals back
+constexpr int64_t kServeUs = 2'000'000;  // how long whoever is asked listens to members that take arrivals back
 
 }  // namespace
 
@@ -28,10 +28,11 @@ void Communicator::apply_plan(const std::string& name, TensorId id, const OpSpec
   begin(submission);
 }
 
-// Between hosts a member that takes an arrival back asks the sequencer, which may have nothing pending itself. Whatever
-// makes members do so (an error, a recall) is told to all of them by the coordinator, so the sequencer knows to listen.
+// Between hosts a member that takes an arrival back asks the sequencer, or one of two asks the other, and who is asked
+// may have nothing pending. Whatever makes members do so (an error, a recall) is told to all of them by the coordinator,
+// so it knows to listen.
 void Communicator::serve_peers() {
-  if (!mesh_ || rank_ != 0) return;
+  if (!mesh_ || (rank_ != 0 && size() > 2)) return;
   serving_until_us_ = now_us() + kServeUs;
   background_wanted_.notify_one();
 }

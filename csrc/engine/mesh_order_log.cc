@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "collectives/mesh/eager.h"
+#include "collectives/mesh/eager_records.h"
 
 namespace horovod {
 namespace {
@@ -40,23 +41,26 @@ Status MeshOrderLog::arrive(TensorId id, Operation* operation) {
     const std::lock_guard<std::mutex> lock(mutex_);
     Own& own = own_[id];
     own.operation = operation;
-    bool eager = operation && !own.plain && mesh::is_eager(operation->spec, mesh_.size());
+    own.arrived = true;
+    own.brought = own.revoked = false;
+    const bool eager = operation && mesh::is_eager(operation->spec, mesh_.size());
+    std::string bytes = eager ? mesh::pack_eager(*operation, mesh_.rank()) : std::string();
+    if (!sequences() || (eager && pair())) {
+      Gathered& frame = gather(sequences() ? ControlKind::offer : ControlKind::ready, id);
+      own.brought = eager && frame.bytes.size() < kEagerFrameBytes;
+      if (own.brought) mesh::append_record(frame.bytes, id, bytes);
+      wake = waiting_;
+    }
     if (sequences()) {
-      if (eager) mesh::pack_eager(*operation, 0, own.bytes);
       const size_t agreed = agreed_.size();
-      if (!count(0, id, !eager)) {
+      const std::string_view brought = bytes;
+      if (!count(0, id, own.brought || (eager && !pair()) ? &brought : nullptr)) {
         return {Code::internal, "This rank has arrived twice at id " + std::to_string(id) + " of the order log."};
       }
-      wake = waiting_ && agreed_.size() > agreed;
-    } else {
-      gather(ControlKind::ready, id);
-      std::string& bytes = gathered_.back().bytes;
-      eager = eager && bytes.size() < kEagerFrameBytes;
-      if (eager) {
-        mesh::pack_eager(*operation, mesh_.rank(), own.bytes);
-        mesh::append_contribution(bytes, id, own.generation, own.bytes);
-      }
-      wake = waiting_;
+      wake = wake || (waiting_ && agreed_.size() > agreed);
+    } else if (pair()) {
+      own.bytes = std::move(bytes);
+      match(id);
     }
   }
   if (wake) mesh_.wake();
@@ -68,12 +72,15 @@ Status MeshOrderLog::withdraw(TensorId id) {
   bool wake = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (sequences()) {
-      if (take_back(0, id)) taken_back_.push_back(id);
-    } else if (closed_) {
-      taken_back_.push_back(id);  // it can't be agreed any more
-    } else {
+    if (closed_ && !sequences()) {  // it can't be agreed any more
+      const bool agreed = std::any_of(agreed_.begin(), agreed_.end(), [id](const Agreed& a) { return a.id == id; });
+      if (!agreed) taken_back_.push_back(id);
+    } else if (!sequences()) {
       gather(ControlKind::withdraw, id);
+    } else if (own_[id].brought && !closed_) {  // the other of two members may have used it
+      if (counts_[id].members[0]) gather(ControlKind::withdraw, id);
+    } else if (take_back(0, id)) {
+      taken_back_.push_back(id);
     }
     wake = waiting_;
   }
@@ -81,26 +88,37 @@ Status MeshOrderLog::withdraw(TensorId id) {
   return {};
 }
 
-void MeshOrderLog::gather(ControlKind kind, TensorId id) {
+MeshOrderLog::Gathered& MeshOrderLog::gather(ControlKind kind, TensorId id) {
   if (gathered_.empty() || gathered_.back().kind != kind || gathered_.back().ids.size() == kMaxIds) {
     gathered_.push_back({kind, {}, {}});
   }
   gathered_.back().ids.push_back(id);
+  return gathered_.back();
 }
 
-bool MeshOrderLog::count(int member, TensorId id, bool plain) {
+bool MeshOrderLog::count(int member, TensorId id, const std::string_view* bytes) {
   Count& count = counts_[id];
-  if (count.members.empty()) count.members.resize(mesh_.size());
+  if (count.members.empty()) {
+    count.members.resize(mesh_.size());
+    count.brought.resize(mesh_.size());
+    count.bytes.resize(mesh_.size());
+  }
   if (count.members[member]) return false;
   count.members[member] = true;
-  count.plain = count.plain || plain;
+  count.brought[member] = bytes != nullptr;
+  count.plain += bytes ? 0 : 1;
+  if (bytes) count.bytes[member] = *bytes;
   if (watch_) watch_(member, id, Arrival::counted);
-  if (++count.arrived < static_cast<uint32_t>(mesh_.size()) || closed_) return true;
+  if (++count.arrived < static_cast<uint32_t>(mesh_.size()) || (closed_ && !pair())) return true;
   if (watch_) watch_(member, id, Arrival::last);
-  agreed_.push_back({id, count.plain});
+  agreed_.push_back({id, count.plain > 0, {}});
+  if (count.plain == 0) {
+    agreed_.back().bytes.resize(mesh_.size());
+    agreed_.back().bytes.swap(count.bytes);
+  }
   count.arrived = 0;
+  count.plain = 0;
   std::fill(count.members.begin(), count.members.end(), false);
-  count.plain = false;
   return true;
 }
 
@@ -109,9 +127,19 @@ bool MeshOrderLog::take_back(int member, TensorId id) {
   if (count.members.empty() || !count.members[member]) return false;
   count.members[member] = false;
   if (watch_) watch_(member, id, Arrival::taken_back);
-  count.plain = true;  // bytes that came with the arrival are on their way to everybody and count no more
   --count.arrived;
+  count.plain -= count.brought[member] ? 0 : 1;
   return true;
+}
+
+// The other of two members: has this one arrived, with its bytes, at something that was offered?
+void MeshOrderLog::match(TensorId id) {
+  Own& own = own_[id];
+  if (!own.brought || !own.offered) return;
+  agreed_.push_back({id, false, {}});
+  agreed_.back().bytes.push_back(std::move(own.offer));
+  agreed_.back().bytes.push_back(std::move(own.bytes));
+  own.brought = own.offered = false;
 }
 
 // -- the driver -------------------------------------------------------------------------------------------------------
@@ -122,22 +150,21 @@ Status MeshOrderLog::poll(LogEvent& event) {
   event.completed = false;
   if (abort_.raised()) return abort_.cause();
   HVD_TRY(send_gathered());
-  bool reported = false;
-  HVD_TRY(report(event, reported));
-  if (reported) return {};
+  if (report(event)) return {};
   HVD_TRY(receive());
   HVD_TRY(decide());
-  return report(event, reported);
+  report(event);
+  return {};
 }
 
 Status MeshOrderLog::wait(int64_t timeout_us) {
   if (abort_.raised()) return abort_.cause();
   HVD_TRY(send_gathered());
-  if (!entries_.empty() && complete(entries_.front())) return {};
+  if (!entries_.empty()) return {};
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!taken_back_.empty() || !agreed_.empty() || !gathered_.empty()) return {};
-    if (closed_ && entries_.empty()) return {Code::left, why_closed_};
+    if (closed_) return {Code::left, why_closed_};
     waiting_ = true;  // from here on arrive() and withdraw() wake us
   }
   if (!departed_.empty()) {
@@ -157,7 +184,6 @@ Status MeshOrderLog::wait(int64_t timeout_us) {
 }
 
 Status MeshOrderLog::send_gathered() {
-  if (sequences()) return {};
   for (;;) {
     Gathered frame;
     {
@@ -166,11 +192,8 @@ Status MeshOrderLog::send_gathered() {
       frame = std::move(gathered_.front());
       gathered_.pop_front();
     }
-    HVD_TRY(mesh_.send_control(0, frame.kind, frame.ids, frame.bytes));
-    if (frame.bytes.empty()) continue;
-    for (int member = 1; member < mesh_.size(); ++member) {
-      if (member != mesh_.rank()) HVD_TRY(mesh_.send_control(member, ControlKind::eager, {}, frame.bytes));
-    }
+    if (frame.kind == ControlKind::offer) frame.ids.clear();  // the records say it
+    HVD_TRY(mesh_.send_control(sequences() ? 1 : 0, frame.kind, frame.ids, frame.bytes));
   }
 }
 
@@ -199,27 +222,44 @@ Status MeshOrderLog::handle_as_sequencer(ControlFrame& frame) {
     }
     return {};
   }
-  if (frame.kind != ControlKind::ready && frame.kind != ControlKind::withdraw) {
-    return bad_frame(frame, "what only rank 0 may send");
-  }
-  std::vector<TensorId> eager, withdrawn;
-  HVD_TRY(store_.take(frame.peer, frame.text, &eager));
-  size_t next_eager = 0;  // they come in the order of the ids
-  {
+  if (frame.kind == ControlKind::ready) return handle_ready(frame);
+  std::vector<TensorId> withdrawn;
+  if (frame.kind == ControlKind::withdraw) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (const TensorId id : frame.ids) {
-      if (frame.kind == ControlKind::withdraw) {
-        if (take_back(frame.peer, id)) withdrawn.push_back(id);
-        continue;
-      }
-      const bool brings = next_eager < eager.size() && eager[next_eager] == id;
-      next_eager += brings ? 1 : 0;
-      if (!count(frame.peer, id, !brings)) return bad_frame(frame, "id " + std::to_string(id) + " twice");
+      if (take_back(frame.peer, id)) withdrawn.push_back(id);
     }
+  } else if (frame.kind == ControlKind::withdrawn && pair()) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const TensorId id : frame.ids) {
+      if (take_back(0, id)) taken_back_.push_back(id);
+    }
+  } else {
+    return bad_frame(frame, "what only rank 0 may send");
   }
-  if (next_eager != eager.size()) return bad_frame(frame, "small data that belongs to no arrival");
   if (withdrawn.empty()) return {};
   return mesh_.send_control(frame.peer, ControlKind::withdrawn, withdrawn);
+}
+
+Status MeshOrderLog::handle_ready(const ControlFrame& frame) {
+  std::string_view text = frame.text;  // records in the order of the ids, of some of them
+  uint32_t next = 0;
+  std::string_view bytes;
+  bool brings = !text.empty();
+  if (brings) HVD_TRY(mesh::next_record(frame.peer, text, next, bytes));
+  for (const TensorId id : frame.ids) {
+    const bool brought = brings && next == id;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!count(frame.peer, id, brought ? &bytes : nullptr)) {
+        return bad_frame(frame, "id " + std::to_string(id) + " twice");
+      }
+    }
+    if (!brought) continue;
+    brings = !text.empty();
+    if (brings) HVD_TRY(mesh::next_record(frame.peer, text, next, bytes));
+  }
+  return brings ? bad_frame(frame, "small data that belongs to no arrival") : Status();
 }
 
 Status MeshOrderLog::handle_as_member(ControlFrame& frame) {
@@ -232,120 +272,149 @@ Status MeshOrderLog::handle_as_member(ControlFrame& frame) {
     }
     return {};
   }
-  if (frame.kind == ControlKind::eager) return store_.take(frame.peer, frame.text, nullptr);
-  if (frame.peer != 0 || (frame.kind != ControlKind::batch && frame.kind != ControlKind::withdrawn)) {
+  if (frame.peer == 0 && frame.kind == ControlKind::batch) return handle_batch(frame);
+  if (frame.peer == 0 && frame.kind == ControlKind::offer && pair()) return handle_offer(frame);
+  if (frame.peer == 0 && frame.kind == ControlKind::withdraw && pair()) return handle_withdraw(frame);
+  if (frame.peer != 0 || frame.kind != ControlKind::withdrawn) {
     return bad_frame(frame, "what only goes to rank 0 or comes from it");
   }
-  if (frame.kind == ControlKind::withdrawn) {
-    for (const TensorId id : frame.ids) entries_.push_back({{LogEvent::withdrawn, {id}}});
-  } else if (frame.ids.empty()) {
-    close(std::move(frame.text));
-  } else {
-    HVD_TRY(store_.take(0, frame.text, nullptr));
-    entries_.push_back({{LogEvent::batch, std::move(frame.ids)}, !frame.text.empty()});
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const TensorId id : frame.ids) {
+    own_[id].brought = false;  // an offer that comes next is not for this arrival
+    entries_.push_back({LogEvent::withdrawn, {id}});
   }
   return {};
 }
 
-// Lists what was taken back here; the sequencer cuts what is agreed into batches and tells everybody.
+Status MeshOrderLog::handle_batch(ControlFrame& frame) {
+  if (frame.ids.empty()) {
+    close(std::move(frame.text));
+    return {};
+  }
+  const bool completed = !frame.text.empty();
+  std::string_view text = frame.text;
+  for (const TensorId id : frame.ids) {
+    Operation* operation = nullptr;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      Own& own = own_[id];
+      own.brought = own.offered = false;  // it runs the ordinary way, or is done
+      operation = own.operation;
+    }
+    if (!completed) continue;
+    uint32_t record = 0;
+    std::string_view bytes;
+    HVD_TRY(mesh::next_record(0, text, record, bytes));
+    if (record != id || !operation) return bad_frame(frame, "the result of what this rank has not brought");
+    HVD_TRY(mesh::take_result(*operation, bytes));
+  }
+  if (!text.empty()) return bad_frame(frame, "results that belong to no operation");
+  entries_.push_back({LogEvent::batch, std::move(frame.ids), completed});
+  return {};
+}
+
+Status MeshOrderLog::handle_offer(const ControlFrame& frame) {
+  for (std::string_view text = frame.text; !text.empty();) {
+    uint32_t id = 0;
+    std::string_view bytes;
+    HVD_TRY(mesh::next_record(0, text, id, bytes));
+    if (id >= kMaxIds) return bad_frame(frame, "id " + std::to_string(id));
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Own& own = own_[id];
+    if (own.offered) return bad_frame(frame, "id " + std::to_string(id) + " twice");
+    own.offered = true;
+    own.offer = bytes;
+    match(id);
+  }
+  return {};
+}
+
+// What was offered is given back unless this member has arrived: then its own arrival is on the way, or the result was
+// computed already.
+Status MeshOrderLog::handle_withdraw(const ControlFrame& frame) {
+  std::vector<TensorId> withdrawn;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const TensorId id : frame.ids) {
+      Own& own = own_[id];
+      own.revoked = own.arrived;
+      if (!own.offered || own.arrived) continue;
+      own.offered = false;
+      withdrawn.push_back(id);
+    }
+  }
+  if (withdrawn.empty()) return {};
+  return mesh_.send_control(0, ControlKind::withdrawn, withdrawn);
+}
+
+// Lists what was taken back here, computes what came with its bytes, and cuts the rest into batches.
 Status MeshOrderLog::decide() {
   std::vector<Agreed> agreed;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     agreed.swap(agreed_);
-    for (const TensorId id : taken_back_) entries_.push_back({{LogEvent::withdrawn, {id}}});
+    for (const TensorId id : taken_back_) entries_.push_back({LogEvent::withdrawn, {id}});
     taken_back_.clear();
-    if (closed_) agreed.clear();  // in nobody's batch yet, and it would need the member that has just gone
+    // In nobody's batch yet, and they would need the member that has just gone; except where all bytes are here.
+    if (closed_) std::erase_if(agreed, [this](const Agreed& entry) { return entry.plain || !pair(); });
   }
+  if (agreed.empty()) return {};
+  if (pair()) HVD_TRY(send_gathered());  // nobody may look for what this member has brought to what it now finishes
   // Eager ones first, so that they do not come between others that can be fused.
-  std::stable_partition(agreed.begin(), agreed.end(), [](const Agreed& entry) { return !entry.plain; });
+  const auto plain =
+      std::stable_partition(agreed.begin(), agreed.end(), [](const Agreed& entry) { return !entry.plain; });
+  HVD_TRY(run({agreed.begin(), plain}));
   std::vector<TensorId> ids;
-  for (size_t begin = 0; begin < agreed.size();) {
-    const bool plain = agreed[begin].plain;
+  for (auto begin = plain; begin < agreed.end(); begin += static_cast<ptrdiff_t>(ids.size())) {
     ids.clear();
-    for (size_t i = begin; i < agreed.size() && agreed[i].plain == plain; ++i) ids.push_back(agreed[i].id);
-    std::string bytes;  // of this member, for an eager batch
-    if (plain) {
-      ids.resize(std::clamp<size_t>(fuse_(ids.data(), ids.size()), 1, ids.size()));
-    } else {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      size_t size = 0;
-      for (; size < ids.size() && bytes.size() < kEagerFrameBytes; ++size) {
-        mesh::append_contribution(bytes, ids[size], own_[ids[size]].generation, own_[ids[size]].bytes);
-      }
-      ids.resize(size);
-    }
-    for (int member = 1; member < mesh_.size(); ++member) {
-      HVD_TRY(mesh_.send_control(member, ControlKind::batch, ids, bytes));
-    }
-    entries_.push_back({{LogEvent::batch, ids}, !plain});
-    begin += ids.size();
+    for (auto i = begin; i < agreed.end(); ++i) ids.push_back(i->id);
+    ids.resize(std::clamp<size_t>(fuse_(ids.data(), ids.size()), 1, ids.size()));
+    HVD_TRY(send_batch(ids, {}));
+    entries_.push_back({LogEvent::batch, ids});
   }
   return {};
 }
 
-// Is everything there that poll() needs to report this entry?
-bool MeshOrderLog::complete(const Entry& entry) {
-  if (!entry.eager) return true;
-  const std::lock_guard<std::mutex> lock(mutex_);
-  for (const TensorId id : entry.event.ids) {
-    const Own& own = own_[id];
-    for (int member = 0; member < mesh_.size() && own.operation; ++member) {
-      if (member == mesh_.rank() || !mesh::contributes(own.operation->spec, member)) continue;
-      if (!store_.find(id, member, own.generation)) return false;
-    }
-  }
-  return true;
-}
-
-// Computes the results of a complete eager batch.
-Status MeshOrderLog::run(const Entry& entry) {
-  std::vector<const std::string*> contributions(mesh_.size());
-  for (const TensorId id : entry.event.ids) {
-    std::string own_bytes;
+// Computes what came with all its bytes. With more than two members the others wait for the results.
+Status MeshOrderLog::run(std::span<const Agreed> agreed) {
+  std::vector<TensorId> ids;
+  std::string results;
+  for (size_t i = 0; i < agreed.size(); ++i) {
     Operation* operation = nullptr;
-    uint32_t generation = 0;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      own_bytes.swap(own_[id].bytes);
-      operation = own_[id].operation;
-      generation = own_[id].generation;
+      operation = own_[agreed[i].id].operation;
     }
-    if (!operation) {
-      return {Code::internal,
-              "The order log ran id " + std::to_string(id) + " with data that this rank did not bring."};
-    }
-    for (int member = 0; member < mesh_.size(); ++member) {
-      contributions[member] = member == mesh_.rank() ? &own_bytes : store_.find(id, member, generation);
-    }
-    HVD_TRY(mesh::run_eager(*operation, contributions, hosts_));
+    HVD_TRY(mesh::run_eager(*operation, agreed[i].bytes, hosts_));
+    ids.push_back(agreed[i].id);
+    if (!pair()) mesh::append_record(results, agreed[i].id, mesh::pack_result(*operation));
+    if (i + 1 < agreed.size() && results.size() < kEagerFrameBytes) continue;
+    if (!pair()) HVD_TRY(send_batch(ids, results));
+    entries_.push_back({LogEvent::batch, std::move(ids), true});
+    ids.clear();
+    results.clear();
   }
   return {};
 }
 
-Status MeshOrderLog::report(LogEvent& event, bool& reported) {
-  if (entries_.empty() || !complete(entries_.front())) return {};
-  Entry entry = std::move(entries_.front());
-  entries_.pop_front();
-  if (entry.eager) {
-    HVD_TRY(run(entry));
-    entry.event.completed = true;
+Status MeshOrderLog::send_batch(std::span<const TensorId> ids, std::string_view results) {
+  for (int member = 1; member < mesh_.size(); ++member) {
+    HVD_TRY(mesh_.send_control(member, ControlKind::batch, ids, results));
   }
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (const TensorId id : entry.event.ids) {
-      Own& own = own_[id];
-      own.operation = nullptr;
-      own.bytes.clear();
-      own.plain = entry.event.kind == LogEvent::withdrawn;
-      if (own.plain) continue;
-      store_.drop(id, own.generation);
-      ++own.generation;
-    }
-  }
-  event = std::move(entry.event);
-  reported = true;
   return {};
+}
+
+bool MeshOrderLog::report(LogEvent& event) {
+  if (entries_.empty()) return false;
+  event = std::move(entries_.front());
+  entries_.pop_front();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const TensorId id : event.ids) {
+    Own& own = own_[id];
+    own.operation = nullptr;
+    own.arrived = own.brought = false;
+  }
+  return true;
 }
 
 // From now on nothing more is agreed. False: it is closed already.
@@ -353,6 +422,8 @@ bool MeshOrderLog::close(std::string sentence) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (closed_) return false;
   closed_ = true;
+  // Nothing that this member has sent since can have reached a sequencer that is gone.
+  if (!sequences()) std::erase_if(agreed_, [this](const Agreed& entry) { return own_[entry.id].revoked; });
   why_closed_ = std::move(sentence);
   return true;
 }

@@ -2,33 +2,41 @@
 // it counts, and it tells everybody which batch runs next. Batches reach a member in the order of the sequencer's
 // connection, so the log is the same everywhere.
 //
-//   ready      member -> sequencer   ids this member has arrived at, in order
-//   withdraw   member -> sequencer   ids it wants back; answered by `withdrawn`, or by the batch that is already on its
-//   way batch      sequencer -> member   one batch. Without ids: the log is closed, the text says why withdrawn
-//   sequencer -> member   the answer eager      member -> member      small data, see below
+//   ready      member -> sequencer   ids this member has arrived at, in order, and the small data of some of them
+//   withdraw   member -> sequencer   ids it wants back; answered by `withdrawn`, or by the batch that is on its way
+//   batch      sequencer -> member   one batch. Without ids: the log is closed, the text says why
+//   withdrawn  sequencer -> member   the answer
 //
 // Nothing is sent from arrive() and withdraw(): the driver sends what has gathered as one frame, whenever it looks for
 // news (a driver asleep in wait() is woken for it). So a burst of arrivals costs one frame, work that becomes ready
 // while a collective runs becomes one batch, and a caller that drives right after it arrived loses nothing. In the same
 // way the sequencer decides in poll() only: a member whose sequencer never drives waits for it.
 //
-// Small operations need no data phase: the bytes go to the sequencer with `ready`, to the other members as `eager`, and
-// the sequencer's own with `batch`. When every arrival brought its bytes the batch is eager, and each member computes
-// the results before it reports the batch. Whether an arrival brings them is each member's own choice; if one does not,
-// or one was taken back meanwhile, the batch runs the ordinary way.
+// Small operations need no data phase. Their bytes come with `ready`; when all arrivals brought theirs, the sequencer
+// computes the result, and it travels with `batch`. Whether an arrival brings bytes is each member's own choice; if one
+// does not, the batch runs the ordinary way.
+//
+// Two members need no sequencer for that: each sends its bytes to the other (`ready` one way, `offer` the other), and
+// whoever has both computes the result at once. Such batches are in no common order with others, which nothing needs:
+// they use no connection. So an arrival of the sequencer that was offered is not its own to take back:
+//
+//   offer      sequencer -> member   small data of what the sequencer has arrived at
+//   withdraw   sequencer -> member   offers it wants back; answered by `withdrawn`, or by the `ready` that is on its
+//                                    way; a sequencer that leaves without either has not finished them
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/abort.h"
 #include "collectives/hosts.h"
-#include "collectives/mesh/eager_store.h"
 #include "engine/order_log.h"
 #include "transport/mesh.h"
 
@@ -56,45 +64,53 @@ class MeshOrderLog final : public OrderLog {
  private:
   struct Own {  // what this member knows of an id
     Operation* operation = nullptr;
-    uint32_t generation = 0;  // batches with this id that poll() has reported
-    bool plain = false;       // taken back since the last batch: the next arrival brings no bytes
-    std::string bytes;        // what this member contributes to an eager run
+    bool arrived = false;  // and its batch was not reported yet
+    bool brought = false;  // its bytes travel with the arrival
+    std::string bytes;     // they, where both of two members compute
+    bool offered = false;  // by the other of two members, and not used yet
+    std::string offer;
+    bool revoked = false;  // the other wanted it back when this member had arrived already
   };
   struct Count {  // what the sequencer knows of an id
     uint32_t arrived = 0;
-    std::vector<bool> members;  // who has arrived
-    bool plain = false;         // somebody brought no bytes, or was taken back
+    uint32_t plain = 0;              // of them, without bytes
+    std::vector<bool> members;       // who has arrived
+    std::vector<bool> brought;       // and who brought bytes,
+    std::vector<std::string> bytes;  // these
   };
   struct Agreed {
     TensorId id;
     bool plain;
+    std::vector<std::string> bytes;  // of all members, unless it is plain
   };
   struct Gathered {  // one frame to come
     ControlKind kind;
     std::vector<TensorId> ids;
     std::string bytes;
   };
-  struct Entry {  // of the log, not yet reported
-    LogEvent event;
-    bool eager = false;
-  };
 
   bool sequences() const { return mesh_.rank() == 0; }
+  bool pair() const { return mesh_.size() == 2; }
   Status arrive(TensorId id, Operation* operation);
   // With mutex_ held:
-  bool count(int member, TensorId id, bool plain);  // false: it has arrived already
-  bool take_back(int member, TensorId id);          // false: agreed or never arrived
-  void gather(ControlKind kind, TensorId id);
+  bool count(int member, TensorId id, const std::string_view* bytes);  // false: it has arrived already
+  bool take_back(int member, TensorId id);                             // false: agreed or never arrived
+  Gathered& gather(ControlKind kind, TensorId id);
+  void match(TensorId id);
 
   Status send_gathered();
   Status receive();
   Status handle(ControlFrame& frame);
   Status handle_as_sequencer(ControlFrame& frame);
+  Status handle_ready(const ControlFrame& frame);
   Status handle_as_member(ControlFrame& frame);
+  Status handle_batch(ControlFrame& frame);
+  Status handle_offer(const ControlFrame& frame);
+  Status handle_withdraw(const ControlFrame& frame);
   Status decide();
-  bool complete(const Entry& entry);
-  Status run(const Entry& entry);
-  Status report(LogEvent& event, bool& reported);
+  Status run(std::span<const Agreed> agreed);
+  Status send_batch(std::span<const TensorId> ids, std::string_view results);
+  bool report(LogEvent& event);
   bool close(std::string sentence);
 
   Mesh& mesh_;
@@ -105,17 +121,16 @@ class MeshOrderLog final : public OrderLog {
 
   // Innermost lock of the log: neither the fuse rule nor the mesh is called with it. Guards the next block.
   std::mutex mutex_;
-  std::deque<Gathered> gathered_;     // member: to be sent
+  std::deque<Gathered> gathered_;     // to be sent to the sequencer, or by it to the other of two members
   std::vector<Own> own_;              // by id
   std::vector<Count> counts_;         // sequencer, by id
-  std::vector<Agreed> agreed_;        // sequencer: every member has arrived; in order, not yet in a batch
+  std::vector<Agreed> agreed_;        // every member has arrived; in order, not yet in a batch
   std::vector<TensorId> taken_back_;  // own ids, to be reported by poll()
   bool waiting_ = false;              // the driver is in wait() or about to sleep
   bool closed_ = false;
 
   // The rest belongs to the driver.
-  std::deque<Entry> entries_;
-  mesh::EagerStore store_{kMaxIds};
+  std::deque<LogEvent> entries_;  // of the log, not yet reported
   std::string why_closed_;
   std::string departed_;  // member: another member has left, and the sequencer has not closed the log yet
   int64_t departed_since_us_ = 0;

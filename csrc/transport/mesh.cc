@@ -93,6 +93,7 @@ class SocketMesh final : public Mesh {
   Status next_control(ControlFrame& frame, bool& found) override;
   Status wait(int64_t timeout_us) override;
   void wake() override;
+  void set_patient(bool patient) override { patient_ = patient; }
   void announce_end(ControlKind kind, std::string_view sentence) override;
   void linger(int64_t limit_us) override;
 
@@ -129,6 +130,7 @@ class SocketMesh final : public Mesh {
   bool just_read_ = false;           // next_control() has given out a frame and not said "none" since
   Status failed_;                    // the first failure; final
   bool unwell_ = false;              // some peer has left or has a broken connection: judge() before sleeping
+  bool patient_ = false;
   int64_t lively_us_ = 0;            // about when a byte last moved
   std::atomic<bool> talked_{false};  // a byte has moved since lively_us_ was set
   std::atomic<bool> woken_{false};   // wake() was called; the next wait() takes it
@@ -396,7 +398,7 @@ void SocketMesh::note_control(size_t from) {
 // Nothing could be moved: look again for a short time, then sleep until something can or the limit is near.
 Status SocketMesh::rest(bool may_spin, int64_t& spin_until_us, int64_t limit_us) {
   const int64_t now = now_us();
-  if (spin_until_us == 0) spin_until_us = now + std::min<int64_t>(config_.spin_us, 5'000);
+  if (spin_until_us == 0) spin_until_us = now + (patient_ ? config_.yield_us : config_.spin_us);
   if (may_spin && now < spin_until_us) {
     if (lines_.size() <= 2) {
       for (Line& line : lines_) line.connection->readable = true;

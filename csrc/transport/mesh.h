@@ -29,13 +29,13 @@ struct MeshPeer {
   std::vector<int> fds;  // one or more connections, the same number on both sides; owned by the mesh from now on
 };
 
-enum class ControlKind : uint8_t { ready = 1, withdraw = 2, batch = 3, withdrawn = 4, abort = 5, leave = 6, eager = 7 };
+enum class ControlKind : uint8_t { ready = 1, withdraw = 2, batch = 3, withdrawn = 4, abort = 5, leave = 6, offer = 7 };
 
 struct ControlFrame {
   int peer = -1;  // sender, an index into the members
   ControlKind kind = ControlKind::ready;
   std::vector<uint32_t> ids;  // ready, withdraw, batch, withdrawn
-  std::string text;           // abort, leave: the sentence, naming the sender; ready, batch, eager: small data
+  std::string text;           // abort, leave: the sentence, naming the sender; ready, batch, offer: small data
 };
 
 // One direction of an exchange with one peer: bytes gathered from, or scattered to, the pieces in order.
@@ -88,6 +88,9 @@ class Mesh {
   // without a leave or abort frame before it.
   virtual Status wait(int64_t timeout_us) = 0;
   virtual void wake() = 0;
+
+  // The driver's thread has nothing else to do: it may look for news longer before it sleeps.
+  virtual void set_patient(bool patient) = 0;
 
   // Tells every peer why this rank's epoch ends (kind abort or leave); nothing can be sent after it. Does not block:
   // what the sockets do not take is left to linger(). Any thread; with `leave` no transfer may be open.

@@ -10,7 +10,7 @@
 
 #include "check.h"
 #include "collectives/mesh/collectives.h"
-#include "collectives/mesh/eager_store.h"
+#include "collectives/mesh/eager_records.h"
 #include "engine/mesh_order_log.h"
 #include "mesh_job.h"
 #include "mesh_log.h"
@@ -270,7 +270,7 @@ void test_order_log_failures() {
   for (const int fault : {0, 1, 2, 3}) {
     World world(2);
     std::string text;
-    mesh::append_contribution(text, fault == 1 ? kMaxIds : fault == 2 ? 8 : 9, 0, bytes);
+    mesh::append_record(text, fault == 1 ? kMaxIds : fault == 2 ? 8 : 9, bytes);
     if (fault == 0) text.pop_back();
     MeshOrderLog log(world[0], kThree, world.aborts[0]);
     Job job(0, OpType::allreduce, DType::float32, {{{5}}}, true, true);

@@ -28,9 +28,11 @@ bool is_eager(const OpSpec& spec, int size) {
   return bytes <= kMostBytes && bytes * static_cast<size_t>(size - 1) <= kMostReceivedBytes;
 }
 
-void pack_eager(const Operation& operation, int rank, std::string& bytes) {
+std::string pack_eager(const Operation& operation, int rank) {
   const OpSpec& spec = operation.spec;
-  if (!contributes(spec, rank)) return;
+  std::string bytes;
+  if (spec.type == OpType::broadcast && spec.root != rank) return bytes;
+  bytes.reserve(bytes_of(spec));
   const DType dtype = spec.tensors[0].dtype;
   const bool scaled = spec.type == OpType::allreduce && spec.prescale != 1.0 && dtype != DType::boolean;
   for (const Span& span : operation.spans) {
@@ -40,16 +42,18 @@ void pack_eager(const Operation& operation, int rank, std::string& bytes) {
     bytes.append(reinterpret_cast<const char*>(span.input), size);
     if (scaled) kernels::scale(dtype, bytes.data() + at, span.input, static_cast<size_t>(span.count), spec.prescale);
   }
+  return bytes;
 }
 
-Status run_eager(Operation& operation, std::span<const std::string* const> contributions, const Hosts* hosts) {
+Status run_eager(Operation& operation, std::span<const std::string> contributions, const Hosts* hosts) {
   const OpSpec& spec = operation.spec;
+  if (spec.type == OpType::broadcast) return take_result(operation, contributions[spec.root]);
   const int n = static_cast<int>(contributions.size());
   const Reduction reduction = Reduction::of(spec, n);
   for (int member = 0; member < n; ++member) {
-    if (contributes(spec, member) && contributions[member]->size() != bytes_of(spec)) {
+    if (contributions[member].size() != bytes_of(spec)) {
       return {Code::aborted, "Rank " + std::to_string(member) + " of the mesh sent " +
-                                 std::to_string(contributions[member]->size()) + " bytes for " + spec.name +
+                                 std::to_string(contributions[member].size()) + " bytes for " + spec.name +
                                  ", which has " + std::to_string(bytes_of(spec)) +
                                  ": the ranks do not run the same operation, so this epoch is over."};
     }
@@ -59,13 +63,35 @@ Status run_eager(Operation& operation, std::span<const std::string* const> contr
   for (const Span& span : operation.spans) {
     const size_t size = static_cast<size_t>(span.count) * size_of(reduction.dtype);
     if (size == 0) continue;
-    if (spec.type == OpType::broadcast) {
-      std::memcpy(span.output, contributions[spec.root]->data() + offset, size);
-    } else {
-      for (int member = 0; member < n; ++member) inputs[member] = contributions[member]->data() + offset;
-      reduce_members(hosts, reduction, span.output, inputs.data(), n, span.count);
-    }
+    for (int member = 0; member < n; ++member) inputs[member] = contributions[member].data() + offset;
+    reduce_members(hosts, reduction, span.output, inputs.data(), n, span.count);
     offset += size;
+  }
+  return {};
+}
+
+std::string pack_result(const Operation& operation) {
+  std::string bytes;
+  bytes.reserve(bytes_of(operation.spec));
+  const size_t element_bytes = size_of(operation.spec.tensors[0].dtype);
+  for (const Span& span : operation.spans) {
+    bytes.append(reinterpret_cast<const char*>(span.output), static_cast<size_t>(span.count) * element_bytes);
+  }
+  return bytes;
+}
+
+Status take_result(Operation& operation, std::string_view bytes) {
+  const OpSpec& spec = operation.spec;
+  if (bytes.size() != bytes_of(spec)) {
+    return {Code::aborted, "The result of " + spec.name + " came with " + std::to_string(bytes.size()) +
+                               " bytes, but it has " + std::to_string(bytes_of(spec)) +
+                               ": the ranks do not run the same operation, so this epoch is over."};
+  }
+  const size_t element_bytes = size_of(spec.tensors[0].dtype);
+  for (const Span& span : operation.spans) {
+    const size_t size = static_cast<size_t>(span.count) * element_bytes;
+    if (size > 0) std::memcpy(span.output, bytes.data(), size);
+    bytes.remove_prefix(size);
   }
   return {};
 }

@@ -1,9 +1,10 @@
-// Small operations without a data phase: a member's bytes travel with its arrival in the order log, so that when
-// everybody has arrived everything is there, and each member computes the result by itself.
+// Small operations without a data phase: a member's bytes travel with its arrival in the order log, and the result is
+// computed where they meet.
 #pragma once
 
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "collectives/batch.h"
 #include "collectives/hosts.h"
@@ -13,16 +14,14 @@ namespace horovod::mesh {
 // Should this operation's bytes travel with its arrival, among `size` members?
 bool is_eager(const OpSpec& spec, int size);
 
-// Does member `member` contribute to it at all?
-inline bool contributes(const OpSpec& spec, int member) {
-  return spec.type != OpType::broadcast || spec.root == member;
-}
+// What member `rank` contributes, scaled if it has to be; nothing for a member that does not (broadcast).
+std::string pack_eager(const Operation& operation, int rank);
 
-// Appends what member `rank` contributes, scaled if it has to be.
-void pack_eager(const Operation& operation, int rank, std::string& bytes);
+// The result, from what all contribute, by rank. hosts: null, or in whose order it is reduced.
+Status run_eager(Operation& operation, std::span<const std::string> contributions, const Hosts* hosts = nullptr);
 
-// The result, from what all contribute (by rank; ignored for members that do not). hosts: null, or in whose order it is
-// reduced.
-Status run_eager(Operation& operation, std::span<const std::string* const> contributions, const Hosts* hosts = nullptr);
+// The result as another member has computed it: taken from its outputs, put into ours.
+std::string pack_result(const Operation& operation);
+Status take_result(Operation& operation, std::string_view bytes);
 
 }  // namespace horovod::mesh
