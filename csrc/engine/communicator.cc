@@ -18,6 +18,7 @@ constexpr int64_t kBlockedAgainUs =
     1'000'000;  // and told again: only a report that is newer than what it contradicts counts
 constexpr int64_t kLeftGraceUs = 1'000'000;  // how long the data plane has to notice a departure by itself
 constexpr int64_t kGatherUs = 200;           // how long the background thread lets small operations gather
+constexpr int64_t kMostGatherUs = 5'000;     // and how long it does so at most while more keep coming
 constexpr uint64_t kStartBytes = 1u << 20;   // so many pending bytes are worth starting at once
 constexpr int64_t kDriveSliceUs = 100'000;
 constexpr int64_t kLingerUs = 1'000'000;  // for peers that do not take the reason of an abort
@@ -394,9 +395,14 @@ void Communicator::background() {
     }
     // Small operations seldom come alone: a moment's patience makes one batch of them, or leaves them to a caller that
     // waits. Large ones are worth starting at once.
-    background_wanted_.wait_for(lock, std::chrono::microseconds(kGatherUs), [&] {
-      return stopping_ || !needs_background() || driving_ || unstarted_bytes_ >= kStartBytes;
-    });
+    const int64_t limit_us = now_us() + kMostGatherUs;
+    for (bool more = true; more && now_us() < limit_us;) {
+      const uint64_t submitted = counters_.submitted.load(std::memory_order_relaxed);
+      const bool enough = background_wanted_.wait_for(lock, std::chrono::microseconds(kGatherUs), [&] {
+        return stopping_ || !needs_background() || driving_ || unstarted_bytes_ >= kStartBytes;
+      });
+      more = !enough && counters_.submitted.load(std::memory_order_relaxed) != submitted;
+    }
     if (stopping_) return;
     if (!needs_background() || driving_) continue;
     driving_ = background_drives_ = true;
