@@ -3,12 +3,12 @@
 Numbers (dtypes, operation types, reduce operations) equal the enums of horovod.protos.v1.types_pb2.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
 
 from typing_extensions import CapsuleType
 
-__all__ = ["Engine", "Output", "Segment", "gloo_obstacle", "isa", "set_error_types"]
+__all__ = ["Engine", "Handle", "Output", "Segment", "gloo_obstacle", "isa", "set_error_types"]
 
 def isa() -> str:
     """Instruction set of the reduction kernels: portable, avx2 or avx512."""
@@ -17,7 +17,7 @@ def gloo_obstacle() -> str:
     """Why operations can't run on Gloo (the engine's option `gloo`) and how to get it; "" when they can."""
 
 def set_error_types(internal_error: type[Exception]) -> None:
-    """The exception class that wait() raises for every failure but bad arguments (which are ValueError)."""
+    """The exception class that operations raise for every failure but bad arguments (which are ValueError)."""
 
 @final
 class Segment:
@@ -39,6 +39,22 @@ class Output:
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def dlpack(self) -> CapsuleType:
         """Hands the memory over as a DLPack capsule with dtype and shape; nothing remains here."""
+
+@final
+class Handle:
+    """One operation in flight; made by Engine.submit."""
+
+    def done(self) -> bool:
+        """True when result() would return at once. ValueError when result() has returned or raised already."""
+
+    def result(self) -> Any:
+        """Waits for the end of the operation, and ends the handle: later calls return None at once.
+
+        Returns what `finish` makes of the results in engine memory: a list of Output (allgather, reducescatter), for
+        alltoall with the received splits, else None. Without `finish`: those results, or `keep` when there are none.
+        Raises the internal error. Signals (Ctrl-C) are seen within 0.1 s; an exception of their handlers leaves the
+        operation running and the handle usable.
+        """
 
 @final
 class Engine:
@@ -79,14 +95,15 @@ class Engine:
         process_set: int = 0,
         wait_follows: bool = False,
         keep: object = None,
-    ) -> int:
-        """Starts an operation and returns its handle.
+        finish: Callable[[Any], Any] | None = None,
+    ) -> Handle:
+        """Starts an operation.
 
         tensors: (input address, output address or 0, dtype, shape) each. Their memory must stay alive until the
-        operation is over; so long, and until wait() or abandon(), the engine references `keep`. A name that ends in
-        ".noname" marks an unnamed operation: such operations match by their order. wait_follows: the caller calls
-        wait() next, so no background thread is woken. Raises ValueError (bad argument, duplicate name) or the internal
-        error (the epoch is over).
+        operation is over; so long the handle, or the engine when nobody has that any more, references `keep`. A name
+        that ends in ".noname" marks an unnamed operation: such operations match by their order. wait_follows: the
+        caller calls result() next, so no background thread is woken. finish: see Handle.result. Raises ValueError (bad
+        argument, duplicate name) or the internal error (the epoch is over).
         """
 
     def run(
@@ -102,23 +119,10 @@ class Engine:
         process_set: int = 0,
         keep: object = None,
     ) -> list[Output] | tuple[list[Output], list[int]] | None:
-        """submit() and wait() in one. If a signal cuts it short, `keep` is referenced until the operation is over."""
+        """submit() and result() in one. If a signal cuts it short, `keep` is referenced until the operation is over."""
 
     def join(self) -> int:
         """Contributes zeros to the allreduces of others in the world until all ranks are here; the last one's rank."""
-
-    def abandon(self, handle: int) -> None:
-        """Nobody will wait for this operation; what it keeps is let go when it is over and another one starts."""
-
-    def poll(self, handle: int) -> bool:
-        """True when wait() would not block. ValueError for a handle that was never given out."""
-
-    def wait(self, handle: int) -> list[Output] | tuple[list[Output], list[int]] | None:
-        """Blocks until the operation is done and forgets the handle; None at once for a forgotten one.
-
-        Results in engine memory come as a list (allgather, reducescatter), for alltoall with the received splits.
-        Raises the internal error. Signals (Ctrl-C) are seen within 0.1 s.
-        """
 
     # -- process sets -----------------------------------------------------------------------------------------------
     def add_process_set(

@@ -8,7 +8,6 @@
 #include <optional>
 #include <string>
 #include <tuple>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -91,7 +90,9 @@ py::tuple describe(const OpSpec& spec, int process_set) {
                         spec.prescale, spec.postscale, spec.root, process_set, static_cast<int>(spec.device));
 }
 
-class PyEngine {
+class PyHandle;
+
+class PyEngine : public std::enable_shared_from_this<PyEngine> {
  public:
   PyEngine(int rank, int size, uint64_t epoch, std::vector<std::string> labels, const PySegment* segment,
            std::vector<std::string> segment_addresses, std::optional<std::map<int, std::vector<int>>> sockets,
@@ -116,24 +117,12 @@ class PyEngine {
 
   ~PyEngine() {
     const py::gil_scoped_release release;
-    engine_.reset();  // nothing uses the memory of kept_ and abandoned_ any more
+    engine_.reset();  // nothing uses the memory of what is abandoned any more
   }
 
-  int64_t submit(int kind, std::string name, const py::sequence& tensors, int reduce_op, double prescale,
-                 double postscale, int root, const py::object& splits, int process_set, bool wait_follows,
-                 py::object keep) {
-    const std::shared_ptr<Submission> submission =
-        make_submission(kind, std::move(name), tensors, reduce_op, prescale, postscale, root, splits, process_set);
-    int64_t handle = -1;
-    Status status;
-    {
-      const py::gil_scoped_release release;
-      status = engine_->submit(submission, wait_follows, handle);
-    }
-    if (!status.ok()) raise_status(status);
-    if (!keep.is_none()) kept_.emplace(handle, std::move(keep));
-    return handle;
-  }
+  std::unique_ptr<PyHandle> submit(int kind, std::string name, const py::sequence& tensors, int reduce_op,
+                                   double prescale, double postscale, int root, const py::object& splits,
+                                   int process_set, bool wait_follows, py::object keep, py::object finish);
 
   py::object run(int kind, std::string name, const py::sequence& tensors, int reduce_op, double prescale,
                  double postscale, int root, const py::object& splits, int process_set, py::object keep) {
@@ -148,37 +137,49 @@ class PyEngine {
     try {
       await(*submission);
     } catch (const py::error_already_set&) {
-      abandoned_.emplace_back(submission, std::move(keep));
+      abandon(submission, std::move(keep));
       throw;
     }
     return result_of(*submission);
   }
 
-  // Nobody will wait for it any more.
-  void abandon(int64_t handle) {
-    if (process_ != getpid()) return;  // a forked child: nothing runs here, and locks may be held for ever
-    bool unknown = false;
-    std::shared_ptr<Submission> submission = engine_->find(handle, unknown);
-    engine_->forget(handle);
-    auto kept = kept_.extract(handle);
-    if (submission && !kept.empty()) abandoned_.emplace_back(std::move(submission), std::move(kept.mapped()));
+  // Nobody will wait for it any more; what it uses is kept until it is over.
+  void abandon(std::shared_ptr<Submission> submission, py::object keep) {
+    if (is_done(*submission) || process_ != getpid()) return;  // nothing runs in a forked child
+    abandoned_.emplace_back(std::move(submission), std::move(keep));
   }
 
-  bool poll(int64_t handle) {
-    bool unknown = false;
-    const std::shared_ptr<Submission> submission = engine_->find(handle, unknown);
-    if (unknown) throw py::value_error("Handle " + std::to_string(handle) + " was never given out by this engine.");
-    return !submission || is_done(*submission);
+  static bool is_done(const Submission& submission) {
+    return submission.state.load(std::memory_order_acquire) == Operation::done;
   }
 
-  py::object wait(int64_t handle) {
-    bool unknown = false;
-    const std::shared_ptr<Submission> submission = engine_->find(handle, unknown);
-    if (!submission) return py::none();
-    await(*submission);
-    engine_->forget(handle);
-    const auto kept = kept_.extract(handle);
-    return result_of(*submission);
+  // Until it is done, or a signal's handler raises.
+  void await(Submission& submission) {
+    WaitingThread::Wait waiting;
+    for (bool done = is_done(submission); !done;) {
+      {
+        const py::gil_scoped_release release;
+        t_interrupt_hook = &signal_pending;
+        done = engine_->wait(submission, kSignalSliceUs);
+        t_interrupt_hook = nullptr;
+      }
+      if (PyErr_Occurred() || (!done && PyErr_CheckSignals() != 0)) throw py::error_already_set();
+      if (!done) waiting.blocked();
+    }
+  }
+
+  // Of an operation that is done; called once.
+  static py::object result_of(Submission& submission) {
+    if (!submission.status.ok()) raise_status(submission.status);
+    if (submission.outputs.empty() || !submission.outputs[0].data) return py::none();
+    py::list outputs;
+    for (size_t i = 0; i < submission.outputs.size(); ++i) {
+      outputs.append(py::cast(Output{std::move(submission.outputs[i]), submission.spec.tensors[i].dtype}));
+    }
+    if (submission.spec.type == OpType::alltoall) {
+      return py::make_tuple(outputs, py::cast(submission.received_splits));
+    }
+    return outputs;
   }
 
   void add_process_set(int number, std::vector<int> ranks, const PySegment* segment,
@@ -365,39 +366,6 @@ class PyEngine {
     return static_cast<DType>(number);
   }
 
-  static bool is_done(const Submission& submission) {
-    return submission.state.load(std::memory_order_acquire) == Operation::done;
-  }
-
-  // Until it is done, or a signal's handler raises.
-  void await(Submission& submission) {
-    WaitingThread::Wait waiting;
-    for (bool done = is_done(submission); !done;) {
-      {
-        const py::gil_scoped_release release;
-        t_interrupt_hook = &signal_pending;
-        done = engine_->wait(submission, kSignalSliceUs);
-        t_interrupt_hook = nullptr;
-      }
-      if (PyErr_Occurred() || (!done && PyErr_CheckSignals() != 0)) throw py::error_already_set();
-      if (!done) waiting.blocked();
-    }
-  }
-
-  // Of an operation that is done; called once.
-  static py::object result_of(Submission& submission) {
-    if (!submission.status.ok()) raise_status(submission.status);
-    if (submission.outputs.empty() || !submission.outputs[0].data) return py::none();
-    py::list outputs;
-    for (size_t i = 0; i < submission.outputs.size(); ++i) {
-      outputs.append(py::cast(Output{std::move(submission.outputs[i]), submission.spec.tensors[i].dtype}));
-    }
-    if (submission.spec.type == OpType::alltoall) {
-      return py::make_tuple(outputs, py::cast(submission.received_splits));
-    }
-    return outputs;
-  }
-
   // Lets go of what abandoned operations used that are over. Letting go runs destructors, which may abandon others.
   void sweep() {
     std::vector<Abandoned> over, rest;
@@ -442,9 +410,62 @@ class PyEngine {
   const int process_ = getpid();
   std::unique_ptr<Engine> engine_;
   // What must live until an operation is over, because the engine reads and writes its memory; both guarded by the GIL.
-  std::unordered_map<int64_t, py::object> kept_;  // by handle
-  std::vector<Abandoned> abandoned_;              // of operations for which nobody will wait
+  std::vector<Abandoned> abandoned_;  // of operations for which nobody will wait
 };
+
+// An operation in flight. It ends when result() has returned or raised what became of it; a signal's handler that
+// raises meanwhile leaves it as it was. Members are guarded by the GIL.
+class PyHandle {
+ public:
+  PyHandle(std::shared_ptr<PyEngine> engine, std::shared_ptr<Submission> submission, py::object keep, py::object finish)
+      : engine_(std::move(engine)),
+        submission_(std::move(submission)),
+        keep_(std::move(keep)),
+        finish_(std::move(finish)) {}
+  PyHandle(const PyHandle&) = delete;
+  PyHandle& operator=(const PyHandle&) = delete;
+  ~PyHandle() {
+    if (submission_) engine_->abandon(std::move(submission_), std::move(keep_));
+  }
+
+  bool done() const {
+    if (!submission_)
+      throw py::value_error("The handle was not created or has been cleared: it was synchronized before.");
+    return PyEngine::is_done(*submission_);
+  }
+
+  py::object result() {
+    const std::shared_ptr<Submission> submission = submission_;
+    if (!submission) return py::none();
+    engine_->await(*submission);
+    if (!submission_) return py::none();  // another thread was faster
+    submission_.reset();
+    const py::object keep = std::move(keep_), finish = std::move(finish_);
+    py::object received = PyEngine::result_of(*submission);
+    if (!finish.is_none()) return finish(std::move(received));
+    return received.is_none() ? keep : received;
+  }
+
+ private:
+  const std::shared_ptr<PyEngine> engine_;
+  std::shared_ptr<Submission> submission_;  // null: it has ended
+  py::object keep_;
+  py::object finish_;
+};
+
+std::unique_ptr<PyHandle> PyEngine::submit(int kind, std::string name, const py::sequence& tensors, int reduce_op,
+                                           double prescale, double postscale, int root, const py::object& splits,
+                                           int process_set, bool wait_follows, py::object keep, py::object finish) {
+  std::shared_ptr<Submission> submission =
+      make_submission(kind, std::move(name), tensors, reduce_op, prescale, postscale, root, splits, process_set);
+  Status status;
+  {
+    const py::gil_scoped_release release;
+    status = engine_->start(submission, wait_follows);
+  }
+  if (!status.ok()) raise_status(status);
+  return std::make_unique<PyHandle>(shared_from_this(), std::move(submission), std::move(keep), std::move(finish));
+}
 
 }  // namespace
 }  // namespace horovod
@@ -484,7 +505,9 @@ PYBIND11_MODULE(_core, module) {
       .def_property_readonly("nbytes", [](const Output& self) { return self.buffer.bytes; })
       .def("dlpack", [](Output& self) { return to_dlpack(std::exchange(self.buffer, {}), self.dtype); });
 
-  py::class_<PyEngine>(module, "Engine")
+  py::class_<PyHandle>(module, "Handle").def("done", &PyHandle::done).def("result", &PyHandle::result);
+
+  py::class_<PyEngine, std::shared_ptr<PyEngine>>(module, "Engine")
       .def(py::init<int, int, uint64_t, std::vector<std::string>, const PySegment*, std::vector<std::string>,
                     std::optional<std::map<int, std::vector<int>>>, std::vector<int>,
                     const std::map<std::string, int64_t>&>(),
@@ -494,13 +517,11 @@ PYBIND11_MODULE(_core, module) {
            py::arg("options") = std::map<std::string, int64_t>())
       .def("submit", &PyEngine::submit, py::arg("kind"), py::arg("name"), py::arg("tensors"), py::arg("reduce_op") = 1,
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0, py::arg("splits") = py::none(),
-           py::arg("process_set") = 0, py::arg("wait_follows") = false, py::arg("keep") = py::none())
+           py::arg("process_set") = 0, py::arg("wait_follows") = false, py::arg("keep") = py::none(),
+           py::arg("finish") = py::none())
       .def("run", &PyEngine::run, py::arg("kind"), py::arg("name"), py::arg("tensors"), py::arg("reduce_op") = 1,
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0, py::arg("splits") = py::none(),
            py::arg("process_set") = 0, py::arg("keep") = py::none())
-      .def("abandon", &PyEngine::abandon, py::arg("handle"))
-      .def("poll", &PyEngine::poll, py::arg("handle"))
-      .def("wait", &PyEngine::wait, py::arg("handle"))
       .def("add_process_set", &PyEngine::add_process_set, py::arg("number"), py::arg("ranks"), py::kw_only(),
            py::arg("segment") = nullptr, py::arg("segment_addresses") = std::vector<std::string>(),
            py::arg("sockets") = py::none(), py::arg("hosts") = std::vector<int>())

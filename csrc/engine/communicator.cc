@@ -18,7 +18,8 @@ constexpr int64_t kBlockedAgainUs =
     1'000'000;  // and told again: only a report that is newer than what it contradicts counts
 constexpr int64_t kLeftGraceUs = 1'000'000;  // how long the data plane has to notice a departure by itself
 constexpr int64_t kGatherUs = 200;           // how long the background thread lets small operations gather
-constexpr int64_t kMostGatherUs = 5'000;     // and how long it does so at most while more keep coming
+constexpr int64_t kGatherAgainUs = 1'000;    // and how long once more when some came meanwhile: it costs a wake-up
+constexpr int64_t kMostGatherUs = 5'000;     // in all
 constexpr uint64_t kStartBytes = 1u << 20;   // so many pending bytes are worth starting at once
 constexpr int64_t kDriveSliceUs = 100'000;
 constexpr int64_t kLingerUs = 1'000'000;  // for peers that do not take the reason of an abort
@@ -128,6 +129,7 @@ Status Communicator::submit(const std::shared_ptr<Submission>& submission, bool 
     submission->lane = &lane_for(entry, *submission);
     in_flight_.emplace(submission.get(), submission);
     ++pending_;
+    ++activity_;
     if (entry.unnamed) submission->announced_name = submission->spec.name + "." + std::to_string(entry.submitted++);
     if (submission->lane->active) {
       submission->lane->waiting.push_back(submission.get());
@@ -235,13 +237,14 @@ bool Communicator::wait(Submission& submission, int64_t timeout_us) {
     driver_changed_.notify_all();
   }
   --helpers_;
+  ++activity_;
   const int64_t now = now_us();
   if (!done() && !submission.running.load(std::memory_order_relaxed) &&
       now - submission.waited_since_us > kBlockedAfterUs && now - submission.reported_us > kBlockedAgainUs) {
     submission.reported_us = now;
     tell_coordinator(OutboxItem::blocked, submission);
   }
-  const bool wake_background = farewell_due_ || needs_background();
+  const bool wake_background = farewell_due_ || (needs_background() && background_idle_);
   lock.unlock();
   if (wake_background) background_wanted_.notify_one();
   return done();
@@ -396,14 +399,16 @@ void Communicator::background() {
     // Small operations seldom come alone: a moment's patience makes one batch of them, or leaves them to a caller that
     // waits. Large ones are worth starting at once.
     const int64_t limit_us = now_us() + kMostGatherUs;
-    for (bool more = true; more && now_us() < limit_us;) {
-      const uint64_t submitted = counters_.submitted.load(std::memory_order_relaxed);
-      const bool enough = background_wanted_.wait_for(lock, std::chrono::microseconds(kGatherUs), [&] {
-        return stopping_ || !needs_background() || driving_ || unstarted_bytes_ >= kStartBytes;
+    int64_t slice_us = kGatherUs;
+    for (bool more = true; more; slice_us = kGatherAgainUs) {
+      const uint64_t seen = activity_;
+      const bool enough = background_wanted_.wait_for(lock, std::chrono::microseconds(slice_us), [&] {
+        return stopping_ || farewell_due_ || (unstarted_bytes_ >= kStartBytes && !driving_);
       });
-      more = !enough && counters_.submitted.load(std::memory_order_relaxed) != submitted;
+      more = !enough && activity_ != seen && now_us() < limit_us;
     }
     if (stopping_) return;
+    if (farewell_due_) continue;
     if (!needs_background() || driving_) continue;
     driving_ = background_drives_ = true;
     unstarted_bytes_ = 0;

@@ -219,6 +219,7 @@ class Communicator {
   bool background_idle_ = false;  // the background thread waits for work
   bool farewell_due_ = false;     // the epoch was aborted, and it is to see that the peers are told why
   uint64_t unstarted_bytes_ = 0;  // submitted without a waiting caller since the background thread last drove
+  uint64_t activity_ = 0;  // submissions, and waits that are over: callers are at it
   bool stopping_ = false;
   bool closed_ = false;
   std::string closed_why_;

@@ -29,8 +29,8 @@ void Communicator::apply_plan(const std::string& name, TensorId id, const OpSpec
 }
 
 // Between hosts a member that takes an arrival back asks the sequencer, or one of two asks the other, and who is asked
-// may have nothing pending. Whatever makes members do so (an error, a recall) is told to all of them by the coordinator,
-// so it knows to listen.
+// may have nothing pending. Whatever makes members do so (an error, a recall) is told to all of them by the
+// coordinator, so it knows to listen.
 void Communicator::serve_peers() {
   if (!mesh_ || (rank_ != 0 && size() > 2)) return;
   serving_until_us_ = now_us() + kServeUs;

@@ -346,14 +346,6 @@ Status Engine::start(const std::shared_ptr<Submission>& submission, bool wait_fo
   return communicator->submit(submission, wait_follows);
 }
 
-Status Engine::submit(const std::shared_ptr<Submission>& submission, bool wait_follows, int64_t& handle) {
-  HVD_TRY(start(submission, wait_follows));
-  const std::lock_guard<std::mutex> lock(handles_mutex_);
-  handle = next_handle_++;
-  handles_.emplace(handle, submission);
-  return {};
-}
-
 bool Engine::wait(Submission& submission, int64_t timeout_us) {
   if (submission.spec.process_set == 0) return global_->wait(submission, timeout_us);
   const std::shared_ptr<Communicator> found = communicator(submission.spec.process_set);
@@ -377,18 +369,6 @@ Standstill Engine::standstill() const {
   found.cut_short = kept < found.unfinished.size();
   found.unfinished.resize(kept);
   return found;
-}
-
-std::shared_ptr<Submission> Engine::find(int64_t handle, bool& unknown) {
-  const std::lock_guard<std::mutex> lock(handles_mutex_);
-  unknown = handle < 0 || handle >= next_handle_;
-  const auto found = handles_.find(handle);
-  return found == handles_.end() ? nullptr : found->second;
-}
-
-void Engine::forget(int64_t handle) {
-  const std::lock_guard<std::mutex> lock(handles_mutex_);
-  handles_.erase(handle);
 }
 
 // -- the end ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "engine/communicator.h"
@@ -53,13 +52,9 @@ class Engine {
   static std::unique_ptr<Engine> create(WorldSpec world, const Config& config, Status& status);
   ~Engine();
 
-  // Checks the arguments and starts the operation; submit() also gives a handle by which it is found.
+  // Checks the arguments and starts the operation. wait_follows: as for Communicator::submit().
   Status start(const std::shared_ptr<Submission>& submission, bool wait_follows);
-  Status submit(const std::shared_ptr<Submission>& submission, bool wait_follows, int64_t& handle);
-  // Null for a handle that was waited for already; unknown: it was never given out.
-  std::shared_ptr<Submission> find(int64_t handle, bool& unknown);
   bool wait(Submission& submission, int64_t timeout_us);
-  void forget(int64_t handle);
 
   // Every rank of the world registers a set under the same number; those outside of it give no segment and no sockets.
   // That all of them do so, and that no operation runs in a set that is removed, is for the caller to see to.
@@ -124,10 +119,6 @@ class Engine {
   bool closed_ = false;
 
   std::atomic<uint64_t> started_{0};  // numbers operations; relaxed, it orders nothing else
-
-  std::mutex handles_mutex_;  // guards the two below
-  std::unordered_map<int64_t, std::shared_ptr<Submission>> handles_;
-  int64_t next_handle_ = 0;
 };
 
 }  // namespace horovod

@@ -95,13 +95,11 @@ class Process:
         say(closed=True)
 
     # -- operations ------------------------------------------------------------------------------------------------
-    def submit(self, array: np.ndarray, number: int, wait_follows: bool = True) -> int:
+    def submit(self, array: np.ndarray, number: int, wait_follows: bool = True) -> _core.Handle:
         pointer = array.ctypes.data
         tensor = (pointer, pointer, DTYPES["float32"], array.shape)
-        handle: int = self.engine.submit(
-            ALLREDUCE, f"allreduce.t{number}", [tensor], reduce_op=SUM, wait_follows=wait_follows
-        )
-        return handle
+        name = f"allreduce.t{number}"
+        return self.engine.submit(ALLREDUCE, name, [tensor], reduce_op=SUM, wait_follows=wait_follows)
 
     def loop(self, elements: int, steps: int, report: bool = False) -> None:
         """Checked allreduces, until something fails or all steps are done."""
@@ -110,7 +108,7 @@ class Process:
         try:
             for step in range(steps):
                 array = np.full(elements, self.world.rank + 1, np.float32)
-                self.engine.wait(self.submit(array, 0))
+                self.submit(array, 0).result()
                 if not (array == expected).all():
                     say(wrong=step)
                     return
@@ -136,7 +134,7 @@ class Process:
                 os.kill(os.getpid(), signal.SIGSTOP)
             if end == "exit":
                 os._exit(3)
-            self.engine.wait(handle)
+            handle.result()
         except RuntimeError as error:
             say(error=str(error))
             return
@@ -150,7 +148,9 @@ class Process:
             for step in range(warm_up + steps):
                 if step == warm_up:
                     before = held()
-                self.engine.wait(self.submit(array, step % 8))
+                if step % 1000 == 0:
+                    say(step=step)  # alive: on a machine with much else to do a step takes a hundred times as long
+                self.submit(array, step % 8).result()
         except RuntimeError as error:
             say(error=str(error))
             return

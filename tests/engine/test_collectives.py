@@ -182,7 +182,7 @@ def test_a_result_handed_over_as_dlpack(world: EngineWorld, dtype: str) -> None:
         for rows in (0, 1, 100):
             mine = values(member.rank, rows * 6, dtype).reshape(rows, 2, 3)
             handle = member.submit(ALLGATHER, f"dlpack.{rows}.{dtype}", [mine], [None], wait_follows=True)
-            [output] = member.engine.wait(handle)
+            [output] = handle.result()
             got = np.from_dlpack(_Exchanged(output))
             want = np.concatenate([values(rank, rows * 6, dtype).reshape(rows, 2, 3) for rank in range(member.size)])
             assert (got.dtype, got.shape) == (want.dtype, want.shape)

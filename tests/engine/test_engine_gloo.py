@@ -55,7 +55,7 @@ def bfloat16(values: list[float]) -> np.ndarray:
 def test_bfloat16(op: int, expected: float) -> None:
     def submit(member: Member, array: np.ndarray) -> None:
         tensor = (array.ctypes.data, array.ctypes.data, DTYPES["bfloat16"], array.shape)
-        member.engine.wait(member.engine.submit(ALLREDUCE, "allreduce.noname", [tensor], reduce_op=op))
+        member.engine.submit(ALLREDUCE, "allreduce.noname", [tensor], reduce_op=op).result()
 
     def body(member: Member) -> np.ndarray:
         array = bfloat16([3.0 if member.rank == 0 else -2.0] * 5)

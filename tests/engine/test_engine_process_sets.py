@@ -82,7 +82,7 @@ def test_a_set_goes_on_while_an_overlapping_one_waits_for_a_late_rank(world: Eng
             for i in range(20):
                 np.testing.assert_array_equal(m.allreduce(full(i, 20_000), process_set=running), 2 * i)
         if m.rank == 1:
-            assert not m.engine.poll(handle)
+            assert not handle.done()
             late.set()
             np.testing.assert_array_equal(m.wait(handle), 2)
 
@@ -237,7 +237,7 @@ def test_a_rank_that_leaves_is_named_by_those_who_wait_in_a_set(world: EngineWor
     known = world.members[0].engine.submit(5, "barrier.noname", [], process_set=number)
     world.engines[1].close()
     with pytest.raises(RuntimeError, match=r"rank 1 .*on host here has shut down"):
-        world.members[0].engine.wait(known)
+        known.result()
     with pytest.raises(RuntimeError, match=r"rank 1 .*on host here has shut down"):
         world.members[0].wait(handle)
 

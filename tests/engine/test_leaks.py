@@ -33,7 +33,7 @@ def test_worlds_of_one() -> None:
 
     def cycle() -> None:
         engine = _core.Engine(rank=0, size=1, epoch=1, labels=["rank 0 on host here"])
-        engine.wait(engine.submit(0, "allreduce.x", [tensor]))
+        engine.submit(0, "allreduce.x", [tensor]).result()
         engine.close()
 
     for _ in range(WARM_UP):

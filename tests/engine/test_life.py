@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 import weakref
 
@@ -99,15 +100,54 @@ def test_bad_arguments_leave_the_engine_usable(pair: EngineWorld) -> None:
 
 
 def test_handles(pair: EngineWorld) -> None:
-    engine = pair.engines[0]
-    with pytest.raises(ValueError, match="never given out"):
-        engine.poll(10**6)
     handle = pair.members[0].allreduce_async(ones(), "allreduce.h")
-    assert not engine.poll(handle)
+    assert not handle.done()
     pair.members[1].allreduce(ones(), "allreduce.h")
     pair.members[0].wait(handle)
-    assert engine.poll(handle)
-    assert engine.wait(handle) is None
+    assert handle.result() is None
+    with pytest.raises(ValueError, match="has been cleared"):
+        handle.done()
+
+
+def test_a_handle_makes_the_result_of_what_the_engine_gives(pair: EngineWorld) -> None:
+    def body(member: Member) -> None:
+        array = ones()
+        tensor = (array.ctypes.data, array.ctypes.data, DTYPES["float32"], array.shape)
+        submit = member.engine.submit
+        assert submit(ALLREDUCE, "allreduce.a", [tensor], keep="kept").result() == "kept"
+        finished = submit(ALLREDUCE, "allreduce.b", [tensor], keep="kept", finish=lambda received: (received, "made"))
+        assert finished.result() == (None, "made")
+
+        def fails(received: object) -> None:
+            raise LookupError("of the caller's own")
+
+        broken = submit(ALLREDUCE, "allreduce.c", [tensor], finish=fails)
+        with pytest.raises(LookupError, match="of the caller's own"):
+            broken.result()
+        assert broken.result() is None
+
+    pair.run(body)
+
+
+class AlarmError(Exception):
+    """Raised by a signal's handler; an ordinary exception, unlike that of Ctrl-C."""
+
+
+def test_a_wait_that_a_signal_cuts_short_leaves_the_handle_usable(pair: EngineWorld) -> None:
+    def raises(signum: int, frame: object) -> None:
+        raise AlarmError
+
+    handle = pair.members[0].allreduce_async(ones(), "allreduce.h")
+    before = signal.signal(signal.SIGALRM, raises)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(AlarmError):
+            handle.result()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not handle.done()
+    np.testing.assert_array_equal(pair.members[1].allreduce(ones(), "allreduce.h"), 2.0)
+    np.testing.assert_array_equal(pair.members[0].wait(handle), 2.0)
 
 
 def test_the_coordinator_refuses_an_operation(pair: EngineWorld) -> None:
@@ -192,7 +232,7 @@ def test_close_fails_what_others_never_submitted(pair: EngineWorld) -> None:
     pair.engines[0].close()
     for handle in (known, new):
         with pytest.raises(RuntimeError, match="shut down"):
-            pair.engines[0].wait(handle)
+            handle.result()
     with pytest.raises(RuntimeError, match="shut down"):
         pair.members[0].allreduce(ones())
 
@@ -221,7 +261,7 @@ def test_several_threads_of_one_rank(pair: EngineWorld) -> None:
 
 def test_asynchronous_operations_need_no_waiting_thread(pair: EngineWorld) -> None:
     handles = [member.allreduce_async(ones(), "allreduce.bg") for member in pair.members]
-    wait_until(lambda: all(m.engine.poll(h) for m, h in zip(pair.members, handles, strict=True)))
+    wait_until(lambda: all(handle.done() for handle in handles))
 
 
 def test_fusion_threshold_bounds_a_batch() -> None:
@@ -258,9 +298,7 @@ def test_what_is_kept_lives_until_an_abandoned_operation_is_over(pair: EngineWor
     tensor = (array.ctypes.data, array.ctypes.data, DTYPES["float32"], array.shape)
     engine = pair.engines[0]
     handle = engine.submit(ALLREDUCE, "allreduce.x", [tensor], keep=owner)
-    del owner
-    engine.abandon(handle)
-    assert engine.wait(handle) is None
+    del owner, handle
     assert engine.pending(0) == 1
     gc.collect()
     assert alive() is not None, "the engine may still write to it"
@@ -278,7 +316,7 @@ def test_what_is_kept_is_let_go_when_the_operation_was_waited_for(pair: EngineWo
         owners = [Owner(), Owner(), Owner()]
         alive = [weakref.ref(owner) for owner in owners]
         handle = member.engine.submit(ALLREDUCE, "allreduce.x", [tensor], keep=owners[0])
-        member.engine.wait(handle)
+        handle.result()
         member.engine.run(ALLREDUCE, "allreduce.y", [tensor], keep=owners[1])
         with pytest.raises(ValueError, match="Unknown kind"):
             member.engine.submit(99, "allreduce.z", [tensor], keep=owners[2])

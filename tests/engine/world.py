@@ -44,11 +44,11 @@ class Member:
         self.engine = engine
         self.rank = rank
         self.size = size
-        self._keep: dict[int, Any] = {}
+        self._keep: dict[_core.Handle, Any] = {}
 
     def submit(
         self, kind: int, name: str, arrays: list[np.ndarray], outputs: list[np.ndarray | None], **kw: Any
-    ) -> int:
+    ) -> _core.Handle:
         tensors = [
             (a.ctypes.data, 0 if o is None else o.ctypes.data, DTYPES[str(a.dtype)], a.shape)
             for a, o in zip(arrays, outputs, strict=True)
@@ -57,8 +57,8 @@ class Member:
         self._keep[handle] = (arrays, outputs)
         return handle
 
-    def wait(self, handle: int) -> Any:
-        result = self.engine.wait(handle)
+    def wait(self, handle: _core.Handle) -> Any:
+        result = handle.result()
         arrays, outputs = self._keep.pop(handle)
         if result is None:
             return outputs[0] if len(outputs) == 1 else outputs
@@ -71,7 +71,9 @@ class Member:
     def _adopt(output: Any, dtype: np.dtype) -> np.ndarray:
         return np.frombuffer(output, dtype=dtype).reshape(output.shape)
 
-    def allreduce_async(self, array: np.ndarray, name: str = "allreduce.noname", op: int = SUM, **kw: Any) -> int:
+    def allreduce_async(
+        self, array: np.ndarray, name: str = "allreduce.noname", op: int = SUM, **kw: Any
+    ) -> _core.Handle:
         return self.submit(ALLREDUCE, name, [array], [array], reduce_op=op, **kw)
 
     def allreduce(self, array: np.ndarray, name: str = "allreduce.noname", op: int = SUM, **kw: Any) -> np.ndarray:
@@ -94,7 +96,7 @@ class Member:
         return self.wait(self.submit(REDUCESCATTER, name, [array], [None], reduce_op=op, wait_follows=True, **kw))
 
     def barrier(self, name: str = "barrier.noname", **kw: Any) -> None:
-        self.engine.wait(self.engine.submit(BARRIER, name, [], wait_follows=True, **kw))
+        self.engine.submit(BARRIER, name, [], wait_follows=True, **kw).result()
 
 
 class Negotiator:

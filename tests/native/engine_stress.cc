@@ -197,7 +197,6 @@ std::vector<std::unique_ptr<Engine>> make_world(int size, Transport transport, c
 
 struct Pending {
   std::shared_ptr<Submission> submission;
-  int64_t handle;
   std::vector<float> data;
   int index;
 };
@@ -228,7 +227,6 @@ bool run_thread(Engine& engine, int rank, int set, const std::vector<int>& ranks
   const auto finish = [&](Pending& one) {
     while (!engine.wait(*one.submission, 100'000)) {
     }
-    engine.forget(one.handle);
     const Status& status = one.submission->status;
     if (!status.ok()) {
       CHECK(may_abort, "rank %d: %s", rank, status.message().c_str());
@@ -271,8 +269,7 @@ bool run_thread(Engine& engine, int rank, int set, const std::vector<int>& ranks
     auto* memory = reinterpret_cast<std::byte*>(one->data.data());
     const bool in_place = spec.type == OpType::allreduce || spec.type == OpType::broadcast;
     one->submission->spans = {{memory, in_place ? memory : nullptr, length}};
-    const bool wait_now = false;
-    const Status status = engine.submit(one->submission, wait_now, one->handle);
+    const Status status = engine.start(one->submission, false);
     if (!status.ok()) {
       CHECK(may_abort, "rank %d: %s", rank, status.message().c_str());
       break;
@@ -359,7 +356,7 @@ void run_until_joined(Engine& engine, int rank, int size, uint64_t seed, bool ma
         spec.tensors = {{DType::float32, {length}}};
         auto* memory = reinterpret_cast<std::byte*>(one.data.data());
         one.submission->spans = {{memory, memory, length}};
-        if (const Status status = engine.submit(one.submission, false, one.handle); !status.ok()) {
+        if (const Status status = engine.start(one.submission, false); !status.ok()) {
           CHECK(may_abort, "rank %d: %s", rank, status.message().c_str());
           tensors.resize(i);
           alive = false;
@@ -368,7 +365,6 @@ void run_until_joined(Engine& engine, int rank, int size, uint64_t seed, bool ma
       for (Pending& one : tensors) {
         while (!engine.wait(*one.submission, 100'000)) {
         }
-        engine.forget(one.handle);
         if (!one.submission->status.ok()) {
           CHECK(may_abort, "rank %d: %s", rank, one.submission->status.message().c_str());
           continue;

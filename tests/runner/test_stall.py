@@ -34,7 +34,7 @@ def allreduce(name):
     data = array("f", [1.0])
     pointer = data.buffer_info()[0]
     engine = current().engine
-    engine.wait(engine.submit(0, "allreduce." + name, [(pointer, pointer, 7, (1,))], 1))
+    engine.submit(0, "allreduce." + name, [(pointer, pointer, 7, (1,))], 1).result()
     return data[0]
 
 def the_other_may_come():

@@ -45,7 +45,7 @@ def allreduce(context: Context, name: str, value: float = 1.0) -> float:
     data = array("f", [value])
     pointer = data.buffer_info()[0]
     handle = context.engine.submit(ALLREDUCE, f"allreduce.{name}", [(pointer, pointer, FLOAT32, (1,))], SUM)
-    context.engine.wait(handle)
+    handle.result()
     return data[0]
 
 
@@ -65,7 +65,7 @@ def allreduce(name, value=1.0):
     data = array("f", [value])
     pointer = data.buffer_info()[0]
     engine = current().engine
-    engine.wait(engine.submit(0, "allreduce." + name, [(pointer, pointer, 7, (1,))], 1))
+    engine.submit(0, "allreduce." + name, [(pointer, pointer, 7, (1,))], 1).result()
     return data[0]
 """
 

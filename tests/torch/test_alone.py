@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -164,52 +165,36 @@ def test_handle_is_forgotten_after_synchronize() -> None:
         hvd.poll(handle)
 
 
-class _SlowEngine:
-    """Stands for an engine whose operations end when the test says so."""
+class _Part:
+    """Stands for an operation that ends when the test says so; how the engine's own handles behave is tested there."""
 
-    def __init__(self) -> None:
-        self.over: set[int] = set()
-        self.failed: set[int] = set()
-        self.abandoned: list[int] = []
+    def __init__(self, value: int) -> None:
+        self._value = value
+        self.over = self.failed = False
 
-    def poll(self, number: int) -> bool:
-        return number in self.over
+    def done(self) -> bool:
+        return self.over
 
-    def wait(self, number: int) -> int:
-        if number in self.failed:
+    def result(self) -> int:
+        if self.failed:
             raise hvd.HorovodInternalError("lost")
-        if number not in self.over:
+        if not self.over:
             raise KeyboardInterrupt
-        return number
-
-    def abandon(self, number: int) -> None:
-        self.abandoned.append(number)
+        return self._value
 
 
-def test_interrupted_wait_leaves_the_handle_usable() -> None:
-    engine = _SlowEngine()
-    handle = handles.Handle(engine, 7, "result")  # type: ignore[arg-type]
-    with pytest.raises(KeyboardInterrupt):
-        hvd.synchronize(handle)
-    assert not hvd.poll(handle)
-    engine.over.add(7)
-    assert hvd.poll(handle)
-    assert hvd.synchronize(handle) == "result"
-
-
-def _parted(engine: _SlowEngine) -> handles.PartedHandle:
-    parts = [handles.Handle(engine, number, None, lambda got: got * 10) for number in (7, 8)]  # type: ignore[arg-type]
-    return handles.PartedHandle(parts, tuple)
+def _parted(*parts: _Part) -> handles.PartedHandle:
+    return handles.PartedHandle(parts, tuple)  # type: ignore[arg-type]
 
 
 def test_interrupted_wait_for_several_parts_goes_on_where_it_was() -> None:
-    engine = _SlowEngine()
-    handle = _parted(engine)
-    for over in (7, 8):
+    parts = [_Part(70), _Part(80)]
+    handle = _parted(*parts)
+    for part in parts:
         with pytest.raises(KeyboardInterrupt):
             hvd.synchronize(handle)
         assert not hvd.poll(handle)
-        engine.over.add(over)
+        part.over = True
     assert hvd.poll(handle)
     assert hvd.synchronize(handle) == (70, 80)
     assert hvd.synchronize(handle) is None
@@ -218,14 +203,16 @@ def test_interrupted_wait_for_several_parts_goes_on_where_it_was() -> None:
 
 
 def test_a_failed_part_fails_the_whole_and_lets_go_of_the_rest() -> None:
-    engine = _SlowEngine()
-    engine.failed.add(7)
-    handle = _parted(engine)
+    parts = [_Part(70), _Part(80)]
+    parts[0].failed = True
+    rest = weakref.ref(parts[1])
+    handle = _parted(*parts)
+    del parts
     with pytest.raises(hvd.HorovodInternalError, match="lost"):
         hvd.synchronize(handle)
     assert hvd.synchronize(handle) is None
     gc.collect()
-    assert engine.abandoned == [8]
+    assert rest() is None
 
 
 # -- memory and compression -------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Handles of operations in flight: what `*_async` returns and `poll` and `synchronize` take.
 
-The engine holds what it reads and writes (the tensors) until the operation is over. A handle can end in three ways:
+A handle, or the engine when nobody has one any more, holds what the operation reads and writes (the tensors) until it
+is over. A handle can end in three ways:
 
     synchronize(handle)         waits, hands over the result, and the handle is forgotten
     synchronize(handle) raises  the operation failed; the handle is forgotten
@@ -14,51 +15,11 @@ result; it is never mistaken for an operation of the new one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    from horovod._core import Engine
+from horovod._core import Handle
 
 __all__ = ["poll", "synchronize"]
-
-
-class Handle:
-    """One engine operation. `finish` makes the user's result of what Engine.wait returned."""
-
-    __slots__ = ("_engine", "_finish", "_keep", "_number")
-
-    def __init__(self, engine: Engine, number: int, keep: Any, finish: Callable[[Any], Any] | None = None) -> None:
-        self._engine: Engine | None = engine
-        self._number = number
-        self._keep = keep
-        self._finish = finish
-
-    def done(self) -> bool:
-        if self._engine is None:
-            raise ValueError(f"Handle {self!r} was not created or has been cleared: it was synchronized before.")
-        return self._engine.poll(self._number)
-
-    def result(self) -> Any:
-        engine = self._engine
-        if engine is None:
-            return None
-        try:
-            received = engine.wait(self._number)
-        except Exception:
-            self._forget()
-            raise
-        # Any other exception (Ctrl-C) leaves the operation running and this handle usable.
-        keep, finish = self._keep, self._finish
-        self._forget()
-        return keep if finish is None else finish(received)
-
-    def _forget(self) -> None:
-        self._engine = self._keep = self._finish = None
-
-    def __del__(self) -> None:
-        engine = getattr(self, "_engine", None)
-        if engine is not None:
-            engine.abandon(self._number)
 
 
 class PartedHandle:

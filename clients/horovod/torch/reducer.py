@@ -221,11 +221,9 @@ class GradientReducer:
             ) from None
         op = check_reduction(self._op, span[2], self._process_set, "Allreduce")
         number = 0 if self._process_set is global_process_set else set_id(self._process_set, "Allreduce")
-        engine = current().engine
-        running = engine.submit(
+        return current().engine.submit(
             ALLREDUCE, wire, (span,), op, self._prescale, self._postscale, 0, None, number, quiet, travelling
         )
-        return Handle(engine, running, travelling)
 
     def _start_rounds(
         self,

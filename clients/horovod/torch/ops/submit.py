@@ -62,9 +62,9 @@ def start(
     wait_follows: bool = False,
 ) -> Handle:
     """Submits and returns a handle. Without `finish`, `keep` is also what `synchronize` returns."""
-    engine = current().engine
-    number = engine.submit(kind, name, spans, op, prescale, postscale, root, splits, set_id, wait_follows, keep)
-    return Handle(engine, number, keep, finish)
+    return current().engine.submit(
+        kind, name, spans, op, prescale, postscale, root, splits, set_id, wait_follows, keep, finish
+    )
 
 
 def start_parts(
