@@ -78,6 +78,7 @@ def test_pairs_that_end_badly(transport: str) -> None:
     assert not leaks(before)
 
 
+@pytest.mark.timeout(900)  # processes that share a processor with strangers take a hundred times as long
 @pytest.mark.parametrize("transport", ["shm", "tcp", "hosts"])
 def test_steps(transport: str) -> None:
     """Two processes and small operations; for two hosts three, and operations that are large enough to use both."""
