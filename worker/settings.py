@@ -493,6 +493,19 @@ class Settings:
         minimum=0,
         in_use=False,
     )
+    nccl_library: str | None = _row(
+        "HOROVOD_NCCL_LIBRARY",
+        "text",
+        None,
+        "file of NCCL (libnccl.so.2) for GPU tensors; without it that of the package nvidia-nccl (PyTorch brings it) or "
+        "the system's",
+    )
+    cuda_library: str | None = _row(
+        "HOROVOD_CUDA_LIBRARY",
+        "text",
+        None,
+        "file of the NVIDIA driver's library for GPU tensors; without it the system's libcuda.so.1",
+    )
     gloo_timeout_seconds: int = _row(
         "HOROVOD_GLOO_TIMEOUT_SECONDS",
         "int",

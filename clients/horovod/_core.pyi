@@ -8,13 +8,28 @@ from typing import final
 
 from typing_extensions import CapsuleType
 
-__all__ = ["Engine", "Output", "Segment", "gloo_obstacle", "isa", "set_error_types"]
+__all__ = [
+    "Engine",
+    "Output",
+    "Segment",
+    "cuda_obstacle",
+    "gloo_obstacle",
+    "isa",
+    "nccl_version",
+    "set_error_types",
+]
 
 def isa() -> str:
     """Instruction set of the reduction kernels: portable, avx2 or avx512."""
 
 def gloo_obstacle() -> str:
     """Why operations can't run on Gloo (the engine's option `gloo`) and how to get it; "" when they can."""
+
+def nccl_version(file: str) -> tuple[int, str]:
+    """NCCL's version code and "", or 0 and why there is none. file: libnccl.so.2, "" for the system's."""
+
+def cuda_obstacle(file: str) -> str:
+    """Why there is no NVIDIA driver, or ""; asks for no GPU. file: libcuda.so.1, "" for the system's."""
 
 def set_error_types(internal_error: type[Exception]) -> None:
     """The exception class that wait() raises for every failure but bad arguments (which are ValueError)."""

@@ -14,7 +14,9 @@
 
 #include <unistd.h>
 
+#include "backends/cuda/driver.h"
 #include "backends/gloo/backend.h"
+#include "backends/nccl/library.h"
 #include "bindings/dlpack.h"
 #include "engine/engine.h"
 #include "engine/waiting_thread.h"
@@ -454,6 +456,22 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "The native engine of horovod (private).";
   module.def("isa", [] { return kernels::isa(); });
   module.def("gloo_obstacle", [] { return gloo_available().message(); });
+  module.def(
+      "nccl_version",
+      [](const std::string& file) {
+        Status status;
+        const nccl::Library* library = nccl::library(file, status);
+        return std::make_pair(library ? library->version_code : 0, status.message());
+      },
+      py::arg("file"));
+  module.def(
+      "cuda_obstacle",
+      [](const std::string& file) {
+        Status status;
+        (void)cuda::driver(file, status);
+        return status.message();
+      },
+      py::arg("file"));
   module.def("set_error_types", [](const py::object& internal_error) {
     Py_XDECREF(g_internal_error);
     g_internal_error = internal_error.inc_ref().ptr();
