@@ -47,7 +47,7 @@ class Segment:
 
 @final
 class Output:
-    """Memory that the engine allocated for a result; supports the buffer protocol (bytes)."""
+    """Memory that the engine allocated for a result; supports the buffer protocol (bytes) where it is the host's."""
 
     shape: tuple[int, ...]
     nbytes: int
@@ -71,13 +71,16 @@ class Engine:
         sockets: Mapping[int, Sequence[int]] | None = None,
         hosts: Sequence[int] = (),
         options: Mapping[str, int] = ...,
+        cuda_file: str = "",
+        nccl_file: str = "",
     ) -> None:
         """Connects. labels[r] names rank r in messages ("rank 1 (pid 4242) on host node-b").
 
         With `segment` and every rank's address: shared memory. With `sockets` (rank -> connected, authenticated
         descriptors, owned by the engine from now on): TCP. Neither is needed when size is 1. With both and `hosts`,
         one number for each rank: TCP between hosts, shared memory between ranks of equal numbers; a rank that is alone
-        needs no segment. options: fields of csrc/base/config.h by name.
+        needs no segment. options: fields of csrc/base/config.h by name. cuda_file and
+        nccl_file: what to load for the first GPU tensor, see worker/runtime/gpu.py; "" is the system's.
         """
 
     # -- operations ------------------------------------------------------------------------------------------------
@@ -94,14 +97,18 @@ class Engine:
         process_set: int = 0,
         wait_follows: bool = False,
         keep: object = None,
+        device: int = -1,
+        stream: int = 0,
     ) -> int:
         """Starts an operation and returns its handle.
 
         tensors: (input address, output address or 0, dtype, shape) each. Their memory must stay alive until the
         operation is over; so long, and until wait() or abandon(), the engine references `keep`. A name that ends in
         ".noname" marks an unnamed operation: such operations match by their order. wait_follows: the caller calls
-        wait() next, so no background thread is woken. Raises ValueError (bad argument, duplicate name) or the internal
-        error (the epoch is over).
+        wait() next, so no background thread is woken. device: the number of the GPU that the addresses are on, and
+        stream: the CUDA stream (0 for the default one) whose work by now makes the tensors ready; such an operation is
+        done when it is queued on the GPU, and `keep` is referenced until the GPU has worked it off. Raises ValueError
+        (bad argument, duplicate name) or the internal error (the epoch is over).
         """
 
     def run(
@@ -116,6 +123,8 @@ class Engine:
         splits: Sequence[int] | None = None,
         process_set: int = 0,
         keep: object = None,
+        device: int = -1,
+        stream: int = 0,
     ) -> list[Output] | tuple[list[Output], list[int]] | None:
         """submit() and wait() in one. If a signal cuts it short, `keep` is referenced until the operation is over."""
 
@@ -128,10 +137,12 @@ class Engine:
     def poll(self, handle: int) -> bool:
         """True when wait() would not block. ValueError for a handle that was never given out."""
 
-    def wait(self, handle: int) -> list[Output] | tuple[list[Output], list[int]] | None:
+    def wait(self, handle: int, stream: int | None = None) -> list[Output] | tuple[list[Output], list[int]] | None:
         """Blocks until the operation is done and forgets the handle; None at once for a forgotten one.
 
         Results in engine memory come as a list (allgather, reducescatter), for alltoall with the received splits.
+        Of an operation on a GPU: what is queued on `stream` (default: that of the submission) from now on finds the
+        result; the host does not wait for it, unless the option async_completion is 0.
         Raises the internal error. Signals (Ctrl-C) are seen within 0.1 s.
         """
 

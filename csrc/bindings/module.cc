@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -12,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <time.h>
 #include <unistd.h>
 
 #include "backends/cuda/driver.h"
@@ -27,6 +29,7 @@ namespace py = pybind11;
 namespace horovod {
 namespace {
 
+constexpr long kDeviceNapNs = 50'000;        // between two looks at a device, where the host is to wait for it
 constexpr int64_t kSignalSliceUs = 100'000;  // how often a waiting Python thread looks for signals
 
 PyObject* g_internal_error = nullptr;  // set once by set_error_types; guarded by the GIL, never freed
@@ -62,6 +65,10 @@ Config config_from(const std::map<std::string, int64_t>& options) {
       config.slot_count = static_cast<int>(value);
     } else if (name == "gloo") {
       config.gloo = value != 0;
+    } else if (name == "nccl_streams") {
+      config.nccl_streams = static_cast<int>(value);
+    } else if (name == "async_completion") {
+      config.async_completion = value != 0;
     } else {
       throw py::value_error("Unknown engine option '" + name + "'.");
     }
@@ -97,7 +104,8 @@ class PyEngine {
  public:
   PyEngine(int rank, int size, uint64_t epoch, std::vector<std::string> labels, const PySegment* segment,
            std::vector<std::string> segment_addresses, std::optional<std::map<int, std::vector<int>>> sockets,
-           std::vector<int> hosts, const std::map<std::string, int64_t>& options) {
+           std::vector<int> hosts, const std::map<std::string, int64_t>& options, std::string cuda_file,
+           std::string nccl_file) {
     if (static_cast<int>(labels.size()) != size) throw py::value_error("labels must name every rank.");
     WorldSpec world;
     world.rank = rank;
@@ -107,7 +115,9 @@ class PyEngine {
     world.segment_addresses = std::move(segment_addresses);
     if (sockets) world.sockets = std::move(*sockets);
     world.hosts = std::move(hosts);
-    const Config config = config_from(options);
+    Config config = config_from(options);
+    config.cuda_file = std::move(cuda_file);
+    config.nccl_file = std::move(nccl_file);
     Status status;
     {
       const py::gil_scoped_release release;
@@ -123,9 +133,11 @@ class PyEngine {
 
   int64_t submit(int kind, std::string name, const py::sequence& tensors, int reduce_op, double prescale,
                  double postscale, int root, const py::object& splits, int process_set, bool wait_follows,
-                 py::object keep) {
+                 py::object keep, int device, uintptr_t stream) {
     const std::shared_ptr<Submission> submission =
         make_submission(kind, std::move(name), tensors, reduce_op, prescale, postscale, root, splits, process_set);
+    if (device >= 0) [[unlikely]]
+      put_on_device(*submission, device, stream);
     int64_t handle = -1;
     Status status;
     {
@@ -138,9 +150,12 @@ class PyEngine {
   }
 
   py::object run(int kind, std::string name, const py::sequence& tensors, int reduce_op, double prescale,
-                 double postscale, int root, const py::object& splits, int process_set, py::object keep) {
+                 double postscale, int root, const py::object& splits, int process_set, py::object keep, int device,
+                 uintptr_t stream) {
     const std::shared_ptr<Submission> submission =
         make_submission(kind, std::move(name), tensors, reduce_op, prescale, postscale, root, splits, process_set);
+    if (device >= 0) [[unlikely]]
+      put_on_device(*submission, device, stream);
     Status status;
     {
       const py::gil_scoped_release release;
@@ -153,6 +168,8 @@ class PyEngine {
       abandoned_.emplace_back(submission, std::move(keep));
       throw;
     }
+    if (submission->on_device) [[unlikely]]
+      return hand_over(submission, submission->on_device->stream, std::move(keep));
     return result_of(*submission);
   }
 
@@ -170,16 +187,20 @@ class PyEngine {
     bool unknown = false;
     const std::shared_ptr<Submission> submission = engine_->find(handle, unknown);
     if (unknown) throw py::value_error("Handle " + std::to_string(handle) + " was never given out by this engine.");
-    return !submission || is_done(*submission);
+    return !submission || engine_->over(*submission);
   }
 
-  py::object wait(int64_t handle) {
+  py::object wait(int64_t handle, std::optional<uintptr_t> stream) {
     bool unknown = false;
     const std::shared_ptr<Submission> submission = engine_->find(handle, unknown);
     if (!submission) return py::none();
     await(*submission);
     engine_->forget(handle);
-    const auto kept = kept_.extract(handle);
+    auto kept = kept_.extract(handle);
+    if (submission->on_device) [[unlikely]] {
+      return hand_over(submission, stream.value_or(submission->on_device->stream),
+                       kept.empty() ? py::none() : std::move(kept.mapped()));
+    }
     return result_of(*submission);
   }
 
@@ -337,6 +358,8 @@ class PyEngine {
                                               double prescale, double postscale, int root, const py::object& splits,
                                               int process_set) {
     if (!abandoned_.empty()) sweep();
+    if (!on_device_.empty()) [[unlikely]]
+      sweep_device();
     check_numbers(kind, reduce_op);
     auto submission = std::make_shared<Submission>();
     OpSpec& spec = submission->spec;
@@ -353,6 +376,14 @@ class PyEngine {
     for (size_t i = 0; i < count; ++i) add_tensor(tensors[i], *submission);
     if (!splits.is_none()) submission->splits = splits.cast<std::vector<int32_t>>();
     return submission;
+  }
+
+  static void put_on_device(Submission& submission, int device, uintptr_t stream) {
+    if (submission.spec.tensors.empty()) return;
+    submission.spec.device = DeviceKind::gpu;
+    submission.on_device = std::make_unique<OnDevice>();
+    submission.on_device->ordinal = device;
+    submission.on_device->stream = stream;
   }
 
   static void check_numbers(int kind, int reduce_op) {
@@ -386,6 +417,33 @@ class PyEngine {
     }
   }
 
+  // Whether nothing uses its tensors any more: on a device that is later than when it is done.
+  static bool is_over(const Submission& submission) {
+    if (!is_done(submission)) return false;
+    if (!submission.on_device || !submission.on_device->finished) return true;
+    bool passed = false;
+    return !submission.on_device->finished->passed(passed).ok() || passed;
+  }
+
+  // Of an operation on a device that is done; called once. What it uses is kept until the device has come so far.
+  py::object hand_over(const std::shared_ptr<Submission>& submission, uintptr_t stream, py::object keep) {
+    while (!engine_->over(*submission)) {
+      {
+        const py::gil_scoped_release release;
+        const timespec nap{0, kDeviceNapNs};
+        nanosleep(&nap, nullptr);
+      }
+      if (PyErr_CheckSignals() != 0) {
+        on_device_.emplace_back(submission, std::move(keep));
+        throw py::error_already_set();
+      }
+    }
+    const Status status = engine_->hand_over(*submission, stream);
+    on_device_.emplace_back(submission, std::move(keep));
+    if (!status.ok()) raise_status(status);
+    return result_of(*submission);
+  }
+
   // Of an operation that is done; called once.
   static py::object result_of(Submission& submission) {
     if (!submission.status.ok()) raise_status(submission.status);
@@ -403,8 +461,17 @@ class PyEngine {
   // Lets go of what abandoned operations used that are over. Letting go runs destructors, which may abandon others.
   void sweep() {
     std::vector<Abandoned> over, rest;
-    for (Abandoned& one : abandoned_) (is_done(*one.first) ? over : rest).push_back(std::move(one));
+    for (Abandoned& one : abandoned_) (is_over(*one.first) ? over : rest).push_back(std::move(one));
     abandoned_ = std::move(rest);
+  }
+
+  // The same for what was waited for, oldest first; what is behind one that is not over waits with it.
+  void sweep_device() {
+    std::vector<Abandoned> over;
+    while (!on_device_.empty() && is_over(*on_device_.front().first)) {
+      over.push_back(std::move(on_device_.front()));
+      on_device_.pop_front();
+    }
   }
 
   static void add_tensor(const py::handle& item, Submission& submission) {
@@ -443,9 +510,10 @@ class PyEngine {
 
   const int process_ = getpid();
   std::unique_ptr<Engine> engine_;
-  // What must live until an operation is over, because the engine reads and writes its memory; both guarded by the GIL.
+  // What must live until an operation is over, because the engine reads and writes its memory; all guarded by the GIL.
   std::unordered_map<int64_t, py::object> kept_;  // by handle
   std::vector<Abandoned> abandoned_;              // of operations for which nobody will wait
+  std::deque<Abandoned> on_device_;               // of those that were waited for, until the device has passed them
 };
 
 }  // namespace
@@ -495,6 +563,7 @@ PYBIND11_MODULE(_core, module) {
 
   py::class_<Output>(module, "Output", py::buffer_protocol())
       .def_buffer([](Output& self) {
+        if (self.buffer.on_device) throw py::buffer_error("The result is on a GPU; take it with dlpack().");
         return py::buffer_info(self.buffer.data.get(), 1, py::format_descriptor<uint8_t>::format(),
                                static_cast<py::ssize_t>(self.buffer.bytes));
       })
@@ -505,20 +574,21 @@ PYBIND11_MODULE(_core, module) {
   py::class_<PyEngine>(module, "Engine")
       .def(py::init<int, int, uint64_t, std::vector<std::string>, const PySegment*, std::vector<std::string>,
                     std::optional<std::map<int, std::vector<int>>>, std::vector<int>,
-                    const std::map<std::string, int64_t>&>(),
+                    const std::map<std::string, int64_t>&, std::string, std::string>(),
            py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("epoch"), py::arg("labels"),
            py::arg("segment") = nullptr, py::arg("segment_addresses") = std::vector<std::string>(),
            py::arg("sockets") = py::none(), py::arg("hosts") = std::vector<int>(),
-           py::arg("options") = std::map<std::string, int64_t>())
+           py::arg("options") = std::map<std::string, int64_t>(), py::arg("cuda_file") = "", py::arg("nccl_file") = "")
       .def("submit", &PyEngine::submit, py::arg("kind"), py::arg("name"), py::arg("tensors"), py::arg("reduce_op") = 1,
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0, py::arg("splits") = py::none(),
-           py::arg("process_set") = 0, py::arg("wait_follows") = false, py::arg("keep") = py::none())
+           py::arg("process_set") = 0, py::arg("wait_follows") = false, py::arg("keep") = py::none(),
+           py::arg("device") = -1, py::arg("stream") = 0)
       .def("run", &PyEngine::run, py::arg("kind"), py::arg("name"), py::arg("tensors"), py::arg("reduce_op") = 1,
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0, py::arg("splits") = py::none(),
-           py::arg("process_set") = 0, py::arg("keep") = py::none())
+           py::arg("process_set") = 0, py::arg("keep") = py::none(), py::arg("device") = -1, py::arg("stream") = 0)
       .def("abandon", &PyEngine::abandon, py::arg("handle"))
       .def("poll", &PyEngine::poll, py::arg("handle"))
-      .def("wait", &PyEngine::wait, py::arg("handle"))
+      .def("wait", &PyEngine::wait, py::arg("handle"), py::arg("stream") = py::none())
       .def("add_process_set", &PyEngine::add_process_set, py::arg("number"), py::arg("ranks"), py::kw_only(),
            py::arg("segment") = nullptr, py::arg("segment_addresses") = std::vector<std::string>(),
            py::arg("sockets") = py::none(), py::arg("hosts") = std::vector<int>())

@@ -56,8 +56,8 @@ struct Driver {
   Status failure(const char* function, int result) const;
 };
 
-// The table of the library in `file`, or of the system's where it is empty; loaded once. Null where there is none that can
-// be used; `status` then says what was tried and what to do. Touches no GPU. Any thread.
+// The table of the library in `file`, or of the system's where it is empty; loaded once. Null where there is none that
+// can be used; `status` then says what was tried and what to do. Touches no GPU. Any thread.
 const Driver* driver(const std::string& file, Status& status);
 
 }  // namespace horovod::cuda
