@@ -415,6 +415,20 @@ class PyEngine {
       if (PyErr_Occurred() || (!done && PyErr_CheckSignals() != 0)) throw py::error_already_set();
       if (!done) waiting.blocked();
     }
+    if (submission.on_device) [[unlikely]]
+      await_device(submission);
+  }
+
+  // Where the host is to wait for it.
+  void await_device(const Submission& submission) {
+    while (!engine_->over(submission)) {
+      {
+        const py::gil_scoped_release release;
+        const timespec nap{0, kDeviceNapNs};
+        nanosleep(&nap, nullptr);
+      }
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    }
   }
 
   // Whether nothing uses its tensors any more: on a device that is later than when it is done.
@@ -427,17 +441,6 @@ class PyEngine {
 
   // Of an operation on a device that is done; called once. What it uses is kept until the device has come so far.
   py::object hand_over(const std::shared_ptr<Submission>& submission, uintptr_t stream, py::object keep) {
-    while (!engine_->over(*submission)) {
-      {
-        const py::gil_scoped_release release;
-        const timespec nap{0, kDeviceNapNs};
-        nanosleep(&nap, nullptr);
-      }
-      if (PyErr_CheckSignals() != 0) {
-        on_device_.emplace_back(submission, std::move(keep));
-        throw py::error_already_set();
-      }
-    }
     const Status status = engine_->hand_over(*submission, stream);
     on_device_.emplace_back(submission, std::move(keep));
     if (!status.ok()) raise_status(status);

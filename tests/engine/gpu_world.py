@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from native_builds import gpu_libraries
 from world import DTYPES, EngineWorld, Member
 
 _CUDA_DEVICE = 2  # kDLCUDA
@@ -20,10 +19,14 @@ _NAMES |= {(2, 16): "float16", (2, 32): "float32", (2, 64): "float64", (4, 16): 
 
 
 class StandIns:
-    """The two libraries, loaded into this process."""
+    """The two libraries, loaded into this process; `files` where they are built already."""
 
-    def __init__(self) -> None:
-        self.cuda_file, self.nccl_file = map(str, gpu_libraries())
+    def __init__(self, files: Sequence[str] = ()) -> None:
+        if not files:
+            from native_builds import gpu_libraries
+
+            files = [str(file) for file in gpu_libraries()]
+        self.cuda_file, self.nccl_file = files
         self.cuda = ctypes.CDLL(self.cuda_file)
         self.nccl = ctypes.CDLL(self.nccl_file)
         for library, name in ((self.cuda, "standin_cuda_count"), (self.nccl, "standin_nccl_count")):
@@ -59,8 +62,9 @@ class Gpu:
         self._context = ctypes.c_void_p()
         libraries.check(libraries.cuda.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), ordinal))
         self._streams: list[int] = []
+        self._holds: set[int] = set()
 
-    def close(self) -> None:
+    def __del__(self) -> None:  # when nobody has an array of it any more
         for stream in self._streams:
             self.libraries.check(self.libraries.cuda.cuStreamDestroy_v2(ctypes.c_void_p(stream)))
         self.libraries.check(self.libraries.cuda.cuDevicePrimaryCtxRelease_v2(self.ordinal))
@@ -89,10 +93,16 @@ class Gpu:
         with self:
             held = self.libraries.cuda.standin_cuda_hold(ctypes.c_void_p(stream))
         assert held
+        self._holds.add(held)
         return int(held)
 
     def release(self, held: int) -> None:
+        self._holds.remove(held)
         self.libraries.cuda.standin_cuda_release(held)
+
+    def release_all(self) -> None:
+        for held in list(self._holds):
+            self.release(held)
 
     def array(self, values: np.ndarray, stream: int = 0) -> DeviceArray:
         return DeviceArray(self, values, stream)
@@ -243,8 +253,6 @@ class GpuWorld(EngineWorld):
         ]
 
     def __exit__(self, *exc: object) -> None:
-        super().__exit__(*exc)
-        self.members.clear()
-        self.engines.clear()
         for gpu in self.gpus:
-            gpu.close()
+            gpu.release_all()  # of a test that failed; the engines wait for what is queued
+        super().__exit__(*exc)

@@ -26,6 +26,10 @@ struct Outcome {
   }
 };
 
+Status could_not_start(const Peers& peers, int rank, const std::string& why) {
+  return {Code::internal, "NCCL could not be started on " + peers.labels[rank] + ": " + why};
+}
+
 // Everybody's outcome; fails alike on all members when one has failed.
 Status agree(const Peers& peers, const Outcome& mine, UniqueId& id) {
   std::vector<std::byte> all;
@@ -36,7 +40,7 @@ Status agree(const Peers& peers, const Outcome& mine, UniqueId& id) {
     theirs.failure[sizeof theirs.failure - 1] = '\0';
     if (rank == 0) id = theirs.id;
     if (theirs.failure[0] != '\0') {
-      return {Code::internal, "NCCL could not be started on " + peers.labels[rank] + ": " + theirs.failure};
+      return could_not_start(peers, rank, theirs.failure);
     }
   }
   return {};
@@ -57,11 +61,15 @@ std::shared_ptr<Comm> Comm::create(const Library& library, std::shared_ptr<cuda:
   status = agree(peers, mine, id);
   if (!status.ok()) return nullptr;
   const Status started = comm->init(id, peers.rank, peers.size(), peers);
-  if (peers.abort->raised()) {
-    status = peers.abort->cause();
+  if (started.code() == Code::internal) {  // ends the epoch, which the others notice while they wait in NCCL
+    status = could_not_start(peers, peers.rank, started.message());
     return nullptr;
   }
-  // Who does not come to this point is named by the data plane, when it waits for that member's outcome.
+  if (!started.ok() && started.code() != Code::timeout) {
+    status = started;
+    return nullptr;
+  }
+  // NCCL does not say for whom it waits in vain; the data plane does, when that member's outcome does not come.
   mine = {};
   if (!started.ok()) mine.fail(started);
   status = agree(peers, mine, id);
@@ -92,8 +100,7 @@ Status Comm::state_locked(int& state) const {
   if (!handle_) return ended();
   HVD_TRY(call(library_.async_error, handle_, &state));
   if (state == kSuccess || state == kInProgress) return {};
-  Status failed = library_.failure("communicator", state, handle_);
-  return {Code::aborted, failed.message()};
+  return library_.failure("communicator", state, handle_);
 }
 
 Status Comm::settle(const Peers& peers) {
