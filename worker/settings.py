@@ -487,11 +487,29 @@ class Settings:
         "HOROVOD_NUM_NCCL_STREAMS",
         "int",
         1,
-        "CUDA streams for NCCL",
+        "batches of GPU tensors that may overlap, each on a CUDA stream of its own; must agree on all ranks",
         flag="--num-nccl-streams",
         yaml="library_options.num_nccl_streams",
         minimum=0,
-        in_use=False,
+    )
+    async_completion: bool = _row(
+        "HOROVOD_ENABLE_ASYNC_COMPLETION",
+        "bool",
+        True,
+        "synchronizing an operation on GPU tensors makes the current stream wait for it; 0: the host waits",
+    )
+    nccl_library: str | None = _row(
+        "HOROVOD_NCCL_LIBRARY",
+        "text",
+        None,
+        "file of NCCL (libnccl.so.2) for GPU tensors; without it that of the package nvidia-nccl (PyTorch brings it), "
+        "or the system's",
+    )
+    cuda_library: str | None = _row(
+        "HOROVOD_CUDA_LIBRARY",
+        "text",
+        None,
+        "file of the NVIDIA driver's library for GPU tensors; without it the system's libcuda.so.1",
     )
     gloo_timeout_seconds: int = _row(
         "HOROVOD_GLOO_TIMEOUT_SECONDS",

@@ -8,13 +8,29 @@ from typing import Any, final
 
 from typing_extensions import CapsuleType
 
-__all__ = ["Engine", "Handle", "Output", "Segment", "gloo_obstacle", "isa", "set_error_types"]
+__all__ = [
+    "Engine",
+    "Handle",
+    "Output",
+    "Segment",
+    "cuda_obstacle",
+    "gloo_obstacle",
+    "isa",
+    "nccl_version",
+    "set_error_types",
+]
 
 def isa() -> str:
     """Instruction set of the reduction kernels: portable, avx2 or avx512."""
 
 def gloo_obstacle() -> str:
     """Why operations can't run on Gloo (the engine's option `gloo`) and how to get it; "" when they can."""
+
+def nccl_version(file: str) -> tuple[int, str]:
+    """NCCL's version code and "", or 0 and why there is none. file: libnccl.so.2, "" for the system's."""
+
+def cuda_obstacle(file: str) -> str:
+    """Why there is no NVIDIA driver, or ""; asks for no GPU. file: libcuda.so.1, "" for the system's."""
 
 def set_error_types(internal_error: type[Exception]) -> None:
     """The exception class that operations raise for every failure but bad arguments (which are ValueError)."""
@@ -32,7 +48,7 @@ class Segment:
 
 @final
 class Output:
-    """Memory that the engine allocated for a result; supports the buffer protocol (bytes)."""
+    """Memory that the engine allocated for a result; supports the buffer protocol (bytes) where it is the host's."""
 
     shape: tuple[int, ...]
     nbytes: int
@@ -47,11 +63,13 @@ class Handle:
     def done(self) -> bool:
         """True when result() would return at once. ValueError when result() has returned or raised already."""
 
-    def result(self) -> Any:
+    def result(self, stream: int | None = None) -> Any:
         """Waits for the end of the operation, and ends the handle: later calls return None at once.
 
         Returns what `finish` makes of the results in engine memory: a list of Output (allgather, reducescatter), for
         alltoall with the received splits, else None. Without `finish`: those results, or `keep` when there are none.
+        Of an operation on a GPU: what is queued on `stream` (default: that of the submission) from now on finds the
+        result; the host does not wait for it, unless the option async_completion is 0.
         Raises the internal error. Signals (Ctrl-C) are seen within 0.1 s; an exception of their handlers leaves the
         operation running and the handle usable.
         """
@@ -72,13 +90,16 @@ class Engine:
         sockets: Mapping[int, Sequence[int]] | None = None,
         hosts: Sequence[int] = (),
         options: Mapping[str, int] = ...,
+        cuda_file: str = "",
+        nccl_file: str = "",
     ) -> None:
         """Connects. labels[r] names rank r in messages ("rank 1 (pid 4242) on host node-b").
 
         With `segment` and every rank's address: shared memory. With `sockets` (rank -> connected, authenticated
         descriptors, owned by the engine from now on): TCP. Neither is needed when size is 1. With both and `hosts`,
         one number for each rank: TCP between hosts, shared memory between ranks of equal numbers; a rank that is alone
-        needs no segment. options: fields of csrc/base/config.h by name.
+        needs no segment. options: fields of csrc/base/config.h by name. cuda_file and
+        nccl_file: what to load for the first GPU tensor, see worker/runtime/gpu.py; "" is the system's.
         """
 
     # -- operations ------------------------------------------------------------------------------------------------
@@ -96,14 +117,19 @@ class Engine:
         wait_follows: bool = False,
         keep: object = None,
         finish: Callable[[Any], Any] | None = None,
+        device: int = -1,
+        stream: int = 0,
     ) -> Handle:
         """Starts an operation.
 
         tensors: (input address, output address or 0, dtype, shape) each. Their memory must stay alive until the
         operation is over; so long the handle, or the engine when nobody has that any more, references `keep`. A name
         that ends in ".noname" marks an unnamed operation: such operations match by their order. wait_follows: the
-        caller calls result() next, so no background thread is woken. finish: see Handle.result. Raises ValueError (bad
-        argument, duplicate name) or the internal error (the epoch is over).
+        caller calls result() next, so no background thread is woken. finish: see Handle.result. device: the number of
+        the GPU that the addresses are on, and stream: the CUDA stream (0 for the default one) whose work by now makes
+        the tensors ready; such an operation is done when it is queued on the GPU, and the engine references `keep` until
+        the GPU has worked it off. Raises ValueError (bad argument, duplicate name) or the internal error (the epoch is
+        over).
         """
 
     def run(
@@ -118,6 +144,8 @@ class Engine:
         splits: Sequence[int] | None = None,
         process_set: int = 0,
         keep: object = None,
+        device: int = -1,
+        stream: int = 0,
     ) -> list[Output] | tuple[list[Output], list[int]] | None:
         """submit() and result() in one. If a signal cuts it short, `keep` is referenced until the operation is over."""
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace horovod {
 
@@ -23,6 +24,12 @@ struct Config {
   int background_cpu = -1;
   // Members connected by a mesh move tensors with Gloo's algorithms. Must agree on all ranks.
   bool gloo = false;
+  // For tensors on a GPU. The files of the driver and of NCCL; empty: the system's.
+  std::string cuda_file, nccl_file;
+  // So many batches may overlap on the device. Must agree on all ranks.
+  int nccl_streams = 1;
+  // wait() leaves the waiting to the caller's stream and returns; otherwise the host waits until the result is there.
+  bool async_completion = true;
 };
 
 }  // namespace horovod

@@ -58,7 +58,7 @@ inline uint8_t dl_type_code(DType dtype) {
 }
 
 inline pybind11::capsule to_dlpack(OutputBuffer buffer, DType dtype) {
-  constexpr int32_t kCpu = 1;
+  constexpr int32_t kCpu = 1, kCuda = 2;
   constexpr const char* kUnconsumed = "dltensor";  // a consumer renames it
   auto result = std::make_unique<DlResult>();
   result->buffer = std::move(buffer);
@@ -68,7 +68,8 @@ inline pybind11::capsule to_dlpack(OutputBuffer buffer, DType dtype) {
   for (size_t i = shape.size(); i-- > 0; stride *= shape[i]) result->strides[i] = stride;
   DlTensor& tensor = result->managed.tensor;
   tensor.data = result->buffer.data.get();
-  tensor.device_type = kCpu;
+  tensor.device_type = result->buffer.on_device ? kCuda : kCpu;
+  tensor.device_id = result->buffer.on_device ? result->buffer.on_device->ordinal() : 0;
   tensor.dimensions = static_cast<int32_t>(shape.size());
   tensor.type_code = dl_type_code(dtype);
   tensor.type_bits = static_cast<uint8_t>(8 * size_of(dtype));

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -11,9 +12,12 @@
 #include <utility>
 #include <vector>
 
+#include <time.h>
 #include <unistd.h>
 
+#include "backends/cuda/driver.h"
 #include "backends/gloo/backend.h"
+#include "backends/nccl/library.h"
 #include "bindings/dlpack.h"
 #include "engine/engine.h"
 #include "engine/waiting_thread.h"
@@ -24,6 +28,7 @@ namespace py = pybind11;
 namespace horovod {
 namespace {
 
+constexpr long kDeviceNapNs = 50'000;        // between two looks at a device, where the host is to wait for it
 constexpr int64_t kSignalSliceUs = 100'000;  // how often a waiting Python thread looks for signals
 
 PyObject* g_internal_error = nullptr;  // set once by set_error_types; guarded by the GIL, never freed
@@ -59,6 +64,10 @@ Config config_from(const std::map<std::string, int64_t>& options) {
       config.slot_count = static_cast<int>(value);
     } else if (name == "gloo") {
       config.gloo = value != 0;
+    } else if (name == "nccl_streams") {
+      config.nccl_streams = static_cast<int>(value);
+    } else if (name == "async_completion") {
+      config.async_completion = value != 0;
     } else {
       throw py::value_error("Unknown engine option '" + name + "'.");
     }
@@ -96,7 +105,8 @@ class PyEngine : public std::enable_shared_from_this<PyEngine> {
  public:
   PyEngine(int rank, int size, uint64_t epoch, std::vector<std::string> labels, const PySegment* segment,
            std::vector<std::string> segment_addresses, std::optional<std::map<int, std::vector<int>>> sockets,
-           std::vector<int> hosts, const std::map<std::string, int64_t>& options) {
+           std::vector<int> hosts, const std::map<std::string, int64_t>& options, std::string cuda_file,
+           std::string nccl_file) {
     if (static_cast<int>(labels.size()) != size) throw py::value_error("labels must name every rank.");
     WorldSpec world;
     world.rank = rank;
@@ -106,7 +116,9 @@ class PyEngine : public std::enable_shared_from_this<PyEngine> {
     world.segment_addresses = std::move(segment_addresses);
     if (sockets) world.sockets = std::move(*sockets);
     world.hosts = std::move(hosts);
-    const Config config = config_from(options);
+    Config config = config_from(options);
+    config.cuda_file = std::move(cuda_file);
+    config.nccl_file = std::move(nccl_file);
     Status status;
     {
       const py::gil_scoped_release release;
@@ -122,12 +134,16 @@ class PyEngine : public std::enable_shared_from_this<PyEngine> {
 
   std::unique_ptr<PyHandle> submit(int kind, std::string name, const py::sequence& tensors, int reduce_op,
                                    double prescale, double postscale, int root, const py::object& splits,
-                                   int process_set, bool wait_follows, py::object keep, py::object finish);
+                                   int process_set, bool wait_follows, py::object keep, py::object finish,
+                                   int device, uintptr_t stream);
 
   py::object run(int kind, std::string name, const py::sequence& tensors, int reduce_op, double prescale,
-                 double postscale, int root, const py::object& splits, int process_set, py::object keep) {
+                 double postscale, int root, const py::object& splits, int process_set, py::object keep, int device,
+                 uintptr_t stream) {
     const std::shared_ptr<Submission> submission =
         make_submission(kind, std::move(name), tensors, reduce_op, prescale, postscale, root, splits, process_set);
+    if (device >= 0) [[unlikely]]
+      put_on_device(*submission, device, stream);
     Status status;
     {
       const py::gil_scoped_release release;
@@ -140,18 +156,23 @@ class PyEngine : public std::enable_shared_from_this<PyEngine> {
       abandon(submission, std::move(keep));
       throw;
     }
+    if (submission->on_device) [[unlikely]]
+      return hand_over(submission, submission->on_device->stream, std::move(keep));
     return result_of(*submission);
   }
 
   // Nobody will wait for it any more; what it uses is kept until it is over.
   void abandon(std::shared_ptr<Submission> submission, py::object keep) {
-    if (is_done(*submission) || process_ != getpid()) return;  // nothing runs in a forked child
+    if (is_over(*submission) || process_ != getpid()) return;  // nothing runs in a forked child
     abandoned_.emplace_back(std::move(submission), std::move(keep));
   }
 
   static bool is_done(const Submission& submission) {
     return submission.state.load(std::memory_order_acquire) == Operation::done;
   }
+
+  // Whether waiting for it has an end at once.
+  bool over(const Submission& submission) const { return engine_->over(submission); }
 
   // Until it is done, or a signal's handler raises.
   void await(Submission& submission) {
@@ -166,6 +187,36 @@ class PyEngine : public std::enable_shared_from_this<PyEngine> {
       if (PyErr_Occurred() || (!done && PyErr_CheckSignals() != 0)) throw py::error_already_set();
       if (!done) waiting.blocked();
     }
+    if (submission.on_device) [[unlikely]]
+      await_device(submission);
+  }
+
+  // Where the host is to wait for it.
+  void await_device(const Submission& submission) {
+    while (!engine_->over(submission)) {
+      {
+        const py::gil_scoped_release release;
+        const timespec nap{0, kDeviceNapNs};
+        nanosleep(&nap, nullptr);
+      }
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    }
+  }
+
+  // Whether nothing uses its tensors any more: on a device that is later than when it is done.
+  static bool is_over(const Submission& submission) {
+    if (!is_done(submission)) return false;
+    if (!submission.on_device || !submission.on_device->finished) return true;
+    bool passed = false;
+    return !submission.on_device->finished->passed(passed).ok() || passed;
+  }
+
+  // Of an operation on a device that is done; called once. What it uses is kept until the device has come so far.
+  py::object hand_over(const std::shared_ptr<Submission>& submission, uintptr_t stream, py::object keep) {
+    const Status status = engine_->hand_over(*submission, stream);
+    on_device_.emplace_back(submission, std::move(keep));
+    if (!status.ok()) raise_status(status);
+    return result_of(*submission);
   }
 
   // Of an operation that is done; called once.
@@ -336,6 +387,8 @@ class PyEngine : public std::enable_shared_from_this<PyEngine> {
                                               double prescale, double postscale, int root, const py::object& splits,
                                               int process_set) {
     if (!abandoned_.empty()) sweep();
+    if (!on_device_.empty()) [[unlikely]]
+      sweep_device();
     check_numbers(kind, reduce_op);
     auto submission = std::make_shared<Submission>();
     OpSpec& spec = submission->spec;
@@ -354,6 +407,14 @@ class PyEngine : public std::enable_shared_from_this<PyEngine> {
     return submission;
   }
 
+  static void put_on_device(Submission& submission, int device, uintptr_t stream) {
+    if (submission.spec.tensors.empty()) return;
+    submission.spec.device = DeviceKind::gpu;
+    submission.on_device = std::make_unique<OnDevice>();
+    submission.on_device->ordinal = device;
+    submission.on_device->stream = stream;
+  }
+
   static void check_numbers(int kind, int reduce_op) {
     if (kind < 0 || kind >= kOpTypeCount) throw py::value_error("Unknown kind of operation.");
     if (reduce_op < 0 || reduce_op > static_cast<int>(ReduceOp::product)) {
@@ -369,8 +430,17 @@ class PyEngine : public std::enable_shared_from_this<PyEngine> {
   // Lets go of what abandoned operations used that are over. Letting go runs destructors, which may abandon others.
   void sweep() {
     std::vector<Abandoned> over, rest;
-    for (Abandoned& one : abandoned_) (is_done(*one.first) ? over : rest).push_back(std::move(one));
+    for (Abandoned& one : abandoned_) (is_over(*one.first) ? over : rest).push_back(std::move(one));
     abandoned_ = std::move(rest);
+  }
+
+  // The same for what was waited for, oldest first; what is behind one that is not over waits with it.
+  void sweep_device() {
+    std::vector<Abandoned> over;
+    while (!on_device_.empty() && is_over(*on_device_.front().first)) {
+      over.push_back(std::move(on_device_.front()));
+      on_device_.pop_front();
+    }
   }
 
   static void add_tensor(const py::handle& item, Submission& submission) {
@@ -411,6 +481,7 @@ class PyEngine : public std::enable_shared_from_this<PyEngine> {
   std::unique_ptr<Engine> engine_;
   // What must live until an operation is over, because the engine reads and writes its memory; both guarded by the GIL.
   std::vector<Abandoned> abandoned_;  // of operations for which nobody will wait
+  std::deque<Abandoned> on_device_;   // of those that were waited for, until the device has passed them
 };
 
 // An operation in flight. It ends when result() has returned or raised what became of it; a signal's handler that
@@ -431,17 +502,22 @@ class PyHandle {
   bool done() const {
     if (!submission_)
       throw py::value_error("The handle was not created or has been cleared: it was synchronized before.");
-    return PyEngine::is_done(*submission_);
+    return engine_->over(*submission_);
   }
 
-  py::object result() {
+  py::object result(std::optional<uintptr_t> stream) {
     const std::shared_ptr<Submission> submission = submission_;
     if (!submission) return py::none();
     engine_->await(*submission);
     if (!submission_) return py::none();  // another thread was faster
     submission_.reset();
     const py::object keep = std::move(keep_), finish = std::move(finish_);
-    py::object received = PyEngine::result_of(*submission);
+    py::object received;
+    if (submission->on_device) [[unlikely]] {
+      received = engine_->hand_over(submission, stream.value_or(submission->on_device->stream), keep);
+    } else {
+      received = PyEngine::result_of(*submission);
+    }
     if (!finish.is_none()) return finish(std::move(received));
     return received.is_none() ? keep : received;
   }
@@ -455,9 +531,12 @@ class PyHandle {
 
 std::unique_ptr<PyHandle> PyEngine::submit(int kind, std::string name, const py::sequence& tensors, int reduce_op,
                                            double prescale, double postscale, int root, const py::object& splits,
-                                           int process_set, bool wait_follows, py::object keep, py::object finish) {
+                                           int process_set, bool wait_follows, py::object keep, py::object finish,
+                                           int device, uintptr_t stream) {
   std::shared_ptr<Submission> submission =
       make_submission(kind, std::move(name), tensors, reduce_op, prescale, postscale, root, splits, process_set);
+  if (device >= 0) [[unlikely]]
+    put_on_device(*submission, device, stream);
   Status status;
   {
     const py::gil_scoped_release release;
@@ -475,6 +554,22 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "The native engine of horovod (private).";
   module.def("isa", [] { return kernels::isa(); });
   module.def("gloo_obstacle", [] { return gloo_available().message(); });
+  module.def(
+      "nccl_version",
+      [](const std::string& file) {
+        Status status;
+        const nccl::Library* library = nccl::library(file, status);
+        return std::make_pair(library ? library->version_code : 0, status.message());
+      },
+      py::arg("file"));
+  module.def(
+      "cuda_obstacle",
+      [](const std::string& file) {
+        Status status;
+        (void)cuda::driver(file, status);
+        return status.message();
+      },
+      py::arg("file"));
   module.def("set_error_types", [](const py::object& internal_error) {
     Py_XDECREF(g_internal_error);
     g_internal_error = internal_error.inc_ref().ptr();
@@ -498,6 +593,7 @@ PYBIND11_MODULE(_core, module) {
 
   py::class_<Output>(module, "Output", py::buffer_protocol())
       .def_buffer([](Output& self) {
+        if (self.buffer.on_device) throw py::buffer_error("The result is on a GPU; take it with dlpack().");
         return py::buffer_info(self.buffer.data.get(), 1, py::format_descriptor<uint8_t>::format(),
                                static_cast<py::ssize_t>(self.buffer.bytes));
       })
@@ -505,23 +601,23 @@ PYBIND11_MODULE(_core, module) {
       .def_property_readonly("nbytes", [](const Output& self) { return self.buffer.bytes; })
       .def("dlpack", [](Output& self) { return to_dlpack(std::exchange(self.buffer, {}), self.dtype); });
 
-  py::class_<PyHandle>(module, "Handle").def("done", &PyHandle::done).def("result", &PyHandle::result);
+  py::class_<PyHandle>(module, "Handle").def("done", &PyHandle::done).def("result", &PyHandle::result, py::arg("stream") = py::none());
 
   py::class_<PyEngine, std::shared_ptr<PyEngine>>(module, "Engine")
       .def(py::init<int, int, uint64_t, std::vector<std::string>, const PySegment*, std::vector<std::string>,
                     std::optional<std::map<int, std::vector<int>>>, std::vector<int>,
-                    const std::map<std::string, int64_t>&>(),
+                    const std::map<std::string, int64_t>&, std::string, std::string>(),
            py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("epoch"), py::arg("labels"),
            py::arg("segment") = nullptr, py::arg("segment_addresses") = std::vector<std::string>(),
            py::arg("sockets") = py::none(), py::arg("hosts") = std::vector<int>(),
-           py::arg("options") = std::map<std::string, int64_t>())
+           py::arg("options") = std::map<std::string, int64_t>(), py::arg("cuda_file") = "", py::arg("nccl_file") = "")
       .def("submit", &PyEngine::submit, py::arg("kind"), py::arg("name"), py::arg("tensors"), py::arg("reduce_op") = 1,
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0, py::arg("splits") = py::none(),
            py::arg("process_set") = 0, py::arg("wait_follows") = false, py::arg("keep") = py::none(),
-           py::arg("finish") = py::none())
+           py::arg("finish") = py::none(), py::arg("device") = -1, py::arg("stream") = 0)
       .def("run", &PyEngine::run, py::arg("kind"), py::arg("name"), py::arg("tensors"), py::arg("reduce_op") = 1,
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0, py::arg("splits") = py::none(),
-           py::arg("process_set") = 0, py::arg("keep") = py::none())
+           py::arg("process_set") = 0, py::arg("keep") = py::none(), py::arg("device") = -1, py::arg("stream") = 0)
       .def("add_process_set", &PyEngine::add_process_set, py::arg("number"), py::arg("ranks"), py::kw_only(),
            py::arg("segment") = nullptr, py::arg("segment_addresses") = std::vector<std::string>(),
            py::arg("sockets") = py::none(), py::arg("hosts") = std::vector<int>())

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "collectives/device.h"
 #include "collectives/op_spec.h"
 
 namespace horovod {
@@ -28,6 +29,7 @@ struct Span {
 // Result memory that the engine allocated; the framework adopts it without a copy.
 struct OutputBuffer {
   std::unique_ptr<std::byte, void (*)(void*)> data{nullptr, nullptr};
+  std::shared_ptr<DeviceMemory> on_device;  // owns what `data` points to where that is on a device
   size_t bytes = 0;
   std::vector<int64_t> shape;
 
@@ -36,13 +38,14 @@ struct OutputBuffer {
 };
 
 struct Operation {
-  enum State : uint32_t { pending = 0, done = 1 };
+  enum State : uint32_t { pending = 0, done = 1 };  // done on a device: queued, see OnDevice::finished
 
   OpSpec spec;
   std::vector<Span> spans;               // one for each of spec.tensors
   std::vector<int32_t> splits;           // alltoall: rows for each member; empty means equal parts
   std::vector<OutputBuffer> outputs;     // allgather, alltoall, reducescatter
   std::vector<int32_t> received_splits;  // alltoall
+  std::unique_ptr<OnDevice> on_device;   // null for tensors in the host's memory
   Status status;
   std::atomic<uint32_t> state{pending};  // futex word
   uint64_t traced = 0;                   // its number in the timeline (engine/timeline.h); 0: not recorded

@@ -120,6 +120,8 @@ Status run_mixed(const DataPlane& plane, Operation& group) {
 }  // namespace
 
 Status run_batch(const DataPlane& plane, Batch batch) {
+  if (batch[0]->on_device) [[unlikely]]
+    return plane.device->run(batch);
   if (!plane.region && !plane.mesh) {
     for (Operation* operation : batch) HVD_TRY(run_alone(*operation));
     return {};
@@ -131,6 +133,19 @@ Status run_batch(const DataPlane& plane, Batch batch) {
     if (mixed) return run_mixed(plane, *batch[0]);
   }
   return run_uniform(plane, batch);
+}
+
+Status gather_bytes(const DataPlane& plane, const void* mine, size_t bytes, std::vector<std::byte>& all) {
+  Operation gather;
+  gather.spec.type = OpType::allgather;
+  gather.spec.name = "what the members tell each other";
+  gather.spec.tensors = {{DType::uint8, {static_cast<int64_t>(bytes)}}};
+  gather.spans = {{static_cast<const std::byte*>(mine), nullptr, static_cast<int64_t>(bytes)}};
+  Operation* one[] = {&gather};
+  HVD_TRY(run_batch(plane, one));
+  const std::byte* data = gather.outputs[0].data.get();
+  all.assign(data, data + gather.outputs[0].bytes);
+  return {};
 }
 
 }  // namespace horovod

@@ -13,11 +13,15 @@ namespace horovod {
 struct DataPlane {
   Region* region = nullptr;  // of all members
   Mesh* mesh = nullptr;
-  Hierarchy* hierarchy = nullptr;  // beside the mesh, where some members share memory
-  Backend* backend = nullptr;      // runs over the mesh, in place of our own algorithms
+  Hierarchy* hierarchy = nullptr;   // beside the mesh, where some members share memory
+  Backend* backend = nullptr;       // runs over the mesh, in place of our own algorithms
+  DeviceBackend* device = nullptr;  // for operations on a device; beside all others, which it uses
 };
 
-// Runs the batch (operations of equal type, dtype and factors) to its end on this member.
+// Runs the batch (operations of equal type, dtype and factors) to its end on this member; on a device: queues it there.
 Status run_batch(const DataPlane& plane, Batch batch);
+
+// Equally many bytes from each member, in their order. Like a batch: by all members at the same place in their order.
+Status gather_bytes(const DataPlane& plane, const void* mine, size_t bytes, std::vector<std::byte>& all);
 
 }  // namespace horovod

@@ -21,6 +21,7 @@ constexpr int64_t kGatherUs = 200;           // how long the background thread l
 constexpr int64_t kGatherAgainUs = 1'000;    // and how long once more when some came meanwhile: it costs a wake-up
 constexpr int64_t kMostGatherUs = 5'000;     // in all
 constexpr uint64_t kStartBytes = 1u << 20;   // so many pending bytes are worth starting at once
+constexpr int64_t kTendMs = 10;              // how often the background thread looks what a device has done
 constexpr int64_t kDriveSliceUs = 100'000;
 constexpr int64_t kLingerUs = 1'000'000;  // for peers that do not take the reason of an abort
 
@@ -101,7 +102,11 @@ Status Communicator::submit(const std::shared_ptr<Submission>& submission, bool 
     Operation* one[] = {submission.get()};
     if (timeline_.active()) [[unlikely]]
       timeline_.began_alone(*submission, ranks_);
-    submission->status = run_batch(plane_, one);
+    if (submission->on_device) [[unlikely]] {
+      run_alone(*submission);
+    } else {
+      submission->status = run_batch(plane_, one);
+    }
     if (submission->traced) [[unlikely]]
       timeline_.ended(*submission, submission->status);
     submission->state.store(Operation::done, std::memory_order_release);
@@ -244,7 +249,7 @@ bool Communicator::wait(Submission& submission, int64_t timeout_us) {
     submission.reported_us = now;
     tell_coordinator(OutboxItem::blocked, submission);
   }
-  const bool wake_background = farewell_due_ || (needs_background() && background_idle_);
+  const bool wake_background = farewell_due_ || ((needs_background() || device_busy()) && background_idle_);
   lock.unlock();
   if (wake_background) background_wanted_.notify_one();
   return done();
@@ -293,7 +298,7 @@ void Communicator::unfinished(std::vector<Unfinished>& found) {
 }
 
 bool Communicator::is_eager(const OpSpec& spec, TensorId id) const {
-  return shared_log_ && shared::is_eager(spec, id, size());
+  return shared_log_ && spec.device == DeviceKind::cpu && shared::is_eager(spec, id, size());
 }
 
 Status Communicator::run(const LogEvent& event) {
@@ -384,8 +389,31 @@ void Communicator::background() {
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     background_idle_ = true;
-    background_wanted_.wait(lock, [&] { return stopping_ || ((farewell_due_ || needs_background()) && !driving_); });
+    const auto wanted = [&] {
+      return stopping_ || device_end_due_ || ((farewell_due_ || needs_background()) && !driving_);
+    };
+    if (device_busy()) {
+      background_wanted_.wait_for(lock, std::chrono::milliseconds(kTendMs), wanted);
+    } else {
+      background_wanted_.wait(lock, [&] { return wanted() || device_busy(); });
+    }
     background_idle_ = false;
+    if (device_end_due_) {
+      device_end_due_ = false;
+      lock.unlock();
+      device_->abort();
+      lock.lock();
+      continue;
+    }
+    if (!stopping_ && !driving_ && device_busy()) {
+      driving_ = background_drives_ = true;
+      lock.unlock();
+      tend_device();
+      lock.lock();
+      driving_ = background_drives_ = false;
+      driver_changed_.notify_all();
+      if (!farewell_due_ && !needs_background()) continue;
+    }
     if (farewell_due_ && !driving_) {
       driving_ = background_drives_ = true;
       farewell_due_ = false;
@@ -403,12 +431,12 @@ void Communicator::background() {
     for (bool more = true; more; slice_us = kGatherAgainUs) {
       const uint64_t seen = activity_;
       const bool enough = background_wanted_.wait_for(lock, std::chrono::microseconds(slice_us), [&] {
-        return stopping_ || farewell_due_ || (unstarted_bytes_ >= kStartBytes && !driving_);
+        return stopping_ || farewell_due_ || device_end_due_ || (unstarted_bytes_ >= kStartBytes && !driving_);
       });
       more = !enough && activity_ != seen && now_us() < limit_us;
     }
     if (stopping_) return;
-    if (farewell_due_) continue;
+    if (farewell_due_ || device_end_due_) continue;
     if (!needs_background() || driving_) continue;
     driving_ = background_drives_ = true;
     unstarted_bytes_ = 0;
@@ -446,8 +474,9 @@ size_t Communicator::fuse(const TensorId* ids, size_t count) {
     const OpSpec& spec = next->spec;
     total += bytes_of(spec);
     if (total > config_.fusion_threshold_bytes || spec.type != head.type || spec.reduce_op != head.reduce_op ||
-        spec.prescale != head.prescale || spec.postscale != head.postscale || spec.root != head.root ||
-        spec.tensors[0].dtype != head.tensors[0].dtype || !uniform_dtype(spec) || is_eager(spec, ids[taken]) != eager) {
+        spec.device != head.device || spec.prescale != head.prescale || spec.postscale != head.postscale ||
+        spec.root != head.root || spec.tensors[0].dtype != head.tensors[0].dtype || !uniform_dtype(spec) ||
+        is_eager(spec, ids[taken]) != eager) {
       break;
     }
   }

@@ -96,6 +96,10 @@ struct Joining {
 
 class SharedOrderLog;
 
+namespace cuda {
+class Device;
+}
+
 class Communicator {
  public:
   struct Counters {
@@ -127,6 +131,9 @@ class Communicator {
   // What was submitted and does not run yet, appended.
   void unfinished(std::vector<Unfinished>& found);
   uint64_t sleeps() const { return region_ ? region_->sleeps() : 0; }
+
+  // An operation on a device: finds what runs it there, and marks where its tensors are ready. Before submit().
+  Status prepare(Submission& submission, const std::shared_ptr<cuda::Device>& device);
 
   // wait_follows: the caller waits next, so the background thread is left asleep.
   Status submit(const std::shared_ptr<Submission>& submission, bool wait_follows);
@@ -183,6 +190,11 @@ class Communicator {
     return ended_.ok() && helpers_ == 0 && (pending_ > 0 || joining_.mine || now_us() < serving_until_us_);
   }
   void serve_peers();
+  void run_alone(Submission& submission);
+  bool device_busy() const { return device_ && ended_.ok() && device_->busy(); }
+  Status look_at_peers();
+  void tend_device();
+  void end_device(bool orderly);
 
   const int process_set_;
   const int rank_;
@@ -198,8 +210,10 @@ class Communicator {
   std::unique_ptr<Hierarchy> hierarchy_;  // uses mesh_ and region_
   std::unique_ptr<Backend> backend_;      // uses mesh_
   std::unique_ptr<OrderLog> log_;
-  SharedOrderLog* shared_log_ = nullptr;  // log_ when this is shared memory
-  DataPlane plane_;
+  SharedOrderLog* shared_log_ = nullptr;   // log_ when this is shared memory
+  std::unique_ptr<DeviceBackend> device_;  // null until prepare(); uses all of the above. Made with mutex_ held
+  std::mutex alone_mutex_;                 // in a world of one: one thread at a time runs operations on the device
+  DataPlane plane_;  // plane_.device: written before the first operation on a device arrives, read when one runs
   Counters counters_;
 
   std::mutex mutex_;  // guards everything down to the next comment
@@ -218,6 +232,7 @@ class Communicator {
   bool background_drives_ = false;
   bool background_idle_ = false;  // the background thread waits for work
   bool farewell_due_ = false;     // the epoch was aborted, and it is to see that the peers are told why
+  bool device_end_due_ = false;   // the epoch was aborted, and it is to end what runs on the device
   uint64_t unstarted_bytes_ = 0;  // submitted without a waiting caller since the background thread last drove
   uint64_t activity_ = 0;  // submissions, and waits that are over: callers are at it
   bool stopping_ = false;
@@ -226,8 +241,9 @@ class Communicator {
   Status ended_;               // not ok once the epoch is over
   std::string left_sentence_;  // a peer left, as the coordinator says
   int64_t left_since_us_ = 0;
-  std::condition_variable driver_changed_;     // the driver let go, or operations completed
-  std::condition_variable background_wanted_;  // needs_background(), farewell_due_ or stopping_ became true
+  std::condition_variable driver_changed_;  // the driver let go, or operations completed
+  // needs_background(), device_busy(), farewell_due_, device_end_due_ or stopping_ became true
+  std::condition_variable background_wanted_;
 
   std::mutex ids_mutex_;  // guards by_id_; innermost, so that the fuse rule may be called by the log
   std::vector<Submission*> by_id_;

@@ -52,14 +52,21 @@ void Communicator::fail_locked(const Status& status) {
 }
 
 void Communicator::abort_raised() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    device_end_due_ = device_ && log_;
+  }
+  if (!log_) return end_device(false);
+  background_wanted_.notify_one();
   const std::string cause = abort_.cause().message();
   if (region_) region_->announce_end(MemberState::aborted, cause);
   if (mesh_) mesh_->announce_end(ControlKind::abort, cause);
-  if (log_) log_->wake();
+  log_->wake();
 }
 
 void Communicator::close(const std::string& farewell, const std::string& why) {
-  if (!log_) return;
+  if (!log_) return end_device(!abort_.raised());
+  bool orderly = false;
   const Status status(Code::aborted, why + " The operation was not finished by all ranks before.");
   {
     std::unique_lock<std::mutex> lock(mutex_);
@@ -109,6 +116,14 @@ void Communicator::close(const std::string& farewell, const std::string& why) {
       driver_changed_.wait_for(lock, std::chrono::milliseconds(50));
     }
     --helpers_;
+    // What is queued on a device ends as soon as the framework's own work before it has; the background thread watches.
+    const int64_t device_deadline = now_us() + config_.progress_timeout_ms * 1000;
+    background_wanted_.notify_one();
+    while (device_busy() && ended_.ok() && !abort_.raised() && now_us() < device_deadline) {
+      driver_changed_.wait_for(lock, std::chrono::milliseconds(1));
+    }
+    while (driving_ && pending_ == 0) driver_changed_.wait_for(lock, std::chrono::milliseconds(1));
+    orderly = ended_.ok() && !abort_.raised() && !device_busy();
     if (driving_) {  // it is stuck in an operation that a peer does not go on with: only the end of the epoch frees it
       abort_.raise(status);
       while (driving_) driver_changed_.wait(lock);
@@ -120,6 +135,7 @@ void Communicator::close(const std::string& farewell, const std::string& why) {
   background_wanted_.notify_all();
   log_->wake();
   background_.join();
+  end_device(orderly);
   if (region_) region_->announce_end(MemberState::left, farewell);
   if (mesh_) mesh_->announce_end(ControlKind::leave, farewell);
 }

@@ -160,6 +160,23 @@ void Communicator::contribute(Lane& lane) {
   zeros->zeros = true;
   zeros->spec = lane.spec;
   zeros->lane = &lane;
+  if (lane.spec.device == DeviceKind::gpu) [[unlikely]] {
+    const std::string refused = "Rank " + std::to_string(ranks_[rank_]) +
+                                " has joined, but can't contribute zeros to " + lane.spec.name + " on a GPU: ";
+    Status failed = device_ ? device_->add_zeros(*zeros)
+                            : Status(Code::internal,
+                                     "it has not used a GPU tensor in this process set, so it does not know on which "
+                                     "GPU. Let every rank take part in one operation there before hvd.join().");
+    if (!failed.ok()) {
+      abort_.raise({Code::internal, refused + failed.message()});
+      return;
+    }
+    in_flight_.emplace(zeros.get(), zeros);
+    ++pending_;
+    ++joining_.zeros;
+    begin(*zeros);
+    return;
+  }
   // Each has a result of its own: a batch may send on from there what it has just reduced.
   for (const TensorSpec& tensor : lane.spec.tensors) {
     const int64_t count = tensor.elements();

@@ -173,6 +173,7 @@ Engine::~Engine() {
   new std::shared_ptr<Communicator>(std::move(global_));
   new std::map<int, ProcessSet>(std::move(sets_));
   new std::unique_ptr<Timeline>(std::move(timeline_));
+  new std::shared_ptr<cuda::Device>(std::move(device_));
 }
 
 // -- process sets -----------------------------------------------------------------------------------------------------
@@ -342,6 +343,8 @@ Status Engine::route(Submission& submission, std::shared_ptr<Communicator>& comm
 Status Engine::start(const std::shared_ptr<Submission>& submission, bool wait_follows) {
   std::shared_ptr<Communicator> communicator;
   HVD_TRY(route(*submission, communicator));
+  if (submission->on_device) [[unlikely]]
+    HVD_TRY(prepare_device(*submission, *communicator));
   submission->number = started_.fetch_add(1, std::memory_order_relaxed);
   return communicator->submit(submission, wait_follows);
 }

@@ -55,6 +55,11 @@ class Engine {
   // Checks the arguments and starts the operation. wait_follows: as for Communicator::submit().
   Status start(const std::shared_ptr<Submission>& submission, bool wait_follows);
   bool wait(Submission& submission, int64_t timeout_us);
+  // For one on a device that is done, in time for the caller: what is queued on the framework's `stream` from now on
+  // finds the result. Fails when the epoch ended before the device had come so far.
+  Status hand_over(Submission& submission, uintptr_t stream);
+  // Whether waiting for it has an end at once: it is done, and where the host waits for devices the result is there.
+  bool over(const Submission& submission) const;
 
   // Every rank of the world registers a set under the same number; those outside of it give no segment and no sockets.
   // That all of them do so, and that no operation runs in a set that is removed, is for the caller to see to.
@@ -85,6 +90,7 @@ class Engine {
   using Counts = std::map<std::string, uint64_t>;
 
   Engine() = default;
+  Status prepare_device(Submission& submission, Communicator& communicator);
   // Checks the arguments and finds out where they go; a root becomes a place among the members.
   Status route(Submission& submission, std::shared_ptr<Communicator>& communicator) const;
   // How the members reach each other; everything by member.
@@ -111,6 +117,9 @@ class Engine {
   std::unique_ptr<Timeline> timeline_ = std::make_unique<Timeline>();
   std::shared_ptr<Communicator> global_;
   int owner_process_ = 0;
+
+  std::mutex device_mutex_;               // guards device_
+  std::shared_ptr<cuda::Device> device_;  // the one GPU of this engine, since its first operation there
 
   mutable std::mutex sets_mutex_;  // guards the block below; no communicator's lock is taken with it
   std::map<int, ProcessSet> sets_;

@@ -214,7 +214,7 @@ void Timeline::running(Batch batch, const DataPlane& plane, bool eager) {
     event.kind = TimelineEvent::running;
     event.operation = operation->traced;
     event.eager = eager;
-    event.plane = plane_of(plane);
+    event.plane = batch[0]->on_device ? "NCCL" : plane_of(plane);
     record(std::move(event));
   }
 }

@@ -40,6 +40,7 @@ class Process:
         self.engine: Any = None
         self.world: World
         self.options: dict[str, int] = {}
+        self.files: list[str] = []  # of GPUs
         self.drain = threading.Thread()
 
     # -- a world ---------------------------------------------------------------------------------------------------
@@ -51,7 +52,8 @@ class Process:
         endpoints = self.listeners.endpoints if self.listeners else []
         say(segment=self.segment.address if self.segment else "", endpoints=[[e.address, e.port] for e in endpoints])
 
-    def form(self, rank: int, epoch: int, offers: list[dict[str, Any]]) -> None:
+    def form(self, rank: int, epoch: int, offers: list[dict[str, Any]], files: list[str]) -> None:
+        self.files = files
         members = tuple(
             Member(
                 r, r, len(offers), 0, 1, f"m{r}", "here", "", o["pid"],
@@ -75,6 +77,7 @@ class Process:
             sockets=sockets,
             hosts=hosts_of(len(offers)) if self.segment and sockets else (),
             options=self.options,
+            **({"cuda_file": files[0], "nccl_file": files[1]} if files else {}),
         )
         self.segment = None
         self.drain = threading.Thread(target=self._agree, args=(self.engine,))
@@ -114,6 +117,34 @@ class Process:
                     return
                 if report:
                     say(step=step)
+        except RuntimeError as error:
+            say(error=str(error), step=step)
+            return
+        say(done=steps)
+
+    def gpu_loop(self, elements: int, steps: int, stop: bool = False) -> None:
+        """The same on this rank's GPU, reading the result back each time; `stop`: when the first one has begun."""
+        from gpu_world import Gpu, StandIns
+
+        gpu = Gpu(StandIns(self.files), self.world.rank)
+        expected = float(sum(range(1, self.world.size + 1)))
+        step = 0
+        try:
+            for step in range(steps):
+                array = gpu.array(np.full(elements, self.world.rank + 1, np.float32))
+                tensor = (array.address, array.address, DTYPES["float32"], array.shape)
+                where = {"device": self.world.rank, "wait_follows": not stop}
+                handle = self.engine.submit(ALLREDUCE, f"allreduce.t{step % 8}", [tensor], reduce_op=SUM, **where)
+                while stop and self.engine.counters()["batches"] == 0:
+                    os.sched_yield()
+                if stop:
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                handle.result()
+                if not (array.numpy() == expected).all():
+                    self.engine.check()  # the stream went on because the epoch ended
+                    say(wrong=step)
+                    return
+                say(step=step)
         except RuntimeError as error:
             say(error=str(error), step=step)
             return

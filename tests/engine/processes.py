@@ -81,8 +81,8 @@ class Processes:
         self._all += made
         return made
 
-    def form(self, ranks: Sequence[RankProcess], transport: str, **options: int) -> None:
-        """A new world of these processes, in this order."""
+    def form(self, ranks: Sequence[RankProcess], transport: str, files: Sequence[str] = (), **options: int) -> None:
+        """A new world of these processes, in this order; `files`: the libraries of GPUs."""
         self._epoch += 1
         for rank in ranks:
             rank.tell("offer", transport=transport, options=options)
@@ -92,7 +92,7 @@ class Processes:
             assert said is not None, f"pid {rank.pid} ended with {rank.process.wait()}"
             offers.append({"pid": rank.pid, **said})
         for number, rank in enumerate(ranks):
-            rank.tell("form", rank=number, epoch=self._epoch, offers=offers)
+            rank.tell("form", rank=number, epoch=self._epoch, offers=offers, files=list(files))
         for rank in ranks:
             assert rank.answer("formed") == self._epoch
 

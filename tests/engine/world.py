@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -164,7 +164,7 @@ def hosts_of(size: int) -> list[int]:
 
 
 class EngineWorld:
-    """Context manager: `size` engines over `transport`; `hosts` instead of hosts_of() for "hosts"."""
+    """Context manager: `size` engines over `transport`; `hosts` instead of hosts_of() for "hosts"; `files`: of GPUs."""
 
     def __init__(
         self,
@@ -172,6 +172,7 @@ class EngineWorld:
         transport: str = "in_process",
         connections: int = 1,
         hosts: Sequence[int] | None = None,
+        files: Mapping[str, str] | None = None,
         **options: int,
     ) -> None:
         labels = [f"rank {rank} (thread {rank}) on host here" for rank in range(size)]
@@ -184,7 +185,7 @@ class EngineWorld:
         self._connections = connections
         self._options = options
         self.hosts = list(hosts or hosts_of(size)) if transport == "hosts" else []
-        common = {"size": size, "epoch": 1, "labels": labels, "options": options}
+        common: dict[str, Any] = {"size": size, "epoch": 1, "labels": labels, "options": options, **(files or {})}
         if size == 1:
             self.engines = [_core.Engine(rank=0, **common)]
         elif transport in SOCKETS:

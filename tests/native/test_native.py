@@ -1,12 +1,11 @@
 """The C++ tests, each a program of its own: built once with CMake, then run. No Python module is involved.
 
 Some run a second time, shortly, with AddressSanitizer and UBSan; `make sanitize` runs all of it and for longer.
-The build folders stay (under ``build/``), so that a second run compiles only what has changed.
+How they are built is in native_builds.py.
 """
 
 from __future__ import annotations
 
-import fcntl
 import re
 import shutil
 import subprocess
@@ -14,40 +13,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from native_builds import BUILD, ROOT, build, run, tool
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = ROOT / "build" / "native-tests"
 SANITIZED = ROOT / "build" / "sanitize-address,undefined"  # that of `make sanitize`
 PROGRAMS = sorted(path.stem for path in Path(__file__).parent.glob("*_test.cc"))
 BENCHMARKS = sorted(path.stem for path in Path(__file__).parent.glob("*_bench.cc"))
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("native")]
-
-
-def tool(name: str) -> str:
-    """A build tool, from the environment that runs the tests if it has one."""
-    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
-    if found is None:
-        pytest.skip(f"{name} is not installed; `make test` installs it")
-    return found
-
-
-def run(*command: str) -> str:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}"
-    return done.stdout
-
-
-def build(target: str, folder: Path = BUILD, *options: str) -> Path:
-    """The freshly built program. Targets are built one by one, so that one broken test breaks only itself."""
-    options = options or ("-DCMAKE_BUILD_TYPE=Release", "-DHOROVOD_WERROR=ON")
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        configure = [tool("cmake"), "-S", str(ROOT / "csrc"), "-B", str(folder), "-G", "Ninja", "-DHOROVOD_TESTS=ON"]
-        run(*configure, *options, f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}")
-        run(tool("cmake"), "--build", str(folder), "--target", target)
-    return folder / target
 
 
 def has_sanitizer(tmp_path: Path) -> bool:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from horovod.worker.runtime.affinity import background_cpu
 from horovod.worker.runtime.errors import MemberLostError, StartError
+from horovod.worker.runtime.gpu import cuda_file, nccl_file
 from horovod.worker.runtime.offers import choose_hierarchy, engine_options, make_listeners, make_segment
 from horovod.worker.runtime.process_sets import ProcessSets, problem_of
 from horovod.worker.runtime.timeline import Timeline
@@ -46,6 +47,7 @@ AGREED = (
     "slot_bytes",
     "slot_count",
     "connections_per_peer",
+    "num_nccl_streams",
     "dynamic_process_sets",
     "stall_check_disable",  # these three for the coordinator, which watches for stalls
     "stall_check_seconds",
@@ -318,4 +320,6 @@ def _engine(
             **engine_options(settings),
             "background_cpu": background_cpu(settings.thread_affinity, world.local_rank, world.local_size),
         },
+        cuda_file=cuda_file(settings),
+        nccl_file=nccl_file(settings),
     )

@@ -67,4 +67,6 @@ def engine_options(settings: Settings) -> dict[str, int]:
         "slot_bytes": settings.slot_bytes,
         "slot_count": settings.slot_count,
         "gloo": int(gloo),
+        "nccl_streams": max(1, settings.num_nccl_streams),
+        "async_completion": int(settings.async_completion),
     }

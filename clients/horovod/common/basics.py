@@ -13,7 +13,8 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet, forget_all, global_process_set, register
 from horovod.worker.runtime import context as _context
 from horovod.worker.runtime.context import MemberLostError, current, is_initialized
-from horovod.worker.settings import resolve
+from horovod.worker.runtime.gpu import cuda_file, nccl_file
+from horovod.worker.settings import Settings, resolve
 
 __all__ = [
     "Adasum",
@@ -309,12 +310,17 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """NCCL's version as a number (21003 is 2.10.3), 0 when it is not compiled in.
+    """NCCL's version as a number (22703 is 2.27.3), 0 where there is none that GPU tensors could use.
 
-    >>> hvd.nccl_built()
-    0
+    It is looked for on this host, not when Horovod is built: HOROVOD_NCCL_LIBRARY, PyTorch's own, or the system's.
+
+    >>> if not hvd.nccl_built():
+    ...     device = "cpu"
     """
-    return 0
+    from horovod import _core
+
+    version, _ = _core.nccl_version(nccl_file(_settings()))
+    return version
 
 
 def ddl_built() -> bool:
@@ -336,12 +342,17 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Whether CUDA support is compiled in.
+    """Whether this host has an NVIDIA driver that GPU tensors could use; nothing of CUDA is compiled in.
 
-    >>> hvd.cuda_built()
-    False
+    >>> device = "cuda" if hvd.cuda_built() and hvd.nccl_built() else "cpu"
     """
-    return False
+    from horovod import _core
+
+    return not _core.cuda_obstacle(cuda_file(_settings()))
+
+
+def _settings() -> Settings | None:
+    return current().settings if is_initialized() else None
 
 
 def rocm_built() -> bool:

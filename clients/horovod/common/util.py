@@ -72,7 +72,7 @@ def gloo_built(verbose: bool = False) -> bool:
 
 
 def nccl_built(verbose: bool = False) -> int:
-    """NCCL's version as a number, 0 when it is not compiled in."""
+    """NCCL's version as a number, 0 where there is none."""
     return basics.nccl_built()
 
 

@@ -15,13 +15,13 @@ _FRAMEWORKS = {
     "MXNet": "horovod.mxnet",
     "JAX": "horovod.jax",
 }
-_PROBES = {"MPI": "mpi_built", "Gloo": "gloo_built", "NCCL": "nccl_built", "DDL": "ddl_built", "CCL": "ccl_built"}
+_PROBES = {"MPI": "mpi_built", "Gloo": "gloo_built", "DDL": "ddl_built", "CCL": "ccl_built"}
 _TIMEOUT_S = 120
 
 
 def check_build() -> str:
     """The table. Every answer comes from a process of its own: importing a framework may take long, or crash."""
-    names = [*_FRAMEWORKS, *_PROBES, "Native"]
+    names = [*_FRAMEWORKS, *_PROBES, "NCCL", "Native"]
     with ThreadPoolExecutor(max_workers=4) as pool:
         has = dict(zip(names, pool.map(_has, names), strict=True))
     sections = {
@@ -39,6 +39,8 @@ def check_build() -> str:
 def _has(name: str) -> bool:
     if name == "Native":
         return _runs("import horovod._core")
+    if name == "NCCL":  # without a driver there is nothing that it could be used for
+        return _runs("from horovod.common.basics import cuda_built, nccl_built\nassert nccl_built() and cuda_built()")
     if name in _PROBES:
         return _runs(f"from horovod.common.util import {_PROBES[name]} as built\nassert built()")
     module = _FRAMEWORKS[name]

@@ -1,0 +1,144 @@
+#include "backends/cuda/device.h"
+
+#include <string>
+#include <utility>
+
+namespace horovod::cuda {
+
+// An event that was recorded once. The handle goes back to the device, which records it again: a wait keeps to what was
+// recorded when it was queued.
+class Event final : public Moment {
+ public:
+  Event(std::shared_ptr<Device> device, EventHandle handle) : device_(std::move(device)), handle_(handle) {}
+  ~Event() override { device_->recycle(handle_); }
+
+  Status passed(bool& yes) override {
+    yes = false;
+    const Device::Current current(*device_);
+    HVD_TRY(current.status());
+    const Driver& driver = device_->driver();
+    const int result = driver.query_event(handle_);
+    if (result == kNotReady) return {};
+    if (result != 0) return driver.failure(driver.query_event.name, result);
+    yes = true;
+    return {};
+  }
+
+  Status precede(uintptr_t stream) override {
+    const Device::Current current(*device_);
+    HVD_TRY(current.status());
+    const Driver& driver = device_->driver();
+    return driver.call(driver.wait_for_event, reinterpret_cast<StreamHandle>(stream), handle_, 0u);
+  }
+
+ private:
+  const std::shared_ptr<Device> device_;
+  const EventHandle handle_;
+};
+
+class Memory final : public DeviceMemory {
+ public:
+  Memory(std::shared_ptr<Stream> stream, Address address)
+      : DeviceMemory(stream->device().ordinal()),
+        stream_(std::move(stream)),
+        user_(stream_->handle()),
+        address_(address) {}
+  ~Memory() override {
+    const Device::Current current(stream_->device());
+    (void)stream_->device().driver().free(address_, user_);
+  }
+
+  void hand_over(uintptr_t stream) override { user_ = reinterpret_cast<StreamHandle>(stream); }
+
+ private:
+  const std::shared_ptr<Stream> stream_;  // where it was allocated
+  StreamHandle user_;
+  const Address address_;
+};
+
+std::shared_ptr<Device> Device::open(const Driver& driver, int ordinal, Status& status) {
+  int count = 0;
+  status = driver.call(driver.init, 0u);
+  if (status.ok()) status = driver.call(driver.device_count, &count);
+  if (!status.ok()) {
+    status = {Code::invalid_argument, "This host has an NVIDIA driver, but no GPU can be used: " + status.message() +
+                                          " Check with nvidia-smi that it works and that this process may use it."};
+    return nullptr;
+  }
+  if (ordinal < 0 || ordinal >= count) {
+    status = {Code::invalid_argument, "There is no GPU " + std::to_string(ordinal) + ": this process sees " +
+                                          std::to_string(count) + ". CUDA_VISIBLE_DEVICES decides which they are."};
+    return nullptr;
+  }
+  std::shared_ptr<Device> device(new Device(driver, ordinal));
+  status = driver.call(driver.device, &device->device_, ordinal);
+  if (!status.ok()) return nullptr;
+  status = driver.call(driver.retain_primary_context, &device->context_, device->device_);
+  return status.ok() ? device : nullptr;
+}
+
+Device::~Device() {
+  if (!context_) return;
+  {
+    const Current current(*this);
+    for (EventHandle event : idle_events_) (void)driver_.destroy_event(event);
+  }
+  (void)driver_.release_primary_context(device_);
+}
+
+std::shared_ptr<Stream> Device::create_stream(Status& status) {
+  const Current current(*this);
+  int least = 0, greatest = 0;
+  StreamHandle handle = nullptr;
+  status = current.status();
+  if (status.ok()) status = driver_.call(driver_.stream_priorities, &least, &greatest);
+  if (status.ok()) status = driver_.call(driver_.create_stream, &handle, kNonBlocking, greatest);
+  return status.ok() ? std::make_shared<Stream>(shared_from_this(), handle) : nullptr;
+}
+
+Stream::~Stream() {
+  const Device::Current current(*device_);
+  (void)device_->driver().destroy_stream(handle_);
+}
+
+Status Device::record(StreamHandle stream, std::shared_ptr<Moment>& moment) {
+  const Current current(*this);
+  HVD_TRY(current.status());
+  EventHandle event = nullptr;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!idle_events_.empty()) {
+      event = idle_events_.back();
+      idle_events_.pop_back();
+    }
+  }
+  if (!event) HVD_TRY(driver_.call(driver_.create_event, &event, kNoTiming));
+  auto made = std::make_shared<Event>(shared_from_this(), event);
+  HVD_TRY(driver_.call(driver_.record_event, event, stream));
+  moment = std::move(made);
+  return {};
+}
+
+void Device::recycle(EventHandle event) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  idle_events_.push_back(event);
+}
+
+Status Device::allocate(size_t bytes, const std::shared_ptr<Stream>& stream, OutputBuffer& buffer) {
+  const Current current(*this);
+  HVD_TRY(current.status());
+  Address address = 0;
+  // CUDA allocates nothing for 0 bytes, and a result without memory would be none.
+  const int result = driver_.allocate(&address, bytes > 0 ? bytes : 1, stream->handle());
+  if (result == kOutOfMemory) {
+    return {Code::internal, "GPU " + std::to_string(ordinal_) + " has no memory left for a result of " +
+                                std::to_string(bytes) + " bytes. Free some, or use smaller tensors."};
+  }
+  if (result != 0) return driver_.failure(driver_.allocate.name, result);
+  buffer.bytes = bytes;
+  buffer.on_device = std::make_shared<Memory>(stream, address);
+  buffer.data = {reinterpret_cast<std::byte*>(address), [](void*) {}};
+  return {};
+}
+
+}  // namespace horovod::cuda

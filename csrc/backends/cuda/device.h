@@ -1,0 +1,85 @@
+// One GPU as the engine uses it: its primary context (which the framework's runtime shares), streams, events and
+// memory. Shared by everything that still holds memory or events of it; the last one lets go of the context.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "backends/cuda/driver.h"
+#include "collectives/operation.h"
+
+namespace horovod::cuda {
+
+class Stream;
+
+class Device : public std::enable_shared_from_this<Device> {
+ public:
+  // Null when there is no such GPU, or it can't be used; `status` then says why.
+  static std::shared_ptr<Device> open(const Driver& driver, int ordinal, Status& status);
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  const Driver& driver() const { return driver_; }
+  int ordinal() const { return ordinal_; }
+
+  // The device is the calling thread's current one for as long as this lives; afterwards that of before is again.
+  class Current {
+   public:
+    explicit Current(const Device& device) : driver_(device.driver_) {
+      status_ = driver_.call(driver_.push_context, device.context_);
+    }
+    ~Current() {
+      ContextHandle ours;
+      if (status_.ok()) (void)driver_.pop_context(&ours);
+    }
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+    const Status& status() const { return status_; }
+
+   private:
+    const Driver& driver_;
+    Status status_;
+  };
+
+  // One that the device prefers to others: what peers wait for comes before the framework's own work. Null on failure.
+  std::shared_ptr<Stream> create_stream(Status& status);
+
+  // The moment when everything that `stream` holds now has been worked off.
+  Status record(StreamHandle stream, std::shared_ptr<Moment>& moment);
+
+  // Memory for what is queued on `stream` from now on.
+  Status allocate(size_t bytes, const std::shared_ptr<Stream>& stream, OutputBuffer& buffer);
+
+ private:
+  friend class Event;
+  Device(const Driver& driver, int ordinal) : driver_(driver), ordinal_(ordinal) {}
+  void recycle(EventHandle event);
+
+  const Driver& driver_;
+  const int ordinal_;
+  int device_ = 0;                   // CUDA's handle of it
+  ContextHandle context_ = nullptr;  // null when it could not be retained
+  std::mutex mutex_;                 // guards idle_events_
+  std::vector<EventHandle> idle_events_;
+};
+
+// A stream of the engine's own. When it is destroyed, what is queued there is still worked off.
+class Stream {
+ public:
+  Stream(std::shared_ptr<Device> device, StreamHandle handle) : device_(std::move(device)), handle_(handle) {}
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  Device& device() const { return *device_; }
+  StreamHandle handle() const { return handle_; }
+
+ private:
+  const std::shared_ptr<Device> device_;
+  const StreamHandle handle_;
+};
+
+}  // namespace horovod::cuda

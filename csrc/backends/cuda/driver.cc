@@ -1,0 +1,77 @@
+#include "backends/cuda/driver.h"
+
+#include <map>
+#include <mutex>
+
+namespace horovod::cuda {
+namespace {
+
+constexpr const char* kSystemsOwn = "libcuda.so.1";
+constexpr int kOldest = 11020;  // 11.2, the first with cuMemAllocAsync
+
+struct Loaded {
+  Driver driver;
+  Status status;
+};
+
+std::string bind_all(Driver& driver, const ImportedLibrary& library) {
+  std::string missing;
+  const auto bind = [&](auto&... functions) { (functions.bind(library, missing), ...); };
+  bind(driver.init, driver.version, driver.error_name, driver.error_text, driver.device_count, driver.device,
+       driver.retain_primary_context, driver.release_primary_context, driver.push_context, driver.pop_context,
+       driver.stream_priorities, driver.create_stream, driver.destroy_stream, driver.wait_for_event,
+       driver.create_event, driver.destroy_event, driver.record_event, driver.query_event, driver.allocate, driver.free,
+       driver.fill);
+  return missing;
+}
+
+Status load(const std::string& file, Driver& driver) {
+  const ImportedLibrary library = ImportedLibrary::open(file);
+  if (!library.loaded()) {
+    return {Code::invalid_argument,
+            "There is no NVIDIA driver on this host: its library can't be loaded (" + library.why() +
+                "). Install the driver, name its libcuda.so.1 in HOROVOD_CUDA_LIBRARY where it is in an unusual place, "
+                "or move the tensors to the CPU."};
+  }
+  int version = 0;
+  const auto find_version = reinterpret_cast<int (*)(int*)>(library.find(driver.version.name));
+  if (find_version && find_version(&version) == 0 && version < kOldest) {
+    return {Code::invalid_argument, "The NVIDIA driver on this host (" + file + ") is of CUDA " +
+                                        std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10) +
+                                        ", but GPU tensors need 11.2 or newer. Update the driver, or move the tensors "
+                                        "to the CPU."};
+  }
+  if (const std::string missing = bind_all(driver, library); !missing.empty()) {
+    return {Code::invalid_argument, "The NVIDIA driver's library " + file + " lacks " + missing +
+                                        ", which GPU tensors need. Update the driver (CUDA 11.2 or newer), or check "
+                                        "what HOROVOD_CUDA_LIBRARY names."};
+  }
+  return {};
+}
+
+}  // namespace
+
+Status Driver::failure(const char* function, int result) const {
+  const char* name = nullptr;
+  const char* text = nullptr;
+  if (error_name(result, &name) != 0 || !name) name = "an error without a name";
+  if (error_text(result, &text) != 0 || !text) text = "no explanation";
+  return {Code::internal, std::string("CUDA's ") + function + " failed with " + name + " (" + std::to_string(result) +
+                              ": " + text + ")."};
+}
+
+const Driver* driver(const std::string& file, Status& status) {
+  static std::mutex mutex;  // guards `known`, whose entries never change or go
+  static std::map<std::string, Loaded>* const known = new std::map<std::string, Loaded>();
+  const std::lock_guard<std::mutex> lock(mutex);
+  const std::string name = file.empty() ? kSystemsOwn : file;
+  auto found = known->find(name);
+  if (found == known->end()) {
+    found = known->emplace(name, Loaded{}).first;
+    found->second.status = load(name, found->second.driver);
+  }
+  status = found->second.status;
+  return status.ok() ? &found->second.driver : nullptr;
+}
+
+}  // namespace horovod::cuda

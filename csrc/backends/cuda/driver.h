@@ -1,0 +1,63 @@
+// The part of NVIDIA's driver API that the engine calls, found in libcuda.so.1 when the first GPU tensor comes: nothing
+// of CUDA is needed to build, and one wheel serves hosts with and without a GPU.
+//
+// Declared from the driver API's reference (docs.nvidia.com/cuda/cuda-driver-api), which promises that a symbol with
+// its suffix (_v2) never changes its meaning.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "base/imported.h"
+
+namespace horovod::cuda {
+
+using ContextHandle = struct OpaqueContext*;
+using StreamHandle = struct OpaqueStream*;  // null: the legacy default stream
+using EventHandle = struct OpaqueEvent*;
+using Address = unsigned long long;  // of device memory
+
+inline constexpr int kOutOfMemory = 2;       // CUDA_ERROR_OUT_OF_MEMORY
+inline constexpr int kNotReady = 600;        // CUDA_ERROR_NOT_READY: an event has not passed, no failure
+inline constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING: not ordered with the legacy default stream
+inline constexpr unsigned kNoTiming = 2;     // CU_EVENT_DISABLE_TIMING: cheaper, and all that order needs
+
+struct Driver {
+  Imported<unsigned> init{"cuInit"};
+  Imported<int*> version{"cuDriverGetVersion"};
+  Imported<int, const char**> error_name{"cuGetErrorName"};
+  Imported<int, const char**> error_text{"cuGetErrorString"};
+  Imported<int*> device_count{"cuDeviceGetCount"};
+  Imported<int*, int> device{"cuDeviceGet"};
+  Imported<ContextHandle*, int> retain_primary_context{"cuDevicePrimaryCtxRetain"};
+  Imported<int> release_primary_context{"cuDevicePrimaryCtxRelease_v2"};
+  Imported<ContextHandle> push_context{"cuCtxPushCurrent_v2"};
+  Imported<ContextHandle*> pop_context{"cuCtxPopCurrent_v2"};
+  Imported<int*, int*> stream_priorities{"cuCtxGetStreamPriorityRange"};
+  Imported<StreamHandle*, unsigned, int> create_stream{"cuStreamCreateWithPriority"};
+  Imported<StreamHandle> destroy_stream{"cuStreamDestroy_v2"};
+  Imported<StreamHandle, EventHandle, unsigned> wait_for_event{"cuStreamWaitEvent"};
+  Imported<EventHandle*, unsigned> create_event{"cuEventCreate"};
+  Imported<EventHandle> destroy_event{"cuEventDestroy_v2"};
+  Imported<EventHandle, StreamHandle> record_event{"cuEventRecord"};
+  Imported<EventHandle> query_event{"cuEventQuery"};
+  Imported<Address*, size_t, StreamHandle> allocate{"cuMemAllocAsync"};
+  Imported<Address, StreamHandle> free{"cuMemFreeAsync"};
+  Imported<Address, unsigned char, size_t, StreamHandle> fill{"cuMemsetD8Async"};
+
+  // Calls one of them; a failure is a sentence with CUDA's own name for it.
+  template <typename... Arguments, typename... Given>
+  Status call(const Imported<Arguments...>& function, Given... given) const {
+    const int result = function(given...);
+    if (result == 0) [[likely]]
+      return {};
+    return failure(function.name, result);
+  }
+  Status failure(const char* function, int result) const;
+};
+
+// The table of the library in `file`, or of the system's where it is empty; loaded once. Null where there is none that
+// can be used; `status` then says what was tried and what to do. Touches no GPU. Any thread.
+const Driver* driver(const std::string& file, Status& status);
+
+}  // namespace horovod::cuda

@@ -1,0 +1,28 @@
+// The engine's collectives in terms of NCCL's. Each returns when everything is queued on the communicator's stream.
+#pragma once
+
+#include "backends/nccl/comm.h"
+#include "collectives/batch.h"
+
+namespace horovod::nccl {
+
+struct Run {
+  Comm& comm;
+  const Peers& peers;
+  // This rank's communicator of one, made when it is first needed (see reduction.h).
+  const std::function<Status(std::shared_ptr<Comm>&)>& alone;
+
+  int rank() const { return peers.rank; }
+  int size() const { return peers.size(); }
+  cuda::StreamHandle stream() const { return comm.stream()->handle(); }
+  // Result memory; the operation is named when there is none.
+  Status allocate(Operation& operation, size_t tensor, int64_t rows) const;
+};
+
+Status allreduce(Run& run, Batch batch);      // one AllReduce for each tensor, in place or apart
+Status broadcast(Run& run, Batch batch);      // one Broadcast for each tensor
+Status allgather(Run& run, Batch batch);      // row counts over the CPU; AllGather, or a Broadcast from each rank
+Status alltoall(Run& run, Batch batch);       // row counts over the CPU; Send and Recv between all pairs
+Status reducescatter(Run& run, Batch batch);  // ReduceScatter, or where rows are uneven a Reduce to each rank
+
+}  // namespace horovod::nccl

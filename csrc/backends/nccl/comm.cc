@@ -1,0 +1,175 @@
+#include "backends/nccl/comm.h"
+
+#include <sched.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/clock.h"
+
+namespace horovod::nccl {
+namespace {
+
+constexpr int kQuickTurns = 2000;  // looks before a thread that waits for NCCL sleeps between them
+constexpr int64_t kNapUs = 200;
+constexpr int64_t kCloseUs = 1'000'000;
+
+// What a member tells the others about a step that all of them must have taken.
+struct Outcome {
+  UniqueId id{};        // of the first member
+  char failure[384]{};  // a sentence; empty: it succeeded
+
+  void fail(const Status& status) {
+    const std::string& message = status.message();
+    std::memcpy(failure, message.data(), std::min(message.size(), sizeof failure - 1));
+  }
+};
+
+Status could_not_start(const Peers& peers, int rank, const std::string& why) {
+  return {Code::internal, "NCCL could not be started on " + peers.labels[rank] + ": " + why};
+}
+
+// Everybody's outcome; fails alike on all members when one has failed.
+Status agree(const Peers& peers, const Outcome& mine, UniqueId& id) {
+  std::vector<std::byte> all;
+  HVD_TRY(peers.gather(&mine, sizeof mine, all));
+  for (int rank = 0; rank < peers.size(); ++rank) {
+    Outcome theirs;
+    std::memcpy(&theirs, all.data() + static_cast<size_t>(rank) * sizeof theirs, sizeof theirs);
+    theirs.failure[sizeof theirs.failure - 1] = '\0';
+    if (rank == 0) id = theirs.id;
+    if (theirs.failure[0] != '\0') {
+      return could_not_start(peers, rank, theirs.failure);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Status Comm::ended() { return {Code::aborted, "The communicator of NCCL has ended."}; }
+
+std::shared_ptr<Comm> Comm::create(const Library& library, std::shared_ptr<cuda::Stream> stream, const Peers& peers,
+                                   Status& status) {
+  std::shared_ptr<Comm> comm(new Comm(library, std::move(stream)));
+  Outcome mine;
+  if (peers.rank == 0) {
+    if (Status failed = comm->call(library.unique_id, &mine.id); !failed.ok()) mine.fail(failed);
+  }
+  UniqueId id;
+  status = agree(peers, mine, id);
+  if (!status.ok()) return nullptr;
+  const Status started = comm->init(id, peers.rank, peers.size(), peers);
+  if (started.code() == Code::internal) {  // ends the epoch, which the others notice while they wait in NCCL
+    status = could_not_start(peers, peers.rank, started.message());
+    return nullptr;
+  }
+  if (!started.ok() && started.code() != Code::timeout) {
+    status = started;
+    return nullptr;
+  }
+  // NCCL does not say for whom it waits in vain; the data plane does, when that member's outcome does not come.
+  mine = {};
+  if (!started.ok()) mine.fail(started);
+  status = agree(peers, mine, id);
+  return status.ok() ? comm : nullptr;
+}
+
+std::shared_ptr<Comm> Comm::alone(const Library& library, std::shared_ptr<cuda::Stream> stream, const Peers& peers,
+                                  Status& status) {
+  std::shared_ptr<Comm> comm(new Comm(library, std::move(stream)));
+  UniqueId id;
+  status = comm->call(library.unique_id, &id);
+  if (status.ok()) status = comm->init(id, 0, 1, peers);
+  return status.ok() ? comm : nullptr;
+}
+
+Status Comm::init(const UniqueId& id, int rank, int size, const Peers& peers) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const cuda::Device::Current current(stream_->device());
+    HVD_TRY(current.status());
+    Config config;
+    HVD_TRY(call(library_.init_rank, &handle_, size, id, rank, &config));
+  }
+  return settle(peers);
+}
+
+Status Comm::state_locked(int& state) const {
+  if (!handle_) return ended();
+  HVD_TRY(call(library_.async_error, handle_, &state));
+  if (state == kSuccess || state == kInProgress) return {};
+  return library_.failure("communicator", state, handle_);
+}
+
+Status Comm::settle(const Peers& peers) {
+  const int64_t end_us = now_us() + peers.timeout_us;
+  for (int turn = 0;; ++turn) {
+    int state = kInProgress;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      Status status = state_locked(state);
+      if (peers.abort->raised()) return peers.abort->cause();  // explains it better
+      HVD_TRY(status);
+    }
+    if (state == kSuccess) return {};
+    if (turn < kQuickTurns) {
+      sched_yield();
+      continue;
+    }
+    HVD_TRY(peers.look());
+    if (now_us() > end_us) {
+      return {Code::timeout, "NCCL made no progress for " + std::to_string(peers.timeout_us / 1000) + " ms on " +
+                                 peers.labels[peers.rank] + "."};
+    }
+    const timespec nap{0, kNapUs * 1000};
+    nanosleep(&nap, nullptr);
+  }
+}
+
+Status Comm::create_premul_sum(int& op, const void* scalar, DataType type) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!handle_) return ended();
+  return call(library_.create_premul_sum, &op, const_cast<void*>(scalar), type, kHostScalar, handle_);
+}
+
+void Comm::destroy_op(int op) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (handle_) (void)library_.destroy_op(op, handle_);
+}
+
+Status Comm::check() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  int state = kSuccess;
+  return state_locked(state);
+}
+
+void Comm::abort() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!handle_) return;
+  const cuda::Device::Current current(stream_->device());
+  (void)library_.abort(handle_);
+  handle_ = nullptr;
+}
+
+void Comm::close(const Peers& peers) {
+  Peers patient = peers;
+  patient.timeout_us = std::min(peers.timeout_us, kCloseUs);
+  Status status;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!handle_) return;
+    const cuda::Device::Current current(stream_->device());
+    status = call(library_.finalize, handle_);
+  }
+  if (status.ok()) status = settle(patient);
+  if (!status.ok()) return abort();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!handle_) return;
+  const cuda::Device::Current current(stream_->device());
+  (void)library_.destroy(handle_);
+  handle_ = nullptr;
+}
+
+}  // namespace horovod::nccl

@@ -1,0 +1,100 @@
+// One communicator of NCCL with the stream that its operations run on. No call blocks the host: NCCL answers "in
+// progress", and whoever needs the outcome looks again, watching its peers meanwhile.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "backends/cuda/device.h"
+#include "backends/nccl/library.h"
+#include "base/abort.h"
+
+namespace horovod::nccl {
+
+// The members of a process set as NCCL's ranks, and what the CPU's data plane does for it. Everything is for the
+// driver.
+struct Peers {
+  int rank = 0;
+  std::vector<std::string> labels;  // by rank
+  AbortSignal* abort = nullptr;
+  int64_t timeout_us = 0;  // how long nothing may happen
+  // Equally many bytes from each member, in the order of ranks. All members call it at the same place in their order.
+  std::function<Status(const void* mine, size_t bytes, std::vector<std::byte>& all)> gather;
+  // Fails when a member is lost. Does not block.
+  std::function<Status()> look;
+
+  int size() const { return static_cast<int>(labels.size()); }
+};
+
+class Comm {
+ public:
+  // For all members at once, which find each other through the CPU's data plane. Null on all of them when it fails on
+  // one; the sentence then names the rank.
+  static std::shared_ptr<Comm> create(const Library& library, std::shared_ptr<cuda::Stream> stream, const Peers& peers,
+                                      Status& status);
+  // Of this rank alone: NCCL's way to multiply a tensor by a factor on the device.
+  static std::shared_ptr<Comm> alone(const Library& library, std::shared_ptr<cuda::Stream> stream, const Peers& peers,
+                                     Status& status);
+  ~Comm() { abort(); }
+  Comm(const Comm&) = delete;
+  Comm& operator=(const Comm&) = delete;
+
+  // Makes the calls as one group, and returns when all of it is queued on the stream. calls(handle) makes them by
+  // call().
+  template <typename Calls>
+  Status group(const Peers& peers, Calls&& calls) {
+    HVD_TRY(start_group(std::forward<Calls>(calls)));
+    return settle(peers);
+  }
+  template <typename... Arguments, typename... Given>
+  Status call(const Imported<Arguments...>& function, Given... given) const {
+    const int result = function(given...);
+    if (result == kSuccess || result == kInProgress) [[likely]]
+      return {};
+    return library_.failure(function.name, result, handle_);
+  }
+
+  // Sum of values that were multiplied by `scalar` (one element of the type, on the host).
+  Status create_premul_sum(int& op, const void* scalar, DataType type);
+  void destroy_op(int op);
+
+  // What has gone wrong since.
+  Status check();
+
+  // Ends what runs and frees everything. Any thread; nothing can be called after it, which gives an error.
+  void abort();
+  // The orderly end; operations have passed. Waits a moment for NCCL.
+  void close(const Peers& peers);
+
+  const Library& library() const { return library_; }
+  const std::shared_ptr<cuda::Stream>& stream() const { return stream_; }
+
+ private:
+  Comm(const Library& library, std::shared_ptr<cuda::Stream> stream) : library_(library), stream_(std::move(stream)) {}
+  Status init(const UniqueId& id, int rank, int size, const Peers& peers);
+  template <typename Calls>
+  Status start_group(Calls&& calls) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!handle_) return ended();
+    const cuda::Device::Current current(stream_->device());
+    HVD_TRY(current.status());
+    HVD_TRY(call(library_.group_start));
+    Status status = calls(handle_);
+    Status end = call(library_.group_end);  // also after a failure: it closes the group
+    return status.ok() ? end : status;
+  }
+  Status state_locked(int& state) const;
+  Status settle(const Peers& peers);
+  static Status ended();
+
+  const Library& library_;
+  const std::shared_ptr<cuda::Stream> stream_;
+  std::mutex mutex_;  // guards handle_ and is held for each call, so that an abort comes between two of them
+  CommHandle handle_ = nullptr;
+};
+
+}  // namespace horovod::nccl

@@ -1,0 +1,45 @@
+// Functions of a library that is looked for when it is first needed and not when this one is built or loaded. A table
+// of them is complete or there is none, so no call site asks whether a function is there.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "base/status.h"
+
+namespace horovod {
+
+// A library of the process, open for good: what drives a device has threads and state that don't survive an unloading.
+class ImportedLibrary {
+ public:
+  // Null `handle` when it can't be loaded; `why` then is the loader's reason.
+  static ImportedLibrary open(const std::string& file);
+
+  bool loaded() const { return handle_ != nullptr; }
+  const std::string& why() const { return why_; }
+  void* find(const char* symbol) const;
+
+ private:
+  void* handle_ = nullptr;
+  std::string why_;
+};
+
+// One function of it, called by its name. All of those that we import answer with a number, 0 for success.
+template <typename... Arguments>
+struct Imported {
+  const char* name;
+  int (*address)(Arguments...) = nullptr;
+
+  template <typename... Given>
+  int operator()(Given&&... given) const {
+    return address(std::forward<Given>(given)...);
+  }
+
+  // Appends the name to `missing` when it is not there.
+  void bind(const ImportedLibrary& library, std::string& missing) {
+    address = reinterpret_cast<int (*)(Arguments...)>(library.find(name));
+    if (!address) missing += (missing.empty() ? "" : ", ") + std::string(name);
+  }
+};
+
+}  // namespace horovod

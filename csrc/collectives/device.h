@@ -1,0 +1,45 @@
+// Memory of a device that works by itself: the host queues work there and goes on. What holds on the CPU when an
+// operation is submitted (its input is ready) and when it is done (its result is there) is on a device a point in a
+// queue of work, which others can be made to wait for without the host.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "base/status.h"
+
+namespace horovod {
+
+// A point in a device's queue of work. Any thread; nothing here blocks.
+class Moment {
+ public:
+  virtual ~Moment() = default;
+  // Whether everything before it has been worked off.
+  virtual Status passed(bool& yes) = 0;
+  // Whatever is queued on the framework's `stream` from now on runs after it.
+  virtual Status precede(uintptr_t stream) = 0;
+};
+
+// Beside an operation whose tensors are on a device.
+struct OnDevice {
+  int ordinal = 0;
+  uintptr_t stream = 0;              // the framework's, on which the tensors were written
+  std::shared_ptr<Moment> ready;     // everything that the framework had queued there when it submitted
+  std::shared_ptr<Moment> finished;  // the results are there; null while the operation is not queued
+};
+
+// A result that the engine allocated on a device. Given back when this is destroyed, in the order of the stream that
+// uses it: at first the engine's own.
+class DeviceMemory {
+ public:
+  explicit DeviceMemory(int ordinal) : ordinal_(ordinal) {}
+  virtual ~DeviceMemory() = default;
+  int ordinal() const { return ordinal_; }
+  // From now on the framework's `stream` uses it, which waits for the moment when it was filled.
+  virtual void hand_over(uintptr_t stream) = 0;
+
+ private:
+  const int ordinal_;
+};
+
+}  // namespace horovod

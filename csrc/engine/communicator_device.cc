@@ -1,0 +1,79 @@
+// Operations on a device: what runs them there, and who looks after what is queued. The background thread does, as the
+// driver for a moment every few milliseconds: callers don't wait for devices, so nobody else would notice a failure
+// there or the loss of a rank that the device waits for.
+#include <time.h>
+
+#include "backends/nccl/backend.h"
+#include "base/clock.h"
+#include "engine/communicator.h"
+
+namespace horovod {
+namespace {
+
+constexpr int64_t kNapNs = 200'000;
+
+}  // namespace
+
+Status Communicator::prepare(Submission& submission, const std::shared_ptr<cuda::Device>& device) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!device_) {
+      nccl::Peers peers;
+      peers.rank = rank_;
+      peers.labels = labels_;
+      peers.abort = &abort_;
+      peers.timeout_us = config_.progress_timeout_ms * 1000;
+      peers.gather = [this](const void* mine, size_t bytes, std::vector<std::byte>& all) {
+        return gather_bytes(plane_, mine, bytes, all);
+      };
+      peers.look = [this] { return look_at_peers(); };
+      Status status;
+      std::unique_ptr<DeviceBackend> made =
+          make_nccl_backend(config_.nccl_file, device, std::move(peers), config_.nccl_streams, status);
+      if (!made) return {status.code(), submission.spec.name + ": " + status.message()};
+      device_ = std::move(made);
+      plane_.device = device_.get();
+    }
+  }
+  return device_->mark_ready(submission);
+}
+
+// In a world of one.
+void Communicator::run_alone(Submission& submission) {
+  const std::lock_guard<std::mutex> lock(alone_mutex_);
+  Operation* one[] = {&submission};
+  submission.status = abort_.raised() ? abort_.cause() : device_->tend();
+  if (submission.status.ok()) submission.status = run_batch(plane_, one);
+  if (!submission.status.ok()) abort_.raise(submission.status);
+}
+
+Status Communicator::look_at_peers() {
+  if (abort_.raised()) return abort_.cause();
+  if (region_) HVD_TRY(region_->check_members());
+  bool busy = false;
+  return mesh_ ? mesh_->progress(busy) : Status();
+}
+
+void Communicator::tend_device() {
+  Status status = look_at_peers();
+  if (status.ok()) status = device_->tend();
+  if (!status.ok()) end(status);
+}
+
+void Communicator::end_device(bool orderly) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!device_) return;
+  }
+  if (log_) return orderly ? device_->close() : device_->abort();
+  if (!orderly) return device_->abort();
+  const std::lock_guard<std::mutex> lock(alone_mutex_);
+  const int64_t deadline = now_us() + config_.progress_timeout_ms * 1000;
+  while (device_->busy() && device_->tend().ok() && now_us() < deadline) {
+    const timespec nap{0, kNapNs};
+    nanosleep(&nap, nullptr);
+  }
+  return device_->busy() ? device_->abort() : device_->close();
+}
+
+}  // namespace horovod

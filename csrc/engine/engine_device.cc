@@ -1,0 +1,53 @@
+// Operations on tensors of a GPU: which GPU a rank uses, and when its caller may go on.
+#include "backends/cuda/device.h"
+#include "engine/engine.h"
+
+namespace horovod {
+
+Status Engine::prepare_device(Submission& submission, Communicator& communicator) {
+  const int ordinal = submission.on_device->ordinal;
+  std::shared_ptr<cuda::Device> device;
+  {
+    const std::lock_guard<std::mutex> lock(device_mutex_);
+    if (!device_) {
+      Status status;
+      const cuda::Driver* driver = cuda::driver(config_.cuda_file, status);
+      if (driver) device_ = cuda::Device::open(*driver, ordinal, status);
+      if (!device_) return {status.code(), submission.spec.name + ": " + status.message()};
+    }
+    device = device_;
+  }
+  if (device->ordinal() != ordinal) {
+    return {Code::invalid_argument, submission.spec.name + ": the tensor is on GPU " + std::to_string(ordinal) +
+                                        ", but rank " + std::to_string(rank_) + " began on GPU " +
+                                        std::to_string(device->ordinal()) +
+                                        ", and a rank communicates from one GPU. Call "
+                                        "torch.cuda.set_device(hvd.local_rank()) before tensors are made."};
+  }
+  return communicator.prepare(submission, device);
+}
+
+bool Engine::over(const Submission& submission) const {
+  if (submission.state.load(std::memory_order_acquire) != Operation::done) return false;
+  if (!submission.on_device || config_.async_completion) return true;
+  const std::shared_ptr<Moment>& finished = submission.on_device->finished;
+  bool passed = false;
+  // Neither a failure of the device nor the end of the epoch is worth waiting for; hand_over() tells.
+  return !finished || !finished->passed(passed).ok() || passed || abort_.raised();
+}
+
+Status Engine::hand_over(Submission& submission, uintptr_t stream) {
+  OnDevice& here = *submission.on_device;
+  if (!submission.status.ok() || !here.finished) return submission.status;
+  bool passed = false;
+  HVD_TRY(here.finished->passed(passed));
+  // Asked after that, because the end of an epoch makes what is queued pass without a result.
+  if (abort_.raised()) return abort_.cause();
+  if (!passed) HVD_TRY(here.finished->precede(stream));
+  for (OutputBuffer& output : submission.outputs) {
+    if (output.on_device) output.on_device->hand_over(stream);
+  }
+  return {};
+}
+
+}  // namespace horovod

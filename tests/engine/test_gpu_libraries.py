@@ -1,0 +1,107 @@
+"""Where NCCL and the NVIDIA driver are looked for, and what is said of them; the calls are in tests/native/gpu_*.cc."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from native_builds import gpu_libraries
+
+from horovod import _core
+from horovod.worker.runtime.gpu import cuda_file, nccl_file
+from horovod.worker.settings import resolve
+
+
+@pytest.fixture(scope="module")
+def libraries() -> tuple[str, str]:
+    cuda, nccl = gpu_libraries()
+    return str(cuda), str(nccl)
+
+
+def test_a_setting_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_NCCL_LIBRARY", "/opt/nccl.so")
+    monkeypatch.setenv("HOROVOD_CUDA_LIBRARY", "/opt/cuda.so")
+    assert (nccl_file(path=[str(tmp_path)]), cuda_file()) == ("/opt/nccl.so", "/opt/cuda.so")
+    explicit = resolve(explicit={"nccl_library": "/mine/nccl.so", "cuda_library": "/mine/cuda.so"})
+    assert (nccl_file(explicit), cuda_file(explicit)) == ("/mine/nccl.so", "/mine/cuda.so")
+
+
+def test_pytorchs_own_comes_before_the_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOROVOD_NCCL_LIBRARY", raising=False)
+    monkeypatch.delenv("HOROVOD_CUDA_LIBRARY", raising=False)
+    packages = tmp_path / "site-packages"
+    assert nccl_file(path=[str(tmp_path), str(packages)]) == ""
+    packaged = packages / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    packaged.parent.mkdir(parents=True)
+    packaged.touch()
+    assert nccl_file(path=[str(tmp_path), str(packages)]) == str(packaged)
+    assert cuda_file() == ""
+
+
+def test_versions(libraries: tuple[str, str]) -> None:
+    cuda, nccl = libraries
+    assert _core.nccl_version(nccl) == (22703, "")
+    assert _core.cuda_obstacle(cuda) == ""
+
+
+def test_what_can_not_be_loaded_is_told() -> None:
+    version, why = _core.nccl_version("/nowhere/libnccl.so.2")
+    assert version == 0
+    assert "There is no NCCL on this host: it can't be loaded (/nowhere/libnccl.so.2: " in why
+    assert "HOROVOD_NCCL_LIBRARY" in why
+    why = _core.cuda_obstacle("/nowhere/libcuda.so.1")
+    assert why.startswith("There is no NVIDIA driver on this host: ")
+    assert "HOROVOD_CUDA_LIBRARY" in why
+
+
+def _in_another_process(code: str, **environment: str) -> str:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("STANDIN_NCCL_VERSION", "21304", "is 2.13.4, but 2.14 or newer is needed"),
+        ("STANDIN_NCCL_VERSION", "2804", "is 2.8.4, but 2.14 or newer is needed"),
+        ("STANDIN_CUDA_VERSION", "11010", "is of CUDA 11.1, but GPU tensors need 11.2 or newer"),
+    ],
+)
+def test_what_is_too_old_is_told(libraries: tuple[str, str], variable: str, value: str, said: str) -> None:
+    code = "import sys; from horovod import _core; "
+    code += f"print(_core.nccl_version({libraries[1]!r}), _core.cuda_obstacle({libraries[0]!r}))"
+    assert said in _in_another_process(code, **{variable: value})
+
+
+def test_what_is_built(libraries: tuple[str, str]) -> None:
+    """As a program sees it: nothing of CUDA was there when Horovod was built."""
+    code = "from horovod.common import basics; print(basics.cuda_built(), basics.nccl_built())"
+    given = {"HOROVOD_CUDA_LIBRARY": libraries[0], "HOROVOD_NCCL_LIBRARY": libraries[1]}
+    assert _in_another_process(code, **given) == "True 22703"
+    given = {"HOROVOD_CUDA_LIBRARY": "/nowhere/libcuda.so.1", "HOROVOD_NCCL_LIBRARY": "/nowhere/libnccl.so.2"}
+    assert _in_another_process(code, **given) == "False 0"
+
+
+def test_check_build(libraries: tuple[str, str]) -> None:
+    code = "from horovod.runner import check_build; print(check_build._has('NCCL'))"
+    nccl = {"HOROVOD_NCCL_LIBRARY": libraries[1]}
+    assert _in_another_process(code, HOROVOD_CUDA_LIBRARY=libraries[0], **nccl) == "True"
+    assert _in_another_process(code, HOROVOD_CUDA_LIBRARY="/nowhere/libcuda.so.1", **nccl) == "False"
+
+
+def test_the_real_one_where_it_is_installed() -> None:
+    """It can be asked for its version without a GPU."""
+    found = [
+        Path(str(file.locate()))
+        for package in ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
+        if package in {distribution.name for distribution in importlib.metadata.distributions()}
+        for file in importlib.metadata.files(package) or []
+        if file.name == "libnccl.so.2"
+    ]
+    if not found:
+        pytest.skip("no package nvidia-nccl is installed")
+    version, why = _core.nccl_version(str(found[0]))
+    assert (version >= 21400, why) == (True, "")

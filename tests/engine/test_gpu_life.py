@@ -1,0 +1,395 @@
+"""What is particular to tensors on a device: when they are ready, who waits, how long they live, and how it fails."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_world import DeviceArray, GpuMember, GpuWorld, StandIns, read
+from resources import eventually
+from world import ADASUM, ALLGATHER, ALLREDUCE, ALLTOALL, AVERAGE, BROADCAST, REDUCESCATTER, SUM, EngineWorld
+
+from horovod import _core
+
+pytestmark = pytest.mark.xdist_group("gpu")
+
+
+@pytest.fixture(scope="module")
+def libraries() -> StandIns:
+    return StandIns()
+
+
+@pytest.fixture(params=["in_process", "tcp"])
+def pair(request: pytest.FixtureRequest, libraries: StandIns) -> Iterator[GpuWorld]:
+    with GpuWorld(libraries, 2, request.param) as made:
+        yield made
+
+
+def start(member: GpuMember, array: DeviceArray, name: str = "allreduce.x") -> _core.Handle:
+    return member.start(ALLREDUCE, name, [array], [array], reduce_op=SUM)
+
+
+def now(array: DeviceArray) -> np.ndarray:
+    """What is in the memory, whatever is still queued."""
+    return read(array.address, array.dtype, array.shape)
+
+
+def ones(member: GpuMember, count: int = 4) -> DeviceArray:
+    return member.array(np.ones(count, np.float32))
+
+
+def expect_error(action: Callable[[], Any], error: type[Exception], pattern: str) -> None:
+    with pytest.raises(error, match=pattern):
+        action()
+
+
+# -- readiness and completion ------------------------------------------------------------------------------------------
+def test_the_host_never_waits_for_a_device(pair: GpuWorld) -> None:
+    """Rank 1's stream stands still, so nothing can be ready; all calls return all the same."""
+    held = pair.gpus[1].hold()
+
+    def body(member: GpuMember) -> DeviceArray:
+        array = ones(member)
+        for step in range(3):
+            member.finish(start(member, array, f"allreduce.{step}"))
+        return array
+
+    arrays = pair.run(body)
+    assert not (now(arrays[0]) == 8).any()
+    pair.gpus[1].release(held)
+    for array in arrays:
+        np.testing.assert_array_equal(array.numpy(), 8.0)
+
+
+def test_an_operation_waits_for_what_was_queued_before_it_was_submitted(pair: GpuWorld) -> None:
+    """On a stream of the framework's own choice, which the engine knows of from the submission."""
+
+    def body(member: GpuMember) -> None:
+        member.current_stream = member.gpu.stream()
+        held = member.gpu.hold(member.current_stream)
+        array = member.array(np.full(1000, member.rank + 1, np.float32))  # is copied when the stream goes on
+        handle = start(member, array)
+        member.finish(handle)
+        member.gpu.release(held)
+        np.testing.assert_array_equal(array.numpy(), 3.0)
+
+    pair.run(body)
+
+
+def test_the_stream_that_waits_is_the_one_that_is_current_then(pair: GpuWorld) -> None:
+    held = pair.gpus[0].hold()
+
+    def body(member: GpuMember) -> tuple[DeviceArray, int]:
+        array = ones(member)
+        handle = start(member, array)
+        member.current_stream = member.gpu.stream()
+        member.finish(handle)
+        return array, member.current_stream
+
+    (mine, stream), _ = pair.run(body)
+    other = pair.gpus[0].stream()
+    pair.gpus[0].synchronize(other)  # a stream that nobody waits on goes on
+    pair.gpus[0].release(held)
+    np.testing.assert_array_equal(mine.numpy(stream), 2.0)
+
+
+def test_results_of_unknown_size_are_read_in_the_order_of_the_stream(pair: GpuWorld) -> None:
+    held = pair.gpus[1].hold()
+
+    def body(member: GpuMember) -> list[Any]:
+        rows = member.array(np.full((member.rank + 1, 2), member.rank, np.int32))
+        gathered = member.finish(member.start(ALLGATHER, "allgather.x", [rows], [None]))
+        pair_of = member.array(np.arange(2, dtype=np.int32))
+        exchanged = member.finish(member.start(ALLTOALL, "alltoall.x", [pair_of], [None]))
+        part = member.finish(member.start(REDUCESCATTER, "reducescatter.x", [pair_of], [None], reduce_op=SUM))
+        assert exchanged[1] == [1, 1]
+        assert gathered[0].shape == (3, 2)
+        return [gathered[0], exchanged[0][0], part[0]]
+
+    for rank, (gathered, exchanged, part) in enumerate((pair.run(body), pair.gpus[1].release(held))[0]):
+        np.testing.assert_array_equal(gathered.numpy()[:, 0], [0, 1, 1])
+        np.testing.assert_array_equal(exchanged.numpy(), [rank, rank])
+        np.testing.assert_array_equal(part.numpy(), [2 * rank])
+
+
+def test_the_option_by_which_the_host_waits(libraries: StandIns) -> None:
+    with GpuWorld(libraries, 2, async_completion=0) as world:
+        held = world.gpus[1].hold()
+        arrays = [ones(member) for member in world.members]
+        handles = [start(member, array) for member, array in zip(world.members, arrays, strict=True)]
+        done = threading.Event()
+
+        def wait() -> None:
+            world.members[0].finish(handles[0])
+            done.set()
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        assert eventually(lambda: world.engines[0].counters()["batches"] == 1)
+        assert not handles[0].done()
+        assert not done.is_set()
+        world.gpus[1].release(held)
+        assert done.wait(60)
+        np.testing.assert_array_equal(now(arrays[0]), 2.0)
+        assert eventually(handles[1].done)
+        waiter.join()
+        world.members[1].finish(handles[1])
+
+
+# -- lifetime ----------------------------------------------------------------------------------------------------------
+class Kept:
+    """Stands for a framework's tensors."""
+
+
+@pytest.mark.parametrize("ending", ["wait", "abandon", "run"])
+def test_tensors_are_kept_until_the_device_has_worked_them_off(pair: GpuWorld, ending: str) -> None:
+    held = pair.gpus[1].hold()
+
+    def body(member: GpuMember) -> tuple[weakref.ref[Kept], DeviceArray]:
+        kept, array = Kept(), ones(member)
+        tensor = [(array.address, array.address, 7, array.shape)]
+        if ending == "run":
+            member.engine.run(ALLREDUCE, "allreduce.x", tensor, SUM, keep=kept, device=member.rank)
+        else:
+            handle = member.engine.submit(ALLREDUCE, "allreduce.x", tensor, SUM, keep=kept, device=member.rank)
+            if ending == "wait":
+                handle.result()
+            else:
+                del handle
+        return weakref.ref(kept), array
+
+    answers = pair.run(body)
+
+    def submit_another(member: GpuMember) -> None:
+        member.engine.submit(5, "barrier.noname", []).result()
+
+    pair.run(submit_another)
+    gc.collect()
+    assert all(kept() is not None for kept, _ in answers)
+    pair.gpus[1].release(held)
+    if ending != "abandon":  # no stream of the framework's waits for what nobody asked for
+        for _, array in answers:
+            np.testing.assert_array_equal(array.numpy(), 2.0)
+
+    def gone() -> bool:
+        pair.run(submit_another)
+        return all(kept() is None for kept, _ in answers)
+
+    assert eventually(gone)
+
+
+def test_results_are_given_back(pair: GpuWorld, libraries: StandIns) -> None:
+    def body(member: GpuMember) -> None:
+        for _ in range(5):
+            member.allgather(np.ones((3, 2), np.float32))
+
+    pair.run(body)
+    blocks = libraries.count("blocks")
+    pair.run(body)
+    gc.collect()
+    assert eventually(lambda: libraries.count("blocks") <= blocks)
+
+
+def test_twenty_worlds_leave_nothing(libraries: StandIns) -> None:
+    """Half of them end badly, with work on the devices that a peer never joins."""
+
+    def body(member: GpuMember) -> None:
+        member.allreduce(np.ones(1000, np.float32), op=AVERAGE, prescale=0.5)
+        member.allgather(np.ones((3, 2), np.float32))
+        member.reducescatter(np.ones((3, 2), np.float32))
+
+    def cycle(badly: bool) -> None:
+        with GpuWorld(libraries, 2) as world:
+            world.run(body)
+            if not badly:
+                return
+            held = world.gpus[1].hold()
+            arrays = [ones(member, 300_000) for member in world.members]
+            handles = [start(m, a, "allreduce.never") for m, a in zip(world.members, arrays, strict=True)]
+            world.members[0].finish(handles[0])
+            world.engines[1].abort("rank 1 on host here gave up.")
+            world.gpus[0].synchronize()  # comes to an end
+            world.gpus[1].release(held)
+            with pytest.raises(RuntimeError, match="gave up"):
+                world.members[0].allreduce(np.ones(4, np.float32))
+
+    cycle(True)
+    gc.collect()
+    before = libraries.counts()
+    for i in range(20):
+        cycle(i % 2 == 1)
+    gc.collect()
+    assert eventually(lambda: libraries.counts() == before), (before, libraries.counts())
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("dtype", "options", "said"),
+    [
+        ("int16", {}, r"allreduce\.x: NCCL does not reduce int16\. Convert the tensor to int32"),
+        ("int32", {"prescale": 0.5}, r"NCCL can't multiply int32 by a fraction"),
+        ("float16", {"postscale": 1e-6}, r"float16 can't hold the factor 0\.000001"),
+        ("float32", {"reduce_op": ADASUM}, r"does not compute Adasum"),
+        ("bool", {"reduce_op": AVERAGE}, r"Average of bool is not defined"),
+    ],
+)
+def test_what_nccl_can_not_do_is_told_at_once(pair: GpuWorld, dtype: str, options: dict[str, Any], said: str) -> None:
+    member = pair.members[0]
+    array = member.array(np.ones(4, dtype))
+    with pytest.raises(ValueError, match=said):
+        member.start(ALLREDUCE, "allreduce.x", [array], [array], **{"reduce_op": SUM, **options})
+    pair.run(lambda m: m.allreduce(np.ones(4, np.float32)))  # the engine stays usable
+
+
+def test_a_rank_has_one_gpu(pair: GpuWorld) -> None:
+    member = pair.members[0]
+    array = ones(member)
+    tensor = [(array.address, array.address, 7, array.shape)]
+
+    def submit(device: int) -> None:
+        member.engine.submit(ALLREDUCE, "allreduce.y", tensor, SUM, device=device)
+
+    expect_error(lambda: submit(99), ValueError, r"allreduce\.y: There is no GPU 99: this process sees 8")
+    pair.run(lambda m: m.allreduce(np.ones(4, np.float32)))
+    expect_error(lambda: submit(1), ValueError, r"the tensor is on GPU 1, but rank 0 began on GPU 0")
+
+
+@pytest.mark.parametrize("missing", ["cuda_file", "nccl_file"])
+def test_without_the_libraries_cpu_tensors_go_on(libraries: StandIns, missing: str) -> None:
+    files = {"cuda_file": libraries.cuda_file, "nccl_file": libraries.nccl_file, missing: "/nowhere/lib.so"}
+    with EngineWorld(2, files=files) as world:
+        array = np.ones(4, np.float32)
+        tensor = [(array.ctypes.data, array.ctypes.data, 7, array.shape)]
+        expect_error(
+            lambda: world.engines[0].submit(ALLREDUCE, "allreduce.x", tensor, SUM, device=0),
+            ValueError,
+            r"allreduce\.x: There is no (NVIDIA driver|NCCL) on this host: .*/nowhere/lib\.so",
+        )
+        world.run(lambda m: m.allreduce(np.ones(4, np.float32), "allreduce.x"))
+
+
+def test_results_can_not_be_read_by_the_host(pair: GpuWorld) -> None:
+    def body(member: GpuMember) -> None:
+        handle = member.start(ALLGATHER, "allgather.x", [ones(member)], [None])
+        [output] = handle.result()
+        with pytest.raises(BufferError) as raised:
+            memoryview(output)
+        assert "on a GPU; take it with dlpack()" in str(raised.value.__cause__)
+
+    pair.run(body)
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+def test_a_failure_to_start_nccl_names_the_rank_on_every_rank(pair: GpuWorld, libraries: StandIns) -> None:
+    libraries.fail("ncclCommInitRankConfig", 1)
+
+    def body(member: GpuMember) -> str:
+        with pytest.raises(RuntimeError) as raised:
+            member.allreduce(np.ones(4, np.float32))
+        return str(raised.value)
+
+    for error in pair.run(body):
+        assert "NCCL could not be started on rank " in error
+        assert "NCCL's ncclCommInitRankConfig failed: unhandled cuda error (1)" in error
+
+
+@pytest.mark.parametrize("function", ["ncclAllReduce", "ncclGroupEnd", "cuStreamWaitEvent"])
+def test_a_failure_while_queueing_ends_the_epoch_everywhere(pair: GpuWorld, libraries: StandIns, function: str) -> None:
+    pair.run(lambda m: m.allreduce(np.ones(4, np.float32), "allreduce.good"))
+    arrays = [ones(member) for member in pair.members]
+    # That of rank 0's engine, before the other can have come to it: the operation runs when both have submitted.
+    libraries.fail(function, 1)
+
+    def steps(member: GpuMember) -> None:
+        for step in range(100):
+            member.finish(start(member, arrays[member.rank], f"allreduce.{step}"))
+            member.engine.submit(5, "barrier.noname", []).result()
+
+    def body(member: GpuMember) -> str:
+        with pytest.raises(RuntimeError) as raised:
+            steps(member)
+        return str(raised.value)
+
+    for error in pair.run(body):
+        assert f"{function} failed with" in error or f"{function} failed:" in error
+    for member in pair.members:
+        member.gpu.synchronize()  # nothing hangs there
+
+
+def test_an_asynchronous_error_is_noticed_though_nobody_asks(pair: GpuWorld, libraries: StandIns) -> None:
+    pair.run(lambda m: m.allreduce(np.ones(4, np.float32), "allreduce.good"))
+    held = pair.gpus[1].hold()
+    arrays = pair.run(lambda m: [a := ones(m), m.finish(start(m, a))][0])
+    libraries.fail("ncclCommGetAsyncError", 3)
+    assert eventually(lambda: ended(pair.engines[0]) is not None and ended(pair.engines[1]) is not None)
+    assert "NCCL's ncclCommGetAsyncError failed: unknown result code (3)" in (ended(pair.engines[0]) or "")
+    pair.gpus[0].synchronize()  # its kernel was ended
+    pair.gpus[1].release(held)
+    del arrays
+
+
+def ended(engine: Any) -> str | None:
+    try:
+        engine.check()
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def test_an_abort_frees_the_streams_and_tells_who_waits_then(pair: GpuWorld) -> None:
+    held = pair.gpus[1].hold()
+    arrays = [ones(member, 1000) for member in pair.members]
+    handles = [start(member, array) for member, array in zip(pair.members, arrays, strict=True)]
+    assert eventually(lambda: all(handle.done() for handle in handles))
+    pair.engines[1].abort("rank 1 on host here gave up.")
+    assert eventually(lambda: ended(pair.engines[0]) is not None)
+    for member, handle in zip(pair.members, handles, strict=True):
+        with pytest.raises(RuntimeError, match="rank 1 on host here gave up"):
+            member.finish(handle)
+    pair.gpus[0].synchronize()
+    pair.gpus[1].release(held)
+    pair.gpus[1].synchronize()
+    expect_error(lambda: pair.members[0].allreduce(np.ones(4, np.float32)), RuntimeError, "gave up")
+
+
+def test_a_device_that_does_not_go_on_ends_the_epoch(libraries: StandIns) -> None:
+    """Rank 1's tensors never become ready, so rank 0 waits on its device for ever."""
+    with GpuWorld(libraries, 2, progress_timeout_ms=300) as world:
+        world.run(lambda m: m.allreduce(np.ones(4, np.float32), "allreduce.good"))
+        held = world.gpus[1].hold()
+        arrays = world.run(lambda m: [a := ones(m), m.finish(start(m, a))][0])
+        assert eventually(lambda: ended(world.engines[0]) is not None)
+        error = ended(world.engines[0]) or ""
+        assert "rank 0 (thread 0) on host here has waited 300 ms for NCCL to finish allreduce.x" in error
+        world.gpus[0].synchronize()
+        world.gpus[1].release(held)
+        del arrays
+
+
+def test_leaving_finishes_what_is_queued(libraries: StandIns) -> None:
+    with GpuWorld(libraries, 2) as world:
+        held = world.gpus[1].hold()
+        arrays = world.run(lambda m: [a := ones(m), m.finish(start(m, a))][0])
+        leaving = threading.Thread(target=world.engines[0].close)
+        leaving.start()
+        world.gpus[1].release(held)
+        leaving.join(60)
+        assert not leaving.is_alive()
+        for array in arrays:
+            np.testing.assert_array_equal(array.numpy(), 2.0)
+
+
+def test_broadcast_keeps_the_roots_tensor(pair: GpuWorld) -> None:
+    def body(member: GpuMember) -> None:
+        source = member.array(np.full(6, member.rank, np.float64))
+        target = member.array(np.zeros(6))
+        member.finish(member.start(BROADCAST, "broadcast.apart", [source], [target], root=1))
+        np.testing.assert_array_equal(target.numpy(), 1.0)
+        np.testing.assert_array_equal(source.numpy(), member.rank)
+
+    pair.run(body)

@@ -1,0 +1,147 @@
+"""GPU tensors where ranks are processes that die, and where a real coordinator compares what ranks submit."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_world import Gpu, GpuMember, StandIns
+from native_builds import gpu_libraries
+from processes import Processes
+from world import ALLGATHER, ALLREDUCE, AVERAGE, SUM
+
+from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.worker.runtime.formation import Context, form
+from horovod.worker.settings import resolve
+
+pytestmark = [pytest.mark.xdist_group("gpu"), pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def files() -> list[str]:
+    return [str(file) for file in gpu_libraries()]
+
+
+@pytest.fixture(scope="module")
+def libraries(files: list[str]) -> StandIns:
+    return StandIns(files)
+
+
+# -- ranks that die ----------------------------------------------------------------------------------------------------
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shm", "tcp", "hosts"])
+def test_killed_at_any_point(files: list[str], transport: str) -> None:
+    """Kernels never end once a peer is gone: the others are freed, told who it was, and form the next world."""
+    chance = random.Random(transport)
+    with Processes() as processes:
+        ranks = processes.start(3)
+        for _ in range(3):
+            processes.form(ranks, transport, files)
+            for rank in ranks:
+                rank.tell("gpu_loop", elements=10_000, steps=1_000_000)
+            victim = chance.randrange(3)
+            for _ in range(chance.randrange(0, 4)):
+                ranks[victim].answer("step")
+            for _ in range(chance.randrange(200_000)):  # somewhere in the next step, or the one after it
+                pass
+            ranks[victim].process.kill()
+            survivors = [rank for rank in ranks if rank is not ranks[victim]]
+            for rank in survivors:
+                error = rank.answer("error", "done", "wrong")
+                assert f"ank {victim} (pid {ranks[victim].pid}) on host here was lost" in str(error)
+            processes.close(survivors)
+            processes.form(survivors, transport, files)
+            for rank in survivors:
+                rank.tell("gpu_loop", elements=100, steps=3)
+            assert [rank.answer("done", "error", "wrong") for rank in survivors] == [3, 3]
+            processes.close(survivors)
+            ranks[victim] = processes.start(1)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_who_is_missing_when_nccl_starts_is_named(files: list[str], transport: str) -> None:
+    with Processes() as processes:
+        ranks = processes.start(3)
+        processes.form(ranks, transport, files, progress_timeout_ms=700)
+        for number, rank in enumerate(ranks):
+            rank.tell("gpu_loop", elements=1000, steps=1, stop=number == 1)
+        for rank in (ranks[0], ranks[2]):
+            error = rank.answer("error", "done", "wrong")
+            assert f"rank 1 (pid {ranks[1].pid}) on host here" in str(error)
+            assert "made no progress for " in str(error)
+        os.kill(ranks[1].pid, signal.SIGCONT)
+
+
+# -- with a coordinator ------------------------------------------------------------------------------------------------
+class World:
+    """Ranks that are threads, formed as hvd.init() forms them."""
+
+    def __init__(self, libraries: StandIns, size: int) -> None:
+        self._coordinator = EmbeddedCoordinator()
+        address = self._coordinator.__enter__().address
+        explicit: dict[str, Any] = {"coordinator": address, "size": size}
+        explicit |= {"cuda_library": libraries.cuda_file, "nccl_library": libraries.nccl_file}
+        settings = resolve({}, explicit)
+        self._pool = ThreadPoolExecutor(size)
+        contexts = list(self._pool.map(lambda _: form(settings), range(size)))
+        self.contexts: list[Context] = sorted(contexts, key=lambda context: context.world.rank)
+        self.members = [
+            GpuMember(context.engine, rank, size, Gpu(libraries, rank)) for rank, context in enumerate(self.contexts)
+        ]
+
+    def run(self, body: Callable[[GpuMember], Any]) -> list[Any]:
+        return list(self._pool.map(body, self.members))
+
+    def close(self) -> None:
+        list(self._pool.map(lambda context: context.close(), self.contexts))
+        self._pool.shutdown()
+        self._coordinator.__exit__(None, None, None)
+
+
+@pytest.fixture
+def trio(libraries: StandIns) -> Iterator[World]:
+    made = World(libraries, 3)
+    yield made
+    made.close()
+
+
+def test_a_cpu_tensor_against_gpu_tensors_is_told(trio: World) -> None:
+    def body(member: GpuMember) -> str:
+        array = np.ones(4, np.float32)
+        if member.rank == 1:
+            handle = member.engine.submit(
+                ALLREDUCE, "allreduce.x", [(array.ctypes.data, array.ctypes.data, 7, (4,))], SUM
+            )
+        else:
+            handle = member.allreduce_async(array, "allreduce.x")
+        with pytest.raises(RuntimeError) as raised:
+            handle.result()
+        member.allreduce(array, "allreduce.y")  # all on GPUs
+        return str(raised.value)
+
+    for error in trio.run(body):
+        assert "Mismatched ALLREDUCE CPU/GPU device selection" in error
+        assert "ranks 0 and 2 have GPU; rank 1 has CPU." in error
+
+
+def test_ranks_that_have_joined_contribute_zeros_on_their_gpus(trio: World) -> None:
+    def body(member: GpuMember) -> list[float]:
+        results = [float(member.allreduce(np.ones(4, np.float32), "allreduce.known")[0])]
+        for step in range(member.rank):  # the first has no data at all
+            got = member.allreduce(np.full(4, 6.0, np.float32), "allreduce.known", AVERAGE if step else SUM)
+            results.append(float(got[0]))
+        last = member.engine.join()
+        assert last == 2
+        gathered = member.finish(member.start(ALLGATHER, "allgather.x", [member.array(np.ones(1, np.float32))], [None]))
+        assert gathered[0].shape == (3,)
+        return results
+
+    # Only ranks 1 and 2 are there in the first step, only rank 2 in the second, whose average is over all ranks.
+    assert trio.run(body) == [[3.0], [3.0, 12.0], [3.0, 12.0, 2.0]]

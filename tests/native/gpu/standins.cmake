@@ -1,0 +1,21 @@
+# What stands in for libcuda.so.1 and libnccl.so.2 on hosts without a GPU: libraries that tests name to the loader. They
+# share nothing with the engine.
+set(standin_folder ${CMAKE_CURRENT_LIST_DIR})
+function(add_standin name)
+  list(TRANSFORM ARGN PREPEND ${standin_folder}/)
+  add_library(${name} SHARED ${ARGN})
+  target_compile_options(${name} PRIVATE -Wall -Wextra -g)
+  if(HOROVOD_WERROR)
+    target_compile_options(${name} PRIVATE -Werror)
+  endif()
+  if(HOROVOD_SANITIZE AND NOT HOROVOD_LIBFUZZER)
+    target_compile_options(${name} PRIVATE -fsanitize=${HOROVOD_SANITIZE} -fno-omit-frame-pointer -O1)
+    target_link_options(${name} PRIVATE -fsanitize=${HOROVOD_SANITIZE})
+  endif()
+  target_link_libraries(${name} PRIVATE Threads::Threads)
+endfunction()
+
+add_standin(standin_cuda standin_cuda.cc)
+add_standin(standin_nccl standin_nccl.cc hub.cc)
+target_link_libraries(standin_nccl PRIVATE standin_cuda)
+set_target_properties(standin_nccl PROPERTIES BUILD_RPATH "\$ORIGIN")
