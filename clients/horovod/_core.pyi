@@ -127,8 +127,8 @@ class Engine:
         that ends in ".noname" marks an unnamed operation: such operations match by their order. wait_follows: the
         caller calls result() next, so no background thread is woken. finish: see Handle.result. device: the number of
         the GPU that the addresses are on, and stream: the CUDA stream (0 for the default one) whose work by now makes
-        the tensors ready; such an operation is done when it is queued on the GPU, and the engine references `keep` until
-        the GPU has worked it off. Raises ValueError (bad argument, duplicate name) or the internal error (the epoch is
+        the tensors ready; such an operation is done when it is queued on the GPU, and `keep` is referenced until the
+        GPU has worked it off. Raises ValueError (bad argument, duplicate name) or the internal error (the epoch is
         over).
         """
 
