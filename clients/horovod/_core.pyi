@@ -8,6 +8,8 @@ from typing import final
 
 from typing_extensions import CapsuleType
 
+_Tensor = tuple[int, int, int, tuple[int, ...]] | tuple[int, int, int, tuple[int, ...], int, int]
+
 __all__ = [
     "Engine",
     "Output",
@@ -88,7 +90,7 @@ class Engine:
         self,
         kind: int,
         name: str,
-        tensors: Sequence[tuple[int, int, int, tuple[int, ...]]],
+        tensors: Sequence[_Tensor],
         reduce_op: int = 1,
         prescale: float = 1.0,
         postscale: float = 1.0,
@@ -97,25 +99,23 @@ class Engine:
         process_set: int = 0,
         wait_follows: bool = False,
         keep: object = None,
-        device: int = -1,
-        stream: int = 0,
     ) -> int:
         """Starts an operation and returns its handle.
 
         tensors: (input address, output address or 0, dtype, shape) each. Their memory must stay alive until the
         operation is over; so long, and until wait() or abandon(), the engine references `keep`. A name that ends in
         ".noname" marks an unnamed operation: such operations match by their order. wait_follows: the caller calls
-        wait() next, so no background thread is woken. device: the number of the GPU that the addresses are on, and
-        stream: the CUDA stream (0 for the default one) whose work by now makes the tensors ready; such an operation is
-        done when it is queued on the GPU, and `keep` is referenced until the GPU has worked it off. Raises ValueError
-        (bad argument, duplicate name) or the internal error (the epoch is over).
+        wait() next, so no background thread is woken. On a GPU the tuples go on with the number of the GPU and the CUDA
+        stream (0 for the default one) whose work by now makes the tensors ready; such an operation is done when it is
+        queued there, and `keep` is referenced until the GPU has worked it off. Raises ValueError (bad argument,
+        duplicate name) or the internal error (the epoch is over).
         """
 
     def run(
         self,
         kind: int,
         name: str,
-        tensors: Sequence[tuple[int, int, int, tuple[int, ...]]],
+        tensors: Sequence[_Tensor],
         reduce_op: int = 1,
         prescale: float = 1.0,
         postscale: float = 1.0,
@@ -123,8 +123,6 @@ class Engine:
         splits: Sequence[int] | None = None,
         process_set: int = 0,
         keep: object = None,
-        device: int = -1,
-        stream: int = 0,
     ) -> list[Output] | tuple[list[Output], list[int]] | None:
         """submit() and wait() in one. If a signal cuts it short, `keep` is referenced until the operation is over."""
 

@@ -29,6 +29,7 @@ namespace py = pybind11;
 namespace horovod {
 namespace {
 
+constexpr const char* kDevicesDiffer = "The tensors of one operation must be on one device and one stream.";
 constexpr long kDeviceNapNs = 50'000;        // between two looks at a device, where the host is to wait for it
 constexpr int64_t kSignalSliceUs = 100'000;  // how often a waiting Python thread looks for signals
 
@@ -133,11 +134,9 @@ class PyEngine {
 
   int64_t submit(int kind, std::string name, const py::sequence& tensors, int reduce_op, double prescale,
                  double postscale, int root, const py::object& splits, int process_set, bool wait_follows,
-                 py::object keep, int device, uintptr_t stream) {
+                 py::object keep) {
     const std::shared_ptr<Submission> submission =
         make_submission(kind, std::move(name), tensors, reduce_op, prescale, postscale, root, splits, process_set);
-    if (device >= 0) [[unlikely]]
-      put_on_device(*submission, device, stream);
     int64_t handle = -1;
     Status status;
     {
@@ -150,12 +149,9 @@ class PyEngine {
   }
 
   py::object run(int kind, std::string name, const py::sequence& tensors, int reduce_op, double prescale,
-                 double postscale, int root, const py::object& splits, int process_set, py::object keep, int device,
-                 uintptr_t stream) {
+                 double postscale, int root, const py::object& splits, int process_set, py::object keep) {
     const std::shared_ptr<Submission> submission =
         make_submission(kind, std::move(name), tensors, reduce_op, prescale, postscale, root, splits, process_set);
-    if (device >= 0) [[unlikely]]
-      put_on_device(*submission, device, stream);
     Status status;
     {
       const py::gil_scoped_release release;
@@ -379,11 +375,16 @@ class PyEngine {
   }
 
   static void put_on_device(Submission& submission, int device, uintptr_t stream) {
-    if (submission.spec.tensors.empty()) return;
-    submission.spec.device = DeviceKind::gpu;
-    submission.on_device = std::make_unique<OnDevice>();
-    submission.on_device->ordinal = device;
-    submission.on_device->stream = stream;
+    if (!submission.on_device) {
+      if (submission.spec.tensors.size() > 1) throw py::value_error(kDevicesDiffer);
+      submission.spec.device = DeviceKind::gpu;
+      submission.on_device = std::make_unique<OnDevice>();
+      submission.on_device->ordinal = device;
+      submission.on_device->stream = stream;
+    }
+    if (submission.on_device->ordinal != device || submission.on_device->stream != stream) {
+      throw py::value_error(kDevicesDiffer);
+    }
   }
 
   static void check_numbers(int kind, int reduce_op) {
@@ -479,8 +480,10 @@ class PyEngine {
 
   static void add_tensor(const py::handle& item, Submission& submission) {
     PyObject* tuple = item.ptr();
-    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 4) {
-      throw py::value_error("A tensor is a tuple (input address, output address, dtype, shape).");
+    const Py_ssize_t items = PyTuple_Check(tuple) ? PyTuple_GET_SIZE(tuple) : 0;
+    if (items != 4 && items != 6) {
+      throw py::value_error(
+          "A tensor is a tuple (input address, output address, dtype, shape), on a GPU with its number and a stream.");
     }
     const auto address = [&](int place) {
       return reinterpret_cast<std::byte*>(PyLong_AsSize_t(PyTuple_GET_ITEM(tuple, place)));
@@ -503,6 +506,13 @@ class PyEngine {
     span.count = tensor.elements();
     submission.spec.tensors.push_back(std::move(tensor));
     submission.spans.push_back(span);
+    if (items == 6) [[unlikely]] {
+      const long device = PyLong_AsLong(PyTuple_GET_ITEM(tuple, 4));
+      const size_t stream = PyLong_AsSize_t(PyTuple_GET_ITEM(tuple, 5));
+      if (PyErr_Occurred()) throw py::error_already_set();
+      put_on_device(submission, static_cast<int>(device), stream);
+    }
+    if ((items == 6) != (submission.on_device != nullptr)) throw py::value_error(kDevicesDiffer);
   }
 
   template <typename Action>
@@ -584,11 +594,10 @@ PYBIND11_MODULE(_core, module) {
            py::arg("options") = std::map<std::string, int64_t>(), py::arg("cuda_file") = "", py::arg("nccl_file") = "")
       .def("submit", &PyEngine::submit, py::arg("kind"), py::arg("name"), py::arg("tensors"), py::arg("reduce_op") = 1,
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0, py::arg("splits") = py::none(),
-           py::arg("process_set") = 0, py::arg("wait_follows") = false, py::arg("keep") = py::none(),
-           py::arg("device") = -1, py::arg("stream") = 0)
+           py::arg("process_set") = 0, py::arg("wait_follows") = false, py::arg("keep") = py::none())
       .def("run", &PyEngine::run, py::arg("kind"), py::arg("name"), py::arg("tensors"), py::arg("reduce_op") = 1,
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0, py::arg("splits") = py::none(),
-           py::arg("process_set") = 0, py::arg("keep") = py::none(), py::arg("device") = -1, py::arg("stream") = 0)
+           py::arg("process_set") = 0, py::arg("keep") = py::none())
       .def("abandon", &PyEngine::abandon, py::arg("handle"))
       .def("poll", &PyEngine::poll, py::arg("handle"))
       .def("wait", &PyEngine::wait, py::arg("handle"), py::arg("stream") = py::none())

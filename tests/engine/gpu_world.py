@@ -190,14 +190,13 @@ class GpuMember(Member):
     def start(
         self, kind: int, name: str, arrays: list[DeviceArray], outputs: list[DeviceArray | None], **kw: Any
     ) -> int:
+        dtype = kw.pop("dtype", None)
+        where = (self.gpu.ordinal, self.current_stream)
         tensors = [
-            (a.address, 0 if o is None else o.address, DTYPES[kw["dtype"] if "dtype" in kw else str(a.dtype)], a.shape)
+            (a.address, 0 if o is None else o.address, DTYPES[dtype or str(a.dtype)], a.shape, *where)
             for a, o in zip(arrays, outputs, strict=True)
         ]
-        kw.pop("dtype", None)
-        keep = (arrays, outputs)
-        where = {"device": self.gpu.ordinal, "stream": self.current_stream}
-        handle: int = self.engine.submit(kind, name, tensors, keep=keep, **where, **kw)
+        handle: int = self.engine.submit(kind, name, tensors, keep=(arrays, outputs), **kw)
         return handle
 
     def finish(self, handle: int) -> list[AdoptedArray] | tuple[list[AdoptedArray], list[int]] | None:

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from horovod.torch.tensors import current_stream
+
 if TYPE_CHECKING:
     from horovod._core import Engine
 
@@ -25,9 +27,17 @@ __all__ = ["poll", "synchronize"]
 class Handle:
     """One engine operation. `finish` makes the user's result of what Engine.wait returned."""
 
-    __slots__ = ("_engine", "_finish", "_keep", "_number")
+    __slots__ = ("_device", "_engine", "_finish", "_keep", "_number")
 
-    def __init__(self, engine: Engine, number: int, keep: Any, finish: Callable[[Any], Any] | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        number: int,
+        keep: Any,
+        finish: Callable[[Any], Any] | None = None,
+        device: int | None = None,
+    ) -> None:
+        self._device = device  # the GPU of its tensors
         self._engine: Engine | None = engine
         self._number = number
         self._keep = keep
@@ -43,7 +53,10 @@ class Handle:
         if engine is None:
             return None
         try:
-            received = engine.wait(self._number)
+            if self._device is None:
+                received = engine.wait(self._number)
+            else:  # torch's stream waits, not this thread
+                received = engine.wait(self._number, current_stream(self._device))
         except Exception:
             self._forget()
             raise
@@ -112,6 +125,7 @@ def poll(handle: Any) -> bool:
 def synchronize(handle: Any) -> Any:
     """Waits for an asynchronous operation and returns its result: a tensor, or for grouped calls a tuple of tensors.
 
+    On a GPU the result is there for what is queued on the current stream from now on; this thread does not wait for it.
     Returns None for an unknown handle or one that was synchronized before. Example, on two ranks:
 
         >>> handle = hvd.allreduce_async(torch.ones(2), op=hvd.Sum)

@@ -28,7 +28,7 @@ from horovod.torch.ops.sparse import sparse_allreduce_async
 from horovod.torch.ops.submit import ALLREDUCE, check_reduction, set_id
 from horovod.torch.rounds import Rounds
 from horovod.torch.same_gradients import SameGradients
-from horovod.torch.tensors import in_place_span
+from horovod.torch.tensors import device_of, in_place_span
 from horovod.worker.runtime.context import current
 
 # Ready gradients are handed to the engine when they have this many bytes together.
@@ -225,7 +225,7 @@ class GradientReducer:
         running = engine.submit(
             ALLREDUCE, wire, (span,), op, self._prescale, self._postscale, 0, None, number, quiet, travelling
         )
-        return Handle(engine, running, travelling)
+        return Handle(engine, running, travelling, None, device_of(span))
 
     def _start_rounds(
         self,

@@ -15,7 +15,7 @@ import torch
 from horovod.common.basics import Adasum, Average, Max, Min, Product, Sum
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.handles import AnyHandle, Handle, PartedHandle
-from horovod.torch.tensors import DTYPE_CODES, Span
+from horovod.torch.tensors import DTYPE_CODES, Span, device_of
 from horovod.worker.runtime.context import current
 
 # Numbers of horovod.protos.v1.types_pb2.OperationType; a world of one needs no protobuf, so they are written out.
@@ -64,7 +64,7 @@ def start(
     """Submits and returns a handle. Without `finish`, `keep` is also what `synchronize` returns."""
     engine = current().engine
     number = engine.submit(kind, name, spans, op, prescale, postscale, root, splits, set_id, wait_follows, keep)
-    return Handle(engine, number, keep, finish)
+    return Handle(engine, number, keep, finish, device_of(spans[0]))
 
 
 def start_parts(
