@@ -8,6 +8,8 @@ from typing import Any, final
 
 from typing_extensions import CapsuleType
 
+_Tensor = tuple[int, int, int, tuple[int, ...]] | tuple[int, int, int, tuple[int, ...], int, int]
+
 __all__ = [
     "Engine",
     "Handle",
@@ -60,6 +62,9 @@ class Output:
 class Handle:
     """One operation in flight; made by Engine.submit."""
 
+    @property
+    def device(self) -> int | None:
+        """The GPU that its tensors are on; None for the host's memory, and after the end."""
     def done(self) -> bool:
         """True when result() would return at once. ValueError when result() has returned or raised already."""
 
@@ -107,7 +112,7 @@ class Engine:
         self,
         kind: int,
         name: str,
-        tensors: Sequence[tuple[int, int, int, tuple[int, ...]]],
+        tensors: Sequence[_Tensor],
         reduce_op: int = 1,
         prescale: float = 1.0,
         postscale: float = 1.0,
@@ -117,26 +122,23 @@ class Engine:
         wait_follows: bool = False,
         keep: object = None,
         finish: Callable[[Any], Any] | None = None,
-        device: int = -1,
-        stream: int = 0,
     ) -> Handle:
         """Starts an operation.
 
         tensors: (input address, output address or 0, dtype, shape) each. Their memory must stay alive until the
         operation is over; so long the handle, or the engine when nobody has that any more, references `keep`. A name
         that ends in ".noname" marks an unnamed operation: such operations match by their order. wait_follows: the
-        caller calls result() next, so no background thread is woken. finish: see Handle.result. device: the number of
-        the GPU that the addresses are on, and stream: the CUDA stream (0 for the default one) whose work by now makes
-        the tensors ready; such an operation is done when it is queued on the GPU, and `keep` is referenced until the
-        GPU has worked it off. Raises ValueError (bad argument, duplicate name) or the internal error (the epoch is
-        over).
+        caller calls result() next, so no background thread is woken. finish: see Handle.result. On a GPU the tuples go
+        on with the number of the GPU and the CUDA stream (0 for the default one) whose work by now makes the tensors
+        ready; such an operation is done when it is queued there, and `keep` is referenced until the GPU has worked
+        it off. Raises ValueError (bad argument, duplicate name) or the internal error (the epoch is over).
         """
 
     def run(
         self,
         kind: int,
         name: str,
-        tensors: Sequence[tuple[int, int, int, tuple[int, ...]]],
+        tensors: Sequence[_Tensor],
         reduce_op: int = 1,
         prescale: float = 1.0,
         postscale: float = 1.0,
@@ -144,8 +146,6 @@ class Engine:
         splits: Sequence[int] | None = None,
         process_set: int = 0,
         keep: object = None,
-        device: int = -1,
-        stream: int = 0,
     ) -> list[Output] | tuple[list[Output], list[int]] | None:
         """submit() and result() in one. If a signal cuts it short, `keep` is referenced until the operation is over."""
 

@@ -28,6 +28,7 @@ namespace py = pybind11;
 namespace horovod {
 namespace {
 
+constexpr const char* kDevicesDiffer = "The tensors of one operation must be on one device and one stream.";
 constexpr long kDeviceNapNs = 50'000;        // between two looks at a device, where the host is to wait for it
 constexpr int64_t kSignalSliceUs = 100'000;  // how often a waiting Python thread looks for signals
 
@@ -134,16 +135,12 @@ class PyEngine : public std::enable_shared_from_this<PyEngine> {
 
   std::unique_ptr<PyHandle> submit(int kind, std::string name, const py::sequence& tensors, int reduce_op,
                                    double prescale, double postscale, int root, const py::object& splits,
-                                   int process_set, bool wait_follows, py::object keep, py::object finish,
-                                   int device, uintptr_t stream);
+                                   int process_set, bool wait_follows, py::object keep, py::object finish);
 
   py::object run(int kind, std::string name, const py::sequence& tensors, int reduce_op, double prescale,
-                 double postscale, int root, const py::object& splits, int process_set, py::object keep, int device,
-                 uintptr_t stream) {
+                 double postscale, int root, const py::object& splits, int process_set, py::object keep) {
     const std::shared_ptr<Submission> submission =
         make_submission(kind, std::move(name), tensors, reduce_op, prescale, postscale, root, splits, process_set);
-    if (device >= 0) [[unlikely]]
-      put_on_device(*submission, device, stream);
     Status status;
     {
       const py::gil_scoped_release release;
@@ -408,11 +405,16 @@ class PyEngine : public std::enable_shared_from_this<PyEngine> {
   }
 
   static void put_on_device(Submission& submission, int device, uintptr_t stream) {
-    if (submission.spec.tensors.empty()) return;
-    submission.spec.device = DeviceKind::gpu;
-    submission.on_device = std::make_unique<OnDevice>();
-    submission.on_device->ordinal = device;
-    submission.on_device->stream = stream;
+    if (!submission.on_device) {
+      if (submission.spec.tensors.size() > 1) throw py::value_error(kDevicesDiffer);
+      submission.spec.device = DeviceKind::gpu;
+      submission.on_device = std::make_unique<OnDevice>();
+      submission.on_device->ordinal = device;
+      submission.on_device->stream = stream;
+    }
+    if (submission.on_device->ordinal != device || submission.on_device->stream != stream) {
+      throw py::value_error(kDevicesDiffer);
+    }
   }
 
   static void check_numbers(int kind, int reduce_op) {
@@ -445,8 +447,10 @@ class PyEngine : public std::enable_shared_from_this<PyEngine> {
 
   static void add_tensor(const py::handle& item, Submission& submission) {
     PyObject* tuple = item.ptr();
-    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 4) {
-      throw py::value_error("A tensor is a tuple (input address, output address, dtype, shape).");
+    const Py_ssize_t items = PyTuple_Check(tuple) ? PyTuple_GET_SIZE(tuple) : 0;
+    if (items != 4 && items != 6) {
+      throw py::value_error(
+          "A tensor is a tuple (input address, output address, dtype, shape), on a GPU with its number and a stream.");
     }
     const auto address = [&](int place) {
       return reinterpret_cast<std::byte*>(PyLong_AsSize_t(PyTuple_GET_ITEM(tuple, place)));
@@ -469,6 +473,13 @@ class PyEngine : public std::enable_shared_from_this<PyEngine> {
     span.count = tensor.elements();
     submission.spec.tensors.push_back(std::move(tensor));
     submission.spans.push_back(span);
+    if (items == 6) [[unlikely]] {
+      const long device = PyLong_AsLong(PyTuple_GET_ITEM(tuple, 4));
+      const size_t stream = PyLong_AsSize_t(PyTuple_GET_ITEM(tuple, 5));
+      if (PyErr_Occurred()) throw py::error_already_set();
+      put_on_device(submission, static_cast<int>(device), stream);
+    }
+    if ((items == 6) != (submission.on_device != nullptr)) throw py::value_error(kDevicesDiffer);
   }
 
   template <typename Action>
@@ -505,6 +516,12 @@ class PyHandle {
     return engine_->over(*submission_);
   }
 
+  // The GPU of its tensors; none when they are the host's, and after the end.
+  std::optional<int> device() const {
+    if (!submission_ || !submission_->on_device) return std::nullopt;
+    return submission_->on_device->ordinal;
+  }
+
   py::object result(std::optional<uintptr_t> stream) {
     const std::shared_ptr<Submission> submission = submission_;
     if (!submission) return py::none();
@@ -531,12 +548,9 @@ class PyHandle {
 
 std::unique_ptr<PyHandle> PyEngine::submit(int kind, std::string name, const py::sequence& tensors, int reduce_op,
                                            double prescale, double postscale, int root, const py::object& splits,
-                                           int process_set, bool wait_follows, py::object keep, py::object finish,
-                                           int device, uintptr_t stream) {
+                                           int process_set, bool wait_follows, py::object keep, py::object finish) {
   std::shared_ptr<Submission> submission =
       make_submission(kind, std::move(name), tensors, reduce_op, prescale, postscale, root, splits, process_set);
-  if (device >= 0) [[unlikely]]
-    put_on_device(*submission, device, stream);
   Status status;
   {
     const py::gil_scoped_release release;
@@ -601,7 +615,10 @@ PYBIND11_MODULE(_core, module) {
       .def_property_readonly("nbytes", [](const Output& self) { return self.buffer.bytes; })
       .def("dlpack", [](Output& self) { return to_dlpack(std::exchange(self.buffer, {}), self.dtype); });
 
-  py::class_<PyHandle>(module, "Handle").def("done", &PyHandle::done).def("result", &PyHandle::result, py::arg("stream") = py::none());
+  py::class_<PyHandle>(module, "Handle")
+      .def("done", &PyHandle::done)
+      .def_property_readonly("device", &PyHandle::device)
+      .def("result", &PyHandle::result, py::arg("stream") = py::none());
 
   py::class_<PyEngine, std::shared_ptr<PyEngine>>(module, "Engine")
       .def(py::init<int, int, uint64_t, std::vector<std::string>, const PySegment*, std::vector<std::string>,
@@ -614,10 +631,10 @@ PYBIND11_MODULE(_core, module) {
       .def("submit", &PyEngine::submit, py::arg("kind"), py::arg("name"), py::arg("tensors"), py::arg("reduce_op") = 1,
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0, py::arg("splits") = py::none(),
            py::arg("process_set") = 0, py::arg("wait_follows") = false, py::arg("keep") = py::none(),
-           py::arg("finish") = py::none(), py::arg("device") = -1, py::arg("stream") = 0)
+           py::arg("finish") = py::none())
       .def("run", &PyEngine::run, py::arg("kind"), py::arg("name"), py::arg("tensors"), py::arg("reduce_op") = 1,
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0, py::arg("splits") = py::none(),
-           py::arg("process_set") = 0, py::arg("keep") = py::none(), py::arg("device") = -1, py::arg("stream") = 0)
+           py::arg("process_set") = 0, py::arg("keep") = py::none())
       .def("add_process_set", &PyEngine::add_process_set, py::arg("number"), py::arg("ranks"), py::kw_only(),
            py::arg("segment") = nullptr, py::arg("segment_addresses") = std::vector<std::string>(),
            py::arg("sockets") = py::none(), py::arg("hosts") = std::vector<int>())

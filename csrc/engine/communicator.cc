@@ -21,7 +21,7 @@ constexpr int64_t kGatherUs = 200;           // how long the background thread l
 constexpr int64_t kGatherAgainUs = 1'000;    // and how long once more when some came meanwhile: it costs a wake-up
 constexpr int64_t kMostGatherUs = 5'000;     // in all
 constexpr uint64_t kStartBytes = 1u << 20;   // so many pending bytes are worth starting at once
-constexpr int64_t kTendMs = 10;              // how often the background thread looks what a device has done
+constexpr int64_t kTendMs = 10;              // how often somebody looks what a device has done
 constexpr int64_t kDriveSliceUs = 100'000;
 constexpr int64_t kLingerUs = 1'000'000;  // for peers that do not take the reason of an abort
 
@@ -264,6 +264,7 @@ void Communicator::set_patient(bool patient) {
 
 void Communicator::drive(const std::function<bool()>& enough, int64_t deadline_us) {
   LogEvent event;
+  DeviceBackend* device = nullptr;  // that is busy, while there is nothing else to do
   while (!enough()) {
     Status status = abort_.raised() ? abort_.cause() : log_->poll(event);
     if (status.ok() && event.kind == LogEvent::batch) {
@@ -273,9 +274,12 @@ void Communicator::drive(const std::function<bool()>& enough, int64_t deadline_u
     } else if (status.ok()) {
       const int64_t now = now_us();
       if (now >= deadline_us) return;
-      status = log_->wait(deadline_us - now);
+      if (device) [[unlikely]]
+        status = device->tend();
+      if (status.ok()) status = log_->wait(std::min(deadline_us - now, device ? kTendMs * 1000 : deadline_us));
       if (status.ok()) {
         const std::lock_guard<std::mutex> lock(mutex_);
+        device = device_busy() ? device_.get() : nullptr;
         if (!left_sentence_.empty() && now_us() - left_since_us_ > kLeftGraceUs) {
           status = {Code::left, left_sentence_};
         }

@@ -191,7 +191,10 @@ class Communicator {
   }
   void serve_peers();
   void run_alone(Submission& submission);
-  bool device_busy() const { return device_ && ended_.ok() && device_->busy(); }
+  // Something is queued on a device that will pass: a peer that leaves in order has done its part of it.
+  bool device_busy() const {
+    return device_ && device_->busy() && (ended_.ok() || (ended_.code() == Code::left && !abort_.raised()));
+  }
   Status look_at_peers();
   void tend_device();
   void end_device(bool orderly);

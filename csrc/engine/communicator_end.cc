@@ -119,11 +119,11 @@ void Communicator::close(const std::string& farewell, const std::string& why) {
     // What is queued on a device ends as soon as the framework's own work before it has; the background thread watches.
     const int64_t device_deadline = now_us() + config_.progress_timeout_ms * 1000;
     background_wanted_.notify_one();
-    while (device_busy() && ended_.ok() && !abort_.raised() && now_us() < device_deadline) {
+    while (device_busy() && !abort_.raised() && now_us() < device_deadline) {
       driver_changed_.wait_for(lock, std::chrono::milliseconds(1));
     }
     while (driving_ && pending_ == 0) driver_changed_.wait_for(lock, std::chrono::milliseconds(1));
-    orderly = ended_.ok() && !abort_.raised() && !device_busy();
+    orderly = !abort_.raised() && !device_busy();
     if (driving_) {  // it is stuck in an operation that a peer does not go on with: only the end of the epoch frees it
       abort_.raise(status);
       while (driving_) driver_changed_.wait(lock);

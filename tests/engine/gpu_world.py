@@ -192,14 +192,13 @@ class GpuMember(Member):
     def start(
         self, kind: int, name: str, arrays: list[DeviceArray], outputs: list[DeviceArray | None], **kw: Any
     ) -> _core.Handle:
+        dtype = kw.pop("dtype", None)
+        where = (self.gpu.ordinal, self.current_stream)
         tensors = [
-            (a.address, 0 if o is None else o.address, DTYPES[kw["dtype"] if "dtype" in kw else str(a.dtype)], a.shape)
+            (a.address, 0 if o is None else o.address, DTYPES[dtype or str(a.dtype)], a.shape, *where)
             for a, o in zip(arrays, outputs, strict=True)
         ]
-        kw.pop("dtype", None)
-        keep = (arrays, outputs)
-        where = {"device": self.gpu.ordinal, "stream": self.current_stream}
-        return self.engine.submit(kind, name, tensors, keep=keep, finish=lambda results: results, **where, **kw)
+        return self.engine.submit(kind, name, tensors, keep=(arrays, outputs), finish=lambda results: results, **kw)
 
     def finish(self, handle: _core.Handle) -> list[AdoptedArray] | tuple[list[AdoptedArray], list[int]] | None:
         stream = self.current_stream

@@ -132,9 +132,9 @@ class Process:
         try:
             for step in range(steps):
                 array = gpu.array(np.full(elements, self.world.rank + 1, np.float32))
-                tensor = (array.address, array.address, DTYPES["float32"], array.shape)
-                where = {"device": self.world.rank, "wait_follows": not stop}
-                handle = self.engine.submit(ALLREDUCE, f"allreduce.t{step % 8}", [tensor], reduce_op=SUM, **where)
+                tensor = (array.address, array.address, DTYPES["float32"], array.shape, self.world.rank, 0)
+                name = f"allreduce.t{step % 8}"
+                handle = self.engine.submit(ALLREDUCE, name, [tensor], reduce_op=SUM, wait_follows=not stop)
                 while stop and self.engine.counters()["batches"] == 0:
                     os.sched_yield()
                 if stop:

@@ -152,11 +152,11 @@ def test_tensors_are_kept_until_the_device_has_worked_them_off(pair: GpuWorld, e
 
     def body(member: GpuMember) -> tuple[weakref.ref[Kept], DeviceArray]:
         kept, array = Kept(), ones(member)
-        tensor = [(array.address, array.address, 7, array.shape)]
+        tensor = [(array.address, array.address, 7, array.shape, member.rank, 0)]
         if ending == "run":
-            member.engine.run(ALLREDUCE, "allreduce.x", tensor, SUM, keep=kept, device=member.rank)
+            member.engine.run(ALLREDUCE, "allreduce.x", tensor, SUM, keep=kept)
         else:
-            handle = member.engine.submit(ALLREDUCE, "allreduce.x", tensor, SUM, keep=kept, device=member.rank)
+            handle = member.engine.submit(ALLREDUCE, "allreduce.x", tensor, SUM, keep=kept)
             if ending == "wait":
                 handle.result()
             else:
@@ -249,14 +249,19 @@ def test_what_nccl_can_not_do_is_told_at_once(pair: GpuWorld, dtype: str, option
 def test_a_rank_has_one_gpu(pair: GpuWorld) -> None:
     member = pair.members[0]
     array = ones(member)
-    tensor = [(array.address, array.address, 7, array.shape)]
 
-    def submit(device: int) -> None:
-        member.engine.submit(ALLREDUCE, "allreduce.y", tensor, SUM, device=device)
+    def submit(*devices: int) -> None:
+        tensors = [(array.address, array.address, 7, array.shape, device, 0) for device in devices]
+        member.engine.submit(ALLREDUCE, "allreduce.y", tensors, SUM)
+
+    def submit_mixed() -> None:
+        member.engine.submit(ALLREDUCE, "allreduce.y", [(1, 1, 7, (1,)), (1, 1, 7, (1,), 0, 0)], SUM)
 
     expect_error(lambda: submit(99), ValueError, r"allreduce\.y: There is no GPU 99: this process sees 8")
     pair.run(lambda m: m.allreduce(np.ones(4, np.float32)))
     expect_error(lambda: submit(1), ValueError, r"the tensor is on GPU 1, but rank 0 began on GPU 0")
+    expect_error(lambda: submit(0, 1), ValueError, r"must be on one device and one stream")
+    expect_error(submit_mixed, ValueError, r"must be on one device and one stream")
 
 
 @pytest.mark.parametrize("missing", ["cuda_file", "nccl_file"])
@@ -264,9 +269,9 @@ def test_without_the_libraries_cpu_tensors_go_on(libraries: StandIns, missing: s
     files = {"cuda_file": libraries.cuda_file, "nccl_file": libraries.nccl_file, missing: "/nowhere/lib.so"}
     with EngineWorld(2, files=files) as world:
         array = np.ones(4, np.float32)
-        tensor = [(array.ctypes.data, array.ctypes.data, 7, array.shape)]
+        tensor = [(array.ctypes.data, array.ctypes.data, 7, array.shape, 0, 0)]
         expect_error(
-            lambda: world.engines[0].submit(ALLREDUCE, "allreduce.x", tensor, SUM, device=0),
+            lambda: world.engines[0].submit(ALLREDUCE, "allreduce.x", tensor, SUM),
             ValueError,
             r"allreduce\.x: There is no (NVIDIA driver|NCCL) on this host: .*/nowhere/lib\.so",
         )
@@ -371,8 +376,9 @@ def test_a_device_that_does_not_go_on_ends_the_epoch(libraries: StandIns) -> Non
         del arrays
 
 
-def test_leaving_finishes_what_is_queued(libraries: StandIns) -> None:
-    with GpuWorld(libraries, 2) as world:
+@pytest.mark.parametrize("transport", ["in_process", "tcp", "hosts"])
+def test_leaving_finishes_what_is_queued(libraries: StandIns, transport: str) -> None:
+    with GpuWorld(libraries, 3, transport) as world:
         held = world.gpus[1].hold()
         arrays = world.run(lambda m: [a := ones(m), m.finish(start(m, a))][0])
         leaving = threading.Thread(target=world.engines[0].close)
@@ -381,7 +387,7 @@ def test_leaving_finishes_what_is_queued(libraries: StandIns) -> None:
         leaving.join(60)
         assert not leaving.is_alive()
         for array in arrays:
-            np.testing.assert_array_equal(array.numpy(), 2.0)
+            np.testing.assert_array_equal(array.numpy(), 3.0)
 
 
 def test_broadcast_keeps_the_roots_tensor(pair: GpuWorld) -> None:

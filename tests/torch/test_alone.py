@@ -168,6 +168,8 @@ def test_handle_is_forgotten_after_synchronize() -> None:
 class _Part:
     """Stands for an operation that ends when the test says so; how the engine's own handles behave is tested there."""
 
+    device = None
+
     def __init__(self, value: int) -> None:
         self._value = value
         self.over = self.failed = False

@@ -33,3 +33,10 @@ def cuda_file(settings: Settings | None = None) -> str:
     """What HOROVOD_CUDA_LIBRARY names, or "" for the system's."""
     given = os.environ.get("HOROVOD_CUDA_LIBRARY", "").strip() if settings is None else settings.cuda_library
     return given or ""
+
+
+def gpu_obstacle(settings: Settings | None = None) -> str:
+    """Why GPU tensors can't be communicated on this host and what to do, or ""; asks for no GPU."""
+    from horovod import _core
+
+    return _core.cuda_obstacle(cuda_file(settings)) or _core.nccl_version(nccl_file(settings))[1]

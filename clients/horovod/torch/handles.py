@@ -18,8 +18,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from horovod._core import Handle
+from horovod.torch.tensors import current_stream
 
 __all__ = ["poll", "synchronize"]
+
+
+def _result_of(handle: Handle) -> Any:
+    """The result of one operation. On a GPU torch's stream waits for it, not this thread."""
+    device = handle.device
+    return handle.result() if device is None else handle.result(current_stream(device))
 
 
 class PartedHandle:
@@ -42,7 +49,7 @@ class PartedHandle:
             return None
         try:
             for part in self._parts[len(self._results) :]:
-                self._results.append(part.result())
+                self._results.append(_result_of(part))
         except Exception:
             self._parts = None
             raise
@@ -73,6 +80,7 @@ def poll(handle: Any) -> bool:
 def synchronize(handle: Any) -> Any:
     """Waits for an asynchronous operation and returns its result: a tensor, or for grouped calls a tuple of tensors.
 
+    On a GPU the result is there for what is queued on the current stream from now on; this thread does not wait for it.
     Returns None for an unknown handle or one that was synchronized before. Example, on two ranks:
 
         >>> handle = hvd.allreduce_async(torch.ones(2), op=hvd.Sum)
@@ -85,4 +93,6 @@ def synchronize(handle: Any) -> Any:
         HorovodInternalError: the operation failed (a rank was lost, or the ranks do not agree on it). The handle is
             forgotten then.
     """
-    return handle.result() if isinstance(handle, (Handle, PartedHandle)) else None
+    if isinstance(handle, Handle):
+        return _result_of(handle)
+    return handle.result() if isinstance(handle, PartedHandle) else None

@@ -22,7 +22,7 @@ import torch
 from horovod.common.basics import Average
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.compression import Compressor, GradientCompressor, NoneCompressor
-from horovod.torch.handles import Handle
+from horovod.torch.handles import Handle, synchronize
 from horovod.torch.ops.allreduce import start_group
 from horovod.torch.ops.sparse import sparse_allreduce_async
 from horovod.torch.ops.submit import ALLREDUCE, check_reduction, set_id
@@ -208,9 +208,9 @@ class GradientReducer:
             return
         handle = self._submit(travelling, slot.wire, quiet)
         if restore is None:
-            slot.finish = lambda: _store(slot.parameter, handle.result())
+            slot.finish = lambda: _store(slot.parameter, synchronize(handle))
         else:
-            slot.finish = lambda: _store(slot.parameter, restore(handle.result()))
+            slot.finish = lambda: _store(slot.parameter, restore(synchronize(handle)))
 
     def _submit(self, travelling: torch.Tensor, wire: str, quiet: bool) -> Handle:
         try:
@@ -270,7 +270,7 @@ class GradientReducer:
         )
 
         def finish() -> None:
-            for slot, reduced, (_, restore) in zip(group.slots, handle.result(), packed, strict=True):
+            for slot, reduced, (_, restore) in zip(group.slots, synchronize(handle), packed, strict=True):
                 _store(slot.parameter, reduced if restore is None else restore(reduced))
 
         group.slots[0].finish = finish

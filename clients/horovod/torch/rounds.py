@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 import torch
 
 from horovod.torch.compression import GradientCompressor
-from horovod.torch.handles import Handle
+from horovod.torch.handles import Handle, synchronize
 
 
 class Rounds:
@@ -41,7 +41,7 @@ class Rounds:
             ValueError: the compressor yields or returns what it must not.
         """
         if self._handle is not None:
-            self._handle.result()
+            synchronize(self._handle)
         try:
             with torch.no_grad():
                 travelling = next(self._generator)

@@ -1,5 +1,7 @@
 """How a torch tensor looks to the engine: (input address, output address, dtype code, shape), and back.
 
+On a GPU the tuple goes on with its number and the CUDA stream that writes the tensor.
+
 The engine never sees torch. What it can't take is refused here, with a sentence, before anything is submitted.
 """
 
@@ -12,11 +14,13 @@ import torch
 import torch.utils.dlpack
 
 from horovod.common.exceptions import HorovodInternalError
+from horovod.worker.runtime.context import current, is_initialized
+from horovod.worker.runtime.gpu import gpu_obstacle
 
 if TYPE_CHECKING:
     from horovod._core import Output
 
-Span: TypeAlias = tuple[int, int, int, tuple[int, ...]]
+Span: TypeAlias = tuple[int, int, int, tuple[int, ...]] | tuple[int, int, int, tuple[int, ...], int, int]
 
 # Numbers of horovod.protos.v1.types_pb2.DataType.
 DTYPE_CODES: Final[dict[torch.dtype, int]] = {
@@ -41,25 +45,43 @@ def in_place_span(tensor: torch.Tensor) -> Span:
     """The span of an operation whose result replaces its input."""
     try:
         code = _code_of(tensor.dtype)
-        if code is None or tensor.layout is not _strided or not tensor.is_cpu or not tensor.is_contiguous():
+        if code is None or tensor.layout is not _strided or not tensor.is_contiguous():
             raise refusal(tensor)
+        if not tensor.is_cpu:
+            return _device_span(tensor, code)
     except AttributeError:
         raise refusal(tensor) from None
     address = tensor.data_ptr()
     return address, address, code, tensor.shape
 
 
+def _device_span(tensor: torch.Tensor, code: int) -> Span:
+    if not tensor.is_cuda:
+        raise refusal(tensor)
+    address, device = tensor.data_ptr(), tensor.device.index
+    return address, address, code, tensor.shape, device, current_stream(device)
+
+
+def current_stream(device: int) -> int:
+    """The handle of the CUDA stream on which torch queues its work on `device` now."""
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+def with_output(span: Span, address: int) -> Span:
+    """The same with its result elsewhere."""
+    return (span[0], address, span[2], span[3]) if len(span) == 4 else (span[0], address, *span[2:])
+
+
 def input_span(tensor: torch.Tensor) -> Span:
     """The span of an operation whose result size only the engine knows; it allocates the output (see `adopt`)."""
-    address, _, code, shape = in_place_span(tensor)
-    return address, 0, code, shape
+    return with_output(in_place_span(tensor), 0)
 
 
 def span_to_new(tensor: torch.Tensor) -> tuple[Span, torch.Tensor]:
     """The span of an operation whose result goes to a new tensor of the same shape and dtype, and that tensor."""
-    address, _, code, shape = in_place_span(tensor)
+    span = in_place_span(tensor)
     output = torch.empty_like(tensor, requires_grad=False)
-    return (address, output.data_ptr(), code, shape), output
+    return with_output(span, output.data_ptr()), output
 
 
 def adopt(output: Output) -> torch.Tensor:
@@ -98,7 +120,10 @@ def device_obstacle(device: torch.device) -> str | None:
         return None
     if device.type == "meta":
         return "which has no memory: give it some with .to_empty(device='cpu'), and values, first."
-    return "and GPU tensors are not supported yet by this version: move it to the CPU with .cpu() first."
+    if device.type != "cuda":
+        return "which is not supported by this version: move it to the CPU with .cpu() first."
+    missing = gpu_obstacle(current().settings if is_initialized() else None)
+    return f"and can't be communicated there. {missing}" if missing else None
 
 
 def check_one_device(tensors: Sequence[torch.Tensor]) -> None:

@@ -127,13 +127,12 @@ def check_root(root_rank: int, process_set: ProcessSet) -> int:
 
 
 def _copy_for(tensor: torch.Tensor, root_rank: int) -> tuple[Span, torch.Tensor]:
-    _, _, code, shape = in_place_span(tensor)
+    in_place_span(tensor)  # refuses what can't travel before anything is copied
     output = torch.empty_like(tensor, requires_grad=False)
     if current().world.rank == root_rank:
         with torch.no_grad():
             output.copy_(tensor)
-    address = output.data_ptr()
-    return (address, address, code, shape), output
+    return in_place_span(output), output
 
 
 def _plain(tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> torch.Tensor:
