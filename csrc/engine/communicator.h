@@ -237,7 +237,7 @@ class Communicator {
   bool farewell_due_ = false;     // the epoch was aborted, and it is to see that the peers are told why
   bool device_end_due_ = false;   // the epoch was aborted, and it is to end what runs on the device
   uint64_t unstarted_bytes_ = 0;  // submitted without a waiting caller since the background thread last drove
-  uint64_t activity_ = 0;  // submissions, and waits that are over: callers are at it
+  uint64_t activity_ = 0;         // submissions, and waits that are over: callers are at it
   bool stopping_ = false;
   bool closed_ = false;
   std::string closed_why_;

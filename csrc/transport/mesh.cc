@@ -127,9 +127,9 @@ class SocketMesh final : public Mesh {
   std::vector<pollfd> polled_;  // one for each line, then the wake-up descriptor
   Socket wake_fd_;
   std::deque<ControlFrame> inbox_;
-  bool just_read_ = false;           // next_control() has given out a frame and not said "none" since
-  Status failed_;                    // the first failure; final
-  bool unwell_ = false;              // some peer has left or has a broken connection: judge() before sleeping
+  bool just_read_ = false;  // next_control() has given out a frame and not said "none" since
+  Status failed_;           // the first failure; final
+  bool unwell_ = false;     // some peer has left or has a broken connection: judge() before sleeping
   bool patient_ = false;
   int64_t lively_us_ = 0;            // about when a byte last moved
   std::atomic<bool> talked_{false};  // a byte has moved since lively_us_ was set

@@ -19,10 +19,11 @@ from typing import Any, Final
 
 import torch
 
+from horovod._core import Handle
 from horovod.common.basics import Average
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.compression import Compressor, GradientCompressor, NoneCompressor
-from horovod.torch.handles import Handle, synchronize
+from horovod.torch.handles import synchronize
 from horovod.torch.ops.allreduce import start_group
 from horovod.torch.ops.sparse import sparse_allreduce_async
 from horovod.torch.ops.submit import ALLREDUCE, check_reduction, set_id

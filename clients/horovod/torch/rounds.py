@@ -6,8 +6,9 @@ from collections.abc import Callable, Generator
 
 import torch
 
+from horovod._core import Handle
 from horovod.torch.compression import GradientCompressor
-from horovod.torch.handles import Handle, synchronize
+from horovod.torch.handles import synchronize
 
 
 class Rounds:

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from horovod._core import Handle
 from horovod.common.basics import Average
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.torch.handles import AnyHandle, Handle
+from horovod.torch.handles import AnyHandle
 from horovod.torch.ops.allreduce import _differentiable as reduce_differentiable
 from horovod.torch.ops.allreduce import gradient_name
 from horovod.torch.ops.submit import ALLGATHER, needs_gradient, run, set_id, start, start_parts

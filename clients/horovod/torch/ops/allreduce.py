@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
+from horovod._core import Handle
 from horovod.common.basics import Average, Sum
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.compression import Compression, Compressor
-from horovod.torch.handles import AnyHandle, Handle
+from horovod.torch.handles import AnyHandle
 from horovod.torch.ops.submit import (
     ALLREDUCE,
     check_reduction,

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
+from horovod._core import Handle
 from horovod.common.basics import Average, Max, Min, Product, Sum
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.compression import Compression, Compressor
-from horovod.torch.handles import AnyHandle, Handle
+from horovod.torch.handles import AnyHandle
 from horovod.torch.ops.allgather import allgather, grouped_allgather
 from horovod.torch.ops.allreduce import gradient_name
 from horovod.torch.ops.submit import (

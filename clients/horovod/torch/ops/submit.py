@@ -12,9 +12,10 @@ from typing import Any, Final
 
 import torch
 
+from horovod._core import Handle
 from horovod.common.basics import Adasum, Average, Max, Min, Product, Sum
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.torch.handles import AnyHandle, Handle, PartedHandle
+from horovod.torch.handles import AnyHandle, PartedHandle
 from horovod.torch.tensors import DTYPE_CODES, Span
 from horovod.worker.runtime.context import current
 
