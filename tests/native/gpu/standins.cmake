@@ -19,4 +19,5 @@ endfunction()
 add_standin(standin_cuda standin_cuda.cc)
 add_standin(standin_nccl standin_nccl.cc hub.cc)
 target_link_libraries(standin_nccl PRIVATE standin_cuda)
-set_target_properties(standin_nccl PROPERTIES BUILD_RPATH "\$ORIGIN")
+# The one beside it, whatever the folder is called: the linker takes no path with a comma in it.
+set_target_properties(standin_nccl PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "\$ORIGIN")
