@@ -48,7 +48,9 @@ def test_hostile_bytes_end_in_a_status() -> None:
     run(str(build("fuzz_mesh")), "3000")
 
 
-@pytest.mark.parametrize("program", [("engine_stress", "12"), ("fuzz_mesh", "1500")], ids=lambda program: program[0])
+@pytest.mark.parametrize(
+    "program", [("engine_stress", "12"), ("fuzz_mesh", "1500"), ("gpu_engine_test",)], ids=lambda program: program[0]
+)
 def test_with_sanitizers(program: tuple[str, ...], tmp_path: Path) -> None:
     if not has_sanitizer(tmp_path):
         pytest.skip("the compiler has no AddressSanitizer")
