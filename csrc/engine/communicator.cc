@@ -231,10 +231,11 @@ bool Communicator::wait(Submission& submission, int64_t timeout_us) {
       continue;
     }
     driving_ = true;
+    DeviceBackend* const device = busy_device();
     lock.unlock();
     // Beside a mesh whoever is waited for often waits for the network, and the processor is better left to others.
     if (region_ && !mesh_) region_->set_patient(true);
-    drive(done, deadline);
+    drive(done, deadline, device);
     lock.lock();
     driving_ = false;
     driver_changed_.notify_all();
@@ -252,9 +253,8 @@ bool Communicator::wait(Submission& submission, int64_t timeout_us) {
   return done();
 }
 
-void Communicator::drive(const std::function<bool()>& enough, int64_t deadline_us) {
+void Communicator::drive(const std::function<bool()>& enough, int64_t deadline_us, DeviceBackend* device) {
   LogEvent event;
-  DeviceBackend* device = nullptr;  // that is busy, while there is nothing else to do
   while (!enough()) {
     Status status = abort_.raised() ? abort_.cause() : log_->poll(event);
     if (status.ok() && event.kind == LogEvent::batch) {
@@ -269,7 +269,7 @@ void Communicator::drive(const std::function<bool()>& enough, int64_t deadline_u
       if (status.ok()) status = log_->wait(std::min(deadline_us - now, device ? kTendMs * 1000 : deadline_us));
       if (status.ok()) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        device = device_busy() ? device_.get() : nullptr;
+        device = busy_device();
         if (!left_sentence_.empty() && now_us() - left_since_us_ > kLeftGraceUs) {
           status = {Code::left, left_sentence_};
         }
@@ -427,6 +427,7 @@ void Communicator::background() {
     if (!needs_background() || driving_) continue;
     driving_ = background_drives_ = true;
     unstarted_bytes_ = 0;
+    DeviceBackend* const device = busy_device();
     lock.unlock();
     if (region_) region_->set_patient(false);
     drive(
@@ -434,7 +435,7 @@ void Communicator::background() {
           const std::lock_guard<std::mutex> check(mutex_);
           return stopping_ || !needs_background();
         },
-        now_us() + kDriveSliceUs);
+        now_us() + kDriveSliceUs, device);
     lock.lock();
     driving_ = background_drives_ = false;
     driver_changed_.notify_all();
