@@ -234,9 +234,10 @@ bool Communicator::wait(Submission& submission, int64_t timeout_us) {
       continue;
     }
     driving_ = true;
+    DeviceBackend* const device = busy_device();
     lock.unlock();
     set_patient(true);
-    drive(done, deadline);
+    drive(done, deadline, device);
     lock.lock();
     driving_ = false;
     driver_changed_.notify_all();
@@ -262,9 +263,8 @@ void Communicator::set_patient(bool patient) {
   if (mesh_) mesh_->set_patient(patient);
 }
 
-void Communicator::drive(const std::function<bool()>& enough, int64_t deadline_us) {
+void Communicator::drive(const std::function<bool()>& enough, int64_t deadline_us, DeviceBackend* device) {
   LogEvent event;
-  DeviceBackend* device = nullptr;  // that is busy, while there is nothing else to do
   while (!enough()) {
     Status status = abort_.raised() ? abort_.cause() : log_->poll(event);
     if (status.ok() && event.kind == LogEvent::batch) {
@@ -279,7 +279,7 @@ void Communicator::drive(const std::function<bool()>& enough, int64_t deadline_u
       if (status.ok()) status = log_->wait(std::min(deadline_us - now, device ? kTendMs * 1000 : deadline_us));
       if (status.ok()) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        device = device_busy() ? device_.get() : nullptr;
+        device = busy_device();
         if (!left_sentence_.empty() && now_us() - left_since_us_ > kLeftGraceUs) {
           status = {Code::left, left_sentence_};
         }
@@ -444,6 +444,7 @@ void Communicator::background() {
     if (!needs_background() || driving_) continue;
     driving_ = background_drives_ = true;
     unstarted_bytes_ = 0;
+    DeviceBackend* const device = busy_device();
     lock.unlock();
     set_patient(false);
     drive(
@@ -451,7 +452,7 @@ void Communicator::background() {
           const std::lock_guard<std::mutex> check(mutex_);
           return stopping_ || !needs_background();
         },
-        now_us() + kDriveSliceUs);
+        now_us() + kDriveSliceUs, device);
     lock.lock();
     driving_ = background_drives_ = false;
     driver_changed_.notify_all();

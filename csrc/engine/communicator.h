@@ -170,7 +170,9 @@ class Communicator {
   void fail_locked(const Status& status);
   Status with_context(const Status& status, const Submission& submission) const;
   void set_patient(bool patient);
-  void drive(const std::function<bool()>& enough, int64_t deadline_us);
+  // device: busy_device() by now.
+  void drive(const std::function<bool()>& enough, int64_t deadline_us, DeviceBackend* device);
+  DeviceBackend* busy_device() const { return device_busy() ? device_.get() : nullptr; }
   Status run(const LogEvent& event);
   bool is_eager(const OpSpec& spec, TensorId id) const;
   void answer_withdrawn(TensorId id);

@@ -98,13 +98,14 @@ void Communicator::close(const std::string& farewell, const std::string& why) {
         continue;
       }
       driving_ = true;
+      DeviceBackend* const device = busy_device();
       lock.unlock();
       drive(
           [&] {
             const std::lock_guard<std::mutex> check(mutex_);
             return pending_ == 0;
           },
-          deadline);
+          deadline, device);
       lock.lock();
       driving_ = false;
       driver_changed_.notify_all();

@@ -23,6 +23,8 @@ _NAMES |= {(2, 16): "float16", (2, 32): "float32", (2, 64): "float64", (4, 16): 
 class StandIns:
     """The two libraries, loaded into this process; `files` where they are built already."""
 
+    STOP = -1  # a fault: the process stops there
+
     def __init__(self, files: Sequence[str] = ()) -> None:
         if not files:
             from native_builds import gpu_libraries

@@ -123,10 +123,13 @@ class Process:
         say(done=steps)
 
     def gpu_loop(self, elements: int, steps: int, stop: bool = False) -> None:
-        """The same on this rank's GPU, reading the result back each time; `stop`: when the first one has begun."""
+        """The same on this rank's GPU, reading the result back each time; `stop`: where NCCL is to be started."""
         from gpu_world import Gpu, StandIns
 
-        gpu = Gpu(StandIns(self.files), self.world.rank)
+        libraries = StandIns(self.files)
+        gpu = Gpu(libraries, self.world.rank)
+        if stop:
+            libraries.fail("ncclCommInitRankConfig", libraries.STOP)
         expected = float(sum(range(1, self.world.size + 1)))
         step = 0
         try:
@@ -134,12 +137,7 @@ class Process:
                 array = gpu.array(np.full(elements, self.world.rank + 1, np.float32))
                 tensor = (array.address, array.address, DTYPES["float32"], array.shape, self.world.rank, 0)
                 name = f"allreduce.t{step % 8}"
-                handle = self.engine.submit(ALLREDUCE, name, [tensor], reduce_op=SUM, wait_follows=not stop)
-                while stop and self.engine.counters()["batches"] == 0:
-                    os.sched_yield()
-                if stop:
-                    os.kill(os.getpid(), signal.SIGSTOP)
-                handle.result()
+                self.engine.submit(ALLREDUCE, name, [tensor], reduce_op=SUM, wait_follows=True).result()
                 if not (array.numpy() == expected).all():
                     self.engine.check()  # the stream went on because the epoch ended
                     say(wrong=step)

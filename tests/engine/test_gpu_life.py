@@ -326,8 +326,25 @@ def test_a_failure_while_queueing_ends_the_epoch_everywhere(pair: GpuWorld, libr
         member.gpu.synchronize()  # nothing hangs there
 
 
-def test_an_asynchronous_error_is_noticed_though_nobody_asks(pair: GpuWorld, libraries: StandIns) -> None:
+@pytest.mark.parametrize("waiting", [False, True])
+def test_an_asynchronous_error_is_noticed_though_nobody_asks(
+    pair: GpuWorld, libraries: StandIns, waiting: bool
+) -> None:
+    """Or though all threads wait for something else."""
     pair.run(lambda m: m.allreduce(np.ones(4, np.float32), "allreduce.good"))
+    array = np.ones(4, np.float32)
+    tensor = (array.ctypes.data, array.ctypes.data, 7, (4,))
+    errors: list[str] = []
+
+    def wait(member: GpuMember) -> None:
+        try:
+            member.engine.run(ALLREDUCE, f"allreduce.of_rank_{member.rank}", [tensor], SUM, keep=array)
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    waiters = [threading.Thread(target=wait, args=(member,)) for member in pair.members if waiting]
+    for waiter in waiters:
+        waiter.start()
     held = pair.gpus[1].hold()
     arrays = pair.run(lambda m: [a := ones(m), m.finish(start(m, a))][0])
     libraries.fail("ncclCommGetAsyncError", 3)
@@ -335,6 +352,10 @@ def test_an_asynchronous_error_is_noticed_though_nobody_asks(pair: GpuWorld, lib
     assert "NCCL's ncclCommGetAsyncError failed: unknown result code (3)" in (ended(pair.engines[0]) or "")
     pair.gpus[0].synchronize()  # its kernel was ended
     pair.gpus[1].release(held)
+    for waiter in waiters:
+        waiter.join(60)
+    assert len(errors) == len(waiters)
+    assert all("ncclCommGetAsyncError" in error for error in errors)
     del arrays
 
 

@@ -2,6 +2,7 @@
 // that the real ones promise, so that the tests which are built on them mean something.
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "gpu_world.h"
 #include "named_tests.h"
@@ -144,7 +145,7 @@ struct Ranks {
     for (nccl::CommHandle comm : comms) CHECK(settled(comm) == 0);
   }
   ~Ranks() {
-    for (nccl::CommHandle comm : comms) CHECK(the_library().abort(comm) == 0);
+    for (nccl::CommHandle comm : comms) CHECK(!comm || the_library().abort(comm) == 0);
   }
   int all_reduce(int rank, OutputBuffer& data, size_t elements, int op = nccl::kSum) {
     return the_library().all_reduce(data.data.get(), data.data.get(), elements, nccl::kInt32, op, comms[rank],
@@ -208,6 +209,16 @@ void a_peer_that_never_comes_is_waited_for_until_the_abort() {
   CHECK(eventually([&] { return passed(*done); }));
 }
 
+void a_peer_that_is_gone_is_told_where_that_is_wanted() {
+  Ranks ranks(2);
+  standin<void(int)>("standin_nccl_remote_errors")(1);
+  OutputBuffer data = ranks.gpus[0]->make<int32_t>({1});
+  CHECK(ranks.all_reduce(0, data, 1) == nccl::kInProgress);
+  CHECK(the_library().abort(std::exchange(ranks.comms[1], nullptr)) == 0);
+  CHECK(eventually([&] { return settled(ranks.comms[0]) == nccl::kRemoteError; }));
+  standin<void(int)>("standin_nccl_remote_errors")(0);
+}
+
 void ranks_that_differ_are_told() {
   Ranks ranks(2);
   OutputBuffer data[] = {ranks.gpus[0]->make<int32_t>({1, 2}), ranks.gpus[1]->make<int32_t>({1, 2})};
@@ -256,6 +267,7 @@ constexpr NamedTest kTests[] = {
     {"a group is one launch", a_group_is_one_launch},
     {"communicators don't meet", communicators_don_t_meet},
     {"a peer that never comes is waited for until the abort", a_peer_that_never_comes_is_waited_for_until_the_abort},
+    {"a peer that is gone is told where that is wanted", a_peer_that_is_gone_is_told_where_that_is_wanted},
     {"ranks that differ are told", ranks_that_differ_are_told},
     {"memory of the host is refused", memory_of_the_host_is_refused},
     {"communicators go", communicators_go},

@@ -1,6 +1,7 @@
 // Faults on demand for both stand-ins: from the environment (NAME="cuInit:100 cuEventCreate:2") or by a call.
 #pragma once
 
+#include <csignal>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -20,6 +21,8 @@ class Faults {
     }
   }
 
+  static constexpr int kStop = -1;  // the process stops in the call, which then succeeds
+
   // The call of `function` after `skip` others answers `code`, once.
   void plan(const std::string& function, int code, int skip) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -34,7 +37,9 @@ class Faults {
     if (found == planned_.end() || found->second.skip-- > 0) return 0;
     const int code = found->second.code;
     if (!found->second.always) planned_.erase(found);
-    return code;
+    if (code != kStop) return code;
+    (void)::raise(SIGSTOP);
+    return 0;
   }
 
  private:
