@@ -385,7 +385,7 @@ def test_an_abort_frees_the_streams_and_tells_who_waits_then(pair: GpuWorld) -> 
 
 def test_a_device_that_does_not_go_on_ends_the_epoch(libraries: StandIns) -> None:
     """Rank 1's tensors never become ready, so rank 0 waits on its device for ever."""
-    with GpuWorld(libraries, 2, progress_timeout_ms=300) as world:
+    with GpuWorld(libraries, 2, progress_timeout_ms=1000) as world:
         world.run(lambda m: m.allreduce(np.ones(4, np.float32), "allreduce.good"))
         held = world.gpus[1].hold()
         arrays = world.run(lambda m: [a := ones(m), m.finish(start(m, a))][0])
