@@ -185,7 +185,7 @@ def _rank(size_bytes: int, absent: bool) -> int:
     step = 0
     try:
         while True:
-            engine.wait(engine.submit(ALLREDUCE, "allreduce.gradient", [tensor], wait_follows=True))
+            engine.submit(ALLREDUCE, "allreduce.gradient", [tensor], wait_follows=True).result()
             step += 1
             if step == STEPS_BEFORE:
                 print(json.dumps({"steps": step}), flush=True)
