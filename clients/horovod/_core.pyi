@@ -72,7 +72,7 @@ class Handle:
         """Waits for the end of the operation, and ends the handle: later calls return None at once.
 
         Returns what `finish` makes of the results in engine memory: a list of Output (allgather, reducescatter), for
-        alltoall with the received splits, else None. Without `finish`: those results, or `keep` when there are none.
+        alltoall with the received splits, else None. Without `finish`: `keep`, or those results when it is None.
         Of an operation on a GPU: what is queued on `stream` (default: that of the submission) from now on finds the
         result; the host does not wait for it, unless the option async_completion is 0.
         Raises the internal error. Signals (Ctrl-C) are seen within 0.1 s; an exception of their handlers leaves the

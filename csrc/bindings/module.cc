@@ -536,7 +536,7 @@ class PyHandle {
       received = PyEngine::result_of(*submission);
     }
     if (!finish.is_none()) return finish(std::move(received));
-    return received.is_none() ? keep : received;
+    return keep.is_none() ? received : keep;
   }
 
  private:
