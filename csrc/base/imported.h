@@ -2,6 +2,8 @@
 // of them is complete or there is none, so no call site asks whether a function is there.
 #pragma once
 
+#include <map>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -41,5 +43,21 @@ struct Imported {
     if (!address) missing += (missing.empty() ? "" : ", ") + std::string(name);
   }
 };
+
+// The table of the library in `file`, filled by load(file, table) when it is asked for the first time; null where that
+// failed, with its `status`. Any thread.
+template <typename Table, typename Load>
+const Table* loaded_once(const std::string& file, Load&& load, Status& status) {
+  static std::mutex mutex;  // guards `known`, whose entries never change or go
+  static auto* const known = new std::map<std::string, std::pair<Table, Status>>();
+  const std::lock_guard<std::mutex> lock(mutex);
+  auto found = known->find(file);
+  if (found == known->end()) {
+    found = known->try_emplace(file).first;
+    found->second.second = load(file, found->second.first);
+  }
+  status = found->second.second;
+  return status.ok() ? &found->second.first : nullptr;
+}
 
 }  // namespace horovod

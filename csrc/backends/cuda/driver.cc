@@ -1,18 +1,10 @@
 #include "backends/cuda/driver.h"
 
-#include <map>
-#include <mutex>
-
 namespace horovod::cuda {
 namespace {
 
 constexpr const char* kSystemsOwn = "libcuda.so.1";
 constexpr int kOldest = 11020;  // 11.2, the first with cuMemAllocAsync
-
-struct Loaded {
-  Driver driver;
-  Status status;
-};
 
 std::string bind_all(Driver& driver, const ImportedLibrary& library) {
   std::string missing;
@@ -61,17 +53,7 @@ Status Driver::failure(const char* function, int result) const {
 }
 
 const Driver* driver(const std::string& file, Status& status) {
-  static std::mutex mutex;  // guards `known`, whose entries never change or go
-  static std::map<std::string, Loaded>* const known = new std::map<std::string, Loaded>();
-  const std::lock_guard<std::mutex> lock(mutex);
-  const std::string name = file.empty() ? kSystemsOwn : file;
-  auto found = known->find(name);
-  if (found == known->end()) {
-    found = known->emplace(name, Loaded{}).first;
-    found->second.status = load(name, found->second.driver);
-  }
-  status = found->second.status;
-  return status.ok() ? &found->second.driver : nullptr;
+  return loaded_once<Driver>(file.empty() ? kSystemsOwn : file, load, status);
 }
 
 }  // namespace horovod::cuda

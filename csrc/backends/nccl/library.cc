@@ -1,18 +1,10 @@
 #include "backends/nccl/library.h"
 
-#include <map>
-#include <mutex>
-
 namespace horovod::nccl {
 namespace {
 
 constexpr const char* kSystemsOwn = "libnccl.so.2";
 constexpr int kOldest = 21400;
-
-struct Loaded {
-  Library library;
-  Status status;
-};
 
 // 22703 is 2.27.3; before 2.9 it was 2804 for 2.8.4.
 std::string in_words(int code) {
@@ -73,17 +65,7 @@ Status Library::failure(const char* function, int result, CommHandle comm) const
 }
 
 const Library* library(const std::string& file, Status& status) {
-  static std::mutex mutex;  // guards `known`, whose entries never change or go
-  static std::map<std::string, Loaded>* const known = new std::map<std::string, Loaded>();
-  const std::lock_guard<std::mutex> lock(mutex);
-  const std::string name = file.empty() ? kSystemsOwn : file;
-  auto found = known->find(name);
-  if (found == known->end()) {
-    found = known->emplace(name, Loaded{}).first;
-    found->second.status = load(name, found->second.library);
-  }
-  status = found->second.status;
-  return status.ok() ? &found->second.library : nullptr;
+  return loaded_once<Library>(file.empty() ? kSystemsOwn : file, load, status);
 }
 
 }  // namespace horovod::nccl
