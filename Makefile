@@ -4,12 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-NATIVE_SOURCES := $(shell find csrc protos -name '*.cc' -o -name '*.h' -o -name '*.proto' -o -name '*.cmake' -o -name 'CMakeLists.txt')
+NATIVE_SOURCES := $(shell find csrc protos -name '*.cc' -o -name '*.h' -o -name '*.proto' -o -name '*.cmake' -o -name '*.cu' -o -name '*.in' -o -name 'CMakeLists.txt')
 JOBS ?= 2
 
-.PHONY: train test lint format bench build sanitize clean help
+.PHONY: train test lint format bench gpu build sanitize clean help
 help:
-	@echo "make train | test | lint | format | bench | build | sanitize | clean"
+	@echo "make train | test | lint | format | bench | gpu | build | sanitize | clean"
 
 # The virtual environment, remade when the pinned versions change.
 $(VENV)/.installed: constraints.txt
@@ -46,7 +46,7 @@ $(TYPES)/.linked: $(VENV)/.built $(wildcard clients/horovod/*/__init__.py)
 	ln -s $$(cd / && $(CURDIR)/$(BIN)/python -c 'import horovod.protos as p; print(p.__path__[0])') $(TYPES)/horovod/protos
 	touch $@
 
-CXX_SOURCES = $(shell git ls-files '*.cc' '*.h')
+CXX_SOURCES = $(shell git ls-files '*.cc' '*.h' '*.cu')
 
 lint: $(TYPES)/.linked
 	$(BIN)/ruff check .
@@ -76,6 +76,15 @@ sanitize: $(VENV)/.installed
 
 bench: build
 	$(BIN)/python benchmarks/collectives.py
+
+# What only a GPU can show, on the real driver and NCCL: every collective against NumPy, then the figures. TORCH names
+# another interpreter where the one with a PyTorch for this GPU is not that of .venv; it needs pytest and this package.
+TORCH ?= $(BIN)/python
+gpu: build
+	$(TORCH) -m pytest -rs tests/torch/test_gpu_real.py tests/torch/test_gpu_op_matrix.py \
+	  tests/benchmarks/test_gpu_benchmark.py -k "cuda or on_gpus or gpu_real"
+	$(TORCH) benchmarks/failover.py --transports gpu
+	$(TORCH) benchmarks/gpu.py
 
 clean:
 	rm -rf build $(VENV)

@@ -44,6 +44,6 @@ def build(target: str, folder: Path = BUILD, *options: str) -> Path:
 
 
 def gpu_libraries() -> tuple[Path, Path]:
-    """The stand-ins for libcuda.so.1 and libnccl.so.2 (tests/native/gpu)."""
+    """The stand-ins for libcuda.so.1 and libnccl.so.2 (tests/native/gpu); libstandin_nvrtc.so is beside them."""
     build("standin_nccl")
     return BUILD / "libstandin_cuda.so", BUILD / "libstandin_nccl.so"

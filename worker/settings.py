@@ -2,144 +2,20 @@
 
 The table is the class `Settings` itself, so that code reads `settings.size` with a type, and everything else
 (launcher flags, the YAML reader, the docs page) is generated from `SETTINGS`. An explicit argument beats the
-environment; a file is the launcher's business, which turns it into environment variables. Values are checked here and
-nowhere else: a bad one is a ValueError whose sentence names the variable, the value and what is expected. Importing
-this module reads nothing.
+environment; a file is the launcher's business, which turns it into environment variables. Values are checked by their
+row (setting.py) and nowhere else: a bad one is a ValueError whose sentence names the variable, the value and what is
+expected. Importing this module reads nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-Kind = Literal["int", "float", "bool", "text", "list", "choice", "address"]
-
-_TRUE = frozenset({"1", "true", "yes", "on"})
-_FALSE = frozenset({"0", "false", "no", "off"})
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One row. `flag` and `yaml` are None where `horovodrun` has no such option."""
-
-    name: str  # attribute of Settings; the unit is its last word
-    env: str
-    flag: str | None  # "--fusion-threshold-mb"
-    yaml: str | None  # "params.fusion_threshold_mb": section and key
-    kind: Kind
-    unit: str | None  # of the environment variable
-    default: Any
-    help: str
-    choices: tuple[str, ...] = ()  # lower case; kind "choice"
-    minimum: float | None = None
-    maximum: float | None = None
-    flag_scale: int = 1  # environment value = flag or YAML value * flag_scale (MB on the command line, bytes beyond)
-    yaml_inverted: bool = False  # the YAML key says "enabled" where the variable says "disable"
-    secret: bool = False  # the value appears in no message
-    launcher: bool = False  # set by launchers for each process, never by a person
-    in_use: bool = True  # False: checked and passed on to the processes, but nothing acts on it yet
-
-    def parse(self, text: str, source: str | None = None) -> Any:
-        """The value of `text`; ValueError with a sentence that names `source` (default: the variable)."""
-        where = source or self.env
-        text = text.strip()
-        if self.kind == "int":
-            try:
-                return self._in_range(int(text), text, where)
-            except ValueError as error:
-                raise self._bad(where, text) from error
-        if self.kind == "float":
-            try:
-                return self._in_range(float(text), text, where)
-            except ValueError as error:
-                raise self._bad(where, text) from error
-        if self.kind == "bool":
-            if text.lower() in _TRUE:
-                return True
-            if text.lower() in _FALSE:
-                return False
-            raise self._bad(where, text)
-        if self.kind == "list":
-            items = tuple(item.strip() for item in text.split(",") if item.strip())
-            if not items:
-                raise self._bad(where, text)
-            return items
-        if self.kind == "choice":
-            if text.lower() not in self.choices:
-                raise self._bad(where, text)
-            return text.lower()
-        if self.kind == "address":
-            split_address(text, where)
-            return text
-        if not text:
-            raise self._bad(where, text)
-        return text
-
-    def check(self, value: Any, source: str | None = None) -> Any:
-        """`value` of an explicit argument, checked like the text of the variable."""
-        where = source or self.name
-        if isinstance(value, str):
-            return self.parse(value, where)
-        if self.kind == "int" and isinstance(value, int) and not isinstance(value, bool):
-            return self._in_range(value, value, where)
-        if self.kind == "float" and isinstance(value, int | float) and not isinstance(value, bool):
-            return self._in_range(float(value), value, where)
-        if self.kind == "bool" and isinstance(value, bool):
-            return value
-        if self.kind == "list" and isinstance(value, list | tuple) and value:
-            return self.parse(",".join(str(item) for item in value), where)
-        raise self._bad(where, value)
-
-    def expected(self) -> str:
-        """What a value must be, to end a sentence with: "an integer >= 1 (bytes)"."""
-        if self.kind == "choice":
-            return "one of " + ", ".join(self.choices)
-        words = {
-            "int": "an integer",
-            "float": "a number",
-            "bool": "1 or 0 (also true/false, yes/no, on/off)",
-            "text": "a text that is not empty",
-            "list": "names separated by commas",
-            "address": "host:port, for example 127.0.0.1:29400",
-        }[self.kind]
-        if self.minimum is not None and self.maximum is not None:
-            words += f" from {self.minimum:g} to {self.maximum:g}"
-        elif self.minimum is not None:
-            words += f" >= {self.minimum:g}"
-        return f"{words} ({self.unit})" if self.unit else words
-
-    def _in_range(self, value: float, given: object, where: str) -> float:
-        low = self.minimum is not None and value < self.minimum
-        high = self.maximum is not None and value > self.maximum
-        if low or high or not math.isfinite(value):
-            raise self._bad(where, given)
-        return value
-
-    def _bad(self, where: str, value: object) -> ValueError:
-        shown = "" if self.secret else f"={value!r}"
-        return ValueError(f"{where}{shown} is not usable: expected {self.expected()}.")
-
-
-def split_address(text: str, source: str) -> tuple[str, int]:
-    """("host", 29400) of "host:29400" or "[::1]:29400"; ValueError naming `source` otherwise."""
-    host, colon, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ValueError(
-            f"{source}={text!r} is not usable: write an IPv6 address in brackets, for example [::1]:29400."
-        )
-    usable = colon and host and not any(c.isspace() or c in "/@,[]" for c in host)
-    if not usable or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(
-            f"{source}={text!r} is not usable: expected host:port with a port from 1 to 65535, "
-            "for example 127.0.0.1:29400."
-        )
-    return host, int(port)
+from horovod.worker.setting import Kind, Setting
 
 
 def _row(
@@ -155,6 +31,14 @@ def _row(
 ) -> Any:
     values = {"env": env, "flag": flag, "yaml": yaml, "kind": kind, "unit": unit, "default": default, "help": help}
     return dataclasses.field(default=default, metadata={"row": {**values, **more}})
+
+
+GPU_OPERATIONS = ("auto", "nccl", "host", "mpi", "gloo")
+
+
+def _gpu_row(operation: str) -> Any:
+    help_ = f"HOROVOD_GPU_OPERATIONS for {operation.lower()} alone; must agree on all ranks"
+    return _row(f"HOROVOD_GPU_{operation}", "choice", None, help_, choices=GPU_OPERATIONS)
 
 
 @dataclass(frozen=True)
@@ -355,6 +239,15 @@ class Settings:
         in_use=False,
     )
 
+    pin_gpus: bool = _row(
+        "HOROVOD_PIN_GPUS",
+        "bool",
+        False,
+        "the launcher gives each process one GPU by CUDA_VISIBLE_DEVICES, which the process then knows as device 0",
+        flag="--pin-gpus",
+        yaml="library_options.pin_gpus",
+    )
+
     # -- what one sees -------------------------------------------------------------------------------------------------
     log_level: str = _row(
         "HOROVOD_LOG_LEVEL",
@@ -483,6 +376,20 @@ class Settings:
     )
 
     # -- backends ------------------------------------------------------------------------------------------------------
+    gpu_operations: str = _row(
+        "HOROVOD_GPU_OPERATIONS",
+        "choice",
+        "auto",
+        "how GPU tensors travel: auto (NCCL where all ranks have it and it can do what is asked, otherwise through the "
+        "host's memory), nccl (the same, but a rank without NCCL is an error) or host (always through the host's "
+        "memory, by what HOROVOD_CPU_OPERATIONS says; mpi and gloo mean the same); must agree on all ranks",
+        choices=GPU_OPERATIONS,
+    )
+    gpu_allreduce: str | None = _gpu_row("ALLREDUCE")
+    gpu_allgather: str | None = _gpu_row("ALLGATHER")
+    gpu_broadcast: str | None = _gpu_row("BROADCAST")
+    gpu_alltoall: str | None = _gpu_row("ALLTOALL")
+    gpu_reducescatter: str | None = _gpu_row("REDUCESCATTER")
     num_nccl_streams: int = _row(
         "HOROVOD_NUM_NCCL_STREAMS",
         "int",
@@ -491,6 +398,30 @@ class Settings:
         flag="--num-nccl-streams",
         yaml="library_options.num_nccl_streams",
         minimum=0,
+    )
+    gpu_pack_threshold_bytes: int = _row(
+        "HOROVOD_GPU_PACK_THRESHOLD",
+        "int",
+        64 << 10,
+        "GPU tensors of a batch up to this size are copied into one buffer, which is reduced or broadcast as one; 0: "
+        "none are; must agree on all ranks",
+        unit="bytes",
+        minimum=0,
+        maximum=1 << 30,
+    )
+    gpu_pack_count: int = _row(
+        "HOROVOD_GPU_PACK_COUNT",
+        "int",
+        8,
+        "fewer small GPU tensors than this stay where they are; must agree on all ranks",
+        minimum=1,
+        maximum=1 << 20,
+    )
+    batch_d2d_memcopies: bool = _row(
+        "HOROVOD_BATCH_D2D_MEMCOPIES",
+        "bool",
+        True,
+        "small GPU tensors are packed by one kernel, which is compiled when it is first needed; 0: one by one",
     )
     async_completion: bool = _row(
         "HOROVOD_ENABLE_ASYNC_COMPLETION",
@@ -510,6 +441,13 @@ class Settings:
         "text",
         None,
         "file of the NVIDIA driver's library for GPU tensors; without it the system's libcuda.so.1",
+    )
+    nvrtc_library: str | None = _row(
+        "HOROVOD_NVRTC_LIBRARY",
+        "text",
+        None,
+        "file of NVIDIA's run-time compiler (libnvrtc.so.12) for packing small GPU tensors; without it that of the "
+        "package nvidia-cuda-nvrtc (PyTorch brings it), or the system's",
     )
     gloo_timeout_seconds: int = _row(
         "HOROVOD_GLOO_TIMEOUT_SECONDS",

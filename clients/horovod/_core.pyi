@@ -8,13 +8,15 @@ from typing import Any, final
 
 from typing_extensions import CapsuleType
 
-_Tensor = tuple[int, int, int, tuple[int, ...]] | tuple[int, int, int, tuple[int, ...], int, int]
+_Addresses = tuple[int, int, int, tuple[int, ...]] | tuple[int, int, int, tuple[int, ...], int, int]
 
 __all__ = [
     "Engine",
     "Handle",
     "Output",
     "Segment",
+    "TensorReader",
+    "copy_kernel",
     "cuda_obstacle",
     "gloo_obstacle",
     "isa",
@@ -33,6 +35,11 @@ def nccl_version(file: str) -> tuple[int, str]:
 
 def cuda_obstacle(file: str) -> str:
     """Why there is no NVIDIA driver, or ""; asks for no GPU. file: libcuda.so.1, "" for the system's."""
+
+def copy_kernel(file: str, capability: int) -> tuple[bytes, str]:
+    """The kernel that packs small tensors, compiled for GPUs of a compute capability (90 is 9.0), and "", or why it
+    can't be. Asks for no GPU. file: libnvrtc.so.12, "" for the system's.
+    """
 
 def set_error_types(internal_error: type[Exception]) -> None:
     """The exception class that operations raise for every failure but bad arguments (which are ValueError)."""
@@ -53,10 +60,23 @@ class Output:
     """Memory that the engine allocated for a result; supports the buffer protocol (bytes) where it is the host's."""
 
     shape: tuple[int, ...]
+    dtype: int
     nbytes: int
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def dlpack(self) -> CapsuleType:
-        """Hands the memory over as a DLPack capsule with dtype and shape; nothing remains here."""
+        """Hands the memory over as a DLPack capsule with dtype (of float8: uint8) and shape; nothing remains here."""
+
+@final
+class TensorReader:
+    """How the engine reads a framework's tensors.
+
+    Objects of just these types (no subclasses) are read through DLPack's exchange functions in C, where the first type
+    has the attribute `__dlpack_c_exchange_api__`. For all others, and for what those functions can't say or the engine
+    can't take so, `describe` returns the tuple of addresses that Engine.submit explains, or raises. Where those
+    functions make tensors too, results in the host's memory are tensors instead of Output, but for float8.
+    """
+
+    def __init__(self, types: Sequence[type], describe: Callable[[Any], _Addresses]) -> None: ...
 
 @final
 class Handle:
@@ -97,14 +117,15 @@ class Engine:
         options: Mapping[str, int] = ...,
         cuda_file: str = "",
         nccl_file: str = "",
+        nvrtc_file: str = "",
     ) -> None:
         """Connects. labels[r] names rank r in messages ("rank 1 (pid 4242) on host node-b").
 
         With `segment` and every rank's address: shared memory. With `sockets` (rank -> connected, authenticated
         descriptors, owned by the engine from now on): TCP. Neither is needed when size is 1. With both and `hosts`,
         one number for each rank: TCP between hosts, shared memory between ranks of equal numbers; a rank that is alone
-        needs no segment. options: fields of csrc/base/config.h by name. cuda_file and
-        nccl_file: what to load for the first GPU tensor, see worker/runtime/gpu.py; "" is the system's.
+        needs no segment. options: fields of csrc/base/config.h by name. cuda_file, nccl_file and nvrtc_file: what to
+        load for GPU tensors, see worker/runtime/gpu.py; "" is the system's.
         """
 
     # -- operations ------------------------------------------------------------------------------------------------
@@ -112,7 +133,7 @@ class Engine:
         self,
         kind: int,
         name: str,
-        tensors: Sequence[_Tensor],
+        tensors: Sequence[_Addresses | object],
         reduce_op: int = 1,
         prescale: float = 1.0,
         postscale: float = 1.0,
@@ -122,23 +143,26 @@ class Engine:
         wait_follows: bool = False,
         keep: object = None,
         finish: Callable[[Any], Any] | None = None,
+        reader: TensorReader | None = None,
     ) -> Handle:
         """Starts an operation.
 
-        tensors: (input address, output address or 0, dtype, shape) each. Their memory must stay alive until the
-        operation is over; so long the handle, or the engine when nobody has that any more, references `keep`. A name
-        that ends in ".noname" marks an unnamed operation: such operations match by their order. wait_follows: the
-        caller calls result() next, so no background thread is woken. finish: see Handle.result. On a GPU the tuples go
-        on with the number of the GPU and the CUDA stream (0 for the default one) whose work by now makes the tensors
-        ready; such an operation is done when it is queued there, and `keep` is referenced until the GPU has worked
-        it off. Raises ValueError (bad argument, duplicate name) or the internal error (the epoch is over).
+        tensors: (input address, output address or 0, dtype, shape) each; or with `reader` a tensor that is changed in
+        place, or a pair of one and a tensor for the result, None where the engine allocates that. Their memory must
+        stay alive until the operation is over; so long the handle, or the engine when nobody has that any more,
+        references `keep`. A name that ends in ".noname" marks an unnamed operation: such operations match by their
+        order. wait_follows: the caller calls result() next, so no background thread is woken. finish: see
+        Handle.result. On a GPU the tuples go on with the number of the GPU and the CUDA stream (0 for the default one)
+        whose work by now makes the tensors ready; such an operation is done when it is queued there, and `keep` is
+        referenced until the GPU has worked it off. Raises ValueError (bad argument, duplicate name) or the internal
+        error (the epoch is over).
         """
 
     def run(
         self,
         kind: int,
         name: str,
-        tensors: Sequence[_Tensor],
+        tensors: Sequence[_Addresses | object],
         reduce_op: int = 1,
         prescale: float = 1.0,
         postscale: float = 1.0,
@@ -146,6 +170,7 @@ class Engine:
         splits: Sequence[int] | None = None,
         process_set: int = 0,
         keep: object = None,
+        reader: TensorReader | None = None,
     ) -> list[Output] | tuple[list[Output], list[int]] | None:
         """submit() and result() in one. If a signal cuts it short, `keep` is referenced until the operation is over."""
 
@@ -179,12 +204,12 @@ class Engine:
 
     # -- negotiation: drained and fed by the coordinator session ----------------------------------------------------
     def next_outbox(self, timeout_ms: int) -> list[tuple[str, object]] | None:
-        """Blocks for what must go to the coordinator; [] on timeout, None after close().
+        """Blocks for what must go to the coordinator, or to the log; [] on timeout, None after close().
 
         Items: ("announce", op), ("blocked", op), ("recalled", (process_set, [ids])), ("join", (rounds that were over,
-        no zeros of this rank are under way any more)), where op is a tuple (name, kind, [(dtype, shape)], reduce_op,
-        prescale, postscale, root, process_set, device); that of "blocked" ends with the seconds that a thread has
-        waited for this very submission.
+        no zeros of this rank are under way any more)), ("note", (is it worth saying aloud, a sentence for the log)),
+        where op is a tuple (name, kind, [(dtype, shape)], reduce_op, prescale, postscale, root, process_set, device);
+        that of "blocked" ends with the seconds that a thread has waited for this very submission.
         """
 
     def apply_plan(self, process_set: int, name: str, id: int, operation: tuple[object, ...] | None = None) -> None:  # noqa: A002

@@ -24,10 +24,21 @@ struct Config {
   int background_cpu = -1;
   // Members connected by a mesh move tensors with Gloo's algorithms. Must agree on all ranks.
   bool gloo = false;
-  // For tensors on a GPU. The files of the driver and of NCCL; empty: the system's.
-  std::string cuda_file, nccl_file;
+  // For tensors on a GPU. The files of the driver, of NCCL and of NVIDIA's run-time compiler; empty: the system's.
+  std::string cuda_file, nccl_file, nvrtc_file;
   // So many batches may overlap on the device. Must agree on all ranks.
   int nccl_streams = 1;
+  // Bits by OpType: these demand NCCL, and these go through the host's memory though there is NCCL. The rest uses NCCL
+  // where all ranks have it.
+  unsigned nccl_operations = 0, host_operations = 0;
+  // Through the host's memory tensors go in chunks of this size. Must agree on all ranks.
+  size_t staging_bytes = 4u << 20;
+  // So many tensors of one dtype or more, each up to this size, are copied into one buffer (of up to
+  // fusion_threshold_bytes) and run as one. 0 bytes: none are. Both must agree on all ranks.
+  size_t gpu_pack_threshold_bytes = 64u << 10;
+  size_t gpu_pack_count = 8;
+  // That copying is done by one kernel, which is compiled when it is first needed; otherwise one after another.
+  bool batched_copies = true;
   // wait() leaves the waiting to the caller's stream and returns; otherwise the host waits until the result is there.
   bool async_completion = true;
 };

@@ -18,14 +18,18 @@ enum class DType : uint8_t {
   float64 = 8,
   boolean = 9,
   uint16 = 10,
+  float8_e4m3fn = 11,
+  float8_e5m2 = 12,
 };
-inline constexpr int kDTypeCount = 11;
+inline constexpr int kDTypeCount = 13;
 
 constexpr size_t size_of(DType dtype) {
   switch (dtype) {
     case DType::uint8:
     case DType::int8:
     case DType::boolean:
+    case DType::float8_e4m3fn:
+    case DType::float8_e5m2:
       return 1;
     case DType::int16:
     case DType::uint16:
@@ -43,13 +47,17 @@ constexpr size_t size_of(DType dtype) {
 }
 
 constexpr const char* name_of(DType dtype) {
-  constexpr const char* names[kDTypeCount] = {"uint8",    "int8",    "int16",   "int32", "int64", "float16",
-                                              "bfloat16", "float32", "float64", "bool",  "uint16"};
+  constexpr const char* names[kDTypeCount] = {"uint8",   "int8",          "int16",      "int32",   "int64",
+                                              "float16", "bfloat16",      "float32",    "float64", "bool",
+                                              "uint16",  "float8_e4m3fn", "float8_e5m2"};
   return names[static_cast<int>(dtype)];
 }
 
+constexpr bool is_float8(DType dtype) { return dtype == DType::float8_e4m3fn || dtype == DType::float8_e5m2; }
+
 constexpr bool is_floating(DType dtype) {
-  return dtype == DType::float16 || dtype == DType::bfloat16 || dtype == DType::float32 || dtype == DType::float64;
+  return is_float8(dtype) || dtype == DType::float16 || dtype == DType::bfloat16 || dtype == DType::float32 ||
+         dtype == DType::float64;
 }
 
 // Numbers equal horovod.protos.v1.ReduceOp.

@@ -16,8 +16,10 @@ class Hosts {
   explicit Hosts(const std::vector<int>& host_of);
 
   int count() const { return static_cast<int>(members_.size()); }
+  int size() const { return static_cast<int>(host_.size()); }  // members of all hosts
   int host(int member) const { return host_[member]; }
   const std::vector<int>& members(int host) const { return members_[host]; }  // in rank order
+  int leader(int host) const { return members_[host][0]; }
 
   // Who on `host` works for `member`: the member with the same place on its own host, or where there are fewer, in a
   // circle. Of its own host that is the member itself.

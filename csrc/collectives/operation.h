@@ -32,8 +32,10 @@ struct OutputBuffer {
   std::shared_ptr<DeviceMemory> on_device;  // owns what `data` points to where that is on a device
   size_t bytes = 0;
   std::vector<int64_t> shape;
+  std::byte* room = nullptr;  // memory of whoever runs the operation, where a result of up to room_bytes is to go
+  size_t room_bytes = 0;
 
-  // 64-byte aligned, not cleared. False when there is no memory.
+  // 64-byte aligned (but for `room`), not cleared. False when there is no memory.
   bool allocate(size_t size);
 };
 

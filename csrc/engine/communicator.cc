@@ -6,7 +6,6 @@
 #include <pthread.h>
 
 #include "collectives/shared/eager.h"
-#include "engine/mesh_order_log.h"
 #include "engine/shared_order_log.h"
 
 namespace horovod {
@@ -55,42 +54,6 @@ Communicator::Communicator(int process_set, int rank, std::vector<int> ranks, st
       lane_of_id_(kMaxIds, nullptr),
       by_id_(kMaxIds, nullptr) {}
 
-void Communicator::attach(std::unique_ptr<Region> region) {
-  region_ = std::move(region);
-  plane_.region = region_.get();
-  auto log = std::make_unique<SharedOrderLog>(
-      *region_, [this](const TensorId* ids, size_t count) { return fuse(ids, count); }, abort_);
-  shared_log_ = log.get();
-  log_ = std::move(log);
-  start_background();
-}
-
-void Communicator::attach(std::unique_ptr<Mesh> mesh, std::unique_ptr<Backend> backend, std::optional<Hosts> hosts,
-                          std::unique_ptr<Region> region) {
-  mesh_ = std::move(mesh);
-  backend_ = std::move(backend);
-  region_ = std::move(region);
-  plane_.mesh = mesh_.get();
-  plane_.backend = backend_.get();
-  if (hosts) {
-    hierarchy_ = std::make_unique<Hierarchy>(mesh_.get(), region_.get(), std::move(*hosts), config_.slot_bytes);
-    plane_.hierarchy = hierarchy_.get();
-    if (region_) {
-      region_->set_companion([this](bool& busy) { return mesh_->progress(busy); });
-      mesh_->while_waiting([this] { region_->beat(); });
-    }
-  }
-  auto log = std::make_unique<MeshOrderLog>(
-      *mesh_, [this](const TensorId* ids, size_t count) { return fuse(ids, count); }, abort_,
-      hierarchy_ ? &hierarchy_->hosts : nullptr);
-  log->watch([this](int member, TensorId id, Arrival what) {
-    if (timeline_.active()) [[unlikely]]
-      timeline_.arrival(process_set_, ranks_[member], id, what);
-  });
-  log_ = std::move(log);
-  start_background();
-}
-
 Communicator::~Communicator() { close(""); }
 
 // -- submitting
@@ -101,7 +64,7 @@ Status Communicator::submit(const std::shared_ptr<Submission>& submission, bool 
   if (!log_) {  // a world of one
     Operation* one[] = {submission.get()};
     if (timeline_.active()) [[unlikely]]
-      timeline_.began_alone(*submission, ranks_);
+      timeline_.began_alone(*submission, plane_, ranks_);
     if (submission->on_device) [[unlikely]] {
       run_alone(*submission);
     } else {
@@ -261,6 +224,7 @@ void Communicator::set_patient(bool patient) {
   // to others.
   if (region_ && !mesh_) region_->set_patient(patient);
   if (mesh_) mesh_->set_patient(patient);
+  log_->set_patient(patient);
 }
 
 void Communicator::drive(const std::function<bool()>& enough, int64_t deadline_us, DeviceBackend* device) {

@@ -98,7 +98,8 @@ class SharedOrderLog;
 
 namespace cuda {
 class Device;
-}
+class PinnedPool;
+}  // namespace cuda
 
 class Communicator {
  public:
@@ -133,7 +134,8 @@ class Communicator {
   uint64_t sleeps() const { return region_ ? region_->sleeps() : 0; }
 
   // An operation on a device: finds what runs it there, and marks where its tensors are ready. Before submit().
-  Status prepare(Submission& submission, const std::shared_ptr<cuda::Device>& device);
+  Status prepare(Submission& submission, const std::shared_ptr<cuda::Device>& device,
+                 const std::shared_ptr<cuda::PinnedPool>& pool);
 
   // wait_follows: the caller waits next, so the background thread is left asleep.
   Status submit(const std::shared_ptr<Submission>& submission, bool wait_follows);
@@ -160,6 +162,7 @@ class Communicator {
   void close(const std::string& farewell, const std::string& why = "Horovod has been shut down.");
 
  private:
+  void make_mesh_log();
   size_t fuse(const TensorId* ids, size_t count);
   void begin(Submission& submission);
   void announce(Submission& submission);

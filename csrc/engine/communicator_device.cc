@@ -3,7 +3,7 @@
 // there or the loss of a rank that the device waits for.
 #include <time.h>
 
-#include "backends/nccl/backend.h"
+#include "backends/gpu/backend.h"
 #include "base/clock.h"
 #include "engine/communicator.h"
 
@@ -14,11 +14,12 @@ constexpr int64_t kNapNs = 200'000;
 
 }  // namespace
 
-Status Communicator::prepare(Submission& submission, const std::shared_ptr<cuda::Device>& device) {
+Status Communicator::prepare(Submission& submission, const std::shared_ptr<cuda::Device>& device,
+                             const std::shared_ptr<cuda::PinnedPool>& pool) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!device_) {
-      nccl::Peers peers;
+      cuda::Peers peers;
       peers.rank = rank_;
       peers.labels = labels_;
       peers.abort = &abort_;
@@ -27,9 +28,19 @@ Status Communicator::prepare(Submission& submission, const std::shared_ptr<cuda:
         return gather_bytes(plane_, mine, bytes, all);
       };
       peers.look = [this] { return look_at_peers(); };
+      GpuOptions options;
+      options.config = config_;
+      options.scope = process_set_ == 0 ? "the world" : "process set " + std::to_string(process_set_);
+      options.note = [this](bool worth_saying, std::string sentence) {
+        OutboxItem item;
+        item.kind = OutboxItem::note;
+        item.worth_saying = worth_saying;
+        item.sentence = std::move(sentence);
+        outbox_.push(std::move(item));
+      };
       Status status;
       std::unique_ptr<DeviceBackend> made =
-          make_nccl_backend(config_.nccl_file, device, std::move(peers), config_.nccl_streams, status);
+          make_gpu_backend(std::move(options), device, pool, plane_, std::move(peers), status);
       if (!made) return {status.code(), submission.spec.name + ": " + status.message()};
       device_ = std::move(made);
       plane_.device = device_.get();

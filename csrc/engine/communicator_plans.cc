@@ -28,11 +28,11 @@ void Communicator::apply_plan(const std::string& name, TensorId id, const OpSpec
   begin(submission);
 }
 
-// Between hosts a member that takes an arrival back asks the sequencer, or one of two asks the other, and who is asked
-// may have nothing pending. Whatever makes members do so (an error, a recall) is told to all of them by the
-// coordinator, so it knows to listen.
+// Between hosts a member that takes an arrival back asks the sequencer, or one of two asks the other, or it asks the
+// rank that speaks for its host, and who is asked may have nothing pending. Whatever makes members do so (an error, a
+// recall) is told to all of them by the coordinator, so it knows to listen.
 void Communicator::serve_peers() {
-  if (!mesh_ || (rank_ != 0 && size() > 2)) return;
+  if (!mesh_ || (rank_ != 0 && size() > 2 && (!hierarchy_ || (region_ && region_->rank() > 0)))) return;
   serving_until_us_ = now_us() + kServeUs;
   background_wanted_.notify_one();
 }

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "backends/gloo/backend.h"
+#include "engine/host_channel.h"
 #include "engine/shared_order_log.h"
 #include "engine/waiting_thread.h"
 #include "kernels/kernels.h"
@@ -17,6 +18,8 @@ namespace horovod {
 namespace {
 
 constexpr size_t kHeaderBytes = 4096;
+// Of the order log: of all members who share memory, or of one host's beside a mesh.
+constexpr size_t kLogBytes = std::max(sizeof(SharedOrderLog::Memory), sizeof(HostMemory));
 static_assert(sizeof(SegmentHeader) <= kHeaderBytes);
 
 Status check_config(const Config& config) {
@@ -25,6 +28,9 @@ Status check_config(const Config& config) {
   }
   if (config.slot_bytes < 4096 || config.slot_bytes % 4096 != 0 || config.slot_bytes > (64u << 20)) {
     return {Code::invalid_argument, "slot_bytes must be a multiple of 4096 between 4096 and 64 MiB."};
+  }
+  if (config.staging_bytes < (16u << 10) || config.staging_bytes > (256u << 20)) {
+    return {Code::invalid_argument, "staging_bytes must be between 16 KiB and 256 MiB."};
   }
   return {};
 }
@@ -55,9 +61,7 @@ std::string listed(const std::vector<int>& ranks) {
 
 }  // namespace
 
-size_t Engine::segment_bytes(const Config& config) {
-  return kHeaderBytes + Region::area_bytes(config, sizeof(SharedOrderLog::Memory));
-}
+size_t Engine::segment_bytes(const Config& config) { return kHeaderBytes + Region::area_bytes(config, kLogBytes); }
 
 std::unique_ptr<Engine> Engine::create(WorldSpec world, const Config& config, Status& status) {
   DescriptorOwner descriptors(world.sockets);
@@ -102,8 +106,8 @@ Status Engine::make_region(const std::vector<int>& members, int me, const std::v
     segments.push_back(Segment::open(paths.segment_addresses[member], segment_bytes(config_), status));
     if (!segments.back()) return {status.code(), labels[member] + ": " + status.message()};
   }
-  region = std::make_unique<Region>(place, std::move(segments), std::move(names), kHeaderBytes,
-                                    sizeof(SharedOrderLog::Memory), config_, abort_);
+  region =
+      std::make_unique<Region>(place, std::move(segments), std::move(names), kHeaderBytes, kLogBytes, config_, abort_);
   return {};
 }
 
@@ -174,6 +178,7 @@ Engine::~Engine() {
   new std::map<int, ProcessSet>(std::move(sets_));
   new std::unique_ptr<Timeline>(std::move(timeline_));
   new std::shared_ptr<cuda::Device>(std::move(device_));
+  new std::shared_ptr<cuda::PinnedPool>(std::move(pool_));
 }
 
 // -- process sets -----------------------------------------------------------------------------------------------------

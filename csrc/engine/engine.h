@@ -118,8 +118,9 @@ class Engine {
   std::shared_ptr<Communicator> global_;
   int owner_process_ = 0;
 
-  std::mutex device_mutex_;               // guards device_
-  std::shared_ptr<cuda::Device> device_;  // the one GPU of this engine, since its first operation there
+  std::mutex device_mutex_;                 // guards the two below
+  std::shared_ptr<cuda::Device> device_;    // the one GPU of this engine, since its first operation there
+  std::shared_ptr<cuda::PinnedPool> pool_;  // for all process sets
 
   mutable std::mutex sets_mutex_;  // guards the block below; no communicator's lock is taken with it
   std::map<int, ProcessSet> sets_;

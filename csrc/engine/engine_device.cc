@@ -1,5 +1,5 @@
 // Operations on tensors of a GPU: which GPU a rank uses, and when its caller may go on.
-#include "backends/cuda/device.h"
+#include "backends/cuda/pinned.h"
 #include "engine/engine.h"
 
 namespace horovod {
@@ -7,6 +7,7 @@ namespace horovod {
 Status Engine::prepare_device(Submission& submission, Communicator& communicator) {
   const int ordinal = submission.on_device->ordinal;
   std::shared_ptr<cuda::Device> device;
+  std::shared_ptr<cuda::PinnedPool> pool;
   {
     const std::lock_guard<std::mutex> lock(device_mutex_);
     if (!device_) {
@@ -14,8 +15,10 @@ Status Engine::prepare_device(Submission& submission, Communicator& communicator
       const cuda::Driver* driver = cuda::driver(config_.cuda_file, status);
       if (driver) device_ = cuda::Device::open(*driver, ordinal, status);
       if (!device_) return {status.code(), submission.spec.name + ": " + status.message()};
+      pool_ = std::make_shared<cuda::PinnedPool>(device_, config_.staging_bytes);
     }
     device = device_;
+    pool = pool_;
   }
   if (device->ordinal() != ordinal) {
     return {Code::invalid_argument, submission.spec.name + ": the tensor is on GPU " + std::to_string(ordinal) +
@@ -24,7 +27,7 @@ Status Engine::prepare_device(Submission& submission, Communicator& communicator
                                         ", and a rank communicates from one GPU. Call "
                                         "torch.cuda.set_device(hvd.local_rank()) before tensors are made."};
   }
-  return communicator.prepare(submission, device);
+  return communicator.prepare(submission, device, pool);
 }
 
 bool Engine::over(const Submission& submission) const {

@@ -15,26 +15,23 @@ constexpr int64_t kCloseGraceUs = 1'000'000;
 // More small data than this is better off in an ordinary exchange.
 constexpr size_t kEagerFrameBytes = 64u << 10;
 
-Status bad_frame(const ControlFrame& frame, const std::string& what) {
-  return {Code::aborted, "Rank " + std::to_string(frame.peer) + " of the mesh sent " + what +
-                             " in a frame of the order log; this epoch can't go on."};
-}
-
-Status bad_id(TensorId id) {
-  return {Code::invalid_argument,
-          "Id " + std::to_string(id) + " is outside of the order log's 0 to " + std::to_string(kMaxIds - 1) + "."};
-}
-
 }  // namespace
 
 MeshOrderLog::MeshOrderLog(Mesh& mesh, FuseRule fuse, AbortSignal& abort, const Hosts* hosts)
     : mesh_(mesh), fuse_(std::move(fuse)), abort_(abort), hosts_(hosts), own_(kMaxIds) {
+  const int size = hosts ? hosts->count() : mesh.size();
+  member_of_peer_.resize(static_cast<size_t>(mesh.size()), -1);
+  for (int member = 0; member < size; ++member) {
+    peers_.push_back(hosts ? hosts->leader(member) : member);
+    member_of_peer_[static_cast<size_t>(peers_.back())] = member;
+  }
   if (sequences()) counts_.resize(kMaxIds);
+  if (hosts) mesh.listen_to(sequences() ? std::vector<int>(peers_.begin() + 1, peers_.end()) : std::vector<int>{0});
 }
 
 // -- any thread -------------------------------------------------------------------------------------------------------
 
-Status MeshOrderLog::arrive(TensorId id, Operation* operation) {
+Status MeshOrderLog::arrive(TensorId id, Operation* operation, std::string* combined) {
   if (id >= kMaxIds) return bad_id(id);
   bool wake = false;
   {
@@ -43,8 +40,9 @@ Status MeshOrderLog::arrive(TensorId id, Operation* operation) {
     own.operation = operation;
     own.arrived = true;
     own.brought = own.revoked = false;
-    const bool eager = operation && mesh::is_eager(operation->spec, mesh_.size());
-    std::string bytes = eager ? mesh::pack_eager(*operation, mesh_.rank()) : std::string();
+    const bool eager = combined || (operation && mesh::is_eager(operation->spec, size()));
+    std::string bytes;
+    if (eager) bytes = combined ? std::move(*combined) : mesh::pack_eager(*operation, mesh_.rank());
     if (!sequences() || (eager && pair())) {
       Gathered& frame = gather(sequences() ? ControlKind::offer : ControlKind::ready, id);
       own.brought = eager && frame.bytes.size() < kEagerFrameBytes;
@@ -99,9 +97,9 @@ MeshOrderLog::Gathered& MeshOrderLog::gather(ControlKind kind, TensorId id) {
 bool MeshOrderLog::count(int member, TensorId id, const std::string_view* bytes) {
   Count& count = counts_[id];
   if (count.members.empty()) {
-    count.members.resize(mesh_.size());
-    count.brought.resize(mesh_.size());
-    count.bytes.resize(mesh_.size());
+    count.members.resize(peers_.size());
+    count.brought.resize(peers_.size());
+    count.bytes.resize(peers_.size());
   }
   if (count.members[member]) return false;
   count.members[member] = true;
@@ -109,11 +107,11 @@ bool MeshOrderLog::count(int member, TensorId id, const std::string_view* bytes)
   count.plain += bytes ? 0 : 1;
   if (bytes) count.bytes[member] = *bytes;
   if (watch_) watch_(member, id, Arrival::counted);
-  if (++count.arrived < static_cast<uint32_t>(mesh_.size()) || (closed_ && !pair())) return true;
+  if (++count.arrived < peers_.size() || (closed_ && !pair())) return true;
   if (watch_) watch_(member, id, Arrival::last);
   agreed_.push_back({id, count.plain > 0, {}});
   if (count.plain == 0) {
-    agreed_.back().bytes.resize(mesh_.size());
+    agreed_.back().bytes.resize(peers_.size());
     agreed_.back().bytes.swap(count.bytes);
   }
   count.arrived = 0;
@@ -178,7 +176,9 @@ Status MeshOrderLog::wait(int64_t timeout_us) {
   HVD_TRY(std::move(status));
   if (!departed_.empty() && now_us() - departed_since_us_ >= kCloseGraceUs) {
     HVD_TRY(receive());  // the last look
-    if (entries_.empty()) close(departed_);
+    if (!entries_.empty()) return {};
+    if (sequences()) return close_for_all(departed_, 0);
+    close(departed_);
   }
   return {};
 }
@@ -193,7 +193,7 @@ Status MeshOrderLog::send_gathered() {
       gathered_.pop_front();
     }
     if (frame.kind == ControlKind::offer) frame.ids.clear();  // the records say it
-    HVD_TRY(mesh_.send_control(sequences() ? 1 : 0, frame.kind, frame.ids, frame.bytes));
+    HVD_TRY(mesh_.send_control(peers_[sequences() ? 1 : 0], frame.kind, frame.ids, frame.bytes));
   }
 }
 
@@ -204,147 +204,6 @@ Status MeshOrderLog::receive() {
     if (!found) return {};
     HVD_TRY(handle(frame));
   }
-}
-
-Status MeshOrderLog::handle(ControlFrame& frame) {
-  for (const TensorId id : frame.ids) {
-    if (id >= kMaxIds) return bad_frame(frame, "id " + std::to_string(id));
-  }
-  if (frame.kind == ControlKind::abort) return {Code::aborted, frame.text};
-  return sequences() ? handle_as_sequencer(frame) : handle_as_member(frame);
-}
-
-Status MeshOrderLog::handle_as_sequencer(ControlFrame& frame) {
-  if (frame.kind == ControlKind::leave) {
-    if (!close(frame.text)) return {};
-    for (int member = 1; member < mesh_.size(); ++member) {
-      if (member != frame.peer) HVD_TRY(mesh_.send_control(member, ControlKind::batch, {}, frame.text));
-    }
-    return {};
-  }
-  if (frame.kind == ControlKind::ready) return handle_ready(frame);
-  std::vector<TensorId> withdrawn;
-  if (frame.kind == ControlKind::withdraw) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (const TensorId id : frame.ids) {
-      if (take_back(frame.peer, id)) withdrawn.push_back(id);
-    }
-  } else if (frame.kind == ControlKind::withdrawn && pair()) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (const TensorId id : frame.ids) {
-      if (take_back(0, id)) taken_back_.push_back(id);
-    }
-  } else {
-    return bad_frame(frame, "what only rank 0 may send");
-  }
-  if (withdrawn.empty()) return {};
-  return mesh_.send_control(frame.peer, ControlKind::withdrawn, withdrawn);
-}
-
-Status MeshOrderLog::handle_ready(const ControlFrame& frame) {
-  std::string_view text = frame.text;  // records in the order of the ids, of some of them
-  uint32_t next = 0;
-  std::string_view bytes;
-  bool brings = !text.empty();
-  if (brings) HVD_TRY(mesh::next_record(frame.peer, text, next, bytes));
-  for (const TensorId id : frame.ids) {
-    const bool brought = brings && next == id;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (!count(frame.peer, id, brought ? &bytes : nullptr)) {
-        return bad_frame(frame, "id " + std::to_string(id) + " twice");
-      }
-    }
-    if (!brought) continue;
-    brings = !text.empty();
-    if (brings) HVD_TRY(mesh::next_record(frame.peer, text, next, bytes));
-  }
-  return brings ? bad_frame(frame, "small data that belongs to no arrival") : Status();
-}
-
-Status MeshOrderLog::handle_as_member(ControlFrame& frame) {
-  if (frame.kind == ControlKind::leave) {
-    if (frame.peer == 0) {
-      close(std::move(frame.text));
-    } else if (departed_.empty()) {
-      departed_ = frame.text;
-      departed_since_us_ = now_us();
-    }
-    return {};
-  }
-  if (frame.peer == 0 && frame.kind == ControlKind::batch) return handle_batch(frame);
-  if (frame.peer == 0 && frame.kind == ControlKind::offer && pair()) return handle_offer(frame);
-  if (frame.peer == 0 && frame.kind == ControlKind::withdraw && pair()) return handle_withdraw(frame);
-  if (frame.peer != 0 || frame.kind != ControlKind::withdrawn) {
-    return bad_frame(frame, "what only goes to rank 0 or comes from it");
-  }
-  const std::lock_guard<std::mutex> lock(mutex_);
-  for (const TensorId id : frame.ids) {
-    own_[id].brought = false;  // an offer that comes next is not for this arrival
-    entries_.push_back({LogEvent::withdrawn, {id}});
-  }
-  return {};
-}
-
-Status MeshOrderLog::handle_batch(ControlFrame& frame) {
-  if (frame.ids.empty()) {
-    close(std::move(frame.text));
-    return {};
-  }
-  const bool completed = !frame.text.empty();
-  std::string_view text = frame.text;
-  for (const TensorId id : frame.ids) {
-    Operation* operation = nullptr;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      Own& own = own_[id];
-      own.brought = own.offered = false;  // it runs the ordinary way, or is done
-      operation = own.operation;
-    }
-    if (!completed) continue;
-    uint32_t record = 0;
-    std::string_view bytes;
-    HVD_TRY(mesh::next_record(0, text, record, bytes));
-    if (record != id || !operation) return bad_frame(frame, "the result of what this rank has not brought");
-    HVD_TRY(mesh::take_result(*operation, bytes));
-  }
-  if (!text.empty()) return bad_frame(frame, "results that belong to no operation");
-  entries_.push_back({LogEvent::batch, std::move(frame.ids), completed});
-  return {};
-}
-
-Status MeshOrderLog::handle_offer(const ControlFrame& frame) {
-  for (std::string_view text = frame.text; !text.empty();) {
-    uint32_t id = 0;
-    std::string_view bytes;
-    HVD_TRY(mesh::next_record(0, text, id, bytes));
-    if (id >= kMaxIds) return bad_frame(frame, "id " + std::to_string(id));
-    const std::lock_guard<std::mutex> lock(mutex_);
-    Own& own = own_[id];
-    if (own.offered) return bad_frame(frame, "id " + std::to_string(id) + " twice");
-    own.offered = true;
-    own.offer = bytes;
-    match(id);
-  }
-  return {};
-}
-
-// What was offered is given back unless this member has arrived: then its own arrival is on the way, or the result was
-// computed already.
-Status MeshOrderLog::handle_withdraw(const ControlFrame& frame) {
-  std::vector<TensorId> withdrawn;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (const TensorId id : frame.ids) {
-      Own& own = own_[id];
-      own.revoked = own.arrived;
-      if (!own.offered || own.arrived) continue;
-      own.offered = false;
-      withdrawn.push_back(id);
-    }
-  }
-  if (withdrawn.empty()) return {};
-  return mesh_.send_control(0, ControlKind::withdrawn, withdrawn);
 }
 
 // Lists what was taken back here, computes what came with its bytes, and cuts the rest into batches.
@@ -397,9 +256,9 @@ Status MeshOrderLog::run(std::span<const Agreed> agreed) {
   return {};
 }
 
-Status MeshOrderLog::send_batch(std::span<const TensorId> ids, std::string_view results) {
-  for (int member = 1; member < mesh_.size(); ++member) {
-    HVD_TRY(mesh_.send_control(member, ControlKind::batch, ids, results));
+Status MeshOrderLog::send_batch(std::span<const TensorId> ids, std::string_view text, int except) {
+  for (int member = 1; member < size(); ++member) {
+    if (member != except) HVD_TRY(mesh_.send_control(peers_[member], ControlKind::batch, ids, text));
   }
   return {};
 }
@@ -415,6 +274,16 @@ bool MeshOrderLog::report(LogEvent& event) {
     own.arrived = own.brought = false;
   }
   return true;
+}
+
+Status MeshOrderLog::close_for_all(const std::string& sentence, int except) {
+  return close(sentence) ? send_batch({}, sentence, except) : Status();
+}
+
+Status MeshOrderLog::depart(const std::string& sentence) {
+  HVD_TRY(send_gathered());
+  if (sequences()) return close_for_all(sentence, 0);
+  return mesh_.send_control(0, ControlKind::closing, {}, sentence);
 }
 
 // From now on nothing more is agreed. False: it is closed already.

@@ -6,6 +6,10 @@
 //   withdraw   member -> sequencer   ids it wants back; answered by `withdrawn`, or by the batch that is on its way
 //   batch      sequencer -> member   one batch. Without ids: the log is closed, the text says why
 //   withdrawn  sequencer -> member   the answer
+//   closing    member -> sequencer   somebody this member speaks for has left
+//
+// Where members share memory the members of the log are hosts: for each the first of its ranks speaks, and what it
+// brings is what the ranks of its host contribute together (host_leader_log.h).
 //
 // Nothing is sent from arrive() and withdraw(): the driver sends what has gathered as one frame, whenever it looks for
 // news (a driver asleep in wait() is woken for it). So a burst of arrivals costs one frame, work that becomes ready
@@ -46,11 +50,15 @@ enum class Arrival : uint8_t { counted, taken_back, last };
 
 class MeshOrderLog final : public OrderLog {
  public:
-  // hosts: null, or in whose order small operations are reduced.
+  // hosts: null, or they are the log's members, and this is the leader of one.
   MeshOrderLog(Mesh& mesh, FuseRule fuse, AbortSignal& abort, const Hosts* hosts = nullptr);
 
   Status arrive(TensorId id) override { return arrive(id, nullptr); }
   Status arrive_with(TensorId id, Operation& operation) override { return arrive(id, &operation); }
+  // The same for a host, with what its members contribute.
+  Status arrive_combined(TensorId id, Operation& operation, std::string combined) {
+    return arrive(id, &operation, &combined);
+  }
   Status withdraw(TensorId id) override;
   Status poll(LogEvent& event) override;
   Status wait(int64_t timeout_us) override;
@@ -60,6 +68,11 @@ class MeshOrderLog final : public OrderLog {
   // held; after the one that completes an id, with `last` too. Before the first arrive().
   using Watch = std::function<void(int member, TensorId id, Arrival what)>;
   void watch(Watch watch) { watch_ = std::move(watch); }
+
+  // A rank that this host's leader speaks for has left: nothing more can be agreed. Driver only.
+  Status depart(const std::string& sentence);
+  // Some rank that is not the sequencer has left, and the log is not closed yet.
+  bool anyone_departed() const { return !departed_.empty(); }
 
  private:
   struct Own {  // what this member knows of an id
@@ -89,9 +102,10 @@ class MeshOrderLog final : public OrderLog {
     std::string bytes;
   };
 
+  int size() const { return static_cast<int>(peers_.size()); }
   bool sequences() const { return mesh_.rank() == 0; }
-  bool pair() const { return mesh_.size() == 2; }
-  Status arrive(TensorId id, Operation* operation);
+  bool pair() const { return size() == 2; }
+  Status arrive(TensorId id, Operation* operation, std::string* combined = nullptr);
   // With mutex_ held:
   bool count(int member, TensorId id, const std::string_view* bytes);  // false: it has arrived already
   bool take_back(int member, TensorId id);                             // false: agreed or never arrived
@@ -101,22 +115,25 @@ class MeshOrderLog final : public OrderLog {
   Status send_gathered();
   Status receive();
   Status handle(ControlFrame& frame);
-  Status handle_as_sequencer(ControlFrame& frame);
-  Status handle_ready(const ControlFrame& frame);
-  Status handle_as_member(ControlFrame& frame);
+  Status handle_as_sequencer(int member, ControlFrame& frame);
+  Status handle_ready(int member, const ControlFrame& frame);
+  Status handle_as_member(int member, ControlFrame& frame);
   Status handle_batch(ControlFrame& frame);
   Status handle_offer(const ControlFrame& frame);
   Status handle_withdraw(const ControlFrame& frame);
   Status decide();
   Status run(std::span<const Agreed> agreed);
-  Status send_batch(std::span<const TensorId> ids, std::string_view results);
+  Status send_batch(std::span<const TensorId> ids, std::string_view text, int except = 0);
   bool report(LogEvent& event);
   bool close(std::string sentence);
+  Status close_for_all(const std::string& sentence, int except);
 
   Mesh& mesh_;
   const FuseRule fuse_;
   AbortSignal& abort_;
   const Hosts* const hosts_;
+  std::vector<int> peers_;           // the rank in the mesh that is, or speaks for, each member
+  std::vector<int> member_of_peer_;  // by rank in the mesh; -1: another one speaks for it
   Watch watch_;
 
   // Innermost lock of the log: neither the fuse rule nor the mesh is called with it. Guards the next block.
@@ -132,7 +149,7 @@ class MeshOrderLog final : public OrderLog {
   // The rest belongs to the driver.
   std::deque<LogEvent> entries_;  // of the log, not yet reported
   std::string why_closed_;
-  std::string departed_;  // member: another member has left, and the sequencer has not closed the log yet
+  std::string departed_;  // another rank than the sequencer has left, and the sequencer has not closed the log yet
   int64_t departed_since_us_ = 0;
 };
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "base/status.h"
@@ -27,6 +28,12 @@ struct LogEvent {
   std::vector<TensorId> ids;
   bool completed = false;  // batch: the results are in place already, see arrive_with()
 };
+
+// What arrive() and withdraw() answer to an id that there is not.
+inline Status bad_id(TensorId id) {
+  return {Code::invalid_argument,
+          "Id " + std::to_string(id) + " is outside of the order log's 0 to " + std::to_string(kMaxIds - 1) + "."};
+}
 
 // How many of the `count` leading ids may run as one batch (at least 1). Pure: it must give the same answer on every
 // rank.
@@ -59,6 +66,9 @@ class OrderLog {
 
   // Ends a running or the next wait() early. Any thread.
   virtual void wake() = 0;
+
+  // The driver's thread has nothing else to do: it may look for news longer before it sleeps. Driver only.
+  virtual void set_patient(bool patient) { (void)patient; }
 };
 
 }  // namespace horovod

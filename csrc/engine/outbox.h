@@ -1,10 +1,12 @@
-// What the engine has to say to the coordinator. The engine never talks gRPC: a session drains this queue and feeds the
-// answers back (Communicator::apply_*). Bounded by the number of operations in flight, since each is announced once.
+// What the engine has to say to the coordinator, and to the log. The engine never talks gRPC: a session drains this
+// queue and feeds the answers back (Communicator::apply_*). Bounded by the number of operations in flight, since each
+// is announced once, and by the few notes that there are.
 #pragma once
 
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -14,7 +16,7 @@
 namespace horovod {
 
 struct OutboxItem {
-  enum Kind : uint8_t { announce, blocked, recalled, join };
+  enum Kind : uint8_t { announce, blocked, recalled, join, note };
   Kind kind = announce;
   OpSpec spec;  // announce, blocked; its name is the one to announce
   int process_set = 0;
@@ -22,6 +24,8 @@ struct OutboxItem {
   std::vector<TensorId> ids;   // recalled
   uint32_t round = 0;          // join: this rank is in hvd.join() for the round after so many,
   bool without_zeros = false;  // and has none of its zeros under way any more
+  std::string sentence;        // note: for the log of this rank,
+  bool worth_saying = false;   // where everybody should see it
 };
 
 class Outbox {

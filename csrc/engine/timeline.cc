@@ -189,10 +189,10 @@ void Timeline::begun(Operation& operation, TensorId id, const std::vector<int>& 
   record(std::move(event));
 }
 
-void Timeline::began_alone(Operation& operation, const std::vector<int>& ranks) {
+void Timeline::began_alone(Operation& operation, const DataPlane& plane, const std::vector<int>& ranks) {
   begun(operation, TimelineEvent::kNoId, ranks);
   Operation* one[] = {&operation};
-  running(one, {}, false);
+  running(one, plane, false);
 }
 
 void Timeline::arrival(int process_set, int rank, TensorId id, Arrival what) {
@@ -214,7 +214,7 @@ void Timeline::running(Batch batch, const DataPlane& plane, bool eager) {
     event.kind = TimelineEvent::running;
     event.operation = operation->traced;
     event.eager = eager;
-    event.plane = batch[0]->on_device ? "NCCL" : plane_of(plane);
+    event.plane = batch[0]->on_device && plane.device->takes_nccl(operation->spec) ? "NCCL" : plane_of(plane);
     record(std::move(event));
   }
 }

@@ -59,7 +59,7 @@ class Timeline {
   // This rank submits the operation, or has got an id for it (or TimelineEvent::kNoId). ranks: of its process set.
   void begun(Operation& operation, TensorId id, const std::vector<int>& ranks);
   // The same and at once running(), in a world of one.
-  void began_alone(Operation& operation, const std::vector<int>& ranks);
+  void began_alone(Operation& operation, const DataPlane& plane, const std::vector<int>& ranks);
   void arrival(int process_set, int rank, TensorId id, Arrival what);
   // All have arrived; the batch begins. eager: without a data phase.
   void running(Batch batch, const DataPlane& plane, bool eager);

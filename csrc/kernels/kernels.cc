@@ -54,7 +54,7 @@ Status check_reduction(DType dtype, ReduceOp op) {
             "Average of bool is not defined. Use Max (any rank true) or Min (all ranks true), or convert the tensor to "
             "a numeric type first."};
   }
-  if (op == ReduceOp::adasum && !is_floating(dtype)) {
+  if (op == ReduceOp::adasum && (!is_floating(dtype) || is_float8(dtype))) {
     return {Code::invalid_argument, std::string(name_of(op)) + " of " + horovod::name_of(dtype) +
                                         " is not defined. It needs float16, bfloat16, float32 or float64."};
   }

@@ -15,10 +15,10 @@ Status check_reduction(DType dtype, ReduceOp op);
 // output[i] = postscale * (inputs[0][i] op inputs[1][i] op ... op inputs[input_count - 1][i]), strictly left to right.
 //
 // op is sum, min, max or product (average is sum with postscale 1/n, chosen by the caller; adasum is not element-wise).
-// float16 and bfloat16 are computed in float32 and rounded once at the end, to nearest even. float32 and float64 are
-// computed in their own type, with postscale cast to it. Integers wrap; a postscale other than 1 is applied as double
-// and truncated toward zero. boolean: sum and max are OR, product and min are AND; postscale is ignored. output may be
-// the same memory as any one of the inputs, but must not overlap otherwise. Any alignment.
+// float16, bfloat16 and the float8 types are computed in float32 and rounded once at the end, to nearest even. float32
+// and float64 are computed in their own type, with postscale cast to it. Integers wrap; a postscale other than 1 is
+// applied as double and truncated toward zero. boolean: sum and max are OR, product and min are AND; postscale is
+// ignored. output may be the same memory as any one of the inputs, but must not overlap otherwise. Any alignment.
 //
 // Where the operation leaves a choice: a NaN in any input gives NaN, of min and max too, and always the one positive
 // quiet NaN without a payload; a scaled integer that does not fit becomes the nearest one that does (NaN becomes 0);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/adasum_loops.h"
+#include "kernels/float8.h"
 #include "kernels/formats.h"
 #include "kernels/table.h"
 
@@ -184,6 +185,13 @@ constexpr void set_integer(Table& table, DType dtype) {
   table.scale[static_cast<int>(dtype)] = scale_integer<T, Through>;
 }
 
+template <class F>
+constexpr void set_float8(Table& table, DType dtype) {
+  set_row(table, dtype, reduce_float8<F, Combine::sum>, reduce_float8<F, Combine::product>,
+          reduce_float8<F, Combine::min>, reduce_float8<F, Combine::max>);
+  table.scale[static_cast<int>(dtype)] = scale_float8<F>;
+}
+
 constexpr Table make_table(const char* isa) {
   Table table;
   table.isa = isa;
@@ -197,6 +205,8 @@ constexpr Table make_table(const char* isa) {
   set_real16<Bfloat16, 0x7f80, 0x7fc0>(table, DType::bfloat16);
   set_real<Real<float>>(table, DType::float32);
   set_real<Real<double>>(table, DType::float64);
+  set_float8<Float8E4m3>(table, DType::float8_e4m3fn);
+  set_float8<Float8E5m2>(table, DType::float8_e5m2);
   set_row(table, DType::boolean, reduce_integer<Boolean, Max>, reduce_integer<Boolean, Min>,
           reduce_integer<Boolean, Min>, reduce_integer<Boolean, Max>);
   return table;

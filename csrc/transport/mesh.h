@@ -29,13 +29,23 @@ struct MeshPeer {
   std::vector<int> fds;  // one or more connections, the same number on both sides; owned by the mesh from now on
 };
 
-enum class ControlKind : uint8_t { ready = 1, withdraw = 2, batch = 3, withdrawn = 4, abort = 5, leave = 6, offer = 7 };
+enum class ControlKind : uint8_t {
+  ready = 1,
+  withdraw = 2,
+  batch = 3,
+  withdrawn = 4,
+  abort = 5,
+  leave = 6,
+  offer = 7,
+  closing = 8,
+  nudge = 9,  // nothing but a reason to wake up
+};
 
 struct ControlFrame {
   int peer = -1;  // sender, an index into the members
   ControlKind kind = ControlKind::ready;
   std::vector<uint32_t> ids;  // ready, withdraw, batch, withdrawn
-  std::string text;           // abort, leave: the sentence, naming the sender; ready, batch, offer: small data
+  std::string text;           // abort, leave, closing: the sentence, naming who ends; ready, batch, offer: small data
 };
 
 // One direction of an exchange with one peer: bytes gathered from, or scattered to, the pieces in order.
@@ -88,6 +98,21 @@ class Mesh {
   // without a leave or abort frame before it.
   virtual Status wait(int64_t timeout_us) = 0;
   virtual void wake() = 0;
+
+  // From whom control frames are expected: while the driver looks again and again it looks there, and at the other
+  // connections now and then and before it sleeps. Before the first wait.
+  virtual void listen_to(const std::vector<int>& peers) = 0;
+
+  // A source of news beside the sockets, which ends a wait() too.
+  class Beside {
+   public:
+    virtual ~Beside() = default;
+    virtual bool news() = 0;  // must only read; asked at every turn
+    // True: the driver is about to sleep and then asks for news once more. Whoever has news for it from then on must
+    // send it a `nudge`, until this is called with false.
+    virtual void sleeping(bool asleep) = 0;
+  };
+  virtual void listen_beside(Beside* beside) = 0;  // before the first wait
 
   // The driver's thread has nothing else to do: it may look for news longer before it sleeps.
   virtual void set_patient(bool patient) = 0;

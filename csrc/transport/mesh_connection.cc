@@ -331,7 +331,7 @@ Status Connection::check(const FrameHeader& header) const {
     }
     return {};
   }
-  if (header.kind > static_cast<uint8_t>(ControlKind::offer) || !identity_.carries_control) {
+  if (header.kind > static_cast<uint8_t>(ControlKind::nudge) || !identity_.carries_control) {
     return bad("a frame of kind " + std::to_string(header.kind) + " that has no place on this connection");
   }
   if (header.length < sizeof(uint32_t) || header.length > kMaxControlBytes) {

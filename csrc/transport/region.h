@@ -80,8 +80,8 @@ class Region {
   std::byte* cell(int member, uint32_t id, uint32_t generation) const {
     return cells_[member] + (size_t{id} * 2 + generation % 2) * kCellStride;
   }
-  // The order log lives in the area of member 0.
-  std::byte* log() const { return area(0) + log_offset(); }
+  // The order log of all members lives in the area of member 0; beside a mesh each has a part of it.
+  std::byte* log(int member = 0) const { return area(member) + log_offset(); }
 
   // The next round number; each round is taken by exactly one collective. Driver only.
   uint64_t rounds_begun() const { return rounds_; }
@@ -150,6 +150,11 @@ class Region {
   Status check_members();
   // A member that left in order, or -1.
   int departed() const { return departed_; }
+  // Whether a member has said that it aborts or leaves.
+  bool has_ended(int member) const {
+    return segments_[member]->header().state.load(std::memory_order_acquire) !=
+           static_cast<uint32_t>(MemberState::running);
+  }
   const std::string& label(int member) const { return labels_[member]; }
   std::string departure_sentence(int member) const;
 

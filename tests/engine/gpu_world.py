@@ -7,21 +7,24 @@ Reading one back waits for its stream, as a framework does; nothing else here wa
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from dlpack import CUDA, DLTensor
+from resources import eventually
 from world import DTYPES, EngineWorld, Member
 
 from horovod import _core
 
-_CUDA_DEVICE = 2  # kDLCUDA
 _NAMES = {(0, 8): "int8", (0, 32): "int32", (0, 64): "int64", (0, 16): "int16", (1, 8): "uint8", (1, 16): "uint16"}
 _NAMES |= {(2, 16): "float16", (2, 32): "float32", (2, 64): "float64", (4, 16): "bfloat16", (6, 8): "bool"}
 
 
 class StandIns:
-    """The two libraries, loaded into this process; `files` where they are built already."""
+    """The libraries, loaded into this process; `files` where they are built already."""
 
     STOP = -1  # a fault: the process stops there
 
@@ -31,10 +34,13 @@ class StandIns:
 
             files = [str(file) for file in gpu_libraries()]
         self.cuda_file, self.nccl_file = files
+        self.nvrtc_file = str(Path(self.nccl_file).with_name("libstandin_nvrtc.so"))
         self.cuda = ctypes.CDLL(self.cuda_file)
         self.nccl = ctypes.CDLL(self.nccl_file)
+        self.nvrtc = ctypes.CDLL(self.nvrtc_file)
         for library, name in ((self.cuda, "standin_cuda_count"), (self.nccl, "standin_nccl_count")):
             getattr(library, name).restype = ctypes.c_int64
+        self.cuda.standin_cuda_recorded.restype = ctypes.c_int64
         self.cuda.standin_cuda_hold.restype = ctypes.c_void_p
         self.cuda.standin_cuda_release.argtypes = [ctypes.c_void_p]
         self.check(self.cuda.cuInit(0))
@@ -48,13 +54,35 @@ class StandIns:
         return number if number >= 0 else int(self.nccl.standin_nccl_count(what.encode()))
 
     def counts(self) -> dict[str, int]:
-        names = ("streams", "events", "blocks", "contexts", "communicators", "operations")
+        names = ("streams", "events", "blocks", "contexts", "pinned", "modules", "communicators", "operations")
         return {name: self.count(name) for name in names}
+
+    def record(self) -> None:
+        """Begins to record copies between devices and the host's page-locked memory."""
+        self.cuda.standin_cuda_record()
+
+    def recorded(self) -> list[tuple[int, str, int, int]]:
+        """(device, "in" or "out" as the host sees it, address there, bytes) of each copy, as they were queued."""
+        numbers = (ctypes.c_int64 * 40_000)()
+        count = int(self.cuda.standin_cuda_recorded(numbers, 10_000))
+        assert count <= 10_000
+        rows = [numbers[4 * i : 4 * i + 4] for i in range(count)]
+        return [(device, "in" if to_host else "out", address, size) for device, to_host, address, size in rows]
+
+    def check_nothing_is_left(self, cycle: Callable[[bool], None]) -> None:
+        """Of twenty worlds, each of which `cycle` makes, uses and ends: badly or well, in turn."""
+        cycle(True)
+        gc.collect()
+        before = self.counts()
+        for i in range(20):
+            cycle(i % 2 == 1)
+        gc.collect()
+        assert eventually(lambda: self.counts() == before), (before, self.counts())
 
     def fail(self, function: str, code: int, skip: int = 0) -> None:
         """The call of `function` after `skip` others fails, once."""
-        plan = self.cuda.standin_cuda_fail if function.startswith("cu") else self.nccl.standin_nccl_fail
-        plan(function.encode(), code, skip)
+        plans = {"cu": self.cuda.standin_cuda_fail, "nc": self.nccl.standin_nccl_fail}
+        plans.get(function[:2], self.nvrtc.standin_nvrtc_fail)(function.encode(), code, skip)
 
 
 class Gpu:
@@ -144,25 +172,6 @@ def read(address: int, dtype: np.dtype, shape: Sequence[int]) -> np.ndarray:
     return np.frombuffer(data, dtype).reshape(shape).copy()
 
 
-class _Tensor(ctypes.Structure):
-    """DLManagedTensor, with the DLTensor in it."""
-
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("dimensions", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-        ("manager", ctypes.c_void_p),
-        ("deleter", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
-    ]  # fmt: skip
-
-
 class AdoptedArray:
     """What a framework makes of a DLPack capsule of the engine."""
 
@@ -170,11 +179,11 @@ class AdoptedArray:
         pointer = ctypes.pythonapi.PyCapsule_GetPointer
         pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
         self._capsule = output.dlpack()
-        tensor = _Tensor.from_address(pointer(self._capsule, b"dltensor"))
-        assert (tensor.device_type, tensor.device_id, tensor.byte_offset) == (_CUDA_DEVICE, gpu.ordinal, 0)
+        tensor = DLTensor.from_address(pointer(self._capsule, b"dltensor"))
+        assert (tensor.device_type, tensor.device_id, tensor.byte_offset) == (CUDA, gpu.ordinal, 0)
         self.gpu, self.stream = gpu, stream
         self.address = tensor.data
-        self.name = _NAMES[tensor.code, tensor.bits]
+        self.name = _NAMES[tensor.type_code, tensor.type_bits]
         self.dtype = np.dtype("uint16" if self.name == "bfloat16" else self.name)
         self.shape = tuple(tensor.shape[i] for i in range(tensor.dimensions))
 
@@ -242,14 +251,33 @@ class GpuMember(Member):
 
 
 class GpuWorld(EngineWorld):
-    """EngineWorld of members with a GPU each; `transport` is what the CPUs talk over."""
+    """EngineWorld of members with a GPU each; `transport` is what the CPUs talk over.
 
-    def __init__(self, libraries: StandIns, size: int, transport: str = "in_process", **options: int) -> None:
+    without_nccl: these ranks don't find it.
+    """
+
+    def __init__(
+        self,
+        libraries: StandIns,
+        size: int,
+        transport: str = "in_process",
+        without_nccl: Sequence[int] = (),
+        more_files: Mapping[str, str] | None = None,
+        **options: int,
+    ) -> None:
         self.libraries = libraries
         self.gpus = [Gpu(libraries, rank) for rank in range(size)]
-        super().__init__(
-            size, transport, files={"cuda_file": libraries.cuda_file, "nccl_file": libraries.nccl_file}, **options
-        )
+        files = [
+            {
+                "cuda_file": libraries.cuda_file,
+                "nccl_file": "/nowhere/libnccl.so.2" if rank in without_nccl else libraries.nccl_file,
+                "nvrtc_file": libraries.nvrtc_file,
+                **(more_files or {}),
+            }
+            for rank in range(size)
+        ]
+        self.uses_nccl = not without_nccl
+        super().__init__(size, transport, files=files, **options)
         self.members: list[GpuMember] = [  # type: ignore[assignment]
             GpuMember(engine, rank, size, self.gpus[rank]) for rank, engine in enumerate(self.engines)
         ]

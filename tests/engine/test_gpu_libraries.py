@@ -11,7 +11,7 @@ import pytest
 from native_builds import gpu_libraries
 
 from horovod import _core
-from horovod.worker.runtime.gpu import cuda_file, nccl_file
+from horovod.worker.runtime.gpu import cuda_file, gpu_operations, nccl_file, nvrtc_file
 from horovod.worker.settings import resolve
 
 
@@ -55,6 +55,38 @@ def test_what_can_not_be_loaded_is_told() -> None:
     why = _core.cuda_obstacle("/nowhere/libcuda.so.1")
     assert why.startswith("There is no NVIDIA driver on this host: ")
     assert "HOROVOD_CUDA_LIBRARY" in why
+
+
+def test_pytorchs_own_compiler_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOROVOD_NVRTC_LIBRARY", raising=False)
+    assert nvrtc_file(path=[str(tmp_path)]) == ""
+    for place in ("nvidia/cu13/lib/libnvrtc.so.13", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12"):  # drivers know this better
+        packaged = tmp_path / place
+        packaged.parent.mkdir(parents=True)
+        packaged.touch()
+        assert nvrtc_file(path=["/nowhere", str(tmp_path)]) == str(packaged)
+    monkeypatch.setenv("HOROVOD_NVRTC_LIBRARY", "/opt/nvrtc.so")
+    assert nvrtc_file(path=[str(tmp_path)]) == "/opt/nvrtc.so"
+    assert nvrtc_file(resolve(explicit={"nvrtc_library": "/mine/nvrtc.so"})) == "/mine/nvrtc.so"
+
+
+def test_the_real_compiler_where_it_is_installed() -> None:
+    """It needs no GPU. The stand-in for the driver runs the very same text, so what is left to check is that NVIDIA's
+    compiler takes it."""
+    file = nvrtc_file()
+    if not file:
+        pytest.skip("no package nvidia-cuda-nvrtc-cu12 (or nvidia-cuda-nvrtc, for CUDA 13) is installed")
+    capabilities = (80, 90) if file.endswith(".13") else (70, 80, 90)
+    for capability in capabilities:
+        image, why = _core.copy_kernel(file, capability)
+        assert why == ""
+        assert image.startswith(b"\x7fELF")
+        assert b"horovod_copy_spans" in image
+    image, why = _core.copy_kernel(file, 990)  # of the future: the driver translates it
+    assert why == ""
+    assert b".entry horovod_copy_spans" in image
+    image, why = _core.copy_kernel(file, 35)
+    assert (image, "knows no GPU as old as this one, of compute capability 3.5" in why) == (b"", True)
 
 
 def _in_another_process(code: str, **environment: str) -> str:
@@ -105,3 +137,12 @@ def test_the_real_one_where_it_is_installed() -> None:
         pytest.skip("no package nvidia-nccl is installed")
     version, why = _core.nccl_version(str(found[0]))
     assert (version >= 21400, why) == (True, "")
+
+
+def test_settings_become_bits_by_operation() -> None:
+    assert gpu_operations(resolve({})) == {"nccl_operations": 0, "host_operations": 0}
+    given = {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_GPU_BROADCAST": "MPI", "HOROVOD_GPU_ALLTOALL": "auto"}
+    assert gpu_operations(resolve(given)) == {"nccl_operations": 0b10011, "host_operations": 0b00100}
+    for variable in ("HOROVOD_GPU_OPERATIONS", "HOROVOD_GPU_REDUCESCATTER"):
+        with pytest.raises(ValueError, match=f"{variable}.*DDL.*one of auto, nccl, host, mpi, gloo"):
+            resolve({variable: "DDL"})

@@ -23,6 +23,9 @@ from horovod.worker.settings import resolve
 pytestmark = [pytest.mark.xdist_group("gpu"), pytest.mark.timeout(300)]
 
 
+_EVERY_OPERATION = 31  # as bits
+
+
 @pytest.fixture(scope="module")
 def files() -> list[str]:
     return [str(file) for file in gpu_libraries()]
@@ -35,14 +38,16 @@ def libraries(files: list[str]) -> StandIns:
 
 # -- ranks that die ----------------------------------------------------------------------------------------------------
 @pytest.mark.slow
+@pytest.mark.parametrize("by_host", [False, True], ids=["nccl", "host"])
 @pytest.mark.parametrize("transport", ["shm", "tcp", "hosts"])
-def test_killed_at_any_point(files: list[str], transport: str) -> None:
+def test_killed_at_any_point(files: list[str], transport: str, by_host: bool) -> None:
     """Kernels never end once a peer is gone: the others are freed, told who it was, and form the next world."""
     chance = random.Random(transport)
+    options = {"host_operations": _EVERY_OPERATION, "staging_bytes": 16 << 10} if by_host else {}
     with Processes() as processes:
         ranks = processes.start(3)
         for _ in range(3):
-            processes.form(ranks, transport, files)
+            processes.form(ranks, transport, files, **options)
             for rank in ranks:
                 rank.tell("gpu_loop", elements=10_000, steps=1_000_000)
             victim = chance.randrange(3)
@@ -56,7 +61,7 @@ def test_killed_at_any_point(files: list[str], transport: str) -> None:
                 error = rank.answer("error", "done", "wrong")
                 assert f"ank {victim} (pid {ranks[victim].pid}) on host here was lost" in str(error)
             processes.close(survivors)
-            processes.form(survivors, transport, files)
+            processes.form(survivors, transport, files, **options)
             for rank in survivors:
                 rank.tell("gpu_loop", elements=100, steps=3)
             assert [rank.answer("done", "error", "wrong") for rank in survivors] == [3, 3]
@@ -83,11 +88,12 @@ def test_who_is_missing_when_nccl_starts_is_named(files: list[str], transport: s
 class World:
     """Ranks that are threads, formed as hvd.init() forms them."""
 
-    def __init__(self, libraries: StandIns, size: int) -> None:
+    def __init__(self, libraries: StandIns, size: int, nccl: bool) -> None:
         self._coordinator = EmbeddedCoordinator()
         address = self._coordinator.__enter__().address
         explicit: dict[str, Any] = {"coordinator": address, "size": size}
-        explicit |= {"cuda_library": libraries.cuda_file, "nccl_library": libraries.nccl_file}
+        explicit |= {"cuda_library": libraries.cuda_file, "nccl_library": libraries.nccl_file if nccl else "/nowhere"}
+        explicit |= {"nvrtc_library": libraries.nvrtc_file}
         settings = resolve({}, explicit)
         self._pool = ThreadPoolExecutor(size)
         contexts = list(self._pool.map(lambda _: form(settings), range(size)))
@@ -105,9 +111,9 @@ class World:
         self._coordinator.__exit__(None, None, None)
 
 
-@pytest.fixture
-def trio(libraries: StandIns) -> Iterator[World]:
-    made = World(libraries, 3)
+@pytest.fixture(params=[True, False], ids=["nccl", "host"])
+def trio(request: pytest.FixtureRequest, libraries: StandIns) -> Iterator[World]:
+    made = World(libraries, 3, request.param)
     yield made
     made.close()
 
@@ -145,3 +151,33 @@ def test_ranks_that_have_joined_contribute_zeros_on_their_gpus(trio: World) -> N
 
     # Only ranks 1 and 2 are there in the first step, only rank 2 in the second, whose average is over all ranks.
     assert trio.run(body) == [[3.0], [3.0, 12.0], [3.0, 12.0, 2.0]]
+
+
+def test_the_log_says_why_there_is_no_nccl(libraries: StandIns, caplog: pytest.LogCaptureFixture) -> None:
+    made = World(libraries, 2, nccl=False)
+    with caplog.at_level("INFO", logger="horovod"):
+        made.run(lambda member: member.allreduce(np.ones(4, np.float32)))
+        made.close()
+    said = [record.getMessage() for record in caplog.records if "through the host's memory" in record.getMessage()]
+    assert len(said) == 1
+    assert "GPU tensors of the world go through the host's memory, for the reason of rank 0 " in said[0]
+    assert "There is no NCCL on this host: " in said[0]
+
+
+@pytest.mark.parametrize("trio", [True], ids=["nccl"], indirect=True)
+def test_zeros_of_ranks_that_have_joined_are_packed(trio: World, libraries: StandIns) -> None:
+    def body(member: GpuMember) -> list[float]:
+        def group(value: float) -> list[float]:
+            arrays = [member.array(np.full(3 + i, value, np.float32)) for i in range(10)]
+            member.finish(member.start(ALLREDUCE, "grouped.known", arrays, list(arrays), reduce_op=SUM))
+            return sorted({float(number) for array in arrays for number in array.numpy()})
+
+        results = group(1.0)
+        for _ in range(member.rank):
+            results += group(6.0)
+        member.engine.join()
+        return results
+
+    before = libraries.count("launches")
+    assert trio.run(body) == [[3.0], [3.0, 12.0], [3.0, 12.0, 6.0]]
+    assert libraries.count("launches") == before + 3 * 3 * 2

@@ -29,6 +29,7 @@ DTYPES = {
     "float32": 7,
     "float64": 8,
     "bool": 9,
+    "uint16": 10,
 }
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = range(6)
 AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
@@ -111,6 +112,7 @@ class Negotiator:
         self.announced: list[tuple[Any, ...]] = []
         self.blocked: list[tuple[int, str]] = []
         self.recalled: list[tuple[int, list[int]]] = []
+        self.notes: list[tuple[int, bool, str]] = []
         self._threads = [threading.Thread(target=self._serve, args=(rank,)) for rank in range(len(engines))]
         for thread in self._threads:
             thread.start()
@@ -122,6 +124,8 @@ class Negotiator:
                     self._announce(rank, payload)
                 elif kind == "blocked":
                     self.blocked.append((rank, payload[0]))
+                elif kind == "note":
+                    self.notes.append((rank, *payload))
                 else:
                     self.recalled.append((rank, list(payload[1])))
 
@@ -164,7 +168,10 @@ def hosts_of(size: int) -> list[int]:
 
 
 class EngineWorld:
-    """Context manager: `size` engines over `transport`; `hosts` instead of hosts_of() for "hosts"; `files`: of GPUs."""
+    """Context manager: `size` engines over `transport`; `hosts` instead of hosts_of() for "hosts".
+
+    files: the libraries for GPUs, of all ranks or for each.
+    """
 
     def __init__(
         self,
@@ -172,7 +179,7 @@ class EngineWorld:
         transport: str = "in_process",
         connections: int = 1,
         hosts: Sequence[int] | None = None,
-        files: Mapping[str, str] | None = None,
+        files: Mapping[str, str] | Sequence[Mapping[str, str]] = (),
         **options: int,
     ) -> None:
         labels = [f"rank {rank} (thread {rank}) on host here" for rank in range(size)]
@@ -185,20 +192,22 @@ class EngineWorld:
         self._connections = connections
         self._options = options
         self.hosts = list(hosts or hosts_of(size)) if transport == "hosts" else []
-        common: dict[str, Any] = {"size": size, "epoch": 1, "labels": labels, "options": options, **(files or {})}
+        common: dict[str, Any] = {"size": size, "epoch": 1, "labels": labels, "options": options}
+        of = [files] * size if isinstance(files, Mapping) else files or [{}] * size
         if size == 1:
-            self.engines = [_core.Engine(rank=0, **common)]
+            self.engines = [_core.Engine(rank=0, **common, **of[0])]
         elif transport in SOCKETS:
             sockets = connect(size, connections)
             paths = self._local_paths(self.hosts, size)
             self.engines = [
-                _core.Engine(rank=rank, sockets=sockets[rank], **paths[rank], **common) for rank in range(size)
+                _core.Engine(rank=rank, sockets=sockets[rank], **paths[rank], **common, **of[rank])
+                for rank in range(size)
             ]
         else:
             segments = [_core.Segment(in_process=transport == "in_process", options=options) for _ in range(size)]
             addresses = [segment.address for segment in segments]
             self.engines = [
-                _core.Engine(rank=rank, segment=segments[rank], segment_addresses=addresses, **common)
+                _core.Engine(rank=rank, segment=segments[rank], segment_addresses=addresses, **common, **of[rank])
                 for rank in range(size)
             ]
         self.members = [Member(engine, rank, size) for rank, engine in enumerate(self.engines)]

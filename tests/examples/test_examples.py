@@ -74,6 +74,12 @@ def test_powersgd() -> None:
     assert accuracy > 0.95
 
 
+def test_resnet() -> None:
+    accuracy, images = learned("test accuracy: NUMBER on NUMBER images", "torch_resnet.py")
+    assert accuracy > 0.9
+    assert images == 450
+
+
 ALONE = """
 import runpy, sys
 import horovod.torch as hvd
@@ -95,6 +101,7 @@ def test_each_runs_alone() -> None:
         "torch_uneven_data.py --epochs 1": "test accuracy",
         "torch_powersgd.py --epochs 1": "test accuracy",
         "torch_digits.py --epochs 1": "test accuracy",
+        "torch_resnet.py --epochs 1": "test accuracy",
     }
     said = run([sys.executable, "-c", ALONE, *(f"{EXAMPLES}/{command}" for command in commands)]).splitlines()
     assert [line.startswith(start) for line, start in zip(said, commands.values(), strict=True)] == [True] * len(

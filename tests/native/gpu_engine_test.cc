@@ -2,6 +2,7 @@
 // see. Worlds end in order, by an abort in the middle of everything, or with work on the devices that can't go on.
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -19,15 +20,19 @@ namespace {
 
 constexpr int kThreads = 2;
 constexpr size_t kElements = 1000;
+constexpr size_t kManyElements = 20'000;  // of several chunks
 
 // Ranks of one process, each with its GPU. Names end in their id, so that nobody has to agree on ids.
 class GpuWorld {
  public:
-  GpuWorld(int size, bool sockets, int streams) {
+  GpuWorld(int size, bool sockets, int streams, bool by_host = false) {
     Config config;
     config.cuda_file = kCudaFile;
     config.nccl_file = kNcclFile;
+    config.nvrtc_file = kNvrtcFile;
     config.nccl_streams = streams;
+    config.host_operations = by_host ? ~0u : 0;
+    config.staging_bytes = 16u << 10;
     std::vector<WorldSpec> specs(size);
     std::vector<std::string> labels, addresses;
     Status status;
@@ -82,11 +87,20 @@ class GpuWorld {
   std::vector<std::thread> planners_;
 };
 
-// One thread's tensor, which is reduced in place again and again on a stream of the thread's own.
+// One thread's tensor, which is reduced in place again and again on a stream of the thread's own; that of every other
+// thread in parts of uneven size, which are packed.
 struct Worker {
   Worker(int rank, int number, size_t elements)
-      : gpu(rank), name("allreduce." + std::to_string(number)), elements(static_cast<int64_t>(elements)) {
+      : gpu(rank),
+        name("allreduce." + std::to_string(number)),
+        elements(static_cast<int64_t>(elements)),
+        in_parts(number % 2 == 1) {
     data = gpu.make(std::vector<float>(elements, 1.0f));
+  }
+  ~Worker() {
+    if (!last || !last->on_device || !last->on_device->finished) return;
+    bool passed = false;
+    CHECK(eventually([&] { return !last->on_device->finished->passed(passed).ok() || passed; }));
   }
   uintptr_t stream() const { return reinterpret_cast<uintptr_t>(gpu.stream->handle()); }
 
@@ -94,9 +108,13 @@ struct Worker {
     last = std::make_shared<Submission>();
     last->spec.type = OpType::allreduce;
     last->spec.name = name;
-    last->spec.tensors = {{DType::float32, {elements}}};
     last->spec.device = DeviceKind::gpu;
-    last->spans = {{data.data.get(), data.data.get(), elements}};
+    for (int64_t at = 0, part = in_parts ? 1 : elements; at < elements; at += part, part += 3) {
+      const int64_t count = std::min(part, elements - at);
+      std::byte* const address = data.data.get() + static_cast<size_t>(at) * sizeof(float);
+      last->spec.tensors.push_back({DType::float32, {count}});
+      last->spans.push_back({address, address, count});
+    }
     last->on_device = std::make_unique<OnDevice>();
     last->on_device->ordinal = gpu.device->ordinal();
     last->on_device->stream = stream();
@@ -110,6 +128,7 @@ struct Worker {
   Gpu gpu;
   const std::string name;
   const int64_t elements;
+  const bool in_parts;
   OutputBuffer data;
   std::shared_ptr<Submission> last;
 };
@@ -143,14 +162,15 @@ void in_threads(GpuWorld& world, Body&& body) {
   });
 }
 
-void steps_of_several_threads(bool sockets, int streams) {
-  GpuWorld world(3, sockets, streams);
-  const Workers workers = make_workers(world);
+void steps_of_several_threads(bool sockets, int streams, bool by_host = false) {
+  const size_t elements = by_host ? kManyElements : kElements;
+  GpuWorld world(3, sockets, streams, by_host);
+  const Workers workers = make_workers(world, elements);
   in_threads(world, [&](int rank, int i) { CHECK(run_steps(*world.engines[rank], *workers[rank][i], 6) == 6); });
   for (const auto& rank : workers) {
     for (const auto& worker : rank) {
       worker->gpu.synchronize();
-      CHECK(values_of<float>(worker->data) == std::vector<float>(kElements, 729.0f));
+      CHECK(values_of<float>(worker->data) == std::vector<float>(elements, 729.0f));
     }
   }
 }
@@ -161,10 +181,15 @@ void in_order() {
   steps_of_several_threads(false, 3);
 }
 
-void by_an_abort_in_the_middle() {
+void through_the_host() {
+  steps_of_several_threads(false, 1, true);
+  steps_of_several_threads(true, 1, true);
+}
+
+void abort_in_the_middle(bool by_host) {
   for (int round = 0; round < 12; ++round) {
-    GpuWorld world(2, round % 2 == 1, 1 + round % 3);
-    const Workers workers = make_workers(world);
+    GpuWorld world(2, round % 2 == 1, 1 + round % 3, by_host);
+    const Workers workers = make_workers(world, by_host ? kManyElements : kElements);
     std::atomic<int> steps{0};
     std::thread aborting([&] {
       CHECK(eventually([&] { return steps.load() >= round; }));
@@ -181,6 +206,9 @@ void by_an_abort_in_the_middle() {
     for (const auto& engine : world.engines) CHECK(contains(engine->ended().message(), "gave up"));
   }
 }
+
+void by_an_abort_in_the_middle() { abort_in_the_middle(false); }
+void by_an_abort_while_they_stage() { abort_in_the_middle(true); }
 
 void with_work_that_can_not_go_on() {
   for (const bool sockets : {false, true}) {
@@ -212,7 +240,9 @@ void with_work_that_goes_on() {
 
 constexpr NamedTest kTests[] = {
     {"worlds end in order", in_order},
+    {"worlds that go through the host end in order", through_the_host},
     {"worlds end by an abort in the middle", by_an_abort_in_the_middle},
+    {"worlds end by an abort while they go through the host", by_an_abort_while_they_stage},
     {"worlds end with work that can not go on", with_work_that_can_not_go_on},
     {"worlds end with work that goes on", with_work_that_goes_on},
 };
@@ -221,7 +251,7 @@ constexpr NamedTest kTests[] = {
 
 int main(int argc, char** argv) {
   const int result = run_named(argc, argv, kTests);
-  for (const char* what : {"streams", "events", "contexts", "blocks"}) {
+  for (const char* what : {"streams", "events", "contexts", "blocks", "pinned", "modules"}) {
     CHECK(eventually([&] { return count("cuda", what) == 0; }), "%s are left", what);
   }
   CHECK(count("nccl", "communicators") == 0 && count("nccl", "operations") == 0);

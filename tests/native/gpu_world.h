@@ -17,6 +17,7 @@ namespace horovod::testing {
 
 inline const std::string kCudaFile = STANDIN_FOLDER "/libstandin_cuda.so";
 inline const std::string kNcclFile = STANDIN_FOLDER "/libstandin_nccl.so";
+inline const std::string kNvrtcFile = STANDIN_FOLDER "/libstandin_nvrtc.so";
 
 inline const cuda::Driver& the_driver() {
   Status status;
@@ -35,7 +36,7 @@ inline const nccl::Library& the_library() {
 // A function that a stand-in exports for tests, or one of the driver's that only tests call.
 template <typename Function>
 Function* standin(const char* name) {
-  for (const std::string& file : {kCudaFile, kNcclFile}) {
+  for (const std::string& file : {kCudaFile, kNcclFile, kNvrtcFile}) {
     if (void* found = dlsym(dlopen(file.c_str(), RTLD_NOW), name)) return reinterpret_cast<Function*>(found);
   }
   CHECK(false, "the stand-ins have no %s", name);

@@ -186,7 +186,7 @@ void test_hostile_bytes() {
       {header([](FrameHeader& h) { h.sequence = 1; }), "transfer 1 where this rank expected 100 bytes of transfer 0"},
       {header([](FrameHeader& h) { h.length = 0; }), "data frame of 0 bytes"},
       {header([](FrameHeader& h) { h.length = ~uint64_t{0}; }), "data frame of"},
-      {header([](FrameHeader& h) { h.kind = 8; }), "kind 8"},
+      {header([](FrameHeader& h) { h.kind = 10; }), "kind 10"},
       {header([](FrameHeader& h) { h.kind = 3, h.length = uint64_t{1} << 40; }), "control frame of"},
       {header([](FrameHeader& h) { h.kind = 3, h.length = 3; }), "control frame of 3 bytes"},
       {header([](FrameHeader& h) { h.kind = 3; }), "claims to hold"},

@@ -19,7 +19,7 @@ SANITIZED = ROOT / "build" / "sanitize-address,undefined"  # that of `make sanit
 PROGRAMS = sorted(path.stem for path in Path(__file__).parent.glob("*_test.cc"))
 BENCHMARKS = sorted(path.stem for path in Path(__file__).parent.glob("*_bench.cc"))
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("native")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("native")]
 
 
 def has_sanitizer(tmp_path: Path) -> bool:

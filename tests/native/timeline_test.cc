@@ -111,7 +111,7 @@ void hooks_of_many_threads_while_files_begin_and_end() {
         Operation operation;
         operation.spec.name = "x" + std::to_string(number);
         operation.spec.tensors = {{DType::float32, {1}}};
-        if (timeline.active()) timeline.began_alone(operation, {0});
+        if (timeline.active()) timeline.began_alone(operation, {}, {0});
         if (operation.traced) timeline.ended(operation, {});
       }
     });

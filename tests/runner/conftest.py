@@ -21,6 +21,12 @@ def wait_for_signals():
 """
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nobody_ignores_sighup() -> None:
+    """Where the tests themselves run under nohup, launchers would, as they should."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @pytest.fixture
 def launch() -> Iterator[Callable[..., Launched]]:
     """launch(*arguments) starts a launcher and returns at once."""

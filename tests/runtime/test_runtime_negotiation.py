@@ -159,6 +159,14 @@ def test_all_kinds_of_items_are_sent(setup):
     assert [(r.process_set, list(r.ids)) for r in message.recalled] == [(0, [5, 6])]
 
 
+def test_a_note_is_logged_and_not_sent(setup, caplog):
+    caplog.set_level("INFO", logger="horovod")  # an earlier test may have set its level
+    stream, _ = setup.stream()
+    setup.engine.items.put([("note", (True, "The GPU is old.")), ("recalled", (0, [5]))])
+    assert len(next(stream.requests).recalled) == 1  # came behind it
+    assert "The GPU is old." in [record.getMessage() for record in caplog.records]
+
+
 def test_a_join_is_told_again_on_a_new_stream_until_its_round_is_over(setup):
     stream, _ = setup.stream()
     setup.engine.items.put([("join", (3, False))])

@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from horovod.worker.settings import SETTINGS, Settings, resolve, split_address
+from horovod.worker.setting import split_address
+from horovod.worker.settings import SETTINGS, Settings, resolve
 
 
 def test_defaults_need_no_environment():

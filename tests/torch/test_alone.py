@@ -97,7 +97,7 @@ REFUSED = {
     "op and average": (lambda: hvd.allreduce(X, average=True, op=hvd.Sum), "The op parameter supersedes average"),
     "unknown op": (lambda: hvd.allreduce(X, op=17), "op=17 is not one of hvd.Average"),
     "op by name": (lambda: hvd.allreduce_(X, op="Sum"), "op='Sum' is not one of hvd.Average"),
-    "average of bool": (lambda: hvd.allreduce(X > 0), "average of torch.bool tensors is not defined"),
+    "average of bool": (lambda: hvd.allreduce(X > 0), "Average of bool is not defined"),
     "root too large": (lambda: hvd.broadcast(X, 1), r"root_rank 1 is not a rank of this world: ranks go from 0 to 0"),
     "root negative": (lambda: hvd.broadcast_(X, -1), "root_rank -1 is not a rank"),
     "root no number": (lambda: hvd.broadcast_async_(X, "zero"), "root_rank 'zero' is not a rank"),

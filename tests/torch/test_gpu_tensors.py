@@ -1,8 +1,8 @@
 """How horovod.torch hands tensors on a GPU to the engine and takes results back.
 
-PyTorch for CPUs has no such tensors, so these are memory of the libraries that stand in for the driver and for NCCL
-(tests/native/gpu), as tensors that say that they are on a GPU. For the engine see tests/engine/test_gpu_*.py;
-here it is a world of one, whose operations are real calls of NCCL all the same.
+PyTorch for CPUs has no such tensors; fake_gpu.py says what is in their place. Here it is a world of one, whose
+operations are real calls of NCCL all the same. For two ranks see test_gpu_training.py, for the engine
+tests/engine/test_gpu_*.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from native_builds import gpu_libraries
@@ -23,64 +24,21 @@ def files() -> list[str]:
 
 
 PRELUDE = """
-import ctypes, gc, sys
+import gc, sys
+sys.path.insert(0, sys.argv[1])
+import fake_gpu
 import torch
+from fake_gpu import on_gpu
 import horovod.torch as hvd
-from horovod.torch import tensors
 
-cuda = ctypes.CDLL(sys.argv[1])
-cuda.standin_cuda_count.restype = ctypes.c_int64
-assert cuda.cuInit(0) == 0
-context = ctypes.c_void_p()
-assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
-assert cuda.cuCtxPushCurrent_v2(context) == 0
-
-
-def new_stream():
-    stream = ctypes.c_void_p()
-    assert cuda.cuStreamCreateWithPriority(ctypes.byref(stream), 1, 0) == 0
-    return stream.value
-
-
-class OnGpu(torch.Tensor):
-    is_cpu, is_cuda = False, True
-    device = torch.device("cuda", 0)
-
-
-def on_gpu(values, dtype=torch.float32):
-    values = torch.tensor(values, dtype=dtype)
-    address = ctypes.c_uint64()
-    assert cuda.cuMemAllocAsync(ctypes.byref(address), ctypes.c_size_t(max(1, values.nbytes)), None) == 0
-    assert cuda.cuStreamSynchronize(None) == 0
-    memory = (ctypes.c_char * max(1, values.nbytes)).from_address(address.value)
-    made = torch.frombuffer(memory, dtype=dtype, count=values.numel()).reshape(values.shape)
-    made.copy_(values)
-    return made.as_subclass(OnGpu)
-
-
-def plain(tensor):
-    assert cuda.cuStreamSynchronize(ctypes.c_void_p(stream)) == 0
-    return tensor.as_subclass(torch.Tensor).tolist()
-
-
-stream = new_stream()
-asked = []
-
-
-class Stream:
-    def __init__(self, device):
-        asked.append(device)
-        self.cuda_stream = stream
-
-
-torch.cuda.current_stream = Stream
+fake_gpu.install(sys.argv[2:], 0)
 hvd.init()
 """
 
 
-def run(files: list[str], script: str) -> None:
-    given = {"HOROVOD_CUDA_LIBRARY": files[0], "HOROVOD_NCCL_LIBRARY": files[1]}
-    command = [sys.executable, "-c", PRELUDE + script, *files]
+def run(files: list[str], script: str, **environment: str) -> None:
+    given = {"HOROVOD_CUDA_LIBRARY": files[0], "HOROVOD_NCCL_LIBRARY": files[1], **environment}
+    command = [sys.executable, "-c", PRELUDE + script, str(Path(__file__).parent), *files]
     done = subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -91,12 +49,11 @@ def test_in_place(files: list[str]) -> None:
         """
 x = on_gpu([1.0, 2.0, 3.0])
 assert hvd.allreduce_(x, op=hvd.Sum, postscale_factor=2.0) is x
-assert plain(x) == [2.0, 4.0, 6.0]
+assert x.cpu().tolist() == [2.0, 4.0, 6.0]
 hvd.broadcast_(x, 0)
-group = [on_gpu([1.0]), on_gpu([2], torch.int64)]
+group = [on_gpu([1.0]), on_gpu([2])]
 hvd.grouped_allreduce_(group, op=hvd.Max)
-assert [plain(one) for one in group] == [[1.0], [2]]
-assert set(asked) == {0}
+assert [one.cpu().tolist() for one in group] == [[1.0], [2]]
 """,
     )
 
@@ -106,41 +63,39 @@ def test_a_handle_lets_the_stream_wait_that_is_current_then(files: list[str]) ->
         files,
         """
 x = on_gpu([1.0, 2.0])
-first = stream
-cuda.standin_cuda_hold.restype = ctypes.c_void_p
-held = cuda.standin_cuda_hold(ctypes.c_void_p(first))
+fake_gpu.synchronize()
+held = fake_gpu.hold()
 handle = hvd.allreduce_async_(x, op=hvd.Sum, prescale_factor=3.0)
-stream = new_stream()
+fake_gpu.stream = fake_gpu.new_stream()
 assert hvd.synchronize(handle) is x  # though the first stream stands still
-assert x.as_subclass(torch.Tensor).tolist() == [1.0, 2.0]
-cuda.standin_cuda_release(ctypes.c_void_p(held))
-assert plain(x) == [3.0, 6.0]
+assert x.memory.tolist() == [1.0, 2.0]
+fake_gpu.release(held)
+assert x.cpu().tolist() == [3.0, 6.0]
 """,
     )
 
 
-def test_results_of_the_engine_are_adopted(files: list[str]) -> None:
+def test_results_of_the_engine_are_adopted_and_given_back(files: list[str]) -> None:
     run(
         files,
         """
-class Adopted:
-    def __init__(self, capsule):
-        self.capsule = capsule
-
-tensors._from_dlpack = Adopted
-gathered = hvd.allgather(on_gpu([[1, 2], [3, 4]], torch.int32))
-assert "dltensor" in repr(gathered.capsule)
-parts = hvd.synchronize(hvd.grouped_reducescatter_async([on_gpu([[1.0]]), on_gpu([[2.0]])], op=hvd.Sum))
-assert len(parts) == 2
-received, splits = hvd.alltoall(on_gpu([1.0, 2.0]), splits=[2])
-assert splits.tolist() == [2]
-blocks = cuda.standin_cuda_count(b"blocks")
+x = on_gpu([[1, 2], [3, 4]])
+values = on_gpu([1.0, 2.0])
+before = fake_gpu.count("blocks")
+gathered = hvd.allgather(x)
+address = gathered.data_ptr()
+parts = hvd.synchronize(hvd.grouped_reducescatter_async([values, values], op=hvd.Sum))
+received, splits = hvd.alltoall(values, splits=[2])
+assert gathered.cpu().tolist() == [[1, 2], [3, 4]]
+assert gathered.is_cuda and gathered.dtype == torch.int64 and address != x.data_ptr()
+assert [part.cpu().tolist() for part in parts] == [[1.0, 2.0], [1.0, 2.0]]
+assert (received.cpu().tolist(), splits.tolist()) == ([1.0, 2.0], [2])
+assert fake_gpu.count("blocks") == before + 4  # no copies
 del gathered, parts, received
-x = on_gpu([1.0])
 for _ in range(10_000):  # each operation looks at what the device has done since
-    hvd.allreduce_(x)
-    assert cuda.cuStreamSynchronize(ctypes.c_void_p(stream)) == 0
-    if cuda.standin_cuda_count(b"blocks") <= blocks - 3:  # four results less, one tensor more
+    hvd.allreduce_(values)
+    fake_gpu.synchronize()
+    if fake_gpu.count("blocks") <= before:
         break
 else:
     raise AssertionError("the results were not given back")
@@ -149,17 +104,50 @@ else:
 
 
 def test_what_is_missing_is_told(files: list[str]) -> None:
-    """Both when an optimizer is made and when a tensor comes."""
+    """Both when an optimizer is made and when a tensor comes; where NCCL is demanded."""
     run(
-        [files[0], "/nowhere/libnccl.so.2"],
+        files,
         """
 for action in (lambda: hvd.allreduce_(on_gpu([1.0])), lambda: hvd.broadcast_parameters({"w": on_gpu([1.0])}, 0)):
     try:
         action()
     except ValueError as error:
-        assert "There is no NCCL on this host" in str(error), error
+        assert "demands NCCL. There is no NCCL on this host" in str(error), error
     else:
         raise AssertionError("it was taken")
 assert hvd.cuda_built() and hvd.nccl_built() == 0
 """,
+        HOROVOD_GPU_OPERATIONS="NCCL",
+        HOROVOD_NCCL_LIBRARY="/nowhere/libnccl.so.2",
     )
+
+
+def test_without_nccl(files: list[str]) -> None:
+    run(
+        files,
+        """
+x = on_gpu([1.0, 2.0, 3.0])
+assert hvd.allreduce_(x, op=hvd.Sum, postscale_factor=2.0) is x
+assert x.cpu().tolist() == [2.0, 4.0, 6.0]
+assert hvd.allreduce_(x, op=hvd.Adasum).cpu().tolist() == [2.0, 4.0, 6.0]
+hvd.broadcast_parameters({"w": x}, 0)
+assert fake_gpu.cuda.standin_cuda_count(b"pinned") > 0
+hvd.shutdown()
+assert fake_gpu.cuda.standin_cuda_count(b"pinned") == 0
+""",
+        HOROVOD_NCCL_LIBRARY="/nowhere/libnccl.so.2",
+    )
+
+
+def test_eight_bit_floats(files: list[str]) -> None:
+    """NCCL reduces them."""
+    for dtype in ("float8_e4m3fn", "float8_e5m2"):
+        run(
+            files,
+            f"""
+x = on_gpu([1.0, 2.0, -0.5], torch.{dtype})
+assert hvd.allreduce_(x, op=hvd.Sum, postscale_factor=2.0) is x
+assert fake_gpu.cuda.standin_cuda_count(b"pinned") == 0
+assert x.cpu().float().tolist() == [2.0, 4.0, -1.0]
+""",
+        )

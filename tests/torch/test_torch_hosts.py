@@ -154,7 +154,7 @@ def _reduce_until_it_fails(victim: int, elements: int) -> None:
 
 
 @pytest.mark.parametrize("elements", [10, 4_000_000], ids=["small", "large"])
-@pytest.mark.parametrize("victim", [0, 1, 3])
+@pytest.mark.parametrize("victim", [0, 1, 2, 3])
 def test_a_killed_rank_is_named_on_all_others(victim: int, elements: int) -> None:
     from horovod.common.exceptions import HorovodInternalError
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from horovod.worker.runtime.affinity import background_cpu
 from horovod.worker.runtime.errors import MemberLostError, StartError
-from horovod.worker.runtime.gpu import cuda_file, nccl_file
+from horovod.worker.runtime.gpu import GPU_OPERATION_NAMES, cuda_file, nccl_file, nvrtc_file
 from horovod.worker.runtime.offers import choose_hierarchy, engine_options, make_listeners, make_segment
 from horovod.worker.runtime.process_sets import ProcessSets, problem_of
 from horovod.worker.runtime.timeline import Timeline
@@ -48,6 +48,14 @@ AGREED = (
     "slot_count",
     "connections_per_peer",
     "num_nccl_streams",
+    "gpu_operations",
+    "gpu_allreduce",
+    "gpu_allgather",
+    "gpu_broadcast",
+    "gpu_alltoall",
+    "gpu_reducescatter",
+    "gpu_pack_threshold_bytes",
+    "gpu_pack_count",
     "dynamic_process_sets",
     "stall_check_disable",  # these three for the coordinator, which watches for stalls
     "stall_check_seconds",
@@ -99,6 +107,7 @@ def form(settings: Settings, process_sets: Sequence[Sequence[int]] = ()) -> Cont
     process_sets: ranks of the sets to begin with, equal on all ranks; their ids are 1, 2 and so on.
     """
     _check(settings)
+    _tell_of_no_mpi(settings)
     if settings.cpu_operations == "gloo":
         settings = _with_gloo(settings)
     size = settings.size or 1
@@ -154,6 +163,16 @@ def _check(settings: Settings) -> None:
         raise StartError(
             f"HOROVOD_CPU_OPERATIONS={settings.cpu_operations} is not possible: this version of Horovod can't use "
             f"{library}. Use native (the default, which needs nothing) or gloo."
+        )
+
+
+def _tell_of_no_mpi(settings: Settings) -> None:
+    """Scripts for earlier versions ask for GPU tensors by MPI; what they get does the same without it."""
+    if "mpi" in (settings.gpu_operations, *(getattr(settings, f"gpu_{name}") for name in GPU_OPERATION_NAMES)):
+        log.info(
+            "HOROVOD_GPU_OPERATIONS or one like it asks for MPI, which this version of Horovod does not use: such GPU "
+            "tensors go through the host's memory and by what HOROVOD_CPU_OPERATIONS says (%s).",
+            settings.cpu_operations,
         )
 
 
@@ -322,4 +341,5 @@ def _engine(
         },
         cuda_file=cuda_file(settings),
         nccl_file=nccl_file(settings),
+        nvrtc_file=nvrtc_file(settings),
     )

@@ -1,6 +1,7 @@
-"""Which files the engine loads when the first GPU tensor comes: the NVIDIA driver's library and NCCL.
+"""Which files the engine loads when the first GPU tensor comes, and what for: the NVIDIA driver's library, NCCL, and
+(when there are small ones to pack) NVIDIA's run-time compiler.
 
-Nothing here loads anything, and no framework is imported: PyTorch's NCCL is found by where its package lies.
+Nothing here loads anything, and no framework is imported: PyTorch's files are found by where their packages lie.
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ from pathlib import Path
 
 from horovod.worker.settings import Settings
 
-_PACKAGED_NCCL = Path("nvidia", "nccl", "lib", "libnccl.so.2")
+_PACKAGED_NCCL = (Path("nvidia", "nccl", "lib", "libnccl.so.2"),)
+# The older one first where both are: older drivers understand what it makes.
+_PACKAGED_NVRTC = (
+    Path("nvidia", "cuda_nvrtc", "lib", "libnvrtc.so.12"),
+    Path("nvidia", "cu13", "lib", "libnvrtc.so.13"),
+)
 
 
 def nccl_file(settings: Settings | None = None, path: Iterable[str] | None = None) -> str:
@@ -21,12 +27,18 @@ def nccl_file(settings: Settings | None = None, path: Iterable[str] | None = Non
     settings: those of the world; before there is one the environment decides. path: default sys.path.
     """
     given = os.environ.get("HOROVOD_NCCL_LIBRARY", "").strip() if settings is None else settings.nccl_library
-    if given:
-        return given
-    for folder in sys.path if path is None else path:
-        if (packaged := Path(folder or ".") / _PACKAGED_NCCL).is_file():
-            return str(packaged.absolute())
-    return ""
+    return given or _packaged(_PACKAGED_NCCL, path)
+
+
+def nvrtc_file(settings: Settings | None = None, path: Iterable[str] | None = None) -> str:
+    """What HOROVOD_NVRTC_LIBRARY names, or the file of an nvidia-cuda-nvrtc package, or "" for the system's."""
+    given = os.environ.get("HOROVOD_NVRTC_LIBRARY", "").strip() if settings is None else settings.nvrtc_library
+    return given or _packaged(_PACKAGED_NVRTC, path)
+
+
+def _packaged(names: Iterable[Path], path: Iterable[str] | None) -> str:
+    folders = [Path(folder or ".") for folder in (sys.path if path is None else path)]
+    return next((str((f / name).absolute()) for name in names for f in folders if (f / name).is_file()), "")
 
 
 def cuda_file(settings: Settings | None = None) -> str:
@@ -35,8 +47,28 @@ def cuda_file(settings: Settings | None = None) -> str:
     return given or ""
 
 
+# Operations that can be told apart, by number (csrc/collectives/op_spec.h).
+GPU_OPERATION_NAMES = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
+
+
+def gpu_operations(settings: Settings) -> dict[str, int]:
+    """Which operations demand NCCL and which go through the host's memory, as bits for csrc/base/config.h."""
+    wanted = [getattr(settings, f"gpu_{operation}") or settings.gpu_operations for operation in GPU_OPERATION_NAMES]
+    demanded = sum(1 << number for number, choice in enumerate(wanted) if choice == "nccl")
+    by_host = sum(1 << number for number, choice in enumerate(wanted) if choice not in ("nccl", "auto"))
+    return {"nccl_operations": demanded, "host_operations": by_host}
+
+
 def gpu_obstacle(settings: Settings | None = None) -> str:
-    """Why GPU tensors can't be communicated on this host and what to do, or ""; asks for no GPU."""
+    """Why GPU tensors can't be communicated on this host and what to do, or ""; asks for no GPU.
+
+    settings: those of the world; without them nobody demands NCCL, and a driver is all that it takes.
+    """
     from horovod import _core
 
-    return _core.cuda_obstacle(cuda_file(settings)) or _core.nccl_version(nccl_file(settings))[1]
+    if obstacle := _core.cuda_obstacle(cuda_file(settings)):
+        return obstacle
+    if settings is None or not gpu_operations(settings)["nccl_operations"]:
+        return ""
+    obstacle = _core.nccl_version(nccl_file(settings))[1]
+    return f"HOROVOD_GPU_OPERATIONS or one like it demands NCCL. {obstacle}" if obstacle else ""

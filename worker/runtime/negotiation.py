@@ -140,6 +140,9 @@ class Negotiator:
                     self._join = negotiation_pb2.Join(round=round_, contributes_none=contributes_none)
                     self._to_send.join.CopyFrom(self._join)
                     refused = self._refused
+                elif kind == "note":
+                    worth_saying, sentence = parts
+                    log.log(logging.INFO if worth_saying else logging.DEBUG, "%s", sentence)
                 elif kind == "announce":
                     operation = to_message(parts)
                     self._undecided[operation.process_set, operation.name] = operation

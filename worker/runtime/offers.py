@@ -8,8 +8,10 @@ import logging
 from typing import TYPE_CHECKING
 
 from horovod.worker.runtime.errors import StartError
+from horovod.worker.runtime.gpu import gpu_operations
 from horovod.worker.runtime.world import World
-from horovod.worker.settings import Settings, split_address
+from horovod.worker.setting import split_address
+from horovod.worker.settings import Settings
 
 if TYPE_CHECKING:
     from horovod._core import Segment
@@ -68,5 +70,9 @@ def engine_options(settings: Settings) -> dict[str, int]:
         "slot_count": settings.slot_count,
         "gloo": int(gloo),
         "nccl_streams": max(1, settings.num_nccl_streams),
+        **gpu_operations(settings),
+        "gpu_pack_threshold_bytes": settings.gpu_pack_threshold_bytes,
+        "gpu_pack_count": settings.gpu_pack_count,
+        "batched_copies": int(settings.batch_d2d_memcopies),
         "async_completion": int(settings.async_completion),
     }

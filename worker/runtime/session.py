@@ -23,7 +23,7 @@ from horovod.protos.v1 import membership_pb2, membership_pb2_grpc
 from horovod.worker.runtime.errors import MemberLostError, StartError
 from horovod.worker.runtime.probe import probe
 from horovod.worker.runtime.world import World
-from horovod.worker.settings import split_address
+from horovod.worker.setting import split_address
 
 if TYPE_CHECKING:
     from horovod._core import Engine

@@ -313,9 +313,9 @@ def nccl_built() -> int:
     """NCCL's version as a number (22703 is 2.27.3), 0 where there is none that GPU tensors could use.
 
     It is looked for on this host, not when Horovod is built: HOROVOD_NCCL_LIBRARY, PyTorch's own, or the system's.
+    Without it GPU tensors go through the host's memory.
 
-    >>> if not hvd.nccl_built():
-    ...     device = "cpu"
+    >>> fast = hvd.nccl_built() > 0
     """
     from horovod import _core
 
@@ -344,7 +344,7 @@ def ccl_built() -> bool:
 def cuda_built() -> bool:
     """Whether this host has an NVIDIA driver that GPU tensors could use; nothing of CUDA is compiled in.
 
-    >>> device = "cuda" if hvd.cuda_built() and hvd.nccl_built() else "cpu"
+    >>> device = "cuda" if hvd.cuda_built() else "cpu"
     """
     from horovod import _core
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from horovod.worker.settings import SETTINGS, Setting
+from horovod.worker.setting import Setting
+from horovod.worker.settings import SETTINGS
 
 _CONTROLLERS = ("gloo", "mpi")
 

@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 
 from horovod import __version__
 from horovod.runner.config_file import environment_text
-from horovod.worker.settings import SETTINGS, Setting
+from horovod.worker.setting import Setting
+from horovod.worker.settings import SETTINGS
 
 # Spellings beside the one in the table: (option, the value it stores). --help does not show these.
 _SPELLINGS: dict[str, tuple[tuple[str, bool], ...]] = {
@@ -23,6 +24,7 @@ _SPELLINGS: dict[str, tuple[tuple[str, bool], ...]] = {
     "--autotune": (("--no-autotune", False),),
     "--timeline-mark-cycles": (("--no-timeline-mark-cycles", False),),
     "--no-stall-check": (("--stall-check", False),),
+    "--pin-gpus": (("--no-pin-gpus", False),),
     "--mpi-threads-disable": (("--no-mpi-threads-disable", False),),
     "--log-without-timestamp": (
         ("--log-with-timestamp", False),

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from horovod.coordinator.core.ranks import Seat, assign
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.worker.agent.agent import LocalAgent, Outcome, Slot
+from horovod.worker.agent.gpus import pinned
 from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.output import Console
+from horovod.worker.settings import resolve
 
 _LOOPBACK = "127.0.0.1"
 _OUTPUT_GRACE_S = 1.0
@@ -85,6 +87,8 @@ def run_job(
     with EmbeddedCoordinator(token=token) as coordinator:
         environments = rank_environments(job, coordinator.address, token)
         slots = [Slot(rank, job.command, environ) for rank, environ in enumerate(environments)]
+        if resolve(job.environ).pin_gpus:
+            slots = pinned(slots)
         return asyncio.run(_run(slots, console, guardian, on_start))
 
 

@@ -208,7 +208,9 @@ def _environment(args: argparse.Namespace) -> dict[str, str]:
     for flag in flags.without_effect(asked):
         if args.verbose:
             _say(f"{flag} is passed on to the processes, but nothing acts on it yet.")
-    environ = {**from_file, **{name: value for name, value in os.environ.items() if value.strip()}, **from_flags}
+    # An empty setting counts as unset; an empty CUDA_VISIBLE_DEVICES says that there is no GPU.
+    own = {name: value for name, value in os.environ.items() if value.strip() or not name.startswith("HOROVOD_")}
+    environ = {**from_file, **own, **from_flags}
     resolve(environ)
     return environ
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 
 from horovod._core import Handle
-from horovod.common.basics import Average
+from horovod.common.basics import Average, Sum
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.compression import Compressor, GradientCompressor, NoneCompressor
 from horovod.torch.handles import synchronize
@@ -29,7 +29,7 @@ from horovod.torch.ops.sparse import sparse_allreduce_async
 from horovod.torch.ops.submit import ALLREDUCE, check_reduction, set_id
 from horovod.torch.rounds import Rounds
 from horovod.torch.same_gradients import SameGradients
-from horovod.torch.tensors import in_place_span
+from horovod.torch.tensors import READER, in_place_span
 from horovod.worker.runtime.context import current
 
 # Ready gradients are handed to the engine when they have this many bytes together.
@@ -214,17 +214,34 @@ class GradientReducer:
             slot.finish = lambda: _store(slot.parameter, restore(synchronize(handle)))
 
     def _submit(self, travelling: torch.Tensor, wire: str, quiet: bool) -> Handle:
-        try:
-            span = in_place_span(travelling)
-        except ValueError as refusal:
-            raise ValueError(
-                f"The gradient of {wire.removeprefix('allreduce.')!r} can't be reduced: {refusal}"
-            ) from None
-        op = check_reduction(self._op, span[2], self._process_set, "Allreduce")
+        op = self._op
+        if op != Average and op != Sum:
+            op = check_reduction(op, travelling, self._process_set, "Allreduce")
         number = 0 if self._process_set is global_process_set else set_id(self._process_set, "Allreduce")
-        return current().engine.submit(
-            ALLREDUCE, wire, (span,), op, self._prescale, self._postscale, 0, None, number, quiet, travelling
-        )
+        try:
+            return current().engine.submit(
+                ALLREDUCE,
+                wire,
+                (travelling,),
+                op,
+                self._prescale,
+                self._postscale,
+                0,
+                None,
+                number,
+                quiet,
+                travelling,
+                None,
+                READER,
+            )
+        except ValueError:
+            try:
+                in_place_span(travelling)
+            except ValueError as refusal:
+                raise ValueError(
+                    f"The gradient of {wire.removeprefix('allreduce.')!r} can't be reduced: {refusal}"
+                ) from None
+            raise
 
     def _start_rounds(
         self,

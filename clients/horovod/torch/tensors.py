@@ -1,8 +1,8 @@
-"""How a torch tensor looks to the engine: (input address, output address, dtype code, shape), and back.
+"""How the engine takes a torch tensor, and gives one back.
 
-On a GPU the tuple goes on with its number and the CUDA stream that writes the tensor.
-
-The engine never sees torch. What it can't take is refused here, with a sentence, before anything is submitted.
+The engine knows no torch. It reads a tensor through the functions in C that torch offers for that (READER); what those
+can't say goes to `in_place_span`: (input address, output address, dtype code, shape), and on a GPU its number and the
+CUDA stream that writes the tensor. What the engine can't take is refused here, with a sentence.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import torch
 import torch.utils.dlpack
 
+from horovod._core import TensorReader
 from horovod.common.exceptions import HorovodInternalError
 from horovod.worker.runtime.context import current, is_initialized
 from horovod.worker.runtime.gpu import gpu_obstacle
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from horovod._core import Output
 
 Span: TypeAlias = tuple[int, int, int, tuple[int, ...]] | tuple[int, int, int, tuple[int, ...], int, int]
+# What the engine takes for a tensor: it itself, changed in place; with a tensor for the result, or None where only the
+# engine knows its size (see `adopt`); or addresses.
+Given: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor | None] | Span
 
 # Numbers of horovod.protos.v1.types_pb2.DataType.
 DTYPE_CODES: Final[dict[torch.dtype, int]] = {
@@ -34,7 +38,10 @@ DTYPE_CODES: Final[dict[torch.dtype, int]] = {
     torch.float32: 7,
     torch.float64: 8,
     torch.bool: 9,
+    torch.float8_e4m3fn: 11,
+    torch.float8_e5m2: 12,
 }
+_DTYPES_OF_BYTES: Final = {code: dtype for dtype, code in DTYPE_CODES.items() if "float8" in str(dtype)}
 
 _strided = torch.strided
 _code_of = DTYPE_CODES.get
@@ -42,7 +49,7 @@ _from_dlpack = torch.utils.dlpack.from_dlpack
 
 
 def in_place_span(tensor: torch.Tensor) -> Span:
-    """The span of an operation whose result replaces its input."""
+    """Where a tensor is whose reduction replaces it."""
     try:
         code = _code_of(tensor.dtype)
         if code is None or tensor.layout is not _strided or not tensor.is_contiguous():
@@ -80,13 +87,37 @@ def input_span(tensor: torch.Tensor) -> Span:
 def span_to_new(tensor: torch.Tensor) -> tuple[Span, torch.Tensor]:
     """The span of an operation whose result goes to a new tensor of the same shape and dtype, and that tensor."""
     span = in_place_span(tensor)
-    output = torch.empty_like(tensor, requires_grad=False)
+    output = new_like(tensor)
     return with_output(span, output.data_ptr()), output
 
 
-def adopt(output: Output) -> torch.Tensor:
-    """A tensor on memory that the engine allocated, without a copy; the tensor keeps the memory alive."""
-    return _from_dlpack(output.dlpack())
+def new_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor for the result of an operation on `tensor`."""
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not _strided:
+        raise refusal(tensor)
+    return torch.empty_like(tensor)
+
+
+def check_tensor(tensor: torch.Tensor) -> None:
+    """Refuses what is no tensor at all; whether the engine can take it shows when it does."""
+    if not isinstance(tensor, torch.Tensor):
+        raise refusal(tensor)
+
+
+# Subclasses may change what a tensor is.
+READER: Final = TensorReader((torch.Tensor, torch.nn.Parameter), in_place_span)
+
+
+def adopt(output: Output | torch.Tensor) -> torch.Tensor:
+    """A tensor on memory that the engine allocated, without a copy; the tensor keeps the memory alive.
+
+    Where torch lets READER make tensors, it is one already.
+    """
+    if isinstance(output, torch.Tensor):
+        return output
+    dtype = _DTYPES_OF_BYTES.get(output.dtype)
+    tensor = _from_dlpack(output.dlpack())
+    return tensor if dtype is None else tensor.view(dtype)  # not every framework's DLPack knows these
 
 
 def by_dtype(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
@@ -129,8 +160,7 @@ def device_obstacle(device: torch.device) -> str | None:
 def check_one_device(tensors: Sequence[torch.Tensor]) -> None:
     """A grouped call moves all its tensors together, so they must live on one device."""
     for tensor in tensors:
-        if not isinstance(tensor, torch.Tensor):
-            raise refusal(tensor)
+        check_tensor(tensor)
     devices = {str(tensor.device) for tensor in tensors}
     if len(devices) > 1:
         raise HorovodInternalError(f"Tensors in list must be on same device. Found: {', '.join(sorted(devices))}.")

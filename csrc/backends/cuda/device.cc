@@ -72,7 +72,11 @@ std::shared_ptr<Device> Device::open(const Driver& driver, int ordinal, Status& 
   }
   std::shared_ptr<Device> device(new Device(driver, ordinal));
   status = driver.call(driver.device, &device->device_, ordinal);
+  int major = 0, minor = 0;
+  if (status.ok()) status = driver.call(driver.attribute, &major, kCapabilityMajor, device->device_);
+  if (status.ok()) status = driver.call(driver.attribute, &minor, kCapabilityMinor, device->device_);
   if (!status.ok()) return nullptr;
+  device->capability_ = 10 * major + minor;
   status = driver.call(driver.retain_primary_context, &device->context_, device->device_);
   return status.ok() ? device : nullptr;
 }

@@ -24,6 +24,8 @@ class Device : public std::enable_shared_from_this<Device> {
 
   const Driver& driver() const { return driver_; }
   int ordinal() const { return ordinal_; }
+  // What its processors can do: 90 for compute capability 9.0.
+  int capability() const { return capability_; }
 
   // The device is the calling thread's current one for as long as this lives; afterwards that of before is again.
   class Current {
@@ -60,7 +62,8 @@ class Device : public std::enable_shared_from_this<Device> {
 
   const Driver& driver_;
   const int ordinal_;
-  int device_ = 0;                   // CUDA's handle of it
+  int device_ = 0;  // CUDA's handle of it
+  int capability_ = 0;
   ContextHandle context_ = nullptr;  // null when it could not be retained
   std::mutex mutex_;                 // guards idle_events_
   std::vector<EventHandle> idle_events_;

@@ -15,12 +15,17 @@ namespace horovod::cuda {
 using ContextHandle = struct OpaqueContext*;
 using StreamHandle = struct OpaqueStream*;  // null: the legacy default stream
 using EventHandle = struct OpaqueEvent*;
-using Address = unsigned long long;  // of device memory
+using ModuleHandle = struct OpaqueModule*;      // compiled code, loaded into a context
+using FunctionHandle = struct OpaqueFunction*;  // a kernel of it
+using Address = unsigned long long;             // of device memory
 
 inline constexpr int kOutOfMemory = 2;       // CUDA_ERROR_OUT_OF_MEMORY
 inline constexpr int kNotReady = 600;        // CUDA_ERROR_NOT_READY: an event has not passed, no failure
 inline constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING: not ordered with the legacy default stream
 inline constexpr unsigned kNoTiming = 2;     // CU_EVENT_DISABLE_TIMING: cheaper, and all that order needs
+inline constexpr unsigned kPortable = 1;     // CU_MEMHOSTALLOC_PORTABLE: page-locked for every context
+inline constexpr int kCapabilityMajor = 75;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+inline constexpr int kCapabilityMinor = 76;
 
 struct Driver {
   Imported<unsigned> init{"cuInit"};
@@ -29,6 +34,7 @@ struct Driver {
   Imported<int, const char**> error_text{"cuGetErrorString"};
   Imported<int*> device_count{"cuDeviceGetCount"};
   Imported<int*, int> device{"cuDeviceGet"};
+  Imported<int*, int, int> attribute{"cuDeviceGetAttribute"};
   Imported<ContextHandle*, int> retain_primary_context{"cuDevicePrimaryCtxRetain"};
   Imported<int> release_primary_context{"cuDevicePrimaryCtxRelease_v2"};
   Imported<ContextHandle> push_context{"cuCtxPushCurrent_v2"};
@@ -44,6 +50,18 @@ struct Driver {
   Imported<Address*, size_t, StreamHandle> allocate{"cuMemAllocAsync"};
   Imported<Address, StreamHandle> free{"cuMemFreeAsync"};
   Imported<Address, unsigned char, size_t, StreamHandle> fill{"cuMemsetD8Async"};
+  Imported<void**, size_t, unsigned> allocate_pinned{"cuMemHostAlloc"};
+  Imported<void*> free_pinned{"cuMemFreeHost"};
+  Imported<void*, Address, size_t, StreamHandle> copy_to_host{"cuMemcpyDtoHAsync_v2"};
+  Imported<Address, const void*, size_t, StreamHandle> copy_from_host{"cuMemcpyHtoDAsync_v2"};
+  Imported<Address, Address, size_t, StreamHandle> copy{"cuMemcpyDtoDAsync_v2"};  // to, from
+  Imported<ModuleHandle*, const void*> load_module{"cuModuleLoadData"};
+  Imported<ModuleHandle> unload_module{"cuModuleUnload"};
+  Imported<FunctionHandle*, ModuleHandle, const char*> find_function{"cuModuleGetFunction"};
+  // Blocks and threads of a block in three dimensions each, shared memory, and an address for each parameter.
+  Imported<FunctionHandle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, StreamHandle, void**,
+           void**>
+      launch{"cuLaunchKernel"};
 
   // Calls one of them; a failure is a sentence with CUDA's own name for it.
   template <typename... Arguments, typename... Given>

@@ -1,10 +1,12 @@
 #include "backends/nccl/backend.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <atomic>
+#include <thread>
 
 #include "backends/nccl/collectives.h"
-#include "backends/nccl/reduction.h"
 #include "base/clock.h"
 
 namespace horovod {
@@ -12,6 +14,9 @@ namespace {
 
 using nccl::Comm;
 using nccl::Run;
+
+constexpr int64_t kRunDryUs = 5'000'000;  // how long the end waits for copies that follow an aborted operation
+constexpr int64_t kNapNs = 100'000;
 
 // What is queued and has not passed. Its results must not be given back meanwhile.
 struct Queued {
@@ -22,47 +27,25 @@ struct Queued {
   int64_t turn_us = 0;  // when `turn` was seen to have passed
 };
 
-class NcclBackend final : public DeviceBackend {
+class NcclBackend final : public DevicePath {
  public:
   NcclBackend(const nccl::Library& library, std::shared_ptr<cuda::Device> device, nccl::Peers peers,
-              std::vector<std::shared_ptr<cuda::Stream>> streams)
-      : library_(library), device_(std::move(device)), peers_(std::move(peers)), streams_(std::move(streams)) {
+              std::vector<std::shared_ptr<cuda::Stream>> streams, const nccl::PackRule& pack_rule,
+              std::unique_ptr<cuda::Copier> copier)
+      : library_(library),
+        device_(std::move(device)),
+        peers_(std::move(peers)),
+        streams_(std::move(streams)),
+        pack_rule_(pack_rule),
+        copier_(std::move(copier)),
+        buffers_(streams_.size()) {
     comms_.resize(streams_.size());
     alone_.resize(streams_.size());
+    unpacked_.resize(streams_.size());
   }
-  ~NcclBackend() override { abort(); }
-
-  Status mark_ready(Operation& operation) override {
-    const OpSpec& spec = operation.spec;
-    if (spec.type == OpType::allreduce || spec.type == OpType::reducescatter) {
-      nccl::ReductionPlan plan;
-      for (const TensorSpec& tensor : spec.tensors) {
-        HVD_TRY(nccl::plan_reduction(spec, tensor.dtype, peers_.size(), plan));
-      }
-    }
-    OnDevice& here = *operation.on_device;
-    return device_->record(reinterpret_cast<cuda::StreamHandle>(here.stream), here.ready);
-  }
-
-  Status add_zeros(Operation& operation) override {
-    const std::shared_ptr<cuda::Stream>& stream = streams_[0];
-    operation.on_device = std::make_unique<OnDevice>();
-    operation.on_device->ordinal = device_->ordinal();
-    for (const TensorSpec& tensor : operation.spec.tensors) {
-      const size_t bytes = static_cast<size_t>(tensor.elements()) * size_of(tensor.dtype);
-      OutputBuffer input, result;
-      HVD_TRY(device_->allocate(bytes, stream, input));
-      HVD_TRY(device_->allocate(bytes, stream, result));
-      if (bytes > 0) {
-        const cuda::Device::Current current(*device_);
-        HVD_TRY(device_->driver().call(device_->driver().fill, reinterpret_cast<cuda::Address>(input.data.get()),
-                                       static_cast<unsigned char>(0), bytes, stream->handle()));
-      }
-      operation.spans.push_back({input.data.get(), result.data.get(), tensor.elements()});
-      operation.outputs.push_back(std::move(input));
-      operation.outputs.push_back(std::move(result));
-    }
-    return device_->record(stream->handle(), operation.on_device->ready);
+  ~NcclBackend() override {
+    abort();
+    if (!packs_have_passed()) copier_->leave_loaded();
   }
 
   Status run(Batch batch) override {
@@ -95,10 +78,22 @@ class NcclBackend final : public DeviceBackend {
 
   void abort() override {
     ended_.store(true, std::memory_order_release);
+    // All at once: NCCL may wait for what is queued, and that may wait, by way of the framework's stream, for an
+    // operation of another communicator, which only the abort of that one ends.
+    std::vector<std::thread> aborting;
     for (auto* comms : {&comms_, &alone_}) {
       for (size_t turn = 0; turn < comms->size(); ++turn) {
-        if (const std::shared_ptr<Comm> comm = made(*comms, turn)) comm->abort();
+        if (std::shared_ptr<Comm> comm = made(*comms, turn)) {
+          aborting.emplace_back([comm = std::move(comm)] { comm->abort(); });
+        }
       }
+    }
+    for (std::thread& thread : aborting) thread.join();
+    // What follows an operation of NCCL on the stream still runs, and writes to tensors. It has not far to go, but for
+    // what the framework still computes before it.
+    const timespec nap{0, kNapNs};
+    for (const int64_t end_us = now_us() + kRunDryUs; !packs_have_passed() && now_us() < end_us;) {
+      nanosleep(&nap, nullptr);
     }
   }
 
@@ -119,14 +114,32 @@ class NcclBackend final : public DeviceBackend {
     return comms[turn];
   }
 
+  // Whether the device is done with all buffers, or of no use any more.
+  bool packs_have_passed() {
+    std::vector<std::shared_ptr<Moment>> moments;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      moments = unpacked_;
+    }
+    return std::all_of(moments.begin(), moments.end(), [](const std::shared_ptr<Moment>& moment) {
+      bool passed = false;
+      return !moment || !moment->passed(passed).ok() || passed;
+    });
+  }
+
   // Keeps a new communicator where abort() finds it, or ends it if that came first.
   Status keep(Comms& comms, size_t turn, std::shared_ptr<Comm> comm) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       comms[turn] = comm;
     }
+    const Status status = ended();
+    if (!status.ok()) comm->abort();
+    return status;
+  }
+
+  Status ended() const {
     if (!ended_.load(std::memory_order_acquire)) return {};
-    comm->abort();
     return peers_.abort->raised() ? peers_.abort->cause() : Status(Code::aborted, "Horovod has been shut down.");
   }
 
@@ -153,9 +166,16 @@ class NcclBackend final : public DeviceBackend {
       found = Comm::alone(library_, streams_[turn], peers_, failed);
       return found ? keep(alone_, turn, found) : failed;
     };
-    Run run{*comm, peers_, alone};
-    HVD_TRY(dispatch(run, batch));
-    HVD_TRY(device_->record(stream, queued.finished));
+    Run run{*comm, peers_, alone, {pack_rule_, *copier_, buffers_[turn]}};
+    const Status dispatched = dispatch(run, batch);
+    const Status recorded = device_->record(stream, queued.finished);
+    if (run.packing.used) {  // also by half of a batch that failed
+      const std::lock_guard<std::mutex> lock(mutex_);
+      unpacked_[turn] = queued.finished;
+    }
+    HVD_TRY(dispatched);
+    HVD_TRY(recorded);
+    if (run.packing.used) HVD_TRY(ended());  // an abort() that did not see that moment
     for (Operation* operation : batch) {
       operation->on_device->finished = queued.finished;
       for (const OutputBuffer& output : operation->outputs) {
@@ -206,21 +226,29 @@ class NcclBackend final : public DeviceBackend {
   uint64_t batches_ = 0;                 // driver only, and counts alike on all members
   std::vector<Queued> queued_;           // driver only
   std::atomic<size_t> queued_count_{0};  // its size, for others; orders nothing
-  std::atomic<bool> ended_{false};       // set before the communicators that there are are ended
-  std::mutex mutex_;                     // guards the two below
-  Comms comms_, alone_;                  // by stream; null: not needed yet
+  std::atomic<bool> ended_{false};       // set before what there is, the communicators and `unpacked_`, is ended
+  const nccl::PackRule pack_rule_;
+  const std::unique_ptr<cuda::Copier> copier_;     // driver only
+  std::vector<nccl::PackBuffer> buffers_;          // driver only; by stream
+  std::mutex mutex_;                               // guards the rest
+  Comms comms_, alone_;                            // by stream; null: not needed yet
+  std::vector<std::shared_ptr<Moment>> unpacked_;  // by stream: after its last batch that was packed
 };
 
 }  // namespace
 
-std::unique_ptr<DeviceBackend> make_nccl_backend(const std::string& nccl_file, std::shared_ptr<cuda::Device> device,
-                                                 nccl::Peers peers, int streams, Status& status) {
-  const nccl::Library* library = nccl::library(nccl_file, status);
+std::unique_ptr<DevicePath> make_nccl_backend(const nccl::Library& library, const Config& config,
+                                              std::shared_ptr<cuda::Device> device, nccl::Peers peers,
+                                              std::function<void(const std::string&)> tell, Status& status) {
   std::vector<std::shared_ptr<cuda::Stream>> made;
-  while (status.ok() && static_cast<int>(made.size()) < std::max(1, streams))
+  status = {};
+  while (status.ok() && static_cast<int>(made.size()) < std::max(1, config.nccl_streams))
     made.push_back(device->create_stream(status));
   if (!status.ok()) return nullptr;
-  return std::make_unique<NcclBackend>(*library, std::move(device), std::move(peers), std::move(made));
+  const nccl::PackRule rule{config.gpu_pack_threshold_bytes, config.gpu_pack_count, config.fusion_threshold_bytes};
+  auto copier = std::make_unique<cuda::Copier>(device, config.batched_copies, config.nvrtc_file, std::move(tell));
+  return std::make_unique<NcclBackend>(library, std::move(device), std::move(peers), std::move(made), rule,
+                                       std::move(copier));
 }
 
 }  // namespace horovod

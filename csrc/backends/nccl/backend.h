@@ -1,7 +1,8 @@
 // NCCL as the thing that moves GPU tensors between the members of a process set.
 //
 // A batch is queued and not waited for: the engine's own stream waits for each operation's ready moment, then runs one
-// group of NCCL's calls over the spans (no fusion buffer), and a moment after them says that the results are there.
+// group of NCCL's calls over the spans, and a moment after them says that the results are there. Only where a batch has
+// many small tensors, they are copied to a buffer first and back from it afterwards (packing.h).
 // Communicators are made with the first batch, on all members at the same place in the order log.
 #pragma once
 
@@ -9,13 +10,15 @@
 
 #include "backends/cuda/device.h"
 #include "backends/nccl/comm.h"
+#include "base/config.h"
 #include "collectives/backend.h"
 
 namespace horovod {
 
-// Null when NCCL can't be found; `status` then says why. streams: so many communicators with a stream of their own take
-// turns, so that batches overlap on the device; equal on all members.
-std::unique_ptr<DeviceBackend> make_nccl_backend(const std::string& nccl_file, std::shared_ptr<cuda::Device> device,
-                                                 nccl::Peers peers, int streams, Status& status);
+// Null when there is no stream to be had; `status` then says why. config: nccl_streams communicators with a stream of
+// their own take turns, so that batches overlap on the device. tell: takes a sentence for the user, from the driver.
+std::unique_ptr<DevicePath> make_nccl_backend(const nccl::Library& library, const Config& config,
+                                              std::shared_ptr<cuda::Device> device, nccl::Peers peers,
+                                              std::function<void(const std::string&)> tell, Status& status);
 
 }  // namespace horovod

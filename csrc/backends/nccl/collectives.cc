@@ -15,10 +15,12 @@ int64_t row_bytes(const TensorSpec& tensor) {
   return tensor.row_elements() * static_cast<int64_t>(size_of(tensor.dtype));
 }
 
+// visit(operation, place of the tensor in it, place in the batch)
 template <typename Visit>
 Status for_each_tensor(Batch batch, Visit&& visit) {
+  size_t item = 0;
   for (Operation* operation : batch) {
-    for (size_t t = 0; t < operation->spec.tensors.size(); ++t) HVD_TRY(visit(*operation, t));
+    for (size_t t = 0; t < operation->spec.tensors.size(); ++t) HVD_TRY(visit(*operation, t, item++));
   }
   return {};
 }
@@ -36,7 +38,7 @@ class Plans {
   Plans& operator=(const Plans&) = delete;
 
   Status prepare(Batch batch, int size) {
-    return for_each_tensor(batch, [&](Operation& operation, size_t t) -> Status {
+    return for_each_tensor(batch, [&](Operation& operation, size_t t, size_t) -> Status {
       const DType dtype = operation.spec.tensors[t].dtype;
       if (plans_.count(dtype) > 0) return {};
       ReductionPlan plan;
@@ -53,54 +55,85 @@ class Plans {
   std::map<DType, ReductionPlan> plans_;
 };
 
-// Multiplies on the device: the sum of one rank's values, times a factor. from/to choose the memory of each tensor.
-template <typename From, typename To>
-Status scale(Run& run, Batch batch, const Plans& plans, Factor ReductionPlan::* which, From&& from, To&& to) {
+using Pieces = std::vector<Piece>;
+
+// Multiplies on the device: the sum of one rank's values, times a factor.
+Status scale(Run& run, const Pieces& pieces, const Plans& plans, Factor ReductionPlan::* which) {
   std::map<DType, int> ops;
   std::shared_ptr<Comm> alone;
-  Status status = for_each_tensor(batch, [&](Operation& operation, size_t t) -> Status {
-    const DType dtype = operation.spec.tensors[t].dtype;
-    const ReductionPlan& plan = plans.of(dtype);
-    if (!(plan.*which).needed() || ops.count(dtype) > 0) return {};
-    if (!alone) HVD_TRY(run.alone(alone));
-    int op = 0;
-    HVD_TRY(alone->create_premul_sum(op, &(plan.*which).bits, plan.type));
-    ops.emplace(dtype, op);
+  const auto make_ops = [&]() -> Status {
+    for (const Piece& piece : pieces) {
+      const ReductionPlan& plan = plans.of(piece.dtype);
+      if (!(plan.*which).needed() || ops.count(piece.dtype) > 0) continue;
+      if (!alone) HVD_TRY(run.alone(alone));
+      int op = 0;
+      HVD_TRY(alone->create_premul_sum(op, &(plan.*which).bits, plan.type));
+      ops.emplace(piece.dtype, op);
+    }
     return {};
-  });
+  };
+  Status status = make_ops();
   if (ops.empty()) return status;
   if (status.ok()) {
-    status = alone->group(run.peers, [&](CommHandle handle) {
-      return for_each_tensor(batch, [&](Operation& operation, size_t t) -> Status {
-        const Span& span = operation.spans[t];
-        const DType dtype = operation.spec.tensors[t].dtype;
-        const auto op = ops.find(dtype);
-        if (span.count == 0 || op == ops.end()) return {};
-        return alone->call(alone->library().all_reduce, from(span), static_cast<void*>(to(span)),
-                           static_cast<size_t>(span.count), plans.of(dtype).type, op->second, handle, run.stream());
-      });
+    status = alone->group(run.peers, [&](CommHandle handle) -> Status {
+      for (const Piece& piece : pieces) {
+        const auto op = ops.find(piece.dtype);
+        if (op == ops.end()) continue;
+        const std::byte* from = which == &ReductionPlan::before ? piece.input : piece.output;
+        HVD_TRY(alone->call(alone->library().all_reduce, static_cast<const void*>(from),
+                            static_cast<void*>(piece.output), piece.count(), plans.of(piece.dtype).type, op->second,
+                            handle, run.stream()));
+      }
+      return {};
     });
   }
   for (const auto& [dtype, op] : ops) alone->destroy_op(op);
   return status;
 }
 
-const void* input_of(const Span& span) { return span.input; }
-std::byte* output_of(const Span& span) { return span.output; }
-
-// Every member's row counts, tensor by tensor: counts[member * per_member + i].
-Status exchange_counts(Run& run, const std::vector<int64_t>& mine, std::vector<int64_t>& counts) {
-  std::vector<std::byte> all;
-  HVD_TRY(run.peers.gather(mine.data(), mine.size() * sizeof(int64_t), all));
-  counts.resize(mine.size() * static_cast<size_t>(run.size()));
-  if (!counts.empty()) std::memcpy(counts.data(), all.data(), counts.size() * sizeof(int64_t));
-  for (size_t i = 0; i < counts.size(); ++i) {
-    if (counts[i] < 0 || counts[i] > kMostRows) {
-      return {Code::aborted, run.peers.labels[i / mine.size()] + " says that it has " + std::to_string(counts[i]) +
-                                 " rows, which can't be."};
+// How many rows the members have for each other, which they tell each other over the CPU.
+class RowCounts {
+ public:
+  // mine(operation, t, i): this member's count number i, of `width` for each tensor.
+  template <typename Mine>
+  Status exchange(Run& run, Batch batch, int width, Mine&& mine) {
+    width_ = static_cast<size_t>(width);
+    std::vector<int64_t> told;
+    HVD_TRY(for_each_tensor(batch, [&](Operation& operation, size_t t, size_t) -> Status {
+      for (int i = 0; i < width; ++i) told.push_back(mine(operation, t, i));
+      return {};
+    }));
+    std::vector<std::byte> all;
+    HVD_TRY(run.peers.gather(told.data(), told.size() * sizeof(int64_t), all));
+    per_member_ = told.size();
+    counts_.resize(per_member_ * static_cast<size_t>(run.size()));
+    if (!counts_.empty()) std::memcpy(counts_.data(), all.data(), counts_.size() * sizeof(int64_t));
+    for (size_t i = 0; i < counts_.size(); ++i) {
+      if (counts_[i] < 0 || counts_[i] > kMostRows) {
+        return {Code::aborted, run.peers.labels[i / per_member_] + " says that it has " + std::to_string(counts_[i]) +
+                                   " rows, which can't be."};
+      }
     }
+    return {};
   }
-  return {};
+  int64_t of(int member, size_t item, int i = 0) const {
+    return counts_[per_member_ * static_cast<size_t>(member) + item * width_ + static_cast<size_t>(i)];
+  }
+
+ private:
+  size_t width_ = 1, per_member_ = 0;
+  std::vector<int64_t> counts_;
+};
+
+// Result memory for every tensor of the batch; rows_of(operation, t, item, rows) adds up how many rows it has.
+template <typename RowsOf>
+Status allocate_all(Run& run, Batch batch, RowsOf&& rows_of) {
+  for (Operation* operation : batch) operation->outputs.resize(operation->spec.tensors.size());
+  return for_each_tensor(batch, [&](Operation& operation, size_t t, size_t item) -> Status {
+    int64_t rows = 0;
+    HVD_TRY(rows_of(operation, t, item, rows));
+    return run.allocate(operation, t, rows);
+  });
 }
 
 }  // namespace
@@ -120,56 +153,53 @@ Status Run::allocate(Operation& operation, size_t tensor, int64_t rows) const {
 Status allreduce(Run& run, Batch batch) {
   Plans plans(run.comm);
   HVD_TRY(plans.prepare(batch, run.size()));
-  HVD_TRY(scale(run, batch, plans, &ReductionPlan::before, input_of, output_of));
-  HVD_TRY(run.comm.group(run.peers, [&](CommHandle handle) {
-    return for_each_tensor(batch, [&](Operation& operation, size_t t) -> Status {
-      const Span& span = operation.spans[t];
-      const ReductionPlan& plan = plans.of(operation.spec.tensors[t].dtype);
-      if (span.count == 0) return {};
-      const void* from = plan.before.needed() ? span.output : span.input;
-      return run.comm.call(run.comm.library().all_reduce, from, static_cast<void*>(span.output),
-                           static_cast<size_t>(span.count), plan.type, plan.op, handle, run.stream());
-    });
+  PackedBatch packed;
+  HVD_TRY(packed.plan(batch, false, run.size() == 1, run.comm.stream(), run.packing));
+  HVD_TRY(packed.pack());
+  HVD_TRY(scale(run, packed.pieces(), plans, &ReductionPlan::before));
+  HVD_TRY(run.comm.group(run.peers, [&](CommHandle handle) -> Status {
+    for (const Piece& piece : packed.pieces()) {
+      const ReductionPlan& plan = plans.of(piece.dtype);
+      const void* from = plan.before.needed() ? piece.output : piece.input;
+      HVD_TRY(run.comm.call(run.comm.library().all_reduce, from, static_cast<void*>(piece.output), piece.count(),
+                            plan.type, plan.op, handle, run.stream()));
+    }
+    return {};
   }));
-  return scale(run, batch, plans, &ReductionPlan::after, output_of, output_of);
+  HVD_TRY(scale(run, packed.pieces(), plans, &ReductionPlan::after));
+  return packed.unpack(false);
 }
 
 Status broadcast(Run& run, Batch batch) {
-  return run.comm.group(run.peers, [&](CommHandle handle) {
-    return for_each_tensor(batch, [&](Operation& operation, size_t t) -> Status {
-      const Span& span = operation.spans[t];
-      const size_t bytes = static_cast<size_t>(span.count) * size_of(operation.spec.tensors[t].dtype);
-      if (bytes == 0) return {};
-      return run.comm.call(run.comm.library().broadcast, static_cast<const void*>(span.input),
-                           static_cast<void*>(span.output), bytes, kUint8, operation.spec.root, handle, run.stream());
-    });
-  });
+  const int root = batch[0]->spec.root;
+  PackedBatch packed;
+  HVD_TRY(packed.plan(batch, true, run.size() == 1, run.comm.stream(), run.packing));
+  if (run.rank() == root) HVD_TRY(packed.pack());
+  HVD_TRY(run.comm.group(run.peers, [&](CommHandle handle) -> Status {
+    for (const Piece& piece : packed.pieces()) {
+      HVD_TRY(run.comm.call(run.comm.library().broadcast, static_cast<const void*>(piece.input),
+                            static_cast<void*>(piece.output), piece.bytes, kUint8, root, handle, run.stream()));
+    }
+    return {};
+  }));
+  return packed.unpack(run.rank() == root);
 }
 
 Status allgather(Run& run, Batch batch) {
   const int n = run.size();
-  std::vector<int64_t> mine, counts;
-  HVD_TRY(for_each_tensor(batch, [&](Operation& operation, size_t t) -> Status {
-    mine.push_back(operation.spec.tensors[t].rows());
+  RowCounts counts;
+  HVD_TRY(counts.exchange(run, batch, 1,
+                          [](Operation& operation, size_t t, int) { return operation.spec.tensors[t].rows(); }));
+  HVD_TRY(allocate_all(run, batch, [&](Operation&, size_t, size_t item, int64_t& rows) -> Status {
+    for (int member = 0; member < n; ++member) rows += counts.of(member, item);
     return {};
   }));
-  HVD_TRY(exchange_counts(run, mine, counts));
-  size_t item = 0;
-  for (Operation* operation : batch) operation->outputs.resize(operation->spec.tensors.size());
-  HVD_TRY(for_each_tensor(batch, [&](Operation& operation, size_t t) -> Status {
-    int64_t rows = 0;
-    for (int member = 0; member < n; ++member) rows += counts[mine.size() * member + item];
-    ++item;
-    return run.allocate(operation, t, rows);
-  }));
-  item = 0;
   const Library& library = run.comm.library();
   return run.comm.group(run.peers, [&](CommHandle handle) {
-    return for_each_tensor(batch, [&](Operation& operation, size_t t) -> Status {
-      const auto bytes_from = [&, item](int member) {
-        return static_cast<size_t>(counts[mine.size() * member + item] * row_bytes(operation.spec.tensors[t]));
+    return for_each_tensor(batch, [&](Operation& operation, size_t t, size_t item) -> Status {
+      const auto bytes_from = [&](int member) {
+        return static_cast<size_t>(counts.of(member, item) * row_bytes(operation.spec.tensors[t]));
       };
-      ++item;
       const void* input = operation.spans[t].input;
       std::byte* output = operation.outputs[t].data.get();
       bool even = true;
@@ -193,27 +223,14 @@ Status allgather(Run& run, Batch batch) {
 
 Status alltoall(Run& run, Batch batch) {
   const int n = run.size();
-  std::vector<int64_t> mine, counts;
-  HVD_TRY(for_each_tensor(batch, [&](Operation& operation, size_t t) -> Status {
-    for (int member = 0; member < n; ++member) {
-      const bool even = operation.splits.empty();
-      mine.push_back(even ? operation.spec.tensors[t].rows() / n : operation.splits[member]);
-    }
-    return {};
+  RowCounts counts;  // count number i is for member i
+  HVD_TRY(counts.exchange(run, batch, n, [&](Operation& operation, size_t t, int member) {
+    return operation.splits.empty() ? operation.spec.tensors[t].rows() / n : operation.splits[member];
   }));
-  HVD_TRY(exchange_counts(run, mine, counts));
-  const auto received = [&](size_t item, int from) {
-    return counts[mine.size() * from + item * static_cast<size_t>(n) + static_cast<size_t>(run.rank())];
-  };
-  size_t item = 0;
-  for (Operation* operation : batch) {
-    operation->outputs.resize(operation->spec.tensors.size());
-    operation->received_splits.assign(n, 0);
-  }
-  HVD_TRY(for_each_tensor(batch, [&](Operation& operation, size_t t) -> Status {
-    int64_t rows = 0;
+  for (Operation* operation : batch) operation->received_splits.assign(n, 0);
+  HVD_TRY(allocate_all(run, batch, [&](Operation& operation, size_t t, size_t item, int64_t& rows) -> Status {
     for (int member = 0; member < n; ++member) {
-      const int64_t part = received(item, member);
+      const int64_t part = counts.of(member, item, run.rank());
       if (part > std::numeric_limits<int32_t>::max()) {
         return {Code::aborted, run.peers.labels[member] + " sends " + std::to_string(part) + " rows in " +
                                    operation.spec.name + ", more than a split can say."};
@@ -221,19 +238,17 @@ Status alltoall(Run& run, Batch batch) {
       if (t == 0) operation.received_splits[member] = static_cast<int32_t>(part);
       rows += part;
     }
-    ++item;
-    return run.allocate(operation, t, rows);
+    return {};
   }));
-  item = 0;
   const Library& library = run.comm.library();
   return run.comm.group(run.peers, [&](CommHandle handle) {
-    return for_each_tensor(batch, [&](Operation& operation, size_t t) -> Status {
+    return for_each_tensor(batch, [&](Operation& operation, size_t t, size_t item) -> Status {
       const int64_t bytes_of_row = row_bytes(operation.spec.tensors[t]);
       const std::byte* from = operation.spans[t].input;
       std::byte* to = operation.outputs[t].data.get();
       for (int member = 0; member < n; ++member) {
-        const auto out = static_cast<size_t>(mine[item * n + member] * bytes_of_row);
-        const auto in = static_cast<size_t>(received(item, member) * bytes_of_row);
+        const auto out = static_cast<size_t>(counts.of(run.rank(), item, member) * bytes_of_row);
+        const auto in = static_cast<size_t>(counts.of(member, item, run.rank()) * bytes_of_row);
         if (out > 0) {
           HVD_TRY(
               run.comm.call(library.send, static_cast<const void*>(from), out, kUint8, member, handle, run.stream()));
@@ -244,7 +259,6 @@ Status alltoall(Run& run, Batch batch) {
         from += out;
         to += in;
       }
-      ++item;
       return {};
     });
   });
@@ -254,13 +268,13 @@ Status reducescatter(Run& run, Batch batch) {
   const int n = run.size();
   Plans plans(run.comm);
   HVD_TRY(plans.prepare(batch, n));
-  for (Operation* operation : batch) operation->outputs.resize(operation->spec.tensors.size());
-  HVD_TRY(for_each_tensor(batch, [&](Operation& operation, size_t t) {
-    return run.allocate(operation, t, split_rows(operation.spec.tensors[t].rows(), n, run.rank()).count);
+  HVD_TRY(allocate_all(run, batch, [&](Operation& operation, size_t t, size_t, int64_t& rows) -> Status {
+    rows = split_rows(operation.spec.tensors[t].rows(), n, run.rank()).count;
+    return {};
   }));
   const Library& library = run.comm.library();
   return run.comm.group(run.peers, [&](CommHandle handle) {
-    return for_each_tensor(batch, [&](Operation& operation, size_t t) -> Status {
+    return for_each_tensor(batch, [&](Operation& operation, size_t t, size_t) -> Status {
       const TensorSpec& tensor = operation.spec.tensors[t];
       const ReductionPlan& plan = plans.of(tensor.dtype);
       const std::byte* input = operation.spans[t].input;

@@ -3,32 +3,17 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <mutex>
-#include <string>
-#include <vector>
+#include <utility>
 
 #include "backends/cuda/device.h"
+#include "backends/cuda/peers.h"
 #include "backends/nccl/library.h"
-#include "base/abort.h"
 
 namespace horovod::nccl {
 
-// The members of a process set as NCCL's ranks, and what the CPU's data plane does for it. Everything is for the
-// driver.
-struct Peers {
-  int rank = 0;
-  std::vector<std::string> labels;  // by rank
-  AbortSignal* abort = nullptr;
-  int64_t timeout_us = 0;  // how long nothing may happen
-  // Equally many bytes from each member, in the order of ranks. All members call it at the same place in their order.
-  std::function<Status(const void* mine, size_t bytes, std::vector<std::byte>& all)> gather;
-  // Fails when a member is lost. Does not block.
-  std::function<Status()> look;
-
-  int size() const { return static_cast<int>(labels.size()); }
-};
+using cuda::Peers;  // its members are NCCL's ranks
 
 class Comm {
  public:

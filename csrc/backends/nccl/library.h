@@ -29,8 +29,13 @@ enum DataType : int {
   kFloat16 = 6,
   kFloat32 = 7,
   kFloat64 = 8,
-  kBfloat16 = 9
+  kBfloat16 = 9,
+  kFloat8E4m3 = 10,  // since 2.24
+  kFloat8E5m2 = 11
 };
+
+inline constexpr int kHasFloat8 = 22400;      // version_code that reduces these,
+inline constexpr int kFloat8Capability = 90;  // on GPUs from Hopper on
 
 enum RedOp : int { kSum = 0, kProduct = 1, kMax = 2, kMin = 3, kAverage = 4 };  // more are made, see create_premul_sum
 

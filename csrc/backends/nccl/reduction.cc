@@ -8,9 +8,7 @@
 namespace horovod::nccl {
 namespace {
 
-Status refused(const OpSpec& spec, const std::string& what) {
-  return {Code::invalid_argument, spec.name + ": NCCL " + what};
-}
+Status refused(const std::string& what) { return {Code::invalid_argument, "NCCL " + what}; }
 
 bool nccl_type(DType dtype, DataType& type) {
   switch (dtype) {
@@ -39,6 +37,12 @@ bool nccl_type(DType dtype, DataType& type) {
     case DType::float64:
       type = kFloat64;
       return true;
+    case DType::float8_e4m3fn:
+      type = kFloat8E4m3;
+      return true;
+    case DType::float8_e5m2:
+      type = kFloat8E5m2;
+      return true;
     case DType::int16:
     case DType::uint16:
       return false;
@@ -51,9 +55,11 @@ uint64_t bits_of(DType dtype, double value) {
   uint64_t bits = 0;
   const float single = 1.0f;
   const double twice = 1.0;
+  const uint8_t small = dtype == DType::float8_e4m3fn ? 0x38 : 0x3c;
   const uint16_t half = dtype == DType::float16 ? 0x3c00 : 0x3f80;
   const void* one = dtype == DType::float64   ? static_cast<const void*>(&twice)
                     : dtype == DType::float32 ? static_cast<const void*>(&single)
+                    : is_float8(dtype)        ? static_cast<const void*>(&small)
                                               : static_cast<const void*>(&half);
   kernels::scale(dtype, &bits, one, 1, value);
   return bits;
@@ -61,19 +67,27 @@ uint64_t bits_of(DType dtype, double value) {
 
 // The smallest value of full precision and the largest one.
 void limits_of(DType dtype, double& least, double& most) {
+  if (is_float8(dtype)) {
+    least = dtype == DType::float8_e4m3fn ? 0x1p-6 : 0x1p-14;
+    most = dtype == DType::float8_e4m3fn ? 448.0 : 57344.0;
+    return;
+  }
   least = dtype == DType::float64 ? 0x1p-1022 : dtype == DType::float16 ? 0x1p-14 : 0x1p-126;
   most = dtype == DType::float64 ? 0x1.fffffffffffffp1023 : dtype == DType::float16 ? 65504.0 : 0x1.fep127;
 }
 
-Status set_factor(const OpSpec& spec, DType dtype, double value, Factor& factor) {
+Status set_factor(DType dtype, double value, Factor& factor) {
   factor.value = value;
   if (!factor.needed()) return {};
   double least, most;
   limits_of(dtype, least, most);
-  if (value != 0.0 && !(std::fabs(value) >= least && std::fabs(value) <= most)) {
-    return refused(spec, "multiplies in the tensor's type, and " + std::string(name_of(dtype)) +
-                             " can't hold the factor " + std::to_string(value) +
-                             ". Scale the tensor before or after the operation instead.");
+  int exponent = 0;
+  const bool exact = std::fabs(std::frexp(value, &exponent)) == 0.5;
+  // Three bits are no precision for a factor, but a power of two needs none.
+  const bool coarse = is_float8(dtype) && !exact;
+  if (value != 0.0 && (coarse || !(std::fabs(value) >= least && std::fabs(value) <= most))) {
+    return refused("multiplies in the tensor's type, and " + std::string(name_of(dtype)) + " can't hold the factor " +
+                   std::to_string(value));
   }
   factor.bits = bits_of(dtype, value);
   return {};
@@ -84,13 +98,15 @@ Status set_factor(const OpSpec& spec, DType dtype, double value, Factor& factor)
 Status plan_reduction(const OpSpec& spec, DType dtype, int size, ReductionPlan& plan) {
   plan = {};
   if (!nccl_type(dtype, plan.type)) {
-    return refused(spec, "does not reduce " + std::string(name_of(dtype)) +
-                             ". Convert the tensor to int32, or move it to the CPU.");
+    return refused("does not reduce " + std::string(name_of(dtype)));
   }
   const ReduceOp op = spec.reduce_op;
+  if (is_float8(dtype) && op == ReduceOp::average && spec.prescale == 1.0 && spec.postscale == 1.0 &&
+      (size & (size - 1)) != 0) {
+    return refused("divides by " + std::to_string(size) + " in the precision of " + name_of(dtype));
+  }
   if (op == ReduceOp::adasum) {
-    return refused(spec,
-                   "does not compute Adasum, which is not there yet for GPU tensors. Move the tensor to the CPU.");
+    return refused("does not compute Adasum");
   }
   if (dtype == DType::boolean) {  // bytes of 0 and 1; factors mean nothing
     plan.op = op == ReduceOp::sum || op == ReduceOp::max ? kMax : kMin;
@@ -101,15 +117,14 @@ Status plan_reduction(const OpSpec& spec, DType dtype, int size, ReductionPlan& 
   plan.op = average ? kAverage : sum ? kSum : op == ReduceOp::min ? kMin : op == ReduceOp::max ? kMax : kProduct;
   if (spec.prescale == 1.0 && spec.postscale == 1.0) return {};
   if (!is_floating(dtype)) {
-    return refused(spec, "can't multiply " + std::string(name_of(dtype)) +
-                             " by a fraction. Leave out the factors, or convert the tensor to a floating-point type.");
+    return refused("can't multiply " + std::string(name_of(dtype)) + " by a fraction");
   }
   if (!sum) {
-    HVD_TRY(set_factor(spec, dtype, spec.prescale, plan.before));
-    return set_factor(spec, dtype, spec.postscale, plan.after);
+    HVD_TRY(set_factor(dtype, spec.prescale, plan.before));
+    return set_factor(dtype, spec.postscale, plan.after);
   }
   plan.op = kSum;
-  return set_factor(spec, dtype, spec.prescale * spec.postscale / (average ? size : 1), plan.premul);
+  return set_factor(dtype, spec.prescale * spec.postscale / (average ? size : 1), plan.premul);
 }
 
 }  // namespace horovod::nccl

@@ -24,8 +24,8 @@ struct ReductionPlan {
   Factor before, after;  // else: of the input and of the result, in steps of their own
 };
 
-// The plan for tensors of `dtype` under the operation's reduction and factors; an error says what NCCL can't do, and
-// what the caller can.
+// The plan for tensors of `dtype` under the operation's reduction and factors; an error says what NCCL can't do, as a
+// part of a sentence.
 Status plan_reduction(const OpSpec& spec, DType dtype, int size, ReductionPlan& plan);
 
 }  // namespace horovod::nccl

@@ -1,5 +1,6 @@
 #include "collectives/mesh/eager.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/kernels.h"
@@ -16,6 +17,13 @@ size_t bytes_of(const OpSpec& spec) {
   return bytes;
 }
 
+Status check_bytes(const OpSpec& spec, const std::string& sender, const std::string& contribution) {
+  if (contribution.size() == bytes_of(spec)) return {};
+  return {Code::aborted, sender + " of the mesh sent " + std::to_string(contribution.size()) + " bytes for " +
+                             spec.name + ", which has " + std::to_string(bytes_of(spec)) +
+                             ": the ranks do not run the same operation, so this epoch is over."};
+}
+
 }  // namespace
 
 bool is_eager(const OpSpec& spec, int size) {
@@ -28,55 +36,93 @@ bool is_eager(const OpSpec& spec, int size) {
   return bytes <= kMostBytes && bytes * static_cast<size_t>(size - 1) <= kMostReceivedBytes;
 }
 
-std::string pack_eager(const Operation& operation, int rank) {
+size_t eager_bytes(const Operation& operation, int rank) {
+  return operation.spec.type == OpType::broadcast && operation.spec.root != rank ? 0 : bytes_of(operation.spec);
+}
+
+void pack_eager(const Operation& operation, int rank, std::byte* bytes) {
   const OpSpec& spec = operation.spec;
-  std::string bytes;
-  if (spec.type == OpType::broadcast && spec.root != rank) return bytes;
-  bytes.reserve(bytes_of(spec));
+  if (eager_bytes(operation, rank) == 0) return;
   const DType dtype = spec.tensors[0].dtype;
   const bool scaled = spec.type == OpType::allreduce && spec.prescale != 1.0 && dtype != DType::boolean;
   for (const Span& span : operation.spans) {
     const size_t size = static_cast<size_t>(span.count) * size_of(dtype);
     if (size == 0) continue;
-    const size_t at = bytes.size();
-    bytes.append(reinterpret_cast<const char*>(span.input), size);
-    if (scaled) kernels::scale(dtype, bytes.data() + at, span.input, static_cast<size_t>(span.count), spec.prescale);
+    if (scaled) {
+      kernels::scale(dtype, bytes, span.input, static_cast<size_t>(span.count), spec.prescale);
+    } else {
+      std::memcpy(bytes, span.input, size);
+    }
+    bytes += size;
   }
+}
+
+std::string pack_eager(const Operation& operation, int rank) {
+  std::string bytes(eager_bytes(operation, rank), '\0');
+  pack_eager(operation, rank, reinterpret_cast<std::byte*>(bytes.data()));
   return bytes;
+}
+
+Status combine_host(const Operation& operation, const Hosts& hosts, int host,
+                    std::span<const std::string> contributions, std::string& combined) {
+  const OpSpec& spec = operation.spec;
+  const std::vector<int>& members = hosts.members(host);
+  combined.clear();
+  if (spec.type == OpType::broadcast) {
+    const auto root = std::find(members.begin(), members.end(), spec.root);
+    if (root != members.end()) combined = contributions[static_cast<size_t>(root - members.begin())];
+    return {};
+  }
+  std::vector<const void*> inputs;
+  for (size_t place = 0; place < members.size(); ++place) {
+    HVD_TRY(check_bytes(spec, "Rank " + std::to_string(members[place]), contributions[place]));
+    inputs.push_back(contributions[place].data());
+  }
+  combined.resize(bytes_of(spec));
+  const DType dtype = spec.tensors[0].dtype;
+  kernels::reduce(dtype, Reduction::of(spec, hosts.size()).op, combined.data(), inputs.data(),
+                  static_cast<int>(inputs.size()), combined.size() / size_of(dtype), 1.0);
+  return {};
 }
 
 Status run_eager(Operation& operation, std::span<const std::string> contributions, const Hosts* hosts) {
   const OpSpec& spec = operation.spec;
-  if (spec.type == OpType::broadcast) return take_result(operation, contributions[spec.root]);
+  if (spec.type == OpType::broadcast) {
+    return take_result(operation, contributions[hosts ? hosts->host(spec.root) : spec.root]);
+  }
   const int n = static_cast<int>(contributions.size());
-  const Reduction reduction = Reduction::of(spec, n);
-  for (int member = 0; member < n; ++member) {
-    if (contributions[member].size() != bytes_of(spec)) {
-      return {Code::aborted, "Rank " + std::to_string(member) + " of the mesh sent " +
-                                 std::to_string(contributions[member].size()) + " bytes for " + spec.name +
-                                 ", which has " + std::to_string(bytes_of(spec)) +
-                                 ": the ranks do not run the same operation, so this epoch is over."};
-    }
+  const Reduction reduction = Reduction::of(spec, hosts ? hosts->size() : n);
+  for (int from = 0; from < n; ++from) {
+    HVD_TRY(check_bytes(spec, (hosts ? "Host " : "Rank ") + std::to_string(from), contributions[from]));
   }
   std::vector<const void*> inputs(contributions.size());
   size_t offset = 0;
   for (const Span& span : operation.spans) {
     const size_t size = static_cast<size_t>(span.count) * size_of(reduction.dtype);
     if (size == 0) continue;
-    for (int member = 0; member < n; ++member) inputs[member] = contributions[member].data() + offset;
-    reduce_members(hosts, reduction, span.output, inputs.data(), n, span.count);
+    for (int from = 0; from < n; ++from) inputs[from] = contributions[from].data() + offset;
+    kernels::reduce(reduction.dtype, reduction.op, span.output, inputs.data(), n, static_cast<size_t>(span.count),
+                    reduction.postscale);
     offset += size;
   }
   return {};
 }
 
-std::string pack_result(const Operation& operation) {
-  std::string bytes;
-  bytes.reserve(bytes_of(operation.spec));
+size_t result_bytes(const Operation& operation) { return bytes_of(operation.spec); }
+
+void pack_result(const Operation& operation, std::byte* bytes) {
+  if (operation.spec.tensors.empty()) return;
   const size_t element_bytes = size_of(operation.spec.tensors[0].dtype);
   for (const Span& span : operation.spans) {
-    bytes.append(reinterpret_cast<const char*>(span.output), static_cast<size_t>(span.count) * element_bytes);
+    const size_t size = static_cast<size_t>(span.count) * element_bytes;
+    if (size > 0) std::memcpy(bytes, span.output, size);
+    bytes += size;
   }
+}
+
+std::string pack_result(const Operation& operation) {
+  std::string bytes(result_bytes(operation), '\0');
+  pack_result(operation, reinterpret_cast<std::byte*>(bytes.data()));
   return bytes;
 }
 

@@ -14,13 +14,21 @@ namespace horovod::mesh {
 // Should this operation's bytes travel with its arrival, among `size` members?
 bool is_eager(const OpSpec& spec, int size);
 
-// What member `rank` contributes, scaled if it has to be; nothing for a member that does not (broadcast).
+// What member `rank` contributes, scaled if it has to be: so many bytes, none for a member that does not (broadcast).
+size_t eager_bytes(const Operation& operation, int rank);
+void pack_eager(const Operation& operation, int rank, std::byte* bytes);
 std::string pack_eager(const Operation& operation, int rank);
 
-// The result, from what all contribute, by rank. hosts: null, or in whose order it is reduced.
+// What the members of one host contribute as a whole, in the order of hosts.h. contributions: of these members.
+Status combine_host(const Operation& operation, const Hosts& hosts, int host,
+                    std::span<const std::string> contributions, std::string& combined);
+
+// The result, from what all contribute: by rank, or by host if `hosts` is not null.
 Status run_eager(Operation& operation, std::span<const std::string> contributions, const Hosts* hosts = nullptr);
 
 // The result as another member has computed it: taken from its outputs, put into ours.
+size_t result_bytes(const Operation& operation);
+void pack_result(const Operation& operation, std::byte* bytes);
 std::string pack_result(const Operation& operation);
 Status take_result(Operation& operation, std::string_view bytes);
 

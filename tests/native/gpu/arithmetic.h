@@ -16,7 +16,9 @@ enum Type : int {
   kFloat16 = 6,
   kFloat32 = 7,
   kFloat64 = 8,
-  kBfloat16 = 9
+  kBfloat16 = 9,
+  kFloat8E4m3 = 10,
+  kFloat8E5m2 = 11
 };
 enum Op : int { kSum = 0, kProduct = 1, kMax = 2, kMin = 3, kAverage = 4 };
 
@@ -24,6 +26,8 @@ inline size_t bytes_of(int type) {
   switch (type) {
     case kInt8:
     case kUint8:
+    case kFloat8E4m3:
+    case kFloat8E5m2:
       return 1;
     case kFloat16:
     case kBfloat16:
@@ -72,6 +76,31 @@ inline uint16_t narrow(int type, float value) {
   return static_cast<uint16_t>(sign | (size < 0x1p-14f ? steps : ((scale + 24) << 10) + steps));
 }
 
+// Eight-bit floats, by looking at all of them.
+inline float widen8(int type, uint8_t bits) {
+  const int fraction_bits = type == kFloat8E4m3 ? 3 : 2, bias = type == kFloat8E4m3 ? 7 : 15;
+  const int magnitude = bits & 0x7f, exponent = magnitude >> fraction_bits;
+  const int fraction = magnitude & ((1 << fraction_bits) - 1);
+  const float sign = bits & 0x80 ? -1.0f : 1.0f;
+  if (type == kFloat8E4m3 && magnitude == 0x7f) return NAN;
+  if (type == kFloat8E5m2 && exponent == 31) return fraction ? NAN : sign * INFINITY;
+  const int steps = exponent ? fraction + (1 << fraction_bits) : fraction;
+  return sign * std::ldexp(static_cast<float>(steps), (exponent ? exponent : 1) - bias - fraction_bits);
+}
+
+// The nearest of those that are finite; of two, the even one.
+inline uint8_t narrow8(int type, float value) {
+  if (std::isnan(value)) return 0x7f;
+  const uint8_t sign = std::signbit(value) ? 0x80 : 0;
+  uint8_t best = 0;
+  for (int bits = 1; bits < (type == kFloat8E4m3 ? 0x7f : 0x7c); ++bits) {
+    const float distance = std::fabs(std::fabs(value) - widen8(type, static_cast<uint8_t>(bits)));
+    const float least = std::fabs(std::fabs(value) - widen8(type, best));
+    if (distance < least || (distance == least && bits % 2 == 0)) best = static_cast<uint8_t>(bits);
+  }
+  return sign | best;
+}
+
 template <typename T>
 T combined(int op, T left, T right) {
   switch (op) {
@@ -108,6 +137,15 @@ inline void combine(int type, int op, void* total, const void* part, size_t coun
       return combine_as<float>(op, total, part, count);
     case kFloat64:
       return combine_as<double>(op, total, part, count);
+    case kFloat8E4m3:
+    case kFloat8E5m2: {
+      auto* to = static_cast<uint8_t*>(total);
+      const auto* from = static_cast<const uint8_t*>(part);
+      for (size_t i = 0; i < count; ++i) {
+        to[i] = narrow8(type, combined(op, widen8(type, to[i]), widen8(type, from[i])));
+      }
+      return;
+    }
     default: {
       auto* to = static_cast<uint16_t*>(total);
       const auto* from = static_cast<const uint16_t*>(part);

@@ -5,6 +5,7 @@
 //
 // What tests need beside: faults (STANDIN_CUDA_FAIL, standin_cuda_fail), counts of what is alive, and holds that stop a
 // stream until they are released.
+#include <algorithm>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -19,23 +20,12 @@
 #include <thread>
 #include <vector>
 
+#include "cuda_parts.h"
 #include "faults.h"
 
-#define EXPORTED extern "C" __attribute__((visibility("default")))
+using namespace standin;
 
 namespace {
-
-enum Result : int {
-  kSuccess = 0,
-  kInvalidValue = 1,
-  kOutOfMemory = 2,
-  kNotInitialized = 3,
-  kNoDevice = 100,
-  kInvalidDevice = 101,
-  kInvalidContext = 201,
-  kInvalidHandle = 400,
-  kNotReady = 600,
-};
 
 constexpr int kVersion = 12040;
 constexpr size_t kDeviceBytes = size_t{8} << 30;
@@ -110,6 +100,14 @@ struct Hold {
   bool released = false;
 };
 
+// A copy between a device and pinned memory. For tests: plain numbers.
+struct Copy {
+  int64_t device = 0;
+  int64_t to_host = 0;
+  int64_t address = 0;  // of the device's memory
+  int64_t bytes = 0;
+};
+
 // Never destroyed: threads of streams may outlive main().
 struct World {
   std::mutex mutex;  // guards everything below
@@ -119,7 +117,11 @@ struct World {
   std::map<void*, std::shared_ptr<Event>> events;
   std::map<uintptr_t, Block> blocks;
   std::map<void*, std::shared_ptr<Hold>> holds;
+  std::map<uintptr_t, size_t> pinned;  // bytes by address
+  size_t most_pinned = 0;              // so many at once
   size_t used_bytes = 0;
+  std::vector<Copy> copies;  // as they were queued, since recording began
+  bool recording = false;
   standin::Faults faults{"STANDIN_CUDA_FAIL"};
 
   World() {
@@ -184,8 +186,11 @@ EXPORTED int cuGetErrorName(int result, const char** name) {
       {kNoDevice, "CUDA_ERROR_NO_DEVICE"},
       {kInvalidDevice, "CUDA_ERROR_INVALID_DEVICE"},
       {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT"},
+      {kNoBinaryForGpu, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
       {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE"},
+      {kNotFound, "CUDA_ERROR_NOT_FOUND"},
       {kNotReady, "CUDA_ERROR_NOT_READY"},
+      {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS"},
       {719, "CUDA_ERROR_LAUNCH_FAILED"},
   };
   const auto found = names.find(result);
@@ -208,6 +213,16 @@ EXPORTED int cuDeviceGet(int* device, int ordinal) {
   ENTER("cuDeviceGet");
   if (ordinal < 0 || ordinal >= static_cast<int>(world().devices.size())) return kInvalidDevice;
   *device = ordinal;
+  return kSuccess;
+}
+
+EXPORTED int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  ENTER("cuDeviceGetAttribute");
+  if (device < 0 || device >= static_cast<int>(world().devices.size())) return kInvalidDevice;
+  if (attribute != 75 && attribute != 76) return kInvalidValue;  // the compute capability is all that is asked for
+  const char* text = std::getenv("STANDIN_CUDA_CAPABILITY");
+  const int capability = text ? std::atoi(text) : kCapability;
+  *value = attribute == 75 ? capability / 10 : capability % 10;
   return kSuccess;
 }
 
@@ -413,6 +428,66 @@ EXPORTED int cuMemcpyAsync(uintptr_t to, uintptr_t from, size_t bytes, void* str
   return kSuccess;
 }
 
+EXPORTED int cuMemHostAlloc(void** memory, size_t bytes, unsigned flags) {
+  ENTER("cuMemHostAlloc");
+  if (!current()) return kInvalidContext;
+  if (bytes == 0 || flags != 1) return kInvalidValue;
+  *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  if (!*memory) return kOutOfMemory;
+  std::memset(*memory, 0x5a, bytes);
+  world().pinned[reinterpret_cast<uintptr_t>(*memory)] = bytes;
+  if (world().pinned.size() > world().most_pinned) world().most_pinned = world().pinned.size();
+  return kSuccess;
+}
+
+EXPORTED int cuMemFreeHost(void* memory) {
+  ENTER("cuMemFreeHost");
+  const auto found = world().pinned.find(reinterpret_cast<uintptr_t>(memory));
+  if (found == world().pinned.end()) return kInvalidValue;
+  std::memset(memory, 0xee, found->second);
+  std::free(memory);
+  world().pinned.erase(found);
+  return kSuccess;
+}
+
+namespace {
+
+// With the world's mutex held: a copy whose memory is what it should be.
+int queue_copy(uintptr_t device, uintptr_t host, size_t bytes, void* stream, bool to_host) {
+  const std::shared_ptr<Queue> queue = stream_of(stream);
+  if (!queue) return kInvalidHandle;
+  auto block = world().blocks.upper_bound(device);
+  auto pinned = world().pinned.upper_bound(host);
+  if (block == world().blocks.begin() || pinned == world().pinned.begin()) return kInvalidValue;
+  --block;
+  --pinned;
+  if (device + bytes > block->first + block->second.bytes || block->second.device != queue->device) {
+    return kInvalidValue;
+  }
+  if (host + bytes > pinned->first + pinned->second) return kInvalidValue;
+  if (world().recording) {
+    world().copies.push_back({queue->device, to_host, static_cast<int64_t>(device), static_cast<int64_t>(bytes)});
+  }
+  queue->push([=] {
+    std::memcpy(reinterpret_cast<void*>(to_host ? host : device), reinterpret_cast<void*>(to_host ? device : host),
+                bytes);
+  });
+  return kSuccess;
+}
+
+}  // namespace
+
+EXPORTED int cuMemcpyDtoHAsync_v2(void* to, uintptr_t from, size_t bytes, void* stream) {
+  ENTER("cuMemcpyDtoHAsync_v2");
+  return queue_copy(from, reinterpret_cast<uintptr_t>(to), bytes, stream, true);
+}
+
+EXPORTED int cuMemcpyHtoDAsync_v2(uintptr_t to, const void* from, size_t bytes, void* stream) {
+  ENTER("cuMemcpyHtoDAsync_v2");
+  return queue_copy(to, reinterpret_cast<uintptr_t>(from), bytes, stream, false);
+}
+int standin::fault_of(const char* function) { return world().faults.due(function); }
+
 // -- for tests and for the stand-in of NCCL ---------------------------------------------------------------------------
 
 EXPORTED void standin_cuda_fail(const char* function, int code, int skip) { world().faults.plan(function, code, skip); }
@@ -423,10 +498,29 @@ EXPORTED int64_t standin_cuda_count(const char* what) {
   if (name == "streams") return static_cast<int64_t>(world().streams.size());
   if (name == "events") return static_cast<int64_t>(world().events.size());
   if (name == "blocks") return static_cast<int64_t>(world().blocks.size());
+  if (name == "pinned") return static_cast<int64_t>(world().pinned.size());
+  if (name == "most_pinned") return static_cast<int64_t>(world().most_pinned);
+  if (const int64_t number = count_of_modules(name); number >= 0) return number;
   if (name != "contexts") return -1;
   int64_t retained = 0;
   for (const auto& device : world().devices) retained += device->retained;
   return retained;
+}
+
+// Begins to record copies between devices and pinned memory, from none.
+EXPORTED void standin_cuda_record() {
+  const std::lock_guard<std::mutex> lock(world().mutex);
+  world().copies.clear();
+  world().recording = true;
+}
+
+// What was recorded since, four numbers each (see Copy), up to `most` of them; gives how many there are.
+EXPORTED int64_t standin_cuda_recorded(int64_t* numbers, int64_t most) {
+  const std::lock_guard<std::mutex> lock(world().mutex);
+  world().recording = false;
+  const auto count = static_cast<int64_t>(world().copies.size());
+  if (count > 0) std::memcpy(numbers, world().copies.data(), sizeof(Copy) * std::min(most, count));
+  return count;
 }
 
 // Stops a stream where it is now. The answer is what to release.

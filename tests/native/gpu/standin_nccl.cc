@@ -108,7 +108,7 @@ struct Comm {
   }
 };
 
-std::atomic<int64_t> g_comms{0}, g_ops{0}, g_groups{0};
+std::atomic<int64_t> g_comms{0}, g_ops{0}, g_groups{0}, g_aborts{0};
 std::atomic<bool> g_remote_errors{false};
 std::mutex g_mutex;  // guards g_alive
 std::set<Comm*> g_alive;
@@ -318,6 +318,9 @@ int enqueue(const char* name, Call call, int op) {
       std::memcpy(call.factor.data(), &exact, sizeof exact);
     } else if (header.type == standin::kFloat32) {
       std::memcpy(call.factor.data(), &share, sizeof share);
+    } else if (standin::bytes_of(header.type) == 1) {
+      const uint8_t bits = standin::narrow8(header.type, share);
+      std::memcpy(call.factor.data(), &bits, sizeof bits);
     } else {
       const uint16_t bits = standin::narrow(header.type, share);
       std::memcpy(call.factor.data(), &bits, sizeof bits);
@@ -450,6 +453,7 @@ EXPORTED int ncclCommDestroy(Comm* comm) {
 EXPORTED int ncclCommAbort(Comm* comm) {
   FAULT("ncclCommAbort");
   if (!alive(comm)) return kInvalidArgument;
+  g_aborts.fetch_add(1);
   comm->abort();
   dispose(comm);
   return kSuccess;
@@ -522,5 +526,6 @@ EXPORTED int64_t standin_nccl_count(const char* what) {
   return name == "communicators" ? g_comms.load()
          : name == "operations"  ? g_ops.load()
          : name == "groups"      ? g_groups.load()
+         : name == "aborts"      ? g_aborts.load()
                                  : -1;
 }

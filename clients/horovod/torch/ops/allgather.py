@@ -37,8 +37,9 @@ def allgather(
                 [1, 1]])
 
     Args:
-        tensor: contiguous, dense, with at least one dimension; uint8, int8, int16, int32, int64, float16, bfloat16,
-            float32, float64 or bool. The shape may differ between ranks in the first dimension only, which may be 0.
+        tensor: contiguous, dense, with at least one dimension; uint8, int8, int16, int32, int64, float8_e4m3fn,
+            float8_e5m2, float16, bfloat16, float32, float64 or bool.
+            The shape may differ between ranks in the first dimension only, which may be 0.
         name: matches the call across ranks; without one, calls match by their order.
         process_set: the ranks that take part.
 
@@ -66,10 +67,9 @@ def allgather_async(
     Raises:
         ValueError: as `allgather`. HorovodInternalError is raised by `synchronize`.
     """
-    span = input_span(tensor)
     wire = _UNNAMED if name is None else "allgather." + name
     number = set_id(process_set, "Allgather")
-    return start(tensor, ALLGATHER, wire, (span,), set_id=number, finish=lambda outputs: adopt(outputs[0]))
+    return start(tensor, ALLGATHER, wire, ((tensor, None),), set_id=number, finish=lambda outputs: adopt(outputs[0]))
 
 
 def grouped_allgather(
@@ -109,9 +109,8 @@ def grouped_allgather_async(
 
 
 def _plain(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
-    span = input_span(tensor)
     wire = _UNNAMED if name is None else "allgather." + name
-    outputs = run(tensor, ALLGATHER, wire, (span,), set_id=set_id(process_set, "Allgather"))
+    outputs = run(tensor, ALLGATHER, wire, ((tensor, None),), set_id=set_id(process_set, "Allgather"))
     return adopt(outputs[0])
 
 

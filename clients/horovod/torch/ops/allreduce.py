@@ -28,7 +28,7 @@ from horovod.torch.ops.submit import (
     start,
     start_parts,
 )
-from horovod.torch.tensors import by_dtype, check_one_device, in_place_span, span_to_new
+from horovod.torch.tensors import by_dtype, check_one_device, in_place_span, new_like, span_to_new
 
 _UNNAMED = "allreduce.noname"
 _UNNAMED_GROUP = "grouped_allreduce.noname"
@@ -53,8 +53,8 @@ def allreduce(
         tensor([1.0000, 0.5000])
 
     Args:
-        tensor: contiguous, dense; uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64 or (but for
-            Average) bool.
+        tensor: contiguous, dense; uint8, int8, int16, int32, int64, float8_e4m3fn, float8_e5m2, float16, bfloat16,
+            float32, float64 or (but for Average) bool.
         average: deprecated, use op.
         name: matches the call across ranks; without one, calls match by their order.
         compression: how the tensor travels, for example Compression.fp16.
@@ -97,15 +97,15 @@ def allreduce_async(
         ValueError: as `allreduce`. HorovodInternalError is raised by `synchronize`.
     """
     op = reduce_op(op, average)
-    span, output = span_to_new(tensor)
-    op = check_reduction(op, span[2], process_set, "Allreduce")
+    op = check_reduction(op, tensor, process_set, "Allreduce")
+    output = new_like(tensor)
     wire = _UNNAMED if name is None else "allreduce." + name
     number = set_id(process_set, "Allreduce")
     return start(
         (output, tensor),
         ALLREDUCE,
         wire,
-        (span,),
+        ((tensor, output),),
         op,
         prescale_factor,
         postscale_factor,
@@ -139,14 +139,13 @@ def allreduce_(
         op = reduce_op(op, average)
     elif op is None:
         op = Average
-    span = in_place_span(tensor)
-    if op != Sum:
-        op = check_reduction(op, span[2], process_set, "Allreduce")
+    if op != Average and op != Sum:
+        op = check_reduction(op, tensor, process_set, "Allreduce")
     run(
         tensor,
         ALLREDUCE,
         _UNNAMED if name is None else "allreduce." + name,
-        (span,),
+        (tensor,),
         op,
         prescale_factor,
         postscale_factor,
@@ -182,12 +181,11 @@ def allreduce_async_(
         op = reduce_op(op, average)
     elif op is None:
         op = Average
-    span = in_place_span(tensor)
-    if op != Sum:
-        op = check_reduction(op, span[2], process_set, "Allreduce")
+    if op != Average and op != Sum:
+        op = check_reduction(op, tensor, process_set, "Allreduce")
     wire = _UNNAMED if name is None else "allreduce." + name
     number = 0 if process_set is global_process_set else set_id(process_set, "Allreduce")
-    return start(tensor, ALLREDUCE, wire, (span,), op, prescale_factor, postscale_factor, 0, None, number)
+    return start(tensor, ALLREDUCE, wire, (tensor,), op, prescale_factor, postscale_factor, 0, None, number)
 
 
 def grouped_allreduce(
@@ -310,7 +308,7 @@ def start_group(
     check_one_device(tensors)
     pairs = [(in_place_span(tensor), tensor) if in_place else span_to_new(tensor) for tensor in tensors]
     spans = [span for span, _ in pairs]
-    codes = [check_reduction(op, span[2], process_set, "Allreduce") for span in spans]
+    codes = [check_reduction(op, tensor, process_set, "Allreduce") for tensor in tensors]
     number = set_id(process_set, "Allreduce")
 
     def start_part(wire: str, indices: Sequence[int]) -> Handle:
@@ -365,11 +363,11 @@ def gradient_name(name: str | None) -> str | None:
 def _plain(
     tensor: torch.Tensor, op: int, name: str | None, prescale: float, postscale: float, process_set: ProcessSet
 ) -> torch.Tensor:
-    span, output = span_to_new(tensor)
-    op = check_reduction(op, span[2], process_set, "Allreduce")
+    op = check_reduction(op, tensor, process_set, "Allreduce")
+    output = new_like(tensor)
     wire = _UNNAMED if name is None else "allreduce." + name
     number = set_id(process_set, "Allreduce")
-    run((tensor, output), ALLREDUCE, wire, (span,), op, prescale, postscale, 0, None, number)
+    run((tensor, output), ALLREDUCE, wire, ((tensor, output),), op, prescale, postscale, 0, None, number)
     return output
 
 

@@ -13,7 +13,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.handles import AnyHandle
 from horovod.torch.ops.allreduce import gradient_name
 from horovod.torch.ops.submit import ALLTOALL, needs_gradient, run, set_id, set_size, start
-from horovod.torch.tensors import Span, adopt, input_span
+from horovod.torch.tensors import adopt, check_tensor
 
 _UNNAMED = "alltoall.noname"
 
@@ -35,7 +35,7 @@ def alltoall(
 
     Args:
         tensor: contiguous and dense, of a shape in which all dimensions but the first agree across ranks;
-            uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64 or bool.
+            uint8, int8, int16, int32, int64, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64 or bool.
         splits: as many whole numbers as the set has members, or an int32 tensor of them.
         name: matches the call across ranks; without one, calls match by their order.
         process_set: the ranks that take part.
@@ -72,13 +72,13 @@ def alltoall_async(
         ValueError: as `alltoall`. HorovodInternalError is raised by `synchronize`.
     """
     number = set_id(process_set, "Alltoall")
-    span, parts = _checked(tensor, splits, process_set)
+    parts = _checked(tensor, splits, process_set)
     wire = _UNNAMED if name is None else "alltoall." + name
     return start(
         tensor,
         ALLTOALL,
         wire,
-        (span,),
+        ((tensor, None),),
         Sum,
         1.0,
         1.0,
@@ -91,19 +91,19 @@ def alltoall_async(
 
 def _checked(
     tensor: torch.Tensor, splits: Sequence[int] | torch.Tensor | None, process_set: ProcessSet
-) -> tuple[Span, list[int] | None]:
-    span = input_span(tensor)
+) -> list[int] | None:
+    check_tensor(tensor)
     shape = tensor.shape
     size = set_size(process_set)
     if not shape:
-        return span, None  # the ranks are told together that a scalar has no rows
+        return None  # the ranks are told together that a scalar has no rows
     if splits is None:
         if shape[0] % size:
             raise ValueError(
                 f"Alltoall: the first dimension of the tensor ({shape[0]}) is not divisible by the number of ranks "
                 f"({size}). Pass splits to send unequal parts."
             )
-        return span, None
+        return None
     if isinstance(splits, torch.Tensor):
         if splits.dtype != torch.int32 or splits.dim() != 1:
             raise ValueError(
@@ -124,16 +124,16 @@ def _checked(
         raise ValueError(
             f"Alltoall: splits sum to {sum(parts)}, which is more than the first dimension of the tensor ({shape[0]})."
         )
-    return span, parts
+    return parts
 
 
 def _exchange(
     tensor: torch.Tensor, splits: Sequence[int] | torch.Tensor | None, name: str | None, process_set: ProcessSet
 ) -> tuple[torch.Tensor, list[int]]:
     number = set_id(process_set, "Alltoall")
-    span, parts = _checked(tensor, splits, process_set)
+    parts = _checked(tensor, splits, process_set)
     wire = _UNNAMED if name is None else "alltoall." + name
-    outputs, received = run(tensor, ALLTOALL, wire, (span,), Sum, 1.0, 1.0, 0, parts, number)
+    outputs, received = run(tensor, ALLTOALL, wire, ((tensor, None),), Sum, 1.0, 1.0, 0, parts, number)
     return adopt(outputs[0]), received
 
 

@@ -16,7 +16,7 @@ from horovod.torch.handles import AnyHandle
 from horovod.torch.ops.allreduce import _differentiable as reduce_differentiable
 from horovod.torch.ops.allreduce import gradient_name
 from horovod.torch.ops.submit import BROADCAST, needs_gradient, run, set_id, start
-from horovod.torch.tensors import Span, in_place_span
+from horovod.torch.tensors import in_place_span, new_like
 from horovod.worker.runtime.context import current
 
 _UNNAMED = "broadcast.noname"
@@ -34,7 +34,7 @@ def broadcast(
 
     Args:
         tensor: contiguous and dense, of the same shape and dtype on all ranks; uint8, int8, int16, int32, int64,
-            float16, bfloat16, float32, float64 or bool.
+            float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64 or bool.
         root_rank: a global rank (also with a process set, of which it must be a member).
         name: matches the call across ranks; without one, calls match by their order.
         process_set: the ranks that take part.
@@ -64,9 +64,9 @@ def broadcast_async(
         ValueError: as `broadcast`. HorovodInternalError is raised by `synchronize`.
     """
     number = check_root(root_rank, process_set)
-    span, output = _copy_for(tensor, root_rank)
+    output = _copy_for(tensor, root_rank)
     wire = _UNNAMED if name is None else "broadcast." + name
-    return start(output, BROADCAST, wire, (span,), Sum, 1.0, 1.0, root_rank, None, number)
+    return start(output, BROADCAST, wire, (output,), Sum, 1.0, 1.0, root_rank, None, number)
 
 
 def broadcast_(
@@ -83,9 +83,8 @@ def broadcast_(
         tensor([1])
     """
     number = check_root(root_rank, process_set)
-    span = in_place_span(tensor)
     wire = _UNNAMED if name is None else "broadcast." + name
-    run(tensor, BROADCAST, wire, (span,), Sum, 1.0, 1.0, root_rank, None, number)
+    run(tensor, BROADCAST, wire, (tensor,), Sum, 1.0, 1.0, root_rank, None, number)
     return tensor
 
 
@@ -105,9 +104,8 @@ def broadcast_async_(
         ValueError: as `broadcast`. HorovodInternalError is raised by `synchronize`.
     """
     number = check_root(root_rank, process_set)
-    span = in_place_span(tensor)
     wire = _UNNAMED if name is None else "broadcast." + name
-    return start(tensor, BROADCAST, wire, (span,), Sum, 1.0, 1.0, root_rank, None, number)
+    return start(tensor, BROADCAST, wire, (tensor,), Sum, 1.0, 1.0, root_rank, None, number)
 
 
 def check_root(root_rank: int, process_set: ProcessSet) -> int:
@@ -126,20 +124,20 @@ def check_root(root_rank: int, process_set: ProcessSet) -> int:
     return number
 
 
-def _copy_for(tensor: torch.Tensor, root_rank: int) -> tuple[Span, torch.Tensor]:
+def _copy_for(tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
     in_place_span(tensor)  # refuses what can't travel before anything is copied
-    output = torch.empty_like(tensor, requires_grad=False)
+    output = new_like(tensor)
     if current().world.rank == root_rank:
         with torch.no_grad():
             output.copy_(tensor)
-    return in_place_span(output), output
+    return output
 
 
 def _plain(tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> torch.Tensor:
     number = check_root(root_rank, process_set)
-    span, output = _copy_for(tensor, root_rank)
+    output = _copy_for(tensor, root_rank)
     wire = _UNNAMED if name is None else "broadcast." + name
-    run(output, BROADCAST, wire, (span,), Sum, 1.0, 1.0, root_rank, None, number)
+    run(output, BROADCAST, wire, (output,), Sum, 1.0, 1.0, root_rank, None, number)
     return output
 
 

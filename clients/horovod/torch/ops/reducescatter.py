@@ -28,7 +28,7 @@ from horovod.torch.ops.submit import (
     start,
     start_parts,
 )
-from horovod.torch.tensors import Span, adopt, by_dtype, check_one_device, input_span
+from horovod.torch.tensors import adopt, by_dtype, check_one_device, check_tensor, input_span
 
 _UNNAMED = "reducescatter.noname"
 _UNNAMED_GROUP = "grouped_reducescatter.noname"
@@ -52,7 +52,8 @@ def reducescatter(
 
     Args:
         tensor: contiguous and dense, with at least one dimension, of the same shape and dtype on all ranks; uint8,
-            int8, int16, int32, int64, float16, bfloat16, float32, float64 or (but for Average) bool.
+            int8, int16, int32, int64, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64 or (but for
+            Average) bool.
         name: matches the call across ranks; without one, calls match by their order.
         compression: how the tensor travels, for example Compression.fp16.
         op: hvd.Average or hvd.Sum.
@@ -92,14 +93,14 @@ def reducescatter_async(
 
     Raises what `reducescatter` does; what goes wrong after the start is raised by `synchronize`.
     """
-    span, op = _checked(tensor, op, process_set)
+    op = _checked(tensor, op, process_set)
     wire = _UNNAMED if name is None else "reducescatter." + name
     number = set_id(process_set, "Reducescatter")
     return start(
         tensor,
         REDUCESCATTER,
         wire,
-        (span,),
+        ((tensor, None),),
         op,
         prescale_factor,
         postscale_factor,
@@ -160,25 +161,25 @@ def grouped_reducescatter_async(
     return _start_group(tensors, op, name, prescale_factor, postscale_factor, process_set)
 
 
-def _checked(tensor: torch.Tensor, op: int, process_set: ProcessSet) -> tuple[Span, int]:
-    span = input_span(tensor)
-    if not span[3]:
+def _checked(tensor: torch.Tensor, op: int, process_set: ProcessSet) -> int:
+    check_tensor(tensor)
+    if not tensor.shape:
         raise ValueError(
             "Reducescatter: the tensor is a scalar, which has no rows to scatter. Use hvd.allreduce, or give it a "
             "dimension with tensor.reshape(1)."
         )
     if op in (Min, Max, Product):
         raise HorovodInternalError("Reducescatter supports op=hvd.Average and op=hvd.Sum only.")
-    return span, check_reduction(op, span[2], process_set, "Reducescatter")
+    return check_reduction(op, tensor, process_set, "Reducescatter")
 
 
 def _plain(
     tensor: torch.Tensor, op: int, name: str | None, prescale: float, postscale: float, process_set: ProcessSet
 ) -> torch.Tensor:
-    span, op = _checked(tensor, op, process_set)
+    op = _checked(tensor, op, process_set)
     wire = _UNNAMED if name is None else "reducescatter." + name
     number = set_id(process_set, "Reducescatter")
-    outputs = run(tensor, REDUCESCATTER, wire, (span,), op, prescale, postscale, 0, None, number)
+    outputs = run(tensor, REDUCESCATTER, wire, ((tensor, None),), op, prescale, postscale, 0, None, number)
     return adopt(outputs[0])
 
 
@@ -193,7 +194,8 @@ def _start_group(
 ) -> AnyHandle:
     tensors = tuple(tensors)
     check_one_device(tensors)
-    checked = [_checked(tensor, op, process_set) for tensor in tensors]
+    codes = [_checked(tensor, op, process_set) for tensor in tensors]
+    spans = [input_span(tensor) for tensor in tensors]
     number = set_id(process_set, "Reducescatter")
 
     def start_part(wire: str, indices: Sequence[int]) -> Handle:
@@ -201,8 +203,8 @@ def _start_group(
             tensors,
             REDUCESCATTER,
             wire,
-            [checked[index][0] for index in indices],
-            checked[indices[0]][1],
+            [spans[index] for index in indices],
+            codes[indices[0]],
             prescale,
             postscale,
             0,

@@ -16,7 +16,7 @@ from horovod._core import Handle
 from horovod.common.basics import Adasum, Average, Max, Min, Product, Sum
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.handles import AnyHandle, PartedHandle
-from horovod.torch.tensors import DTYPE_CODES, Span
+from horovod.torch.tensors import READER, Given, check_tensor
 from horovod.worker.runtime.context import current
 
 # Numbers of horovod.protos.v1.types_pb2.OperationType; a world of one needs no protobuf, so they are written out.
@@ -28,15 +28,13 @@ REDUCESCATTER: Final = 4
 BARRIER: Final = 5
 
 _REDUCTIONS: Final = frozenset((Average, Sum, Min, Max, Product))
-_BOOL: Final = DTYPE_CODES[torch.bool]
-_FLOATING: Final = frozenset(code for dtype, code in DTYPE_CODES.items() if dtype.is_floating_point)
 
 
 def run(
     keep: Any,
     kind: int,
     name: str,
-    spans: Sequence[Span],
+    tensors: Sequence[Given],
     op: int = Sum,
     prescale: float = 1.0,
     postscale: float = 1.0,
@@ -45,14 +43,14 @@ def run(
     set_id: int = 0,
 ) -> Any:
     """Submits and waits. `keep` is what must stay alive until the engine is done, also when the wait is interrupted."""
-    return current().engine.run(kind, name, spans, op, prescale, postscale, root, splits, set_id, keep)
+    return current().engine.run(kind, name, tensors, op, prescale, postscale, root, splits, set_id, keep, READER)
 
 
 def start(
     keep: Any,
     kind: int,
     name: str,
-    spans: Sequence[Span],
+    tensors: Sequence[Given],
     op: int = Sum,
     prescale: float = 1.0,
     postscale: float = 1.0,
@@ -64,7 +62,7 @@ def start(
 ) -> Handle:
     """Submits and returns a handle. Without `finish`, `keep` is also what `synchronize` returns."""
     return current().engine.submit(
-        kind, name, spans, op, prescale, postscale, root, splits, set_id, wait_follows, keep, finish
+        kind, name, tensors, op, prescale, postscale, root, splits, set_id, wait_follows, keep, finish, READER
     )
 
 
@@ -102,7 +100,11 @@ def _part_name(name: str, part: int, count: int) -> str:
 
 def needs_gradient(*tensors: torch.Tensor) -> bool:
     """Whether autograd must see this call."""
-    return torch.is_grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in tensors)
+    if torch.is_grad_enabled():
+        for tensor in tensors:  # not any(): its generator takes longer than all the rest
+            if getattr(tensor, "requires_grad", False):
+                return True
+    return False
 
 
 def set_id(process_set: ProcessSet, operation: str) -> int:
@@ -152,19 +154,13 @@ def reduce_op(op: int | None, average: bool | None = None) -> int:
     return Average if op is None else op
 
 
-def check_reduction(op: int, dtype_code: int, process_set: ProcessSet, operation: str) -> int:
-    """Refuses what no engine can compute; returns the operation to submit."""
-    if op == Average:
-        if dtype_code == _BOOL:
-            raise ValueError(
-                f"{operation}: the average of torch.bool tensors is not defined. Use op=hvd.Max (any) or op=hvd.Min "
-                "(all), or convert to a number first."
-            )
-        return op
+def check_reduction(op: int, tensor: torch.Tensor, process_set: ProcessSet, operation: str) -> int:
+    """Refuses a reduction that does not exist, or not in `process_set`; returns the operation to submit."""
     if op == Adasum:
+        check_tensor(tensor)
         if process_set is not global_process_set:
             raise NotImplementedError(f"{operation}: hvd.Adasum works with the global process set only.")
-        if dtype_code not in _FLOATING:
+        if not tensor.dtype.is_floating_point:
             raise ValueError(f"{operation}: hvd.Adasum needs a floating-point tensor.")
         return op if current().world.size > 1 else Sum  # the Adasum of one tensor is that tensor
     if op not in _REDUCTIONS:

@@ -1,0 +1,29 @@
+// The members of a process set as what runs operations on devices sees them, and what the CPU's data plane does for it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/abort.h"
+#include "base/status.h"
+
+namespace horovod::cuda {
+
+// Everything is for the driver.
+struct Peers {
+  int rank = 0;
+  std::vector<std::string> labels;  // by rank
+  AbortSignal* abort = nullptr;
+  int64_t timeout_us = 0;  // how long nothing may happen
+  // Equally many bytes from each member, in the order of ranks. All members call it at the same place in their order.
+  std::function<Status(const void* mine, size_t bytes, std::vector<std::byte>& all)> gather;
+  // Fails when a member is lost. Does not block.
+  std::function<Status()> look;
+
+  int size() const { return static_cast<int>(labels.size()); }
+};
+
+}  // namespace horovod::cuda

@@ -1,0 +1,32 @@
+// What runs a communicator's operations on GPU tensors: NCCL where all members have it and it can do what is asked,
+// otherwise the host's memory (backends/staging).
+//
+// Which of both is a function of what the members have agreed on, because all of them must choose alike: of the
+// operation's record, and of what each has and was told (see Offer), which they tell each other with the first batch.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "backends/cuda/peers.h"
+#include "backends/cuda/pinned.h"
+#include "base/config.h"
+#include "collectives/backend.h"
+#include "collectives/topology.h"
+
+namespace horovod {
+
+struct GpuOptions {
+  Config config;
+  std::string scope;  // "the global process set", for messages
+  // Something that somebody who looks for it should find in a log, once; worth_saying: or everybody should.
+  std::function<void(bool worth_saying, std::string sentence)> note;
+};
+
+// The plane must outlive it. Null when the device has no streams left; `status` then says why.
+std::unique_ptr<DeviceBackend> make_gpu_backend(GpuOptions options, std::shared_ptr<cuda::Device> device,
+                                                std::shared_ptr<cuda::PinnedPool> pool, const DataPlane& plane,
+                                                cuda::Peers peers, Status& status);
+
+}  // namespace horovod

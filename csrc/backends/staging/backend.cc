@@ -1,0 +1,141 @@
+#include "backends/staging/backend.h"
+
+#include <atomic>
+#include <utility>
+#include <vector>
+
+#include "backends/staging/collectives.h"
+#include "base/clock.h"
+
+namespace horovod {
+namespace {
+
+// What is on its way back. Its results must not be given back meanwhile.
+struct Queued {
+  std::string name;
+  std::shared_ptr<Moment> finished;
+  std::vector<std::shared_ptr<DeviceMemory>> results;
+  int64_t since_us = 0;
+};
+
+class StagingBackend final : public DevicePath {
+ public:
+  StagingBackend(std::shared_ptr<cuda::PinnedPool> pool, const DataPlane& plane, cuda::Peers peers,
+                 std::shared_ptr<cuda::Stream> down, std::shared_ptr<cuda::Stream> up)
+      : plane_(plane), peers_(std::move(peers)), pipeline_(std::move(pool), peers_, std::move(down), std::move(up)) {}
+
+  Status run(Batch batch) override {
+    Status status = stage(batch);
+    // The tensors may be let go when this returns, so nothing may go on that uses them.
+    if (!status.ok()) pipeline_.drain();
+    return status;
+  }
+
+  bool busy() const override { return queued_count_.load(std::memory_order_relaxed) > 0; }
+
+  Status tend() override {
+    for (auto one = queued_.begin(); one != queued_.end();) {
+      bool passed = false;
+      HVD_TRY(one->finished->passed(passed));
+      if (!passed && now_us() - one->since_us > peers_.timeout_us) {
+        return {Code::timeout, peers_.labels[peers_.rank] + " has waited " + std::to_string(peers_.timeout_us / 1000) +
+                                   " ms for its own GPU to take the result of " + one->name +
+                                   ": it stands still. See the kernel's log and nvidia-smi."};
+      }
+      one = passed ? queued_.erase(one) : one + 1;
+    }
+    if (queued_.empty() && busy()) pipeline_.rest();
+    queued_count_.store(queued_.size(), std::memory_order_relaxed);
+    return {};
+  }
+
+  // Nothing on the device waits for a peer: copies that are queued come to their end.
+  void abort() override {}
+  void close() override {}
+
+ private:
+  Status stage(Batch batch) {
+    Queued queued;
+    queued.name = batch[0]->spec.name;
+    if (batch.size() > 1) queued.name += " and " + std::to_string(batch.size() - 1) + " more";
+    HVD_TRY(meet(batch, queued.name));
+    staging::Run run{pipeline_, plane_, peers_, queued.name};
+    HVD_TRY(dispatch(run, batch));
+    const cuda::Stream& up = *pipeline_.up();
+    HVD_TRY(up.device().record(up.handle(), queued.finished));
+    for (Operation* operation : batch) {
+      operation->on_device->finished = queued.finished;
+      for (const OutputBuffer& output : operation->outputs) {
+        if (output.on_device) queued.results.push_back(output.on_device);
+      }
+    }
+    queued.since_us = now_us();
+    queued_.push_back(std::move(queued));
+    queued_count_.store(queued_.size(), std::memory_order_relaxed);
+    return {};
+  }
+
+  // Returns when everybody's tensors are ready. Between hosts nobody may send data before that: a connection with data
+  // for a transfer that this member has not begun shows nothing behind it, neither an abort nor the peer's end, and how
+  // long the framework's work takes is not ours to say. So each sends a byte when it is ready, and what it expects from
+  // the others was begun before.
+  Status meet(Batch batch, const std::string& what) {
+    Mesh* const mesh = plane_.mesh;
+    std::vector<Transfer> receives, sends;
+    if (mesh) {
+      const auto size = static_cast<size_t>(mesh->size());
+      signs_.resize(2 * size);
+      for (size_t peer = 0; peer < size; ++peer) {
+        if (static_cast<int>(peer) == mesh->rank()) continue;
+        receives.push_back({static_cast<int>(peer), {{&signs_[peer], 1}}});
+        sends.push_back({static_cast<int>(peer), {{&signs_[size + peer], 1}}});
+      }
+      HVD_TRY(mesh->start({}, receives, coming_));
+    }
+    for (Operation* operation : batch) HVD_TRY(pipeline_.await(*operation->on_device->ready, what));
+    if (!mesh) return {};
+    HVD_TRY(mesh->start(sends, {}, going_));
+    HVD_TRY(mesh->finish(coming_));
+    return mesh->finish(going_);
+  }
+
+  static Status dispatch(staging::Run& run, Batch batch) {
+    const OpSpec& spec = batch[0]->spec;
+    switch (spec.type) {
+      case OpType::allreduce:
+        return spec.reduce_op == ReduceOp::adasum ? staging::adasum(run, batch) : staging::allreduce(run, batch);
+      case OpType::allgather:
+        return staging::allgather(run, batch);
+      case OpType::broadcast:
+        return staging::broadcast(run, batch);
+      case OpType::alltoall:
+        return staging::alltoall(run, batch);
+      case OpType::reducescatter:
+        return staging::reducescatter(run, batch);
+      case OpType::barrier:
+        return {};  // that every member arrived is in the order log already
+    }
+    return {Code::internal, "Unknown operation type."};
+  }
+
+  const DataPlane& plane_;
+  const cuda::Peers peers_;
+  staging::Pipeline pipeline_;    // uses peers_
+  std::vector<std::byte> signs_;  // of meet(), as the next two: the mesh may use them when meet() has failed
+  Flight coming_, going_;
+  std::vector<Queued> queued_;           // driver only
+  std::atomic<size_t> queued_count_{0};  // its size, for others; orders nothing
+};
+
+}  // namespace
+
+std::unique_ptr<DevicePath> make_staging_backend(std::shared_ptr<cuda::Device> device,
+                                                 std::shared_ptr<cuda::PinnedPool> pool, const DataPlane& plane,
+                                                 cuda::Peers peers, Status& status) {
+  std::shared_ptr<cuda::Stream> down = device->create_stream(status);
+  std::shared_ptr<cuda::Stream> up = status.ok() ? device->create_stream(status) : nullptr;
+  if (!status.ok()) return nullptr;
+  return std::make_unique<StagingBackend>(std::move(pool), plane, std::move(peers), std::move(down), std::move(up));
+}
+
+}  // namespace horovod

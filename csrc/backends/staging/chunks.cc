@@ -1,0 +1,84 @@
+#include "backends/staging/chunks.h"
+
+#include <cstring>
+
+namespace horovod::staging {
+namespace {
+
+constexpr int64_t kMostRows = int64_t{1} << 48;  // a larger count is no count
+constexpr int64_t kLine = 64;                    // windows begin on cache lines
+
+cuda::Address address_of(const std::byte* memory) { return reinterpret_cast<cuda::Address>(memory); }
+
+}  // namespace
+
+Status Run::allocate(Operation& operation, size_t tensor, int64_t rows) const {
+  const TensorSpec& spec = operation.spec.tensors[tensor];
+  OutputBuffer& output = operation.outputs[tensor];
+  output.shape = spec.shape;
+  if (output.shape.empty()) output.shape = {0};
+  output.shape[0] = rows;
+  const auto bytes = static_cast<size_t>(rows * row_bytes(spec));
+  const Status status = pipeline.up()->device().allocate(bytes, pipeline.up(), output);
+  return status.ok() ? status : Status(status.code(), operation.spec.name + ": " + status.message());
+}
+
+void inputs_of(const SpanList& list, int64_t begin, int64_t end, size_t offset, std::vector<Piece>& pieces) {
+  const size_t item = list.element_bytes();
+  list.visit(begin, end, [&](const std::byte* input, std::byte*, int64_t count, int64_t at) {
+    pieces.push_back({address_of(input), offset + static_cast<size_t>(at) * item, static_cast<size_t>(count) * item});
+  });
+}
+void outputs_of(const SpanList& list, int64_t begin, int64_t end, size_t offset, std::vector<Piece>& pieces) {
+  const size_t item = list.element_bytes();
+  list.visit(begin, end, [&](const std::byte*, std::byte* output, int64_t count, int64_t at) {
+    pieces.push_back({address_of(output), offset + static_cast<size_t>(at) * item, static_cast<size_t>(count) * item});
+  });
+}
+
+void put_on_host(Operation& operation, const OpSpec& like, DType dtype, std::vector<int64_t> shape) {
+  OpSpec& spec = operation.spec;
+  spec.type = like.type;
+  spec.name = like.name;
+  spec.tensors = {{dtype, std::move(shape)}};
+  spec.reduce_op = like.reduce_op;
+  spec.prescale = like.prescale;
+  spec.postscale = like.postscale;
+  spec.root = like.root;
+}
+
+Status run_on_host(const Run& run, Operation& operation) {
+  Operation* one[] = {&operation};
+  return run_batch(run.plane, one);
+}
+
+Status run_into(const Run& run, Operation& operation, std::byte* room, size_t bytes) {
+  operation.outputs.resize(1);
+  operation.outputs[0].room = room;
+  operation.outputs[0].room_bytes = bytes;
+  HVD_TRY(run_on_host(run, operation));
+  if (operation.outputs[0].bytes == bytes && operation.outputs[0].data.get() == room) return {};
+  return {Code::aborted, "A part of " + operation.spec.name + " has " + std::to_string(operation.outputs[0].bytes) +
+                             " bytes where " + std::to_string(bytes) +
+                             " were expected: the ranks do not run the same operation, so this epoch is over."};
+}
+
+Status exchange_counts(const Run& run, const std::vector<int64_t>& mine, std::vector<int64_t>& counts) {
+  std::vector<std::byte> all;
+  HVD_TRY(run.peers.gather(mine.data(), mine.size() * sizeof(int64_t), all));
+  counts.resize(mine.size() * static_cast<size_t>(run.size()));
+  if (!counts.empty()) std::memcpy(counts.data(), all.data(), counts.size() * sizeof(int64_t));
+  for (size_t i = 0; i < counts.size(); ++i) {
+    if (counts[i] >= 0 && counts[i] <= kMostRows) continue;
+    return {Code::aborted, run.peers.labels[i / mine.size()] + " says that it has " + std::to_string(counts[i]) +
+                               " rows, which can't be."};
+  }
+  return {};
+}
+
+int64_t window_bytes(const Run& run, int windows, int64_t item) {
+  const auto bytes = static_cast<int64_t>(run.pipeline.slot_bytes()) / windows;
+  return std::max(item, bytes >= kLine ? bytes / kLine * kLine / item * item : bytes / item * item);
+}
+
+}  // namespace horovod::staging

@@ -1,0 +1,89 @@
+// Moves tensors between a device and the host in chunks, so that three things happen at the same time: chunk k+1 comes
+// from the device, the host works on chunk k, chunk k-1 goes back.
+//
+//     device to host   D0 D1 .. D2 .. D3
+//     host                W0 .. W1 .. W2 .. W3
+//     host to device            H0 .. H1 .. H2 .. H3
+//
+// A chunk lives in a slot of page-locked memory; there are three, used in turn. The host waits for one thing only: that
+// the chunk which it is to work on has come (which is after the slot's last chunk has gone). It looks again and again,
+// since CUDA can't wait for an event and a peer together; so a lost peer or the end of the epoch ends the wait, and it
+// has a deadline.
+//
+// Nothing is queued that waits for anything but copies: the tensors must be ready when run() is called. So what is
+// queued comes to its end by itself, whatever happens to peers, and drain() may wait for that.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/cuda/peers.h"
+#include "backends/cuda/pinned.h"
+
+namespace horovod::staging {
+
+struct Piece {
+  cuda::Address device = 0;
+  size_t offset = 0;  // in the slot
+  size_t bytes = 0;
+};
+
+struct Chunk {
+  std::vector<Piece> in;                        // come before the work
+  std::function<Status(std::byte* slot)> work;  // on the host, in the order of chunks
+  std::vector<Piece> out;                       // go after it
+};
+
+// Fills in the next chunk; false when there is none.
+using Chunks = std::function<bool(Chunk&)>;
+
+// Driver only.
+class Pipeline {
+ public:
+  // down: device to host; up: the way back, in whose order results are written.
+  Pipeline(std::shared_ptr<cuda::PinnedPool> pool, const cuda::Peers& peers, std::shared_ptr<cuda::Stream> down,
+           std::shared_ptr<cuda::Stream> up)
+      : pool_(std::move(pool)), peers_(peers), down_(std::move(down)), up_(std::move(up)) {}
+  ~Pipeline();
+  Pipeline(const Pipeline&) = delete;
+  Pipeline& operator=(const Pipeline&) = delete;
+
+  size_t slot_bytes() const { return pool_->buffer_bytes(); }
+  const std::shared_ptr<cuda::Stream>& up() const { return up_; }
+
+  // Blocks until `moment` has passed on the device; `what` ends a sentence on what it is for.
+  Status await(Moment& moment, const std::string& what) const;
+  // Blocks until the last chunk was worked on; the ways back of the last ones may still be under way on up().
+  Status run(const Chunks& chunks, const std::string& what);
+
+  // Blocks until what is queued is over; false when the device does not come to it for long.
+  bool drain();
+  // Everything on up() has passed: gives the slots back.
+  void rest();
+
+ private:
+  static constexpr size_t kSlots = 3;
+  static constexpr size_t kAhead = 2;  // chunks that are on their way or worked on; the third slot is on its way back
+
+  struct Slot {
+    std::byte* memory = nullptr;     // null: not taken from the pool
+    std::shared_ptr<Moment> coming;  // what comes is there
+    std::shared_ptr<Moment> gone;    // what goes has left; null: nothing ever went
+  };
+
+  Status fetch(const Chunk& chunk, Slot& slot);
+  Status send(const Chunk& chunk, Slot& slot);
+
+  const std::shared_ptr<cuda::PinnedPool> pool_;
+  const cuda::Peers& peers_;
+  const std::shared_ptr<cuda::Stream> down_, up_;
+  std::array<Slot, kSlots> slots_;
+  size_t next_slot_ = 0;
+  bool used_ = false;  // something was queued since the last rest()
+};
+
+}  // namespace horovod::staging

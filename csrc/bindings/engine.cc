@@ -1,0 +1,381 @@
+#include "bindings/engine.h"
+
+#include <time.h>
+
+#include <tuple>
+
+#include "bindings/errors.h"
+#include "bindings/tensor_reader.h"
+#include "engine/waiting_thread.h"
+
+namespace py = pybind11;
+
+namespace horovod {
+namespace {
+
+constexpr long kDeviceNapNs = 50'000;        // between two looks at a device, where the host is to wait for it
+constexpr int64_t kSignalSliceUs = 100'000;  // how often a waiting Python thread looks for signals
+
+// Called by a driving thread that waits for a peer. The pending Python exception stays set for the caller of wait().
+bool signal_pending() {
+  const py::gil_scoped_acquire gil;
+  return PyErr_CheckSignals() != 0;
+}
+
+py::tuple describe(const OpSpec& spec, int process_set) {
+  py::list tensors;
+  for (const TensorSpec& tensor : spec.tensors) {
+    tensors.append(py::make_tuple(static_cast<int>(tensor.dtype), to_tuple(tensor.shape)));
+  }
+  return py::make_tuple(spec.name, static_cast<int>(spec.type), tensors, static_cast<int>(spec.reduce_op),
+                        spec.prescale, spec.postscale, spec.root, process_set, static_cast<int>(spec.device));
+}
+
+bool is_done(const Submission& submission) {
+  return submission.state.load(std::memory_order_acquire) == Operation::done;
+}
+
+// Whether nothing uses its tensors any more: on a device that is later than when it is done.
+bool is_over(const Submission& submission) {
+  if (!is_done(submission)) return false;
+  if (!submission.on_device || !submission.on_device->finished) return true;
+  bool passed = false;
+  return !submission.on_device->finished->passed(passed).ok() || passed;
+}
+
+}  // namespace
+
+Config config_from(const std::map<std::string, int64_t>& options) {
+  Config config;
+  for (const auto& [name, value] : options) {
+    if (name == "fusion_threshold_bytes") {
+      config.fusion_threshold_bytes = static_cast<size_t>(value);
+    } else if (name == "spin_us") {
+      config.spin_us = value;
+    } else if (name == "yield_us") {
+      config.yield_us = value;
+    } else if (name == "background_cpu") {
+      config.background_cpu = static_cast<int>(value);
+    } else if (name == "progress_timeout_ms") {
+      config.progress_timeout_ms = value;
+    } else if (name == "slot_bytes") {
+      config.slot_bytes = static_cast<size_t>(value);
+    } else if (name == "slot_count") {
+      config.slot_count = static_cast<int>(value);
+    } else if (name == "gloo") {
+      config.gloo = value != 0;
+    } else if (name == "nccl_streams") {
+      config.nccl_streams = static_cast<int>(value);
+    } else if (name == "nccl_operations") {
+      config.nccl_operations = static_cast<unsigned>(value);
+    } else if (name == "host_operations") {
+      config.host_operations = static_cast<unsigned>(value);
+    } else if (name == "staging_bytes") {
+      config.staging_bytes = static_cast<size_t>(value);
+    } else if (name == "gpu_pack_threshold_bytes") {
+      config.gpu_pack_threshold_bytes = static_cast<size_t>(value);
+    } else if (name == "gpu_pack_count") {
+      config.gpu_pack_count = static_cast<size_t>(value);
+    } else if (name == "batched_copies") {
+      config.batched_copies = value != 0;
+    } else if (name == "async_completion") {
+      config.async_completion = value != 0;
+    } else {
+      throw py::value_error("Unknown engine option '" + name + "'.");
+    }
+  }
+  return config;
+}
+
+py::tuple to_tuple(const std::vector<int64_t>& values) {
+  py::tuple result(values.size());
+  for (size_t i = 0; i < values.size(); ++i) result[i] = values[i];
+  return result;
+}
+
+void check_numbers(int kind, int reduce_op) {
+  if (kind < 0 || kind >= kOpTypeCount) throw py::value_error("Unknown kind of operation.");
+  if (reduce_op < 0 || reduce_op > static_cast<int>(ReduceOp::product)) {
+    throw py::value_error("Unknown reduce operation " + std::to_string(reduce_op) + ".");
+  }
+}
+
+PyEngine::PyEngine(int rank, int size, uint64_t epoch, std::vector<std::string> labels, const PySegment* segment,
+                   std::vector<std::string> segment_addresses, std::optional<std::map<int, std::vector<int>>> sockets,
+                   std::vector<int> hosts, const std::map<std::string, int64_t>& options, std::string cuda_file,
+                   std::string nccl_file, std::string nvrtc_file) {
+  if (static_cast<int>(labels.size()) != size) throw py::value_error("labels must name every rank.");
+  WorldSpec world;
+  world.rank = rank;
+  world.epoch = epoch;
+  world.labels = std::move(labels);
+  if (segment) world.segment = segment->segment;
+  world.segment_addresses = std::move(segment_addresses);
+  if (sockets) world.sockets = std::move(*sockets);
+  world.hosts = std::move(hosts);
+  Config config = config_from(options);
+  config.cuda_file = std::move(cuda_file);
+  config.nccl_file = std::move(nccl_file);
+  config.nvrtc_file = std::move(nvrtc_file);
+  Status status;
+  {
+    const py::gil_scoped_release release;
+    engine_ = Engine::create(std::move(world), config, status);
+  }
+  if (!engine_) raise_status(status);
+}
+
+PyEngine::~PyEngine() {
+  const py::gil_scoped_release release;
+  engine_.reset();  // nothing uses the memory of what is abandoned any more
+}
+
+// -- operations -------------------------------------------------------------------------------------------------------
+
+void PyEngine::start(const std::shared_ptr<Submission>& submission, bool wait_follows) {
+  Status status;
+  {
+    const py::gil_scoped_release release;
+    status = engine_->start(submission, wait_follows);
+  }
+  if (!status.ok()) raise_status(status);
+}
+
+void PyEngine::await(Submission& submission) {
+  WaitingThread::Wait waiting;
+  for (bool done = is_done(submission); !done;) {
+    {
+      const py::gil_scoped_release release;
+      t_interrupt_hook = &signal_pending;
+      done = engine_->wait(submission, kSignalSliceUs);
+      t_interrupt_hook = nullptr;
+    }
+    if (PyErr_Occurred() || (!done && PyErr_CheckSignals() != 0)) throw py::error_already_set();
+    if (!done) waiting.blocked();
+  }
+  if (submission.on_device) [[unlikely]]
+    await_device(submission);
+}
+
+// Where the host is to wait for it.
+void PyEngine::await_device(const Submission& submission) {
+  while (!engine_->over(submission)) {
+    {
+      const py::gil_scoped_release release;
+      const timespec nap{0, kDeviceNapNs};
+      nanosleep(&nap, nullptr);
+    }
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+}
+
+void PyEngine::abandon(std::shared_ptr<Submission> submission, py::object keep) {
+  if (is_over(*submission) || process_ != getpid()) return;  // nothing runs in a forked child
+  abandoned_.emplace_back(std::move(submission), std::move(keep));
+}
+
+py::object PyEngine::result_of(const std::shared_ptr<Submission>& submission, std::optional<uintptr_t> stream,
+                               py::object keep, const TensorReader* reader) {
+  if (submission->on_device) [[unlikely]] {
+    const Status status = engine_->hand_over(*submission, stream.value_or(submission->on_device->stream));
+    on_device_.emplace_back(submission, std::move(keep));
+    if (!status.ok()) raise_status(status);
+  }
+  if (!submission->status.ok()) raise_status(submission->status);
+  if (submission->outputs.empty() || !submission->outputs[0].data) return py::none();
+  py::list outputs;
+  for (size_t i = 0; i < submission->outputs.size(); ++i) {
+    OutputBuffer& buffer = submission->outputs[i];
+    const DType dtype = submission->spec.tensors[i].dtype;
+    if (reader && reader->makes(buffer, dtype)) {
+      outputs.append(reader->make(std::move(buffer), dtype));
+    } else {
+      outputs.append(py::cast(Output{std::move(buffer), dtype}));
+    }
+  }
+  if (submission->spec.type == OpType::alltoall) {
+    return py::make_tuple(outputs, py::cast(submission->received_splits));
+  }
+  return outputs;
+}
+
+void PyEngine::sweep() {
+  if (!abandoned_.empty()) sweep_abandoned();
+  if (!on_device_.empty()) [[unlikely]]
+    sweep_device();
+}
+
+// Letting go runs destructors, which may abandon others.
+void PyEngine::sweep_abandoned() {
+  std::vector<Kept> over, rest;
+  for (Kept& one : abandoned_) (is_over(*one.first) ? over : rest).push_back(std::move(one));
+  abandoned_ = std::move(rest);
+}
+
+// Oldest first; what is behind one that is not over waits with it.
+void PyEngine::sweep_device() {
+  std::vector<Kept> over;
+  while (!on_device_.empty() && is_over(*on_device_.front().first)) {
+    over.push_back(std::move(on_device_.front()));
+    on_device_.pop_front();
+  }
+}
+
+// -- process sets -----------------------------------------------------------------------------------------------------
+
+void PyEngine::add_process_set(int number, std::vector<int> ranks, const PySegment* segment,
+                               std::vector<std::string> segment_addresses,
+                               std::optional<std::map<int, std::vector<int>>> sockets, std::vector<int> hosts) {
+  ProcessSetSpec spec;
+  spec.number = number;
+  spec.ranks = std::move(ranks);
+  if (segment) spec.segment = segment->segment;
+  spec.segment_addresses = std::move(segment_addresses);
+  if (sockets) spec.sockets = std::move(*sockets);
+  spec.hosts = std::move(hosts);
+  Status status;
+  {
+    const py::gil_scoped_release release;
+    status = engine_->add_process_set(std::move(spec));
+  }
+  if (!status.ok()) raise_status(status);
+}
+void PyEngine::remove_process_set(int number) {
+  const py::gil_scoped_release release;
+  engine_->remove_process_set(number);
+}
+int64_t PyEngine::pending(int process_set) {
+  const py::gil_scoped_release release;
+  return engine_->pending(process_set);
+}
+
+// -- negotiation ------------------------------------------------------------------------------------------------------
+
+template <typename Action>
+void PyEngine::with_set(int process_set, Action&& action) {
+  const py::gil_scoped_release release;
+  if (const std::shared_ptr<Communicator> communicator = engine_->communicator(process_set)) action(*communicator);
+}
+
+py::object PyEngine::next_outbox(int64_t timeout_ms) {
+  std::vector<OutboxItem> items;
+  bool open;
+  {
+    const py::gil_scoped_release release;
+    open = engine_->outbox().take(timeout_ms, items);
+  }
+  if (!open) return py::none();
+  py::list result;
+  for (const OutboxItem& item : items) {
+    if (item.kind == OutboxItem::recalled) {
+      result.append(py::make_tuple("recalled", py::make_tuple(item.process_set, item.ids)));
+    } else if (item.kind == OutboxItem::join) {
+      result.append(py::make_tuple("join", py::make_tuple(item.round, item.without_zeros)));
+    } else if (item.kind == OutboxItem::note) {
+      result.append(py::make_tuple("note", py::make_tuple(item.worth_saying, item.sentence)));
+    } else if (item.kind == OutboxItem::blocked) {
+      result.append(py::make_tuple("blocked", describe(item.spec, item.process_set) +
+                                                  py::make_tuple(static_cast<double>(item.waited_us) * 1e-6)));
+    } else {
+      result.append(py::make_tuple("announce", describe(item.spec, item.process_set)));
+    }
+  }
+  return result;
+}
+
+void PyEngine::apply_plan(int process_set, const std::string& name, uint32_t id, const py::object& operation) {
+  OpSpec spec;
+  if (!operation.is_none()) {
+    const auto [kind, tensors, reduce_op, prescale, postscale, device] =
+        operation.cast<std::tuple<int, std::vector<std::pair<int, std::vector<int64_t>>>, int, double, double, int>>();
+    check_numbers(kind, reduce_op);
+    spec.type = static_cast<OpType>(kind);
+    spec.reduce_op = static_cast<ReduceOp>(reduce_op);
+    spec.prescale = prescale;
+    spec.postscale = postscale;
+    spec.device = static_cast<DeviceKind>(device);
+    for (const auto& [dtype, shape] : tensors) spec.tensors.push_back({dtype_of(dtype), shape});
+  }
+  const OpSpec* known = operation.is_none() ? nullptr : &spec;
+  with_set(process_set, [&](Communicator& communicator) { communicator.apply_plan(name, id, known); });
+}
+void PyEngine::apply_error(int process_set, const std::string& name, const std::string& sentence) {
+  with_set(process_set, [&](Communicator& communicator) { communicator.apply_error(name, sentence); });
+}
+void PyEngine::apply_recall(int process_set, const std::vector<uint32_t>& ids) {
+  with_set(process_set, [&](Communicator& communicator) { communicator.apply_recall(ids); });
+}
+
+void PyEngine::apply_join(uint32_t round, const std::vector<int>& ranks, int phase, const std::string& sentence) {
+  if (phase < 0 || phase > static_cast<int>(JoinPhase::over)) throw py::value_error("Unknown phase of a join.");
+  with_set(0, [&](Communicator& communicator) {
+    communicator.apply_join(round, ranks, static_cast<JoinPhase>(phase), sentence);
+  });
+}
+
+int PyEngine::join() {
+  WaitingThread::Wait waiting;
+  int64_t ticket = Communicator::kNoTicket;
+  for (int last_rank = -1;;) {
+    Status status;
+    {
+      const py::gil_scoped_release release;
+      t_interrupt_hook = &signal_pending;
+      status = engine_->communicator(0)->join(kSignalSliceUs, ticket, last_rank);
+      t_interrupt_hook = nullptr;
+    }
+    if (PyErr_Occurred() || PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (!status.ok()) raise_status(status);
+    if (last_rank >= 0) return last_rank;
+    waiting.blocked();
+  }
+}
+
+py::tuple PyEngine::standstill() {
+  Standstill found;
+  {
+    const py::gil_scoped_release release;
+    found = engine_->standstill();
+  }
+  py::list unfinished;
+  for (const Unfinished& one : found.unfinished) {
+    unfinished.append(py::make_tuple(one.process_set, one.name, one.awaited));
+  }
+  return py::make_tuple(found.started, found.all_threads, found.cut_short, unfinished);
+}
+
+// -- life -------------------------------------------------------------------------------------------------------------
+
+void PyEngine::peer_left(int rank, const std::string& sentence) {
+  const py::gil_scoped_release release;
+  engine_->peer_left(rank, sentence);
+}
+void PyEngine::abort(const std::string& sentence) {
+  const py::gil_scoped_release release;
+  engine_->abort(sentence);
+}
+void PyEngine::close(const std::string& sentence) {
+  const py::gil_scoped_release release;
+  engine_->close(sentence);
+}
+void PyEngine::check() const {
+  if (const Status status = engine_->ended(); !status.ok()) raise_status(status);
+}
+
+void PyEngine::start_timeline(const std::string& path, bool mark_cycles, int64_t since_epoch_us) {
+  Status status;
+  {
+    const py::gil_scoped_release release;
+    status = engine_->timeline().start(path, mark_cycles, since_epoch_us);
+  }
+  if (!status.ok()) raise_status(status);
+}
+
+std::pair<bool, std::string> PyEngine::stop_timeline() {
+  const py::gil_scoped_release release;
+  bool running = false;
+  const Status status = engine_->timeline().stop(running);
+  return {running, status.message()};
+}
+
+}  // namespace horovod

@@ -1,0 +1,111 @@
+// What the Python class Engine does; clients/horovod/_core.pyi is its documentation. Nothing is decided here: arguments
+// become records, blocking calls release the GIL, statuses become exceptions.
+#pragma once
+
+#include <unistd.h>
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "bindings/dlpack.h"
+#include "bindings/tensor_reader.h"
+#include "engine/engine.h"
+
+namespace horovod {
+
+Config config_from(const std::map<std::string, int64_t>& options);
+
+pybind11::tuple to_tuple(const std::vector<int64_t>& values);
+
+struct PySegment {
+  std::shared_ptr<Segment> segment;
+};
+
+struct Output {
+  OutputBuffer buffer;
+  DType dtype;
+};
+
+class PyEngine {
+ public:
+  PyEngine(int rank, int size, uint64_t epoch, std::vector<std::string> labels, const PySegment* segment,
+           std::vector<std::string> segment_addresses, std::optional<std::map<int, std::vector<int>>> sockets,
+           std::vector<int> hosts, const std::map<std::string, int64_t>& options, std::string cuda_file,
+           std::string nccl_file, std::string nvrtc_file);
+  ~PyEngine();
+  PyEngine(const PyEngine&) = delete;
+  PyEngine& operator=(const PyEngine&) = delete;
+
+  // -- operations (bindings/operations.cc makes and ends them)
+  void start(const std::shared_ptr<Submission>& submission, bool wait_follows);
+  // Until it is done, or a signal's handler raises.
+  void await(Submission& submission);
+  // Nobody will wait for it any more; what it uses is kept until it is over.
+  void abandon(std::shared_ptr<Submission> submission, pybind11::object keep);
+  // Whether waiting for it has an end at once.
+  bool over(const Submission& submission) const { return engine_->over(submission); }
+  // What came of an operation that is done; called once. What one on a device uses is kept until that has come so far.
+  // Results in engine memory are tensors where the reader makes them, else Output.
+  pybind11::object result_of(const std::shared_ptr<Submission>& submission, std::optional<uintptr_t> stream,
+                             pybind11::object keep, const TensorReader* reader);
+  // Lets go of what operations used that are over.
+  void sweep();
+
+  // -- process sets
+  void add_process_set(int number, std::vector<int> ranks, const PySegment* segment,
+                       std::vector<std::string> segment_addresses,
+                       std::optional<std::map<int, std::vector<int>>> sockets, std::vector<int> hosts);
+  void remove_process_set(int number);
+  int64_t pending(int process_set);
+
+  // -- negotiation
+  pybind11::object next_outbox(int64_t timeout_ms);
+  void apply_plan(int process_set, const std::string& name, uint32_t id, const pybind11::object& operation);
+  void apply_error(int process_set, const std::string& name, const std::string& sentence);
+  void apply_recall(int process_set, const std::vector<uint32_t>& ids);
+  void apply_join(uint32_t round, const std::vector<int>& ranks, int phase, const std::string& sentence);
+  // Until all ranks have joined, or a signal's handler raises.
+  int join();
+  pybind11::tuple standstill();
+
+  // -- life
+  void peer_left(int rank, const std::string& sentence);
+  void abort(const std::string& sentence);
+  void close(const std::string& sentence);
+  void check() const;
+  std::map<std::string, uint64_t> counters() const { return engine_->counters(); }
+
+  void start_timeline(const std::string& path, bool mark_cycles, int64_t since_epoch_us);
+  // Whether there was one, and what went wrong with it.
+  std::pair<bool, std::string> stop_timeline();
+  void forget_timeline() { engine_->timeline().after_fork(); }
+
+ private:
+  using Kept = std::pair<std::shared_ptr<Submission>, pybind11::object>;
+
+  void await_device(const Submission& submission);
+  void sweep_abandoned();
+  void sweep_device();
+  template <typename Action>
+  void with_set(int process_set, Action&& action);
+
+  const int process_ = getpid();
+  std::unique_ptr<Engine> engine_;
+  // What must live until an operation is over, because the engine reads and writes its memory; both guarded by the GIL.
+  std::vector<Kept> abandoned_;  // of operations for which nobody will wait
+  std::deque<Kept> on_device_;   // of those that were waited for, until the device has passed them
+};
+
+// Refuses numbers that mean nothing.
+void check_numbers(int kind, int reduce_op);
+
+}  // namespace horovod

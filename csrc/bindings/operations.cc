@@ -1,0 +1,296 @@
+#include "bindings/operations.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/engine.h"
+#include "bindings/errors.h"
+#include "bindings/tensor_reader.h"
+
+namespace py = pybind11;
+
+namespace horovod {
+namespace {
+
+// -- arguments --------------------------------------------------------------------------------------------------------
+
+struct Signature {
+  const char* function;
+  size_t required;
+  size_t count;
+  const char* const* names;
+};
+
+// What was given for each parameter; null: nothing. False: a TypeError is set.
+bool bind(const Signature& signature, PyObject* const* arguments, Py_ssize_t positional, PyObject* names,
+          PyObject** bound) {
+  const auto given = static_cast<size_t>(positional);
+  if (given > signature.count) {
+    PyErr_Format(PyExc_TypeError, "%s() takes at most %zu arguments (%zu given)", signature.function, signature.count,
+                 given);
+    return false;
+  }
+  std::copy_n(arguments, given, bound);
+  std::fill(bound + given, bound + signature.count, nullptr);
+  const Py_ssize_t keywords = names ? PyTuple_GET_SIZE(names) : 0;
+  for (Py_ssize_t i = 0; i < keywords; ++i) {
+    PyObject* const name = PyTuple_GET_ITEM(names, i);
+    size_t place = 0;
+    while (place < signature.count && PyUnicode_CompareWithASCIIString(name, signature.names[place]) != 0) ++place;
+    if (place == signature.count || bound[place]) {
+      PyErr_Format(PyExc_TypeError, "%s() got %s '%U'", signature.function,
+                   place == signature.count ? "an unexpected keyword argument" : "multiple values for argument", name);
+      return false;
+    }
+    bound[place] = arguments[positional + i];
+  }
+  for (size_t place = 0; place < signature.required; ++place) {
+    if (bound[place]) continue;
+    PyErr_Format(PyExc_TypeError, "%s() is missing its argument '%s'", signature.function, signature.names[place]);
+    return false;
+  }
+  return true;
+}
+
+int integer(PyObject* value, int otherwise) {
+  if (!value) return otherwise;
+  const long number = PyLong_AsLong(value);
+  if (number == -1 && PyErr_Occurred()) throw py::error_already_set();
+  if (number != static_cast<int>(number)) throw py::value_error(std::to_string(number) + " is no number in use.");
+  return static_cast<int>(number);
+}
+
+double real(PyObject* value) {
+  if (!value) return 1.0;
+  const double number = PyFloat_AsDouble(value);
+  if (number == -1.0 && PyErr_Occurred()) throw py::error_already_set();
+  return number;
+}
+
+py::object or_none(PyObject* value) { return value ? py::reinterpret_borrow<py::object>(value) : py::none(); }
+
+// The parameters that submit and run have in common, in their order.
+struct Parameters {
+  PyObject *kind, *name, *tensors, *reduce_op, *prescale, *postscale, *root, *splits, *process_set, *keep, *reader;
+};
+
+const TensorReader* reader_of(PyObject* given) {
+  return given && given != Py_None ? py::handle(given).cast<const TensorReader*>() : nullptr;
+}
+
+std::shared_ptr<Submission> make_submission(const Parameters& given) {
+  auto submission = std::make_shared<Submission>();
+  OpSpec& spec = submission->spec;
+  const int kind = integer(given.kind, 0);
+  const int reduce_op = integer(given.reduce_op, static_cast<int>(ReduceOp::sum));
+  check_numbers(kind, reduce_op);
+  spec.type = static_cast<OpType>(kind);
+  spec.reduce_op = static_cast<ReduceOp>(reduce_op);
+  if (!PyUnicode_Check(given.name)) throw py::type_error("The name of an operation must be a str.");
+  Py_ssize_t length = 0;
+  const char* const name = PyUnicode_AsUTF8AndSize(given.name, &length);
+  if (!name) throw py::error_already_set();
+  spec.name.assign(name, static_cast<size_t>(length));
+  spec.prescale = real(given.prescale);
+  spec.postscale = real(given.postscale);
+  spec.root = integer(given.root, 0);
+  spec.process_set = integer(given.process_set, 0);
+  const auto tensors = py::reinterpret_steal<py::object>(PySequence_Fast(given.tensors, "tensors must be a sequence"));
+  if (!tensors) throw py::error_already_set();
+  const TensorReader* const reader = reader_of(given.reader);
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(tensors.ptr());
+  spec.tensors.reserve(static_cast<size_t>(count));
+  submission->spans.reserve(static_cast<size_t>(count));
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    add_tensor(PySequence_Fast_GET_ITEM(tensors.ptr(), i), reader, *submission);
+  }
+  if (given.splits && given.splits != Py_None) {
+    submission->splits = py::handle(given.splits).cast<std::vector<int32_t>>();
+  }
+  return submission;
+}
+
+// -- handles ----------------------------------------------------------------------------------------------------------
+
+// An operation in flight. It ends when result() has returned or raised what became of it; a signal's handler that
+// raises meanwhile leaves it as it was. Members are guarded by the GIL.
+struct Handle {
+  PyObject_HEAD PyObject* owner;  // the Python object of
+  PyEngine* engine;
+  std::shared_ptr<Submission> submission;  // null: it has ended
+  py::object keep;
+  py::object finish;
+  py::object reader;  // null: none
+};
+
+PyTypeObject* g_handle_type = nullptr;  // set once, when the module is made
+
+Handle& handle_of(PyObject* self) { return *reinterpret_cast<Handle*>(self); }
+
+PyObject* new_handle(PyObject* owner, PyEngine& engine, std::shared_ptr<Submission> submission, py::object keep,
+                     py::object finish, py::object reader) {
+  auto* const handle = PyObject_New(Handle, g_handle_type);
+  if (!handle) throw py::error_already_set();
+  Py_INCREF(owner);
+  handle->owner = owner;
+  handle->engine = &engine;
+  new (&handle->submission) std::shared_ptr<Submission>(std::move(submission));
+  new (&handle->keep) py::object(std::move(keep));
+  new (&handle->finish) py::object(std::move(finish));
+  new (&handle->reader) py::object(std::move(reader));
+  return reinterpret_cast<PyObject*>(handle);
+}
+
+void delete_handle(PyObject* self) {
+  const py::error_scope pending;
+  Handle& handle = handle_of(self);
+  try {
+    if (handle.submission) handle.engine->abandon(std::move(handle.submission), std::move(handle.keep));
+  } catch (const std::exception&) {
+    PyErr_WriteUnraisable(handle.owner);
+  }
+  std::destroy_at(&handle.submission);
+  std::destroy_at(&handle.keep);
+  std::destroy_at(&handle.finish);
+  std::destroy_at(&handle.reader);
+  Py_DECREF(handle.owner);
+  PyTypeObject* const type = Py_TYPE(self);
+  PyObject_Free(self);
+  Py_DECREF(type);
+}
+
+PyObject* done(PyObject* self, PyObject*) {
+  return guarded([&] {
+    const Handle& handle = handle_of(self);
+    if (!handle.submission) {
+      throw py::value_error("The handle was not created or has been cleared: it was synchronized before.");
+    }
+    return PyBool_FromLong(handle.engine->over(*handle.submission));
+  });
+}
+
+// The GPU of its tensors; none when they are the host's, and after the end.
+PyObject* device(PyObject* self, void*) {
+  const Handle& handle = handle_of(self);
+  if (!handle.submission || !handle.submission->on_device) Py_RETURN_NONE;
+  return PyLong_FromLong(handle.submission->on_device->ordinal);
+}
+
+PyObject* result(PyObject* self, PyObject* const* arguments, Py_ssize_t positional, PyObject* names) {
+  static constexpr const char* kNames[] = {"stream"};
+  static constexpr Signature kSignature{"result", 0, 1, kNames};
+  PyObject* bound[1];
+  if (!bind(kSignature, arguments, positional, names, bound)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    std::optional<uintptr_t> stream;
+    if (bound[0] && bound[0] != Py_None) {
+      stream = PyLong_AsSize_t(bound[0]);
+      if (PyErr_Occurred()) throw py::error_already_set();
+    }
+    Handle& handle = handle_of(self);
+    const std::shared_ptr<Submission> submission = handle.submission;
+    if (!submission) Py_RETURN_NONE;
+    handle.engine->await(*submission);
+    if (!handle.submission) Py_RETURN_NONE;  // another thread was faster
+    handle.submission.reset();
+    py::object keep = std::move(handle.keep);
+    const py::object finish = std::move(handle.finish);
+    py::object received = handle.engine->result_of(submission, stream, keep, reader_of(handle.reader.ptr()));
+    if (finish && !finish.is_none()) return finish(std::move(received)).release().ptr();
+    return (keep.is_none() ? received : keep).release().ptr();
+  });
+}
+
+// -- Engine -----------------------------------------------------------------------------------------------------------
+
+PyObject* submit(PyObject* self, PyObject* const* arguments, Py_ssize_t positional, PyObject* names) {
+  static constexpr const char* kNames[] = {"kind",      "name",   "tensors", "reduce_op",   "prescale",
+                                           "postscale", "root",   "splits",  "process_set", "wait_follows",
+                                           "keep",      "finish", "reader"};
+  static constexpr Signature kSignature{"submit", 3, 13, kNames};
+  PyObject* given[13];
+  if (!bind(kSignature, arguments, positional, names, given)) return nullptr;
+  return guarded([&] {
+    auto& engine = py::handle(self).cast<PyEngine&>();
+    engine.sweep();
+    std::shared_ptr<Submission> submission =
+        make_submission({given[0], given[1], given[2], given[3], given[4], given[5], given[6], given[7], given[8],
+                         given[10], given[12]});
+    const int wait_follows = given[9] ? PyObject_IsTrue(given[9]) : 0;
+    if (wait_follows < 0) throw py::error_already_set();
+    engine.start(submission, wait_follows != 0);
+    return new_handle(self, engine, std::move(submission), or_none(given[10]), or_none(given[11]),
+                      py::reinterpret_borrow<py::object>(given[12]));
+  });
+}
+
+PyObject* run(PyObject* self, PyObject* const* arguments, Py_ssize_t positional, PyObject* names) {
+  static constexpr const char* kNames[] = {"kind", "name",   "tensors",     "reduce_op", "prescale", "postscale",
+                                           "root", "splits", "process_set", "keep",      "reader"};
+  static constexpr Signature kSignature{"run", 3, 11, kNames};
+  PyObject* given[11];
+  if (!bind(kSignature, arguments, positional, names, given)) return nullptr;
+  return guarded([&] {
+    auto& engine = py::handle(self).cast<PyEngine&>();
+    engine.sweep();
+    const std::shared_ptr<Submission> submission =
+        make_submission({given[0], given[1], given[2], given[3], given[4], given[5], given[6], given[7], given[8],
+                         given[9], given[10]});
+    engine.start(submission, true);
+    try {
+      engine.await(*submission);
+    } catch (const py::error_already_set&) {
+      engine.abandon(submission, or_none(given[9]));
+      throw;
+    }
+    return engine.result_of(submission, std::nullopt, or_none(given[9]), reader_of(given[10])).release().ptr();
+  });
+}
+
+template <typename Function>
+PyCFunction c_function(Function* function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));  // as CPython's own macro does it
+}
+
+PyMethodDef g_engine_methods[] = {
+    {"submit", c_function(&submit), METH_FASTCALL | METH_KEYWORDS, "Starts an operation; see _core.pyi."},
+    {"run", c_function(&run), METH_FASTCALL | METH_KEYWORDS, "submit() and result() in one; see _core.pyi."},
+};
+PyMethodDef g_handle_methods[] = {
+    {"done", c_function(&done), METH_NOARGS, "Whether result() would return at once."},
+    {"result", c_function(&result), METH_FASTCALL | METH_KEYWORDS, "Waits for the end; see _core.pyi."},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyGetSetDef g_handle_members[] = {
+    {"device", &device, nullptr, "The GPU that its tensors are on, or None.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+}  // namespace
+
+void add_operations(py::module_& module, const py::handle& engine) {
+  PyType_Slot slots[] = {
+      {Py_tp_dealloc, reinterpret_cast<void*>(&delete_handle)},
+      {Py_tp_methods, g_handle_methods},
+      {Py_tp_getset, g_handle_members},
+      {0, nullptr},
+  };
+  PyType_Spec spec{"horovod._core.Handle", sizeof(Handle), 0,
+                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE, slots};
+  const auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&spec));
+  if (!type) throw py::error_already_set();
+  module.attr("Handle") = type;
+  g_handle_type = reinterpret_cast<PyTypeObject*>(py::object(type).release().ptr());  // for ever
+  for (PyMethodDef& method : g_engine_methods) {
+    const auto function =
+        py::reinterpret_steal<py::object>(PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(engine.ptr()), &method));
+    if (!function) throw py::error_already_set();
+    engine.attr(method.ml_name) = function;
+  }
+}
+
+}  // namespace horovod

@@ -1,0 +1,163 @@
+#include "bindings/tensor_reader.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+
+namespace py = pybind11;
+
+namespace horovod {
+namespace {
+
+constexpr const char* kDevicesDiffer = "The tensors of one operation must be on one device and one stream.";
+
+std::byte* address_at(PyObject* tuple, int place) {
+  return reinterpret_cast<std::byte*>(PyLong_AsSize_t(PyTuple_GET_ITEM(tuple, place)));
+}
+
+void read_shape(PyObject* shape, std::vector<int64_t>& into) {
+  const auto items = py::reinterpret_steal<py::object>(PySequence_Fast(shape, "shape must be a sequence"));
+  if (!items) throw py::error_already_set();
+  const Py_ssize_t dimensions = PySequence_Fast_GET_SIZE(items.ptr());
+  into.reserve(static_cast<size_t>(dimensions));
+  for (Py_ssize_t i = 0; i < dimensions; ++i) {
+    into.push_back(PyLong_AsLongLong(PySequence_Fast_GET_ITEM(items.ptr(), i)));
+  }
+}
+
+// Input and output address, dtype, shape, and on a GPU its number and a stream. The output is returned.
+std::byte* read_addresses(PyObject* tuple, TensorReader::Seen& seen) {
+  const Py_ssize_t items = PyTuple_Check(tuple) ? PyTuple_GET_SIZE(tuple) : 0;
+  if (items != 4 && items != 6) {
+    throw py::value_error(
+        "A tensor is a tuple (input address, output address, dtype, shape), on a GPU with its number and a stream.");
+  }
+  seen.address = address_at(tuple, 0);
+  std::byte* const output = address_at(tuple, 1);
+  const long dtype = PyLong_AsLong(PyTuple_GET_ITEM(tuple, 2));
+  read_shape(PyTuple_GET_ITEM(tuple, 3), seen.spec.shape);
+  long device = -1;
+  if (items == 6) {
+    device = PyLong_AsLong(PyTuple_GET_ITEM(tuple, 4));
+    seen.stream = PyLong_AsSize_t(PyTuple_GET_ITEM(tuple, 5));
+    if (device < 0 && !PyErr_Occurred()) throw py::value_error("There is no GPU " + std::to_string(device) + ".");
+  }
+  if (PyErr_Occurred()) throw py::error_already_set();
+  seen.spec.dtype = dtype_of(dtype);
+  seen.device = static_cast<int>(device);
+  return output;
+}
+
+void put_on_device(Submission& submission, const TensorReader::Seen& seen) {
+  if (!submission.on_device) {
+    if (submission.spec.tensors.size() > 1) throw py::value_error(kDevicesDiffer);
+    submission.spec.device = DeviceKind::gpu;
+    submission.on_device = std::make_unique<OnDevice>();
+    submission.on_device->ordinal = seen.device;
+    submission.on_device->stream = seen.stream;
+  }
+  if (submission.on_device->ordinal != seen.device || submission.on_device->stream != seen.stream) {
+    throw py::value_error(kDevicesDiffer);
+  }
+}
+
+}  // namespace
+
+TensorReader::TensorReader(const py::sequence& types, py::object describe)
+    : keep_(types), describe_(std::move(describe)) {
+  for (const py::handle type : keep_) {
+    if (!PyType_Check(type.ptr())) throw py::type_error("types must be types.");
+    types_.push_back(reinterpret_cast<PyTypeObject*>(type.ptr()));
+  }
+  if (types_.empty() || !py::hasattr(keep_[0], DlExchangeApi::kAttribute)) return;
+  const py::object capsule = keep_[0].attr(DlExchangeApi::kAttribute);
+  api_ = static_cast<const DlExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), DlExchangeApi::kCapsule));
+  if (PyErr_Occurred()) throw py::error_already_set();
+  while (api_ && (api_->major != DlExchangeApi::kMajor || !api_->tensor_from_object)) api_ = api_->previous;
+}
+
+void TensorReader::read(PyObject* tensor, Seen& seen) const {
+  if (api_ && std::find(types_.begin(), types_.end(), Py_TYPE(tensor)) != types_.end() && read_quickly(tensor, seen)) {
+    return;
+  }
+  seen = {};
+  const py::object tuple = describe_(py::handle(tensor));
+  read_addresses(tuple.ptr(), seen);
+}
+
+// False: somebody who knows more has to look at it.
+bool TensorReader::read_quickly(PyObject* tensor, Seen& seen) const {
+  DlTensor found;
+  if (api_->tensor_from_object(tensor, &found) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  if (!dtype_from(found, seen.spec.dtype) || !is_contiguous(found)) return false;
+  if (found.device_type == kDlCuda) {
+    void* stream = nullptr;
+    if (!api_->current_work_stream) return false;
+    if (api_->current_work_stream(found.device_type, found.device_id, &stream) != 0) {
+      PyErr_Clear();
+      return false;
+    }
+    seen.device = found.device_id;
+    seen.stream = reinterpret_cast<uintptr_t>(stream);
+  } else if (found.device_type != kDlCpu) {
+    return false;
+  }
+  seen.address = static_cast<std::byte*>(found.data) + found.byte_offset;
+  seen.spec.shape.assign(found.shape, found.shape + found.dimensions);
+  return true;
+}
+
+bool TensorReader::makes(const OutputBuffer& buffer, DType dtype) const {
+  return api_ && api_->managed_to_object && !buffer.on_device && !is_float8(dtype);
+}
+
+py::object TensorReader::make(OutputBuffer buffer, DType dtype) const {
+  auto result = managed_result<DlManagedVersioned>(std::move(buffer), dtype);
+  result->managed.major = DlExchangeApi::kMajor;
+  result->managed.minor = api_->minor;
+  void* object = nullptr;
+  // Whether a framework that fails has taken it over is not said: losing memory then is better than freeing it twice.
+  if (api_->managed_to_object(&result.release()->managed, &object) != 0) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
+}
+
+void add_tensor(PyObject* item, const TensorReader* reader, Submission& submission) {
+  TensorReader::Seen seen;
+  Span span;
+  const bool pair = PyTuple_Check(item) && PyTuple_GET_SIZE(item) == 2;
+  if (!reader || (PyTuple_Check(item) && !pair)) {
+    span.output = read_addresses(item, seen);
+  } else {
+    reader->read(pair ? PyTuple_GET_ITEM(item, 0) : item, seen);
+    span.output = seen.address;
+  }
+  if (pair && PyTuple_GET_ITEM(item, 1) == Py_None) {
+    span.output = nullptr;
+  } else if (pair) {
+    TensorReader::Seen output;
+    reader->read(PyTuple_GET_ITEM(item, 1), output);
+    if (output.spec.dtype != seen.spec.dtype || output.spec.elements() != seen.spec.elements() ||
+        output.device != seen.device) {
+      throw py::value_error("The tensor for the result must be of the dtype, size and device of the input.");
+    }
+    span.output = output.address;
+  }
+  span.input = seen.address;
+  span.count = seen.spec.elements();
+  submission.spec.tensors.push_back(std::move(seen.spec));
+  submission.spans.push_back(span);
+  if (seen.device >= 0) [[unlikely]]
+    put_on_device(submission, seen);
+  if ((seen.device >= 0) != (submission.on_device != nullptr)) throw py::value_error(kDevicesDiffer);
+}
+
+DType dtype_of(long number) {
+  if (number < 0 || number >= kDTypeCount) throw py::value_error("Unknown dtype " + std::to_string(number) + ".");
+  return static_cast<DType>(number);
+}
+
+}  // namespace horovod

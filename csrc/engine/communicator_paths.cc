@@ -1,0 +1,62 @@
+// How the members of a communicator reach each other: which order log and which algorithms that means.
+#include "engine/communicator.h"
+#include "engine/host_leader_log.h"
+#include "engine/host_member_log.h"
+#include "engine/mesh_order_log.h"
+#include "engine/shared_order_log.h"
+
+namespace horovod {
+
+void Communicator::attach(std::unique_ptr<Region> region) {
+  region_ = std::move(region);
+  plane_.region = region_.get();
+  auto log = std::make_unique<SharedOrderLog>(
+      *region_, [this](const TensorId* ids, size_t count) { return fuse(ids, count); }, abort_);
+  shared_log_ = log.get();
+  log_ = std::move(log);
+  start_background();
+}
+
+void Communicator::attach(std::unique_ptr<Mesh> mesh, std::unique_ptr<Backend> backend, std::optional<Hosts> hosts,
+                          std::unique_ptr<Region> region) {
+  mesh_ = std::move(mesh);
+  backend_ = std::move(backend);
+  region_ = std::move(region);
+  plane_.mesh = mesh_.get();
+  plane_.backend = backend_.get();
+  if (hosts) {
+    hierarchy_ = std::make_unique<Hierarchy>(mesh_.get(), region_.get(), std::move(*hosts), config_.slot_bytes);
+    plane_.hierarchy = hierarchy_.get();
+    if (region_) {
+      region_->set_companion([this](bool& busy) { return mesh_->progress(busy); });
+      mesh_->while_waiting([this] { region_->beat(); });
+    }
+  }
+  make_mesh_log();
+  start_background();
+}
+
+void Communicator::make_mesh_log() {
+  const FuseRule fuse = [this](const TensorId* ids, size_t count) { return this->fuse(ids, count); };
+  const Hosts* const hosts = hierarchy_ ? &hierarchy_->hosts : nullptr;
+  const auto watch = [this](int member, TensorId id, Arrival what) {
+    if (timeline_.active()) [[unlikely]]
+      timeline_.arrival(process_set_, ranks_[member], id, what);
+  };
+  if (hosts && region_ && region_->rank() > 0) {
+    log_ = std::make_unique<HostMemberLog>(*mesh_, *region_, *hosts, abort_);
+  } else if (hosts && region_) {
+    auto log = std::make_unique<HostLeaderLog>(*mesh_, *region_, *hosts, fuse, abort_);
+    log->watch(watch);
+    log_ = std::move(log);
+  } else {
+    auto log = std::make_unique<MeshOrderLog>(*mesh_, fuse, abort_, hosts);
+    log->watch([watch, hosts](int member, TensorId id, Arrival what) {
+      if (!hosts || what == Arrival::last) return watch(hosts ? hosts->leader(member) : member, id, what);
+      for (const int rank : hosts->members(member)) watch(rank, id, what);
+    });
+    log_ = std::move(log);
+  }
+}
+
+}  // namespace horovod

@@ -1,0 +1,90 @@
+#include "engine/host_channel.h"
+
+#include <algorithm>
+
+namespace horovod {
+namespace {
+
+// Of a message in the ring; so there is always room for the header of a `skip`.
+uint64_t padded(uint64_t length) { return (sizeof(HostMessage) + length + 15) / 16 * 16; }
+
+}  // namespace
+
+// Where a message of this length goes, at written_; null when there is no room.
+std::byte* HostWriter::claim(uint32_t length) {
+  const uint64_t size = padded(length);
+  const uint64_t left = HostMemory::kBytes - written_ % HostMemory::kBytes;
+  const uint64_t skipped = size > left ? left : 0;
+  if (written_ + skipped + size > limit_) {
+    uint64_t slowest = ~uint64_t{0};
+    for (const std::atomic<uint64_t>* reader : readers_) slowest = std::min(slowest, reader->load());
+    limit_ = slowest + HostMemory::kBytes;
+    if (written_ + skipped + size > limit_) return nullptr;
+  }
+  std::byte* to = memory_.ring + written_ % HostMemory::kBytes;
+  if (skipped > 0) {
+    const HostMessage skip{HostMessage::skip, 0, 0, static_cast<uint32_t>(skipped - sizeof(HostMessage))};
+    std::memcpy(to, &skip, sizeof(skip));
+    written_ += skipped;
+    to = memory_.ring;
+  }
+  return to;
+}
+
+void HostWriter::publish(uint32_t length) {
+  written_ += padded(length);
+  // Sequentially consistent, as all that the two sides look at before one of them sleeps.
+  memory_.written.value.store(written_);
+}
+
+bool HostWriter::flush() {
+  while (!backlog_.empty()) {
+    const std::string& kept = backlog_.front();
+    const auto length = static_cast<uint32_t>(kept.size() - sizeof(HostMessage));
+    std::byte* to = claim(length);
+    if (!to) {
+      memory_.starved.value.store(1);
+      to = claim(length);  // a reader that made room before saw no flag
+      if (!to) return false;
+    }
+    std::memcpy(to, kept.data(), kept.size());
+    publish(length);
+    backlog_.pop_front();
+  }
+  return true;
+}
+
+Status HostReader::peek(HostMessage& message, std::string_view& payload, bool& found) {
+  for (;;) {
+    const uint64_t written = memory_->written.value.load();
+    found = written != read_;
+    if (!found) return {};
+    const uint64_t at = read_ % HostMemory::kBytes;
+    std::memcpy(&message, memory_->ring + at, sizeof(message));
+    const uint64_t size = padded(message.length);
+    if (size > written - read_ && message.kind != HostMessage::skip) {
+      return {Code::aborted, "A rank of this host wrote a message of " + std::to_string(message.length) +
+                                 " bytes into shared memory that is longer than what it has written; this epoch "
+                                 "can't go on."};
+    }
+    if (size > HostMemory::kBytes - at || message.kind > HostMessage::closed) {
+      return {Code::aborted, "A rank of this host wrote a message of kind " + std::to_string(message.kind) + " and " +
+                                 std::to_string(message.length) +
+                                 " bytes into shared memory, which makes no sense; this epoch can't go on."};
+    }
+    next_ = read_ + size;
+    if (message.kind != HostMessage::skip) break;
+    read_ = next_;
+  }
+  payload = {reinterpret_cast<const char*>(memory_->ring + read_ % HostMemory::kBytes + sizeof(message)),
+             message.length};
+  return {};
+}
+
+bool HostReader::consume() {
+  read_ = next_;
+  cursor_->store(read_);
+  return memory_->starved.value.load() != 0 && memory_->starved.value.exchange(0) != 0;
+}
+
+}  // namespace horovod

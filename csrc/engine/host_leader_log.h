@@ -1,0 +1,91 @@
+// The order log of the rank that speaks for its host. It counts what the ranks of the host have arrived at; when all of
+// them have, the host arrives in the log between hosts (mesh_order_log.h), with what they contribute together. What is
+// agreed there it passes on to the others (host_member_log.h) through shared memory. So one frame for each host crosses
+// the network, and only the leaders ever wait for the network.
+//
+// An arrival that its rank wants back is given back at once while the host has not arrived; afterwards the host's
+// arrival must be taken back first. Then the other ranks' arrivals stay, with their bytes, and count again.
+//
+// An operation ends here only when the others of the host can read its result or batch: whatever this rank has
+// finished, they can finish.
+#pragma once
+
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/abort.h"
+#include "collectives/hosts.h"
+#include "engine/host_channel.h"
+#include "engine/mesh_order_log.h"
+#include "transport/mesh.h"
+#include "transport/region.h"
+
+namespace horovod {
+
+class HostLeaderLog final : public OrderLog, private Mesh::Beside {
+ public:
+  // region: of the ranks of this host, of which this one is the first.
+  HostLeaderLog(Mesh& mesh, Region& region, const Hosts& hosts, FuseRule fuse, AbortSignal& abort);
+
+  Status arrive(TensorId id) override { return arrive(id, nullptr); }
+  Status arrive_with(TensorId id, Operation& operation) override { return arrive(id, &operation); }
+  Status withdraw(TensorId id) override;
+  Status poll(LogEvent& event) override;
+  Status wait(int64_t timeout_us) override;
+  void wake() override { between_.wake(); }
+
+  // As MeshOrderLog::watch(), by rank in the mesh. Other hosts' ranks are seen when all of their host have arrived.
+  void watch(MeshOrderLog::Watch watch);
+
+ private:
+  struct Count {
+    Operation* operation = nullptr;  // this rank's
+    uint32_t arrived = 0;
+    uint32_t plain = 0;      // of them, without bytes
+    bool forwarded = false;  // the host has arrived in the log between hosts
+    std::vector<bool> here;  // by place on the host
+    std::vector<bool> brought;
+    std::vector<bool> regrets;  // wants it back, and the host has arrived
+    std::vector<std::string> bytes;
+  };
+
+  Status arrive(TensorId id, Operation* operation);
+  // With mutex_ held:
+  Status count(size_t place, TensorId id, const std::string_view* bytes);
+  void take_out(size_t place, TensorId id);
+  Status regret(size_t place, TensorId id, bool& taken_out);
+
+  Status read_members();
+  Status take(const HostMessage& message, size_t place, std::string_view payload);
+  void answer(size_t place, TensorId id);
+  void publish(const LogEvent& event);
+  bool settle(TensorId id);
+  Status look_at_members();
+  bool news() override;
+  void sleeping(bool asleep) override { memory_.asleep.value.store(asleep ? 1 : 0); }
+
+  Mesh& mesh_;
+  Region& region_;
+  const Hosts& hosts_;
+  const int host_;
+  AbortSignal& abort_;
+  HostMemory& memory_;  // this rank's
+  MeshOrderLog::Watch watch_;
+  MeshOrderLog between_;
+
+  std::mutex mutex_;  // guards the next block; taken before the lock of between_
+  std::vector<Count> counts_;
+  std::vector<TensorId> taken_back_;  // of this rank, to be reported by poll()
+
+  // The rest belongs to the driver.
+  std::vector<HostReader> members_;  // by place on the host, less one
+  HostWriter to_members_;
+  std::optional<LogEvent> held_;  // until the members can read what belongs to it
+  int64_t looked_us_ = 0;         // when look_at_members() last did
+  bool departure_told_ = false;
+  bool closing_told_ = false;
+};
+
+}  // namespace horovod

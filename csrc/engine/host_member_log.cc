@@ -1,0 +1,195 @@
+#include "engine/host_member_log.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+#include "collectives/mesh/eager.h"
+
+namespace horovod {
+namespace {
+
+constexpr int64_t kSliceUs = 50'000;  // how often others than the leader are looked at
+// As in MeshOrderLog: a leader that drives closes the log much sooner.
+constexpr int64_t kCloseGraceUs = 1'000'000;
+
+}  // namespace
+
+HostMemberLog::HostMemberLog(Mesh& mesh, Region& region, const Hosts& hosts, AbortSignal& abort)
+    : mesh_(mesh),
+      region_(region),
+      hosts_(hosts),
+      abort_(abort),
+      memory_(*reinterpret_cast<HostMemory*>(region.log(region.rank()))),
+      leaders_(*reinterpret_cast<HostMemory*>(region.log(0))),
+      from_leader_(leaders_, memory_.heard.value),
+      to_leader_(memory_, {&memory_.taken.value}),
+      own_(kMaxIds) {}
+
+Status HostMemberLog::arrive(TensorId id, Operation* operation) {
+  if (id >= kMaxIds) return bad_id(id);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    own_[id] = {operation, true};
+    const auto place = static_cast<uint32_t>(region_.rank());
+    if (operation && mesh::is_eager(operation->spec, hosts_.count())) {
+      const auto bytes = static_cast<uint32_t>(mesh::eager_bytes(*operation, mesh_.rank()));
+      to_leader_.send({HostMessage::brings, id, place, bytes},
+                      [&](std::byte* to) { mesh::pack_eager(*operation, mesh_.rank(), to); });
+    } else {
+      to_leader_.send({HostMessage::plain, id, place, 0}, [](std::byte*) {});
+    }
+    starving_.store(to_leader_.starving(), std::memory_order_relaxed);
+  }
+  return tell_leader();
+}
+
+Status HostMemberLog::withdraw(TensorId id) {
+  if (id >= kMaxIds) return bad_id(id);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_) {
+      if (own_[id].arrived) taken_back_.push_back(id);
+    } else {
+      to_leader_.send({HostMessage::withdraw, id, static_cast<uint32_t>(region_.rank()), 0}, [](std::byte*) {});
+      starving_.store(to_leader_.starving(), std::memory_order_relaxed);
+    }
+  }
+  wake();
+  return tell_leader();
+}
+
+// After a message was written: a leader that sleeps has said so before it looked for messages for the last time.
+Status HostMemberLog::tell_leader() {
+  if (leaders_.asleep.value.load() == 0 || leaders_.asleep.value.exchange(0) == 0) return {};
+  return mesh_.send_control(hosts_.leader(hosts_.host(mesh_.rank())), ControlKind::nudge, {});
+}
+
+Operation* HostMemberLog::forget(TensorId id) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  own_[id].arrived = false;
+  return std::exchange(own_[id].operation, nullptr);
+}
+
+Status HostMemberLog::poll(LogEvent& event) {
+  event.kind = LogEvent::none;
+  event.ids.clear();
+  event.completed = false;
+  if (abort_.raised()) return abort_.cause();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (to_leader_.starving()) starving_.store(!to_leader_.flush(), std::memory_order_relaxed);
+    if (!taken_back_.empty()) {
+      event.kind = LogEvent::withdrawn;
+      event.ids.push_back(taken_back_.back());
+      taken_back_.pop_back();
+      own_[event.ids[0]] = {};
+      return {};
+    }
+  }
+  HostMessage message;
+  std::string_view payload;
+  for (bool found = true;;) {
+    HVD_TRY(from_leader_.peek(message, payload, found));
+    // Results that come together are one batch; anything else is an event of its own.
+    if (!found || (event.kind != LogEvent::none && message.kind != HostMessage::done)) return {};
+    Status status = take(message, payload, event);
+    if (from_leader_.consume()) {
+      region_.ring_sleepers();
+      HVD_TRY(tell_leader());
+    }
+    HVD_TRY(std::move(status));
+    if (event.kind != LogEvent::none && !event.completed) return {};
+  }
+}
+
+Status HostMemberLog::take(const HostMessage& message, std::string_view payload, LogEvent& event) {
+  const auto bad = [&](const char* what) {
+    return Status(Code::aborted, region_.label(0) + " told this rank of " + what + "; this epoch can't go on.");
+  };
+  switch (message.kind) {
+    case HostMessage::done: {
+      Operation* const operation = message.id < kMaxIds ? forget(message.id) : nullptr;
+      if (!operation) return bad("the result of what this rank has not brought");
+      HVD_TRY(mesh::take_result(*operation, payload));
+      event.kind = LogEvent::batch;
+      event.completed = true;
+      event.ids.push_back(message.id);
+      return {};
+    }
+    case HostMessage::batch:
+      event.kind = LogEvent::batch;
+      event.ids.resize(payload.size() / sizeof(TensorId));
+      std::memcpy(event.ids.data(), payload.data(), event.ids.size() * sizeof(TensorId));
+      for (const TensorId id : event.ids) {
+        if (id >= kMaxIds) return bad("a batch with an id that does not exist");
+        (void)forget(id);
+      }
+      return {};
+    case HostMessage::withdrawn:
+      if (message.member != static_cast<uint32_t>(region_.rank())) return {};
+      if (message.id >= kMaxIds) return bad("an answer with an id that does not exist");
+      (void)forget(message.id);
+      event.kind = LogEvent::withdrawn;
+      event.ids.push_back(message.id);
+      return {};
+    case HostMessage::closed: {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      closed_ = true;
+      why_closed_ = payload;
+      return {};
+    }
+    default:
+      return bad("what only goes to the first rank of a host");
+  }
+}
+
+Status HostMemberLog::wait(int64_t timeout_us) {
+  if (!why_closed_.empty()) return {Code::left, why_closed_};
+  const auto ready = [&] {
+    return from_leader_.news() || woken_.load(std::memory_order_acquire) || abort_.raised() || region_.has_ended(0) ||
+           (starving_.load(std::memory_order_relaxed) && memory_.starved.value.load(std::memory_order_relaxed) == 0);
+  };
+  const int64_t deadline = now_us() + timeout_us;
+  do {
+    region_.set_patient(patient_);
+    const bool is_ready = region_.sleep_until(ready, std::min(deadline, now_us() + kSliceUs));
+    region_.set_patient(false);
+    if (is_ready && !region_.has_ended(0)) break;
+    HVD_TRY(region_.check_members());
+    if (from_leader_.news()) break;  // agreed before anybody left: that comes first
+    if (region_.has_ended(0)) return {Code::left, region_.departure_sentence(0)};
+    HVD_TRY(look_around());
+    if (!departed_.empty() && now_us() - departed_since_us_ >= kCloseGraceUs) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      closed_ = true;
+      why_closed_ = departed_;
+      break;
+    }
+  } while (now_us() < deadline);
+  woken_.store(false, std::memory_order_relaxed);
+  return abort_.raised() ? abort_.cause() : Status();
+}
+
+// Who has left or was lost on any host.
+Status HostMemberLog::look_around() {
+  bool busy = false;
+  HVD_TRY(mesh_.progress(busy));
+  ControlFrame frame;
+  for (bool found = true;;) {
+    HVD_TRY(mesh_.next_control(frame, found));
+    if (!found) break;
+    if (frame.kind == ControlKind::abort) return {Code::aborted, frame.text};
+    if (frame.kind == ControlKind::leave && departed_.empty()) {
+      departed_ = frame.text;
+      departed_since_us_ = now_us();
+    }
+  }
+  return {};
+}
+
+void HostMemberLog::wake() {
+  woken_.store(true, std::memory_order_release);
+  region_.ring_self();
+}
+
+}  // namespace horovod

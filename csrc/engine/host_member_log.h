@@ -1,0 +1,70 @@
+// The order log of a rank that shares a host with the rank that speaks for both (host_leader_log.h). It talks to nobody
+// else, and only through shared memory: an arrival is a message in its ring, with its data where that is small.
+//
+// It looks at its connections now and then all the same, so that it hears who has left or was lost when its leader does
+// not say so.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/abort.h"
+#include "collectives/hosts.h"
+#include "engine/host_channel.h"
+#include "engine/order_log.h"
+#include "transport/mesh.h"
+#include "transport/region.h"
+
+namespace horovod {
+
+class HostMemberLog final : public OrderLog {
+ public:
+  // region: of the ranks of this host, of which this one is not the first.
+  HostMemberLog(Mesh& mesh, Region& region, const Hosts& hosts, AbortSignal& abort);
+
+  Status arrive(TensorId id) override { return arrive(id, nullptr); }
+  Status arrive_with(TensorId id, Operation& operation) override { return arrive(id, &operation); }
+  Status withdraw(TensorId id) override;
+  Status poll(LogEvent& event) override;
+  Status wait(int64_t timeout_us) override;
+  void wake() override;
+  void set_patient(bool patient) override { patient_ = patient; }
+
+ private:
+  struct Own {
+    Operation* operation = nullptr;
+    bool arrived = false;
+  };
+
+  Status arrive(TensorId id, Operation* operation);
+  Status tell_leader();
+  Status take(const HostMessage& message, std::string_view payload, LogEvent& event);
+  Operation* forget(TensorId id);
+  Status look_around();
+
+  Mesh& mesh_;
+  Region& region_;
+  const Hosts& hosts_;
+  AbortSignal& abort_;
+  HostMemory& memory_;  // this member's
+  HostMemory& leaders_;
+  HostReader from_leader_;
+
+  std::mutex mutex_;  // guards the next block; innermost
+  HostWriter to_leader_;
+  std::vector<Own> own_;              // by id
+  std::vector<TensorId> taken_back_;  // after the log was closed
+  bool closed_ = false;
+  std::atomic<bool> starving_{false};  // to_leader_ is; a hint for wait(), set with the lock held
+
+  std::atomic<bool> woken_{false};  // set by wake(), cleared by wait()
+  // The rest belongs to the driver.
+  bool patient_ = false;
+  std::string why_closed_;
+  std::string departed_;  // somebody has left, and the leader has not closed the log yet
+  int64_t departed_since_us_ = 0;
+};
+
+}  // namespace horovod

@@ -1,0 +1,340 @@
+// The driver's side of a mesh over sockets: which connection may move, and when to sleep.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <poll.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "transport/socket_mesh.h"
+
+namespace horovod {
+
+using wire::Connection;
+using wire::Progress;
+using wire::Stripe;
+
+namespace {
+
+constexpr int kSliceMs = 50;  // no sleep is longer, so that an abort is seen even if nobody wakes us
+// A peer announces its end on connection 0. When another connection ends first, the frame may still be on its way.
+constexpr int64_t kGraceUs = 200'000;
+// Waiting is likely to be short only while the ranks are talking.
+constexpr int64_t kLivelyUs = 2'000;
+constexpr uint32_t kFullLook = 64;          // every so many looks are at all connections
+constexpr uint64_t kSpinBytes = 64u << 10;  // a larger transfer is worth a sleep
+
+uint64_t length_of(const Transfer& transfer) {
+  uint64_t bytes = 0;
+  for (const iovec& piece : transfer.pieces) bytes += piece.iov_len;
+  return bytes;
+}
+
+// Calls take(stripe, index) for each stripe of a transfer of `bytes` bytes.
+template <typename Take>
+void cut(const Transfer& transfer, uint64_t bytes, int stripes, Take&& take) {
+  size_t piece = 0;
+  size_t inside = 0;
+  for (int i = 0; i < stripes; ++i) {
+    Stripe stripe;
+    stripe.left = wire::stripe_begin(bytes, stripes, i + 1) - wire::stripe_begin(bytes, stripes, i);
+    for (uint64_t need = stripe.left; need > 0;) {
+      const iovec& from = transfer.pieces[piece];
+      const size_t size = static_cast<size_t>(std::min<uint64_t>(from.iov_len - inside, need));
+      if (size > 0) stripe.pieces.push_back({static_cast<std::byte*>(from.iov_base) + inside, size});
+      need -= size;
+      inside += size;
+      if (inside == from.iov_len) {
+        ++piece;
+        inside = 0;
+      }
+    }
+    take(std::move(stripe), i);
+  }
+}
+}  // namespace
+
+// -- moving bytes -----------------------------------------------------------------------------------------------------
+
+Status SocketMesh::exchange(std::span<const Transfer> sends, std::span<const Transfer> receives) {
+  Flight flight;
+  HVD_TRY(start(sends, receives, flight));
+  return finish(flight);
+}
+
+Status SocketMesh::start(std::span<const Transfer> sends, std::span<const Transfer> receives, Flight& flight) {
+  if (Status status = alive(); !status.ok()) return fail(std::move(status));
+  const auto queue = [&](const Transfer& transfer, bool sending) -> Status {
+    const uint64_t bytes = length_of(transfer);
+    if (bytes == 0) return {};
+    if (transfer.peer < 0 || transfer.peer >= size() || transfer.peer == rank_) {
+      return fail({Code::internal, "A transfer was started with rank " + std::to_string(transfer.peer) +
+                                       " of the mesh, which is not a peer."});
+    }
+    SocketPeer& peer = peers_[transfer.peer];
+    if (sending && peer.left) return fail(departed(peer));
+    const int connections = static_cast<int>(peer.connections.size());
+    const int stripes = wire::stripe_count(bytes, connections);
+    const uint64_t number = sending ? peer.sent++ : peer.received++;
+    const int first = wire::first_connection(bytes, number, connections);
+    flight.open += stripes;
+    cut(transfer, bytes, stripes, [&](Stripe&& stripe, int index) {
+      stripe.number = number;
+      stripe.flight = &flight;
+      Connection& connection = *peer.connections[(first + index) % connections];
+      if (sending) {
+        connection.queue_send(std::move(stripe));
+      } else {
+        connection.queue_receive(std::move(stripe));
+        connection.readable = true;  // it may have come before we asked for it
+      }
+    });
+    return {};
+  };
+  for (const Transfer& transfer : receives) HVD_TRY(queue(transfer, false));
+  for (const Transfer& transfer : sends) HVD_TRY(queue(transfer, true));
+  for (const Transfer& transfer : sends) {
+    if (transfer.peer < 0 || transfer.peer >= size()) continue;
+    for (const auto& connection : peers_[transfer.peer].connections) {
+      if (connection->owes() && connection->writable) (void)connection->write();  // a failure shows when we read
+    }
+  }
+  return {};
+}
+
+Status SocketMesh::finish(Flight& flight) {
+  if (Status status = alive(); !status.ok()) return fail(std::move(status));
+  int64_t progress_us = 0;  // read the clock only when there is nothing else to do
+  int64_t spin_until_us = 0;
+  while (flight.open > 0) {
+    bool moved = false;
+    HVD_TRY(pass(moved));
+    if (flight.open == 0) break;
+    if (moved) {
+      progress_us = spin_until_us = 0;
+      continue;
+    }
+    if (abort_.raised()) return fail(abort_.cause());
+    if (unwell_) HVD_TRY(judge());
+    const int64_t now = now_us();
+    if (progress_us == 0) progress_us = now;
+    const int64_t limit_us = progress_us + config_.progress_timeout_ms * 1000;
+    if (now >= limit_us) return fail(timed_out());
+    bool small = true;
+    for (const Line& line : lines_) {
+      small = small && !line.connection->owes() && line.connection->expected_bytes() <= kSpinBytes;
+    }
+    if (while_waiting_) while_waiting_();
+    HVD_TRY(rest(small, spin_until_us, limit_us, nullptr));
+  }
+  return {};
+}
+
+Status SocketMesh::progress(bool& busy) {
+  if (Status status = alive(); !status.ok()) return fail(std::move(status));
+  poll_lines(0);
+  bool moved = false;
+  HVD_TRY(pass(moved));
+  if (unwell_) HVD_TRY(judge());
+  busy = std::any_of(lines_.begin(), lines_.end(),
+                     [](const Line& line) { return line.connection->owes() || line.connection->expects(); });
+  return {};
+}
+
+// Moves what can be moved without waiting.
+Status SocketMesh::pass(bool& moved) {
+  for (Line& line : lines_) {
+    Connection& connection = *line.connection;
+    if (connection.writable && connection.wants_write()) moved = connection.write().moved || moved;
+    if (connection.readable && connection.wants_read()) HVD_TRY(read(line, moved));
+    if (connection.write_failed()) unwell_ = true;
+  }
+  if (moved) talked_.store(true, std::memory_order_relaxed);
+  return {};
+}
+
+Status SocketMesh::read(Line& line, bool& moved) {
+  SocketPeer& peer = *line.peer;
+  const size_t before = inbox_.size();
+  Progress progress = line.connection->read(inbox_);
+  moved = moved || progress.moved;
+  note_control(before);
+  if (!failed_.ok()) return failed_;
+  if (!progress.status.ok()) return fail(std::move(progress.status));
+  if (!progress.ended) return {};
+  unwell_ = true;
+  if (peer.left) return {};
+  peer.error = progress.error;
+  return line.connection == peer.connections[0].get() ? lose(peer) : Status();
+}
+
+// What follows from departed peers and broken connections, once there is nothing left to read.
+Status SocketMesh::judge() {
+  const int64_t now = now_us();
+  for (SocketPeer& peer : peers_) {
+    bool broken = false;
+    for (const auto& connection : peer.connections) {
+      const bool ended = connection->ended() || connection->write_failed();
+      const bool silent = ended || connection == peer.connections[0];  // nothing comes behind the leave frame
+      if (peer.left && (connection->owes() || (silent && connection->expects()))) return fail(departed(peer));
+      broken = broken || ended;
+    }
+    if (!broken || peer.left || peer.aborted) continue;
+    // A connection other than the first has ended, or does not take anything: give the peer a moment to tell why.
+    if (peer.broken_at_us == 0) peer.broken_at_us = now;
+    if (now - peer.broken_at_us >= kGraceUs) return lose(peer);
+  }
+  return {};
+}
+
+// Takes up what arrived in inbox_ from index `from` on.
+void SocketMesh::note_control(size_t from) {
+  for (size_t i = from; i < inbox_.size(); ++i) {
+    ControlFrame& frame = inbox_[i];
+    SocketPeer& peer = peers_[frame.peer];
+    if (frame.kind == ControlKind::leave) {
+      if (frame.text.find("has shut down") == std::string::npos) {
+        frame.text = peer.label + " has shut down" + (frame.text.empty() ? "." : ": " + frame.text);
+      }
+      peer.sentence = frame.text;
+      peer.left = unwell_ = true;
+    } else if (frame.kind == ControlKind::abort) {
+      if (frame.text.empty()) frame.text = peer.label + " ended the epoch.";
+      peer.sentence = frame.text;
+      peer.aborted = true;
+      (void)fail({Code::aborted, frame.text});
+    }
+  }
+}
+
+// Nothing could be moved: look again for a short time, then sleep until something can or the limit is near.
+Status SocketMesh::rest(bool may_spin, int64_t& spin_until_us, int64_t limit_us, Beside* beside) {
+  const int64_t now = now_us();
+  if (spin_until_us == 0) spin_until_us = now + (patient_ ? config_.yield_us : config_.spin_us);
+  if (may_spin && now < spin_until_us) {
+    look();
+    sched_yield();
+    return {};
+  }
+  const int64_t sleep_us = std::max<int64_t>(limit_us - now, 0);
+  poll_lines(static_cast<int>(std::min<int64_t>((sleep_us + 999) / 1000, kSliceMs)), beside);
+  return {};
+}
+
+// Marks connections that may have something to read: most often only those where it is likely, which costs one system
+// call for each and no other.
+void SocketMesh::look() {
+  bool transfers = false;  // in or out, on any connection
+  for (const Line& line : lines_) transfers = transfers || line.connection->expects() || line.connection->wants_write();
+  if (likely_.empty() || (likely_.size() < lines_.size() && (transfers || ++looks_ % kFullLook == 0))) {
+    poll_lines(0);
+    return;
+  }
+  for (Connection* connection : likely_) connection->readable = true;
+}
+
+void SocketMesh::poll_lines(int timeout_ms, Beside* beside) {
+  for (size_t i = 0; i < lines_.size(); ++i) {
+    const Connection& connection = *lines_[i].connection;
+    const bool reads = connection.wants_read();
+    const bool writes = connection.wants_write();
+    // Without an interest there must be no descriptor: poll() would report its end again and again.
+    polled_[i].fd = reads || writes ? connection.fd() : -1;
+    polled_[i].events = static_cast<short>((reads ? POLLIN : 0) | (writes ? POLLOUT : 0));
+    polled_[i].revents = 0;
+  }
+  polled_.back().revents = 0;
+  if (timeout_ms > 0) {
+    sleeping_.store(true);
+    if (nudged_.exchange(false)) timeout_ms = 0;
+    if (beside) {
+      beside->sleeping(true);
+      if (beside->news()) timeout_ms = 0;
+    }
+  }
+  const int ready = poll(polled_.data(), polled_.size(), timeout_ms);
+  sleeping_.store(false);
+  if (beside) beside->sleeping(false);
+  if (ready <= 0) return;
+  constexpr short kEnd = POLLERR | POLLHUP | POLLNVAL;
+  for (size_t i = 0; i < lines_.size(); ++i) {
+    if (polled_[i].revents & (POLLIN | kEnd)) lines_[i].connection->readable = true;
+    if (polled_[i].revents & (POLLOUT | kEnd)) lines_[i].connection->writable = true;
+  }
+  if (polled_.back().revents & POLLIN) {
+    uint64_t count;
+    (void)!::read(wake_fd_.fd(), &count, sizeof(count));
+  }
+}
+
+// -- control frames ---------------------------------------------------------------------------------------------------
+
+Status SocketMesh::send_control(int peer, ControlKind kind, std::span<const uint32_t> ids, std::string_view text) {
+  if (peer < 0 || peer >= size() || peer == rank_ || ids.size() > wire::kMaxControlIds ||
+      text.size() > wire::kMaxControlText) {
+    return {Code::internal, "A control frame of " + std::to_string(ids.size()) + " ids and " +
+                                std::to_string(text.size()) + " bytes for rank " + std::to_string(peer) +
+                                " of the mesh can't be sent."};
+  }
+  if (abort_.raised()) return abort_.cause();
+  if (!peers_[peer].connections[0]->send_control(kind, ids, text)) {
+    nudge();  // a sleeping driver does not wait for this socket to take more; now it will
+  }
+  talked_.store(true, std::memory_order_relaxed);
+  return {};
+}
+
+Status SocketMesh::next_control(ControlFrame& frame, bool& found) {
+  found = false;
+  if (inbox_.empty()) {
+    HVD_TRY(alive());
+    if (std::exchange(just_read_, false)) return {};  // the frames before this answer cost a look already
+    look();
+    bool moved = false;
+    Status status = pass(moved);
+    if (!status.ok() && inbox_.empty()) return status;
+  }
+  if (inbox_.empty()) return {};
+  frame = std::move(inbox_.front());
+  inbox_.pop_front();
+  found = just_read_ = true;
+  return {};
+}
+
+Status SocketMesh::wait(int64_t timeout_us) {
+  const int64_t start = now_us();
+  const int64_t limit_us = start + std::max<int64_t>(timeout_us, 0);
+  if (talked_.exchange(false, std::memory_order_relaxed)) lively_us_ = start;
+  const bool lively = start - lively_us_ < kLivelyUs;
+  int64_t spin_until_us = 0;
+  for (;;) {
+    if (abort_.raised()) return fail(abort_.cause());
+    if (!inbox_.empty()) return {};
+    HVD_TRY(alive());
+    if (woken_.exchange(false) || (beside_ && beside_->news())) return {};
+    bool moved = false;
+    Status status = pass(moved);
+    if (!inbox_.empty()) return {};
+    HVD_TRY(std::move(status));
+    if (moved) continue;
+    if (unwell_) HVD_TRY(judge());
+    if (now_us() >= limit_us) return {};
+    HVD_TRY(rest(lively, spin_until_us, limit_us, beside_));
+  }
+}
+
+void SocketMesh::wake() {
+  woken_.store(true);
+  nudge();
+}
+
+void SocketMesh::nudge() {
+  nudged_.store(true);
+  if (!sleeping_.load()) return;
+  const uint64_t one = 1;
+  (void)!::write(wake_fd_.fd(), &one, sizeof(one));
+}
+
+}  // namespace horovod

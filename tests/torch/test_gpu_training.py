@@ -1,0 +1,266 @@
+"""Training with two and three ranks on GPUs that libraries stand in for: who waits for whom, and what a loss leaves.
+
+Nothing here looks at a clock. A held stream stands still until it is released, so what happens meanwhile does not
+depend on it; a stream that comes to its end, or a call that raises, is the event that a test waits for.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from gpu_worlds import standin_world
+from worlds import Keeper
+
+pytestmark = pytest.mark.xdist_group("gpu")
+
+ELEMENTS = 300_000  # more than a megabyte: handed over by the hook itself
+NAMES = ("communicators", "operations", "streams", "events", "contexts", "blocks")
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Keeper]:
+    with standin_world(2) as keeper:
+        yield keeper
+
+
+# -- overlap -----------------------------------------------------------------------------------------------------------
+class Model:
+    """Two layers. The second one's gradient comes first; `between` runs before that of the first is queued.
+
+    Their gradients are vectors: of a matrix the first steps are compared, for which the host has to read it.
+    """
+
+    def __init__(self) -> None:
+        import torch
+        from fake_gpu import on_gpu
+
+        import horovod.torch as hvd
+
+        self.first, self.second = (torch.nn.Parameter(torch.zeros(ELEMENTS)) for _ in range(2))
+        named = [("first", self.first), ("second", self.second)]
+        for _, parameter in named:
+            parameter.grad = on_gpu(torch.zeros(ELEMENTS))  # backward adds to it, in the order of the stream
+        self.optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p for _, p in named], lr=1.0), named)
+
+    def backward(self, between: Any = lambda: None) -> None:
+        import torch
+
+        import horovod.torch as hvd
+
+        class Between(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+                between()
+                return gradient
+
+        scale = float(hvd.rank() + 1)
+        ((Between.apply(self.first * 10.0 * scale)) + self.second * scale).sum().backward()
+
+    def state(self) -> list[float]:
+        """What is in memory now: gradients and parameters of the first layer and of the second."""
+        tensors = (self.first.grad.memory, self.second.grad.memory, self.first, self.second)
+        assert all(bool((one == one[0]).all()) for one in tensors)
+        return [float(one[0]) for one in tensors]
+
+
+def step_while_the_device_stands_still() -> list[list[float]]:
+    import fake_gpu
+
+    model = Model()
+    model.backward()
+    model.optimizer.step()  # the names are agreed on
+    fake_gpu.synchronize()
+    states = [model.state()]
+    held = fake_gpu.hold()
+    model.optimizer.zero_grad(set_to_none=False)
+    model.backward()
+    model.optimizer.synchronize()
+    with model.optimizer.skip_synchronize():
+        model.optimizer.step()
+    states.append(model.state())
+    fake_gpu.release(held)
+    fake_gpu.synchronize()
+    states.append(model.state())
+    return states
+
+
+def test_the_host_returns_from_a_step_that_the_device_has_not_begun(pair: Keeper) -> None:
+    """backward(), synchronize() and step() only queue; then everything happens in the order of the stream."""
+    after_one = [15.0, 1.5, -15.0, -1.5]
+    for before, held, after in pair.get().run(step_while_the_device_stands_still):
+        assert before == held == after_one
+        assert after == [15.0, 1.5, -30.0, -3.0]
+
+
+def reduce_during_the_backward_pass() -> dict[str, list[float]]:
+    import fake_gpu
+    import torch
+
+    import horovod.torch as hvd
+
+    model = Model()
+    model.backward()
+    model.optimizer.step()
+    model.optimizer.zero_grad(set_to_none=False)
+    fake_gpu.synchronize()
+    seen, held = {}, []
+
+    def between() -> None:
+        held.append(fake_gpu.hold())
+        own, fake_gpu.stream = fake_gpu.stream, fake_gpu.new_stream()
+        # What the engine queued before this one has passed when this one has.
+        hvd.allreduce_(fake_gpu.on_gpu(torch.ones(1)), name="marker")
+        fake_gpu.synchronize()
+        seen["between"] = model.state()
+        fake_gpu.stream = own
+
+    model.backward(between)
+    model.optimizer.step()
+    seen["held"] = model.state()
+    fake_gpu.release(held[0])
+    fake_gpu.synchronize()
+    seen["after"] = model.state()
+    return seen
+
+
+def test_gradients_are_reduced_while_the_backward_pass_goes_on(pair: Keeper) -> None:
+    """The second layer's is there before the stream has come to the first layer's."""
+    for seen in pair.get().run(reduce_during_the_backward_pass):
+        assert seen["between"] == seen["held"] == [0.0, 1.5, -15.0, -1.5]
+        assert seen["after"] == [15.0, 1.5, -30.0, -3.0]
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+def train_until_somebody_is_lost(victim: int) -> tuple[str, dict[str, int]]:
+    import fake_gpu
+    import torch
+
+    import horovod.torch as hvd
+
+    gradient = fake_gpu.on_gpu(torch.ones(1000))
+    aborts = fake_gpu.count("aborts")
+
+    def steps() -> None:
+        for step in range(1_000_000):
+            if step == 5 and hvd.rank() == victim:
+                os.kill(os.getpid(), signal.SIGKILL)
+            hvd.allreduce_(gradient, name="gradient")
+            fake_gpu.synchronize()  # as loss.item() does: here a kernel waits whose peer is gone
+
+    with pytest.raises(hvd.HorovodInternalError) as raised:
+        steps()
+    fake_gpu.synchronize()  # nothing is stuck there
+    hvd.shutdown()
+    counts = {name: fake_gpu.count(name) for name in ("communicators", "operations")}
+    return str(raised.value), {"aborts": fake_gpu.count("aborts") - aborts, **counts}
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_lost_rank_aborts_the_communicator_of_every_other(transport: str) -> None:
+    with standin_world(3, transport) as keeper:
+        world = keeper.get()
+        pids = world.pids
+        outcomes = world.outcomes(train_until_somebody_is_lost, 1)
+    assert outcomes[1].exit_code == -signal.SIGKILL
+    for rank in (0, 2):
+        assert outcomes[rank].error is None, outcomes[rank].text
+        sentence, counts = outcomes[rank].value
+        assert f"ank 1 (pid {pids[1]})" in sentence
+        assert counts == {"aborts": 1, "communicators": 0, "operations": 0}
+
+
+def meet_an_asynchronous_error() -> tuple[str, int]:
+    """Rank 1's stream stands still, so rank 0's kernel waits for it. Nobody calls Horovod when NCCL fails on rank 0."""
+    import fake_gpu
+    import torch
+
+    import horovod.torch as hvd
+
+    gradient = fake_gpu.on_gpu(torch.ones(1000))
+    aborts = fake_gpu.count("aborts")
+    hvd.allreduce_(gradient, name="gradient")
+    fake_gpu.synchronize()
+    held = fake_gpu.hold() if hvd.rank() == 1 else 0
+    hvd.allreduce_(gradient, name="gradient")
+    if hvd.rank() == 0:
+        fake_gpu.fail("ncclCommGetAsyncError", 3)
+        fake_gpu.synchronize()  # comes to its end by the abort
+    with pytest.raises(hvd.HorovodInternalError) as raised:
+        hvd.allreduce_(torch.ones(1), name="never")  # rank 1 is in here when it happens
+    if held:
+        fake_gpu.release(held)
+    fake_gpu.synchronize()
+    hvd.shutdown()
+    hvd.init()
+    hvd.allreduce_(gradient, name="gradient")  # the next world has a communicator of its own
+    fake_gpu.synchronize()
+    return str(raised.value), fake_gpu.count("aborts") - aborts
+
+
+def test_an_asynchronous_error_ends_the_epoch_on_both(pair: Keeper) -> None:
+    for sentence, aborts in pair.get().run(meet_an_asynchronous_error):
+        assert "ncclCommGetAsyncError failed: unknown result code (3)" in sentence
+        assert aborts == 1
+
+
+def cycles(number: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Leaves the world and joins it again, every second time after a failure on rank 0."""
+    import gc
+    import threading
+
+    import fake_gpu
+    import torch
+
+    import horovod.torch as hvd
+
+    def counts() -> dict[str, int]:
+        gc.collect()
+        return {name: fake_gpu.count(name) for name in NAMES}
+
+    def repeat(x: torch.Tensor) -> None:
+        for _ in range(3):  # the first one fails on one rank only
+            hvd.allreduce_(x)
+
+    def cycle(badly: bool) -> None:
+        x = fake_gpu.on_gpu(torch.ones(1000))
+        hvd.allreduce_(x, op=hvd.Average, prescale_factor=0.5)
+        hvd.allgather(x)
+        hvd.reducescatter(x, op=hvd.Sum)
+        if badly:
+            if hvd.rank() == 0:
+                fake_gpu.fail("ncclGroupEnd", 1)
+            with pytest.raises(hvd.HorovodInternalError, match="ncclGroupEnd failed"):
+                repeat(x)
+        fake_gpu.synchronize()
+        hvd.shutdown()
+        hvd.init()
+
+    cycle(True)
+    cycle(False)
+    hvd.shutdown()
+    before = counts()
+    hvd.init()
+    for step in range(number):
+        cycle(step % 2 == 0)
+    hvd.shutdown()
+    for _ in range(400):  # a stream that was destroyed works off what is queued there, and tells nobody
+        now = counts()
+        if all(now[name] <= before[name] for name in NAMES):
+            break
+        threading.Event().wait(0.05)
+    hvd.init()
+    return before, now
+
+
+@pytest.mark.slow
+def test_twenty_resets_leave_nothing_on_the_device(pair: Keeper) -> None:
+    for before, now in pair.get().run(cycles, 20):
+        assert all(now[name] <= before[name] for name in NAMES), (before, now)

@@ -1,0 +1,117 @@
+"""One GPU for each training process of a host (HOROVOD_PIN_GPUS): the agent sets CUDA_VISIBLE_DEVICES for each slot.
+
+A process sees the devices that CUDA_VISIBLE_DEVICES names, in that order, and numbers them from 0. So one that is
+pinned has one device, number 0, whatever its local rank: a script that says torch.cuda.set_device(hvd.local_rank())
+needs all of them and is to be started without pinning, which is the default. Pinning is for programs that choose no
+device, and keeps a process from taking memory on the GPUs of others.
+
+What there is to deal out is what the agent itself may see: the entries of its own CUDA_VISIBLE_DEVICES (numbers, UUIDs
+or MIG ids, passed on as they are), or as many as the driver counts. The driver is asked in a process of its own, which
+runs this file as a script (`python -I -S gpus.py LIBRARY`, standard library only): a launcher must not hold a GPU, nor
+fork when it does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from horovod.worker.agent.agent import Slot
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_LIBRARY = "libcuda.so.1"
+_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
+_COUNT_SECONDS = 60.0  # a driver that nobody keeps awake starts each GPU first
+
+
+def pinned(slots: Sequence[Slot]) -> list[Slot]:
+    """The slots of this host, each with a GPU of its own, in order.
+
+    Slots count, not local ranks: where two names of this machine stand for two hosts their GPUs are still the same.
+    ValueError, with what to do, when there are fewer GPUs than slots.
+    """
+    if not slots:
+        return []
+    devices, where = visible_gpus(slots[0].environ)
+    if len(devices) < len(slots):
+        found = f"{len(devices)} ({', '.join(devices)})" if devices else "none"
+        raise ValueError(
+            f"Each of {len(slots)} processes is to have a GPU of its own (HOROVOD_PIN_GPUS), but there are {found}: "
+            f"{where}. Start fewer processes, or leave --pin-gpus out and let the program choose. A GPU that is "
+            f"divided (MIG) counts as one: name its parts in {_VISIBLE}."
+        )
+    return [
+        dataclasses.replace(slot, environ={**slot.environ, _VISIBLE: device})
+        for slot, device in zip(slots, devices, strict=False)
+    ]
+
+
+def visible_gpus(environ: Mapping[str, str]) -> tuple[list[str], str]:
+    """What CUDA_VISIBLE_DEVICES may name one by one for a process with this environment, and who says so."""
+    if _VISIBLE in environ:
+        return _entries(environ[_VISIBLE]), f"{_VISIBLE} is {environ[_VISIBLE]!r}"
+    count, where = count_gpus(environ)
+    return [str(ordinal) for ordinal in range(count)], where
+
+
+def _entries(text: str) -> list[str]:
+    """Those before the first one that names no device, as CUDA reads them."""
+    found: list[str] = []
+    for entry in text.split(","):
+        name = entry.strip()
+        if not name or name.startswith("-") or name == "NoDevFiles":
+            break
+        found.append(name)
+    return found
+
+
+def count_gpus(environ: Mapping[str, str]) -> tuple[int, str]:
+    """How many GPUs a process with this environment would find, and what to tell about that."""
+    file = environ.get("HOROVOD_CUDA_LIBRARY", "").strip() or _LIBRARY
+    command = [sys.executable, "-I", "-S", __file__, file]
+    try:
+        done = subprocess.run(
+            command,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_COUNT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return 0, f"the NVIDIA driver ({file}) has not answered within {_COUNT_SECONDS:.0f} s"
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return int(answer["count"]), str(answer["where"])
+    except (ValueError, KeyError):
+        return (
+            0,
+            f"the process that asked the NVIDIA driver ({file}) ended with {done.returncode}: {done.stderr.strip()}",
+        )
+
+
+def _count(file: str) -> dict[str, Any]:
+    """What the driver's library says of its GPUs."""
+    try:
+        driver = ctypes.CDLL(file)
+        init, count_devices = driver.cuInit, driver.cuDeviceGetCount
+    except (OSError, AttributeError) as error:
+        return {"count": 0, "where": f"there is no NVIDIA driver on this host: {error}"}
+    count = ctypes.c_int(0)
+    for function, result in (("cuInit", init(0)), ("cuDeviceGetCount", count_devices(ctypes.byref(count)))):
+        if result == _NO_DEVICE:
+            return {"count": 0, "where": f"the NVIDIA driver ({file}) finds no GPU"}
+        if result != 0:
+            return {"count": 0, "where": f"the NVIDIA driver's {function} failed with {result}"}
+    return {"count": count.value, "where": f"the NVIDIA driver counts {count.value}"}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_count(sys.argv[1])))
