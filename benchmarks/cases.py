@@ -11,6 +11,7 @@ KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4, KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 COLLECTIVES = ("allreduce", "broadcast", "allgather", "alltoall", "reducescatter", "barrier")
 GRADIENT_SETS = ("resnet50", "small200")
+GPU_GRADIENT_SETS = ("resnet50", "transformer350m")
 OPERATIONS = (*COLLECTIVES, *GRADIENT_SETS)
 
 # Beyond this an in-place sum that is repeated would leave what float32 holds exactly; see values.py.
@@ -37,6 +38,8 @@ class Case:
             return []
         if self.operation == "resnet50":
             return [math.prod(shape) for shape in resnet50_shapes()]
+        if self.operation == "transformer350m":
+            return [math.prod(shape) for shape in transformer350m_shapes()]
         if self.operation == "small200":
             return [64] * 200
         count = max(1, self.bytes // FLOAT_BYTES)
@@ -55,7 +58,7 @@ class Case:
 
     @property
     def is_gradient_set(self) -> bool:
-        return self.operation in GRADIENT_SETS
+        return self.operation in (*GRADIENT_SETS, *GPU_GRADIENT_SETS)
 
     @property
     def label(self) -> str:
@@ -77,7 +80,7 @@ class Case:
 def cases(ranks: int, operations: tuple[str, ...], sizes: tuple[int, ...]) -> list[Case]:
     rows = []
     for operation in operations:
-        if operation == "barrier" or operation in GRADIENT_SETS:
+        if operation == "barrier" or Case(operation, ranks).is_gradient_set:
             rows.append(Case(operation, ranks))
         else:
             rows.extend(Case(operation, ranks, size) for size in sizes)
@@ -99,6 +102,15 @@ def resnet50_shapes() -> list[tuple[int, ...]]:
                 shapes += convolution(4 * width, inputs, 1)
             inputs = 4 * width
     return [*shapes, (1000, 2048), (1000,)]
+
+
+def transformer350m_shapes() -> list[tuple[int, ...]]:
+    """The 292 parameters of GPT-2 medium (Radford et al., 2019, table 2), 354,823,168 elements."""
+    width = 1024
+    norm: list[tuple[int, ...]] = [(width,), (width,)]
+    layer = [*norm, (3 * width, width), (3 * width,), (width, width), (width,)]
+    layer += [*norm, (4 * width, width), (4 * width,), (width, 4 * width), (width,)]
+    return [(50257, width), (1024, width), *(24 * layer), *norm]
 
 
 def size_text(size: int) -> str:

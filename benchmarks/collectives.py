@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
-import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -30,17 +28,11 @@ from benchmarks.world import Host, Layout, World, WorldError, why_missing
 QUICK_SIZES = (4, 16 << 10, 1 << 20, 16 << 20)
 QUICK = Budget(rounds=3, round_seconds=0.03, block_seconds=0.01, large_rounds=2, large_bytes=16 << 20)
 RESULTS = Path(__file__).resolve().parent / "results"
-_QUIET_LOAD = 0.7
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same way out as for Ctrl-C
-    try:
-        return _run(options)
-    except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
-        return 130
+    return report.until_interrupted(lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -51,9 +43,7 @@ def _run(options: argparse.Namespace) -> int:
             print(missing)
         else:
             libraries.append(name)
-    load = os.getloadavg()[0]
-    if load > _QUIET_LOAD:
-        print(f"The load is {load:.1f}: other programs disturb these figures; ratios suffer less than times.")
+    report.tell_load()
     about = report.machine({})
     rows: list[Row] = []
     idle: dict[int, Any] = {}

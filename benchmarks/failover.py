@@ -3,11 +3,16 @@
 
     python benchmarks/failover.py                  3 ranks, 10 deaths for each row, under a minute on a quiet machine
     python benchmarks/failover.py --np 4 --repeats 20
+    python benchmarks/failover.py --transports gpu
+                                                   the tensors are on GPUs and travel by NCCL; ranks may share a GPU
+    python benchmarks/failover.py --transports gpu --gpu-libraries build/native-tests/libstandin_{cuda,nccl}.so
+                                                   where no GPU is: the libraries that tests have in place of CUDA's
 
 Every death has a world of its own, formed with hvd.init() and an embedded coordinator. The time goes from just before
 kill(2) to HorovodInternalError in the survivor that raises last. "victim gone" is when the kernel had taken the killed
-process apart, which can take long on a busy machine and which no survivor can see earlier. Exit codes: 0, or 1 when a
-survivor did not raise, did not name the right rank, or took longer than --limit seconds.
+process apart, which can take long on a busy machine and which no survivor can see earlier. On a GPU each step
+ends with a wait for the device, as reading a loss does. Exit codes: 0, or 1 when a survivor did not raise, did not name
+the right rank, or took longer than --limit seconds, 2 where GPUs are asked for and there is none.
 """
 
 from __future__ import annotations
@@ -26,9 +31,14 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 ALLREDUCE, FLOAT32 = 0, 7  # of horovod.protos.v1.types_pb2
+GPU = "gpu"
+TRANSPORTS = ("shm", "tcp", GPU)
 STEPS_BEFORE = 5
 START_SECONDS = 60.0
 RAISE_SECONDS = 60.0
@@ -43,7 +53,11 @@ SITUATIONS = {
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     if options.rank_of is not None:
-        return _rank(options.bytes, options.absent)
+        return _rank(options.bytes, options.absent, options.gpu)
+    transports = options.transports.split(",")
+    if GPU in transports and (missing := _without_gpu(options.gpu_libraries)):
+        print(f"No tensors can be on a GPU here: {missing}.", file=sys.stderr)
+        return 2
     load = os.getloadavg()[0]
     if load > 0.7:
         print(f"The load is {load:.1f}: other programs disturb these figures.")
@@ -53,12 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{'transport':<10} {'situation':<24} {'median':>8} {'max':>8}   {'victim gone: median':>20} {'max':>8}")
     problems: list[str] = []
     rows: list[dict[str, Any]] = []
-    for transport in options.transports.split(","):
+    for transport in transports:
         for situation, (size, absent) in SITUATIONS.items():
             deaths: list[tuple[float, float]] = []
             for repeat in range(options.repeats):
                 try:
-                    deaths.append(_death(options.np, transport, size, absent, random.Random(repeat)))
+                    deaths.append(_death(options, transport, size, absent, random.Random(repeat)))
                 except FailoverError as error:
                     problems.append(f"{transport}, {situation}: {error}")
             if not deaths:
@@ -81,10 +95,13 @@ class FailoverError(Exception):
     pass
 
 
-def _death(size: int, transport: str, size_bytes: int, absent: bool, chance: random.Random) -> tuple[float, float]:
+def _death(
+    options: argparse.Namespace, transport: str, size_bytes: int, absent: bool, chance: random.Random
+) -> tuple[float, float]:
     """Kills one rank of a new world; seconds until all others have raised, and until the victim was gone."""
     from horovod.coordinator.server import EmbeddedCoordinator
 
+    size: int = options.np
     victim = chance.randrange(size)
     with contextlib.ExitStack() as stack:
         coordinator = stack.enter_context(EmbeddedCoordinator())
@@ -95,12 +112,15 @@ def _death(size: int, transport: str, size_bytes: int, absent: bool, chance: ran
                 "HOROVOD_COORDINATOR": coordinator.address,
                 "HOROVOD_RANK": str(rank),
                 "HOROVOD_SIZE": str(size),
-                "HOROVOD_TRANSPORT": transport,
+                "HOROVOD_TRANSPORT": "auto" if transport == GPU else transport,
                 "OMP_NUM_THREADS": "1",
+                **(_libraries(options.gpu_libraries) if transport == GPU else {}),
             }
             command = [sys.executable, __file__, "--rank-of", str(size), "--bytes", str(size_bytes)]
             if absent and rank == victim:
                 command.append("--absent")
+            if transport == GPU:
+                command.append("--gpu")
             ranks.append(Rank(command, environment))
             stack.callback(ranks[-1].end)
         for rank in ranks:
@@ -167,25 +187,58 @@ class Rank:
         self.process.stdout.close()
 
 
-def _rank(size_bytes: int, absent: bool) -> int:
+def _without_gpu(files: str) -> str:
+    """Why GPU tensors can't be had; empty: they can."""
+    from horovod.worker.agent.gpus import count_gpus
+    from horovod.worker.runtime.gpu import gpu_obstacle
+
+    os.environ.update(_libraries(files))  # which is where gpu_obstacle looks
+    count, where = count_gpus(os.environ)
+    return gpu_obstacle().rstrip(".") if count else where
+
+
+def _libraries(files: str) -> dict[str, str]:
+    """--gpu-libraries as settings."""
+    names = ("HOROVOD_CUDA_LIBRARY", "HOROVOD_NCCL_LIBRARY")
+    given = (
+        [str(Path(file).resolve()) for file in files.split(",")]
+        if files
+        else [os.environ.get(name, "") for name in names]
+    )
+    return dict(zip(names, given, strict=True))
+
+
+def _rank(size_bytes: int, absent: bool, on_gpu: bool) -> int:
     """One rank: steps until something happens, without a framework, whose import would take longer than all the rest.
 
     The clock is the same in all processes of a host.
     """
     import numpy as np
 
+    from benchmarks.device import Device
     from horovod.common import basics as hvd
     from horovod.common.exceptions import HorovodInternalError
     from horovod.worker.runtime.context import current
 
     hvd.init()
     engine = current().engine
-    gradient = np.zeros(size_bytes // 4, np.float32)
-    tensor = (gradient.ctypes.data, gradient.ctypes.data, FLOAT32, gradient.shape)
+    tensor: tuple[Any, ...]
+    if on_gpu:
+        device = Device(hvd.rank(), hvd.size())
+        address = device.zeros(size_bytes)
+        tensor = (address, address, FLOAT32, (size_bytes // 4,), device.ordinal, device.stream)
+    else:
+        gradient = np.zeros(size_bytes // 4, np.float32)
+        tensor = (gradient.ctypes.data, gradient.ctypes.data, FLOAT32, gradient.shape)
     step = 0
     try:
         while True:
-            engine.submit(ALLREDUCE, "allreduce.gradient", [tensor], wait_follows=True).result()
+            handle = engine.submit(ALLREDUCE, "allreduce.gradient", [tensor], wait_follows=True)
+            if on_gpu:
+                handle.result(device.stream)
+                device.synchronize()
+            else:
+                handle.result()
             step += 1
             if step == STEPS_BEFORE:
                 print(json.dumps({"steps": step}), flush=True)
@@ -200,13 +253,21 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="How long survivors take to raise when a rank is killed.")
     parser.add_argument("--np", type=int, default=3, help="ranks (default 3)")
     parser.add_argument("--repeats", type=int, default=10, help="deaths for each row (default 10)")
-    parser.add_argument("--transports", default="shm,tcp", help="default shm,tcp")
+    parser.add_argument("--transports", default="shm,tcp", help="of shm, tcp and gpu (default shm,tcp)")
+    parser.add_argument("--gpu-libraries", default="", metavar="CUDA,NCCL", help="files (default: the system's)")
     parser.add_argument("--limit", type=float, default=1.0, help="seconds that a survivor may take (default 1)")
     parser.add_argument("--json", help="also write every time to this file")
     parser.add_argument("--rank-of", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--bytes", type=int, default=4, help=argparse.SUPPRESS)
     parser.add_argument("--absent", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args(argv)
+    parser.add_argument("--gpu", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    for transport in options.transports.split(","):
+        if transport not in TRANSPORTS:
+            parser.error(f"{transport!r} is no transport; there are {', '.join(TRANSPORTS)}.")
+    if options.gpu_libraries and options.gpu_libraries.count(",") != 1:
+        parser.error(f"--gpu-libraries: {options.gpu_libraries!r} are not two files, the driver's and NCCL's.")
+    return options
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks.cases import FLOAT_BYTES, Case
 from benchmarks.world import World, WorldError
@@ -38,6 +38,7 @@ class Figure:
     """Seconds for one call, one number for each round. Only `checked_times` makes what goes in here."""
 
     rounds: list[float] = field(default_factory=list)
+    host_rounds: list[float] = field(default_factory=list)  # until the calls had returned, where a device goes on
     best: float = math.inf  # of all blocks: what a machine that others use allows in its quietest moment
     calls: int = 0
     values_checked: int = 0
@@ -46,10 +47,15 @@ class Figure:
     def seconds(self) -> float:
         return statistics.median(self.rounds)
 
+    @property
+    def host_seconds(self) -> float:
+        return statistics.median(self.host_rounds)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "seconds": self.seconds,
             "rounds": self.rounds,
+            "host_rounds": self.host_rounds,
             "best": self.best,
             "calls": self.calls,
             "values_checked": self.values_checked,
@@ -66,10 +72,25 @@ class Row:
 
     def ratio(self, peer: str) -> float | None:
         """How many times faster than `peer` horovod is: the median over the rounds, each compared with its own."""
+        ratios = self._ratios(peer)
+        return statistics.median(ratios) if ratios else None
+
+    def ratio_interval(self, peer: str) -> tuple[float, float] | None:
+        """Between which of the ratios the true median lies with a probability of 95%; None for less than 8 rounds.
+
+        Half of the rounds are above the true median, give or take two standard deviations of as many coins.
+        """
+        ratios = self._ratios(peer)
+        if len(ratios) < 8:
+            return None
+        first = math.floor((len(ratios) - 1.96 * math.sqrt(len(ratios))) / 2)
+        return ratios[first], ratios[-1 - first]
+
+    def _ratios(self, peer: str) -> list[float]:
         ours, theirs = self.figures.get("horovod"), self.figures.get(peer)
         if ours is None or theirs is None:
-            return None
-        return statistics.median(b / a for a, b in zip(ours.rounds, theirs.rounds, strict=True))
+            return []
+        return sorted(b / a for a, b in zip(ours.rounds, theirs.rounds, strict=True))
 
     def to_json(self) -> dict[str, Any]:
         peers = [peer for peer in self.figures if peer != "horovod"]
@@ -132,15 +153,22 @@ def alternate(case: Case, turns: dict[str, Turns], rounds: int) -> Row:
     return row
 
 
+class Asked(Protocol):
+    """Whoever answers for the ranks of a world."""
+
+    def ask(self, do: str, **arguments: Any) -> list[dict[str, Any]]: ...
+
+
 class Turns:
     """One library's part in a case: `case.ranks` are those of its world."""
 
-    def __init__(self, case: Case, world: World, budget: Budget) -> None:
+    def __init__(self, case: Case, world: Asked, budget: Budget) -> None:
         self.figure = Figure()
         self._case = case
         self._world = world
         self._budget = budget
         self._blocks = self._calls = 1
+        self._host_times: list[float] = []  # of the last run
 
     def plan(self) -> None:
         """Warms up and decides how many blocks of how many calls fit into a round."""
@@ -162,6 +190,8 @@ class Turns:
 
     def round(self) -> None:
         self.figure.rounds.append(statistics.median(self._run()))
+        if self._host_times:
+            self.figure.host_rounds.append(statistics.median(self._host_times))
 
     def drop(self) -> None:
         self._world.ask("drop")
@@ -169,6 +199,8 @@ class Turns:
     def _run(self) -> list[float]:
         replies = self._world.ask("run", blocks=self._blocks, calls=self._calls)
         times = checked_times(self._case, self._blocks, self._calls, replies)
+        host = [reply["host_seconds"] for reply in replies if "host_seconds" in reply]
+        self._host_times = [max(block) / self._calls for block in zip(*host, strict=True)]
         self.figure.best = min(self.figure.best, *times)
         self.figure.calls += self._blocks * self._calls
         self.figure.values_checked += sum(reply["checked"] for reply in replies)

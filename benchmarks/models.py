@@ -16,6 +16,8 @@ from benchmarks.cases import Case
 
 MODELS = ("mlp", "resnet", "transformer")
 _BATCH = {"mlp": 64, "resnet": 16, "transformer": 8}
+# One process also takes the joined batch of all ranks, in float32: 8 of these fit into 16 GB.
+_LARGE_BATCH = {"mlp": 1024, "resnet": 128, "transformer": 32}
 _CLASSES, _VOCABULARY, _LENGTH = 10, 256, 64
 _MOST_STEPS = 500
 
@@ -25,6 +27,7 @@ class TrainingCase(Case):
     """A step of data-parallel training. `operation` is the model, `ranks` those that train together."""
 
     tiny: bool = False  # to see that everything works
+    large: bool = False  # for GPUs
 
     @property
     def elements(self) -> list[int]:
@@ -39,7 +42,7 @@ class TrainingCase(Case):
     @property
     def batch(self) -> int:
         """Samples in a step of one rank."""
-        return 2 if self.tiny else _BATCH[self.operation]
+        return 2 if self.tiny else (_LARGE_BATCH if self.large else _BATCH)[self.operation]
 
     @property
     def label(self) -> str:
@@ -53,12 +56,12 @@ def make_model(case: TrainingCase) -> nn.Module:
     """With the same weights for the same case, on every rank and in every library."""
     torch.manual_seed(0)
     if case.operation == "mlp":
-        width = 16 if case.tiny else 1024
+        width = 16 if case.tiny else 8192 if case.large else 1024
         layers = [nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, _CLASSES)]
         return nn.Sequential(*layers)
     if case.operation == "resnet":
-        return ResNet(8 if case.tiny else 32, blocks=1 if case.tiny else 2)
-    return Transformer(16, 1) if case.tiny else Transformer(128, 4)
+        return ResNet(8, blocks=1) if case.tiny else ResNet(64, blocks=4) if case.large else ResNet(32, blocks=2)
+    return Transformer(16, 1) if case.tiny else Transformer(768, 6) if case.large else Transformer(128, 4)
 
 
 def make_batch(case: TrainingCase, number: int, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -122,6 +125,6 @@ class Transformer(nn.Module):
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         length = text.shape[1]
-        mask = torch.full((length, length), float("-inf")).triu(1)
+        mask = torch.full((length, length), float("-inf"), device=text.device).triu(1)
         hidden = self.bytes(text) + self.positions.weight[:length]
         return self.head(self.layers(hidden, mask=mask, is_causal=True))

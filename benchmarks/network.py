@@ -16,7 +16,6 @@ import contextlib
 import datetime
 import os
 import shlex
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -41,16 +40,12 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same way out as for Ctrl-C
     try:
         check_possible()
-        return _run(options)
+        return report.until_interrupted(lambda: _run(options))
     except NetworkError as error:
         print(error, file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("Interrupted; the namespaces are removed.", file=sys.stderr)
-        return 130
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from benchmarks.measure import Row
 from benchmarks.peers import TITLES
 
 PEERS = ("gloo", "mpi")
+_QUIET_LOAD = 0.7
 
 
 def machine(versions: Mapping[str, str]) -> dict[str, Any]:
@@ -36,6 +38,22 @@ def _lines(path: str) -> list[str]:
         return Path(path).read_text().splitlines()
     except OSError:
         return []
+
+
+def until_interrupted(run: Callable[[], int]) -> int:
+    """The exit code of `run`; 130 when Ctrl-C or a polite kill cuts it short, after it has tidied up."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return run()
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return 130
+
+
+def tell_load() -> None:
+    load = os.getloadavg()[0]
+    if load > _QUIET_LOAD:
+        print(f"The load is {load:.1f}: other programs disturb these figures; ratios suffer less than times and rates.")
 
 
 def time_text(seconds: float | None) -> str:

@@ -1,6 +1,5 @@
-"""A rank that trains as benchmarks/training.py asks: together with the others through its library, or apart from them.
-
-A rank of the library "plain" has no others.
+"""A rank that trains as benchmarks/training.py asks: together with the others through one of its libraries, or plainly,
+by itself.
 """
 
 from __future__ import annotations
@@ -8,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +17,8 @@ import torch
 from torch import nn
 
 from benchmarks.models import TrainingCase, loss_of, make_batch, make_model
-from benchmarks.peers import Peer, join
+from benchmarks.peers import join
+from benchmarks.placement import finish, place
 from benchmarks.values import WrongValuesError
 from benchmarks.worker import serve
 
@@ -27,21 +26,9 @@ _BATCHES = 4
 _TIMED_RATE = 1e-4  # random labels can't be learned; small steps keep the weights where arithmetic has its usual speed
 _CHECKED_RATE = 0.03
 _CHECKED_STEPS = 3
-
-
-class Alone:
-    """One process without any library."""
-
-    version = f"torch {torch.__version__}"
-
-    def __init__(self) -> None:
-        self.rank = int(os.environ["BENCHMARK_RANK"])
-
-    def barrier(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+_CPU = torch.device("cpu")
+# Of the timed steps: the models' own without one.
+_TIMED_DTYPE = torch.bfloat16 if os.environ.get("BENCHMARK_DTYPE") == "bfloat16" else None
 
 
 @dataclass
@@ -54,64 +41,78 @@ class Training:
 
 
 class Trainer:
-    """Answers what the harness asks of a rank. `apart`: without communication, while the others do the same."""
+    """Answers what the harness asks of a rank. `how` is a library, or "plain": without communication.
 
-    def __init__(self, library: str, peer: Peer | Alone, size: int) -> None:
-        self._library = library
-        self._peer = peer
+    One process trains in each way, so that where its memory lies and which processor it got are the same for all.
+    """
+
+    def __init__(self, rank: int, size: int, barrier: Callable[[], None], device: torch.device = _CPU) -> None:
+        self._device = device
+        self._rank = rank
         self._size = size
-        self._trainings: dict[bool, Training] = {}  # by `apart`
+        self._barrier = barrier
+        self._trainings: dict[str, Training] = {}  # by `how`
 
-    def prepare(self, apart: bool = False, **case: Any) -> dict[str, Any]:
+    def prepare(self, how: str, **case: Any) -> dict[str, Any]:
         given = TrainingCase(**case)
-        training = self._training(given, _TIMED_RATE, apart)
-        numbers = range(self._peer.rank, _BATCHES * self._size, self._size)
-        training.batches = [make_batch(given, number, given.batch) for number in numbers]
-        self._trainings[apart] = training
+        training = self._training(given, _TIMED_RATE, how)
+        numbers = range(self._rank, _BATCHES * self._size, self._size)
+        training.batches = [self._batch(given, number, given.batch) for number in numbers]
+        self._trainings[how] = training
         return {}
 
-    def drop(self, apart: bool = False) -> dict[str, Any]:
-        del self._trainings[apart]
+    def drop(self, how: str) -> dict[str, Any]:
+        del self._trainings[how]
         return {}
 
-    def run(self, blocks: int, calls: int, apart: bool = False) -> dict[str, Any]:
+    def run(self, how: str, blocks: int, calls: int) -> dict[str, Any]:
         """Blocks of back-to-back steps; after each, parameters must be finite and, together, the same on all ranks."""
-        training = self._trainings[apart]
+        training = self._trainings[how]
         seconds, checked = [], 0
         for _ in range(blocks):
-            self._peer.barrier()
+            finish(self._device)
+            self._barrier()
             start = time.perf_counter_ns()
             for number in range(calls):
                 training.step(*training.batches[number % _BATCHES])
+            finish(self._device)
             seconds.append((time.perf_counter_ns() - start) * 1e-9)
-            checked += self._check(training.model, apart)
+            checked += self._check(training.model, how)
         return {"seconds": seconds, "checked": checked, "barriers": []}
 
-    def verify(self, file: str, joined: int, **case: Any) -> dict[str, Any]:
+    def verify(self, how: str, file: str, joined: int, **case: Any) -> dict[str, Any]:
         """A few large steps from the first weights, written to `file` with what they began as.
 
         joined: ranks whose batches make one. A rank takes its own part of it, one that is alone takes it all.
         """
         given = TrainingCase(**case)
-        training = self._training(given, _CHECKED_RATE)
+        # Half precision rounds a rank's part of the batch otherwise than the whole of it.
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        training = self._training(given, _CHECKED_RATE, how, dtype=None)
         before = _flat(training.model)
         rows = joined * given.batch // self._size
-        own = slice(self._peer.rank * rows, (self._peer.rank + 1) * rows)
+        own = slice(self._rank * rows, (self._rank + 1) * rows)
         for number in range(_CHECKED_STEPS):
-            inputs, labels = make_batch(given, number, joined * given.batch)
+            inputs, labels = self._batch(given, number, joined * given.batch)
             training.step(inputs[own], labels[own])
-        self._check(training.model)
-        if self._peer.rank == 0:
-            torch.save({"before": before, "after": _flat(training.model)}, file)
+        self._check(training.model, how)
+        if self._rank == 0:
+            torch.save({"before": before.cpu(), "after": _flat(training.model).cpu()}, file)
         return {}
 
-    def _training(self, case: TrainingCase, rate: float, apart: bool = False) -> Training:
-        model = make_model(case)
+    def _batch(self, case: TrainingCase, number: int, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, labels = make_batch(case, number, samples)
+        return inputs.to(self._device), labels.to(self._device)
+
+    def _training(
+        self, case: TrainingCase, rate: float, how: str, dtype: torch.dtype | None = _TIMED_DTYPE
+    ) -> Training:
+        model = make_model(case).to(self._device)
         optimizer: Any = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
         called: Callable[..., torch.Tensor] = model
-        if self._library == "ddp" and not apart:
+        if how == "ddp":
             called = nn.parallel.DistributedDataParallel(model)
-        elif self._library == "horovod" and not apart:
+        elif how == "horovod":
             import horovod.torch as hvd
 
             # A case's name is in those of its gradients: another model's tensors of the same name have other shapes.
@@ -120,22 +121,24 @@ class Trainer:
 
         def step(inputs: torch.Tensor, labels: torch.Tensor) -> None:
             optimizer.zero_grad()
-            loss_of(called(inputs), labels).backward()
+            with torch.autocast(self._device.type, dtype, enabled=dtype is not None):
+                loss = loss_of(called(inputs), labels)
+            loss.backward()
             optimizer.step()
 
         return Training(model, step)
 
-    def _check(self, model: nn.Module, apart: bool = False) -> int:
+    def _check(self, model: nn.Module, how: str) -> int:
         """How many parameters there are, all finite and the same on all ranks that train together."""
         parameters = _flat(model)
         if not bool(parameters.isfinite().all()):
             raise WrongValuesError("a parameter is not finite")
-        digest = hashlib.sha256(parameters.numpy().tobytes()).hexdigest()
+        digest = hashlib.sha256(parameters.cpu().numpy().tobytes()).hexdigest()
         digests: list[Any] = [digest]
-        if self._library == "ddp" and not apart:
+        if how == "ddp":
             digests = [None] * self._size
             torch.distributed.all_gather_object(digests, digest)
-        elif self._library == "horovod" and not apart:
+        elif how == "horovod":
             import horovod.torch as hvd
 
             digests = hvd.allgather_object(digest, name="digest")
@@ -151,13 +154,17 @@ def _flat(model: nn.Module) -> torch.Tensor:
 def main() -> None:
     torch.set_num_threads(1)
     connection = Client(os.environ["BENCHMARK_SOCKET"], "AF_UNIX")
-    library, size = sys.argv[1], int(os.environ["BENCHMARK_SIZE"])
-    peer = Alone() if library == "plain" else join("gloo" if library == "ddp" else library, size)
-    hello = {"rank": peer.rank, "pid": os.getpid(), "version": peer.version}
-    connection.send_bytes(json.dumps(hello).encode())
-    serve(connection, Trainer(library, peer, size))
+    rank, size = int(os.environ["BENCHMARK_RANK"]), int(os.environ["BENCHMARK_SIZE"])
+    device = place(size)
+    libraries = [name for name in os.environ["BENCHMARK_LIBRARIES"].split(",") if name]
+    peers = {name: join(name, size, device) for name in libraries}
+    version = ", ".join([f"torch {torch.__version__}", *(f"{name} {peer.version}" for name, peer in peers.items())])
+    connection.send_bytes(json.dumps({"rank": rank, "pid": os.getpid(), "version": version}).encode())
+    barrier = next(iter(peers.values())).barrier if peers else lambda: None
+    serve(connection, Trainer(rank, size, barrier, device))
     connection.close()
-    peer.close()
+    for peer in peers.values():
+        peer.close()
 
 
 if __name__ == "__main__":

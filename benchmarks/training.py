@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Trains the same models alone, with torch's DistributedDataParallel over Gloo and with horovod, in turn, in one run.
 
-    python benchmarks/training.py            an MLP, a ResNet and a transformer with 2 ranks: three minutes
+    python benchmarks/training.py            an MLP, a ResNet and a transformer with 2 ranks: six minutes
     python benchmarks/training.py --quick    tiny models: does everything work? The figures mean nothing
 
 Every rank has one thread. Before a model is measured each library trains it for a few steps, and the parameters must be
-those that one process gets from the joined batch; after every timed block all ranks must have the same ones.
+those that one process gets from the joined batch; after every timed block all ranks must have the same ones. The same
+processes train with each library, in turns of a step or two.
 
 samples/s     of all ranks together. "alone" is one process that trains by itself.
-x             how many times as many as with DistributedDataParallel: the median over the rounds.
+x             how many times as many as with DistributedDataParallel: the median over the rounds, each compared with
+              itself, and between which two numbers that median lies in 95 of 100 such runs.
 speed-up      over "alone"; as many as there are ranks would be perfect.
 waiting       the share of a step that communication adds: 1 - (a step of the same processes, all at once, with a plain
               optimizer and no communication) / (the step), each round compared with itself. They share caches and
@@ -22,8 +24,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
-import os
-import signal
 import statistics
 import sys
 import tempfile
@@ -44,46 +44,36 @@ RESULTS = Path(__file__).resolve().parent / "results"
 LIBRARIES = {"ddp": "DDP over Gloo", "horovod": "horovod"}
 # How far a parameter may be from that of one process, as a share of the largest change that the steps have made.
 _TOLERANCE = 1e-3
-_FULL = Budget(rounds=40, round_seconds=0.25, block_seconds=0.25)
+_FULL = Budget(rounds=200, round_seconds=0.1, block_seconds=0.1)
 _QUICK = Budget(rounds=2, round_seconds=0.02, block_seconds=0.02)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same way out as for Ctrl-C
-    try:
-        return _run(options)
-    except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
-        return 130
+    return report.until_interrupted(lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
-    load = os.getloadavg()[0]
-    if load > 0.7:
-        print(f"The load is {load:.1f}: other programs disturb these figures; ratios suffer less than rates.")
+    report.tell_load()
     about = report.machine({})
     rows: list[dict[str, Any]] = []
     failures: list[str] = []
     started = time.monotonic()
     print(f"{options.np} ranks of one thread\n{HEADER}")
     with contextlib.ExitStack() as stack:
-        worlds: dict[str, World] = {}
-        for name in ("plain", *options.libraries):
-            layout = Layout((Host(),), 1 if name == "plain" else options.np)
-            try:
-                worlds[name] = stack.enter_context(World(name, layout, "benchmarks.trainer"))
-                about["versions"][name] = worlds[name].version
-            except WorldError as error:
-                failures.append(str(error))
-                print(report.brief(str(error)))
+        ways: dict[str, Way] = {}
+        try:
+            ways = start(stack, options.libraries, options.np, {}, about["versions"])
+        except WorldError as error:
+            failures.append(str(error))
+            print(report.brief(str(error)))
         for model in options.models:
             case = TrainingCase(model, options.np, tiny=options.quick)
-            row, document = measure_training(case, worlds, options.budget)
+            row, document = measure_training(case, ways, options.budget)
             print(line(case, row), flush=True)
             rows.append(document)
             failures.extend(row.refused.values())
-            worlds = {name: world for name, world in worlds.items() if name not in row.refused}
+            ways = {name: way for name, way in ways.items() if name not in row.refused}
     document = {
         "machine": about,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -95,24 +85,58 @@ def _run(options: argparse.Namespace) -> int:
     return 1 if failures else 0
 
 
-def measure_training(case: TrainingCase, worlds: dict[str, World], budget: Budget) -> tuple[Row, dict[str, Any]]:
+class Way:
+    """One of the ways in which the ranks of a world can train."""
+
+    def __init__(self, world: World, how: str) -> None:
+        self._world = world
+        self._how = how
+        self.size = world.size
+
+    def ask(self, do: str, **arguments: Any) -> list[dict[str, Any]]:
+        try:
+            return self._world.ask(do, how=self._how, **arguments)
+        except WorldError as error:
+            raise WorldError(f"While it trained with {LIBRARIES.get(self._how, 'no library')}: {error}") from None
+
+
+def start(
+    stack: contextlib.ExitStack,
+    libraries: Sequence[str],
+    ranks: int,
+    environment: Mapping[str, str],
+    versions: dict[str, str],
+) -> dict[str, Way]:
+    """All ways to train: by each library, "apart" by the same ranks without any, and "alone" by one process."""
+
+    def world(kind: str, size: int, names: Sequence[str]) -> World:
+        settings = {**environment, "BENCHMARK_LIBRARIES": ",".join(names)}
+        return stack.enter_context(World(kind, Layout((Host(),), size, environment=settings), "benchmarks.trainer"))
+
+    alone = world("plain", 1, ())
+    trainers = world("horovod" if "horovod" in libraries else "ddp", ranks, libraries)  # ours needs a coordinator
+    versions |= {"alone": alone.version, "trainers": trainers.version}
+    ways = {name: Way(trainers, name) for name in libraries}
+    return {"alone": Way(alone, "plain"), **ways, "apart": Way(trainers, "plain")}
+
+
+def measure_training(case: TrainingCase, ways: dict[str, Way], budget: Budget) -> tuple[Row, dict[str, Any]]:
     """The row of a model, and its JSON. A library whose parameters are wrong gets no figure."""
     refused: dict[str, str] = {}
     distances = {}
     with tempfile.TemporaryDirectory(prefix="horovod-training-") as folder:
-        if "plain" in worlds:
-            distances = verify(case, worlds, Path(folder), refused)
+        if "alone" in ways:
+            distances = verify(case, ways, Path(folder), refused)
     turns = {}
-    for name, world in worlds.items():
+    for name, way in ways.items():
         if name not in refused:
-            turns[name] = Turns(replace(case, ranks=world.size), world, budget)
-            if name != "plain":
-                turns[apart(name)] = Turns(case, Apart(world), budget)
+            turns[name] = Turns(replace(case, ranks=way.size), way, budget)
     row = alternate(case, turns, budget.rounds)
     row.refused |= refused
     found = {
         "samples_per_second": {name: samples_per_second(case, row, name) for name in row.figures},
         "times_faster_than": {"ddp": row.ratio("ddp")},
+        "interval_of_times_faster_than": {"ddp": row.ratio_interval("ddp")},
         "waiting": {name: waiting(row, name) for name in LIBRARIES},
         "distance_from_one_process": distances,  # and from "each other"
         "parameters": case.result_elements,
@@ -121,37 +145,24 @@ def measure_training(case: TrainingCase, worlds: dict[str, World], budget: Budge
     return row, row.to_json() | found
 
 
-class Apart:
-    """The ranks of a world, each of which trains by itself for once."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self.library = apart(world.library)
-
-    def ask(self, do: str, **arguments: Any) -> list[dict[str, Any]]:
-        return self._world.ask(do, apart=True, **arguments)
-
-
-def apart(library: str) -> str:
-    return f"{library}, apart"
-
-
-def verify(case: TrainingCase, worlds: Mapping[str, World], folder: Path, refused: dict[str, str]) -> dict[str, float]:
+def verify(case: TrainingCase, ways: Mapping[str, Way], folder: Path, refused: dict[str, str]) -> dict[str, float]:
     """How far each library's parameters are from those of one process, and the two from each other, as a share of the
     largest change. Too far is refused.
     """
     import torch
 
     saved = {}
-    for name, world in worlds.items():
+    for name, way in ways.items():
+        if name == "apart":
+            continue
         try:
-            world.ask("verify", file=str(folder / name), joined=case.ranks, **replace(case, ranks=world.size).to_json())
+            way.ask("verify", file=str(folder / name), joined=case.ranks, **replace(case, ranks=way.size).to_json())
             saved[name] = torch.load(folder / name)
         except WorldError as error:
             refused[name] = str(error)
-    if "plain" not in saved:
+    if "alone" not in saved:
         return {}
-    before, wanted = saved["plain"]["before"], saved.pop("plain")["after"]
+    before, wanted = saved["alone"]["before"], saved.pop("alone")["after"]
     change = float((wanted - before).abs().max())
     found = {name: model["after"] for name, model in saved.items()}
     distances = {name: float((after - wanted).abs().max()) / change for name, after in found.items()}
@@ -169,24 +180,24 @@ def verify(case: TrainingCase, worlds: Mapping[str, World], folder: Path, refuse
 def samples_per_second(case: TrainingCase, row: Row, name: str) -> float | None:
     if name not in row.figures:
         return None
-    return case.batch * (1 if name == "plain" else case.ranks) / row.figures[name].seconds
+    return case.batch * (1 if name == "alone" else case.ranks) / row.figures[name].seconds
 
 
 def waiting(row: Row, name: str) -> float | None:
-    if name not in row.figures or apart(name) not in row.figures:
+    if name not in row.figures or "apart" not in row.figures:
         return None
-    pairs = zip(row.figures[apart(name)].rounds, row.figures[name].rounds, strict=True)
+    pairs = zip(row.figures["apart"].rounds, row.figures[name].rounds, strict=True)
     return statistics.median(1 - alone / together for alone, together in pairs)
 
 
 HEADER = (
-    f"{'model':>12}{'parameters':>12}{'alone':>10}{'DDP':>10}{'horovod':>10}{'x':>7}"
+    f"{'model':>12}{'parameters':>12}{'alone':>10}{'DDP':>10}{'horovod':>10}{'x':>7}{'':14}"
     f"{'speed-up: DDP':>16}{'horovod':>10}{'waiting: DDP':>15}{'horovod':>10}"
 )
 
 
 def line(case: TrainingCase, row: Row) -> str:
-    rates = [samples_per_second(case, row, name) for name in ("plain", *LIBRARIES)]
+    rates = [samples_per_second(case, row, name) for name in ("alone", *LIBRARIES)]
     alone = rates[0]
     ratio = row.ratio("ddp")
     speedups = [rate / alone if rate and alone else None for rate in rates[1:]]
@@ -196,7 +207,9 @@ def line(case: TrainingCase, row: Row) -> str:
         return f"{'-' if value is None else format(value, form):>{width}}"
 
     text = f"{case.operation:>12}{case.label:>12}" + "".join(cell(rate, 10, ".1f") for rate in rates)
-    text += cell(ratio, 7, ".2f") + cell(speedups[0], 16, ".2f") + cell(speedups[1], 10, ".2f")
+    interval = row.ratio_interval("ddp")
+    between = f" ({interval[0]:.2f}-{interval[1]:.2f})" if interval else ""
+    text += f"{cell(ratio, 7, '.2f')}{between:<14}" + cell(speedups[0], 16, ".2f") + cell(speedups[1], 10, ".2f")
     text += cell(shares[0], 15, ".1%") + cell(shares[1], 10, ".1%")
     return text + "".join(f"\n    {name} is not reported: {report.brief(why)}" for name, why in row.refused.items())
 

@@ -65,14 +65,14 @@ def _tile(first: int, factor: float, addend: float) -> torch.Tensor:
 
 
 def _spread(tensor: torch.Tensor, tile: torch.Tensor) -> None:
-    flat = tensor.view(-1)
+    flat, tile = tensor.view(-1), tile.to(tensor.device)
     whole = flat.numel() // _PERIOD
     flat[: whole * _PERIOD].view(whole, _PERIOD).copy_(tile.expand(whole, _PERIOD))
     flat[whole * _PERIOD :].copy_(tile[: flat.numel() - whole * _PERIOD])
 
 
 def _compare(flat: torch.Tensor, before: int, tile: torch.Tensor) -> int:
-    step = _ROWS_AT_ONCE * _PERIOD
+    step, tile = _ROWS_AT_ONCE * _PERIOD, tile.to(flat.device)
     for start in range(0, flat.numel(), step):
         part = flat[start : start + step]
         whole = part.numel() // _PERIOD

@@ -18,18 +18,20 @@ import torch
 from benchmarks import values
 from benchmarks.cases import Case
 from benchmarks.peers import Bound, Peer, join
+from benchmarks.placement import finish, place
 
 
 class Rank:
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, device: torch.device) -> None:
         self._peer = peer
+        self._device = device
         self._case: Case | None = None
         self._inputs: list[torch.Tensor] = []
         self._bound: Bound | None = None
 
     def prepare(self, **case: Any) -> dict[str, Any]:
         self._case = Case(**case)
-        self._inputs = [torch.empty(count) for count in self._case.elements]
+        self._inputs = [torch.empty(count, device=self._device) for count in self._case.elements]
         values.fill(self._case, self._peer.rank, self._inputs)
         self._bound = self._peer.bind(self._case, self._inputs)
         return {}
@@ -37,24 +39,32 @@ class Rank:
     def drop(self) -> dict[str, Any]:
         self._case = self._bound = None
         self._inputs = []
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # the next library measures with tensors of the same size
         return {}
 
     def run(self, blocks: int, calls: int) -> dict[str, Any]:
-        """Blocks of back-to-back calls. Inputs are made anew before each and all values checked after it."""
+        """Blocks of back-to-back calls. Inputs are made anew before each and all values checked after it.
+
+        A block ends when the device has done it all; what the calls themselves took is its host time.
+        """
         assert self._case is not None
         assert self._bound is not None
         case, call, barrier = self._case, self._bound.call, self._peer.barrier
-        seconds, barriers, checked = [], [], 0
+        seconds, host_seconds, barriers, checked = [], [], [], 0
         rest = range(calls - 1)
         for block in range(blocks):
             values.fill(case, self._peer.rank, self._inputs)
             for output in self._bound.outputs:
                 output.fill_(values.UNSET)
+            finish(self._device)
             barrier()
             start = time.perf_counter_ns()
             for _ in rest:
                 call()
             last = call()
+            host_seconds.append((time.perf_counter_ns() - start) * 1e-9)
+            finish(self._device)
             seconds.append((time.perf_counter_ns() - start) * 1e-9)
             results = self._bound.results
             if results is None:
@@ -64,7 +74,32 @@ class Rank:
             del last, results
             if case.operation == "barrier":
                 barriers.append(self._late_barrier(late=block % case.ranks))
-        return {"seconds": seconds, "checked": checked, "barriers": barriers}
+        return {"seconds": seconds, "host_seconds": host_seconds, "checked": checked, "barriers": barriers}
+
+    def copy(self, bytes: int, times: int) -> dict[str, Any]:  # noqa: A002
+        """Bytes a second of copies on the device, to the host and back, between tensors of `bytes`."""
+        here = torch.arange(bytes // 4, dtype=torch.int32, device=self._device)
+        there = torch.zeros_like(here)
+        on_host = torch.zeros(here.shape, dtype=here.dtype, pin_memory=self._device.type == "cuda")
+        found: dict[str, Any] = {}
+        for what, target, source in (("on the device", there, here), ("to the host", on_host, here)):
+            found[what] = self._rate_of_copy(target, source, times)
+            if not torch.equal(target.cpu(), here.cpu()):
+                raise values.WrongValuesError(f"a copy {what} differs from what was copied")
+        there.zero_()
+        found["from the host"] = self._rate_of_copy(there, on_host, times)
+        if not torch.equal(there, here):
+            raise values.WrongValuesError("a copy from the host differs from what was copied")
+        return found
+
+    def _rate_of_copy(self, target: torch.Tensor, source: torch.Tensor, times: int) -> float:
+        target.copy_(source, non_blocking=True)
+        finish(self._device)
+        start = time.perf_counter_ns()
+        for _ in range(times):
+            target.copy_(source, non_blocking=True)
+        finish(self._device)
+        return source.nbytes * times / ((time.perf_counter_ns() - start) * 1e-9)
 
     def _late_barrier(self, late: int) -> tuple[int, int]:
         """When this rank entered and left a barrier that `late` came late to, by a clock that all ranks share."""
@@ -104,9 +139,11 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     connection = Client(os.environ["BENCHMARK_SOCKET"], "AF_UNIX")
-    peer = join(sys.argv[1], int(os.environ["BENCHMARK_SIZE"]))
+    size = int(os.environ["BENCHMARK_SIZE"])
+    device = place(size)
+    peer = join(sys.argv[1], size, device)
     connection.send_bytes(json.dumps({"rank": peer.rank, "pid": os.getpid(), "version": peer.version}).encode())
-    serve(connection, Rank(peer))
+    serve(connection, Rank(peer, device))
     connection.close()
     peer.close()
 

@@ -15,7 +15,13 @@ import torch
 from benchmarks.cases import Case
 
 NAMES = ("horovod", "gloo", "mpi")
-TITLES = {"horovod": "horovod", "gloo": "torch.distributed Gloo", "mpi": "Open MPI"}
+TITLES = {
+    "horovod": "horovod",
+    "gloo": "torch.distributed Gloo",
+    "mpi": "Open MPI",
+    "nccl": "torch.distributed NCCL",
+    "group": "torch.distributed NCCL, gradients in one group call",
+}
 
 
 @dataclass
@@ -36,16 +42,16 @@ class Peer(Protocol):
     def close(self) -> None: ...
 
 
-def join(name: str, size: int) -> Peer:
-    """Imports the library and joins its world; blocks until all ranks have."""
+def join(name: str, size: int, device: torch.device) -> Peer:
+    """Imports the library and joins its world; blocks until all ranks have. Tensors will be on `device`."""
     if name == "horovod":
         from benchmarks.peers.horovod import HorovodPeer
 
-        return HorovodPeer()
-    if name == "gloo":
-        from benchmarks.peers.gloo import GlooPeer
+        return HorovodPeer(device)
+    if name == "mpi":
+        from benchmarks.peers.mpi import MpiPeer
 
-        return GlooPeer(size)
-    from benchmarks.peers.mpi import MpiPeer
+        return MpiPeer(size)
+    from benchmarks.peers.distributed import DistributedPeer
 
-    return MpiPeer(size)
+    return DistributedPeer(size, device, grouped=name == "group")

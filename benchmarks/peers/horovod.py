@@ -15,11 +15,13 @@ from benchmarks.peers import Bound
 
 
 class HorovodPeer:
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         hvd.init()
         self.rank = hvd.rank()
-        transport = os.environ.get("HOROVOD_TRANSPORT", "auto")
-        self.version = f"{getattr(horovod, '__version__', '1.0.0.dev0')} ({transport})"
+        how = os.environ.get("HOROVOD_TRANSPORT", "auto")
+        if device.type == "cuda":
+            how = f"NCCL {hvd.nccl_built()}"
+        self.version = f"{getattr(horovod, '__version__', '1.0.0.dev0')} ({how})"
 
     def bind(self, case: Case, inputs: Sequence[torch.Tensor]) -> Bound:
         operation = case.operation

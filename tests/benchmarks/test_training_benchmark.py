@@ -14,7 +14,7 @@ import torch
 from benchmarks import training
 from benchmarks.measure import Figure, Row
 from benchmarks.models import MODELS, TrainingCase, loss_of, make_batch, make_model
-from benchmarks.trainer import Alone, Trainer
+from benchmarks.trainer import Trainer
 from benchmarks.world import ROOT, WorldError
 
 pytestmark = pytest.mark.xdist_group("benchmarks")
@@ -51,7 +51,7 @@ class FakeWorld:
 def test_wrong_parameters_are_refused(tmp_path: Path) -> None:
     def verify(**after: float | None) -> tuple[dict[str, float], dict[str, str]]:
         refused: dict[str, str] = {}
-        worlds: Any = {name: FakeWorld(value) for name, value in {"plain": 0.5, **after}.items()}
+        worlds: Any = {name: FakeWorld(value) for name, value in {"alone": 0.5, **after}.items()}
         return training.verify(TrainingCase("mlp", 2, tiny=True), worlds, tmp_path, refused), refused
 
     distances, refused = verify(ddp=0.5, horovod=0.5 + 2**-14)
@@ -64,28 +64,26 @@ def test_wrong_parameters_are_refused(tmp_path: Path) -> None:
     assert verify(ddp=None, horovod=0.5)[1] == {"ddp": "it has lost a rank"}
 
 
-def test_a_step_that_leaves_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BENCHMARK_RANK", "0")
-    trainer = Trainer("plain", Alone(), 1)
+def test_a_step_that_leaves_no_number_is_refused() -> None:
+    trainer = Trainer(0, 1, barrier=lambda: None)
     case = TrainingCase("mlp", 1, tiny=True)
-    trainer.prepare(**case.to_json())
-    assert trainer.run(blocks=2, calls=3)["checked"] == 2 * case.result_elements
-    trainer._trainings[False].batches = [(torch.full((2, 784), float("inf")), torch.zeros(2, dtype=torch.int64))] * 4
+    trainer.prepare("plain", **case.to_json())
+    assert trainer.run("plain", blocks=2, calls=3)["checked"] == 2 * case.result_elements
+    trainer._trainings["plain"].batches = [(torch.full((2, 784), float("inf")), torch.zeros(2, dtype=torch.int64))] * 4
     with pytest.raises(Exception, match="a parameter is not finite"):
-        trainer.run(blocks=1, calls=1)
+        trainer.run("plain", blocks=1, calls=1)
 
 
 def test_figures() -> None:
     case = TrainingCase("mlp", 2)
     rounds = {
-        "plain": [0.1, 0.1, 0.1],
+        "alone": [0.1, 0.1, 0.1],
         "ddp": [0.4, 0.4, 0.4],
-        "ddp, apart": [0.2, 0.1, 0.3],
         "horovod": [0.2, 0.2, 0.4],
-        "horovod, apart": [0.2, 0.1, 0.3],
+        "apart": [0.2, 0.1, 0.3],
     }
     row = Row(case, {name: Figure(seconds) for name, seconds in rounds.items()})
-    rates = [training.samples_per_second(case, row, name) for name in ("plain", "ddp", "horovod")]
+    rates = [training.samples_per_second(case, row, name) for name in ("alone", "ddp", "horovod")]
     assert rates == pytest.approx([640.0, 320.0, 640.0])
     assert row.ratio("ddp") == 2.0
     assert training.waiting(row, "horovod") == pytest.approx(0.25)
@@ -93,6 +91,11 @@ def test_figures() -> None:
     assert training.line(case, row).split() == (
         ["mlp", "1.86", "M", "640.0", "320.0", "640.0", "2.00", "0.50", "1.00", "50.0%", "25.0%"]
     )
+    assert row.ratio_interval("ddp") is None  # three rounds say nothing
+    row.figures["ddp"].rounds = [*range(1, 101), *range(1, 101)]
+    row.figures["horovod"].rounds = row.figures["apart"].rounds = [1.0] * 200
+    assert row.ratio_interval("ddp") == (44, 57)  # 86 rounds below the first, 86 above the second
+    assert "50.50 (44.00-57.00)" in training.line(case, row)
     del row.figures["ddp"]
     row.refused["ddp"] = "ddp with 2 ranks did not start."
     assert training.line(case, row).split()[4] == "-"
@@ -128,7 +131,7 @@ def test_from_end_to_end(tmp_path: Path) -> None:
     for row in document["rows"]:
         assert set(row["distance_from_one_process"]) == {"ddp", "horovod", "each other"}
         assert max(row["distance_from_one_process"].values()) < 1e-3
-        assert set(row["figures"]) == {"plain", "ddp", "ddp, apart", "horovod", "horovod, apart"}
+        assert set(row["figures"]) == {"alone", "ddp", "horovod", "apart"}
         assert None not in row["waiting"].values()
         assert all(figure["values_checked"] >= row["parameters"] for figure in row["figures"].values())
         assert all(rate > 0 for rate in row["samples_per_second"].values())

@@ -1,4 +1,8 @@
-"""torch.distributed with its Gloo backend; gradients in flattened buckets, as DistributedDataParallel sends them."""
+"""torch.distributed with Gloo, or with NCCL where tensors are on GPUs.
+
+Gradients travel in flattened buckets, as DistributedDataParallel sends them, or each as it is, all in one call of the
+backend: on a GPU that is one group call of NCCL, what Horovod makes of them too.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +21,33 @@ from benchmarks.peers import Bound
 _BUCKET_BYTES = 25 * MIB
 
 
-class GlooPeer:
-    def __init__(self, size: int) -> None:
+class DistributedPeer:
+    def __init__(self, size: int, device: torch.device, grouped: bool = False) -> None:
         warnings.filterwarnings("ignore", category=FutureWarning)  # names of functions that change between versions
         self.rank = int(os.environ["BENCHMARK_RANK"])
-        store = os.environ["BENCHMARK_RENDEZVOUS"]
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=self.rank, world_size=size)
+        self._grouped = grouped
+        self._device = device
+        store = f"file://{os.environ['BENCHMARK_RENDEZVOUS']}"
         self.version = f"torch {torch.__version__}"
+        if device.type == "cuda":
+            dist.init_process_group("nccl", init_method=store, rank=self.rank, world_size=size, device_id=device)
+            self.version += f", NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
+        else:
+            dist.init_process_group("gloo", init_method=store, rank=self.rank, world_size=size)
 
     def bind(self, case: Case, inputs: Sequence[torch.Tensor]) -> Bound:
         operation = case.operation
         if case.is_gradient_set:
-            return Bound(partial(_reduce_gradients, _buckets(inputs)), inputs)
+            call = partial(_reduce_grouped, inputs) if self._grouped else partial(_reduce_gradients, _buckets(inputs))
+            return Bound(call, inputs)
         if operation == "barrier":
-            return Bound(dist.barrier, ())
+            return Bound(self.barrier, ())
         tensor = inputs[0]
         if operation == "allreduce":
             return Bound(partial(dist.all_reduce, tensor), inputs)
         if operation == "broadcast":
             return Bound(partial(dist.broadcast, tensor, 0), inputs)
-        output = torch.empty(case.result_elements)
+        output = torch.empty(case.result_elements, device=self._device)
         function: Any = {
             "allgather": dist.all_gather_into_tensor,
             "alltoall": dist.all_to_all_single,
@@ -45,7 +56,10 @@ class GlooPeer:
         return Bound(partial(function, output, tensor), [output], [output])
 
     def barrier(self) -> None:
-        dist.barrier()
+        if self._device.type == "cuda":
+            dist.barrier(device_ids=[self._device.index])
+        else:
+            dist.barrier()
 
     def close(self) -> None:
         dist.destroy_process_group()
@@ -69,3 +83,10 @@ def _reduce_gradients(buckets: list[list[torch.Tensor]]) -> None:
     for work, flat, bucket in zip(works, flats, buckets, strict=True):
         work.wait()
         torch._foreach_copy_(bucket, torch.split(flat, [tensor.numel() for tensor in bucket]))
+
+
+def _reduce_grouped(tensors: Sequence[torch.Tensor]) -> None:
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    manager.wait()

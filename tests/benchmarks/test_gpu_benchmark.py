@@ -1,0 +1,127 @@
+"""benchmarks/gpu.py: the whole of it on the CPU, as its rehearsal; with a GPU, a quick run of the real thing."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import gpu
+from benchmarks.cases import Case, transformer350m_shapes
+from benchmarks.measure import Figure, Row
+from benchmarks.world import ROOT
+
+pytestmark = pytest.mark.xdist_group("benchmarks")
+WITH_GPU = torch.cuda.is_available()
+
+
+def test_the_transformer_has_its_published_size() -> None:
+    assert (len(transformer350m_shapes()), sum(map(math.prod, transformer350m_shapes()))) == (292, 354_823_168)
+
+
+def test_figures() -> None:
+    case = Case("resnet50", 2)
+    figures = {
+        "horovod": Figure([0.01, 0.02, 0.01], [0.0005, 0.0006, 0.0007]),
+        "nccl": Figure([0.02, 0.02, 0.02], [0.001, 0.0012, 0.0014]),
+        "group": Figure([0.01, 0.01, 0.02], [0.0004, 0.0004, 0.0004]),
+    }
+    row = Row(case, figures)
+    found = gpu.host_figures(row)
+    assert found["seconds"] == {"horovod": 0.0006, "nccl": 0.0012, "group": 0.0004}
+    assert found["times_shorter_than"]["nccl"] == pytest.approx(2.0)
+    assert found["beyond_group"] == pytest.approx(0.0002)
+    shown = "2 resnet50 161 tensors, 97.49 MB 10 ms 10.22 600 us 20 ms 2.00 2.00 10 ms 1.00 400 us 200 us"
+    assert " ".join(gpu.line(row).split()) == shown
+    assert len(gpu.line(row)) == len(gpu.HEADER)
+    del figures["group"]
+    figures["horovod"].host_rounds = []
+    row.refused["group"] = "group with 2 ranks did not start."
+    assert gpu.host_figures(row)["beyond_group"] is None
+    assert gpu.line(row).endswith("-\n    group is not reported: group with 2 ranks did not start.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--np", "0"), "'0' is no number of ranks; expected 1 or more."),
+        (("--np", "1,two"), "'two' is no number of ranks"),
+        (("--sizes", "5"), "'5' is no size"),
+        (("--ops", "allreduce,gather"), "--ops: 'gather' is not known; there are allreduce, broadcast"),
+        (("--models", "gpt"), "--models: 'gpt' is not known; there are resnet, transformer."),
+    ],
+)
+def test_a_command_line_that_makes_no_sense(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        gpu.main(arguments)
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.skipif(WITH_GPU, reason="there is a CUDA device on this machine")
+def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu.main([]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("There is nothing to measure: ")
+    assert said.err.count("\n") == 1
+
+
+def check_document(file: Path, ranks: set[int]) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(file.read_text())
+    assert document["failures"] == []
+    assert {row["ranks"] for row in document["rows"]} == ranks
+    for row in document["rows"]:
+        wanted = {"horovod", "nccl", "group"} if row["operation"] == "resnet50" else {"horovod", "nccl"}
+        assert set(row["figures"]) == set(row["host"]["seconds"]) == wanted
+        for figure in row["figures"].values():
+            assert figure["values_checked"] > 0
+            assert len(figure["host_rounds"]) == len(figure["rounds"])
+            assert all(host <= whole for host, whole in zip(figure["host_rounds"], figure["rounds"], strict=True))
+        assert (row["host"]["beyond_group"] is not None) == (row["operation"] == "resnet50")
+    for row in document["training"]:
+        assert set(row["figures"]) == {"alone", "ddp", "horovod", "apart"}
+        assert all(rate > 0 for rate in row["samples_per_second"].values())
+    assert set(document["copy_bytes_per_second"]) == {"on the device", "to the host", "from the host"}
+    return document
+
+
+def run(file: Path, *options: str) -> str:
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--json", str(file), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(320)
+def test_rehearsal_from_end_to_end(tmp_path: Path) -> None:
+    file = tmp_path / "results" / "out.json"
+    sizes, operations = ("--sizes", "4,64K"), ("--ops", "allreduce,allgather,resnet50")
+    run(file, "--rehearsal", *sizes, *operations, "--models", "transformer")
+    document = check_document(file, {1, 2})
+    assert document["rehearsal"] is True
+    assert len(document["rows"]) == 2 * 5
+    assert [(row["operation"], row["ranks"]) for row in document["training"]] == [
+        ("transformer", 1),
+        ("transformer", 2),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(320)
+@pytest.mark.skipif(not WITH_GPU, reason="no CUDA device on this machine")
+def test_a_quick_run_on_gpus(tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    run(file, "--quick", "--sizes", "4,1M", "--ops", "allreduce,resnet50")
+    document = check_document(file, {1, max(2, torch.cuda.device_count())})
+    assert document["rehearsal"] is False
+    assert document["machine"]["gpus"]
