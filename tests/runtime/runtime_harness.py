@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -52,6 +53,11 @@ def allreduce(context: Context, name: str, value: float = 1.0) -> float:
 def allreduce_all(contexts: Sequence[Context], name: str) -> list[float]:
     with ThreadPoolExecutor(len(contexts)) as pool:
         return list(pool.map(lambda context: allreduce(context, name), contexts))
+
+
+def threads_of_streams() -> list[str]:
+    """Threads of gRPC that serve a client's stream. One that is alive when the interpreter ends may hang it."""
+    return [thread.name for thread in threading.enumerate() if thread.name.endswith("(_run)")]  # gRPC's name for both
 
 
 PRELUDE = """

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from resources import descriptors, eventually, threads
-from runtime_harness import Program, allreduce_all, form_threads, world
+from runtime_harness import Program, allreduce_all, form_threads, threads_of_streams, world
 
 from horovod.common import basics as hvd
 from horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
@@ -271,6 +271,7 @@ def test_nothing_is_left_after_many_worlds(coordinator, transport):
     for _ in range(10):
         cycle()
     assert not python_threads()
+    assert not threads_of_streams()
     assert shared_files() == segments
     # The server closes its side of the last connections a moment later.
     assert eventually(lambda: descriptors() <= files + 2), f"{descriptors()} descriptors are open, {files} were"
@@ -289,6 +290,7 @@ def test_a_failed_start_leaves_nothing(coordinator):
         fail()
     gc.collect()
     assert not python_threads()
+    assert not threads_of_streams()
     assert shared_files() == segments
     assert descriptors() <= files + 2
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import grpc
 import pytest
+from runtime_harness import threads_of_streams
 
 from horovod.protos.v1 import negotiation_pb2, negotiation_pb2_grpc, types_pb2
+from horovod.worker.runtime.grpc_threads import GrpcThreads
 from horovod.worker.runtime.negotiation import Negotiator, to_message
 
 EPOCH = 7
@@ -89,8 +91,10 @@ class Setup:
         self.server = Server()
         self.engine = Outbox()
         self.channel = grpc.insecure_channel(self.server.address)
+        self.grpc_threads = GrpcThreads()
         self.negotiator = Negotiator(
             self.channel,
+            self.grpc_threads,
             self.engine,  # type: ignore[arg-type]
             hello=negotiation_pb2.Hello(job="job", member_id="m0", rank=0),
             epoch=EPOCH,
@@ -119,7 +123,9 @@ def setup(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     made.engine.items.put(None)
     made.negotiator.close()
     made.channel.close()
+    made.grpc_threads.join(30)
     made.server.stop()
+    assert not threads_of_streams()
     assert not [t.name for t in threading.enumerate() if t.name in ("horovod-outbox", "horovod-negotiation")]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from runtime_harness import threads_of_streams
 
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.protos.v1 import membership_pb2, membership_pb2_grpc
@@ -42,6 +43,7 @@ def refusal(address: str, seconds: float = 30.0, token: str | None = None, **cha
             session.join(request(**changes), time.monotonic() + seconds)
     finally:
         session.close()
+    assert not threads_of_streams()
     assert str(caught.value).endswith(".")
     return str(caught.value)
 

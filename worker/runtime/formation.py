@@ -259,6 +259,7 @@ def _join(
     if world.size > 1:
         negotiator = Negotiator(
             session.channel,
+            session.grpc_threads,
             engine,
             hello=negotiation_pb2.Hello(job=world.job, member_id=world.me.member_id, rank=world.rank),
             epoch=world.epoch,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import grpc
 
 from horovod.protos.v1 import negotiation_pb2, negotiation_pb2_grpc, types_pb2
+from horovod.worker.runtime.grpc_threads import GrpcThreads
 from horovod.worker.runtime.session import status_of, waiting_helps
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Negotiator:
     def __init__(
         self,
         channel: grpc.Channel,
+        grpc_threads: GrpcThreads,
         engine: Engine,
         *,
         hello: negotiation_pb2.Hello,
@@ -47,6 +49,7 @@ class Negotiator:
         grace_seconds: float | None = None,
     ) -> None:
         self._stub = negotiation_pb2_grpc.NegotiationStub(channel)
+        self._grpc_threads = grpc_threads  # who closes the channel waits for them
         self._engine = engine
         self._hello = hello
         self._epoch = epoch
@@ -240,7 +243,9 @@ class Negotiator:
     def _read(self, stream: int) -> tuple[grpc.StatusCode, str]:
         """Runs one stream until it ends and says why it did."""
         try:
-            self._call = self._stub.Negotiate(self._requests(stream), metadata=self._metadata)
+            requests = self._grpc_threads.requests(self._requests(stream))
+            self._call = self._stub.Negotiate(requests, metadata=self._metadata)
+            self._grpc_threads.watch(self._call)
         except ValueError as error:  # the channel is closed
             return grpc.StatusCode.UNAVAILABLE, str(error)
         if self._closing.is_set():  # close() may have missed the call

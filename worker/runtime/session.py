@@ -21,6 +21,7 @@ import grpc
 
 from horovod.protos.v1 import membership_pb2, membership_pb2_grpc
 from horovod.worker.runtime.errors import MemberLostError, StartError
+from horovod.worker.runtime.grpc_threads import GrpcThreads
 from horovod.worker.runtime.probe import probe
 from horovod.worker.runtime.world import World
 from horovod.worker.setting import split_address
@@ -107,6 +108,7 @@ class Session:
         self._host, self._port = split_address(address, "coordinator")
         self.addresses: frozenset[tuple[str, int]] = frozenset()  # numeric; known when the world stands
         self.channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self.grpc_threads = GrpcThreads()  # of all streams on the channel
         self._stub = membership_pb2_grpc.MembershipStub(self.channel)
         self._changed = threading.Condition()
         self._attempt: _Attempt | None = None
@@ -245,6 +247,7 @@ class Session:
         self.channel.close()
         if self._attempt is not None:
             self._attempt.thread.join(LEAVE_SECONDS)
+        self.grpc_threads.join(LEAVE_SECONDS)
         self._attempt = None  # it refers back to this object, and what belongs to the world is to go away now
         self._engine = None
 
@@ -264,7 +267,9 @@ class _Attempt:
         self.thread = threading.Thread(target=self._read, name="horovod-membership", daemon=True)
 
     def start(self) -> None:
-        self._call = self._session._stub.Join(self._requests(), metadata=self._session.metadata)
+        session = self._session
+        self._call = session._stub.Join(session.grpc_threads.requests(self._requests()), metadata=session.metadata)
+        session.grpc_threads.watch(self._call)
         self.thread.start()
 
     def is_decided(self) -> bool:
