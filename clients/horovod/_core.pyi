@@ -114,6 +114,7 @@ class Engine:
         segment_addresses: Sequence[str] = (),
         sockets: Mapping[int, Sequence[int]] | None = None,
         hosts: Sequence[int] = (),
+        placement: Sequence[int] = (),
         options: Mapping[str, int] = ...,
         cuda_file: str = "",
         nccl_file: str = "",
@@ -124,7 +125,8 @@ class Engine:
         With `segment` and every rank's address: shared memory. With `sockets` (rank -> connected, authenticated
         descriptors, owned by the engine from now on): TCP. Neither is needed when size is 1. With both and `hosts`,
         one number for each rank: TCP between hosts, shared memory between ranks of equal numbers; a rank that is alone
-        needs no segment. options: fields of csrc/base/config.h by name. cuda_file, nccl_file and nvrtc_file: what to
+        needs no segment. placement: one number for each rank, equal on one host whether or not its ranks share memory;
+        () is one host. options: fields of csrc/base/config.h by name. cuda_file, nccl_file and nvrtc_file: what to
         load for GPU tensors, see worker/runtime/gpu.py; "" is the system's.
         """
 

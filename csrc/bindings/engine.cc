@@ -102,8 +102,8 @@ void check_numbers(int kind, int reduce_op) {
 
 PyEngine::PyEngine(int rank, int size, uint64_t epoch, std::vector<std::string> labels, const PySegment* segment,
                    std::vector<std::string> segment_addresses, std::optional<std::map<int, std::vector<int>>> sockets,
-                   std::vector<int> hosts, const std::map<std::string, int64_t>& options, std::string cuda_file,
-                   std::string nccl_file, std::string nvrtc_file) {
+                   std::vector<int> hosts, std::vector<int> placement, const std::map<std::string, int64_t>& options,
+                   std::string cuda_file, std::string nccl_file, std::string nvrtc_file) {
   if (static_cast<int>(labels.size()) != size) throw py::value_error("labels must name every rank.");
   WorldSpec world;
   world.rank = rank;
@@ -113,6 +113,7 @@ PyEngine::PyEngine(int rank, int size, uint64_t epoch, std::vector<std::string> 
   world.segment_addresses = std::move(segment_addresses);
   if (sockets) world.sockets = std::move(*sockets);
   world.hosts = std::move(hosts);
+  world.placement = std::move(placement);
   Config config = config_from(options);
   config.cuda_file = std::move(cuda_file);
   config.nccl_file = std::move(nccl_file);

@@ -39,8 +39,8 @@ class PyEngine {
  public:
   PyEngine(int rank, int size, uint64_t epoch, std::vector<std::string> labels, const PySegment* segment,
            std::vector<std::string> segment_addresses, std::optional<std::map<int, std::vector<int>>> sockets,
-           std::vector<int> hosts, const std::map<std::string, int64_t>& options, std::string cuda_file,
-           std::string nccl_file, std::string nvrtc_file);
+           std::vector<int> hosts, std::vector<int> placement, const std::map<std::string, int64_t>& options,
+           std::string cuda_file, std::string nccl_file, std::string nvrtc_file);
   ~PyEngine();
   PyEngine(const PyEngine&) = delete;
   PyEngine& operator=(const PyEngine&) = delete;

@@ -1,5 +1,6 @@
 #include "collectives/adasum.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -20,8 +21,8 @@ class Wire {
               size_t largest) {
     if (plane_.mesh) {
       if (partner < 0) return {};
-      const Transfer out{partner, {{const_cast<std::byte*>(send), send_bytes}}};
-      const Transfer in{partner, {{receive, receive_bytes}}};
+      const Transfer out{member_of_mesh(partner), {{const_cast<std::byte*>(send), send_bytes}}};
+      const Transfer in{member_of_mesh(partner), {{receive, receive_bytes}}};
       return plane_.mesh->exchange({&out, 1}, {&in, 1});
     }
     Region& region = *plane_.region;
@@ -52,8 +53,9 @@ class Wire {
       std::vector<Transfer> sends, receives;
       for (int member = 0; member < size_; ++member) {
         if (member == rank_) continue;
-        if (bytes_of(rank_)) sends.push_back({member, {{all + offsets[rank_], bytes_of(rank_)}}});
-        if (bytes_of(member)) receives.push_back({member, {{all + offsets[member], bytes_of(member)}}});
+        const int peer = member_of_mesh(member);
+        if (bytes_of(rank_)) sends.push_back({peer, {{all + offsets[rank_], bytes_of(rank_)}}});
+        if (bytes_of(member)) receives.push_back({peer, {{all + offsets[member], bytes_of(member)}}});
       }
       return plane_.mesh->exchange(sends, receives);
     }
@@ -83,6 +85,8 @@ class Wire {
   }
 
  private:
+  int member_of_mesh(int member) const { return plane_.members.empty() ? member : plane_.members[member]; }
+
   const DataPlane& plane_;
   const int rank_;
   const int size_;
@@ -273,8 +277,12 @@ class Adasum {
 
 }  // namespace
 
-Status adasum(const DataPlane& plane, int rank, int size, Batch batch) {
-  return Adasum(plane, rank, size, batch).run();
+Status adasum(const DataPlane& plane, Batch batch) {
+  if (plane.region) return Adasum(plane, plane.region->rank(), plane.region->size(), batch).run();
+  const std::vector<int>& members = plane.members;
+  if (members.empty()) return Adasum(plane, plane.mesh->rank(), plane.mesh->size(), batch).run();
+  const auto me = std::find(members.begin(), members.end(), plane.mesh->rank());
+  return Adasum(plane, static_cast<int>(me - members.begin()), static_cast<int>(members.size()), batch).run();
 }
 
 }  // namespace horovod

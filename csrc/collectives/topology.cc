@@ -75,8 +75,7 @@ Status dispatch(OpType type, Plane& plane, Batch batch, Status (*allreduce)(Plan
 Status run_uniform(const DataPlane& plane, Batch batch) {
   const OpType type = batch[0]->spec.type;
   if (type == OpType::allreduce && batch[0]->spec.reduce_op == ReduceOp::adasum) {
-    return plane.region ? adasum(plane, plane.region->rank(), plane.region->size(), batch)
-                        : adasum(plane, plane.mesh->rank(), plane.mesh->size(), batch);
+    return adasum(plane, batch);
   }
   if (plane.region) {
     return dispatch(type, *plane.region, batch, shared::allreduce, shared::allgather, shared::broadcast,

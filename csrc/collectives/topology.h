@@ -16,6 +16,8 @@ struct DataPlane {
   Hierarchy* hierarchy = nullptr;   // beside the mesh, where some members share memory
   Backend* backend = nullptr;       // runs over the mesh, in place of our own algorithms
   DeviceBackend* device = nullptr;  // for operations on a device; beside all others, which it uses
+  // Of the mesh, those who run batches here, this one among them; empty: all. Only Adasum can be run by some.
+  std::vector<int> members;
 };
 
 // Runs the batch (operations of equal type, dtype and factors) to its end on this member; on a device: queues it there.

@@ -110,8 +110,9 @@ class Communicator {
   // ranks[i] is member i's rank in the world, labels[i] names it in messages; `rank` is this member's place among them.
   // on_abort: called from a driver when it has seen the abort signal, with no lock held; the epoch is over for every
   // communicator of the process, not just for this one.
-  Communicator(int process_set, int rank, std::vector<int> ranks, std::vector<std::string> labels, const Config& config,
-               AbortSignal& abort, Outbox& outbox, Timeline& timeline, std::function<void()> on_abort);
+  Communicator(int process_set, int rank, std::vector<int> ranks, std::vector<std::string> labels,
+               std::vector<int> placement, const Config& config, AbortSignal& abort, Outbox& outbox, Timeline& timeline,
+               std::function<void()> on_abort);
   ~Communicator();
 
   // Exactly one of these before the first submit() unless the world has one member.
@@ -208,6 +209,7 @@ class Communicator {
   const int rank_;
   const std::vector<int> ranks_;
   const std::vector<std::string> labels_;
+  const std::vector<int> placement_;  // see WorldSpec, by member
   const Config config_;
   AbortSignal& abort_;
   Outbox& outbox_;

@@ -22,6 +22,7 @@ Status Communicator::prepare(Submission& submission, const std::shared_ptr<cuda:
       cuda::Peers peers;
       peers.rank = rank_;
       peers.labels = labels_;
+      peers.hosts = placement_;
       peers.abort = &abort_;
       peers.timeout_us = config_.progress_timeout_ms * 1000;
       peers.gather = [this](const void* mine, size_t bytes, std::vector<std::byte>& all) {

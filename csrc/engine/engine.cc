@@ -78,10 +78,18 @@ std::unique_ptr<Engine> Engine::create(WorldSpec world, const Config& config, St
   engine->epoch_ = world.epoch;
   engine->rank_ = world.rank;
   engine->labels_ = world.labels;
+  if (world.placement.empty()) world.placement.assign(static_cast<size_t>(size), 0);
+  if (static_cast<int>(world.placement.size()) != size) {
+    status = {Code::invalid_argument, "The placement of " + std::to_string(world.placement.size()) +
+                                          " ranks is given for " + std::to_string(size) +
+                                          "; there must be one host for each."};
+    return nullptr;
+  }
+  engine->placement_ = std::move(world.placement);
   std::vector<int> ranks(static_cast<size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);
-  engine->global_ = std::make_shared<Communicator>(0, world.rank, std::move(ranks), world.labels, config,
-                                                   engine->abort_, engine->outbox_, *engine->timeline_,
+  engine->global_ = std::make_shared<Communicator>(0, world.rank, std::move(ranks), world.labels, engine->placement_,
+                                                   config, engine->abort_, engine->outbox_, *engine->timeline_,
                                                    [self = engine.get()] { self->tell_abort(); });
   status = engine->connect(
       *engine->global_, std::move(world.labels),
@@ -202,6 +210,7 @@ Status Engine::add_process_set(ProcessSetSpec spec) {
   const auto mine = std::lower_bound(spec.ranks.begin(), spec.ranks.end(), rank_);
   if (mine != spec.ranks.end() && *mine == rank_) {
     std::vector<std::string> labels;
+    std::vector<int> placement;
     std::map<int, std::vector<int>> sockets = descriptors.release(), by_member;
     for (int rank : spec.ranks) {
       if (const auto found = sockets.find(rank); found != sockets.end()) {
@@ -209,11 +218,12 @@ Status Engine::add_process_set(ProcessSetSpec spec) {
         sockets.erase(found);
       }
       labels.push_back(labels_[rank]);
+      placement.push_back(placement_[rank]);
     }
     DescriptorOwner strangers(sockets);
-    made.communicator =
-        std::make_shared<Communicator>(spec.number, static_cast<int>(mine - spec.ranks.begin()), spec.ranks, labels,
-                                       config_, abort_, outbox_, *timeline_, [this] { tell_abort(); });
+    made.communicator = std::make_shared<Communicator>(spec.number, static_cast<int>(mine - spec.ranks.begin()),
+                                                       spec.ranks, labels, std::move(placement), config_, abort_,
+                                                       outbox_, *timeline_, [this] { tell_abort(); });
     HVD_TRY(connect(
         *made.communicator, std::move(labels),
         {std::move(spec.segment), std::move(spec.segment_addresses), std::move(by_member), std::move(spec.hosts)}));

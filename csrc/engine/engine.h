@@ -21,7 +21,8 @@ struct WorldSpec {
   std::shared_ptr<Segment> segment;            // this member's, for shared memory
   std::vector<std::string> segment_addresses;  // every member's
   std::map<int, std::vector<int>> sockets;  // for TCP: rank -> connected descriptors; owned by the engine from now on
-  std::vector<int> hosts;  // beside sockets: equal for ranks that share memory all the same; empty: none do
+  std::vector<int> hosts;      // beside sockets: equal for ranks that share memory all the same; empty: none do
+  std::vector<int> placement;  // equal for ranks of one host, as users count hosts; empty: there is one
 };
 
 // A subset of the world that runs operations of its own. `ranks` are ranks of the world, ascending; whatever else
@@ -112,6 +113,7 @@ class Engine {
   uint64_t epoch_ = 0;
   int rank_ = 0;
   std::vector<std::string> labels_;
+  std::vector<int> placement_;  // by rank
   AbortSignal abort_;
   Outbox outbox_;
   std::unique_ptr<Timeline> timeline_ = std::make_unique<Timeline>();

@@ -85,6 +85,15 @@ class StandIns:
         plans.get(function[:2], self.nvrtc.standin_nvrtc_fail)(function.encode(), code, skip)
 
 
+def ended(engine: _core.Engine) -> str | None:
+    """Why its epoch is over; None while it is not."""
+    try:
+        engine.check()
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
 class Gpu:
     """A framework's view of one device: its context and streams."""
 
@@ -263,6 +272,8 @@ class GpuWorld(EngineWorld):
         transport: str = "in_process",
         without_nccl: Sequence[int] = (),
         more_files: Mapping[str, str] | None = None,
+        hosts: Sequence[int] | None = None,
+        placement: Sequence[int] = (),
         **options: int,
     ) -> None:
         self.libraries = libraries
@@ -277,7 +288,7 @@ class GpuWorld(EngineWorld):
             for rank in range(size)
         ]
         self.uses_nccl = not without_nccl
-        super().__init__(size, transport, files=files, **options)
+        super().__init__(size, transport, files=files, hosts=hosts, placement=placement, **options)
         self.members: list[GpuMember] = [  # type: ignore[assignment]
             GpuMember(engine, rank, size, self.gpus[rank]) for rank, engine in enumerate(self.engines)
         ]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from exchange import CUDA, Tensor
-from gpu_world import DeviceArray, GpuMember, GpuWorld, StandIns, read
+from gpu_world import DeviceArray, GpuMember, GpuWorld, StandIns, ended, read
 from resources import eventually
 from world import ALLGATHER, ALLREDUCE, ALLTOALL, AVERAGE, BROADCAST, REDUCESCATTER, SUM, EngineWorld
 
@@ -361,14 +361,6 @@ def test_an_asynchronous_error_is_noticed_though_nobody_asks(
     assert len(errors) == len(waiters)
     assert all("ncclCommGetAsyncError" in error for error in errors)
     del arrays
-
-
-def ended(engine: Any) -> str | None:
-    try:
-        engine.check()
-    except RuntimeError as error:
-        return str(error)
-    return None
 
 
 def test_an_abort_frees_the_streams_and_tells_who_waits_then(pair: GpuWorld) -> None:

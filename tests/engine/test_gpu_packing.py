@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_world import DeviceArray, GpuMember, GpuWorld, StandIns, read
+from gpu_world import DeviceArray, GpuMember, GpuWorld, StandIns, ended, read
 from resources import eventually
 from world import ALLREDUCE, AVERAGE, BROADCAST, MAX, MIN, PRODUCT, SUM
 
@@ -222,14 +222,7 @@ def test_after_an_abort_nothing_is_written_any_more(pair: GpuWorld, libraries: S
     arrays = pair.run(lambda m: group(m, "allreduce.never"))
     pair.engines[1].abort("rank 1 on host here gave up.")
 
-    def ended() -> bool:
-        try:
-            pair.engines[0].check()
-        except RuntimeError:
-            return True
-        return False
-
-    assert eventually(ended)
+    assert eventually(lambda: ended(pair.engines[0]) is not None)
     pair.engines[0].close()
     for array in arrays[0]:
         size = ctypes.c_size_t(array.shape[0] * array.dtype.itemsize)

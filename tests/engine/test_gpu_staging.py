@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_world import GpuMember, GpuWorld, StandIns
+from gpu_world import GpuMember, GpuWorld, StandIns, ended
 from resources import eventually
 from world import (
-    ADASUM,
     ALLGATHER,
     ALLREDUCE,
     ALLTOALL,
@@ -70,14 +69,6 @@ def on_gpu(member: GpuMember, kind: int, name: str, array: np.ndarray, dtype: st
     return sent.numpy() if result is None else result[0].numpy()
 
 
-def ended(engine: Any) -> str | None:
-    try:
-        engine.check()
-    except RuntimeError as error:
-        return str(error)
-    return None
-
-
 # -- which way ---------------------------------------------------------------------------------------------------------
 WHAT_NCCL_CAN_NOT_DO = [
     ("int16", {"reduce_op": SUM}, "NCCL does not reduce int16"),
@@ -85,8 +76,6 @@ WHAT_NCCL_CAN_NOT_DO = [
     ("int32", {"reduce_op": SUM, "prescale": 0.5}, "NCCL can't multiply int32 by a fraction"),
     ("float16", {"reduce_op": SUM, "postscale": 1e-6}, "float16 can't hold the factor 0.000001"),
     ("bfloat16", {"reduce_op": PRODUCT, "postscale": 1e-39}, "bfloat16 can't hold the factor"),
-    ("float32", {"reduce_op": ADASUM}, "NCCL does not compute Adasum"),
-    ("float64", {"reduce_op": ADASUM}, "NCCL does not compute Adasum"),
 ]
 
 

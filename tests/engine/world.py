@@ -170,6 +170,7 @@ def hosts_of(size: int) -> list[int]:
 class EngineWorld:
     """Context manager: `size` engines over `transport`; `hosts` instead of hosts_of() for "hosts".
 
+    placement: by rank, which are of one host without sharing memory there.
     files: the libraries for GPUs, of all ranks or for each.
     """
 
@@ -180,6 +181,7 @@ class EngineWorld:
         connections: int = 1,
         hosts: Sequence[int] | None = None,
         files: Mapping[str, str] | Sequence[Mapping[str, str]] = (),
+        placement: Sequence[int] = (),
         **options: int,
     ) -> None:
         labels = [f"rank {rank} (thread {rank}) on host here" for rank in range(size)]
@@ -192,7 +194,9 @@ class EngineWorld:
         self._connections = connections
         self._options = options
         self.hosts = list(hosts or hosts_of(size)) if transport == "hosts" else []
+        self.placement = list(placement) or self.hosts or [0] * size
         common: dict[str, Any] = {"size": size, "epoch": 1, "labels": labels, "options": options}
+        common["placement"] = self.placement
         of = [files] * size if isinstance(files, Mapping) else files or [{}] * size
         if size == 1:
             self.engines = [_core.Engine(rank=0, **common, **of[0])]

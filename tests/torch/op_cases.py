@@ -159,7 +159,7 @@ def adasum(hvd: Any, rank: int, size: int, dtype: str) -> None:
         with pytest.raises(NotImplementedError, match="global process set"):
             hvd.allreduce(own, **options)
         return
-    expected = adaptive_sum(inputs)
+    expected = adaptive_sum(hosts_means(hvd, inputs) if own.is_cuda and hvd.nccl_built() else inputs)
     tolerance = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-5, "float64": 1e-12}[dtype]
     for found in (
         hvd.allreduce(own, **options),
@@ -168,6 +168,12 @@ def adasum(hvd: Any, rank: int, size: int, dtype: str) -> None:
         hvd.allreduce_(own, **options),
     ):
         np.testing.assert_allclose(array(found), expected, rtol=tolerance, atol=tolerance)
+
+
+def hosts_means(hvd: Any, vectors: list[np.ndarray]) -> list[np.ndarray]:
+    """What Adasum combines where NCCL works within hosts; in these worlds ranks of a host are neighbours."""
+    size = hvd.local_size()
+    return [np.mean(vectors[first : first + size], axis=0) for first in range(0, len(vectors), size)]
 
 
 def adaptive_sum(vectors: list[np.ndarray]) -> np.ndarray:

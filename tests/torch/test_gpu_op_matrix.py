@@ -32,3 +32,16 @@ def test_matches_numpy(gpus: tuple[str, Keeper], operation: str, dtype: str) -> 
     if (operation, kind) == ("sparse_allreduce", "standin"):
         pytest.skip("the stand-in has no sparse tensors")
     keeper.get().run(run_case, operation, dtype)
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Keeper]:
+    with standin_world(4, "hosts") as keeper:
+        yield keeper
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("operation", ["adasum", "allreduce"])
+def test_two_hosts_with_two_ranks_each(hosts: Keeper, operation: str, dtype: str) -> None:
+    """Where what is computed, or which way, depends on the hosts."""
+    hosts.get().run(run_case, operation, dtype)

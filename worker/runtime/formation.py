@@ -336,6 +336,7 @@ def _engine(
         segment_addresses=[m.segment_address for m in world.members] if segment else (),
         sockets=sockets or {},
         hosts=hosts,
+        placement=world.placement(),
         options={
             **engine_options(settings),
             "background_cpu": background_cpu(settings.thread_affinity, world.local_rank, world.local_size),

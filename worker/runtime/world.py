@@ -145,6 +145,11 @@ class World:
                 )
         return None
 
+    def placement(self) -> list[int]:
+        """A number for each rank, equal for ranks of one host."""
+        first: dict[str, int] = {}
+        return [first.setdefault(member.host, member.rank) for member in self.members]
+
     def sharing_hosts(self) -> list[int]:
         """A number for each rank, equal for ranks that can map each other's segments; empty when no two ranks can."""
         first: dict[tuple[object, ...], int] = {}

@@ -16,6 +16,7 @@ namespace horovod::cuda {
 struct Peers {
   int rank = 0;
   std::vector<std::string> labels;  // by rank
+  std::vector<int> hosts;           // by rank: equal for members of one host, as users count hosts
   AbortSignal* abort = nullptr;
   int64_t timeout_us = 0;  // how long nothing may happen
   // Equally many bytes from each member, in the order of ranks. All members call it at the same place in their order.

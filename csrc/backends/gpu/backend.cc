@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
+#include <thread>
 #include <utility>
 
+#include "backends/gpu/adasum.h"
 #include "backends/nccl/backend.h"
 #include "backends/nccl/reduction.h"
 #include "backends/staging/backend.h"
@@ -17,6 +19,7 @@ constexpr unsigned kEverything = (1u << static_cast<unsigned>(OpType::barrier)) 
 
 constexpr unsigned bit(OpType type) { return 1u << static_cast<unsigned>(type); }
 
+bool is_adasum(const OpSpec& spec) { return spec.type == OpType::allreduce && spec.reduce_op == ReduceOp::adasum; }
 bool reduces(const OpSpec& spec) { return spec.type == OpType::allreduce || spec.type == OpType::reducescatter; }
 
 // What a member has, as it tells the others.
@@ -45,17 +48,20 @@ struct Agreed {
 class GpuBackend final : public DeviceBackend {
  public:
   GpuBackend(GpuOptions options, std::shared_ptr<cuda::Device> device, cuda::Peers peers, const Offer& mine,
-             std::unique_ptr<DevicePath> nccl, std::unique_ptr<DevicePath> staging,
-             std::shared_ptr<cuda::Stream> stream)
+             std::shared_ptr<DevicePath> nccl, std::unique_ptr<DevicePath> adasum, std::unique_ptr<DevicePath> staging,
+             std::shared_ptr<cuda::Stream> stream, const Hosts& hosts)
       : options_(std::move(options)),
         device_(std::move(device)),
         peers_(std::move(peers)),
         mine_(mine),
         nccl_(std::move(nccl)),
+        adasum_(std::move(adasum)),
         staging_(std::move(staging)),
         stream_(std::move(stream)),
         agreed_{mine.nccl_version, mine.capability, mine.host_operations, mine.obstacle},
-        have_agreed_(peers_.size() == 1) {}
+        have_agreed_(peers_.size() == 1) {
+    for (int host = 0; host < hosts.count(); ++host) host_sizes_.insert(static_cast<int>(hosts.members(host).size()));
+  }
 
   Status mark_ready(Operation& operation) override {
     const OpSpec& spec = operation.spec;
@@ -93,23 +99,34 @@ class GpuBackend final : public DeviceBackend {
     if (!have_agreed_) HVD_TRY(agree());
     // A batch of several is alike in all that matters here.
     const std::string obstacle = obstacle_to_nccl(batch[0]->spec);
-    if (obstacle.empty()) return nccl_->run(batch);
+    if (obstacle.empty()) return is_adasum(batch[0]->spec) ? adasum_->run(batch) : nccl_->run(batch);
     if (agreed_.nccl_version > 0) note_once(batch[0]->spec, obstacle);
     return staging_->run(batch);
   }
 
-  bool busy() const override { return (nccl_ && nccl_->busy()) || staging_->busy(); }
+  bool busy() const override { return (nccl_ && (nccl_->busy() || adasum_->busy())) || staging_->busy(); }
 
   Status tend() override {
-    if (nccl_) HVD_TRY(nccl_->tend());
+    if (nccl_) {
+      HVD_TRY(nccl_->tend());
+      HVD_TRY(adasum_->tend());
+    }
     return staging_->tend();
   }
   void abort() override {
-    if (nccl_) nccl_->abort();
+    if (nccl_) {
+      // Both at once: either may wait for what is queued, and that, by way of the framework's stream, for the other.
+      std::thread other([this] { adasum_->abort(); });
+      nccl_->abort();
+      other.join();
+    }
     staging_->abort();
   }
   void close() override {
-    if (nccl_) nccl_->close();
+    if (nccl_) {
+      adasum_->close();
+      nccl_->close();
+    }
     staging_->close();
   }
 
@@ -119,7 +136,6 @@ class GpuBackend final : public DeviceBackend {
     if (!nccl_ || agreed_.nccl_version == 0) return agreed_.obstacle;
     if ((agreed_.host_operations & bit(spec.type)) != 0) return "it was asked for (HOROVOD_GPU_OPERATIONS)";
     if (!reduces(spec)) return {};
-    nccl::ReductionPlan plan;
     for (size_t t = 0; t < spec.tensors.size(); ++t) {
       const DType dtype = spec.tensors[t].dtype;
       if (t > 0 && dtype == spec.tensors[t - 1].dtype) continue;
@@ -129,8 +145,18 @@ class GpuBackend final : public DeviceBackend {
       if (is_float8(dtype) && agreed_.capability < nccl::kFloat8Capability) {
         return std::string("NCCL reduces ") + name_of(dtype) + " on GPUs of compute capability 9.0 or newer only";
       }
-      if (Status status = nccl::plan_reduction(spec, dtype, peers_.size(), plan); !status.ok()) return status.message();
+      if (Status status = plan(spec, dtype); !status.ok()) return status.message();
     }
+    return {};
+  }
+
+  // Whether NCCL can reduce it: all members at once, or for Adasum those of each host to their mean.
+  Status plan(const OpSpec& spec, DType dtype) const {
+    nccl::ReductionPlan plan;
+    if (!is_adasum(spec)) return nccl::plan_reduction(spec, dtype, peers_.size(), plan);
+    OpSpec mean = spec;
+    mean.reduce_op = ReduceOp::average;
+    for (const int size : host_sizes_) HVD_TRY(nccl::plan_reduction(mean, dtype, size, plan));
     return {};
   }
 
@@ -164,13 +190,48 @@ class GpuBackend final : public DeviceBackend {
   const std::shared_ptr<cuda::Device> device_;
   const cuda::Peers peers_;
   const Offer mine_;
-  const std::unique_ptr<DevicePath> nccl_;  // null: not here, or never used
+  const std::shared_ptr<DevicePath> nccl_;    // null: not here, or never used
+  const std::unique_ptr<DevicePath> adasum_;  // beside nccl_
   const std::unique_ptr<DevicePath> staging_;
   const std::shared_ptr<cuda::Stream> stream_;  // of zeros
   Agreed agreed_;                               // at first what this member has; driver only, as the rest
   bool have_agreed_;                            // a member alone has from the start, as several threads may ask then
   std::set<std::string> noted_;
+  std::set<int> host_sizes_;  // how many members the hosts have; constant
 };
+
+// Of the members of one host, numbered by their places there.
+cuda::Peers peers_within(const Hosts& hosts, const cuda::Peers& peers) {
+  const std::vector<int>& members = hosts.members(hosts.host(peers.rank));
+  cuda::Peers within = peers;
+  within.rank = static_cast<int>(std::find(members.begin(), members.end(), peers.rank) - members.begin());
+  within.labels.clear();
+  for (const int member : members) within.labels.push_back(peers.labels[member]);
+  within.hosts.assign(members.size(), 0);
+  within.gather = [gather = peers.gather, members](const void* mine, size_t bytes,
+                                                   std::vector<std::byte>& all) -> Status {
+    std::vector<std::byte> everybody;
+    HVD_TRY(gather(mine, bytes, everybody));
+    all.clear();
+    for (const int member : members) {
+      const auto theirs = everybody.begin() + static_cast<std::ptrdiff_t>(bytes * static_cast<size_t>(member));
+      all.insert(all.end(), theirs, theirs + static_cast<std::ptrdiff_t>(bytes));
+    }
+    return {};
+  };
+  return within;
+}
+
+// NCCL for the members that it is given.
+using MakeNccl = std::function<std::shared_ptr<DevicePath>(const Config&, const cuda::Peers&, Status&)>;
+
+// The plane as the first members of the hosts see it.
+DataPlane between_hosts(const Hosts& hosts, const DataPlane& plane) {
+  DataPlane leaders;
+  leaders.mesh = plane.mesh;
+  for (int host = 0; host < hosts.count(); ++host) leaders.members.push_back(hosts.leader(host));
+  return leaders;
+}
 
 }  // namespace
 
@@ -181,14 +242,33 @@ std::unique_ptr<DeviceBackend> make_gpu_backend(GpuOptions options, std::shared_
   mine.capability = device->capability();
   mine.host_operations = options.config.host_operations;
   std::string obstacle = "HOROVOD_GPU_OPERATIONS asks for it.";
-  std::unique_ptr<DevicePath> nccl;
+  // Members with a region share memory, so they are of one host whatever it is called.
+  const Hosts hosts(plane.mesh ? peers.hosts : std::vector<int>(peers.hosts.size(), 0));
+  std::shared_ptr<DevicePath> nccl;
+  std::unique_ptr<DevicePath> adasum;
   if ((options.config.host_operations & kEverything) != kEverything) {
     Status found;
     if (const nccl::Library* library = nccl::library(options.config.nccl_file, found)) {
       mine.nccl_version = library->version_code;
       const auto tell = [note = options.note](const std::string& sentence) { note(true, sentence); };
-      nccl = make_nccl_backend(*library, options.config, device, peers, tell, status);
+      const MakeNccl make_nccl = [&](const Config& config, const cuda::Peers& members, Status& failed) {
+        return make_nccl_backend(*library, config, device, members, tell, failed);
+      };
+      nccl = make_nccl(options.config, peers, status);
       if (!nccl) return nullptr;
+      std::shared_ptr<DevicePath> within = nccl;
+      std::unique_ptr<DevicePath> between;
+      if (hosts.count() > 1) {
+        Config config = options.config;
+        config.nccl_streams = 1;
+        within = make_nccl(config, peers_within(hosts, peers), status);
+        if (!within) return nullptr;
+        if (hosts.leader(hosts.host(peers.rank)) == peers.rank) {
+          between = make_staging_backend(device, pool, between_hosts(hosts, plane), peers, status);
+          if (!between) return nullptr;
+        }
+      }
+      adasum = make_adasum_path(std::move(within), std::move(between), hosts);
     }
     obstacle = found.message();
   }
@@ -198,7 +278,7 @@ std::unique_ptr<DeviceBackend> make_gpu_backend(GpuOptions options, std::shared_
   std::shared_ptr<cuda::Stream> stream = device->create_stream(status);
   if (!stream) return nullptr;
   return std::make_unique<GpuBackend>(std::move(options), std::move(device), std::move(peers), mine, std::move(nccl),
-                                      std::move(staging), std::move(stream));
+                                      std::move(adasum), std::move(staging), std::move(stream), hosts);
 }
 
 }  // namespace horovod

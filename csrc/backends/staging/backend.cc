@@ -1,6 +1,7 @@
 #include "backends/staging/backend.h"
 
 #include <atomic>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -20,9 +21,11 @@ struct Queued {
 
 class StagingBackend final : public DevicePath {
  public:
-  StagingBackend(std::shared_ptr<cuda::PinnedPool> pool, const DataPlane& plane, cuda::Peers peers,
+  StagingBackend(std::shared_ptr<cuda::PinnedPool> pool, DataPlane plane, cuda::Peers peers,
                  std::shared_ptr<cuda::Stream> down, std::shared_ptr<cuda::Stream> up)
-      : plane_(plane), peers_(std::move(peers)), pipeline_(std::move(pool), peers_, std::move(down), std::move(up)) {}
+      : plane_(std::move(plane)),
+        peers_(std::move(peers)),
+        pipeline_(std::move(pool), peers_, std::move(down), std::move(up)) {}
 
   Status run(Batch batch) override {
     Status status = stage(batch);
@@ -85,10 +88,16 @@ class StagingBackend final : public DevicePath {
     if (mesh) {
       const auto size = static_cast<size_t>(mesh->size());
       signs_.resize(2 * size);
-      for (size_t peer = 0; peer < size; ++peer) {
-        if (static_cast<int>(peer) == mesh->rank()) continue;
-        receives.push_back({static_cast<int>(peer), {{&signs_[peer], 1}}});
-        sends.push_back({static_cast<int>(peer), {{&signs_[size + peer], 1}}});
+      std::vector<int> members = plane_.members;
+      if (members.empty()) {
+        members.resize(size);
+        std::iota(members.begin(), members.end(), 0);
+      }
+      for (const int peer : members) {
+        if (peer == mesh->rank()) continue;
+        const auto place = static_cast<size_t>(peer);
+        receives.push_back({peer, {{&signs_[place], 1}}});
+        sends.push_back({peer, {{&signs_[size + place], 1}}});
       }
       HVD_TRY(mesh->start({}, receives, coming_));
     }
@@ -118,7 +127,7 @@ class StagingBackend final : public DevicePath {
     return {Code::internal, "Unknown operation type."};
   }
 
-  const DataPlane& plane_;
+  const DataPlane plane_;
   const cuda::Peers peers_;
   staging::Pipeline pipeline_;    // uses peers_
   std::vector<std::byte> signs_;  // of meet(), as the next two: the mesh may use them when meet() has failed
@@ -130,12 +139,13 @@ class StagingBackend final : public DevicePath {
 }  // namespace
 
 std::unique_ptr<DevicePath> make_staging_backend(std::shared_ptr<cuda::Device> device,
-                                                 std::shared_ptr<cuda::PinnedPool> pool, const DataPlane& plane,
+                                                 std::shared_ptr<cuda::PinnedPool> pool, DataPlane plane,
                                                  cuda::Peers peers, Status& status) {
   std::shared_ptr<cuda::Stream> down = device->create_stream(status);
   std::shared_ptr<cuda::Stream> up = status.ok() ? device->create_stream(status) : nullptr;
   if (!status.ok()) return nullptr;
-  return std::make_unique<StagingBackend>(std::move(pool), plane, std::move(peers), std::move(down), std::move(up));
+  return std::make_unique<StagingBackend>(std::move(pool), std::move(plane), std::move(peers), std::move(down),
+                                          std::move(up));
 }
 
 }  // namespace horovod

@@ -58,7 +58,8 @@ def allreduce(
         average: deprecated, use op.
         name: matches the call across ranks; without one, calls match by their order.
         compression: how the tensor travels, for example Compression.fp16.
-        op: hvd.Average, Sum, Min, Max or Product.
+        op: hvd.Average, Sum, Min, Max, Product, or Adasum (docs/algorithms.md), which takes floating-point tensors in
+            the global process set.
         prescale_factor: multiplies the tensor before the reduction.
         postscale_factor: multiplies the result.
         process_set: the ranks that take part.
