@@ -22,16 +22,19 @@ constexpr int kThreads = 2;
 constexpr size_t kElements = 1000;
 constexpr size_t kManyElements = 20'000;  // of several chunks
 
-// Ranks of one process, each with its GPU. Names end in their id, so that nobody has to agree on ids.
+enum class Way { nccl, host, adasum };
+
+// Ranks of one process, each with its GPU; with sockets on two hosts, which only Adasum looks at. Names end in their
+// id, so that nobody has to agree on ids.
 class GpuWorld {
  public:
-  GpuWorld(int size, bool sockets, int streams, bool by_host = false) {
+  GpuWorld(int size, bool sockets, int streams, Way way = Way::nccl) {
     Config config;
     config.cuda_file = kCudaFile;
     config.nccl_file = kNcclFile;
     config.nvrtc_file = kNvrtcFile;
     config.nccl_streams = streams;
-    config.host_operations = by_host ? ~0u : 0;
+    config.host_operations = way == Way::host ? ~0u : 0;
     config.staging_bytes = 16u << 10;
     std::vector<WorldSpec> specs(size);
     std::vector<std::string> labels, addresses;
@@ -41,6 +44,7 @@ class GpuWorld {
       specs[rank].rank = rank;
       specs[rank].epoch = 1;
       specs[rank].labels = labels;
+      for (int other = 0; sockets && other < size; ++other) specs[rank].placement.push_back(other % 2);
       for (int other = rank + 1; sockets && other < size; ++other) {
         int pair[2];
         CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
@@ -90,8 +94,9 @@ class GpuWorld {
 // One thread's tensor, which is reduced in place again and again on a stream of the thread's own; that of every other
 // thread in parts of uneven size, which are packed.
 struct Worker {
-  Worker(int rank, int number, size_t elements)
+  Worker(int rank, int number, size_t elements, ReduceOp op)
       : gpu(rank),
+        op(op),
         name("allreduce." + std::to_string(number)),
         elements(static_cast<int64_t>(elements)),
         in_parts(number % 2 == 1) {
@@ -109,6 +114,7 @@ struct Worker {
     last->spec.type = OpType::allreduce;
     last->spec.name = name;
     last->spec.device = DeviceKind::gpu;
+    last->spec.reduce_op = op;
     for (int64_t at = 0, part = in_parts ? 1 : elements; at < elements; at += part, part += 3) {
       const int64_t count = std::min(part, elements - at);
       std::byte* const address = data.data.get() + static_cast<size_t>(at) * sizeof(float);
@@ -126,6 +132,7 @@ struct Worker {
   }
 
   Gpu gpu;
+  const ReduceOp op;
   const std::string name;
   const int64_t elements;
   const bool in_parts;
@@ -145,10 +152,11 @@ int run_steps(Engine& engine, Worker& worker, int steps) {
 
 using Workers = std::vector<std::vector<std::unique_ptr<Worker>>>;
 
-Workers make_workers(const GpuWorld& world, size_t elements = kElements) {
+Workers make_workers(const GpuWorld& world, size_t elements = kElements, Way way = Way::nccl) {
+  const ReduceOp op = way == Way::adasum ? ReduceOp::adasum : ReduceOp::sum;
   Workers workers(world.size());
   for (int rank = 0; rank < world.size(); ++rank) {
-    for (int i = 0; i < kThreads; ++i) workers[rank].push_back(std::make_unique<Worker>(rank, i, elements));
+    for (int i = 0; i < kThreads; ++i) workers[rank].push_back(std::make_unique<Worker>(rank, i, elements, op));
   }
   return workers;
 }
@@ -162,15 +170,16 @@ void in_threads(GpuWorld& world, Body&& body) {
   });
 }
 
-void steps_of_several_threads(bool sockets, int streams, bool by_host = false) {
-  const size_t elements = by_host ? kManyElements : kElements;
-  GpuWorld world(3, sockets, streams, by_host);
-  const Workers workers = make_workers(world, elements);
+void steps_of_several_threads(bool sockets, int streams, Way way = Way::nccl) {
+  const size_t elements = way == Way::nccl ? kElements : kManyElements;
+  GpuWorld world(3, sockets, streams, way);
+  const Workers workers = make_workers(world, elements, way);
+  const float expected = way == Way::adasum ? 1.0f : 729.0f;  // equal vectors are their Adasum
   in_threads(world, [&](int rank, int i) { CHECK(run_steps(*world.engines[rank], *workers[rank][i], 6) == 6); });
   for (const auto& rank : workers) {
     for (const auto& worker : rank) {
       worker->gpu.synchronize();
-      CHECK(values_of<float>(worker->data) == std::vector<float>(elements, 729.0f));
+      CHECK(values_of<float>(worker->data) == std::vector<float>(elements, expected));
     }
   }
 }
@@ -182,14 +191,19 @@ void in_order() {
 }
 
 void through_the_host() {
-  steps_of_several_threads(false, 1, true);
-  steps_of_several_threads(true, 1, true);
+  steps_of_several_threads(false, 1, Way::host);
+  steps_of_several_threads(true, 1, Way::host);
 }
 
-void abort_in_the_middle(bool by_host) {
+void with_adasum() {
+  steps_of_several_threads(false, 1, Way::adasum);
+  steps_of_several_threads(true, 2, Way::adasum);
+}
+
+void abort_in_the_middle(Way way) {
   for (int round = 0; round < 12; ++round) {
-    GpuWorld world(2, round % 2 == 1, 1 + round % 3, by_host);
-    const Workers workers = make_workers(world, by_host ? kManyElements : kElements);
+    GpuWorld world(way == Way::adasum ? 3 : 2, round % 2 == 1, 1 + round % 3, way);
+    const Workers workers = make_workers(world, way == Way::nccl ? kElements : kManyElements, way);
     std::atomic<int> steps{0};
     std::thread aborting([&] {
       CHECK(eventually([&] { return steps.load() >= round; }));
@@ -207,8 +221,9 @@ void abort_in_the_middle(bool by_host) {
   }
 }
 
-void by_an_abort_in_the_middle() { abort_in_the_middle(false); }
-void by_an_abort_while_they_stage() { abort_in_the_middle(true); }
+void by_an_abort_in_the_middle() { abort_in_the_middle(Way::nccl); }
+void by_an_abort_while_they_stage() { abort_in_the_middle(Way::host); }
+void by_an_abort_in_adasum() { abort_in_the_middle(Way::adasum); }
 
 void with_work_that_can_not_go_on() {
   for (const bool sockets : {false, true}) {
@@ -241,8 +256,10 @@ void with_work_that_goes_on() {
 constexpr NamedTest kTests[] = {
     {"worlds end in order", in_order},
     {"worlds that go through the host end in order", through_the_host},
+    {"worlds with Adasum between hosts end in order", with_adasum},
     {"worlds end by an abort in the middle", by_an_abort_in_the_middle},
     {"worlds end by an abort while they go through the host", by_an_abort_while_they_stage},
+    {"worlds end by an abort in an Adasum between hosts", by_an_abort_in_adasum},
     {"worlds end with work that can not go on", with_work_that_can_not_go_on},
     {"worlds end with work that goes on", with_work_that_goes_on},
 };
