@@ -4,7 +4,8 @@
 The hosts are network namespaces of this one (namespaces.py; needs root): 2 and 4 of them with 1 and 2 ranks each, at
 1 Gbit/s and unshaped. "of wire" compares with the least time in which the bytes that each host must send, 2(n-1)/n
 times the message for an allreduce over n hosts, pass at the rate with not a byte for headers (which take 4.4% at an MTU
-of 1500).
+of 1500). "sockets" is an allreduce in C over plain sockets (sockets.cc), where each host has one rank: what the kernel
+takes for itself.
 
 Exit codes: 0, or 1 when a library failed or gave wrong values, 2 when the network can't be made here.
 """
@@ -16,6 +17,7 @@ import contextlib
 import datetime
 import os
 import shlex
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -29,12 +31,14 @@ from benchmarks.cases import FLOAT_BYTES, KIB, MIB, Case
 from benchmarks.measure import Budget, Row, measure
 from benchmarks.namespaces import Network, NetworkError, check_possible
 from benchmarks.peers import NAMES, TITLES
+from benchmarks.peers.sockets import compile_sockets
 from benchmarks.world import Host, Layout, World, WorldError, why_missing
 
 SIZES = (4, 16 * KIB, MIB, 16 * MIB, 64 * MIB)
 QUICK_SIZES = (4, MIB)
 QUICK = Budget(rounds=2, round_seconds=0.03, block_seconds=0.01, large_rounds=2)
 FULL = Budget(rounds=5, round_seconds=0.1, block_seconds=0.02, large_rounds=3, large_bytes=16 * MIB)
+LIBRARIES = (*NAMES, "sockets")
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -42,18 +46,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     try:
         check_possible()
-        return report.until_interrupted(lambda: _run(options))
+        with contextlib.ExitStack() as stack:
+            return report.until_interrupted(lambda: _run(options, stack))
     except NetworkError as error:
         print(error, file=sys.stderr)
         return 2
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace, stack: contextlib.ExitStack) -> int:
     libraries = []
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="horovod-benchmark-"))
     for name in options.libraries:
-        missing = why_missing(name)
+        missing = _compile(Path(folder)) if name == "sockets" else why_missing(name)
         if name == "mpi" and options.ipv6:
             missing = "Open MPI is left out: its mpirun takes no IPv6 addresses for hosts."
+        if name == "sockets" and options.ipv6:
+            missing = "Plain sockets are left out: they know IPv4 only."
         if missing:
             print(missing)
         else:
@@ -61,17 +69,18 @@ def _run(options: argparse.Namespace) -> int:
     about = report.machine({})
     failures: list[str] = []
     results: list[dict[str, Any]] = []
-    print(report.header(("wire GB/s", "of wire")))
+    print(report.header(("wire GB/s", "sockets", "x", "of wire")))
     for rate in options.rate:
         for hosts in options.hosts:
             for per_host in options.ranks_per_host:
                 nics = "" if options.nics == 1 else f", {options.nics} interfaces each"
                 print(f"{hosts} hosts with {per_host} ranks each, {rate or 'unshaped'}{nics}")
-                with Network(hosts, rate, options.nics, options.ipv6) as network, contextlib.ExitStack() as stack:
-                    worlds = _start(libraries, network, per_host, stack, failures)
+                with Network(hosts, rate, options.nics, options.ipv6) as network, contextlib.ExitStack() as running:
+                    worlds = _start(libraries, network, per_host, running, failures)
                     about["versions"] |= {TITLES[world.library]: world.version for world in worlds}
                     for case in cases.cases(hosts * per_host, options.ops, options.sizes):
-                        row = measure(case, worlds, options.budget)
+                        able = [w for w in worlds if w.library != "sockets" or case.operation == "allreduce"]
+                        row = measure(case, able, options.budget)
                         failures.extend(row.refused.values())
                         worlds = [world for world in worlds if world.library not in row.refused]
                         results.append(_show(row, hosts, per_host, rate, options.nics))
@@ -86,6 +95,8 @@ def _start(
 ) -> list[World]:
     worlds = []
     for library in libraries:
+        if library == "sockets" and per_host > 1:
+            continue
         try:
             worlds.append(stack.enter_context(World(library, _layout(library, network, per_host, stack))))
         except WorldError as error:
@@ -102,6 +113,8 @@ def _layout(library: str, network: Network, per_host: int, stack: contextlib.Exi
     environment: dict[str, str] = {}
     if library == "horovod" and crowded:
         environment["HOROVOD_SPIN_US"] = "0"
+    if library == "sockets":
+        environment["BENCHMARK_SOCKETS"] = os.environ["BENCHMARK_SOCKETS"]
     if library == "mpi":
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="horovod-benchmark-"))
         agent = _rsh_agent(Path(folder, "agent"), hosts)
@@ -117,6 +130,17 @@ def _layout(library: str, network: Network, per_host: int, stack: contextlib.Exi
         }
         mpi = ("--host", places, "--bind-to", "none", *(word for item in settings.items() for word in ("--mca", *item)))
     return Layout(hosts, per_host, mpi, environment)
+
+
+def _compile(folder: Path) -> str | None:
+    """Makes what the ranks of `sockets` load; why it can't be made, as a sentence."""
+    try:
+        os.environ["BENCHMARK_SOCKETS"] = str(compile_sockets(folder))
+    except FileNotFoundError as error:
+        return f"Plain sockets are left out: no C++ compiler ({error.filename}); apt-get install g++, or set CXX."
+    except subprocess.CalledProcessError as error:
+        return f"Plain sockets are left out: sockets.cc can't be compiled: {error.stderr.strip()}"
+    return None
 
 
 def _rsh_agent(path: Path, hosts: Sequence[Host]) -> Path:
@@ -146,7 +170,12 @@ def _show(row: Row, hosts: int, per_host: int, rate: str | None, nics: int) -> d
     moved = wire_bytes(row.case, hosts, per_host)
     shares = {}
     ours = row.figures.get("horovod")
-    extra = [report.rate_text(moved / ours.seconds if ours else 0.0)]
+    plain = row.figures.get("sockets")
+    extra = [
+        report.rate_text(moved / ours.seconds if ours else 0.0),
+        report.time_text(plain.seconds if plain else None),
+        f"{plain.seconds / ours.seconds:.2f}" if plain and ours else "-",
+    ]
     if rate and moved:
         least = moved / (_bytes_per_second(rate) * nics)
         shares = {library: least / figure.seconds for library, figure in row.figures.items()}
@@ -171,7 +200,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ipv6", action="store_true", help="hosts have IPv6 addresses only")
     parser.add_argument("--sizes", help="such as 4,16K,64M")
     parser.add_argument("--ops", default="allreduce", help="default: %(default)s")
-    parser.add_argument("--libraries", default=",".join(NAMES), help="default: %(default)s")
+    parser.add_argument("--libraries", default=",".join(LIBRARIES), help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="two sizes, 2 hosts, short rounds")
     parser.add_argument("--json", type=Path, default=RESULTS / "network.json", help="default: %(default)s")
     options = parser.parse_args(argv)
@@ -190,7 +219,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options.ops = tuple(options.ops.split(","))
     options.libraries = tuple(options.libraries.split(","))
     for name in (*options.ops, *options.libraries):
-        if name not in (*cases.OPERATIONS, *NAMES):
+        if name not in (*cases.OPERATIONS, *LIBRARIES):
             parser.error(f"{name!r} is neither an operation nor a library.")
     return options
 

@@ -75,7 +75,7 @@ def header(extra: Sequence[str] = ()) -> str:
     return "".join(f"{name:>{width}}" for name, width in zip(names, _WIDTHS, strict=False))
 
 
-_WIDTHS = (3, 14, 23, 10, 7, 10, 7, 10, 7, 11, 22)
+_WIDTHS = (3, 14, 23, 10, 7, 10, 7, 10, 7, 11, 10, 7, 26)
 
 
 def line(row: Row, extra: Sequence[str] = ()) -> str:

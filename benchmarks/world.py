@@ -199,7 +199,8 @@ class World:
         commands = []
         for rank in range(self.size):
             host = self.layout.host_of(rank)
-            environment = {**common, **first, "BENCHMARK_RANK": str(rank), "GLOO_SOCKET_IFNAME": host.interface}
+            environment = {**common, **first, "BENCHMARK_RANK": str(rank)}
+            environment |= {"BENCHMARK_ADDRESS": host.address, "GLOO_SOCKET_IFNAME": host.interface}
             if self.library == "horovod":
                 environment |= {
                     "HOROVOD_RANK": str(rank),

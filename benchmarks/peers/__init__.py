@@ -19,6 +19,7 @@ TITLES = {
     "horovod": "horovod",
     "gloo": "torch.distributed Gloo",
     "mpi": "Open MPI",
+    "sockets": "plain sockets",
     "nccl": "torch.distributed NCCL",
     "group": "torch.distributed NCCL, gradients in one group call",
 }
@@ -48,6 +49,10 @@ def join(name: str, size: int, device: torch.device) -> Peer:
         from benchmarks.peers.horovod import HorovodPeer
 
         return HorovodPeer(device)
+    if name == "sockets":
+        from benchmarks.peers.sockets import SocketsPeer
+
+        return SocketsPeer(size)
     if name == "mpi":
         from benchmarks.peers.mpi import MpiPeer
 
