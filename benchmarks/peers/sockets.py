@@ -75,8 +75,9 @@ def _connect(rank: int, size: int) -> list[socket.socket | None]:
     connections: list[socket.socket | None] = [None] * size
     with socket.create_server((os.environ["BENCHMARK_ADDRESS"], 0), backlog=size) as server:
         address = Path(f"{base}.{rank}")
-        address.with_suffix(".new").write_text(f"{server.getsockname()[0]} {server.getsockname()[1]}")
-        address.with_suffix(".new").rename(address)
+        written = Path(f"{base}.{rank}.new")
+        written.write_text(f"{server.getsockname()[0]} {server.getsockname()[1]}")
+        written.rename(address)
         deadline = time.monotonic() + _START_SECONDS
         for peer in range(rank):
             file = Path(f"{base}.{peer}")

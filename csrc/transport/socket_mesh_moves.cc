@@ -23,8 +23,7 @@ constexpr int kSliceMs = 50;  // no sleep is longer, so that an abort is seen ev
 constexpr int64_t kGraceUs = 200'000;
 // Waiting is likely to be short only while the ranks are talking.
 constexpr int64_t kLivelyUs = 2'000;
-constexpr uint32_t kFullLook = 64;          // every so many looks are at all connections
-constexpr uint64_t kSpinBytes = 64u << 10;  // a larger transfer is worth a sleep
+constexpr uint32_t kFullLook = 64;  // every so many looks are at all connections
 
 uint64_t length_of(const Transfer& transfer) {
   uint64_t bytes = 0;
@@ -122,12 +121,11 @@ Status SocketMesh::finish(Flight& flight) {
     if (progress_us == 0) progress_us = now;
     const int64_t limit_us = progress_us + config_.progress_timeout_ms * 1000;
     if (now >= limit_us) return fail(timed_out());
-    bool small = true;
-    for (const Line& line : lines_) {
-      small = small && !line.connection->owes() && line.connection->expected_bytes() <= kSpinBytes;
-    }
+    // The rest of what is received follows sooner than a sleeper wakes; what a peer does not take may stay for long.
+    const bool all_sent =
+        std::none_of(lines_.begin(), lines_.end(), [](const Line& line) { return line.connection->owes(); });
     if (while_waiting_) while_waiting_();
-    HVD_TRY(rest(small, spin_until_us, limit_us, nullptr));
+    HVD_TRY(rest(all_sent, spin_until_us, limit_us, nullptr));
   }
   return {};
 }

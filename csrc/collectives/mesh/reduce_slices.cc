@@ -9,8 +9,9 @@ namespace {
 
 constexpr int kWindow = 2;  // chunks on the wire ahead of the one that is reduced
 // What all peers together send of one chunk: enough to fill a wire, and little enough that what one rank writes is
-// still in the cache when the other reads it. Measured over loopback and at 1 Gbit/s.
-constexpr int64_t kStepBytes = 256 << 10;
+// still in the cache when the other reads it. Between two hosts without a limit 16 MB take 5 ms so, and 10 ms with
+// twice as much, which is what plain sockets take (benchmarks/network.py); 1 Gbit/s is as full as before.
+constexpr int64_t kStepBytes = 128 << 10;
 constexpr int64_t kLeastChunkBytes = 32 << 10;  // of one peer; less costs more in system calls
 
 class Reducer {
