@@ -14,8 +14,8 @@ class Backend {
 };
 
 // A way for batches whose tensors are on a device. run() returns when everything is queued there and sets each
-// operation's on_device->finished; the tensors are in use until that has passed. When it fails, nothing uses them any
-// more.
+// operation's on_device->finished; the tensors are in use until that has passed. When it fails, they are in use until
+// abort() has returned.
 class DevicePath : public Backend {
  public:
   // Whether anything that was queued has not passed, as far as tend() knows. Any thread.
@@ -30,7 +30,8 @@ class DevicePath : public Backend {
   virtual void close() = 0;
 };
 
-// What a communicator sees: the choice between such ways. The dtypes of a batch may differ.
+// What a communicator sees: the choice between such ways. The dtypes of a batch may differ. When run() fails, nothing
+// uses the tensors any more.
 class DeviceBackend : public DevicePath {
  public:
   // In the submitting thread: refuses what can't be run, or sets on_device->ready.

@@ -40,8 +40,8 @@ size_t bytes_of(const OpSpec& spec) {
 }  // namespace
 
 Communicator::Communicator(int process_set, int rank, std::vector<int> ranks, std::vector<std::string> labels,
-                           std::vector<int> placement, const Config& config, AbortSignal& abort, Outbox& outbox, Timeline& timeline,
-                           std::function<void()> on_abort)
+                           std::vector<int> placement, const Config& config, AbortSignal& abort, Outbox& outbox,
+                           Timeline& timeline, std::function<void()> on_abort)
     : process_set_(process_set),
       rank_(rank),
       ranks_(std::move(ranks)),

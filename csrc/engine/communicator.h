@@ -259,6 +259,7 @@ class Communicator {
   std::vector<Submission*> by_id_;
 
   std::thread background_;
+  std::thread device_ending_;  // of a member alone, which has no background thread; see abort_raised()
 };
 
 }  // namespace horovod

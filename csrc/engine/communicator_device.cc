@@ -39,6 +39,10 @@ Status Communicator::prepare(Submission& submission, const std::shared_ptr<cuda:
         item.sentence = std::move(sentence);
         outbox_.push(std::move(item));
       };
+      options.failed = [this](const Status& status) {
+        if (status.code() != Code::left) abort_.raise(status);
+        if (abort_.raised()) on_abort_();
+      };
       Status status;
       std::unique_ptr<DeviceBackend> made =
           make_gpu_backend(std::move(options), device, pool, plane_, std::move(peers), status);

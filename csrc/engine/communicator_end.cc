@@ -1,6 +1,7 @@
 // How a communicator ends: with the epoch, because of a peer or the abort signal, or in order.
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "engine/communicator.h"
 
@@ -55,8 +56,11 @@ void Communicator::abort_raised() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     device_end_due_ = device_ && log_;
+    // The end of what is on the device may wait for other communicators, and whoever calls this has still to tell them.
+    if (!log_ && device_ && !closed_ && !device_ending_.joinable())
+      device_ending_ = std::thread([this] { end_device(false); });
   }
-  if (!log_) return end_device(false);
+  if (!log_) return;
   background_wanted_.notify_one();
   const std::string cause = abort_.cause().message();
   if (region_) region_->announce_end(MemberState::aborted, cause);
@@ -65,7 +69,16 @@ void Communicator::abort_raised() {
 }
 
 void Communicator::close(const std::string& farewell, const std::string& why) {
-  if (!log_) return end_device(!abort_.raised());
+  if (!log_) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (std::exchange(closed_, true)) return;
+      closed_why_ = why;
+    }
+    end_device(!abort_.raised());
+    if (device_ending_.joinable()) device_ending_.join();
+    return;
+  }
   bool orderly = false;
   const Status status(Code::aborted, why + " The operation was not finished by all ranks before.");
   {

@@ -10,7 +10,7 @@ import pytest
 from adasum_reference import adasum, gradient
 from gpu_world import GpuMember, GpuWorld, StandIns, ended
 from resources import eventually
-from world import ADASUM, ALLREDUCE
+from world import ADASUM, ALLREDUCE, SUM
 
 pytestmark = pytest.mark.xdist_group("gpu")
 
@@ -132,6 +132,33 @@ def test_a_failure_in_any_step_ends_the_epoch_everywhere(libraries: StandIns, fu
             assert f"{function} failed" in error
         for member in world.members:
             member.gpu.synchronize()  # nothing hangs there
+
+
+def test_a_failure_ends_all_that_waits_on_its_device(libraries: StandIns) -> None:
+    """The end of one communicator of NCCL waits for all kernels of the device, also for those of the others."""
+    with world_of(libraries, [0, 1, 0, 1], "hosts") as world:
+        arrays = {name: [member.array(np.ones(1000)) for member in world.members] for name in ("sum", "adasum")}
+
+        def start(member: GpuMember, name: str) -> None:
+            own = [arrays[name][member.rank]]
+            member.start(ALLREDUCE, f"allreduce.{name}", own, list(own), reduce_op=ADASUM if name == "adasum" else SUM)
+
+        for op in (SUM, ADASUM):  # so that there are communicators
+            world.run(lambda m, op=op: m.allreduce(np.ones(4), f"allreduce.good.{op}", op))
+        side = world.members[1].current_stream = world.gpus[1].stream()
+        held = world.gpus[1].hold(side)  # the sum waits for its part
+        world.run(lambda m: start(m, "sum"))
+        world.members[1].current_stream = 0
+        libraries.fail("cuMemcpyDtoHAsync_v2", 1)
+        world.run(lambda m: start(m, "adasum"))
+        for engine in world.engines:
+            assert eventually(lambda engine=engine: "cuMemcpyDtoHAsync_v2 failed" in (ended(engine) or ""))
+        for rank in (0, 2, 3):
+            world.gpus[rank].synchronize()
+        world.gpus[1].release(held)
+        world.gpus[1].synchronize(side)
+        arrays.clear()
+        gc.collect()
 
 
 def test_a_rank_that_gives_up_frees_those_that_wait_for_its_host(libraries: StandIns) -> None:

@@ -217,7 +217,7 @@ def test_results_come_after_what_was_queued_before(pair: GpuWorld) -> None:
 
 
 # -- what it holds -----------------------------------------------------------------------------------------------------
-def test_page_locked_memory_is_bounded_and_given_back(libraries: StandIns) -> None:
+def test_page_locked_memory_is_bounded_and_used_again(libraries: StandIns) -> None:
     before = libraries.count("pinned")
 
     def use(world: GpuWorld) -> None:
@@ -230,10 +230,10 @@ def test_page_locked_memory_is_bounded_and_given_back(libraries: StandIns) -> No
                         member.allreduce(np.ones(200_000, np.float32), f"allreduce.{number}.{step}", process_set=number)
                 member.allreduce(np.ones(200_000, np.float32), f"allreduce.all.{step}")
 
-        world.run(body)
-        # Three slots for each process set that a rank is in, at most, and four of each rank that rests.
-        assert libraries.count("pinned") <= before + 3 * (3 + 2 + 2)
-        assert eventually(lambda: libraries.count("pinned") <= before + 4 * 3)
+        for _ in range(3):
+            world.run(body)
+            # Three slots for each process set that a rank is in, at most.
+            assert libraries.count("pinned") <= before + 3 * (3 + 2 + 2)
 
     def one_world() -> None:
         with GpuWorld(libraries, 3, without_nccl=range(3), staging_bytes=CHUNK) as world:

@@ -5,7 +5,8 @@
 namespace horovod::cuda {
 
 PinnedPool::~PinnedPool() {
-  for (std::byte* buffer : idle_) free(buffer);
+  const Device::Current current(*device_);
+  for (std::byte* buffer : idle_) (void)device_->driver().free_pinned(buffer);
 }
 
 Status PinnedPool::take(std::byte*& buffer) {
@@ -33,19 +34,8 @@ Status PinnedPool::take(std::byte*& buffer) {
 }
 
 void PinnedPool::give_back(std::byte* buffer) {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (idle_.size() < kMostIdle) {
-      idle_.push_back(buffer);
-      return;
-    }
-  }
-  free(buffer);
-}
-
-void PinnedPool::free(std::byte* buffer) const {
-  const Device::Current current(*device_);
-  (void)device_->driver().free_pinned(buffer);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  idle_.push_back(buffer);
 }
 
 }  // namespace horovod::cuda

@@ -12,11 +12,10 @@ namespace horovod::cuda {
 
 // Of one device, for all process sets together: one that stages takes what it needs and waits for nobody (two that
 // waited for each other's buffers, on two ranks in two orders, would wait for ever), and gives it back when it rests.
-// So no more is held than what works at the same time, and little of that is kept.
+// So no more is held than what has worked at the same time. None of it is freed before the end: the driver may wait then
+// for all that runs on the device, also for what waits for another rank.
 class PinnedPool {
  public:
-  static constexpr size_t kMostIdle = 4;
-
   PinnedPool(std::shared_ptr<Device> device, size_t buffer_bytes)
       : device_(std::move(device)), buffer_bytes_(buffer_bytes) {}
   ~PinnedPool();
@@ -31,8 +30,6 @@ class PinnedPool {
   void give_back(std::byte* buffer);
 
  private:
-  void free(std::byte* buffer) const;
-
   const std::shared_ptr<Device> device_;
   const size_t buffer_bytes_;
   std::mutex mutex_;  // guards idle_

@@ -43,9 +43,14 @@ class AdasumPath final : public DevicePath {
       : within_(std::move(within)), between_(std::move(between)), one_host_(one_host) {}
 
   Status run(Batch batch) override {
-    Status status = queue(batch);
-    if (!status.ok()) abort();
-    return status;
+    const Step mean(batch, nullptr, OpType::allreduce, ReduceOp::average);
+    HVD_TRY(within_->run(mean.batch()));
+    if (one_host_) return finish(batch, mean);
+    const Step across(batch, &mean, OpType::allreduce, ReduceOp::adasum);
+    if (between_) HVD_TRY(between_->run(across.batch()));
+    const Step spread(batch, between_ ? &across : &mean, OpType::broadcast, ReduceOp::sum);
+    HVD_TRY(within_->run(spread.batch()));
+    return finish(batch, spread);
   }
 
   bool busy() const override { return within_->busy() || (between_ && between_->busy()); }
@@ -63,17 +68,6 @@ class AdasumPath final : public DevicePath {
   }
 
  private:
-  Status queue(Batch batch) {
-    const Step mean(batch, nullptr, OpType::allreduce, ReduceOp::average);
-    HVD_TRY(within_->run(mean.batch()));
-    if (one_host_) return finish(batch, mean);
-    const Step across(batch, &mean, OpType::allreduce, ReduceOp::adasum);
-    if (between_) HVD_TRY(between_->run(across.batch()));
-    const Step spread(batch, between_ ? &across : &mean, OpType::broadcast, ReduceOp::sum);
-    HVD_TRY(within_->run(spread.batch()));
-    return finish(batch, spread);
-  }
-
   static Status finish(Batch batch, const Step& last) {
     for (size_t i = 0; i < batch.size(); ++i) {
       batch[i]->on_device->finished = last.batch()[i]->on_device->finished;

@@ -96,12 +96,13 @@ class GpuBackend final : public DeviceBackend {
   bool takes_nccl(const OpSpec& spec) const override { return obstacle_to_nccl(spec).empty(); }
 
   Status run(Batch batch) override {
-    if (!have_agreed_) HVD_TRY(agree());
-    // A batch of several is alike in all that matters here.
-    const std::string obstacle = obstacle_to_nccl(batch[0]->spec);
-    if (obstacle.empty()) return is_adasum(batch[0]->spec) ? adasum_->run(batch) : nccl_->run(batch);
-    if (agreed_.nccl_version > 0) note_once(batch[0]->spec, obstacle);
-    return staging_->run(batch);
+    Status status = queue(batch);
+    if (status.ok()) return status;
+    // The tensors may be let go when this returns, so nothing may go on that uses them. But the end of one of NCCL's
+    // communicators may wait for all that runs on the device, so everybody must know first that it is to end.
+    options_.failed(status);
+    abort();
+    return status;
   }
 
   bool busy() const override { return (nccl_ && (nccl_->busy() || adasum_->busy())) || staging_->busy(); }
@@ -131,6 +132,15 @@ class GpuBackend final : public DeviceBackend {
   }
 
  private:
+  Status queue(Batch batch) {
+    if (!have_agreed_) HVD_TRY(agree());
+    // A batch of several is alike in all that matters here.
+    const std::string obstacle = obstacle_to_nccl(batch[0]->spec);
+    if (obstacle.empty()) return is_adasum(batch[0]->spec) ? adasum_->run(batch) : nccl_->run(batch);
+    if (agreed_.nccl_version > 0) note_once(batch[0]->spec, obstacle);
+    return staging_->run(batch);
+  }
+
   // Why the host's memory it is; empty: NCCL.
   std::string obstacle_to_nccl(const OpSpec& spec) const {
     if (!nccl_ || agreed_.nccl_version == 0) return agreed_.obstacle;

@@ -22,6 +22,8 @@ struct GpuOptions {
   std::string scope;  // "the global process set", for messages
   // Something that somebody who looks for it should find in a log, once; worth_saying: or everybody should.
   std::function<void(bool worth_saying, std::string sentence)> note;
+  // Ends the epoch for all of this process's communicators, without waiting for any of them.
+  std::function<void(const Status&)> failed;
 };
 
 // The plane must outlive it. Null when the device has no streams left; `status` then says why.

@@ -48,13 +48,7 @@ class NcclBackend final : public DevicePath {
     if (!packs_have_passed()) copier_->leave_loaded();
   }
 
-  Status run(Batch batch) override {
-    const size_t turn = batches_++ % streams_.size();
-    Status status = queue(batch, turn);
-    // The tensors may be let go when this returns, so nothing may go on that uses them.
-    if (!status.ok()) abort();
-    return status;
-  }
+  Status run(Batch batch) override { return queue(batch, batches_++ % streams_.size()); }
 
   bool busy() const override { return queued_count_.load(std::memory_order_relaxed) > 0; }
 
@@ -71,7 +65,7 @@ class NcclBackend final : public DevicePath {
     queued_count_.store(queued_.size(), std::memory_order_relaxed);
     if (queued_.empty()) return {};
     for (size_t turn = 0; turn < comms_.size(); ++turn) {
-      if (const std::shared_ptr<Comm> comm = made(comms_, turn)) HVD_TRY(comm->check());
+      if (const std::shared_ptr<Comm> comm = made(comms_, turn)) HVD_TRY(comm->check(peers_));
     }
     return {};
   }

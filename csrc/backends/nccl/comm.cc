@@ -14,6 +14,7 @@ namespace {
 constexpr int kQuickTurns = 2000;  // looks before a thread that waits for NCCL sleeps between them
 constexpr int64_t kNapUs = 200;
 constexpr int64_t kCloseUs = 1'000'000;
+constexpr int64_t kGraceUs = 700'000;  // everybody is to know within a second
 
 // What a member tells the others about a step that all of them must have taken.
 struct Outcome {
@@ -107,18 +108,19 @@ Status Comm::settle(const Peers& peers) {
   const int64_t end_us = now_us() + peers.timeout_us;
   for (int turn = 0;; ++turn) {
     int state = kInProgress;
+    Status status;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      Status status = state_locked(state);
-      if (peers.abort->raised()) return peers.abort->cause();  // explains it better
-      HVD_TRY(status);
+      status = state_locked(state);
     }
+    if (peers.abort->raised()) return peers.abort->cause();  // explains it better
+    if (!status.ok()) return explain(std::move(status), state, peers);
     if (state == kSuccess) return {};
     if (turn < kQuickTurns) {
       sched_yield();
       continue;
     }
-    HVD_TRY(peers.look());
+    if (Status lost = peers.look(); !lost.ok() && lost.code() != Code::left) return lost;
     if (now_us() > end_us) {
       return {Code::timeout, "NCCL made no progress for " + std::to_string(peers.timeout_us / 1000) + " ms on " +
                                  peers.labels[peers.rank] + "."};
@@ -139,10 +141,25 @@ void Comm::destroy_op(int op) {
   if (handle_) (void)library_.destroy_op(op, handle_);
 }
 
-Status Comm::check() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+Status Comm::check(const Peers& peers) {
   int state = kSuccess;
-  return state_locked(state);
+  Status status;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    status = state_locked(state);
+  }
+  return status.ok() ? status : explain(std::move(status), state, peers);
+}
+
+// The connections of a process that is killed end before the process does, and NCCL's may be the first.
+Status Comm::explain(Status status, int state, const Peers& peers) {
+  if (state != kRemoteError && state != kSystemError) return status;
+  const timespec nap{0, kNapUs * 1000};
+  for (const int64_t end_us = now_us() + kGraceUs; now_us() < end_us; nanosleep(&nap, nullptr)) {
+    if (peers.abort->raised()) return peers.abort->cause();
+    if (Status lost = peers.look(); !lost.ok()) return lost;
+  }
+  return status;
 }
 
 void Comm::abort() {

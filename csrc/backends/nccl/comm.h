@@ -48,7 +48,7 @@ class Comm {
   void destroy_op(int op);
 
   // What has gone wrong since.
-  Status check();
+  Status check(const Peers& peers);
 
   // Ends what runs and frees everything. Any thread; nothing can be called after it, which gives an error.
   void abort();
@@ -73,6 +73,8 @@ class Comm {
     return status.ok() ? end : status;
   }
   Status state_locked(int& state) const;
+  // An error that a lost peer may have caused is that of the peer, if somebody knows it soon.
+  static Status explain(Status status, int state, const Peers& peers);
   Status settle(const Peers& peers);
   static Status ended();
 

@@ -19,7 +19,14 @@ struct UniqueId {  // passed by value, as NCCL does
   char bytes[128];
 };
 
-enum Result : int { kSuccess = 0, kInvalidArgument = 4, kInvalidUsage = 5, kRemoteError = 6, kInProgress = 7 };
+enum Result : int {
+  kSuccess = 0,
+  kSystemError = 2,
+  kInvalidArgument = 4,
+  kInvalidUsage = 5,
+  kRemoteError = 6,
+  kInProgress = 7
+};
 
 enum DataType : int {
   kInt8 = 0,

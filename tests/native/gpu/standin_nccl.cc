@@ -7,6 +7,8 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
+#include <algorithm>
+#include <chrono>
 
 #include <atomic>
 #include <condition_variable>
@@ -346,12 +348,20 @@ Call call_of(standin::Kind kind, const void* input, void* output, size_t count, 
   return call;
 }
 
+// Whether any communicator has work on the device.
+bool device_busy(int device) {
+  const std::lock_guard<std::mutex> lock(g_mutex);
+  return std::any_of(g_alive.begin(), g_alive.end(), [device](Comm* comm) {
+    if (comm->device != device) return false;
+    const std::lock_guard<std::mutex> queue(comm->mutex);
+    return comm->queued > 0;
+  });
+}
+
+// NCCL gives memory of the device back then, for which the driver waits until nothing runs there.
 void dispose(Comm* comm) {
   if (comm->worker.joinable()) comm->worker.join();
-  {
-    std::unique_lock<std::mutex> lock(comm->mutex);
-    comm->changed.wait(lock, [&] { return comm->queued == 0; });
-  }
+  while (device_busy(comm->device)) std::this_thread::sleep_for(std::chrono::microseconds(200));
   {
     const std::lock_guard<std::mutex> lock(g_mutex);
     g_alive.erase(comm);
