@@ -3,7 +3,8 @@
 //
 // Where ranks call different things the real one hangs; this one says so as an asynchronous error, and hangs as well
 // until the communicator is aborted. A rank that is gone is waited for like the real one does within a host, or told as
-// ncclRemoteError after standin_nccl_remote_errors(1). Pointers must be memory of the communicator's device.
+// ncclRemoteError after standin_nccl_remote_errors(1), or where STANDIN_NCCL_REMOTE_ERRORS is set. Pointers must be
+// memory of the communicator's device.
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -111,7 +112,7 @@ struct Comm {
 };
 
 std::atomic<int64_t> g_comms{0}, g_ops{0}, g_groups{0}, g_aborts{0};
-std::atomic<bool> g_remote_errors{false};
+std::atomic<bool> g_remote_errors{std::getenv("STANDIN_NCCL_REMOTE_ERRORS") != nullptr};
 std::mutex g_mutex;  // guards g_alive
 std::set<Comm*> g_alive;
 standin::Faults g_faults{"STANDIN_NCCL_FAIL"};
