@@ -142,8 +142,9 @@ class NcclBackend final : public DevicePath {
     std::shared_ptr<Comm> comm = made(comms_, turn);
     if (!comm) {
       comm = Comm::create(library_, streams_[turn], peers_, status);
-      if (!comm) return status;
-      HVD_TRY(keep(comms_, turn, comm));
+      const Status kept = keep(comms_, turn, comm);
+      HVD_TRY(status);
+      HVD_TRY(kept);
     }
     const auto stream = streams_[turn]->handle();
     for (Operation* operation : batch) {
@@ -158,7 +159,8 @@ class NcclBackend final : public DevicePath {
       if (found) return {};
       Status failed;
       found = Comm::alone(library_, streams_[turn], peers_, failed);
-      return found ? keep(alone_, turn, found) : failed;
+      const Status kept = keep(alone_, turn, found);
+      return failed.ok() ? kept : failed;
     };
     Run run{*comm, peers_, alone, {pack_rule_, *copier_, buffers_[turn]}};
     const Status dispatched = dispatch(run, batch);

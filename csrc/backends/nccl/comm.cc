@@ -60,21 +60,21 @@ std::shared_ptr<Comm> Comm::create(const Library& library, std::shared_ptr<cuda:
   }
   UniqueId id;
   status = agree(peers, mine, id);
-  if (!status.ok()) return nullptr;
+  if (!status.ok()) return comm;
   const Status started = comm->init(id, peers.rank, peers.size(), peers);
   if (started.code() == Code::internal) {  // ends the epoch, which the others notice while they wait in NCCL
     status = could_not_start(peers, peers.rank, started.message());
-    return nullptr;
+    return comm;
   }
   if (!started.ok() && started.code() != Code::timeout) {
     status = started;
-    return nullptr;
+    return comm;
   }
   // NCCL does not say for whom it waits in vain; the data plane does, when that member's outcome does not come.
   mine = {};
   if (!started.ok()) mine.fail(started);
   status = agree(peers, mine, id);
-  return status.ok() ? comm : nullptr;
+  return comm;
 }
 
 std::shared_ptr<Comm> Comm::alone(const Library& library, std::shared_ptr<cuda::Stream> stream, const Peers& peers,
@@ -83,7 +83,7 @@ std::shared_ptr<Comm> Comm::alone(const Library& library, std::shared_ptr<cuda::
   UniqueId id;
   status = comm->call(library.unique_id, &id);
   if (status.ok()) status = comm->init(id, 0, 1, peers);
-  return status.ok() ? comm : nullptr;
+  return comm;
 }
 
 Status Comm::init(const UniqueId& id, int rank, int size, const Peers& peers) {

@@ -17,11 +17,12 @@ using cuda::Peers;  // its members are NCCL's ranks
 
 class Comm {
  public:
-  // For all members at once, which find each other through the CPU's data plane. Null on all of them when it fails on
-  // one; the sentence then names the rank.
+  // For all members at once, which find each other through the CPU's data plane. It fails on all of them when it fails
+  // on one; the sentence then names the rank. Also then there is a communicator, which is no good but to be ended: that
+  // may wait for all that runs on the device, so the caller must choose when.
   static std::shared_ptr<Comm> create(const Library& library, std::shared_ptr<cuda::Stream> stream, const Peers& peers,
                                       Status& status);
-  // Of this rank alone: NCCL's way to multiply a tensor by a factor on the device.
+  // Of this rank alone: NCCL's way to multiply a tensor by a factor on the device. When it fails: as above.
   static std::shared_ptr<Comm> alone(const Library& library, std::shared_ptr<cuda::Stream> stream, const Peers& peers,
                                      Status& status);
   ~Comm() { abort(); }
