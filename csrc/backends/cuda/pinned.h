@@ -12,8 +12,8 @@ namespace horovod::cuda {
 
 // Of one device, for all process sets together: one that stages takes what it needs and waits for nobody (two that
 // waited for each other's buffers, on two ranks in two orders, would wait for ever), and gives it back when it rests.
-// So no more is held than what has worked at the same time. None of it is freed before the end: the driver may wait then
-// for all that runs on the device, also for what waits for another rank.
+// So no more is held than what has worked at the same time. None of it is freed before the end: the driver may wait
+// then for all that runs on the device, also for what waits for another rank.
 class PinnedPool {
  public:
   PinnedPool(std::shared_ptr<Device> device, size_t buffer_bytes)

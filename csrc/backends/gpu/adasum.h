@@ -2,8 +2,8 @@
 // by the CPU of each host's first member, and its result by NCCL to the others of the host.
 //
 // So it is not what Adasum of the same tensors in the host's memory is, which combines every member with every other:
-// on a fast link inside the host the members are one large batch, as in the paper that adasum.h names. On one host it is
-// the mean.
+// on a fast link inside the host the members are one large batch, as in the paper that adasum.h names. On one host it
+// is the mean.
 #pragma once
 
 #include <memory>
