@@ -176,8 +176,11 @@ class Engine:
     ) -> list[Output] | tuple[list[Output], list[int]] | None:
         """submit() and result() in one. If a signal cuts it short, `keep` is referenced until the operation is over."""
 
-    def join(self) -> int:
-        """Contributes zeros to the allreduces of others in the world until all ranks are here; the last one's rank."""
+    def join(self, device: int = -1) -> int:
+        """Contributes zeros to the allreduces of others in the world until all ranks are here; the last one's rank.
+
+        device: the GPU for zeros of GPU tensors, if this rank has not used any.
+        """
 
     # -- process sets -----------------------------------------------------------------------------------------------
     def add_process_set(

@@ -314,7 +314,11 @@ void PyEngine::apply_join(uint32_t round, const std::vector<int>& ranks, int pha
   });
 }
 
-int PyEngine::join() {
+int PyEngine::join(int device) {
+  if (device >= 0) {
+    const py::gil_scoped_release release;
+    engine_->join_from(device);
+  }
   WaitingThread::Wait waiting;
   int64_t ticket = Communicator::kNoTicket;
   for (int last_rank = -1;;) {

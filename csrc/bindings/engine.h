@@ -73,8 +73,8 @@ class PyEngine {
   void apply_error(int process_set, const std::string& name, const std::string& sentence);
   void apply_recall(int process_set, const std::vector<uint32_t>& ids);
   void apply_join(uint32_t round, const std::vector<int>& ranks, int phase, const std::string& sentence);
-  // Until all ranks have joined, or a signal's handler raises.
-  int join();
+  // Until all ranks have joined, or a signal's handler raises. device: for zeros, where this rank has used none yet.
+  int join(int device);
   pybind11::tuple standstill();
 
   // -- life

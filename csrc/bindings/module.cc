@@ -99,7 +99,7 @@ PYBIND11_MODULE(_core, module) {
       .def("remove_process_set", &PyEngine::remove_process_set, py::arg("number"))
       .def("pending", &PyEngine::pending, py::arg("process_set"))
       .def("next_outbox", &PyEngine::next_outbox, py::arg("timeout_ms"))
-      .def("join", &PyEngine::join)
+      .def("join", &PyEngine::join, py::arg("device") = -1)
       .def("apply_plan", &PyEngine::apply_plan, py::arg("process_set"), py::arg("name"), py::arg("id"),
            py::arg("operation") = py::none())
       .def("apply_error", &PyEngine::apply_error, py::arg("process_set"), py::arg("name"), py::arg("sentence"))

@@ -135,6 +135,8 @@ class Communicator {
   uint64_t sleeps() const { return region_ ? region_->sleeps() : 0; }
 
   // An operation on a device: finds what runs it there, and marks where its tensors are ready. Before submit().
+  // Makes what runs operations on the device, if there is none yet. Any thread.
+  Status use(const std::shared_ptr<cuda::Device>& device, const std::shared_ptr<cuda::PinnedPool>& pool);
   Status prepare(Submission& submission, const std::shared_ptr<cuda::Device>& device,
                  const std::shared_ptr<cuda::PinnedPool>& pool);
 

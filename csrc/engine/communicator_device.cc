@@ -16,42 +16,46 @@ constexpr int64_t kNapNs = 200'000;
 
 Status Communicator::prepare(Submission& submission, const std::shared_ptr<cuda::Device>& device,
                              const std::shared_ptr<cuda::PinnedPool>& pool) {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (!device_) {
-      cuda::Peers peers;
-      peers.rank = rank_;
-      peers.labels = labels_;
-      peers.hosts = placement_;
-      peers.abort = &abort_;
-      peers.timeout_us = config_.progress_timeout_ms * 1000;
-      peers.gather = [this](const void* mine, size_t bytes, std::vector<std::byte>& all) {
-        return gather_bytes(plane_, mine, bytes, all);
-      };
-      peers.look = [this] { return look_at_peers(); };
-      GpuOptions options;
-      options.config = config_;
-      options.scope = process_set_ == 0 ? "the world" : "process set " + std::to_string(process_set_);
-      options.note = [this](bool worth_saying, std::string sentence) {
-        OutboxItem item;
-        item.kind = OutboxItem::note;
-        item.worth_saying = worth_saying;
-        item.sentence = std::move(sentence);
-        outbox_.push(std::move(item));
-      };
-      options.failed = [this](const Status& status) {
-        if (status.code() != Code::left) abort_.raise(status);
-        if (abort_.raised()) on_abort_();
-      };
-      Status status;
-      std::unique_ptr<DeviceBackend> made =
-          make_gpu_backend(std::move(options), device, pool, plane_, std::move(peers), status);
-      if (!made) return {status.code(), submission.spec.name + ": " + status.message()};
-      device_ = std::move(made);
-      plane_.device = device_.get();
-    }
+  if (Status status = use(device, pool); !status.ok()) {
+    return {status.code(), submission.spec.name + ": " + status.message()};
   }
   return device_->mark_ready(submission);
+}
+
+Status Communicator::use(const std::shared_ptr<cuda::Device>& device, const std::shared_ptr<cuda::PinnedPool>& pool) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (device_) return {};
+  cuda::Peers peers;
+  peers.rank = rank_;
+  peers.labels = labels_;
+  peers.hosts = placement_;
+  peers.abort = &abort_;
+  peers.timeout_us = config_.progress_timeout_ms * 1000;
+  peers.gather = [this](const void* mine, size_t bytes, std::vector<std::byte>& all) {
+    return gather_bytes(plane_, mine, bytes, all);
+  };
+  peers.look = [this] { return look_at_peers(); };
+  GpuOptions options;
+  options.config = config_;
+  options.scope = process_set_ == 0 ? "the world" : "process set " + std::to_string(process_set_);
+  options.note = [this](bool worth_saying, std::string sentence) {
+    OutboxItem item;
+    item.kind = OutboxItem::note;
+    item.worth_saying = worth_saying;
+    item.sentence = std::move(sentence);
+    outbox_.push(std::move(item));
+  };
+  options.failed = [this](const Status& status) {
+    if (status.code() != Code::left) abort_.raise(status);
+    if (abort_.raised()) on_abort_();
+  };
+  Status status;
+  std::unique_ptr<DeviceBackend> made =
+      make_gpu_backend(std::move(options), device, pool, plane_, std::move(peers), status);
+  if (!made) return status;
+  device_ = std::move(made);
+  plane_.device = device_.get();
+  return {};
 }
 
 // In a world of one.

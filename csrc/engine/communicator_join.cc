@@ -163,10 +163,12 @@ void Communicator::contribute(Lane& lane) {
   if (lane.spec.device == DeviceKind::gpu) [[unlikely]] {
     const std::string refused = "Rank " + std::to_string(ranks_[rank_]) +
                                 " has joined, but can't contribute zeros to " + lane.spec.name + " on a GPU: ";
-    Status failed = device_ ? device_->add_zeros(*zeros)
-                            : Status(Code::internal,
-                                     "it has not used a GPU tensor in this process set, so it does not know on which "
-                                     "GPU. Let every rank take part in one operation there before hvd.join().");
+    Status failed = device_
+                        ? device_->add_zeros(*zeros)
+                        : Status(Code::internal,
+                                 "it has not used a GPU tensor in this process set, so it does not know on which "
+                                 "GPU. Name it: hvd.join(device), or let every rank take part in one operation there "
+                                 "before.");
     if (!failed.ok()) {
       abort_.raise({Code::internal, refused + failed.message()});
       return;

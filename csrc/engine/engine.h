@@ -69,6 +69,9 @@ class Engine {
   // Operations of this rank that are under way in a set.
   int64_t pending(int process_set);
 
+  // Before a join: where this rank can give zeros though it has used no GPU yet.
+  void join_from(int ordinal);
+
   Outbox& outbox() { return outbox_; }
   Timeline& timeline() { return *timeline_; }
   // Null for a set that does not exist or that this rank is not a member of.
@@ -92,6 +95,8 @@ class Engine {
 
   Engine() = default;
   Status prepare_device(Submission& submission, Communicator& communicator);
+  // The one that is used already, whichever that is, or else this one.
+  Status open_device(int ordinal, std::shared_ptr<cuda::Device>& device, std::shared_ptr<cuda::PinnedPool>& pool);
   // Checks the arguments and finds out where they go; a root becomes a place among the members.
   Status route(Submission& submission, std::shared_ptr<Communicator>& communicator) const;
   // How the members reach each other; everything by member.

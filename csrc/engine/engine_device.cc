@@ -4,21 +4,34 @@
 
 namespace horovod {
 
+Status Engine::open_device(int ordinal, std::shared_ptr<cuda::Device>& device,
+                           std::shared_ptr<cuda::PinnedPool>& pool) {
+  const std::lock_guard<std::mutex> lock(device_mutex_);
+  if (!device_) {
+    Status status;
+    const cuda::Driver* driver = cuda::driver(config_.cuda_file, status);
+    if (driver) device_ = cuda::Device::open(*driver, ordinal, status);
+    if (!device_) return status;
+    pool_ = std::make_shared<cuda::PinnedPool>(device_, config_.staging_bytes);
+  }
+  device = device_;
+  pool = pool_;
+  return {};
+}
+
+// Zeros on a GPU are wanted only if others have tensors there, so what is missing here is not said before.
+void Engine::join_from(int ordinal) {
+  std::shared_ptr<cuda::Device> device;
+  std::shared_ptr<cuda::PinnedPool> pool;
+  if (open_device(ordinal, device, pool).ok()) (void)global_->use(device, pool);
+}
+
 Status Engine::prepare_device(Submission& submission, Communicator& communicator) {
   const int ordinal = submission.on_device->ordinal;
   std::shared_ptr<cuda::Device> device;
   std::shared_ptr<cuda::PinnedPool> pool;
-  {
-    const std::lock_guard<std::mutex> lock(device_mutex_);
-    if (!device_) {
-      Status status;
-      const cuda::Driver* driver = cuda::driver(config_.cuda_file, status);
-      if (driver) device_ = cuda::Device::open(*driver, ordinal, status);
-      if (!device_) return {status.code(), submission.spec.name + ": " + status.message()};
-      pool_ = std::make_shared<cuda::PinnedPool>(device_, config_.staging_bytes);
-    }
-    device = device_;
-    pool = pool_;
+  if (Status status = open_device(ordinal, device, pool); !status.ok()) {
+    return {status.code(), submission.spec.name + ": " + status.message()};
   }
   if (device->ordinal() != ordinal) {
     return {Code::invalid_argument, submission.spec.name + ": the tensor is on GPU " + std::to_string(ordinal) +

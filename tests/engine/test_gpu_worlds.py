@@ -158,6 +158,25 @@ def test_ranks_that_have_joined_contribute_zeros_on_their_gpus(trio: World) -> N
     assert trio.run(body) == [[3.0], [3.0, 12.0], [3.0, 12.0, 2.0]]
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_rank_joins_that_has_used_no_gpu(trio: World, named: bool) -> None:
+    """hvd.join(device) says which one it would have used."""
+
+    def body(member: GpuMember) -> list[float]:
+        if member.rank == 0:
+            assert member.engine.join(member.gpu.ordinal if named else -1) in (1, 2)
+            return []
+        results = [float(member.allreduce(np.full(4, 6.0, np.float32), f"allreduce.{i}")[0]) for i in range(3)]
+        member.engine.join()
+        return results
+
+    if named:
+        assert trio.run(body) == [[], [12.0] * 3, [12.0] * 3]
+    else:
+        with pytest.raises(RuntimeError, match=r"does not know on which GPU\. Name it: hvd\.join\(device\)"):
+            trio.run(body)
+
+
 def test_the_log_says_why_there_is_no_nccl(libraries: StandIns, caplog: pytest.LogCaptureFixture) -> None:
     made = World(libraries, 2, nccl=False)
     with caplog.at_level("INFO", logger="horovod"):

@@ -14,8 +14,8 @@ def join(device: int = -1) -> int:
     that call it; so sparse gradients need DistributedOptimizer(sparse_as_dense=True).
 
     Args:
-        device: the index of the GPU for the zeros, -1 for the CPU. The zeros of an operation are made where the other
-            ranks have their tensors, so nothing depends on it.
+        device: the index of this rank's GPU, or -1. The zeros of an operation are made where the other ranks have their
+            tensors, so it is needed only where they are on GPUs and this rank has not reduced any there yet.
 
     Returns:
         The rank that joined last. It has seen the most steps: a good root for broadcasting the final state.
@@ -37,4 +37,4 @@ def join(device: int = -1) -> int:
     """
     if not isinstance(device, int):
         raise TypeError(f"device must be the index of a GPU or -1, not {device!r}.")
-    return current().engine.join()
+    return current().engine.join(device)
