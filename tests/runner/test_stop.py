@@ -12,6 +12,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 from launching import LAUNCHER, Launched, shared_memory, still_alive
+from resources import eventually
 
 Launch = Callable[..., Launched]
 Program = Callable[[str], list[str]]
@@ -190,7 +191,8 @@ def test_suspend_and_resume(launch: Launch, program: Program) -> None:
     launched.signal(signal.SIGTSTP)
     _, status = os.waitpid(launched.process.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status)
-    assert rank.status() == psutil.STATUS_STOPPED
+    # The launcher has sent it the signal, which a process takes when it gets a processor.
+    assert eventually(lambda: rank.status() == psutil.STATUS_STOPPED)
     launched.signal(signal.SIGCONT)
     launched.signal(signal.SIGTERM)
     code, _, _ = launched.finish()
