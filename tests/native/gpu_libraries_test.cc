@@ -186,7 +186,7 @@ void a_group_is_one_launch() {
 }
 
 void communicators_don_t_meet() {
-  Ranks ranks(2), others(3);
+  Ranks others(3), ranks(2);  // `ranks`, of which one never comes, end first: the end of others waits for all of a GPU
   OutputBuffer mine = ranks.gpus[0]->make<int32_t>({1}), theirs = others.gpus[0]->make<int32_t>({1});
   CHECK(ranks.all_reduce(0, mine, 1) == nccl::kInProgress);
   std::vector<OutputBuffer> rest;
