@@ -47,6 +47,7 @@ struct Operation {
   std::vector<int32_t> splits;           // alltoall: rows for each member; empty means equal parts
   std::vector<OutputBuffer> outputs;     // allgather, alltoall, reducescatter
   std::vector<int32_t> received_splits;  // alltoall
+  std::vector<int64_t> told_rows;        // row counts that came with the arrivals, member-major; empty: none came
   std::unique_ptr<OnDevice> on_device;   // null for tensors in the host's memory
   Status status;
   std::atomic<uint32_t> state{pending};  // futex word

@@ -143,6 +143,43 @@ def test_rows_that_fit_into_a_cell_on_some_ranks_only(world: EngineWorld) -> Non
     world.run(body)
 
 
+def test_allgathers_in_flight_together(world: EngineWorld) -> None:
+    """Of rows that fit into a cell and of ones that don't, so that some of one batch are told to be too long."""
+
+    def body(member: Member) -> None:
+        for _ in range(5):
+            parts = [
+                [values(r, rows + 7 * r, "float32") for r in range(member.size)] for rows in (600, 0, 9000, 2, 530)
+            ]
+            handles = [
+                member.submit(ALLGATHER, f"allgather.{index}", [part[member.rank]], [None])
+                for index, part in enumerate(parts)
+            ]
+            for part, handle in zip(parts, handles, strict=True):
+                np.testing.assert_array_equal(member.wait(handle), np.concatenate(part))
+
+    world.run(body)
+
+
+def test_results_larger_than_the_caches(world: EngineWorld) -> None:
+    def body(member: Member) -> None:
+        rows = (33 << 20) // member.size + 13 * member.rank
+        parts = [values(r, (33 << 20) // member.size + 13 * r, "uint8") for r in range(member.size)]
+        np.testing.assert_array_equal(member.allgather(parts[member.rank]), np.concatenate(parts))
+        keep = rows // member.size
+        got, _ = member.alltoall(parts[member.rank], [keep] * (member.size - 1) + [rows - keep * (member.size - 1)])
+        first = [part[member.rank * (part.size // member.size) :] for part in parts]
+        last = member.rank == member.size - 1
+        expected = np.concatenate(
+            [part if last else part[: whole.size // member.size] for part, whole in zip(first, parts, strict=True)]
+        )
+        np.testing.assert_array_equal(got, expected)
+        array = parts[0].copy() if member.rank == 0 else np.zeros_like(parts[0])
+        np.testing.assert_array_equal(member.broadcast(array, 0), parts[0])
+
+    world.run(body)
+
+
 def test_reducescatter_around_the_size_of_a_cell(world: EngineWorld) -> None:
     def body(member: Member) -> None:
         for rows in (1, 511, 512, 513, 1025):

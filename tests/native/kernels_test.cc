@@ -19,6 +19,7 @@
 #include "kernel_cases.h"
 #include "kernel_oracle.h"
 #include "kernels/adasum.h"
+#include "kernels/copy.h"
 #include "kernels/kernels.h"
 
 using namespace horovod;
@@ -273,6 +274,22 @@ void test_adasum(const std::vector<const char*>& variants) {
   }
 }
 
+// From and to any place in a cache line, of every length around whole lines.
+void test_streamed_copy() {
+  std::vector<unsigned char> source(512 + 64);
+  for (size_t i = 0; i < source.size(); ++i) source[i] = static_cast<unsigned char>(i * 7 + 1);
+  for (size_t size = 0; size <= 512; size += size < 140 ? 1 : 31) {
+    for (size_t shift = 0; shift < 64; ++shift) {
+      const size_t from = shift * 5 % 64;
+      Guarded target(nullptr, size, shift);
+      kernels::copy_streamed(reinterpret_cast<std::byte*>(target.data()),
+                             reinterpret_cast<const std::byte*>(source.data() + from), size);
+      CHECK(std::memcmp(target.data(), source.data() + from, size) == 0 && target.intact(),
+            "a streamed copy of %zu bytes to %zu behind a line", size, shift);
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -285,5 +302,6 @@ int main() {
   test_scale(variants);
   test_reduce(variants);
   test_adasum(variants);
+  test_streamed_copy();
   std::printf("ok\n");
 }

@@ -1,7 +1,7 @@
 """The session of a training process with its coordinator: join, stay a member, leave.
 
 One gRPC channel and one membership stream, read by one daemon thread. The stream's requests come from a queue, and
-whenever that is empty for a second a heartbeat goes out. Until the world stands, anything that fails is tried again
+whenever that is empty for some seconds a heartbeat goes out. Until the world stands, anything that fails is tried again
 until the deadline, unless waiting cannot help. Afterwards a member that is gone is told to the engine at once; a
 coordinator that is gone is not an error by itself: what was agreed goes on (negotiation.py does the rest).
 """
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 1
 NOT_CONNECTED = "it could not connect to the other members"  # why a member leaves a world that never stood
-HEARTBEAT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 5.0  # the coordinator declares a member lost after 30 without one (docs/adr/0005-keepalive.md)
 LEAVE_SECONDS = 2.0  # how long the coordinator has to acknowledge a leave by ending the stream
 FIRST_RETRY_SECONDS = 0.1
 LAST_RETRY_SECONDS = 1.0

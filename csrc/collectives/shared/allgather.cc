@@ -1,9 +1,10 @@
 // Each member streams its rows through its slots, everybody copies them to their place in the result. The row counts
-// are exchanged first: they may differ by member and step.
+// may differ by member and step; they came with the arrivals, or are exchanged first.
 #include <cstring>
 
 #include "collectives/shared/collectives.h"
 #include "collectives/shared/gather.h"
+#include "kernels/copy.h"
 
 namespace horovod::shared {
 
@@ -14,7 +15,7 @@ Status allgather(Region& region, Batch batch) {
     for (const TensorSpec& tensor : operation->spec.tensors) mine.push_back(tensor.rows());
   }
   std::vector<int64_t> rows;
-  HVD_TRY(exchange_counts(region, mine, rows));
+  HVD_TRY(learn_counts(region, batch, mine, rows));
 
   // streams[m]: member m's bytes, read from its slots (or, for this member, its input) into our outputs.
   std::vector<std::vector<Span>> streams(static_cast<size_t>(size));
@@ -52,6 +53,9 @@ Status allgather(Region& region, Batch batch) {
     lists.emplace_back(stream, DType::uint8);
     longest = std::max(longest, lists.back().elements());
   }
+  int64_t result_bytes = 0;
+  for (const SpanList& list : lists) result_bytes += list.elements();
+  const kernels::ResultCopy copy(static_cast<size_t>(result_bytes));
   const int64_t per_round = static_cast<int64_t>(region.slot_bytes());
   const int64_t rounds = (longest + per_round - 1) / per_round;
   const uint64_t first = region.take_rounds(static_cast<uint64_t>(rounds));
@@ -65,7 +69,7 @@ Status allgather(Region& region, Batch batch) {
     own.visit(clip(own, begin), clip(own, begin + per_round),
               [&](const std::byte* input, std::byte* output, int64_t count, int64_t offset) {
                 std::memcpy(slot + offset, input, static_cast<size_t>(count));
-                std::memcpy(output, input, static_cast<size_t>(count));
+                copy(output, input, static_cast<size_t>(count));
               });
     region.publish(Phase::posted, round + 1);
     for (int step = 1; step < size; ++step) {
@@ -75,7 +79,7 @@ Status allgather(Region& region, Batch batch) {
       const std::byte* source = region.slot(member, round);
       list.visit(clip(list, begin), clip(list, begin + per_round),
                  [&](const std::byte*, std::byte* output, int64_t count, int64_t offset) {
-                   std::memcpy(output, source + offset, static_cast<size_t>(count));
+                   copy(output, source + offset, static_cast<size_t>(count));
                  });
     }
     region.publish(Phase::finished, round + 1);

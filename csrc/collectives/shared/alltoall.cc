@@ -3,6 +3,7 @@
 
 #include "collectives/shared/collectives.h"
 #include "collectives/shared/gather.h"
+#include "kernels/copy.h"
 
 namespace horovod::shared {
 namespace {
@@ -15,7 +16,8 @@ Status run_one(Region& region, Operation& operation) {
   std::vector<int64_t> mine(operation.splits.begin(), operation.splits.end());
   if (mine.empty()) mine.assign(static_cast<size_t>(size), tensor.rows() / size);
   std::vector<int64_t> rows;  // rows[from * size + to]
-  HVD_TRY(exchange_counts(region, mine, rows));
+  Operation* one[] = {&operation};
+  HVD_TRY(learn_counts(region, one, mine, rows));
 
   std::vector<int64_t> receive(static_cast<size_t>(size));
   int64_t total_rows = 0;
@@ -48,7 +50,8 @@ Status run_one(Region& region, Operation& operation) {
     source += mine[member] * row_bytes;
     target += receive[member] * row_bytes;
   }
-  if (mine[rank] > 0) std::memcpy(targets[rank], sources[rank], static_cast<size_t>(mine[rank] * row_bytes));
+  const kernels::ResultCopy copy(output.bytes);
+  copy(targets[rank], sources[rank], static_cast<size_t>(mine[rank] * row_bytes));
 
   const int64_t part = static_cast<int64_t>(region.slot_bytes()) / size / 64 * 64;
   const int64_t rounds = (longest + part - 1) / part;
@@ -69,9 +72,8 @@ Status run_one(Region& region, Operation& operation) {
     for (int step = 1; step < size; ++step) {
       const int from = (rank + step) % size;
       HVD_TRY(region.await(from, Phase::posted, round + 1));
-      const int64_t bytes = piece(receive[from], begin);
-      if (bytes > 0)
-        std::memcpy(targets[from] + begin, region.slot(from, round) + rank * part, static_cast<size_t>(bytes));
+      const auto bytes = static_cast<size_t>(piece(receive[from], begin));
+      copy(targets[from] + begin, region.slot(from, round) + rank * part, bytes);
     }
     region.publish(Phase::finished, round + 1);
   }

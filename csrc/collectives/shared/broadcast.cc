@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "collectives/shared/collectives.h"
+#include "kernels/copy.h"
 
 namespace horovod::shared {
 
@@ -12,6 +13,7 @@ Status broadcast(Region& region, Batch batch) {
   const int64_t per_round = static_cast<int64_t>(region.slot_bytes()) / item;
   const int64_t total = spans.elements();
   const int64_t rounds = (total + per_round - 1) / per_round;
+  const kernels::ResultCopy copy(static_cast<size_t>(total * item));
   const uint64_t first = region.take_rounds(static_cast<uint64_t>(rounds));
   for (int64_t index = 0; index < rounds; ++index) {
     const uint64_t round = first + static_cast<uint64_t>(index);
@@ -22,13 +24,13 @@ Status broadcast(Region& region, Batch batch) {
       HVD_TRY(region.await_slot(round));
       spans.visit(begin, end, [&](const std::byte* input, std::byte* output, int64_t count, int64_t offset) {
         std::memcpy(slot + offset * item, input, static_cast<size_t>(count * item));
-        if (output && output != input) std::memcpy(output, input, static_cast<size_t>(count * item));
+        if (output && output != input) copy(output, input, static_cast<size_t>(count * item));
       });
       region.publish(Phase::posted, round + 1);
     } else {
       HVD_TRY(region.await(root, Phase::posted, round + 1));
       spans.visit(begin, end, [&](const std::byte*, std::byte* output, int64_t count, int64_t offset) {
-        std::memcpy(output, slot + offset * item, static_cast<size_t>(count * item));
+        copy(output, slot + offset * item, static_cast<size_t>(count * item));
       });
     }
     region.publish(Phase::finished, round + 1);

@@ -219,7 +219,13 @@ Status run_eager(Region& region, Operation& operation, uint32_t id, uint32_t gen
     cells.push_back(&header(region, member, id, generation));
     done = done && cells.back()->fits != 0;
   }
-  if (!done) return {};
+  if (!done) {
+    const auto count = static_cast<std::ptrdiff_t>(counts_of(operation.spec, region.size()));
+    for (const RowsHeader* cell : cells) {
+      operation.told_rows.insert(operation.told_rows.end(), cell->counts, cell->counts + count);
+    }
+    return {};
+  }
   return type == OpType::allgather ? run_allgather(region, operation, cells) : run_alltoall(region, operation, cells);
 }
 

@@ -22,8 +22,8 @@ bool is_eager(const OpSpec& spec, uint32_t id, int size);
 // Before the arrival of generation `generation`: this member's bytes into its cell.
 void store_eager(Region& region, const Operation& operation, uint32_t id, uint32_t generation);
 
-// After agreement: the result from all members' cells. done = false: some member's rows did not fit into its cell, and
-// nothing was changed; the same on all members.
+// After agreement: the result from all members' cells. done = false: some member's rows did not fit into its cell, so
+// only the row counts were taken (Operation::told_rows); the same on all members.
 Status run_eager(Region& region, Operation& operation, uint32_t id, uint32_t generation, bool& done);
 
 }  // namespace horovod::shared

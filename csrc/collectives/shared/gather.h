@@ -1,6 +1,8 @@
 // What allgather and alltoall have in common: sizes that only their owner knows, and byte streams through slots.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <vector>
 
@@ -25,6 +27,23 @@ inline Status exchange_counts(Region& region, const std::vector<int64_t>& mine, 
       std::memcpy(all.data() + static_cast<size_t>(member) * count + begin, region.slot(member, round), bytes);
     }
     region.publish(Phase::finished, round + 1);
+  }
+  return {};
+}
+
+// As exchange_counts, for `mine` of a whole batch, whose arrivals may have told everything already. All members know
+// the same, so they decide alike.
+inline Status learn_counts(Region& region, Batch batch, const std::vector<int64_t>& mine, std::vector<int64_t>& all) {
+  const bool told =
+      std::all_of(batch.begin(), batch.end(), [](const Operation* operation) { return !operation->told_rows.empty(); });
+  if (!told) return exchange_counts(region, mine, all);
+  all.clear();
+  for (int member = 0; member < region.size(); ++member) {
+    for (const Operation* operation : batch) {
+      const auto count = static_cast<std::ptrdiff_t>(operation->told_rows.size()) / region.size();
+      const auto first = operation->told_rows.begin() + member * count;
+      all.insert(all.end(), first, first + count);
+    }
   }
   return {};
 }
