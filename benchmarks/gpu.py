@@ -53,7 +53,8 @@ DEFAULT_OPERATIONS = ("allreduce", *cases.GPU_GRADIENT_SETS)
 MODELS = ("resnet", "transformer")
 _FULL = Budget(rounds=5, round_seconds=0.2, block_seconds=0.05)
 _QUICK = Budget(rounds=3, round_seconds=0.05, block_seconds=0.02, large_rounds=2)
-_SWITCH_POINT = Budget(rounds=5, round_seconds=0.1, block_seconds=0.03)
+# Short, because to fill and to check 256 tensors takes longer than to reduce them.
+_SWITCH_POINT = Budget(rounds=7, round_seconds=0.02, block_seconds=0.01)
 _TRAINING = Budget(rounds=50, round_seconds=0.2, block_seconds=0.2)
 _QUICK_TRAINING = Budget(rounds=2, round_seconds=0.02, block_seconds=0.02)
 _COPY_BYTES, _COPIES = 1024 * MIB, 10

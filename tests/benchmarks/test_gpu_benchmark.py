@@ -146,9 +146,9 @@ def check_document(file: Path, ranks: set[int]) -> dict[str, Any]:
     return document
 
 
-def run(file: Path, *options: str) -> str:
+def run(file: Path, *options: str, timeout: float = 300) -> str:
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--json", str(file), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -169,11 +169,11 @@ def test_rehearsal_from_end_to_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(320)
+@pytest.mark.timeout(920)  # more than twenty processes begin to use the GPU
 @pytest.mark.skipif(not WITH_GPU, reason="no CUDA device on this machine")
 def test_a_quick_run_on_gpus(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
-    run(file, "--quick", "--sizes", "4,1M", "--ops", "allreduce,resnet50")
+    run(file, "--quick", "--sizes", "4,1M", "--ops", "allreduce,resnet50", timeout=900)
     document = check_document(file, {1, max(2, torch.cuda.device_count())})
     assert document["rehearsal"] is False
     assert document["machine"]["gpus"]

@@ -74,6 +74,44 @@ def test_wrong_values_are_no_figure() -> None:
         run([4, 8], broken=True)
 
 
+def test_the_host_gets_ahead_of_what_the_device_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    done: list[object] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            done.append("event")
+
+        def elapsed_time(self, end: Event) -> float:
+            assert end is not self
+            return 6.0  # milliseconds
+
+    class Current:
+        def __init__(self, stream: object) -> None:
+            self._stream = stream
+
+        def __enter__(self) -> None:
+            done.append(self._stream)
+
+        def __exit__(self, *_: object) -> None:
+            done.append("left")
+
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda stream, device: (stream, device.index))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "stream", Current)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: done.append("sleep"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append("synchronize"))
+    clock = packing.DeviceClock(torch.device("cuda", 1), 77)
+    seconds, host = clock.time(done.append, 3)
+    assert seconds == pytest.approx(0.002)
+    assert 0 < host < 1
+    assert done == ["synchronize", (77, 1), "sleep", "event", 3, "event", "left", "synchronize"]
+
+
 def test_the_line_fits_the_header() -> None:
     found = {
         "tensors": 161,
