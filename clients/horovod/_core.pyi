@@ -56,7 +56,7 @@ class Copier:
         """The CUDA stream on which it copies, of its own: non-blocking and of the highest priority."""
     @property
     def obstacle(self) -> str:
-        """Why spans are copied one by one though one_kernel was wanted; "" where they aren't, and before copy()."""
+        """Why spans are copied one by one though one_kernel was wanted, known after a copy(); "" if they aren't."""
     def copy(self, copies: Sequence[tuple[int, int, int]], times: int = 1) -> None:
         """Queues `times` times the copies (from, to, bytes), which don't overlap. Waits for nothing."""
 
