@@ -77,12 +77,14 @@ sanitize: $(VENV)/.installed
 bench: build
 	$(BIN)/python benchmarks/collectives.py
 
-# What only a GPU can show, on the real driver and NCCL: every collective against NumPy, then the figures. TORCH names
-# another interpreter where the one with a PyTorch for this GPU is not that of .venv; it needs pytest and this package.
+# What only a GPU can show, on the real driver, compiler and NCCL: every collective against NumPy with one rank and with
+# two, process sets, two hosts, join, twenty worlds, a lost rank and the examples, then the figures. TORCH names another
+# interpreter where the one with a PyTorch for this GPU is not that of .venv; it needs this package with its extra dev.
 TORCH ?= $(BIN)/python
+GPU_TESTS := $(wildcard tests/torch/test_gpu_*.py) tests/torch/test_pack_benchmark.py tests/engine/test_gpu_libraries.py \
+  tests/examples/test_examples_on_gpus.py tests/benchmarks/test_gpu_benchmark.py
 gpu: build
-	$(TORCH) -m pytest -rs tests/torch/test_gpu_real.py tests/torch/test_gpu_op_matrix.py \
-	  tests/benchmarks/test_gpu_benchmark.py -k "cuda or on_gpus or gpu_real"
+	$(TORCH) -m pytest -rs $(GPU_TESTS) -k "cuda or on_gpus or gpu_real or the_real"
 	$(TORCH) benchmarks/failover.py --transports gpu
 	$(TORCH) benchmarks/gpu.py
 

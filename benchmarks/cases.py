@@ -24,12 +24,14 @@ class Case:
     """One row of the table.
 
     `bytes` is the size of the tensor that all ranks see the same of, rounded up to whole elements for every rank: the
-    buffer of allreduce and broadcast, what an allgather returns, what goes into an alltoall or a reducescatter.
+    buffer of allreduce and broadcast, what an allgather returns, what goes into an alltoall or a reducescatter; in a
+    grouped allreduce of `tensors` equal ones, the size of each.
     """
 
     operation: str
     ranks: int
     bytes: int = 0
+    tensors: int = 1
 
     @property
     def elements(self) -> list[int]:
@@ -43,6 +45,8 @@ class Case:
         if self.operation == "small200":
             return [64] * 200
         count = max(1, self.bytes // FLOAT_BYTES)
+        if self.operation == "grouped":
+            return [count] * self.tensors
         if self.operation in ("allreduce", "broadcast"):
             return [count]
         part = -(-count // self.ranks)

@@ -8,7 +8,8 @@
 Rank r has GPU r, counted around where there are fewer. NCCL refuses two ranks of a host on one GPU, so that ranks which
 share one each pretend to be a host (NCCL_HOSTID) and use sockets: such figures say what the host does, not the GPUs.
 
-The first table has allreduce from 4 B to 1 GB and sets of gradients. The second trains in bfloat16.
+The tables: allreduce from 4 B to 1 GB and sets of gradients; the kernel that packs small tensors, by itself, beside the
+device's own copy (packing.py); where packing wins (switch_point.py); training in bfloat16.
 
 GB/s    bytes of the tensors, once, in a second.
 host    until the calls had returned and torch's stream had been told to wait for the results; the device goes on.
@@ -37,7 +38,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import cases, report, training
+from benchmarks import cases, packing, report, switch_point, training
 from benchmarks.cases import FLOAT_BYTES, KIB, MIB
 from benchmarks.measure import Budget, Figure, Row, measure
 from benchmarks.models import TrainingCase
@@ -52,6 +53,8 @@ DEFAULT_OPERATIONS = ("allreduce", *cases.GPU_GRADIENT_SETS)
 MODELS = ("resnet", "transformer")
 _FULL = Budget(rounds=5, round_seconds=0.2, block_seconds=0.05)
 _QUICK = Budget(rounds=3, round_seconds=0.05, block_seconds=0.02, large_rounds=2)
+# Short, because to fill and to check 256 tensors takes longer than to reduce them.
+_SWITCH_POINT = Budget(rounds=7, round_seconds=0.02, block_seconds=0.01)
 _TRAINING = Budget(rounds=50, round_seconds=0.2, block_seconds=0.2)
 _QUICK_TRAINING = Budget(rounds=2, round_seconds=0.02, block_seconds=0.02)
 _COPY_BYTES, _COPIES = 1024 * MIB, 10
@@ -82,9 +85,13 @@ def why_not() -> str:
 
 
 def _default_ranks(rehearsal: bool) -> tuple[int, ...]:
+    return (1, 2 if rehearsal else max(2, _devices()))
+
+
+def _devices() -> int:
     import torch
 
-    return (1, 2 if rehearsal else max(2, torch.cuda.device_count()))
+    return torch.cuda.device_count()
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -93,14 +100,19 @@ def _run(options: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     trained: list[dict[str, Any]] = []
     copies: dict[str, Any] = {}
+    packed: dict[str, Any] = {}
+    switching: dict[str, Any] = {}
     failures: list[str] = []
     started = time.monotonic()
-    print("\n".join([*about["gpus"], HEADER]))
+    for gpu in about["gpus"]:
+        print(gpu)
     for ranks in options.np:
         with contextlib.ExitStack() as stack:
             worlds = _start(stack, ("horovod", "nccl", "group"), ranks, options, about, failures)
             if worlds and not copies:
                 copies = _copy(worlds[0], options, failures)
+                packed = _pack(worlds[0], options, failures)
+                print(HEADER)
             for case in cases.cases(ranks, options.ops, options.sizes):
                 taking_part = [world for world in worlds if case.is_gradient_set or world.library != "group"]
                 row = measure(case, taking_part, options.budget)
@@ -108,6 +120,8 @@ def _run(options: argparse.Namespace) -> int:
                 rows.append({**row.to_json(), "host": host_figures(row)})
                 failures.extend(row.refused.values())
                 worlds = [world for world in worlds if world.library not in row.refused]
+    if options.switch_point:
+        switching = _switch_point(options, failures)
     if options.models:
         print(training.HEADER)
     for ranks in options.np if options.models else ():
@@ -130,6 +144,8 @@ def _run(options: argparse.Namespace) -> int:
             "rows": rows,
             "training": trained,
             "copy_bytes_per_second": copies,
+            "packing": packed,
+            "switch_point": switching,
             "failures": failures,
         },
     )
@@ -190,6 +206,35 @@ def _copy(world: World, options: argparse.Namespace, failures: list[str]) -> dic
     rates = ", ".join(f"{report.rate_text(rate)} GB/s {what}" for what, rate in found.items())
     print(f"copies of {cases.size_text(size)}: {rates}", flush=True)
     return found
+
+
+def _pack(world: World, options: argparse.Namespace, failures: list[str]) -> dict[str, Any]:
+    """What the packing kernel of the engine does on rank 0, by the name of the set of tensors."""
+    found: dict[str, Any] = {}
+    print(packing.HEADER)
+    for name, sizes in packing.sets(options.rehearsal).items():
+        try:
+            found[name] = world.ask("pack", sizes=sizes)[0]
+        except WorldError as error:
+            failures.append(str(error))
+            print(f"{name} is not reported: {report.brief(str(error))}")
+            break
+        print(packing.line(name, found[name]), flush=True)
+    for obstacle in {figures["obstacle"] for figures in found.values()} - {""}:
+        print(obstacle)
+        failures.extend([] if options.rehearsal else [obstacle])
+    return found
+
+
+def _switch_point(options: argparse.Namespace, failures: list[str]) -> dict[str, Any]:
+    ranks = max(options.np)
+    if ranks < 2:
+        print("Where packing wins is not measured: a rank that is alone packs nothing (--np 2).")
+        return {}
+    if not options.rehearsal and ranks > _devices():
+        print("Ranks share a GPU here: where packing wins for them says little of ranks with one each.")
+    budget = _QUICK if options.quick else _SWITCH_POINT
+    return switch_point.sweep(ranks, _environment(options), options.quick, budget, failures)
 
 
 def _train(
@@ -278,6 +323,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sizes", default="", help="message sizes such as 4,16K,1024M (default: 4 to 1024M)")
     parser.add_argument("--ops", help=f"default: {','.join(DEFAULT_OPERATIONS)}")
     parser.add_argument("--models", default=",".join(MODELS), help="to train; empty: none (default: %(default)s)")
+    parser.add_argument("--no-switch-point", dest="switch_point", action="store_false", help="not where packing wins")
     parser.add_argument("--quick", action="store_true", help="few sizes, small models and short rounds")
     parser.add_argument("--rehearsal", action="store_true", help="all of it on the CPU, tiny, with Gloo for NCCL")
     parser.add_argument("--json", type=Path, default=RESULTS / "gpu.json", help="default: %(default)s")

@@ -128,7 +128,7 @@ def checked_times(case: Case, blocks: int, calls: int, replies: Sequence[Mapping
 
 def measure(case: Case, worlds: Sequence[World], budget: Budget) -> Row:
     """Measures one case with every library in turn. A library that fails or has wrong values gets no figure."""
-    return alternate(case, {world.library: Turns(case, world, budget) for world in worlds}, budget.rounds_of(case))
+    return alternate(case, {world.name: Turns(case, world, budget) for world in worlds}, budget.rounds_of(case))
 
 
 def alternate(case: Case, turns: dict[str, Turns], rounds: int) -> Row:

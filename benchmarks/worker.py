@@ -92,6 +92,15 @@ class Rank:
             raise values.WrongValuesError("a copy from the host differs from what was copied")
         return found
 
+    def pack(self, sizes: list[int]) -> dict[str, Any]:
+        """What rank 0's device does with tensors of so many bytes, while the others rest (benchmarks/packing.py)."""
+        if self._peer.rank != 0:
+            return {}
+        from benchmarks import packing
+        from horovod.worker.runtime.gpu import cuda_file, nvrtc_file
+
+        return packing.figures(self._device, {"cuda_file": cuda_file(), "nvrtc_file": nvrtc_file()}, sizes)
+
     def _rate_of_copy(self, target: torch.Tensor, source: torch.Tensor, times: int) -> float:
         target.copy_(source, non_blocking=True)
         finish(self._device)

@@ -64,8 +64,9 @@ class Layout:
 
 
 class World:
-    def __init__(self, library: str, layout: Layout, worker: str = "benchmarks.worker") -> None:
+    def __init__(self, library: str, layout: Layout, worker: str = "benchmarks.worker", name: str = "") -> None:
         self.library = library
+        self.name = name or library  # in tables: one library may have worlds with several settings
         self._worker = worker  # the module that a rank runs
         self.layout = layout
         self.size = layout.size
@@ -116,7 +117,7 @@ class World:
         return ordered
 
     def _failure(self, what: str, output: bool = True) -> WorldError:
-        text = f"{self.library} with {self.size} ranks {what}."
+        text = f"{self.name} with {self.size} ranks {what}."
         if output:
             self._log.flush()
             said = Path(self._folder, "log").read_text(errors="replace").strip()

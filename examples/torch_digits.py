@@ -57,7 +57,8 @@ def main() -> None:
     hvd.init()  # Horovod 1: join the other processes
     device = torch.device("cpu")
     if torch.cuda.is_available():
-        torch.cuda.set_device(hvd.local_rank())  # Horovod 2: each process has a GPU of its own
+        # Horovod 2: each process has a GPU of its own; with `horovodrun --pin-gpus` it sees no other
+        torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
         device = torch.device("cuda")
     torch.set_num_threads(1)  # processes of one host share its cores, and for images this small one thread is fastest
     torch.manual_seed(args.seed)

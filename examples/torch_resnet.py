@@ -85,7 +85,7 @@ def main() -> None:
     hvd.init()
     device = torch.device("cpu")
     if torch.cuda.is_available():
-        torch.cuda.set_device(hvd.local_rank())
+        torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())  # one is all that a pinned process sees
         device = torch.device("cuda")
     else:
         torch.set_num_threads(1)  # processes of one host share its cores

@@ -243,7 +243,8 @@ class Settings:
         "HOROVOD_PIN_GPUS",
         "bool",
         False,
-        "the launcher gives each process one GPU by CUDA_VISIBLE_DEVICES, which the process then knows as device 0",
+        "the launcher gives each process one GPU by CUDA_VISIBLE_DEVICES, which the process then knows as device 0: "
+        "torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count()) is right with and without it",
         flag="--pin-gpus",
         yaml="library_options.pin_gpus",
     )

@@ -30,6 +30,9 @@ class HorovodPeer:
             return Bound(partial(_reduce_gradients, list(zip(inputs, names, strict=True))), inputs)
         if operation == "barrier":
             return Bound(hvd.barrier, ())
+        if operation == "grouped":
+            name = f"grouped.{len(inputs)}.{inputs[0].numel()}"
+            return Bound(partial(hvd.grouped_allreduce_, inputs, name=name, op=hvd.Sum), inputs)
         tensor = inputs[0]
         # Named, as tensors of a model are: a call without a name is negotiated anew for each of its first 32 uses.
         name = f"{operation}.{tensor.numel()}"

@@ -11,6 +11,7 @@ from typing_extensions import CapsuleType
 _Addresses = tuple[int, int, int, tuple[int, ...]] | tuple[int, int, int, tuple[int, ...], int, int]
 
 __all__ = [
+    "Copier",
     "Engine",
     "Handle",
     "Output",
@@ -43,6 +44,21 @@ def copy_kernel(file: str, capability: int) -> tuple[bytes, str]:
 
 def set_error_types(internal_error: type[Exception]) -> None:
     """The exception class that operations raise for every failure but bad arguments (which are ValueError)."""
+
+@final
+class Copier:
+    """What packs small tensors on a GPU, without a world: for benchmarks, which time the kernel by itself."""
+
+    def __init__(self, *, ordinal: int, one_kernel: bool, cuda_file: str, nvrtc_file: str) -> None:
+        """one_kernel: False copies one span after another. ValueError where there is no such GPU."""
+    @property
+    def stream(self) -> int:
+        """The CUDA stream on which it copies, of its own: non-blocking and of the highest priority."""
+    @property
+    def obstacle(self) -> str:
+        """Why spans are copied one by one though one_kernel was wanted, known after a copy(); "" if they aren't."""
+    def copy(self, copies: Sequence[tuple[int, int, int]], times: int = 1) -> None:
+        """Queues `times` times the copies (from, to, bytes), which don't overlap. Waits for nothing."""
 
 @final
 class Segment:

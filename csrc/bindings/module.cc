@@ -13,6 +13,7 @@
 #include "backends/cuda/driver.h"
 #include "backends/gloo/backend.h"
 #include "backends/nccl/library.h"
+#include "bindings/copier.h"
 #include "bindings/dlpack.h"
 #include "bindings/engine.h"
 #include "bindings/errors.h"
@@ -79,6 +80,13 @@ PYBIND11_MODULE(_core, module) {
       .def_property_readonly("dtype", [](const Output& self) { return static_cast<int>(self.dtype); })
       .def_property_readonly("nbytes", [](const Output& self) { return self.buffer.bytes; })
       .def("dlpack", [](Output& self) { return to_dlpack(std::exchange(self.buffer, {}), self.dtype); });
+
+  py::class_<PyCopier>(module, "Copier")
+      .def(py::init<int, bool, const std::string&, std::string>(), py::kw_only(), py::arg("ordinal"),
+           py::arg("one_kernel"), py::arg("cuda_file"), py::arg("nvrtc_file"))
+      .def_property_readonly("stream", &PyCopier::stream)
+      .def_property_readonly("obstacle", &PyCopier::obstacle)
+      .def("copy", &PyCopier::copy, py::arg("copies"), py::arg("times") = 1);
 
   py::class_<TensorReader>(module, "TensorReader")
       .def(py::init<const py::sequence&, py::object>(), py::arg("types"), py::arg("describe"));

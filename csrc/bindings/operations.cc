@@ -105,8 +105,13 @@ std::shared_ptr<Submission> make_submission(const Parameters& given) {
   const Py_ssize_t count = PySequence_Fast_GET_SIZE(tensors.ptr());
   spec.tensors.reserve(static_cast<size_t>(count));
   submission->spans.reserve(static_cast<size_t>(count));
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    add_tensor(PySequence_Fast_GET_ITEM(tensors.ptr(), i), reader, *submission);
+  try {
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      add_tensor(PySequence_Fast_GET_ITEM(tensors.ptr(), i), reader, *submission);
+    }
+  } catch (const py::error_already_set& refusal) {  // the framework's own words know no operation
+    if (!refusal.matches(PyExc_ValueError) || spec.name.find(".noname") != std::string::npos) throw;
+    throw py::value_error(py::str(refusal.value()).cast<std::string>() + " It was given as '" + spec.name + "'.");
   }
   if (given.splits && given.splits != Py_None) {
     submission->splits = py::handle(given.splits).cast<std::vector<int32_t>>();

@@ -110,7 +110,7 @@ class FakeWorld:
     """Two ranks of a library whose values are right for the first `right` runs."""
 
     def __init__(self, library: str, right: int) -> None:
-        self.library = library
+        self.library = self.name = library
         self._right = right
 
     def ask(self, do: str, **arguments: Any) -> list[dict[str, Any]]:

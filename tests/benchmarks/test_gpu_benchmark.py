@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import gpu
+from benchmarks import gpu, switch_point
 from benchmarks.cases import Case, transformer350m_shapes
 from benchmarks.measure import Figure, Row
+from benchmarks.switch_point import Cell, Setting
 from benchmarks.world import ROOT
 
 pytestmark = pytest.mark.xdist_group("benchmarks")
@@ -45,6 +46,48 @@ def test_figures() -> None:
     row.refused["group"] = "group with 2 ranks did not start."
     assert gpu.host_figures(row)["beyond_group"] is None
     assert gpu.line(row).endswith("-\n    group is not reported: group with 2 ranks did not start.")
+
+
+def cells(packs: set[tuple[int, int]]) -> list[Cell]:
+    """Packing takes half as long for those (count, bytes), twice as long for the others."""
+    return [
+        Cell(count, size, 1.0 if (count, size) in packs else 4.0, 2.0)
+        for count in (2, 8, 32)
+        for size in (1024, 65536, 1 << 20)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("packs", "wins", "setting", "loss"),
+    [
+        (set(), (None, None, None), Setting(0, 1), 1.0),
+        ({(8, 1024), (32, 1024), (8, 65536), (32, 65536)}, (8, 8, None), Setting(65536, 8), 1.0),
+        ({(32, 1024), (8, 65536), (32, 65536)}, (32, 8, None), Setting(65536, 32), 2 ** (1 / 9)),
+        ({(2, 1024), (8, 1024), (32, 1024), (8, 65536)}, (2, None, None), Setting(1024, 2), 2 ** (1 / 9)),
+    ],
+)
+def test_where_packing_wins(
+    packs: set[tuple[int, int]], wins: tuple[int | None, ...], setting: Setting, loss: float
+) -> None:
+    found = cells(packs)
+    assert tuple(switch_point.wins_from(found).values()) == wins
+    assert switch_point.best(found) == setting
+    assert switch_point.loss(setting, found) == pytest.approx(loss)
+    said = switch_point.sentence(setting, found)
+    assert f"HOROVOD_GPU_PACK_THRESHOLD={setting.threshold_bytes}" in said
+    assert said.startswith(f"packing wins from: 1 KB: {f'{wins[0]} tensors' if wins[0] else 'nowhere'}, 64 KB: ")
+
+
+def test_the_defaults_are_those_of_the_settings() -> None:
+    assert switch_point.default() == Setting(64 << 10, 8)
+    assert switch_point.sentence(Setting(0, 1), []) == "Where packing wins is not known: nothing was measured."
+
+
+def test_the_cells_fit_the_buffer() -> None:
+    for quick in (False, True):
+        found = switch_point.cases(2, quick)
+        assert len({(case.tensors, case.bytes) for case in found}) == len(found) > 7
+        assert all(4 * sum(case.elements) == case.tensors * case.bytes <= 64 << 20 for case in found)
 
 
 @pytest.mark.parametrize(
@@ -90,13 +133,22 @@ def check_document(file: Path, ranks: set[int]) -> dict[str, Any]:
     for row in document["training"]:
         assert set(row["figures"]) == {"alone", "ddp", "horovod", "apart"}
         assert all(rate > 0 for rate in row["samples_per_second"].values())
+    for figures in document["packing"].values():
+        assert {"copy", "pack foreach"} <= set(figures["seconds"])
+        assert ("pack" in figures["seconds"]) == (not document["rehearsal"])
+    swept = document["switch_point"]
+    assert len(swept["rows"]) == len(switch_point.cases(2, quick=True))
+    for row in swept["rows"]:
+        assert set(row["figures"]) == {"horovod", "apart"}
+        assert all(figure["values_checked"] > 0 for figure in row["figures"].values())
+    assert set(swept) == {"rows", "wins_from", "threshold_bytes", "count", "loss", "loss_of_the_default"}
     assert set(document["copy_bytes_per_second"]) == {"on the device", "to the host", "from the host"}
     return document
 
 
-def run(file: Path, *options: str) -> str:
+def run(file: Path, *options: str, timeout: float = 300) -> str:
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--json", str(file), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -117,11 +169,11 @@ def test_rehearsal_from_end_to_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(320)
+@pytest.mark.timeout(920)  # more than twenty processes begin to use the GPU
 @pytest.mark.skipif(not WITH_GPU, reason="no CUDA device on this machine")
 def test_a_quick_run_on_gpus(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
-    run(file, "--quick", "--sizes", "4,1M", "--ops", "allreduce,resnet50")
+    run(file, "--quick", "--sizes", "4,1M", "--ops", "allreduce,resnet50", timeout=900)
     document = check_document(file, {1, max(2, torch.cuda.device_count())})
     assert document["rehearsal"] is False
     assert document["machine"]["gpus"]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from subprocess import CompletedProcess
 
 import pytest
+from native_builds import gpu_libraries
 
 import horovod
 from horovod import _core
@@ -62,3 +63,29 @@ def test_the_command_tells_the_truth(horovodrun: Callable[..., CompletedProcess[
     gloo = "    [ ] Gloo" if _core.gloo_obstacle() else "    [X] Gloo"
     assert lines.count(gloo) == 2  # a controller and tensor operations
     assert ("    [X] TensorFlow" in lines) == (importlib.util.find_spec("horovod.tensorflow") is not None)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("gpu")
+@pytest.mark.parametrize(
+    ("cuda", "nccl", "environ", "mark"),
+    [
+        (True, True, {}, "X"),
+        (True, False, {}, " "),
+        (False, True, {}, " "),
+        (True, True, {"STANDIN_NCCL_VERSION": "21304"}, " "),
+        (True, True, {"STANDIN_CUDA_VERSION": "11010"}, " "),
+    ],
+    ids=["both", "no-nccl", "no-driver", "old-nccl", "old-driver"],
+)
+def test_nccl_is_there_where_gpu_tensors_could_use_it(
+    horovodrun: Callable[..., CompletedProcess[str]], cuda: bool, nccl: bool, environ: dict[str, str], mark: str
+) -> None:
+    there = [str(file) for file in gpu_libraries()]
+    files = {
+        "HOROVOD_CUDA_LIBRARY": there[0] if cuda else "/nowhere/libcuda.so.1",
+        "HOROVOD_NCCL_LIBRARY": there[1] if nccl else "/nowhere/libnccl.so.2",
+    }
+    done = horovodrun("--check-build", environ={**files, **environ})
+    assert done.returncode == 0
+    assert f"    [{mark}] NCCL" in done.stdout.splitlines()

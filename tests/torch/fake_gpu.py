@@ -126,7 +126,7 @@ class OnGpu(torch.Tensor):
         plain_args, plain_kwargs = tree_map(_memory_of, (args, kwargs or {}))
         if function._schema.is_mutable:
             queue(lambda: _without_gradients(function, plain_args, plain_kwargs))
-            return args[0]
+            return args[0] if function._schema.returns else None
         synchronize()
         on = {one.untyped_storage().data_ptr() for one in tree_leaves(plain_args) if isinstance(one, torch.Tensor)}
 

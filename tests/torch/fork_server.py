@@ -105,6 +105,8 @@ def _serve(connection: socket.socket) -> Connection | None:
 
 
 if __name__ == "__main__":
+    # Whether there are GPUs must not be found out by asking CUDA, which no child could use after that.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     import torch._dynamo  # noqa: F401  (seconds, which the first optimizer would take in each child)
     import worlds
 

@@ -8,7 +8,7 @@ its own (NCCL_HOSTID), and uses sockets between them.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from worlds import Keeper, World
@@ -29,7 +29,7 @@ def standin_world(size: int, transport: str = "shm", **environment: str) -> Keep
     return Keeper(size, transport, given, prepare)
 
 
-def cuda_world(size: int) -> Keeper:
+def cuda_world(size: int, transport: str = "shm", **environment: str) -> Keeper:
     """Rank r has GPU r, counted around where there are fewer. Skips the test where there is none."""
     import torch
 
@@ -39,7 +39,10 @@ def cuda_world(size: int) -> Keeper:
     def prepare(world: World) -> None:
         world.run(use_cuda)
 
-    return Keeper(size, "shm", prepare=prepare)
+    return Keeper(size, transport, environment, prepare)
+
+
+WORLDS: dict[str, Callable[..., Keeper]] = {"standin": standin_world, "cuda": cuda_world}
 
 
 # -- on each rank ------------------------------------------------------------------------------------------------------

@@ -86,7 +86,22 @@ REFUSED = {
     "not contiguous": (lambda: hvd.allreduce(torch.ones(4, 4).t()), "Tensor is required to be contiguous"),
     "expanded": (lambda: hvd.allreduce_(torch.ones(1).expand(4)), "Tensor is required to be contiguous"),
     "complex": (lambda: hvd.allreduce(torch.ones(2, dtype=torch.complex64)), r"Tensor type torch\.complex64 is not"),
-    "uint16": (lambda: hvd.allgather(torch.ones(2, dtype=torch.uint16)), r"Tensor type torch\.uint16 is not supported"),
+    "uint16": (
+        lambda: hvd.allgather(torch.ones(2, dtype=torch.uint16)),
+        r"Tensor type torch\.uint16 is not supported\. Use tensor\.view\(torch\.int16\): .* same bits\.$",
+    ),
+    "uint32": (
+        lambda: hvd.allreduce_(torch.ones(2, dtype=torch.uint32), name="counts"),
+        r"Tensor type torch\.uint32 is not .*view\(torch\.int32\): .* It was given as 'allreduce\.counts'\.",
+    ),
+    "uint64": (
+        lambda: hvd.broadcast(torch.ones(2, dtype=torch.uint64), 0, name="seeds"),
+        r"Tensor type torch\.uint64 is not .*view\(torch\.int64\): .* It was given as 'broadcast\.seeds'\.",
+    ),
+    "one of a group": (
+        lambda: hvd.grouped_allreduce([X, torch.ones(2, dtype=torch.uint64)], name="counts"),
+        r"Tensor type torch\.uint64 .* It was given as 'grouped_allreduce\.counts'\.$",
+    ),
     "another device": (lambda: hvd.allreduce(torch.ones(2, device="meta")), "on device meta, which has no memory"),
     "sparse": (lambda: hvd.allreduce(X.to_sparse()), "use hvd.sparse_allreduce_async"),
     "dense to sparse": (lambda: hvd.sparse_allreduce_async(X, "s", hvd.Sum), "needs a sparse COO tensor"),

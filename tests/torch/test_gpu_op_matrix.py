@@ -1,7 +1,8 @@
 """Every collective x every dtype on tensors on GPUs, against NumPy: on real ones where there are any, with one rank and
 with two on one GPU, and on those of the libraries that stand in for the driver and for NCCL.
 
-What NCCL can't do goes through the host's memory: no cell is refused.
+What NCCL can't do goes through the host's memory: no cell is refused. More ranks than GPUs share one, each as a host of
+its own to NCCL.
 """
 
 from __future__ import annotations
@@ -9,23 +10,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from gpu_worlds import cuda_world, standin_world
-from op_cases import DTYPES, OPERATIONS, run_case
+from gpu_worlds import WORLDS
+from op_cases import DTYPES, EIGHT_BIT_FLOATS, OPERATIONS, run_case, run_row_in_a_set
 from worlds import Keeper
 
 pytestmark = pytest.mark.xdist_group("gpu")
 
-WORLDS = [("standin", 1), ("standin", 2), ("cuda", 1), ("cuda", 2)]
+SIZES = [("standin", 1), ("standin", 2), ("cuda", 1), ("cuda", 2)]
 
 
-@pytest.fixture(scope="module", params=WORLDS, ids=lambda world: f"{world[0]}-{world[1]}")
+@pytest.fixture(scope="module", params=SIZES, ids=lambda world: f"{world[0]}-{world[1]}")
 def gpus(request: pytest.FixtureRequest) -> Iterator[tuple[str, Keeper]]:
     kind, size = request.param
-    with (standin_world if kind == "standin" else cuda_world)(size) as keeper:
+    with WORLDS[kind](size) as keeper:
         yield kind, keeper
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [*DTYPES, *EIGHT_BIT_FLOATS])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_matches_numpy(gpus: tuple[str, Keeper], operation: str, dtype: str) -> None:
     kind, keeper = gpus
@@ -34,9 +35,24 @@ def test_matches_numpy(gpus: tuple[str, Keeper], operation: str, dtype: str) -> 
     keeper.get().run(run_case, operation, dtype)
 
 
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[Keeper]:
-    with standin_world(4, "hosts") as keeper:
+@pytest.fixture(scope="module", params=WORLDS)
+def sets(request: pytest.FixtureRequest) -> Iterator[tuple[str, Keeper]]:
+    with WORLDS[request.param](3, HOROVOD_DYNAMIC_PROCESS_SETS="1") as keeper:
+        yield request.param, keeper
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_matches_numpy_in_a_process_set(sets: tuple[str, Keeper], operation: str) -> None:
+    """All ranks but the first one, so that no member has the same number in the set and in the world."""
+    kind, keeper = sets
+    if (operation, kind) == ("sparse_allreduce", "standin"):
+        pytest.skip("the stand-in has no sparse tensors")
+    keeper.get().run(run_row_in_a_set, operation, [1, 2])
+
+
+@pytest.fixture(scope="module", params=WORLDS)
+def hosts(request: pytest.FixtureRequest) -> Iterator[Keeper]:
+    with WORLDS[request.param](4, "hosts") as keeper:
         yield keeper
 
 

@@ -2,8 +2,10 @@
 
 A process sees the devices that CUDA_VISIBLE_DEVICES names, in that order, and numbers them from 0. So one that is
 pinned has one device, number 0, whatever its local rank: a script that says torch.cuda.set_device(hvd.local_rank())
-needs all of them and is to be started without pinning, which is the default. Pinning is for programs that choose no
-device, and keeps a process from taking memory on the GPUs of others.
+needs all of them and is to be started without pinning, which is the default; one that says hvd.local_rank() %
+torch.cuda.device_count() takes the same GPU in both. No order of the list would do for the former: its own device would
+have to be in two places, number 0 and the local rank, and CUDA takes no list that names one twice. Pinning is for
+programs that choose no device, and keeps a process from taking memory on the GPUs of others.
 
 What there is to deal out is what the agent itself may see: the entries of its own CUDA_VISIBLE_DEVICES (numbers, UUIDs
 or MIG ids, passed on as they are), or as many as the driver counts. The driver is asked in a process of its own, which

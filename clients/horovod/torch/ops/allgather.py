@@ -17,7 +17,7 @@ from horovod.torch.handles import AnyHandle
 from horovod.torch.ops.allreduce import _differentiable as reduce_differentiable
 from horovod.torch.ops.allreduce import gradient_name
 from horovod.torch.ops.submit import ALLGATHER, needs_gradient, run, set_id, start, start_parts
-from horovod.torch.tensors import adopt, by_dtype, check_one_device, input_span
+from horovod.torch.tensors import adopt, by_dtype, check_one_device, input_span, named
 
 _UNNAMED = "allgather.noname"
 _UNNAMED_GROUP = "grouped_allgather.noname"
@@ -119,7 +119,10 @@ def _start_group(
 ) -> AnyHandle:
     tensors = tuple(tensors)
     check_one_device(tensors)
-    spans = [input_span(tensor) for tensor in tensors]
+    try:
+        spans = [input_span(tensor) for tensor in tensors]
+    except ValueError as refusal:
+        raise named(refusal, "grouped_allgather", name) from None
     number = set_id(process_set, "Allgather")
 
     def start_part(wire: str, indices: Sequence[int]) -> Handle:

@@ -28,7 +28,7 @@ from horovod.torch.ops.submit import (
     start,
     start_parts,
 )
-from horovod.torch.tensors import by_dtype, check_one_device, in_place_span, new_like, span_to_new
+from horovod.torch.tensors import by_dtype, check_one_device, in_place_span, named, new_like, span_to_new
 
 _UNNAMED = "allreduce.noname"
 _UNNAMED_GROUP = "grouped_allreduce.noname"
@@ -307,7 +307,10 @@ def start_group(
 ) -> AnyHandle:
     tensors = tuple(tensors)
     check_one_device(tensors)
-    pairs = [(in_place_span(tensor), tensor) if in_place else span_to_new(tensor) for tensor in tensors]
+    try:
+        pairs = [(in_place_span(tensor), tensor) if in_place else span_to_new(tensor) for tensor in tensors]
+    except ValueError as refusal:
+        raise named(refusal, "grouped_allreduce", name) from None
     spans = [span for span, _ in pairs]
     codes = [check_reduction(op, tensor, process_set, "Allreduce") for tensor in tensors]
     number = set_id(process_set, "Allreduce")

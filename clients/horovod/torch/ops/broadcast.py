@@ -16,7 +16,7 @@ from horovod.torch.handles import AnyHandle
 from horovod.torch.ops.allreduce import _differentiable as reduce_differentiable
 from horovod.torch.ops.allreduce import gradient_name
 from horovod.torch.ops.submit import BROADCAST, needs_gradient, run, set_id, start
-from horovod.torch.tensors import in_place_span, new_like
+from horovod.torch.tensors import in_place_span, named, new_like
 from horovod.worker.runtime.context import current
 
 _UNNAMED = "broadcast.noname"
@@ -64,7 +64,7 @@ def broadcast_async(
         ValueError: as `broadcast`. HorovodInternalError is raised by `synchronize`.
     """
     number = check_root(root_rank, process_set)
-    output = _copy_for(tensor, root_rank)
+    output = _copy_for(tensor, root_rank, name)
     wire = _UNNAMED if name is None else "broadcast." + name
     return start(output, BROADCAST, wire, (output,), Sum, 1.0, 1.0, root_rank, None, number)
 
@@ -124,8 +124,11 @@ def check_root(root_rank: int, process_set: ProcessSet) -> int:
     return number
 
 
-def _copy_for(tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
-    in_place_span(tensor)  # refuses what can't travel before anything is copied
+def _copy_for(tensor: torch.Tensor, root_rank: int, name: str | None) -> torch.Tensor:
+    try:
+        in_place_span(tensor)  # refuses what can't travel before anything is copied
+    except ValueError as refusal:
+        raise named(refusal, "broadcast", name) from None
     output = new_like(tensor)
     if current().world.rank == root_rank:
         with torch.no_grad():
@@ -135,7 +138,7 @@ def _copy_for(tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
 
 def _plain(tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> torch.Tensor:
     number = check_root(root_rank, process_set)
-    output = _copy_for(tensor, root_rank)
+    output = _copy_for(tensor, root_rank, name)
     wire = _UNNAMED if name is None else "broadcast." + name
     run(output, BROADCAST, wire, (output,), Sum, 1.0, 1.0, root_rank, None, number)
     return output

@@ -28,7 +28,7 @@ from horovod.torch.ops.submit import (
     start,
     start_parts,
 )
-from horovod.torch.tensors import adopt, by_dtype, check_one_device, check_tensor, input_span
+from horovod.torch.tensors import adopt, by_dtype, check_one_device, check_tensor, input_span, named
 
 _UNNAMED = "reducescatter.noname"
 _UNNAMED_GROUP = "grouped_reducescatter.noname"
@@ -195,7 +195,10 @@ def _start_group(
     tensors = tuple(tensors)
     check_one_device(tensors)
     codes = [_checked(tensor, op, process_set) for tensor in tensors]
-    spans = [input_span(tensor) for tensor in tensors]
+    try:
+        spans = [input_span(tensor) for tensor in tensors]
+    except ValueError as refusal:
+        raise named(refusal, "grouped_reducescatter", name) from None
     number = set_id(process_set, "Reducescatter")
 
     def start_part(wire: str, indices: Sequence[int]) -> Handle:
