@@ -204,6 +204,7 @@ class Communicator {
     return device_ && device_->busy() && (ended_.ok() || (ended_.code() == Code::left && !abort_.raised()));
   }
   Status look_at_peers();
+  Status watch_device();
   void tend_device();
   void end_device(bool orderly);
 
@@ -224,8 +225,10 @@ class Communicator {
   std::unique_ptr<OrderLog> log_;
   SharedOrderLog* shared_log_ = nullptr;   // log_ when this is shared memory
   std::unique_ptr<DeviceBackend> device_;  // null until prepare(); uses all of the above. Made with mutex_ held
-  std::mutex alone_mutex_;                 // in a world of one: one thread at a time runs operations on the device
-  DataPlane plane_;  // plane_.device: written before the first operation on a device arrives, read when one runs
+  std::atomic<DeviceBackend*> watched_device_{nullptr};  // the same for the driver, which does not lock to wait
+  int64_t watched_us_ = 0;                               // when it last looked there; driver only
+  std::mutex alone_mutex_;  // in a world of one: one thread at a time runs operations on the device
+  DataPlane plane_;         // plane_.device: written before the first operation on a device arrives, read when one runs
   Counters counters_;
 
   std::mutex mutex_;  // guards everything down to the next comment

@@ -11,6 +11,7 @@ namespace horovod {
 namespace {
 
 constexpr int64_t kNapNs = 200'000;
+constexpr int64_t kWatchUs = 10'000;  // how often the driver looks at a device while it waits for something else
 
 }  // namespace
 
@@ -35,6 +36,7 @@ Status Communicator::use(const std::shared_ptr<cuda::Device>& device, const std:
     return gather_bytes(plane_, mine, bytes, all);
   };
   peers.look = [this] { return look_at_peers(); };
+  peers.watch = [this] { return watch_device(); };
   GpuOptions options;
   options.config = config_;
   options.scope = process_set_ == 0 ? "the world" : "process set " + std::to_string(process_set_);
@@ -55,6 +57,7 @@ Status Communicator::use(const std::shared_ptr<cuda::Device>& device, const std:
   if (!made) return status;
   device_ = std::move(made);
   plane_.device = device_.get();
+  watched_device_.store(device_.get(), std::memory_order_release);
   return {};
 }
 
@@ -72,6 +75,17 @@ Status Communicator::look_at_peers() {
   if (region_) HVD_TRY(region_->check_members());
   bool busy = false;
   return mesh_ ? mesh_->progress(busy) : Status();
+}
+
+// A batch that waits on the host keeps the driver for long, and nobody else looks whether what runs on the device
+// beside it still can.
+Status Communicator::watch_device() {
+  DeviceBackend* const device = watched_device_.load(std::memory_order_acquire);
+  if (!device || !device->busy()) return {};
+  const int64_t now = now_us();
+  if (now - watched_us_ < kWatchUs) return {};
+  watched_us_ = now;
+  return device->watch();
 }
 
 void Communicator::tend_device() {

@@ -110,6 +110,22 @@ def test_one_rank_without_nccl_decides_for_all(libraries: StandIns) -> None:
             np.testing.assert_allclose(got, expected, rtol=1e-12)
 
 
+def test_an_error_of_nccl_ends_the_wait_between_hosts(libraries: StandIns) -> None:
+    """The first rank of a host waits there for the first of another one, whose tensor is behind what stands still."""
+    with world_of(libraries, [0, 1, 0, 1], "hosts") as world:
+        world.run(lambda m: m.allreduce(np.ones(1000), "allreduce.good", ADASUM))
+        held = world.gpus[1].hold()
+        arrays = [member.array(np.ones(1000)) for member in world.members]
+        for member, array in zip(world.members, arrays, strict=True):
+            member.start(ALLREDUCE, "allreduce.adasum", [array], [array], reduce_op=ADASUM)
+        assert eventually(lambda: all(engine.counters()["batches"] == 2 for engine in world.engines))
+        libraries.fail("ncclCommGetAsyncError@0", 3)
+        assert eventually(lambda: all(ended(engine) is not None for engine in world.engines))
+        assert all("ncclCommGetAsyncError failed" in str(ended(engine)) for engine in world.engines)
+        world.gpus[0].synchronize()
+        world.gpus[1].release(held)
+
+
 @pytest.mark.parametrize("function", ["ncclAllReduce", "ncclBroadcast", "cuMemcpyDtoHAsync_v2"])
 def test_a_failure_in_any_step_ends_the_epoch_everywhere(libraries: StandIns, function: str) -> None:
     with world_of(libraries, [0, 0, 1, 1], "hosts") as world:

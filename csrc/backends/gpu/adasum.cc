@@ -58,6 +58,7 @@ class AdasumPath final : public DevicePath {
     HVD_TRY(within_->tend());
     return between_ ? between_->tend() : Status();
   }
+  Status watch() override { return within_->watch(); }
   void abort() override {
     within_->abort();
     if (between_) between_->abort();

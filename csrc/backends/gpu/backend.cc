@@ -114,6 +114,11 @@ class GpuBackend final : public DeviceBackend {
     }
     return staging_->tend();
   }
+  Status watch() override {
+    if (!nccl_) return {};
+    HVD_TRY(nccl_->watch());
+    return adasum_->watch();
+  }
   void abort() override {
     if (nccl_) {
       // Both at once: either may wait for what is queued, and that, by way of the framework's stream, for the other.

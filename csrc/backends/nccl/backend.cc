@@ -69,6 +69,7 @@ class NcclBackend final : public DevicePath {
     }
     return {};
   }
+  Status watch() override { return tend(); }  // run() holds on to nothing that it changes
 
   void abort() override {
     ended_.store(true, std::memory_order_release);

@@ -440,6 +440,7 @@ EXPORTED int ncclCommInitRankConfig(Comm** comm, int ranks, UniqueId id, int ran
 EXPORTED int ncclCommGetAsyncError(Comm* comm, int* result) {
   FAULT("ncclCommGetAsyncError");
   if (!alive(comm)) return kInvalidArgument;
+  FAULT(("ncclCommGetAsyncError@" + std::to_string(comm->rank)).c_str());  // of one rank only
   *result = comm->state.load(std::memory_order_acquire);
   return kSuccess;
 }
