@@ -1,0 +1,145 @@
+// The part of the driver's stand-in with memory, which is this process's own, and with copies between a device and
+// page-locked memory.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "cuda_world.h"
+
+using namespace standin;
+
+EXPORTED int cuMemAllocAsync(uintptr_t* address, size_t bytes, void* stream) {
+  ENTER("cuMemAllocAsync");
+  const std::shared_ptr<Queue> queue = stream_of(stream);
+  if (!queue) return kInvalidHandle;
+  if (bytes == 0) return kInvalidValue;
+  if (world().used_bytes + bytes > kDeviceBytes) return kOutOfMemory;
+  void* memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  if (!memory) return kOutOfMemory;
+  std::memset(memory, 0xa5, bytes);  // what was there before
+  *address = reinterpret_cast<uintptr_t>(memory);
+  world().blocks[*address] = {bytes, queue->device};
+  world().used_bytes += bytes;
+  return kSuccess;
+}
+
+EXPORTED int cuMemFreeAsync(uintptr_t address, void* stream) {
+  ENTER("cuMemFreeAsync");
+  const auto found = world().blocks.find(address);
+  const std::shared_ptr<Queue> queue = stream_of(stream);
+  if (found == world().blocks.end()) return kInvalidValue;
+  if (!queue) return kInvalidHandle;
+  queue->push([address] {
+    const std::lock_guard<std::mutex> freeing(world().mutex);
+    const auto block = world().blocks.find(address);
+    if (block == world().blocks.end()) std::abort();  // freed twice
+    std::memset(reinterpret_cast<void*>(address), 0xee, block->second.bytes);
+    world().used_bytes -= block->second.bytes;
+    world().blocks.erase(block);
+    std::free(reinterpret_cast<void*>(address));
+  });
+  return kSuccess;
+}
+
+EXPORTED int cuMemsetD8Async(uintptr_t address, unsigned char value, size_t bytes, void* stream) {
+  ENTER("cuMemsetD8Async");
+  const std::shared_ptr<Queue> queue = stream_of(stream);
+  if (!queue) return kInvalidHandle;
+  queue->push([=] { std::memset(reinterpret_cast<void*>(address), value, bytes); });
+  return kSuccess;
+}
+
+EXPORTED int cuMemcpyAsync(uintptr_t to, uintptr_t from, size_t bytes, void* stream) {
+  ENTER("cuMemcpyAsync");
+  const std::shared_ptr<Queue> queue = stream_of(stream);
+  if (!queue) return kInvalidHandle;
+  queue->push([=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
+  return kSuccess;
+}
+
+EXPORTED int cuMemHostAlloc(void** memory, size_t bytes, unsigned flags) {
+  ENTER("cuMemHostAlloc");
+  if (!current()) return kInvalidContext;
+  if (bytes == 0 || flags != 1) return kInvalidValue;
+  *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  if (!*memory) return kOutOfMemory;
+  std::memset(*memory, 0x5a, bytes);
+  world().pinned[reinterpret_cast<uintptr_t>(*memory)] = bytes;
+  if (world().pinned.size() > world().most_pinned) world().most_pinned = world().pinned.size();
+  return kSuccess;
+}
+
+EXPORTED int cuMemFreeHost(void* memory) {
+  ENTER("cuMemFreeHost");
+  const auto found = world().pinned.find(reinterpret_cast<uintptr_t>(memory));
+  if (found == world().pinned.end()) return kInvalidValue;
+  std::memset(memory, 0xee, found->second);
+  std::free(memory);
+  world().pinned.erase(found);
+  return kSuccess;
+}
+
+namespace {
+
+// With the world's mutex held: a copy whose memory is what it should be.
+int queue_copy(uintptr_t device, uintptr_t host, size_t bytes, void* stream, bool to_host) {
+  const std::shared_ptr<Queue> queue = stream_of(stream);
+  if (!queue) return kInvalidHandle;
+  auto block = world().blocks.upper_bound(device);
+  auto pinned = world().pinned.upper_bound(host);
+  if (block == world().blocks.begin() || pinned == world().pinned.begin()) return kInvalidValue;
+  --block;
+  --pinned;
+  if (device + bytes > block->first + block->second.bytes || block->second.device != queue->device) {
+    return kInvalidValue;
+  }
+  if (host + bytes > pinned->first + pinned->second) return kInvalidValue;
+  if (world().recording) {
+    world().copies.push_back({queue->device, to_host, static_cast<int64_t>(device), static_cast<int64_t>(bytes)});
+  }
+  queue->push([=] {
+    std::memcpy(reinterpret_cast<void*>(to_host ? host : device), reinterpret_cast<void*>(to_host ? device : host),
+                bytes);
+  });
+  return kSuccess;
+}
+
+}  // namespace
+
+EXPORTED int cuMemcpyDtoHAsync_v2(void* to, uintptr_t from, size_t bytes, void* stream) {
+  ENTER("cuMemcpyDtoHAsync_v2");
+  return queue_copy(from, reinterpret_cast<uintptr_t>(to), bytes, stream, true);
+}
+
+EXPORTED int cuMemcpyHtoDAsync_v2(uintptr_t to, const void* from, size_t bytes, void* stream) {
+  ENTER("cuMemcpyHtoDAsync_v2");
+  return queue_copy(to, reinterpret_cast<uintptr_t>(from), bytes, stream, false);
+}
+
+// -- for tests and for the stand-in of NCCL ---------------------------------------------------------------------------
+
+// Begins to record copies between devices and pinned memory, from none.
+EXPORTED void standin_cuda_record() {
+  const std::lock_guard<std::mutex> lock(world().mutex);
+  world().copies.clear();
+  world().recording = true;
+}
+
+// What was recorded since, four numbers each (see Copy), up to `most` of them; gives how many there are.
+EXPORTED int64_t standin_cuda_recorded(int64_t* numbers, int64_t most) {
+  const std::lock_guard<std::mutex> lock(world().mutex);
+  world().recording = false;
+  const auto count = static_cast<int64_t>(world().copies.size());
+  if (count > 0) std::memcpy(numbers, world().copies.data(), sizeof(Copy) * std::min(most, count));
+  return count;
+}
+
+// Whether [address, address + bytes) is memory of the device.
+EXPORTED int standin_cuda_holds(const void* address, size_t bytes, int device) {
+  const std::lock_guard<std::mutex> lock(world().mutex);
+  const auto begin = reinterpret_cast<uintptr_t>(address);
+  auto found = world().blocks.upper_bound(begin);
+  if (found == world().blocks.begin()) return 0;
+  --found;
+  return found->second.device == device && begin + bytes <= found->first + found->second.bytes;
+}
