@@ -55,11 +55,26 @@ bool Engine::over(const Submission& submission) const {
 Status Engine::hand_over(Submission& submission, uintptr_t stream) {
   OnDevice& here = *submission.on_device;
   if (!submission.status.ok() || !here.finished) return submission.status;
+  std::shared_ptr<cuda::Device> device;
+  {
+    const std::lock_guard<std::mutex> lock(device_mutex_);
+    device = device_;
+  }
   bool passed = false;
   HVD_TRY(here.finished->passed(passed));
   // Asked after that, because the end of an epoch makes what is queued pass without a result.
   if (abort_.raised()) return abort_.cause();
-  if (!passed) HVD_TRY(here.finished->precede(stream));
+  if (!passed) {
+    bool captured = false;
+    HVD_TRY(device->is_captured(reinterpret_cast<cuda::StreamHandle>(stream), captured));
+    if (captured) {
+      return {Code::invalid_argument,
+              submission.spec.name +
+                  ": the stream that is to wait for its result is being captured into a CUDA graph, which can't wait "
+                  "for what is not part of it. Synchronize the operation before the capture begins."};
+    }
+    HVD_TRY(here.finished->precede(stream));
+  }
   for (OutputBuffer& output : submission.outputs) {
     if (output.on_device) output.on_device->hand_over(stream);
   }

@@ -123,6 +123,15 @@ Status Device::record(StreamHandle stream, std::shared_ptr<Moment>& moment) {
   return {};
 }
 
+Status Device::is_captured(StreamHandle stream, bool& yes) {
+  const Current current(*this);
+  HVD_TRY(current.status());
+  int state = kNotCapturing;
+  const int result = driver_.capture_status(stream, &state);
+  yes = result == kImplicitCapture || state != kNotCapturing;
+  return result == 0 || yes ? Status() : driver_.failure(driver_.capture_status.name, result);
+}
+
 void Device::recycle(EventHandle event) {
   const std::lock_guard<std::mutex> lock(mutex_);
   idle_events_.push_back(event);

@@ -28,14 +28,21 @@ class Device : public std::enable_shared_from_this<Device> {
   int capability() const { return capability_; }
 
   // The device is the calling thread's current one for as long as this lives; afterwards that of before is again.
+  //
+  // Meanwhile the thread may also do what would spoil a CUDA graph if it belonged to it, like allocating or asking for
+  // an event: while one is captured CUDA forbids that to all threads which do not say that they know, and ends the
+  // capture. What the engine does is on streams of its own, or refused where the framework's is captured.
   class Current {
    public:
     explicit Current(const Device& device) : driver_(device.driver_) {
       status_ = driver_.call(driver_.push_context, device.context_);
+      if (status_.ok()) (void)driver_.exchange_capture_mode(&capture_mode_);
     }
     ~Current() {
+      if (!status_.ok()) return;
+      (void)driver_.exchange_capture_mode(&capture_mode_);
       ContextHandle ours;
-      if (status_.ok()) (void)driver_.pop_context(&ours);
+      (void)driver_.pop_context(&ours);
     }
     Current(const Current&) = delete;
     Current& operator=(const Current&) = delete;
@@ -43,6 +50,7 @@ class Device : public std::enable_shared_from_this<Device> {
 
    private:
     const Driver& driver_;
+    int capture_mode_ = kRelaxed;  // afterwards the thread's own
     Status status_;
   };
 
@@ -51,6 +59,9 @@ class Device : public std::enable_shared_from_this<Device> {
 
   // The moment when everything that `stream` holds now has been worked off.
   Status record(StreamHandle stream, std::shared_ptr<Moment>& moment);
+
+  // Whether what is queued on `stream` becomes part of a CUDA graph instead of being run.
+  Status is_captured(StreamHandle stream, bool& yes);
 
   // Memory for what is queued on `stream` from now on.
   Status allocate(size_t bytes, const std::shared_ptr<Stream>& stream, OutputBuffer& buffer);

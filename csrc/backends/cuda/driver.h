@@ -26,6 +26,9 @@ inline constexpr unsigned kNoTiming = 2;     // CU_EVENT_DISABLE_TIMING: cheaper
 inline constexpr unsigned kPortable = 1;     // CU_MEMHOSTALLOC_PORTABLE: page-locked for every context
 inline constexpr int kCapabilityMajor = 75;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
 inline constexpr int kCapabilityMinor = 76;
+inline constexpr int kRelaxed = 2;            // CU_STREAM_CAPTURE_MODE_RELAXED
+inline constexpr int kNotCapturing = 0;       // CU_STREAM_CAPTURE_STATUS_NONE
+inline constexpr int kImplicitCapture = 906;  // CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: a stream that this one waits for is
 
 struct Driver {
   Imported<unsigned> init{"cuInit"};
@@ -43,6 +46,8 @@ struct Driver {
   Imported<StreamHandle*, unsigned, int> create_stream{"cuStreamCreateWithPriority"};
   Imported<StreamHandle> destroy_stream{"cuStreamDestroy_v2"};
   Imported<StreamHandle, EventHandle, unsigned> wait_for_event{"cuStreamWaitEvent"};
+  Imported<StreamHandle, int*> capture_status{"cuStreamIsCapturing"};
+  Imported<int*> exchange_capture_mode{"cuThreadExchangeStreamCaptureMode"};
   Imported<EventHandle*, unsigned> create_event{"cuEventCreate"};
   Imported<EventHandle> destroy_event{"cuEventDestroy_v2"};
   Imported<EventHandle, StreamHandle> record_event{"cuEventRecord"};

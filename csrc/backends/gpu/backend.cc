@@ -70,7 +70,17 @@ class GpuBackend final : public DeviceBackend {
                                           " demands NCCL. " + mine_.obstacle};
     }
     OnDevice& here = *operation.on_device;
-    return device_->record(reinterpret_cast<cuda::StreamHandle>(here.stream), here.ready);
+    const auto stream = reinterpret_cast<cuda::StreamHandle>(here.stream);
+    bool captured = false;
+    HVD_TRY(device_->is_captured(stream, captured));
+    if (captured) {
+      return {Code::invalid_argument,
+              spec.name +
+                  ": the stream of its tensors is being captured into a CUDA graph, which an operation of Horovod's "
+                  "can't be part of: it would run once, now, and not when the graph is replayed. End the capture "
+                  "before (in PyTorch: the block of torch.cuda.graph), and submit after each replay."};
+    }
+    return device_->record(stream, here.ready);
   }
 
   Status add_zeros(Operation& operation) override {

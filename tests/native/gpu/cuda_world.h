@@ -22,6 +22,15 @@ namespace standin {
 
 inline constexpr size_t kDeviceBytes = size_t{8} << 30;
 
+// Of a stream whose work is captured into a graph.
+struct Capture {
+  enum State : int { none = 0, active = 1, invalidated = 2 };  // as the driver counts
+  State state = none;
+  int mode = 0;  // see kGlobal
+  std::thread::id thread;
+};
+enum CaptureMode : int { kGlobal = 0, kThreadLocal = 1, kRelaxed = 2 };
+
 class Queue {
  public:
   explicit Queue(int device) : device(device) {}
@@ -29,7 +38,9 @@ class Queue {
   void start(const std::shared_ptr<Queue>& self) {
     std::thread([self] { self->work(); }).detach();
   }
+  // With the world's mutex held, as for `capture`.
   void push(std::function<void()> task) {
+    if (capture.state != Capture::none) return;  // it would run when the graph does
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       tasks_.push_back(std::move(task));
@@ -45,6 +56,7 @@ class Queue {
   }
 
   const int device;
+  Capture capture;
 
  private:
   void work() {
@@ -73,6 +85,7 @@ struct Event {
   std::condition_variable changed;
   uint64_t recorded = 0, passed = 0;
   int device = 0;
+  bool captured = false;  // its last record is part of a graph
 };
 
 struct Block {
@@ -114,6 +127,7 @@ struct World {
   size_t used_bytes = 0;
   std::vector<Copy> copies;  // as they were queued, since recording began
   bool recording = false;
+  int64_t queries = 0;  // of events, so far
   Faults faults{"STANDIN_CUDA_FAIL"};
 
   World() {

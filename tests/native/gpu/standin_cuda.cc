@@ -61,6 +61,10 @@ EXPORTED int cuGetErrorName(int result, const char** name) {
       {kNotFound, "CUDA_ERROR_NOT_FOUND"},
       {kNotReady, "CUDA_ERROR_NOT_READY"},
       {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+      {kCaptureUnsupported, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
+      {kCaptureInvalidated, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
+      {kCaptureUnmatched, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED"},
+      {kCaptureIsolation, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"},
       {719, "CUDA_ERROR_LAUNCH_FAILED"},
   };
   const auto found = names.find(result);
@@ -144,6 +148,7 @@ EXPORTED int64_t standin_cuda_count(const char* what) {
   if (name == "blocks") return static_cast<int64_t>(world().blocks.size());
   if (name == "pinned") return static_cast<int64_t>(world().pinned.size());
   if (name == "most_pinned") return static_cast<int64_t>(world().most_pinned);
+  if (name == "queries") return world().queries;
   if (const int64_t number = count_of_modules(name); number >= 0) return number;
   if (name != "contexts") return -1;
   int64_t retained = 0;

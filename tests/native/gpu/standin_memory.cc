@@ -10,6 +10,7 @@ using namespace standin;
 
 EXPORTED int cuMemAllocAsync(uintptr_t* address, size_t bytes, void* stream) {
   ENTER("cuMemAllocAsync");
+  if (const int refused = allow_unsafe_call(); refused) return refused;
   const std::shared_ptr<Queue> queue = stream_of(stream);
   if (!queue) return kInvalidHandle;
   if (bytes == 0) return kInvalidValue;
@@ -59,6 +60,7 @@ EXPORTED int cuMemcpyAsync(uintptr_t to, uintptr_t from, size_t bytes, void* str
 
 EXPORTED int cuMemHostAlloc(void** memory, size_t bytes, unsigned flags) {
   ENTER("cuMemHostAlloc");
+  if (const int refused = allow_unsafe_call(); refused) return refused;
   if (!current()) return kInvalidContext;
   if (bytes == 0 || flags != 1) return kInvalidValue;
   *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
@@ -71,6 +73,7 @@ EXPORTED int cuMemHostAlloc(void** memory, size_t bytes, unsigned flags) {
 
 EXPORTED int cuMemFreeHost(void* memory) {
   ENTER("cuMemFreeHost");
+  if (const int refused = allow_unsafe_call(); refused) return refused;
   const auto found = world().pinned.find(reinterpret_cast<uintptr_t>(memory));
   if (found == world().pinned.end()) return kInvalidValue;
   std::memset(memory, 0xee, found->second);

@@ -5,6 +5,26 @@
 
 using namespace standin;
 
+namespace {
+
+thread_local int t_mode = kGlobal;  // what this thread says of its calls while something is captured
+
+}  // namespace
+
+// With the world's mutex held. As the driver's reference says of cuThreadExchangeStreamCaptureMode.
+int standin::allow_unsafe_call() {
+  if (t_mode == kRelaxed) return kSuccess;
+  int result = kSuccess;
+  for (const auto& [handle, queue] : world().streams) {
+    Capture& capture = queue->capture;
+    const bool own = capture.thread == std::this_thread::get_id() && capture.mode != kRelaxed;
+    if (capture.state == Capture::none || !(own || (t_mode == kGlobal && capture.mode == kGlobal))) continue;
+    capture.state = Capture::invalidated;
+    result = kCaptureUnsupported;
+  }
+  return result;
+}
+
 std::shared_ptr<Queue> standin::stream_of(void* handle) {
   if (handle && handle != reinterpret_cast<void*>(1)) {
     const auto found = world().streams.find(handle);
@@ -63,8 +83,10 @@ EXPORTED int cuStreamSynchronize(void* stream) {
   const auto done = std::make_shared<Done>();
   {
     ENTER("cuStreamSynchronize");
+    if (const int refused = allow_unsafe_call(); refused) return refused;
     const std::shared_ptr<Queue> queue = stream_of(stream);
     if (!queue) return kInvalidHandle;
+    if (queue->capture.state != Capture::none) return kCaptureUnsupported;
     queue->push([done] {
       const std::lock_guard<std::mutex> told(done->mutex);
       done->yes = true;
@@ -73,6 +95,38 @@ EXPORTED int cuStreamSynchronize(void* stream) {
   }
   std::unique_lock<std::mutex> wait(done->mutex);
   done->changed.wait(wait, [&] { return done->yes; });
+  return kSuccess;
+}
+
+EXPORTED int cuStreamBeginCapture_v2(void* stream, int mode) {
+  ENTER("cuStreamBeginCapture_v2");
+  const std::shared_ptr<Queue> queue = stream_of(stream);
+  if (!queue || !stream || mode < kGlobal || mode > kRelaxed) return kInvalidValue;
+  if (queue->capture.state != Capture::none) return kInvalidValue;
+  queue->capture = {Capture::active, mode, std::this_thread::get_id()};
+  return kSuccess;
+}
+
+EXPORTED int cuStreamEndCapture(void* stream, void** graph) {
+  ENTER("cuStreamEndCapture");
+  const std::shared_ptr<Queue> queue = stream_of(stream);
+  if (!queue) return kInvalidHandle;
+  *graph = nullptr;  // nobody runs it
+  const Capture::State state = std::exchange(queue->capture, {}).state;
+  return state == Capture::active ? kSuccess : state == Capture::none ? kCaptureUnmatched : kCaptureInvalidated;
+}
+
+EXPORTED int cuStreamIsCapturing(void* stream, int* state) {
+  ENTER("cuStreamIsCapturing");
+  const std::shared_ptr<Queue> queue = stream_of(stream);
+  if (!queue) return kInvalidHandle;
+  *state = queue->capture.state;
+  return kSuccess;
+}
+
+EXPORTED int cuThreadExchangeStreamCaptureMode(int* mode) {
+  if (*mode < kGlobal || *mode > kRelaxed) return kInvalidValue;
+  std::swap(t_mode, *mode);
   return kSuccess;
 }
 
@@ -100,6 +154,7 @@ EXPORTED int cuEventRecord(void* event, void* stream) {
   if (found == world().events.end() || !queue || found->second->device != queue->device) return kInvalidHandle;
   const std::shared_ptr<Event> made = found->second;
   uint64_t number;
+  made->captured = queue->capture.state != Capture::none;
   {
     const std::lock_guard<std::mutex> counting(made->mutex);
     number = ++made->recorded;
@@ -116,6 +171,9 @@ EXPORTED int cuEventQuery(void* event) {
   ENTER("cuEventQuery");
   const auto found = world().events.find(event);
   if (found == world().events.end()) return kInvalidHandle;
+  if (const int refused = allow_unsafe_call(); refused) return refused;
+  if (found->second->captured) return kCaptureUnsupported;
+  ++world().queries;
   const std::lock_guard<std::mutex> counting(found->second->mutex);
   return found->second->passed == found->second->recorded ? kSuccess : kNotReady;
 }
@@ -126,6 +184,10 @@ EXPORTED int cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
   const std::shared_ptr<Queue> queue = stream_of(stream);
   if (found == world().events.end() || !queue || flags != 0) return kInvalidHandle;
   const std::shared_ptr<Event> waited = found->second;
+  if (queue->capture.state != Capture::none && !waited->captured) {
+    queue->capture.state = Capture::invalidated;
+    return kCaptureIsolation;
+  }
   uint64_t number;
   {
     const std::lock_guard<std::mutex> counting(waited->mutex);
