@@ -55,7 +55,7 @@ class StandIns:
         return number if number >= 0 else int(self.nccl.standin_nccl_count(what.encode()))
 
     def counts(self) -> dict[str, int]:
-        names = ("streams", "events", "blocks", "contexts", "pinned", "modules", "communicators", "operations")
+        names = ("streams", "events", "blocks", "contexts", "pinned", "modules", "pools", "communicators", "operations")
         return {name: self.count(name) for name in names}
 
     def record(self) -> None:

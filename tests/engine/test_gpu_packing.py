@@ -191,7 +191,7 @@ def test_the_buffer_is_not_used_again_too_early(pair: GpuWorld) -> None:
             check(arrays)
 
 
-@pytest.mark.parametrize("function", ["cuLaunchKernel", "cuMemcpyDtoDAsync_v2", "cuMemAllocAsync"])
+@pytest.mark.parametrize("function", ["cuLaunchKernel", "cuMemcpyDtoDAsync_v2", "cuMemAllocFromPoolAsync"])
 def test_a_failure_to_pack_ends_the_epoch_everywhere(libraries: StandIns, function: str) -> None:
     with GpuWorld(libraries, 2, batched_copies=int(function == "cuLaunchKernel")) as world:
         arrays = world.run(lambda m: [m.array(np.ones(50, np.float32)) for _ in range(20)])

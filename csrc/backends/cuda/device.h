@@ -64,20 +64,32 @@ class Device : public std::enable_shared_from_this<Device> {
   Status is_captured(StreamHandle stream, bool& yes);
 
   // Memory for what is queued on `stream` from now on.
+  //
+  // It comes from a pool of the engine's own, so that the framework's settings for the device's pool stay as they are.
+  // The pool holds on to kIdleBytes that nobody uses; without that each synchronization of the device would give all of
+  // it back to the system, and the next step ask for it again. What is not in use goes with this object.
   Status allocate(size_t bytes, const std::shared_ptr<Stream>& stream, OutputBuffer& buffer);
+  static constexpr uint64_t kIdleBytes = 64u << 20;
 
  private:
   friend class Event;
+  friend class Memory;
   Device(const Driver& driver, int ordinal) : driver_(driver), ordinal_(ordinal) {}
   void recycle(EventHandle event);
+  Status pool(PoolHandle& pool);
+  // In the order of `stream`, which used it.
+  void give_back(Address address, StreamHandle stream);
+  void give_back_postponed();
 
   const Driver& driver_;
   const int ordinal_;
   int device_ = 0;  // CUDA's handle of it
   int capability_ = 0;
   ContextHandle context_ = nullptr;  // null when it could not be retained
-  std::mutex mutex_;                 // guards idle_events_
+  std::mutex mutex_;                 // guards the rest
   std::vector<EventHandle> idle_events_;
+  PoolHandle pool_ = nullptr;                                // null: nothing was allocated yet
+  std::vector<std::pair<Address, StreamHandle>> postponed_;  // given back while their stream was being captured
 };
 
 // A stream of the engine's own. When it is destroyed, what is queued there is still worked off.

@@ -33,6 +33,9 @@ inline constexpr int kCapability = 90;  // of every device, where STANDIN_CUDA_C
 // Whether this thread may call now what must not be part of a graph. If not, what is being captured is spoilt.
 int allow_unsafe_call();
 
+// What a synchronization does besides waiting, with the world's mutex held.
+void release_idle_memory();
+
 // What a call of this function is to answer instead; 0: nothing is planned.
 int fault_of(const char* function);
 

@@ -88,9 +88,18 @@ struct Event {
   bool captured = false;  // its last record is part of a graph
 };
 
+// Memory that was asked for and given back stays with it, up to a threshold, until somebody synchronizes.
+struct Pool {
+  int device = 0;
+  uint64_t threshold = 0;
+  size_t used = 0, reserved = 0;  // bytes
+  bool destroyed = false;         // it goes with the last block
+};
+
 struct Block {
   size_t bytes = 0;
   int device = 0;
+  std::shared_ptr<Pool> pool;  // null: the device's own
 };
 
 struct Device {
@@ -121,6 +130,7 @@ struct World {
   std::map<void*, std::shared_ptr<Queue>> streams;
   std::map<void*, std::shared_ptr<Event>> events;
   std::map<uintptr_t, Block> blocks;
+  std::map<void*, std::shared_ptr<Pool>> pools;
   std::map<void*, std::shared_ptr<Hold>> holds;
   std::map<uintptr_t, size_t> pinned;  // bytes by address
   size_t most_pinned = 0;              // so many at once

@@ -148,6 +148,12 @@ EXPORTED int64_t standin_cuda_count(const char* what) {
   if (name == "blocks") return static_cast<int64_t>(world().blocks.size());
   if (name == "pinned") return static_cast<int64_t>(world().pinned.size());
   if (name == "most_pinned") return static_cast<int64_t>(world().most_pinned);
+  if (name == "pools") return static_cast<int64_t>(world().pools.size());
+  if (name == "reserved") {
+    int64_t bytes = 0;
+    for (const auto& [handle, pool] : world().pools) bytes += static_cast<int64_t>(pool->reserved);
+    return bytes;
+  }
   if (name == "queries") return world().queries;
   if (const int64_t number = count_of_modules(name); number >= 0) return number;
   if (name != "contexts") return -1;

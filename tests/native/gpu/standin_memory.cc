@@ -3,24 +3,79 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
+#include <utility>
 
+#include "backends/cuda/driver.h"
 #include "cuda_world.h"
 
 using namespace standin;
 
-EXPORTED int cuMemAllocAsync(uintptr_t* address, size_t bytes, void* stream) {
-  ENTER("cuMemAllocAsync");
+namespace {
+
+// With the world's mutex held.
+int allocate(uintptr_t* address, size_t bytes, const std::shared_ptr<Pool>& pool, void* stream) {
   if (const int refused = allow_unsafe_call(); refused) return refused;
   const std::shared_ptr<Queue> queue = stream_of(stream);
-  if (!queue) return kInvalidHandle;
+  if (!queue || (pool && pool->device != queue->device)) return kInvalidHandle;
   if (bytes == 0) return kInvalidValue;
   if (world().used_bytes + bytes > kDeviceBytes) return kOutOfMemory;
   void* memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   if (!memory) return kOutOfMemory;
   std::memset(memory, 0xa5, bytes);  // what was there before
   *address = reinterpret_cast<uintptr_t>(memory);
-  world().blocks[*address] = {bytes, queue->device};
+  world().blocks[*address] = {bytes, queue->device, pool};
   world().used_bytes += bytes;
+  if (pool) pool->reserved = std::max(pool->reserved, pool->used += bytes);
+  return kSuccess;
+}
+
+}  // namespace
+
+void standin::release_idle_memory() {
+  for (const auto& [handle, pool] : world().pools) {
+    pool->reserved = std::max<size_t>(pool->used, std::min<size_t>(pool->reserved, pool->threshold));
+  }
+}
+
+EXPORTED int cuMemAllocAsync(uintptr_t* address, size_t bytes, void* stream) {
+  ENTER("cuMemAllocAsync");
+  return allocate(address, bytes, nullptr, stream);
+}
+
+EXPORTED int cuMemAllocFromPoolAsync(uintptr_t* address, size_t bytes, void* handle, void* stream) {
+  ENTER("cuMemAllocFromPoolAsync");
+  const auto pool = world().pools.find(handle);
+  if (pool == world().pools.end() || pool->second->destroyed) return kInvalidValue;
+  return allocate(address, bytes, pool->second, stream);
+}
+
+EXPORTED int cuMemPoolCreate(void** handle, const horovod::cuda::PoolProperties* properties) {
+  ENTER("cuMemPoolCreate");
+  const bool plain = properties->allocation == 1 && properties->handles == 0 && properties->location == 1;
+  const auto is_zero = [](unsigned char byte) { return byte == 0; };
+  if (!plain || !std::all_of(std::begin(properties->rest), std::end(properties->rest), is_zero)) return kInvalidValue;
+  if (properties->ordinal < 0 || properties->ordinal >= static_cast<int>(world().devices.size())) return kInvalidDevice;
+  const auto made = std::make_shared<Pool>();
+  made->device = properties->ordinal;
+  world().pools.emplace(made.get(), made);
+  *handle = made.get();
+  return kSuccess;
+}
+
+EXPORTED int cuMemPoolSetAttribute(void* handle, int attribute, void* value) {
+  ENTER("cuMemPoolSetAttribute");
+  const auto pool = world().pools.find(handle);
+  if (pool == world().pools.end() || attribute != horovod::cuda::kReleaseThreshold) return kInvalidValue;
+  std::memcpy(&pool->second->threshold, value, sizeof pool->second->threshold);
+  return kSuccess;
+}
+
+EXPORTED int cuMemPoolDestroy(void* handle) {
+  ENTER("cuMemPoolDestroy");
+  const auto pool = world().pools.find(handle);
+  if (pool == world().pools.end() || std::exchange(pool->second->destroyed, true)) return kInvalidValue;
+  if (pool->second->used == 0) world().pools.erase(pool);
   return kSuccess;
 }
 
@@ -30,12 +85,17 @@ EXPORTED int cuMemFreeAsync(uintptr_t address, void* stream) {
   const std::shared_ptr<Queue> queue = stream_of(stream);
   if (found == world().blocks.end()) return kInvalidValue;
   if (!queue) return kInvalidHandle;
+  if (queue->capture.state != Capture::none) return kInvalidValue;  // the graph has not allocated it
   queue->push([address] {
     const std::lock_guard<std::mutex> freeing(world().mutex);
     const auto block = world().blocks.find(address);
     if (block == world().blocks.end()) std::abort();  // freed twice
     std::memset(reinterpret_cast<void*>(address), 0xee, block->second.bytes);
     world().used_bytes -= block->second.bytes;
+    if (const std::shared_ptr<Pool> pool = block->second.pool) {
+      pool->used -= block->second.bytes;
+      if (pool->destroyed && pool->used == 0) world().pools.erase(pool.get());
+    }
     world().blocks.erase(block);
     std::free(reinterpret_cast<void*>(address));
   });

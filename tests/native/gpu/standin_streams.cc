@@ -87,6 +87,7 @@ EXPORTED int cuStreamSynchronize(void* stream) {
     const std::shared_ptr<Queue> queue = stream_of(stream);
     if (!queue) return kInvalidHandle;
     if (queue->capture.state != Capture::none) return kCaptureUnsupported;
+    release_idle_memory();
     queue->push([done] {
       const std::lock_guard<std::mutex> told(done->mutex);
       done->yes = true;
