@@ -96,10 +96,7 @@ struct Joining {
 
 class SharedOrderLog;
 
-namespace cuda {
-class Device;
-class PinnedPool;
-}  // namespace cuda
+struct SharedGpu;
 
 class Communicator {
  public:
@@ -136,9 +133,8 @@ class Communicator {
 
   // An operation on a device: finds what runs it there, and marks where its tensors are ready. Before submit().
   // Makes what runs operations on the device, if there is none yet. Any thread.
-  Status use(const std::shared_ptr<cuda::Device>& device, const std::shared_ptr<cuda::PinnedPool>& pool);
-  Status prepare(Submission& submission, const std::shared_ptr<cuda::Device>& device,
-                 const std::shared_ptr<cuda::PinnedPool>& pool);
+  Status use(const SharedGpu& gpu);
+  Status prepare(Submission& submission, const SharedGpu& gpu);
 
   // wait_follows: the caller waits next, so the background thread is left asleep.
   Status submit(const std::shared_ptr<Submission>& submission, bool wait_follows);

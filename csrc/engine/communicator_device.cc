@@ -15,15 +15,14 @@ constexpr int64_t kWatchUs = 10'000;  // how often the driver looks at a device 
 
 }  // namespace
 
-Status Communicator::prepare(Submission& submission, const std::shared_ptr<cuda::Device>& device,
-                             const std::shared_ptr<cuda::PinnedPool>& pool) {
-  if (Status status = use(device, pool); !status.ok()) {
+Status Communicator::prepare(Submission& submission, const SharedGpu& gpu) {
+  if (Status status = use(gpu); !status.ok()) {
     return {status.code(), submission.spec.name + ": " + status.message()};
   }
   return device_->mark_ready(submission);
 }
 
-Status Communicator::use(const std::shared_ptr<cuda::Device>& device, const std::shared_ptr<cuda::PinnedPool>& pool) {
+Status Communicator::use(const SharedGpu& gpu) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (device_) return {};
   cuda::Peers peers;
@@ -40,20 +39,13 @@ Status Communicator::use(const std::shared_ptr<cuda::Device>& device, const std:
   GpuOptions options;
   options.config = config_;
   options.scope = process_set_ == 0 ? "the world" : "process set " + std::to_string(process_set_);
-  options.note = [this](bool worth_saying, std::string sentence) {
-    OutboxItem item;
-    item.kind = OutboxItem::note;
-    item.worth_saying = worth_saying;
-    item.sentence = std::move(sentence);
-    outbox_.push(std::move(item));
-  };
+  options.note = [this](bool worth_saying, std::string sentence) { outbox_.note(worth_saying, std::move(sentence)); };
   options.failed = [this](const Status& status) {
     if (status.code() != Code::left) abort_.raise(status);
     if (abort_.raised()) on_abort_();
   };
   Status status;
-  std::unique_ptr<DeviceBackend> made =
-      make_gpu_backend(std::move(options), device, pool, plane_, std::move(peers), status);
+  std::unique_ptr<DeviceBackend> made = make_gpu_backend(std::move(options), gpu, plane_, std::move(peers), status);
   if (!made) return status;
   device_ = std::move(made);
   plane_.device = device_.get();

@@ -31,7 +31,7 @@ class NcclBackend final : public DevicePath {
  public:
   NcclBackend(const nccl::Library& library, std::shared_ptr<cuda::Device> device, nccl::Peers peers,
               std::vector<std::shared_ptr<cuda::Stream>> streams, const nccl::PackRule& pack_rule,
-              std::unique_ptr<cuda::Copier> copier)
+              std::shared_ptr<cuda::Copier> copier)
       : library_(library),
         device_(std::move(device)),
         peers_(std::move(peers)),
@@ -225,7 +225,7 @@ class NcclBackend final : public DevicePath {
   std::atomic<size_t> queued_count_{0};  // its size, for others; orders nothing
   std::atomic<bool> ended_{false};       // set before what there is, the communicators and `unpacked_`, is ended
   const nccl::PackRule pack_rule_;
-  const std::unique_ptr<cuda::Copier> copier_;     // driver only
+  const std::shared_ptr<cuda::Copier> copier_;
   std::vector<nccl::PackBuffer> buffers_;          // driver only; by stream
   std::mutex mutex_;                               // guards the rest
   Comms comms_, alone_;                            // by stream; null: not needed yet
@@ -236,14 +236,13 @@ class NcclBackend final : public DevicePath {
 
 std::unique_ptr<DevicePath> make_nccl_backend(const nccl::Library& library, const Config& config,
                                               std::shared_ptr<cuda::Device> device, nccl::Peers peers,
-                                              std::function<void(const std::string&)> tell, Status& status) {
+                                              std::shared_ptr<cuda::Copier> copier, Status& status) {
   std::vector<std::shared_ptr<cuda::Stream>> made;
   status = {};
   while (status.ok() && static_cast<int>(made.size()) < std::max(1, config.nccl_streams))
     made.push_back(device->create_stream(status));
   if (!status.ok()) return nullptr;
   const nccl::PackRule rule{config.gpu_pack_threshold_bytes, config.gpu_pack_count, config.fusion_threshold_bytes};
-  auto copier = std::make_unique<cuda::Copier>(device, config.batched_copies, config.nvrtc_file, std::move(tell));
   return std::make_unique<NcclBackend>(library, std::move(device), std::move(peers), std::move(made), rule,
                                        std::move(copier));
 }
