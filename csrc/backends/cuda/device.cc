@@ -192,4 +192,15 @@ Status Device::allocate(size_t bytes, const std::shared_ptr<Stream>& stream, Out
   return {};
 }
 
+Status Device::allocate_rows(Operation& operation, size_t tensor, int64_t rows, const std::shared_ptr<Stream>& stream) {
+  const TensorSpec& spec = operation.spec.tensors[tensor];
+  OutputBuffer& output = operation.outputs[tensor];
+  output.shape = spec.shape;
+  if (output.shape.empty()) output.shape = {0};
+  output.shape[0] = rows;
+  const auto bytes = static_cast<size_t>(rows * spec.row_elements()) * size_of(spec.dtype);
+  const Status status = allocate(bytes, stream, output);
+  return status.ok() ? status : Status(status.code(), operation.spec.name + ": " + status.message());
+}
+
 }  // namespace horovod::cuda

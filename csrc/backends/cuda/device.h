@@ -70,6 +70,9 @@ class Device : public std::enable_shared_from_this<Device> {
   // it back to the system, and the next step ask for it again. What is not in use goes with this object.
   Status allocate(size_t bytes, const std::shared_ptr<Stream>& stream, OutputBuffer& buffer);
   static constexpr uint64_t kIdleBytes = 64u << 20;
+  // The same for a result with so many rows of the operation's tensor number `tensor`, which is named when there is
+  // none.
+  Status allocate_rows(Operation& operation, size_t tensor, int64_t rows, const std::shared_ptr<Stream>& stream);
 
  private:
   friend class Event;

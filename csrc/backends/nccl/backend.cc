@@ -8,6 +8,7 @@
 
 #include "backends/nccl/collectives.h"
 #include "base/clock.h"
+#include "collectives/dispatch.h"
 
 namespace horovod {
 namespace {
@@ -164,7 +165,8 @@ class NcclBackend final : public DevicePath {
       return failed.ok() ? kept : failed;
     };
     Run run{*comm, peers_, alone, {pack_rule_, *copier_, buffers_[turn]}};
-    const Status dispatched = dispatch(run, batch);
+    const Status dispatched = dispatch(batch[0]->spec.type, run, batch, nccl::allreduce, nccl::allgather,
+                                       nccl::broadcast, nccl::alltoall, nccl::reducescatter);
     const Status recorded = device_->record(stream, queued.finished);
     if (run.packing.used) {  // also by half of a batch that failed
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -182,24 +184,6 @@ class NcclBackend final : public DevicePath {
     queued_.push_back(std::move(queued));
     queued_count_.store(queued_.size(), std::memory_order_relaxed);
     return {};
-  }
-
-  static Status dispatch(Run& run, Batch batch) {
-    switch (batch[0]->spec.type) {
-      case OpType::allreduce:
-        return nccl::allreduce(run, batch);
-      case OpType::allgather:
-        return nccl::allgather(run, batch);
-      case OpType::broadcast:
-        return nccl::broadcast(run, batch);
-      case OpType::alltoall:
-        return nccl::alltoall(run, batch);
-      case OpType::reducescatter:
-        return nccl::reducescatter(run, batch);
-      case OpType::barrier:
-        return {};  // that every member arrived is in the order log already
-    }
-    return {Code::internal, "Unknown operation type."};
   }
 
   Status check_time(Queued& queued) {
