@@ -71,6 +71,18 @@ def test_where_all_share_memory_it_is_the_mean(libraries: StandIns) -> None:
         assert libraries.count("pinned") == 0
 
 
+def test_what_it_needs_is_made_with_the_first_one(libraries: StandIns) -> None:
+    with world_of(libraries, [0, 0, 1], "hosts") as world:
+        world.run(lambda m: m.allreduce(np.ones(10)))
+        before = {name: libraries.count(name) for name in ("streams", "communicators")}
+        world.run(lambda m: m.allreduce(np.ones(10), op=ADASUM))
+        # NCCL's stream for each rank, and two for each first rank of a host; one communicator for each host's members.
+        assert libraries.count("streams") == before["streams"] + 3 + 2 * 2
+        assert libraries.count("communicators") == before["communicators"] + 3
+        world.run(lambda m: m.allreduce(np.ones(10), op=ADASUM))
+        assert libraries.count("streams") == before["streams"] + 7
+
+
 def test_only_first_ranks_of_hosts_use_the_host_s_memory(libraries: StandIns) -> None:
     with world_of(libraries, [0, 1, 0, 1], "hosts") as world:
         arrays = [member.array(np.full(50_000, 1.0 + member.rank)) for member in world.members]

@@ -246,13 +246,10 @@ cuda::Peers peers_within(const Hosts& hosts, const cuda::Peers& peers) {
   return within;
 }
 
-// NCCL for the members that it is given.
-using MakeNccl = std::function<std::shared_ptr<DevicePath>(const Config&, const cuda::Peers&, Status&)>;
-
 // The plane as the first members of the hosts see it.
-DataPlane between_hosts(const Hosts& hosts, const DataPlane& plane) {
+DataPlane between_hosts(const Hosts& hosts, Mesh* mesh) {
   DataPlane leaders;
-  leaders.mesh = plane.mesh;
+  leaders.mesh = mesh;
   for (int host = 0; host < hosts.count(); ++host) leaders.members.push_back(hosts.leader(host));
   return leaders;
 }
@@ -271,24 +268,23 @@ std::unique_ptr<DeviceBackend> make_gpu_backend(GpuOptions options, const Shared
   std::unique_ptr<DevicePath> adasum;
   if (const nccl::Library* library = wanted_nccl(options.config, obstacle)) {
     mine.nccl_version = library->version_code;
-    const MakeNccl make_nccl = [&](const Config& config, const cuda::Peers& members, Status& failed) {
-      return make_nccl_backend(*library, config, gpu.device, members, gpu.copier, failed);
-    };
-    nccl = make_nccl(options.config, peers, status);
+    nccl = make_nccl_backend(*library, options.config, gpu.device, peers, gpu.copier, status);
     if (!nccl) return nullptr;
-    std::shared_ptr<DevicePath> within = nccl;
-    std::unique_ptr<DevicePath> between;
-    if (hosts.count() > 1) {
-      Config config = options.config;
-      config.nccl_streams = 1;
-      within = make_nccl(config, peers_within(hosts, peers), status);
-      if (!within) return nullptr;
-      if (hosts.leader(hosts.host(peers.rank)) == peers.rank) {
-        between = make_staging_backend(gpu.device, gpu.pool, between_hosts(hosts, plane), peers, status);
-        if (!between) return nullptr;
-      }
-    }
-    adasum = make_adasum_path(std::move(within), std::move(between), hosts);
+    Config config = options.config;
+    config.nccl_streams = 1;
+    adasum = make_adasum_path(
+        [=, mesh = plane.mesh](AdasumSteps& steps) -> Status {
+          steps.within = nccl;
+          if (hosts.count() == 1) return {};
+          Status failed;
+          steps.within =
+              make_nccl_backend(*library, config, gpu.device, peers_within(hosts, peers), gpu.copier, failed);
+          if (steps.within && hosts.leader(hosts.host(peers.rank)) == peers.rank) {
+            steps.between = make_staging_backend(gpu.device, gpu.pool, between_hosts(hosts, mesh), peers, failed);
+          }
+          return failed;
+        },
+        hosts);
   }
   std::memcpy(mine.obstacle, obstacle.data(), std::min(obstacle.size(), sizeof mine.obstacle - 1));
   std::unique_ptr<DevicePath> staging = make_staging_backend(gpu.device, gpu.pool, plane, peers, status);
