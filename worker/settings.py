@@ -422,7 +422,7 @@ class Settings:
         "HOROVOD_BATCH_D2D_MEMCOPIES",
         "bool",
         True,
-        "small GPU tensors are packed by one kernel, which is compiled when it is first needed; 0: one by one",
+        "small GPU tensors are packed by one kernel, compiled when the first GPU tensor comes; 0: one by one",
     )
     async_completion: bool = _row(
         "HOROVOD_ENABLE_ASYNC_COMPLETION",

@@ -37,7 +37,8 @@ struct Config {
   // fusion_threshold_bytes) and run as one. 0 bytes: none are. Both must agree on all ranks.
   size_t gpu_pack_threshold_bytes = 64u << 10;
   size_t gpu_pack_count = 8;
-  // That copying is done by one kernel, which is compiled when it is first needed; otherwise one after another.
+  // That copying is done by one kernel, which is compiled when the first tensor on a GPU comes; otherwise one after
+  // another.
   bool batched_copies = true;
   // wait() leaves the waiting to the caller's stream and returns; otherwise the host waits until the result is there.
   bool async_completion = true;

@@ -178,8 +178,12 @@ void PyEngine::abandon(std::shared_ptr<Submission> submission, py::object keep) 
 py::object PyEngine::result_of(const std::shared_ptr<Submission>& submission, std::optional<uintptr_t> stream,
                                py::object keep, const TensorReader* reader) {
   if (submission->on_device) [[unlikely]] {
-    const Status status = engine_->hand_over(*submission, stream.value_or(submission->on_device->stream));
-    on_device_.emplace_back(submission, std::move(keep));
+    const uintptr_t submitted_on = submission->on_device->stream;
+    const uintptr_t handed_to = stream.value_or(submitted_on);
+    const Status status = engine_->hand_over(*submission, handed_to);
+    // The stream on which the tensors were used waits for the end from now on, and a framework gives their memory to
+    // others in the order of that stream. A gradient that is dropped after synchronize() makes room at once.
+    if (!status.ok() || handed_to != submitted_on) on_device_.emplace_back(submission, std::move(keep));
     if (!status.ok()) raise_status(status);
   }
   if (!submission->status.ok()) raise_status(submission->status);

@@ -53,8 +53,9 @@ class PyEngine {
   void abandon(std::shared_ptr<Submission> submission, pybind11::object keep);
   // Whether waiting for it has an end at once.
   bool over(const Submission& submission) const { return engine_->over(submission); }
-  // What came of an operation that is done; called once. What one on a device uses is kept until that has come so far.
-  // Results in engine memory are tensors where the reader makes them, else Output.
+  // What came of an operation that is done; called once. What one on a device uses is kept until that has come so far,
+  // unless the stream that used it waits. Results in engine memory are tensors where the reader makes them, else
+  // Output.
   pybind11::object result_of(const std::shared_ptr<Submission>& submission, std::optional<uintptr_t> stream,
                              pybind11::object keep, const TensorReader* reader);
   // Lets go of what operations used that are over.
@@ -102,7 +103,7 @@ class PyEngine {
   std::unique_ptr<Engine> engine_;
   // What must live until an operation is over, because the engine reads and writes its memory; both guarded by the GIL.
   std::vector<Kept> abandoned_;  // of operations for which nobody will wait
-  std::deque<Kept> on_device_;   // of those that were waited for, until the device has passed them
+  std::deque<Kept> on_device_;   // of those for which a stream waits that did not use it, until the device passes them
 };
 
 // Refuses numbers that mean nothing.

@@ -22,6 +22,9 @@ class DevicePath : public Backend {
   virtual bool busy() const = 0;
   // The driver calls it again and again while it is busy: finds out what has passed, and what has failed since.
   virtual Status tend() = 0;
+  // Of that what may be asked from inside of run(), while a batch waits on the host: whether anything that was queued
+  // before has failed, which may be why the wait has no end.
+  virtual Status watch() = 0;
 
   // The end of the epoch: what runs on the device and waits for other members is ended, and its tensors are not touched
   // again. Nothing can be run after it. Any thread; may take a while.

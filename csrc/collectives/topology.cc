@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "collectives/adasum.h"
+#include "collectives/dispatch.h"
 #include "collectives/mesh/collectives.h"
 #include "collectives/shared/collectives.h"
 #include "kernels/kernels.h"
@@ -49,27 +50,6 @@ Status run_alone(Operation& operation) {
     }
   }
   return {};
-}
-
-template <typename Plane>
-Status dispatch(OpType type, Plane& plane, Batch batch, Status (*allreduce)(Plane&, Batch),
-                Status (*allgather)(Plane&, Batch), Status (*broadcast)(Plane&, Batch),
-                Status (*alltoall)(Plane&, Batch), Status (*reducescatter)(Plane&, Batch)) {
-  switch (type) {
-    case OpType::allreduce:
-      return allreduce(plane, batch);
-    case OpType::allgather:
-      return allgather(plane, batch);
-    case OpType::broadcast:
-      return broadcast(plane, batch);
-    case OpType::alltoall:
-      return alltoall(plane, batch);
-    case OpType::reducescatter:
-      return reducescatter(plane, batch);
-    case OpType::barrier:
-      return {};  // that every member arrived is in the order log already
-  }
-  return {Code::internal, "Unknown operation type."};
 }
 
 Status run_uniform(const DataPlane& plane, Batch batch) {

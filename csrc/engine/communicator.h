@@ -96,10 +96,7 @@ struct Joining {
 
 class SharedOrderLog;
 
-namespace cuda {
-class Device;
-class PinnedPool;
-}  // namespace cuda
+struct SharedGpu;
 
 class Communicator {
  public:
@@ -136,9 +133,8 @@ class Communicator {
 
   // An operation on a device: finds what runs it there, and marks where its tensors are ready. Before submit().
   // Makes what runs operations on the device, if there is none yet. Any thread.
-  Status use(const std::shared_ptr<cuda::Device>& device, const std::shared_ptr<cuda::PinnedPool>& pool);
-  Status prepare(Submission& submission, const std::shared_ptr<cuda::Device>& device,
-                 const std::shared_ptr<cuda::PinnedPool>& pool);
+  Status use(const SharedGpu& gpu);
+  Status prepare(Submission& submission, const SharedGpu& gpu);
 
   // wait_follows: the caller waits next, so the background thread is left asleep.
   Status submit(const std::shared_ptr<Submission>& submission, bool wait_follows);
@@ -204,6 +200,7 @@ class Communicator {
     return device_ && device_->busy() && (ended_.ok() || (ended_.code() == Code::left && !abort_.raised()));
   }
   Status look_at_peers();
+  Status watch_device();
   void tend_device();
   void end_device(bool orderly);
 
@@ -224,8 +221,10 @@ class Communicator {
   std::unique_ptr<OrderLog> log_;
   SharedOrderLog* shared_log_ = nullptr;   // log_ when this is shared memory
   std::unique_ptr<DeviceBackend> device_;  // null until prepare(); uses all of the above. Made with mutex_ held
-  std::mutex alone_mutex_;                 // in a world of one: one thread at a time runs operations on the device
-  DataPlane plane_;  // plane_.device: written before the first operation on a device arrives, read when one runs
+  std::atomic<DeviceBackend*> watched_device_{nullptr};  // the same for the driver, which does not lock to wait
+  int64_t watched_us_ = 0;                               // when it last looked there; driver only
+  std::mutex alone_mutex_;  // in a world of one: one thread at a time runs operations on the device
+  DataPlane plane_;         // plane_.device: written before the first operation on a device arrives, read when one runs
   Counters counters_;
 
   std::mutex mutex_;  // guards everything down to the next comment

@@ -11,18 +11,18 @@ namespace horovod {
 namespace {
 
 constexpr int64_t kNapNs = 200'000;
+constexpr int64_t kWatchUs = 10'000;  // how often the driver looks at a device while it waits for something else
 
 }  // namespace
 
-Status Communicator::prepare(Submission& submission, const std::shared_ptr<cuda::Device>& device,
-                             const std::shared_ptr<cuda::PinnedPool>& pool) {
-  if (Status status = use(device, pool); !status.ok()) {
+Status Communicator::prepare(Submission& submission, const SharedGpu& gpu) {
+  if (Status status = use(gpu); !status.ok()) {
     return {status.code(), submission.spec.name + ": " + status.message()};
   }
   return device_->mark_ready(submission);
 }
 
-Status Communicator::use(const std::shared_ptr<cuda::Device>& device, const std::shared_ptr<cuda::PinnedPool>& pool) {
+Status Communicator::use(const SharedGpu& gpu) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (device_) return {};
   cuda::Peers peers;
@@ -35,26 +35,21 @@ Status Communicator::use(const std::shared_ptr<cuda::Device>& device, const std:
     return gather_bytes(plane_, mine, bytes, all);
   };
   peers.look = [this] { return look_at_peers(); };
+  peers.watch = [this] { return watch_device(); };
   GpuOptions options;
   options.config = config_;
   options.scope = process_set_ == 0 ? "the world" : "process set " + std::to_string(process_set_);
-  options.note = [this](bool worth_saying, std::string sentence) {
-    OutboxItem item;
-    item.kind = OutboxItem::note;
-    item.worth_saying = worth_saying;
-    item.sentence = std::move(sentence);
-    outbox_.push(std::move(item));
-  };
+  options.note = [this](bool worth_saying, std::string sentence) { outbox_.note(worth_saying, std::move(sentence)); };
   options.failed = [this](const Status& status) {
     if (status.code() != Code::left) abort_.raise(status);
     if (abort_.raised()) on_abort_();
   };
   Status status;
-  std::unique_ptr<DeviceBackend> made =
-      make_gpu_backend(std::move(options), device, pool, plane_, std::move(peers), status);
+  std::unique_ptr<DeviceBackend> made = make_gpu_backend(std::move(options), gpu, plane_, std::move(peers), status);
   if (!made) return status;
   device_ = std::move(made);
   plane_.device = device_.get();
+  watched_device_.store(device_.get(), std::memory_order_release);
   return {};
 }
 
@@ -72,6 +67,17 @@ Status Communicator::look_at_peers() {
   if (region_) HVD_TRY(region_->check_members());
   bool busy = false;
   return mesh_ ? mesh_->progress(busy) : Status();
+}
+
+// A batch that waits on the host keeps the driver for long, and nobody else looks whether what runs on the device
+// beside it still can.
+Status Communicator::watch_device() {
+  DeviceBackend* const device = watched_device_.load(std::memory_order_acquire);
+  if (!device || !device->busy()) return {};
+  const int64_t now = now_us();
+  if (now - watched_us_ < kWatchUs) return {};
+  watched_us_ = now;
+  return device->watch();
 }
 
 void Communicator::tend_device() {

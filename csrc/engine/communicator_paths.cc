@@ -10,6 +10,7 @@ namespace horovod {
 void Communicator::attach(std::unique_ptr<Region> region) {
   region_ = std::move(region);
   plane_.region = region_.get();
+  region_->while_waiting([this] { return watch_device(); });
   auto log = std::make_unique<SharedOrderLog>(
       *region_, [this](const TensorId* ids, size_t count) { return fuse(ids, count); }, abort_);
   shared_log_ = log.get();
@@ -24,13 +25,15 @@ void Communicator::attach(std::unique_ptr<Mesh> mesh, std::unique_ptr<Backend> b
   region_ = std::move(region);
   plane_.mesh = mesh_.get();
   plane_.backend = backend_.get();
+  mesh_->while_waiting([this] {
+    if (region_) region_->beat();
+    return watch_device();
+  });
+  if (region_) region_->while_waiting([this] { return watch_device(); });
   if (hosts) {
     hierarchy_ = std::make_unique<Hierarchy>(mesh_.get(), region_.get(), std::move(*hosts), config_.slot_bytes);
     plane_.hierarchy = hierarchy_.get();
-    if (region_) {
-      region_->set_companion([this](bool& busy) { return mesh_->progress(busy); });
-      mesh_->while_waiting([this] { region_->beat(); });
-    }
+    if (region_) region_->set_companion([this](bool& busy) { return mesh_->progress(busy); });
   }
   make_mesh_log();
   start_background();

@@ -185,8 +185,7 @@ Engine::~Engine() {
   new std::shared_ptr<Communicator>(std::move(global_));
   new std::map<int, ProcessSet>(std::move(sets_));
   new std::unique_ptr<Timeline>(std::move(timeline_));
-  new std::shared_ptr<cuda::Device>(std::move(device_));
-  new std::shared_ptr<cuda::PinnedPool>(std::move(pool_));
+  new SharedGpu(std::move(gpu_));
 }
 
 // -- process sets -----------------------------------------------------------------------------------------------------

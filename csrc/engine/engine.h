@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/gpu/shared_gpu.h"
 #include "engine/communicator.h"
 
 namespace horovod {
@@ -96,7 +97,7 @@ class Engine {
   Engine() = default;
   Status prepare_device(Submission& submission, Communicator& communicator);
   // The one that is used already, whichever that is, or else this one.
-  Status open_device(int ordinal, std::shared_ptr<cuda::Device>& device, std::shared_ptr<cuda::PinnedPool>& pool);
+  Status open_gpu(int ordinal, SharedGpu& gpu);
   // Checks the arguments and finds out where they go; a root becomes a place among the members.
   Status route(Submission& submission, std::shared_ptr<Communicator>& communicator) const;
   // How the members reach each other; everything by member.
@@ -125,9 +126,8 @@ class Engine {
   std::shared_ptr<Communicator> global_;
   int owner_process_ = 0;
 
-  std::mutex device_mutex_;                 // guards the two below
-  std::shared_ptr<cuda::Device> device_;    // the one GPU of this engine, since its first operation there
-  std::shared_ptr<cuda::PinnedPool> pool_;  // for all process sets
+  std::mutex gpu_mutex_;  // guards gpu_
+  SharedGpu gpu_;         // the one GPU of this engine, since its first operation there
 
   mutable std::mutex sets_mutex_;  // guards the block below; no communicator's lock is taken with it
   std::map<int, ProcessSet> sets_;

@@ -1,46 +1,38 @@
 // Operations on tensors of a GPU: which GPU a rank uses, and when its caller may go on.
-#include "backends/cuda/pinned.h"
 #include "engine/engine.h"
 
 namespace horovod {
 
-Status Engine::open_device(int ordinal, std::shared_ptr<cuda::Device>& device,
-                           std::shared_ptr<cuda::PinnedPool>& pool) {
-  const std::lock_guard<std::mutex> lock(device_mutex_);
-  if (!device_) {
-    Status status;
-    const cuda::Driver* driver = cuda::driver(config_.cuda_file, status);
-    if (driver) device_ = cuda::Device::open(*driver, ordinal, status);
-    if (!device_) return status;
-    pool_ = std::make_shared<cuda::PinnedPool>(device_, config_.staging_bytes);
+Status Engine::open_gpu(int ordinal, SharedGpu& gpu) {
+  const std::lock_guard<std::mutex> lock(gpu_mutex_);
+  if (!gpu_.device) {
+    const auto tell = [this](const std::string& sentence) { outbox_.note(true, sentence); };
+    HVD_TRY(SharedGpu::open(config_, ordinal, tell, gpu_));
   }
-  device = device_;
-  pool = pool_;
+  gpu = gpu_;
   return {};
 }
 
 // Zeros on a GPU are wanted only if others have tensors there, so what is missing here is not said before.
 void Engine::join_from(int ordinal) {
-  std::shared_ptr<cuda::Device> device;
-  std::shared_ptr<cuda::PinnedPool> pool;
-  if (open_device(ordinal, device, pool).ok()) (void)global_->use(device, pool);
+  SharedGpu gpu;
+  if (open_gpu(ordinal, gpu).ok()) (void)global_->use(gpu);
 }
 
 Status Engine::prepare_device(Submission& submission, Communicator& communicator) {
   const int ordinal = submission.on_device->ordinal;
-  std::shared_ptr<cuda::Device> device;
-  std::shared_ptr<cuda::PinnedPool> pool;
-  if (Status status = open_device(ordinal, device, pool); !status.ok()) {
+  SharedGpu gpu;
+  if (Status status = open_gpu(ordinal, gpu); !status.ok()) {
     return {status.code(), submission.spec.name + ": " + status.message()};
   }
-  if (device->ordinal() != ordinal) {
+  if (gpu.device->ordinal() != ordinal) {
     return {Code::invalid_argument, submission.spec.name + ": the tensor is on GPU " + std::to_string(ordinal) +
                                         ", but rank " + std::to_string(rank_) + " began on GPU " +
-                                        std::to_string(device->ordinal()) +
+                                        std::to_string(gpu.device->ordinal()) +
                                         ", and a rank communicates from one GPU. Call "
                                         "torch.cuda.set_device(hvd.local_rank()) before tensors are made."};
   }
-  return communicator.prepare(submission, device, pool);
+  return communicator.prepare(submission, gpu);
 }
 
 bool Engine::over(const Submission& submission) const {
@@ -55,11 +47,26 @@ bool Engine::over(const Submission& submission) const {
 Status Engine::hand_over(Submission& submission, uintptr_t stream) {
   OnDevice& here = *submission.on_device;
   if (!submission.status.ok() || !here.finished) return submission.status;
+  std::shared_ptr<cuda::Device> device;
+  {
+    const std::lock_guard<std::mutex> lock(gpu_mutex_);
+    device = gpu_.device;
+  }
   bool passed = false;
   HVD_TRY(here.finished->passed(passed));
   // Asked after that, because the end of an epoch makes what is queued pass without a result.
   if (abort_.raised()) return abort_.cause();
-  if (!passed) HVD_TRY(here.finished->precede(stream));
+  if (!passed) {
+    bool captured = false;
+    HVD_TRY(device->is_captured(reinterpret_cast<cuda::StreamHandle>(stream), captured));
+    if (captured) {
+      return {Code::invalid_argument,
+              submission.spec.name +
+                  ": the stream that is to wait for its result is being captured into a CUDA graph, which can't wait "
+                  "for what is not part of it. Synchronize the operation before the capture begins."};
+    }
+    HVD_TRY(here.finished->precede(stream));
+  }
   for (OutputBuffer& output : submission.outputs) {
     if (output.on_device) output.on_device->hand_over(stream);
   }

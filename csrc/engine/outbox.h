@@ -39,6 +39,14 @@ class Outbox {
     filled_.notify_one();
   }
 
+  void note(bool worth_saying, std::string sentence) {
+    OutboxItem item;
+    item.kind = OutboxItem::note;
+    item.worth_saying = worth_saying;
+    item.sentence = std::move(sentence);
+    push(std::move(item));
+  }
+
   // All items there are, after waiting for the first one up to timeout_ms. False once closed.
   bool take(int64_t timeout_ms, std::vector<OutboxItem>& items) {
     std::unique_lock<std::mutex> lock(mutex_);

@@ -84,8 +84,8 @@ class Mesh {
   // Moves what can be moved without waiting. busy: some transfer is not done yet.
   virtual Status progress(bool& busy) = 0;
 
-  // Called by the driver again and again while finish() waits. Before the first transfer.
-  virtual void while_waiting(std::function<void()> act) = 0;
+  // Called by the driver again and again while finish() waits, which fails with it. Before the first transfer.
+  virtual void while_waiting(std::function<Status()> act) = 0;
 
   // Queues a frame and sends what the socket takes now; the rest goes out with the next call of the driver. Any thread.
   virtual Status send_control(int peer, ControlKind kind, std::span<const uint32_t> ids,

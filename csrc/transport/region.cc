@@ -81,6 +81,7 @@ Status Region::await_slowly(int member, const std::atomic<uint64_t>& value, uint
     if (value.load(std::memory_order_acquire) >= count) return {};
     if (abort_.raised()) return abort_.cause();
     HVD_TRY(check_members());
+    if (while_waiting_) HVD_TRY(while_waiting_());
     const int64_t now = now_us();
     if (const uint64_t current = value.load(std::memory_order_relaxed); current != last) {
       last = current;

@@ -121,6 +121,8 @@ class Region {
   // busy no sleep is longer than a moment. Before the first wait; called by the driver.
   using Companion = std::function<Status(bool& busy)>;
   void set_companion(Companion companion) { companion_ = std::move(companion); }
+  // Called by the driver again and again while it waits for others here, which fails with it. Before the first wait.
+  void while_waiting(std::function<Status()> act) { while_waiting_ = std::move(act); }
   // This member is alive and waits for somebody else. Driver only.
   void beat() { control(rank_).beats.fetch_add(1, std::memory_order_relaxed); }
 
@@ -183,6 +185,7 @@ class Region {
   const Config config_;
   AbortSignal& abort_;
   Companion companion_;
+  std::function<Status()> while_waiting_;
   std::vector<RegionControl*> controls_;
   std::vector<std::byte*> slots_;
   std::vector<std::byte*> cells_;

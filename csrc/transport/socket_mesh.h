@@ -41,7 +41,7 @@ class SocketMesh final : public Mesh {
   Status start(std::span<const Transfer> sends, std::span<const Transfer> receives, Flight& flight) override;
   Status finish(Flight& flight) override;
   Status progress(bool& busy) override;
-  void while_waiting(std::function<void()> act) override { while_waiting_ = std::move(act); }
+  void while_waiting(std::function<Status()> act) override { while_waiting_ = std::move(act); }
   Status send_control(int peer, ControlKind kind, std::span<const uint32_t> ids, std::string_view text) override;
   Status next_control(ControlFrame& frame, bool& found) override;
   Status wait(int64_t timeout_us) override;
@@ -77,7 +77,7 @@ class SocketMesh final : public Mesh {
   const uint64_t epoch_;
   const Config config_;
   AbortSignal& abort_;
-  std::function<void()> while_waiting_;
+  std::function<Status()> while_waiting_;
   std::deque<SocketPeer> peers_;           // not a vector: a SocketPeer does not move
   std::vector<Line> lines_;                // all connections
   std::vector<pollfd> polled_;             // one for each line, then the wake-up descriptor

@@ -124,7 +124,9 @@ Status SocketMesh::finish(Flight& flight) {
     // The rest of what is received follows sooner than a sleeper wakes; what a peer does not take may stay for long.
     const bool all_sent =
         std::none_of(lines_.begin(), lines_.end(), [](const Line& line) { return line.connection->owes(); });
-    if (while_waiting_) while_waiting_();
+    if (while_waiting_) {
+      if (Status status = while_waiting_(); !status.ok()) return fail(std::move(status));
+    }
     HVD_TRY(rest(all_sent, spin_until_us, limit_us, nullptr));
   }
   return {};

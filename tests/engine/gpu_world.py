@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ class StandIns:
         return number if number >= 0 else int(self.nccl.standin_nccl_count(what.encode()))
 
     def counts(self) -> dict[str, int]:
-        names = ("streams", "events", "blocks", "contexts", "pinned", "modules", "communicators", "operations")
+        names = ("streams", "events", "blocks", "contexts", "pinned", "modules", "pools", "communicators", "operations")
         return {name: self.count(name) for name in names}
 
     def record(self) -> None:
@@ -148,6 +149,15 @@ class Gpu:
     def release_all(self) -> None:
         for held in list(self._holds):
             self.release(held)
+
+    @contextmanager
+    def capture(self, stream: int) -> Iterator[None]:
+        """What is queued on the stream inside becomes a graph. Fails where something has spoilt that."""
+        with self:
+            self.libraries.check(self.libraries.cuda.cuStreamBeginCapture_v2(ctypes.c_void_p(stream), 0))
+            yield
+            graph = ctypes.c_void_p()
+            self.libraries.check(self.libraries.cuda.cuStreamEndCapture(ctypes.c_void_p(stream), ctypes.byref(graph)))
 
     def array(self, values: np.ndarray, stream: int = 0) -> DeviceArray:
         return DeviceArray(self, values, stream)

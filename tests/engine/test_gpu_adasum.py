@@ -71,6 +71,18 @@ def test_where_all_share_memory_it_is_the_mean(libraries: StandIns) -> None:
         assert libraries.count("pinned") == 0
 
 
+def test_what_it_needs_is_made_with_the_first_one(libraries: StandIns) -> None:
+    with world_of(libraries, [0, 0, 1], "hosts") as world:
+        world.run(lambda m: m.allreduce(np.ones(10)))
+        before = {name: libraries.count(name) for name in ("streams", "communicators")}
+        world.run(lambda m: m.allreduce(np.ones(10), op=ADASUM))
+        # NCCL's stream for each rank, and two for each first rank of a host; one communicator for each host's members.
+        assert libraries.count("streams") == before["streams"] + 3 + 2 * 2
+        assert libraries.count("communicators") == before["communicators"] + 3
+        world.run(lambda m: m.allreduce(np.ones(10), op=ADASUM))
+        assert libraries.count("streams") == before["streams"] + 7
+
+
 def test_only_first_ranks_of_hosts_use_the_host_s_memory(libraries: StandIns) -> None:
     with world_of(libraries, [0, 1, 0, 1], "hosts") as world:
         arrays = [member.array(np.full(50_000, 1.0 + member.rank)) for member in world.members]
@@ -108,6 +120,22 @@ def test_one_rank_without_nccl_decides_for_all(libraries: StandIns) -> None:
         expected = adasum([gradient(rank, 5000) for rank in range(3)])
         for got in world.run(lambda m: m.allreduce(gradient(m.rank, 5000), op=ADASUM)):
             np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+def test_an_error_of_nccl_ends_the_wait_between_hosts(libraries: StandIns) -> None:
+    """The first rank of a host waits there for the first of another one, whose tensor is behind what stands still."""
+    with world_of(libraries, [0, 1, 0, 1], "hosts") as world:
+        world.run(lambda m: m.allreduce(np.ones(1000), "allreduce.good", ADASUM))
+        held = world.gpus[1].hold()
+        arrays = [member.array(np.ones(1000)) for member in world.members]
+        for member, array in zip(world.members, arrays, strict=True):
+            member.start(ALLREDUCE, "allreduce.adasum", [array], [array], reduce_op=ADASUM)
+        assert eventually(lambda: all(engine.counters()["batches"] == 2 for engine in world.engines))
+        libraries.fail("ncclCommGetAsyncError@0", 3)
+        assert eventually(lambda: all(ended(engine) is not None for engine in world.engines))
+        assert all("ncclCommGetAsyncError failed" in str(ended(engine)) for engine in world.engines)
+        world.gpus[0].synchronize()
+        world.gpus[1].release(held)
 
 
 @pytest.mark.parametrize("function", ["ncclAllReduce", "ncclBroadcast", "cuMemcpyDtoHAsync_v2"])

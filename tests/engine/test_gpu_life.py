@@ -148,9 +148,12 @@ class Kept:
     """Stands for a framework's tensors."""
 
 
-@pytest.mark.parametrize("ending", ["wait", "abandon", "run"])
-def test_tensors_are_kept_until_the_device_has_worked_them_off(pair: GpuWorld, ending: str) -> None:
+@pytest.mark.parametrize("ending", ["wait_on_another_stream", "wait", "abandon", "run"])
+def test_tensors_are_kept_until_nothing_can_come_before_the_device(pair: GpuWorld, ending: str) -> None:
+    """A framework that gets them back gives their memory to others in the order of the stream that they were used on:
+    where this one waits for the operation they are free at once, otherwise when the device has passed it."""
     held = pair.gpus[1].hold()
+    streams = [gpu.stream() for gpu in pair.gpus]
 
     def body(member: GpuMember) -> tuple[weakref.ref[Kept], DeviceArray]:
         kept, array = Kept(), ones(member)
@@ -161,6 +164,8 @@ def test_tensors_are_kept_until_the_device_has_worked_them_off(pair: GpuWorld, e
             handle = member.engine.submit(ALLREDUCE, "allreduce.x", tensor, SUM, keep=kept)
             if ending == "wait":
                 handle.result()
+            elif ending == "wait_on_another_stream":
+                handle.result(streams[member.rank])
             else:
                 del handle
         return weakref.ref(kept), array
@@ -170,13 +175,15 @@ def test_tensors_are_kept_until_the_device_has_worked_them_off(pair: GpuWorld, e
     def submit_another(member: GpuMember) -> None:
         member.engine.submit(5, "barrier.noname", []).result()
 
+    free_at_once = ending in ("wait", "run")
+    assert all((kept() is None) == free_at_once for kept, _ in answers)
     pair.run(submit_another)
     gc.collect()
-    assert all(kept() is not None for kept, _ in answers)
+    assert all((kept() is None) == free_at_once for kept, _ in answers)
     pair.gpus[1].release(held)
-    if ending != "abandon":  # no stream of the framework's waits for what nobody asked for
-        for _, array in answers:
-            np.testing.assert_array_equal(array.numpy(), 2.0)
+    for (_, array), stream in zip(answers, streams, strict=True):
+        if ending != "abandon":  # no stream of the framework's waits for what nobody asked for
+            np.testing.assert_array_equal(array.numpy(0 if free_at_once else stream), 2.0)
 
     def gone() -> bool:
         pair.run(submit_another)

@@ -144,15 +144,32 @@ def test_operations_of_their_own_are_packed_together(worlds: dict[str, GpuWorld]
         world.run(body)
 
 
-def group(member: GpuMember, name: str, count: int = 20, elements: int = 50) -> list[DeviceArray]:
+def group(member: GpuMember, name: str, count: int = 20, elements: int = 50, **where: int) -> list[DeviceArray]:
     arrays = [member.array(np.full(elements, member.rank + 1 + i, np.float32)) for i in range(count)]
-    member.finish(member.start(ALLREDUCE, name, arrays, list(arrays), reduce_op=SUM))
+    member.finish(member.start(ALLREDUCE, name, arrays, list(arrays), reduce_op=SUM, **where))
     return arrays
 
 
 def check(arrays: list[DeviceArray]) -> None:
     for i, array in enumerate(arrays):
         np.testing.assert_array_equal(array.numpy(), 3 + 2 * i)
+
+
+def test_the_kernel_is_loaded_once_before_anything_runs(libraries: StandIns) -> None:
+    """Whatever is packed later, and by which process set: to load it then could wait for a rank that waits for this."""
+    with GpuWorld(libraries, 2) as world:
+        before = libraries.count("modules")
+        sets = [0, world.add_set(1, 0, 1)]
+        arrays = [member.array(np.ones(4, np.float32)) for member in world.members]
+        handles = []
+        for count, (member, array) in enumerate(zip(world.members, arrays, strict=True), 1):
+            handles.append(member.start(ALLREDUCE, "allreduce.x", [array], [array], reduce_op=SUM))
+            assert libraries.count("modules") == before + count
+        for member, handle in zip(world.members, handles, strict=True):
+            member.finish(handle)
+        for number in sets:
+            world.run(lambda m, n=number: group(m, f"allreduce.{n}", process_set=n))
+        assert libraries.count("modules") == before + 2
 
 
 def test_one_kernel_packs_and_one_unpacks(pair: GpuWorld, libraries: StandIns) -> None:
@@ -191,7 +208,7 @@ def test_the_buffer_is_not_used_again_too_early(pair: GpuWorld) -> None:
             check(arrays)
 
 
-@pytest.mark.parametrize("function", ["cuLaunchKernel", "cuMemcpyDtoDAsync_v2", "cuMemAllocAsync"])
+@pytest.mark.parametrize("function", ["cuLaunchKernel", "cuMemcpyDtoDAsync_v2", "cuMemAllocFromPoolAsync"])
 def test_a_failure_to_pack_ends_the_epoch_everywhere(libraries: StandIns, function: str) -> None:
     with GpuWorld(libraries, 2, batched_copies=int(function == "cuLaunchKernel")) as world:
         arrays = world.run(lambda m: [m.array(np.ones(50, np.float32)) for _ in range(20)])

@@ -273,6 +273,58 @@ def test_twenty_worlds_leave_nothing(libraries: StandIns) -> None:
     libraries.check_nothing_is_left(cycle)
 
 
+# -- NCCL beside it ----------------------------------------------------------------------------------------------------
+def queue_what_never_ends(world: GpuWorld) -> Any:
+    """By NCCL: rank 1's stream stands still, so that the others' kernels wait for it."""
+    held = world.gpus[1].hold()
+
+    def body(member: GpuMember) -> Any:
+        array = member.array(np.ones(4, np.float32))
+        member.finish(member.start(ALLREDUCE, "allreduce.queued", [array], [array], reduce_op=SUM))
+        return array
+
+    return held, world.run(body)
+
+
+def stage(member: GpuMember, options: dict[str, Any]) -> tuple[Any, Any]:
+    """Starts an operation through the host: rank 1's tensor is behind what stands still, that of others is there."""
+    member.current_stream = member.gpu.stream() if member.rank != 1 else 0
+    array = member.array(np.ones(1000, np.int16))
+    return member.start(ALLREDUCE, "allreduce.staged", [array], [array], reduce_op=SUM, **options), array
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("transport", ["in_process", "tcp"])
+def test_an_error_of_nccl_ends_a_wait_of_the_host(libraries: StandIns, transport: str, who: int, waiting: bool) -> None:
+    """Rank 1 waits for its own GPU, rank 0 for rank 1. The thread that waits is the only one that can notice."""
+    with GpuWorld(libraries, 2, transport) as world:
+        world.run(lambda m: m.allreduce(np.ones(4, np.float32), "allreduce.good"))
+        held, arrays = queue_what_never_ends(world)
+        started = [stage(member, {"wait_follows": waiting}) for member in world.members]
+        errors: list[str] = []
+
+        def wait(member: GpuMember) -> None:
+            with pytest.raises(RuntimeError) as raised:
+                member.finish(started[member.rank][0])
+            errors.append(str(raised.value))
+
+        waiters = [threading.Thread(target=wait, args=(member,)) for member in world.members if waiting]
+        for waiter in waiters:
+            waiter.start()
+        assert eventually(lambda: all(engine.counters()["batches"] == 3 for engine in world.engines))
+        libraries.fail(f"ncclCommGetAsyncError@{who}", 3)
+        assert eventually(lambda: all(ended(engine) is not None for engine in world.engines))
+        for engine in world.engines:
+            assert "NCCL's ncclCommGetAsyncError failed: unknown result code (3)" in (ended(engine) or "")
+        world.gpus[0].synchronize()  # its kernel was ended
+        world.gpus[1].release(held)
+        for waiter in waiters:
+            waiter.join(60)
+        assert len(errors) == len(waiters)
+        del arrays
+
+
 # -- failures ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("function", ["cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuMemHostAlloc"])
 def test_a_copy_that_fails_ends_the_epoch_everywhere(pair: GpuWorld, libraries: StandIns, function: str) -> None:

@@ -268,7 +268,7 @@ constexpr NamedTest kTests[] = {
 
 int main(int argc, char** argv) {
   const int result = run_named(argc, argv, kTests);
-  for (const char* what : {"streams", "events", "contexts", "blocks", "pinned", "modules"}) {
+  for (const char* what : {"streams", "events", "contexts", "blocks", "pinned", "modules", "pools"}) {
     CHECK(eventually([&] { return count("cuda", what) == 0; }), "%s are left", what);
   }
   CHECK(count("nccl", "communicators") == 0 && count("nccl", "operations") == 0);

@@ -25,7 +25,7 @@ void a_library_that_is_not_there_is_named() {
 void a_library_without_the_functions_is_refused_by_their_names() {
   Status status;
   CHECK(!cuda::driver("libm.so.6", status));
-  CHECK(contains(status.message(), "cuMemAllocAsync"));
+  CHECK(contains(status.message(), "cuMemAllocFromPoolAsync"));
   CHECK(!nccl::library("libm.so.6", status));
   CHECK(contains(status.message(), "doesn't tell its version"));
 }
@@ -104,7 +104,39 @@ void memory_is_given_back_in_the_order_of_the_stream_that_uses_it() {
   CHECK(eventually([&] { return count("cuda", "blocks") == blocks; }));
 }
 
+void memory_that_is_not_in_use_stays_with_the_pool() {
+  Gpu gpu(0);
+  const int64_t before = count("cuda", "reserved");
+  const auto use = [&](size_t bytes) {
+    OutputBuffer buffer;
+    CHECK_OK(gpu.device->allocate(bytes, gpu.stream, buffer));
+    buffer = {};
+    gpu.synchronize();  // it has been given back
+    gpu.synchronize();  // and what is too much, to the system
+    return count("cuda", "reserved") - before;
+  };
+  CHECK(use(1u << 20) == 1u << 20);
+  CHECK(use(100u << 20) == static_cast<int64_t>(cuda::Device::kIdleBytes));
+}
+
+void memory_is_not_given_back_to_a_graph() {
+  Gpu engine(0), framework(0);
+  const int64_t blocks = count("cuda", "blocks");
+  OutputBuffer buffer = engine.make<int32_t>({1, 2, 3});
+  const cuda::StreamHandle stream = framework.stream->handle();
+  buffer.on_device->hand_over(reinterpret_cast<uintptr_t>(stream));
+  CHECK(standin<int(cuda::StreamHandle, int)>("cuStreamBeginCapture_v2")(stream, 0) == 0);
+  buffer = {};
+  CHECK(engine.make<int32_t>({4}).bytes == 4);
+  CHECK(count("cuda", "blocks") >= blocks + 1);
+  void* graph = nullptr;
+  CHECK(standin<int(cuda::StreamHandle, void**)>("cuStreamEndCapture")(stream, &graph) == 0);
+  CHECK(engine.make<int32_t>({4}).bytes == 4);  // the next one sees to it
+  CHECK(eventually([&] { return count("cuda", "blocks") == blocks; }));
+}
+
 void everything_goes_with_its_last_user() {
+  const int64_t pools = count("cuda", "pools");
   const int64_t contexts = count("cuda", "contexts"), streams = count("cuda", "streams"),
                 events = count("cuda", "events");
   {
@@ -114,7 +146,9 @@ void everything_goes_with_its_last_user() {
     gpu.reset();
     CHECK(count("cuda", "contexts") == contexts + 1);  // the moment and the memory still need it
     CHECK(passed(*moment));
+    CHECK(count("cuda", "pools") == pools + 1);
   }
+  CHECK(eventually([&] { return count("cuda", "pools") == pools; }));
   CHECK(count("cuda", "contexts") == contexts && count("cuda", "streams") == streams);
   CHECK(count("cuda", "events") == events);
 }
@@ -261,6 +295,8 @@ constexpr NamedTest kTests[] = {
      events_are_used_again_and_a_wait_keeps_to_what_it_was_for},
     {"memory is given back in the order of the stream that uses it",
      memory_is_given_back_in_the_order_of_the_stream_that_uses_it},
+    {"memory that is not in use stays with the pool", memory_that_is_not_in_use_stays_with_the_pool},
+    {"memory is not given back to a graph", memory_is_not_given_back_to_a_graph},
     {"everything goes with its last user", everything_goes_with_its_last_user},
     {"an operation runs when all ranks and their streams have come",
      an_operation_runs_when_all_ranks_and_their_streams_have_come},

@@ -14,32 +14,38 @@ Address address_of(const std::byte* memory) { return reinterpret_cast<Address>(m
 
 }  // namespace
 
+Copier::Copier(std::shared_ptr<Device> device, bool kernel_wanted, const std::string& compiler_file,
+               const std::function<void(const std::string&)>& tell)
+    : device_(std::move(device)) {
+  if (!kernel_wanted) return;
+  const Status status = load(compiler_file);
+  if (status.ok()) return;
+  kernel_ = nullptr;
+  tell("Small tensors on GPU " + std::to_string(device_->ordinal()) +
+       " are packed one by one, which is slower than by one kernel for all: " + status.message());
+}
+
 Copier::~Copier() {
-  if (!module_) return;
+  if (!module_ || stays_.load(std::memory_order_relaxed)) return;
   const Device::Current current(*device_);
   (void)device_->driver().unload_module(module_);
 }
 
-Status Copier::load() {
+Status Copier::load(const std::string& compiler_file) {
+  const Device::Current current(*device_);
+  HVD_TRY(current.status());
   const Driver& driver = device_->driver();
   Status status;
-  const CopyKernel* compiled = copy_kernel(compiler_file_, device_->capability(), status);
+  const CopyKernel* compiled = copy_kernel(compiler_file, device_->capability(), status);
   if (!compiled) return status;
   HVD_TRY(driver.call(driver.load_module, &module_, static_cast<const void*>(compiled->image.data())));
   return driver.call(driver.find_function, &kernel_, module_, CopyKernel::kName);
 }
 
-Status Copier::copy(std::span<const Copy> copies, const Stream& stream) {
+Status Copier::copy(std::span<const Copy> copies, const Stream& stream) const {
   const Device::Current current(*device_);
   HVD_TRY(current.status());
-  if (kernel_wanted_ && !kernel_) {
-    if (const Status status = load(); !status.ok()) {
-      kernel_wanted_ = false;
-      tell_("Small tensors on GPU " + std::to_string(device_->ordinal()) +
-            " are packed one by one, which is slower than by one kernel for all: " + status.message());
-    }
-  }
-  if (kernel_wanted_) return launch(copies, stream);
+  if (kernel_) return launch(copies, stream);
   const Driver& driver = device_->driver();
   for (const Copy& one : copies) {
     if (one.bytes == 0) continue;
@@ -48,7 +54,7 @@ Status Copier::copy(std::span<const Copy> copies, const Stream& stream) {
   return {};
 }
 
-Status Copier::launch(std::span<const Copy> copies, const Stream& stream) {
+Status Copier::launch(std::span<const Copy> copies, const Stream& stream) const {
   const Driver& driver = device_->driver();
   SpanTable table;  // the driver copies it while it is launched
   table.spans = 0;

@@ -2,6 +2,7 @@
 // Which of the two a rank uses is its own affair.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <span>
@@ -17,36 +18,31 @@ struct Copy {
   size_t bytes = 0;
 };
 
-// One thread at a time.
+// Any thread.
 class Copier {
  public:
-  // compiler_file: see compiler.h. tell: is given a sentence, once, where the kernel was wanted and can't be had.
-  Copier(std::shared_ptr<Device> device, bool kernel_wanted, std::string compiler_file,
-         std::function<void(const std::string&)> tell)
-      : device_(std::move(device)),
-        kernel_wanted_(kernel_wanted),
-        compiler_file_(std::move(compiler_file)),
-        tell_(std::move(tell)) {}
+  // Loads the kernel, which may wait for all that runs on the device. compiler_file: see compiler.h. tell: is given a
+  // sentence, before this returns, where the kernel was wanted and can't be had.
+  Copier(std::shared_ptr<Device> device, bool kernel_wanted, const std::string& compiler_file,
+         const std::function<void(const std::string&)>& tell);
   ~Copier();
   Copier(const Copier&) = delete;
   Copier& operator=(const Copier&) = delete;
 
-  // Queues them on the stream, in any order; they don't overlap. The first call loads the kernel.
-  Status copy(std::span<const Copy> copies, const Stream& stream);
+  // Queues them on the stream, in any order; they don't overlap.
+  Status copy(std::span<const Copy> copies, const Stream& stream) const;
 
   // The kernel stays loaded for good: it may still run.
-  void leave_loaded() { module_ = nullptr; }
+  void leave_loaded() { stays_.store(true, std::memory_order_relaxed); }
 
  private:
-  Status load();
-  Status launch(std::span<const Copy> copies, const Stream& stream);
+  Status load(const std::string& compiler_file);
+  Status launch(std::span<const Copy> copies, const Stream& stream) const;
 
   const std::shared_ptr<Device> device_;
-  bool kernel_wanted_;  // and not yet found to be missing
-  const std::string compiler_file_;
-  const std::function<void(const std::string&)> tell_;
   ModuleHandle module_ = nullptr;
-  FunctionHandle kernel_ = nullptr;  // null: not loaded
+  FunctionHandle kernel_ = nullptr;  // null: there is none
+  std::atomic<bool> stays_{false};   // orders nothing: whoever destroys this comes after all others
 };
 
 }  // namespace horovod::cuda

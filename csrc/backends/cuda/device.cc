@@ -43,10 +43,7 @@ class Memory final : public DeviceMemory {
         stream_(std::move(stream)),
         user_(stream_->handle()),
         address_(address) {}
-  ~Memory() override {
-    const Device::Current current(stream_->device());
-    (void)stream_->device().driver().free(address_, user_);
-  }
+  ~Memory() override { stream_->device().give_back(address_, user_); }
 
   void hand_over(uintptr_t stream) override { user_ = reinterpret_cast<StreamHandle>(stream); }
 
@@ -83,9 +80,12 @@ std::shared_ptr<Device> Device::open(const Driver& driver, int ordinal, Status& 
 
 Device::~Device() {
   if (!context_) return;
+  give_back_postponed();
   {
     const Current current(*this);
     for (EventHandle event : idle_events_) (void)driver_.destroy_event(event);
+    // What is on its way back to it, or postponed for ever, keeps it until then.
+    if (pool_) (void)driver_.destroy_pool(pool_);
   }
   (void)driver_.release_primary_context(device_);
 }
@@ -123,17 +123,64 @@ Status Device::record(StreamHandle stream, std::shared_ptr<Moment>& moment) {
   return {};
 }
 
+Status Device::is_captured(StreamHandle stream, bool& yes) {
+  const Current current(*this);
+  HVD_TRY(current.status());
+  int state = kNotCapturing;
+  const int result = driver_.capture_status(stream, &state);
+  yes = result == kImplicitCapture || state != kNotCapturing;
+  return result == 0 || yes ? Status() : driver_.failure(driver_.capture_status.name, result);
+}
+
 void Device::recycle(EventHandle event) {
   const std::lock_guard<std::mutex> lock(mutex_);
   idle_events_.push_back(event);
 }
 
+Status Device::pool(PoolHandle& pool) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!pool_) {
+    PoolProperties properties;
+    properties.ordinal = ordinal_;
+    PoolHandle made = nullptr;
+    HVD_TRY(driver_.call(driver_.create_pool, &made, &properties));
+    pool_ = made;
+    uint64_t idle_bytes = kIdleBytes;
+    (void)driver_.set_pool(pool_, kReleaseThreshold, &idle_bytes);  // without it works, only slower
+  }
+  pool = pool_;
+  return {};
+}
+
+void Device::give_back(Address address, StreamHandle stream) {
+  bool captured = false;
+  if (is_captured(stream, captured).ok() && captured) {  // a graph may free only what it has allocated
+    const std::lock_guard<std::mutex> lock(mutex_);
+    postponed_.emplace_back(address, stream);
+    return;
+  }
+  const Current current(*this);
+  (void)driver_.free(address, stream);
+}
+
+void Device::give_back_postponed() {
+  std::vector<std::pair<Address, StreamHandle>> postponed;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    postponed.swap(postponed_);
+  }
+  for (const auto& [address, stream] : postponed) give_back(address, stream);
+}
+
 Status Device::allocate(size_t bytes, const std::shared_ptr<Stream>& stream, OutputBuffer& buffer) {
   const Current current(*this);
   HVD_TRY(current.status());
+  give_back_postponed();
+  PoolHandle from = nullptr;
+  HVD_TRY(pool(from));
   Address address = 0;
   // CUDA allocates nothing for 0 bytes, and a result without memory would be none.
-  const int result = driver_.allocate(&address, bytes > 0 ? bytes : 1, stream->handle());
+  const int result = driver_.allocate(&address, bytes > 0 ? bytes : 1, from, stream->handle());
   if (result == kOutOfMemory) {
     return {Code::internal, "GPU " + std::to_string(ordinal_) + " has no memory left for a result of " +
                                 std::to_string(bytes) + " bytes. Free some, or use smaller tensors."};
@@ -143,6 +190,17 @@ Status Device::allocate(size_t bytes, const std::shared_ptr<Stream>& stream, Out
   buffer.on_device = std::make_shared<Memory>(stream, address);
   buffer.data = {reinterpret_cast<std::byte*>(address), [](void*) {}};
   return {};
+}
+
+Status Device::allocate_rows(Operation& operation, size_t tensor, int64_t rows, const std::shared_ptr<Stream>& stream) {
+  const TensorSpec& spec = operation.spec.tensors[tensor];
+  OutputBuffer& output = operation.outputs[tensor];
+  output.shape = spec.shape;
+  if (output.shape.empty()) output.shape = {0};
+  output.shape[0] = rows;
+  const auto bytes = static_cast<size_t>(rows * spec.row_elements()) * size_of(spec.dtype);
+  const Status status = allocate(bytes, stream, output);
+  return status.ok() ? status : Status(status.code(), operation.spec.name + ": " + status.message());
 }
 
 }  // namespace horovod::cuda

@@ -28,14 +28,21 @@ class Device : public std::enable_shared_from_this<Device> {
   int capability() const { return capability_; }
 
   // The device is the calling thread's current one for as long as this lives; afterwards that of before is again.
+  //
+  // Meanwhile the thread may also do what would spoil a CUDA graph if it belonged to it, like allocating or asking for
+  // an event: while one is captured CUDA forbids that to all threads which do not say that they know, and ends the
+  // capture. What the engine does is on streams of its own, or refused where the framework's is captured.
   class Current {
    public:
     explicit Current(const Device& device) : driver_(device.driver_) {
       status_ = driver_.call(driver_.push_context, device.context_);
+      if (status_.ok()) (void)driver_.exchange_capture_mode(&capture_mode_);
     }
     ~Current() {
+      if (!status_.ok()) return;
+      (void)driver_.exchange_capture_mode(&capture_mode_);
       ContextHandle ours;
-      if (status_.ok()) (void)driver_.pop_context(&ours);
+      (void)driver_.pop_context(&ours);
     }
     Current(const Current&) = delete;
     Current& operator=(const Current&) = delete;
@@ -43,6 +50,7 @@ class Device : public std::enable_shared_from_this<Device> {
 
    private:
     const Driver& driver_;
+    int capture_mode_ = kRelaxed;  // afterwards the thread's own
     Status status_;
   };
 
@@ -52,21 +60,39 @@ class Device : public std::enable_shared_from_this<Device> {
   // The moment when everything that `stream` holds now has been worked off.
   Status record(StreamHandle stream, std::shared_ptr<Moment>& moment);
 
+  // Whether what is queued on `stream` becomes part of a CUDA graph instead of being run.
+  Status is_captured(StreamHandle stream, bool& yes);
+
   // Memory for what is queued on `stream` from now on.
+  //
+  // It comes from a pool of the engine's own, so that the framework's settings for the device's pool stay as they are.
+  // The pool holds on to kIdleBytes that nobody uses; without that each synchronization of the device would give all of
+  // it back to the system, and the next step ask for it again. What is not in use goes with this object.
   Status allocate(size_t bytes, const std::shared_ptr<Stream>& stream, OutputBuffer& buffer);
+  static constexpr uint64_t kIdleBytes = 64u << 20;
+  // The same for a result with so many rows of the operation's tensor number `tensor`, which is named when there is
+  // none.
+  Status allocate_rows(Operation& operation, size_t tensor, int64_t rows, const std::shared_ptr<Stream>& stream);
 
  private:
   friend class Event;
+  friend class Memory;
   Device(const Driver& driver, int ordinal) : driver_(driver), ordinal_(ordinal) {}
   void recycle(EventHandle event);
+  Status pool(PoolHandle& pool);
+  // In the order of `stream`, which used it.
+  void give_back(Address address, StreamHandle stream);
+  void give_back_postponed();
 
   const Driver& driver_;
   const int ordinal_;
   int device_ = 0;  // CUDA's handle of it
   int capability_ = 0;
   ContextHandle context_ = nullptr;  // null when it could not be retained
-  std::mutex mutex_;                 // guards idle_events_
+  std::mutex mutex_;                 // guards the rest
   std::vector<EventHandle> idle_events_;
+  PoolHandle pool_ = nullptr;                                // null: nothing was allocated yet
+  std::vector<std::pair<Address, StreamHandle>> postponed_;  // given back while their stream was being captured
 };
 
 // A stream of the engine's own. When it is destroyed, what is queued there is still worked off.

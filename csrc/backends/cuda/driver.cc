@@ -4,7 +4,7 @@ namespace horovod::cuda {
 namespace {
 
 constexpr const char* kSystemsOwn = "libcuda.so.1";
-constexpr int kOldest = 11020;  // 11.2, the first with cuMemAllocAsync
+constexpr int kOldest = 11020;  // 11.2, the first with pools of memory
 
 std::string bind_all(Driver& driver, const ImportedLibrary& library) {
   std::string missing;
@@ -12,9 +12,11 @@ std::string bind_all(Driver& driver, const ImportedLibrary& library) {
   bind(driver.init, driver.version, driver.error_name, driver.error_text, driver.device_count, driver.device,
        driver.attribute, driver.retain_primary_context, driver.release_primary_context, driver.push_context,
        driver.pop_context, driver.stream_priorities, driver.create_stream, driver.destroy_stream, driver.wait_for_event,
-       driver.create_event, driver.destroy_event, driver.record_event, driver.query_event, driver.allocate, driver.free,
-       driver.fill, driver.allocate_pinned, driver.free_pinned, driver.copy_to_host, driver.copy_from_host, driver.copy,
-       driver.load_module, driver.unload_module, driver.find_function, driver.launch);
+       driver.capture_status, driver.exchange_capture_mode, driver.create_event, driver.destroy_event,
+       driver.record_event, driver.query_event, driver.create_pool, driver.set_pool, driver.destroy_pool,
+       driver.allocate, driver.free, driver.fill, driver.allocate_pinned, driver.free_pinned, driver.copy_to_host,
+       driver.copy_from_host, driver.copy, driver.load_module, driver.unload_module, driver.find_function,
+       driver.launch);
   return missing;
 }
 

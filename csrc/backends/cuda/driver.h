@@ -17,6 +17,7 @@ using StreamHandle = struct OpaqueStream*;  // null: the legacy default stream
 using EventHandle = struct OpaqueEvent*;
 using ModuleHandle = struct OpaqueModule*;      // compiled code, loaded into a context
 using FunctionHandle = struct OpaqueFunction*;  // a kernel of it
+using PoolHandle = struct OpaquePool*;          // of memory
 using Address = unsigned long long;             // of device memory
 
 inline constexpr int kOutOfMemory = 2;       // CUDA_ERROR_OUT_OF_MEMORY
@@ -26,6 +27,21 @@ inline constexpr unsigned kNoTiming = 2;     // CU_EVENT_DISABLE_TIMING: cheaper
 inline constexpr unsigned kPortable = 1;     // CU_MEMHOSTALLOC_PORTABLE: page-locked for every context
 inline constexpr int kCapabilityMajor = 75;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
 inline constexpr int kCapabilityMinor = 76;
+inline constexpr int kRelaxed = 2;            // CU_STREAM_CAPTURE_MODE_RELAXED
+inline constexpr int kNotCapturing = 0;       // CU_STREAM_CAPTURE_STATUS_NONE
+inline constexpr int kImplicitCapture = 906;  // CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: a stream that this one waits for is
+
+inline constexpr int kReleaseThreshold = 4;  // CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+
+// CUmemPoolProps. What it does not name must be 0.
+struct PoolProperties {
+  int allocation = 1;  // CU_MEM_ALLOCATION_TYPE_PINNED, which is what there is
+  int handles = 0;     // CU_MEM_HANDLE_TYPE_NONE: for this process alone
+  int location = 1;    // CU_MEM_LOCATION_TYPE_DEVICE
+  int ordinal = 0;     // of the device
+  unsigned char rest[72]{};
+};
+static_assert(sizeof(PoolProperties) == 88);
 
 struct Driver {
   Imported<unsigned> init{"cuInit"};
@@ -43,11 +59,16 @@ struct Driver {
   Imported<StreamHandle*, unsigned, int> create_stream{"cuStreamCreateWithPriority"};
   Imported<StreamHandle> destroy_stream{"cuStreamDestroy_v2"};
   Imported<StreamHandle, EventHandle, unsigned> wait_for_event{"cuStreamWaitEvent"};
+  Imported<StreamHandle, int*> capture_status{"cuStreamIsCapturing"};
+  Imported<int*> exchange_capture_mode{"cuThreadExchangeStreamCaptureMode"};
   Imported<EventHandle*, unsigned> create_event{"cuEventCreate"};
   Imported<EventHandle> destroy_event{"cuEventDestroy_v2"};
   Imported<EventHandle, StreamHandle> record_event{"cuEventRecord"};
   Imported<EventHandle> query_event{"cuEventQuery"};
-  Imported<Address*, size_t, StreamHandle> allocate{"cuMemAllocAsync"};
+  Imported<PoolHandle*, const PoolProperties*> create_pool{"cuMemPoolCreate"};
+  Imported<PoolHandle, int, void*> set_pool{"cuMemPoolSetAttribute"};
+  Imported<PoolHandle> destroy_pool{"cuMemPoolDestroy"};
+  Imported<Address*, size_t, PoolHandle, StreamHandle> allocate{"cuMemAllocFromPoolAsync"};
   Imported<Address, StreamHandle> free{"cuMemFreeAsync"};
   Imported<Address, unsigned char, size_t, StreamHandle> fill{"cuMemsetD8Async"};
   Imported<void**, size_t, unsigned> allocate_pinned{"cuMemHostAlloc"};

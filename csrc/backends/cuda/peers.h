@@ -23,6 +23,9 @@ struct Peers {
   std::function<Status(const void* mine, size_t bytes, std::vector<std::byte>& all)> gather;
   // Fails when a member is lost. Does not block.
   std::function<Status()> look;
+  // For waits on the host in the middle of a batch, to be called again and again: fails when something has that was
+  // queued on the device before. Does not block.
+  std::function<Status()> watch;
 
   int size() const { return static_cast<int>(labels.size()); }
 };

@@ -1,5 +1,7 @@
 #include "backends/gpu/adasum.h"
 
+#include <atomic>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -39,35 +41,70 @@ class Step {
 
 class AdasumPath final : public DevicePath {
  public:
-  AdasumPath(std::shared_ptr<DevicePath> within, std::unique_ptr<DevicePath> between, bool one_host)
-      : within_(std::move(within)), between_(std::move(between)), one_host_(one_host) {}
+  AdasumPath(MakeAdasumSteps make, bool one_host) : make_(std::move(make)), one_host_(one_host) {}
 
   Status run(Batch batch) override {
+    HVD_TRY(begin());
+    const AdasumSteps steps = made();
     const Step mean(batch, nullptr, OpType::allreduce, ReduceOp::average);
-    HVD_TRY(within_->run(mean.batch()));
+    HVD_TRY(steps.within->run(mean.batch()));
     if (one_host_) return finish(batch, mean);
     const Step across(batch, &mean, OpType::allreduce, ReduceOp::adasum);
-    if (between_) HVD_TRY(between_->run(across.batch()));
-    const Step spread(batch, between_ ? &across : &mean, OpType::broadcast, ReduceOp::sum);
-    HVD_TRY(within_->run(spread.batch()));
+    if (steps.between) HVD_TRY(steps.between->run(across.batch()));
+    const Step spread(batch, steps.between ? &across : &mean, OpType::broadcast, ReduceOp::sum);
+    HVD_TRY(steps.within->run(spread.batch()));
     return finish(batch, spread);
   }
 
-  bool busy() const override { return within_->busy() || (between_ && between_->busy()); }
+  bool busy() const override {
+    const AdasumSteps steps = made();
+    return (steps.within && steps.within->busy()) || (steps.between && steps.between->busy());
+  }
   Status tend() override {
-    HVD_TRY(within_->tend());
-    return between_ ? between_->tend() : Status();
+    return visit([](DevicePath& path) { return path.tend(); });
+  }
+  Status watch() override {
+    return visit([](DevicePath& path) { return path.watch(); });
   }
   void abort() override {
-    within_->abort();
-    if (between_) between_->abort();
+    ended_.store(true);
+    (void)visit([](DevicePath& path) {
+      path.abort();
+      return Status();
+    });
   }
   void close() override {
-    within_->close();
-    if (between_) between_->close();
+    (void)visit([](DevicePath& path) {
+      path.close();
+      return Status();
+    });
   }
 
  private:
+  AdasumSteps made() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return steps_;
+  }
+  template <typename Act>
+  Status visit(Act&& act) {
+    const AdasumSteps steps = made();
+    if (steps.within) HVD_TRY(act(*steps.within));
+    return steps.between ? act(*steps.between) : Status();
+  }
+
+  // Makes the steps before the first batch. Either this or an abort by another thread sees the other; what has been
+  // aborted then says so when it is to run.
+  Status begin() {
+    if (!made().within) {
+      AdasumSteps steps;
+      HVD_TRY(make_(steps));
+      const std::lock_guard<std::mutex> lock(mutex_);
+      steps_ = std::move(steps);
+    }
+    if (ended_.load()) abort();
+    return {};
+  }
+
   static Status finish(Batch batch, const Step& last) {
     for (size_t i = 0; i < batch.size(); ++i) {
       batch[i]->on_device->finished = last.batch()[i]->on_device->finished;
@@ -75,16 +112,17 @@ class AdasumPath final : public DevicePath {
     return {};
   }
 
-  const std::shared_ptr<DevicePath> within_;
-  const std::unique_ptr<DevicePath> between_;
+  const MakeAdasumSteps make_;
   const bool one_host_;
+  std::atomic<bool> ended_{false};
+  mutable std::mutex mutex_;  // guards steps_
+  AdasumSteps steps_;         // made with the first batch
 };
 
 }  // namespace
 
-std::unique_ptr<DevicePath> make_adasum_path(std::shared_ptr<DevicePath> within, std::unique_ptr<DevicePath> between,
-                                             const Hosts& hosts) {
-  return std::make_unique<AdasumPath>(std::move(within), std::move(between), hosts.count() == 1);
+std::unique_ptr<DevicePath> make_adasum_path(MakeAdasumSteps make, const Hosts& hosts) {
+  return std::make_unique<AdasumPath>(std::move(make), hosts.count() == 1);
 }
 
 }  // namespace horovod

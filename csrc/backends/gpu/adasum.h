@@ -6,6 +6,7 @@
 // is the mean.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "collectives/backend.h"
@@ -13,9 +14,14 @@
 
 namespace horovod {
 
-// within: NCCL among the members of this host, in rank order. between: Adasum of the first members of all hosts through
-// the host's memory; null on other members, and where there is one host.
-std::unique_ptr<DevicePath> make_adasum_path(std::shared_ptr<DevicePath> within, std::unique_ptr<DevicePath> between,
-                                             const Hosts& hosts);
+struct AdasumSteps {
+  std::shared_ptr<DevicePath> within;   // NCCL among the members of this host, in rank order
+  std::shared_ptr<DevicePath> between;  // Adasum of the first members of all hosts, through the host's memory; null on
+                                        // other members, and where there is one host
+};
+// By the driver, with the first batch: few scripts use Adasum, and the steps have streams of their own.
+using MakeAdasumSteps = std::function<Status(AdasumSteps&)>;
+
+std::unique_ptr<DevicePath> make_adasum_path(MakeAdasumSteps make, const Hosts& hosts);
 
 }  // namespace horovod

@@ -15,7 +15,6 @@ namespace horovod {
 namespace {
 
 constexpr size_t kMostNotes = 32;
-constexpr unsigned kEverything = (1u << static_cast<unsigned>(OpType::barrier)) - 1;  // all that have tensors
 
 constexpr unsigned bit(OpType type) { return 1u << static_cast<unsigned>(type); }
 
@@ -70,7 +69,17 @@ class GpuBackend final : public DeviceBackend {
                                           " demands NCCL. " + mine_.obstacle};
     }
     OnDevice& here = *operation.on_device;
-    return device_->record(reinterpret_cast<cuda::StreamHandle>(here.stream), here.ready);
+    const auto stream = reinterpret_cast<cuda::StreamHandle>(here.stream);
+    bool captured = false;
+    HVD_TRY(device_->is_captured(stream, captured));
+    if (captured) {
+      return {Code::invalid_argument,
+              spec.name +
+                  ": the stream of its tensors is being captured into a CUDA graph, which an operation of Horovod's "
+                  "can't be part of: it would run once, now, and not when the graph is replayed. End the capture "
+                  "before (in PyTorch: the block of torch.cuda.graph), and submit after each replay."};
+    }
+    return device_->record(stream, here.ready);
   }
 
   Status add_zeros(Operation& operation) override {
@@ -113,6 +122,11 @@ class GpuBackend final : public DeviceBackend {
       HVD_TRY(adasum_->tend());
     }
     return staging_->tend();
+  }
+  Status watch() override {
+    if (!nccl_) return {};
+    HVD_TRY(nccl_->watch());
+    return adasum_->watch();
   }
   void abort() override {
     if (nccl_) {
@@ -182,7 +196,7 @@ class GpuBackend final : public DeviceBackend {
     }
     have_agreed_ = true;
     if (agreed_.nccl_version == 0) {
-      const bool asked_for = (agreed_.host_operations & kEverything) == kEverything;
+      const bool asked_for = (agreed_.host_operations & kAllOperations) == kAllOperations;
       options_.note(
           peers_.rank == 0 && !asked_for,
           "GPU tensors of " + options_.scope + " go through the host's memory, for the reason of " + agreed_.obstacle);
@@ -232,62 +246,52 @@ cuda::Peers peers_within(const Hosts& hosts, const cuda::Peers& peers) {
   return within;
 }
 
-// NCCL for the members that it is given.
-using MakeNccl = std::function<std::shared_ptr<DevicePath>(const Config&, const cuda::Peers&, Status&)>;
-
 // The plane as the first members of the hosts see it.
-DataPlane between_hosts(const Hosts& hosts, const DataPlane& plane) {
+DataPlane between_hosts(const Hosts& hosts, Mesh* mesh) {
   DataPlane leaders;
-  leaders.mesh = plane.mesh;
+  leaders.mesh = mesh;
   for (int host = 0; host < hosts.count(); ++host) leaders.members.push_back(hosts.leader(host));
   return leaders;
 }
 
 }  // namespace
 
-std::unique_ptr<DeviceBackend> make_gpu_backend(GpuOptions options, std::shared_ptr<cuda::Device> device,
-                                                std::shared_ptr<cuda::PinnedPool> pool, const DataPlane& plane,
+std::unique_ptr<DeviceBackend> make_gpu_backend(GpuOptions options, const SharedGpu& gpu, const DataPlane& plane,
                                                 cuda::Peers peers, Status& status) {
   Offer mine;
-  mine.capability = device->capability();
+  mine.capability = gpu.device->capability();
   mine.host_operations = options.config.host_operations;
-  std::string obstacle = "HOROVOD_GPU_OPERATIONS asks for it.";
+  std::string obstacle;
   // Members with a region share memory, so they are of one host whatever it is called.
   const Hosts hosts(plane.mesh ? peers.hosts : std::vector<int>(peers.hosts.size(), 0));
   std::shared_ptr<DevicePath> nccl;
   std::unique_ptr<DevicePath> adasum;
-  if ((options.config.host_operations & kEverything) != kEverything) {
-    Status found;
-    if (const nccl::Library* library = nccl::library(options.config.nccl_file, found)) {
-      mine.nccl_version = library->version_code;
-      const auto tell = [note = options.note](const std::string& sentence) { note(true, sentence); };
-      const MakeNccl make_nccl = [&](const Config& config, const cuda::Peers& members, Status& failed) {
-        return make_nccl_backend(*library, config, device, members, tell, failed);
-      };
-      nccl = make_nccl(options.config, peers, status);
-      if (!nccl) return nullptr;
-      std::shared_ptr<DevicePath> within = nccl;
-      std::unique_ptr<DevicePath> between;
-      if (hosts.count() > 1) {
-        Config config = options.config;
-        config.nccl_streams = 1;
-        within = make_nccl(config, peers_within(hosts, peers), status);
-        if (!within) return nullptr;
-        if (hosts.leader(hosts.host(peers.rank)) == peers.rank) {
-          between = make_staging_backend(device, pool, between_hosts(hosts, plane), peers, status);
-          if (!between) return nullptr;
-        }
-      }
-      adasum = make_adasum_path(std::move(within), std::move(between), hosts);
-    }
-    obstacle = found.message();
+  if (const nccl::Library* library = wanted_nccl(options.config, obstacle)) {
+    mine.nccl_version = library->version_code;
+    nccl = make_nccl_backend(*library, options.config, gpu.device, peers, gpu.copier, status);
+    if (!nccl) return nullptr;
+    Config config = options.config;
+    config.nccl_streams = 1;
+    adasum = make_adasum_path(
+        [=, mesh = plane.mesh](AdasumSteps& steps) -> Status {
+          steps.within = nccl;
+          if (hosts.count() == 1) return {};
+          Status failed;
+          steps.within =
+              make_nccl_backend(*library, config, gpu.device, peers_within(hosts, peers), gpu.copier, failed);
+          if (steps.within && hosts.leader(hosts.host(peers.rank)) == peers.rank) {
+            steps.between = make_staging_backend(gpu.device, gpu.pool, between_hosts(hosts, mesh), peers, failed);
+          }
+          return failed;
+        },
+        hosts);
   }
   std::memcpy(mine.obstacle, obstacle.data(), std::min(obstacle.size(), sizeof mine.obstacle - 1));
-  std::unique_ptr<DevicePath> staging = make_staging_backend(device, std::move(pool), plane, peers, status);
+  std::unique_ptr<DevicePath> staging = make_staging_backend(gpu.device, gpu.pool, plane, peers, status);
   if (!staging) return nullptr;
-  std::shared_ptr<cuda::Stream> stream = device->create_stream(status);
+  std::shared_ptr<cuda::Stream> stream = gpu.device->create_stream(status);
   if (!stream) return nullptr;
-  return std::make_unique<GpuBackend>(std::move(options), std::move(device), std::move(peers), mine, std::move(nccl),
+  return std::make_unique<GpuBackend>(std::move(options), gpu.device, std::move(peers), mine, std::move(nccl),
                                       std::move(adasum), std::move(staging), std::move(stream), hosts);
 }
 

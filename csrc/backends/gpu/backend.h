@@ -10,8 +10,7 @@
 #include <string>
 
 #include "backends/cuda/peers.h"
-#include "backends/cuda/pinned.h"
-#include "base/config.h"
+#include "backends/gpu/shared_gpu.h"
 #include "collectives/backend.h"
 #include "collectives/topology.h"
 
@@ -27,8 +26,7 @@ struct GpuOptions {
 };
 
 // The plane must outlive it. Null when the device has no streams left; `status` then says why.
-std::unique_ptr<DeviceBackend> make_gpu_backend(GpuOptions options, std::shared_ptr<cuda::Device> device,
-                                                std::shared_ptr<cuda::PinnedPool> pool, const DataPlane& plane,
+std::unique_ptr<DeviceBackend> make_gpu_backend(GpuOptions options, const SharedGpu& gpu, const DataPlane& plane,
                                                 cuda::Peers peers, Status& status);
 
 }  // namespace horovod

@@ -8,6 +8,7 @@
 
 #include "backends/nccl/collectives.h"
 #include "base/clock.h"
+#include "collectives/dispatch.h"
 
 namespace horovod {
 namespace {
@@ -31,7 +32,7 @@ class NcclBackend final : public DevicePath {
  public:
   NcclBackend(const nccl::Library& library, std::shared_ptr<cuda::Device> device, nccl::Peers peers,
               std::vector<std::shared_ptr<cuda::Stream>> streams, const nccl::PackRule& pack_rule,
-              std::unique_ptr<cuda::Copier> copier)
+              std::shared_ptr<cuda::Copier> copier)
       : library_(library),
         device_(std::move(device)),
         peers_(std::move(peers)),
@@ -69,6 +70,7 @@ class NcclBackend final : public DevicePath {
     }
     return {};
   }
+  Status watch() override { return tend(); }  // run() holds on to nothing that it changes
 
   void abort() override {
     ended_.store(true, std::memory_order_release);
@@ -163,7 +165,8 @@ class NcclBackend final : public DevicePath {
       return failed.ok() ? kept : failed;
     };
     Run run{*comm, peers_, alone, {pack_rule_, *copier_, buffers_[turn]}};
-    const Status dispatched = dispatch(run, batch);
+    const Status dispatched = dispatch(batch[0]->spec.type, run, batch, nccl::allreduce, nccl::allgather,
+                                       nccl::broadcast, nccl::alltoall, nccl::reducescatter);
     const Status recorded = device_->record(stream, queued.finished);
     if (run.packing.used) {  // also by half of a batch that failed
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -181,24 +184,6 @@ class NcclBackend final : public DevicePath {
     queued_.push_back(std::move(queued));
     queued_count_.store(queued_.size(), std::memory_order_relaxed);
     return {};
-  }
-
-  static Status dispatch(Run& run, Batch batch) {
-    switch (batch[0]->spec.type) {
-      case OpType::allreduce:
-        return nccl::allreduce(run, batch);
-      case OpType::allgather:
-        return nccl::allgather(run, batch);
-      case OpType::broadcast:
-        return nccl::broadcast(run, batch);
-      case OpType::alltoall:
-        return nccl::alltoall(run, batch);
-      case OpType::reducescatter:
-        return nccl::reducescatter(run, batch);
-      case OpType::barrier:
-        return {};  // that every member arrived is in the order log already
-    }
-    return {Code::internal, "Unknown operation type."};
   }
 
   Status check_time(Queued& queued) {
@@ -224,7 +209,7 @@ class NcclBackend final : public DevicePath {
   std::atomic<size_t> queued_count_{0};  // its size, for others; orders nothing
   std::atomic<bool> ended_{false};       // set before what there is, the communicators and `unpacked_`, is ended
   const nccl::PackRule pack_rule_;
-  const std::unique_ptr<cuda::Copier> copier_;     // driver only
+  const std::shared_ptr<cuda::Copier> copier_;
   std::vector<nccl::PackBuffer> buffers_;          // driver only; by stream
   std::mutex mutex_;                               // guards the rest
   Comms comms_, alone_;                            // by stream; null: not needed yet
@@ -235,14 +220,13 @@ class NcclBackend final : public DevicePath {
 
 std::unique_ptr<DevicePath> make_nccl_backend(const nccl::Library& library, const Config& config,
                                               std::shared_ptr<cuda::Device> device, nccl::Peers peers,
-                                              std::function<void(const std::string&)> tell, Status& status) {
+                                              std::shared_ptr<cuda::Copier> copier, Status& status) {
   std::vector<std::shared_ptr<cuda::Stream>> made;
   status = {};
   while (status.ok() && static_cast<int>(made.size()) < std::max(1, config.nccl_streams))
     made.push_back(device->create_stream(status));
   if (!status.ok()) return nullptr;
   const nccl::PackRule rule{config.gpu_pack_threshold_bytes, config.gpu_pack_count, config.fusion_threshold_bytes};
-  auto copier = std::make_unique<cuda::Copier>(device, config.batched_copies, config.nvrtc_file, std::move(tell));
   return std::make_unique<NcclBackend>(library, std::move(device), std::move(peers), std::move(made), rule,
                                        std::move(copier));
 }

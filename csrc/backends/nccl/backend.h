@@ -8,7 +8,7 @@
 
 #include <memory>
 
-#include "backends/cuda/device.h"
+#include "backends/cuda/copier.h"
 #include "backends/nccl/comm.h"
 #include "base/config.h"
 #include "collectives/backend.h"
@@ -16,9 +16,9 @@
 namespace horovod {
 
 // Null when there is no stream to be had; `status` then says why. config: nccl_streams communicators with a stream of
-// their own take turns, so that batches overlap on the device. tell: takes a sentence for the user, from the driver.
+// their own take turns, so that batches overlap on the device. copier: packs small tensors.
 std::unique_ptr<DevicePath> make_nccl_backend(const nccl::Library& library, const Config& config,
                                               std::shared_ptr<cuda::Device> device, nccl::Peers peers,
-                                              std::function<void(const std::string&)> tell, Status& status);
+                                              std::shared_ptr<cuda::Copier> copier, Status& status);
 
 }  // namespace horovod

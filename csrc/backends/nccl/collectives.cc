@@ -132,23 +132,11 @@ Status allocate_all(Run& run, Batch batch, RowsOf&& rows_of) {
   return for_each_tensor(batch, [&](Operation& operation, size_t t, size_t item) -> Status {
     int64_t rows = 0;
     HVD_TRY(rows_of(operation, t, item, rows));
-    return run.allocate(operation, t, rows);
+    return run.comm.stream()->device().allocate_rows(operation, t, rows, run.comm.stream());
   });
 }
 
 }  // namespace
-
-Status Run::allocate(Operation& operation, size_t tensor, int64_t rows) const {
-  const TensorSpec& spec = operation.spec.tensors[tensor];
-  OutputBuffer& output = operation.outputs[tensor];
-  output.shape = spec.shape;
-  if (output.shape.empty()) output.shape = {0};
-  output.shape[0] = rows;
-  const cuda::Stream& on = *comm.stream();
-  const auto bytes = static_cast<size_t>(rows * row_bytes(spec));
-  Status status = on.device().allocate(bytes, comm.stream(), output);
-  return status.ok() ? status : Status(status.code(), operation.spec.name + ": " + status.message());
-}
 
 Status allreduce(Run& run, Batch batch) {
   Plans plans(run.comm);

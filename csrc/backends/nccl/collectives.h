@@ -17,8 +17,6 @@ struct Run {
   int rank() const { return peers.rank; }
   int size() const { return peers.size(); }
   cuda::StreamHandle stream() const { return comm.stream()->handle(); }
-  // Result memory; the operation is named when there is none.
-  Status allocate(Operation& operation, size_t tensor, int64_t rows) const;
 };
 
 Status allreduce(Run& run, Batch batch);  // one AllReduce for each tensor, in place or apart, or for many small ones

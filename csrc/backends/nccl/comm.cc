@@ -121,6 +121,7 @@ Status Comm::settle(const Peers& peers) {
       continue;
     }
     if (Status lost = peers.look(); !lost.ok() && lost.code() != Code::left) return lost;
+    HVD_TRY(peers.watch());
     if (now_us() > end_us) {
       return {Code::timeout, "NCCL made no progress for " + std::to_string(peers.timeout_us / 1000) + " ms on " +
                                  peers.labels[peers.rank] + "."};

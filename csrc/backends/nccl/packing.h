@@ -65,7 +65,7 @@ class PackBuffer {
 // Where a batch is packed, if it is.
 struct Packing {
   const PackRule& rule;
-  cuda::Copier& copier;
+  const cuda::Copier& copier;
   PackBuffer& buffer;
   bool used = false;  // something was queued that reads or writes the buffer
 };

@@ -7,6 +7,7 @@
 
 #include "backends/staging/collectives.h"
 #include "base/clock.h"
+#include "collectives/dispatch.h"
 
 namespace horovod {
 namespace {
@@ -52,6 +53,9 @@ class StagingBackend final : public DevicePath {
     return {};
   }
 
+  // Whoever runs a batch here waits for all that there is to wait for, and its slots must not be given back meanwhile.
+  Status watch() override { return {}; }
+
   // Nothing on the device waits for a peer: copies that are queued come to their end.
   void abort() override {}
   void close() override {}
@@ -63,7 +67,10 @@ class StagingBackend final : public DevicePath {
     if (batch.size() > 1) queued.name += " and " + std::to_string(batch.size() - 1) + " more";
     HVD_TRY(meet(batch, queued.name));
     staging::Run run{pipeline_, plane_, peers_, queued.name};
-    HVD_TRY(dispatch(run, batch));
+    const OpSpec& spec = batch[0]->spec;
+    const bool adasum = spec.type == OpType::allreduce && spec.reduce_op == ReduceOp::adasum;
+    HVD_TRY(dispatch(spec.type, run, batch, adasum ? staging::adasum : staging::allreduce, staging::allgather,
+                     staging::broadcast, staging::alltoall, staging::reducescatter));
     const cuda::Stream& up = *pipeline_.up();
     HVD_TRY(up.device().record(up.handle(), queued.finished));
     for (Operation* operation : batch) {
@@ -106,25 +113,6 @@ class StagingBackend final : public DevicePath {
     HVD_TRY(mesh->start(sends, {}, going_));
     HVD_TRY(mesh->finish(coming_));
     return mesh->finish(going_);
-  }
-
-  static Status dispatch(staging::Run& run, Batch batch) {
-    const OpSpec& spec = batch[0]->spec;
-    switch (spec.type) {
-      case OpType::allreduce:
-        return spec.reduce_op == ReduceOp::adasum ? staging::adasum(run, batch) : staging::allreduce(run, batch);
-      case OpType::allgather:
-        return staging::allgather(run, batch);
-      case OpType::broadcast:
-        return staging::broadcast(run, batch);
-      case OpType::alltoall:
-        return staging::alltoall(run, batch);
-      case OpType::reducescatter:
-        return staging::reducescatter(run, batch);
-      case OpType::barrier:
-        return {};  // that every member arrived is in the order log already
-    }
-    return {Code::internal, "Unknown operation type."};
   }
 
   const DataPlane plane_;

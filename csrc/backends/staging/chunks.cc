@@ -12,17 +12,6 @@ cuda::Address address_of(const std::byte* memory) { return reinterpret_cast<cuda
 
 }  // namespace
 
-Status Run::allocate(Operation& operation, size_t tensor, int64_t rows) const {
-  const TensorSpec& spec = operation.spec.tensors[tensor];
-  OutputBuffer& output = operation.outputs[tensor];
-  output.shape = spec.shape;
-  if (output.shape.empty()) output.shape = {0};
-  output.shape[0] = rows;
-  const auto bytes = static_cast<size_t>(rows * row_bytes(spec));
-  const Status status = pipeline.up()->device().allocate(bytes, pipeline.up(), output);
-  return status.ok() ? status : Status(status.code(), operation.spec.name + ": " + status.message());
-}
-
 void inputs_of(const SpanList& list, int64_t begin, int64_t end, size_t offset, std::vector<Piece>& pieces) {
   const size_t item = list.element_bytes();
   list.visit(begin, end, [&](const std::byte* input, std::byte*, int64_t count, int64_t at) {

@@ -16,8 +16,10 @@ struct Run {
 
   int rank() const { return peers.rank; }
   int size() const { return peers.size(); }
-  // Result memory on the device; the operation is named when there is none.
-  Status allocate(Operation& operation, size_t tensor, int64_t rows) const;
+  // Result memory on the device.
+  Status allocate(Operation& operation, size_t tensor, int64_t rows) const {
+    return pipeline.up()->device().allocate_rows(operation, tensor, rows, pipeline.up());
+  }
 };
 
 Status allreduce(Run& run, Batch batch);      // by elements, each dtype of a group by itself

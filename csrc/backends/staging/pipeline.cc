@@ -46,6 +46,7 @@ Status Pipeline::await(Moment& moment, const std::string& what) const {
     if (began_us == 0) began_us = asked_us = now;
     // A peer that has left in order has done its part; whether anything is missing is for the data plane to find out.
     if (Status status = peers_.look(); !status.ok() && status.code() != Code::left) return status;
+    HVD_TRY(peers_.watch());
     const std::string& me = peers_.labels[peers_.rank];
     if (now - began_us > peers_.timeout_us) {
       return {Code::timeout, me + " has waited " + std::to_string(peers_.timeout_us / 1000) +

@@ -22,9 +22,19 @@ enum Result : int {
   kNotFound = 500,
   kNotReady = 600,
   kIllegalAddress = 700,
+  kCaptureUnsupported = 900,
+  kCaptureInvalidated = 901,
+  kCaptureUnmatched = 903,
+  kCaptureIsolation = 905,
 };
 
 inline constexpr int kCapability = 90;  // of every device, where STANDIN_CUDA_CAPABILITY names none
+
+// Whether this thread may call now what must not be part of a graph. If not, what is being captured is spoilt.
+int allow_unsafe_call();
+
+// What a synchronization does besides waiting, with the world's mutex held.
+void release_idle_memory();
 
 // What a call of this function is to answer instead; 0: nothing is planned.
 int fault_of(const char* function);

@@ -12,6 +12,7 @@
 
 #include "cuda_on_host.h"
 #include "cuda_parts.h"
+#include "cuda_world.h"
 // After these two: it is CUDA C++.
 #include "backends/cuda/kernels/copy_spans.cu"
 
@@ -78,6 +79,10 @@ int64_t standin::count_of_modules(const std::string& what) {
 
 EXPORTED int cuModuleLoadData(void** module, const void* image) {
   if (const int fault = fault_of("cuModuleLoadData"); fault) return fault;
+  {
+    const std::lock_guard<std::mutex> lock(world().mutex);
+    if (const int refused = allow_unsafe_call(); refused) return refused;
+  }
   auto made = std::make_shared<Module>();
   if (cuCtxGetDevice(&made->device) != 0) return kInvalidContext;
   int major = 0, minor = 0;

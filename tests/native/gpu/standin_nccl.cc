@@ -5,256 +5,27 @@
 // until the communicator is aborted. A rank that is gone is waited for like the real one does within a host, or told as
 // ncclRemoteError after standin_nccl_remote_errors(1), or where STANDIN_NCCL_REMOTE_ERRORS is set. Pointers must be
 // memory of the communicator's device.
-#include <poll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-#include <algorithm>
-#include <chrono>
-
-#include <atomic>
-#include <condition_variable>
-#include <cstdint>
+//
+// This file has the calls; communicators are in standin_nccl_comms.cc, the network between them in hub.cc.
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <map>
-#include <memory>
 #include <mutex>
-#include <set>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "arithmetic.h"
-#include "faults.h"
-#include "hub.h"
+#include "nccl_comm.h"
 
-#define EXPORTED extern "C" __attribute__((visibility("default")))
-
-extern "C" {
-int cuCtxGetDevice(int* device);
-int cuLaunchHostFunc(void* stream, void (*function)(void*), void* data);
-int standin_cuda_holds(const void* address, size_t bytes, int device);
-int standin_cuda_device_of(void* stream);
-}
+using namespace standin::nccl;
+using standin::Header;
 
 namespace {
 
-using standin::Header;
-
-enum Result : int {
-  kSuccess = 0,
-  kUnhandledCudaError = 1,
-  kInvalidArgument = 4,
-  kInvalidUsage = 5,
-  kRemoteError = 6,
-  kInProgress = 7
-};
-
-struct UniqueId {
-  char bytes[128];
-};
-
-struct Config {
-  size_t size;
-  unsigned magic, version;
-  int blocking;
-};
-
-struct Comm;
-
-struct Call {
-  Comm* comm = nullptr;
-  Header header;
-  const void* input = nullptr;
-  void* output = nullptr;
-  void* stream = nullptr;
-  std::vector<char> factor;  // of each element before it is reduced
-};
-
-struct Comm {
-  int rank = 0, ranks = 0, device = -1;
-  bool blocking = true;
-  std::string hub;
-  int socket = -1;
-  const int wake = ::eventfd(0, EFD_CLOEXEC);  // set by an abort
-  std::atomic<int> state{kSuccess};            // what ncclCommGetAsyncError answers
-  std::mutex mutex;                            // guards everything below
-  std::condition_variable changed;
-  std::string last_error;
-  int queued = 0;  // tasks on streams
-  bool finalized = false;
-  std::thread worker;
-  struct Factor {
-    int type = 0;
-    std::vector<char> value;
-  };
-  std::map<int, Factor> factors;  // by number of the operation
-  int next_op = 5;
-
-  ~Comm() {
-    if (socket >= 0) ::close(socket);
-    ::close(wake);
-  }
-  std::atomic<bool> aborted{false};  // before `wake` is set; stays
-  void abort() {
-    aborted.store(true, std::memory_order_release);
-    const uint64_t one = 1;
-    (void)!::write(wake, &one, sizeof one);
-  }
-
-  void fail(int result, const std::string& sentence) {
-    const std::lock_guard<std::mutex> lock(mutex);
-    last_error = sentence;
-    state.store(result, std::memory_order_release);
-  }
-};
-
-std::atomic<int64_t> g_comms{0}, g_ops{0}, g_groups{0}, g_aborts{0};
-std::atomic<bool> g_remote_errors{std::getenv("STANDIN_NCCL_REMOTE_ERRORS") != nullptr};
-std::mutex g_mutex;  // guards g_alive
-std::set<Comm*> g_alive;
-standin::Faults g_faults{"STANDIN_NCCL_FAIL"};
 thread_local int t_depth = 0;
 thread_local int t_problem = kSuccess;
 thread_local std::vector<Call> t_calls;
-
-#define FAULT(name) \
-  if (const int fault = g_faults.due(name); fault) return fault
-
-bool alive(Comm* comm) {
-  const std::lock_guard<std::mutex> lock(g_mutex);
-  return g_alive.count(comm) > 0;
-}
-
-// Waits for an abort, as a kernel does whose peers never come.
-void hang(Comm& comm) {
-  pollfd watched{comm.wake, POLLIN, 0};
-  while (!comm.aborted.load(std::memory_order_acquire)) (void)::poll(&watched, 1, -1);
-}
-
-// The hub's next answer. False when this communicator is of no use any more.
-bool answer(Comm& comm, Header& header, std::vector<char>& data) {
-  for (;;) {
-    if (!standin::read_message(comm.socket, comm.wake, header, data)) return false;
-    if (!header.failed) return true;
-    if (header.lost && !g_remote_errors.load()) continue;
-    comm.fail(header.lost ? kRemoteError : kInvalidUsage, std::string(data.begin(), data.end()));
-    return false;
-  }
-}
-
-void finish_task(Comm& comm) {
-  const std::lock_guard<std::mutex> lock(comm.mutex);
-  --comm.queued;
-  comm.changed.notify_all();
-}
-
-// On the stream: all sends and receives of a group, or one collective.
-void execute(Comm& comm, const std::vector<Call>& calls) {
-  const int state = comm.state.load(std::memory_order_acquire);
-  bool good = !comm.aborted.load() && (state == kSuccess || state == kInProgress);
-  for (const Call& call : calls) {
-    if (!good) break;
-    Header header = call.header;
-    const size_t element = standin::bytes_of(header.type);
-    const bool gives =
-        header.kind != standin::kReceive && (header.kind != standin::kBroadcast || header.root == comm.rank);
-    header.bytes = gives ? header.count * element : 0;
-    if (header.kind == standin::kReduceScatter) header.bytes *= static_cast<size_t>(comm.ranks);
-    std::vector<char> data(static_cast<const char*>(call.input), static_cast<const char*>(call.input) + header.bytes);
-    if (!call.factor.empty()) {
-      standin::multiply(header.type, data.data(), call.factor.data(), header.bytes / element);
-    }
-    good = standin::write_message(comm.socket, comm.wake, header, data.data());
-  }
-  std::map<int, std::vector<const Call*>> receives;
-  size_t answers = 0;
-  for (const Call& call : calls) {
-    if (call.header.kind == standin::kReceive) receives[call.header.rank].push_back(&call);
-    answers += call.header.kind != standin::kSend;
-  }
-  for (size_t i = 0; good && i < answers; ++i) {
-    Header header;
-    std::vector<char> data;
-    good = answer(comm, header, data);
-    if (!good) break;
-    const Call* call = &calls[0];
-    if (header.kind == standin::kReceive) {
-      call = receives[header.rank].front();
-      receives[header.rank].erase(receives[header.rank].begin());
-    }
-    if (call->output && !data.empty()) std::memcpy(call->output, data.data(), data.size());
-  }
-  if (!good) hang(comm);
-  finish_task(comm);
-}
-
-void queue(Comm& comm, std::vector<Call> calls) {
-  void* stream = calls[0].stream;
-  {
-    const std::lock_guard<std::mutex> lock(comm.mutex);
-    ++comm.queued;
-  }
-  auto* task = new std::function<void()>([&comm, calls = std::move(calls)] { execute(comm, calls); });
-  const int result = cuLaunchHostFunc(
-      stream,
-      [](void* data) {
-        const std::unique_ptr<std::function<void()>> run(static_cast<std::function<void()>*>(data));
-        (*run)();
-      },
-      task);
-  if (result == 0) return;
-  delete task;
-  finish_task(comm);
-  comm.fail(kUnhandledCudaError, "cuLaunchHostFunc failed");
-}
-
-void launch(Comm& comm, const std::vector<Call>& calls) {
-  std::vector<Call> exchanges;
-  for (const Call& call : calls) {
-    if (call.header.kind == standin::kSend || call.header.kind == standin::kReceive) {
-      exchanges.push_back(call);
-    } else {
-      queue(comm, {call});
-    }
-  }
-  if (!exchanges.empty()) queue(comm, std::move(exchanges));
-}
-
-// By itself or, where the host must not block, on a thread. Not after a failure.
-int perform(Comm& comm, const std::function<void()>& work) {
-  int expected = kSuccess;
-  if (!comm.state.compare_exchange_strong(expected, kInProgress, std::memory_order_acq_rel)) return expected;
-  const auto whole = [&comm, work] {
-    work();
-    int doing = kInProgress;
-    comm.state.compare_exchange_strong(doing, kSuccess, std::memory_order_acq_rel);  // unless it failed
-  };
-  if (comm.blocking) {
-    whole();
-    return comm.state.load(std::memory_order_acquire);
-  }
-  if (comm.worker.joinable()) comm.worker.join();  // it has ended, or the communicator would not be ready
-  comm.worker = std::thread(whole);
-  return kInProgress;
-}
-
-void meet(Comm& comm) {
-  comm.socket = standin::connect_to_hub(comm.hub);
-  Header hello;
-  hello.kind = standin::kHello;
-  hello.rank = comm.rank;
-  hello.ranks = comm.ranks;
-  std::vector<char> data;
-  if (comm.socket < 0 || !standin::write_message(comm.socket, comm.wake, hello, nullptr)) {
-    return comm.fail(kRemoteError, "nobody listens under this unique id");
-  }
-  do {
-    if (!standin::read_message(comm.socket, comm.wake, hello, data)) return hang(comm);
-  } while (hello.failed);  // like the real one it waits for whoever is missing
-}
 
 int end_group() {
   std::vector<Call> calls;
@@ -263,7 +34,7 @@ int end_group() {
   FAULT("ncclGroupEnd");
   if (problem != kSuccess) return problem;
   int result = kSuccess;
-  if (!calls.empty()) g_groups.fetch_add(1);
+  if (!calls.empty()) g_counts.groups.fetch_add(1);
   std::map<Comm*, std::vector<Call>> by_comm;
   for (Call& call : calls) by_comm[call.comm].push_back(std::move(call));
   for (auto& [comm, own] : by_comm) {
@@ -349,29 +120,6 @@ Call call_of(standin::Kind kind, const void* input, void* output, size_t count, 
   return call;
 }
 
-// Whether any communicator has work on the device.
-bool device_busy(int device) {
-  const std::lock_guard<std::mutex> lock(g_mutex);
-  return std::any_of(g_alive.begin(), g_alive.end(), [device](Comm* comm) {
-    if (comm->device != device) return false;
-    const std::lock_guard<std::mutex> queue(comm->mutex);
-    return comm->queued > 0;
-  });
-}
-
-// NCCL gives memory of the device back then, for which the driver waits until nothing runs there.
-void dispose(Comm* comm) {
-  if (comm->worker.joinable()) comm->worker.join();
-  while (device_busy(comm->device)) std::this_thread::sleep_for(std::chrono::microseconds(200));
-  {
-    const std::lock_guard<std::mutex> lock(g_mutex);
-    g_alive.erase(comm);
-  }
-  g_ops.fetch_sub(static_cast<int64_t>(comm->factors.size()));
-  g_comms.fetch_sub(1);
-  delete comm;
-}
-
 }  // namespace
 
 EXPORTED int ncclGetVersion(int* version) {
@@ -409,67 +157,6 @@ EXPORTED const char* ncclGetLastError(Comm* comm) {
   return t_text.c_str();
 }
 
-EXPORTED int ncclGetUniqueId(UniqueId* id) {
-  FAULT("ncclGetUniqueId");
-  const std::string name = standin::start_hub();
-  if (name.empty()) return kUnhandledCudaError;
-  std::memset(id->bytes, 0, sizeof id->bytes);
-  std::memcpy(id->bytes, name.data(), name.size());
-  return kSuccess;
-}
-
-EXPORTED int ncclCommInitRankConfig(Comm** comm, int ranks, UniqueId id, int rank, const Config* config) {
-  FAULT("ncclCommInitRankConfig");
-  if (!config || config->size < sizeof(Config) || config->magic != 0xcafebeef) return kInvalidArgument;
-  if (rank < 0 || rank >= ranks) return kInvalidArgument;
-  auto made = std::make_unique<Comm>();
-  if (cuCtxGetDevice(&made->device) != 0) return kUnhandledCudaError;
-  made->rank = rank;
-  made->ranks = ranks;
-  made->blocking = config->blocking != 0;
-  made->hub = id.bytes;
-  g_comms.fetch_add(1);
-  *comm = made.release();
-  {
-    const std::lock_guard<std::mutex> lock(g_mutex);
-    g_alive.insert(*comm);
-  }
-  return perform(**comm, [comm = *comm] { meet(*comm); });
-}
-
-EXPORTED int ncclCommGetAsyncError(Comm* comm, int* result) {
-  FAULT("ncclCommGetAsyncError");
-  if (!alive(comm)) return kInvalidArgument;
-  *result = comm->state.load(std::memory_order_acquire);
-  return kSuccess;
-}
-
-EXPORTED int ncclCommFinalize(Comm* comm) {
-  FAULT("ncclCommFinalize");
-  if (!alive(comm) || comm->state.load() != kSuccess || comm->finalized) return kInvalidArgument;
-  comm->finalized = true;
-  return perform(*comm, [comm] {
-    std::unique_lock<std::mutex> lock(comm->mutex);
-    comm->changed.wait(lock, [&] { return comm->queued == 0; });
-  });
-}
-
-EXPORTED int ncclCommDestroy(Comm* comm) {
-  FAULT("ncclCommDestroy");
-  if (!alive(comm)) return kInvalidArgument;
-  dispose(comm);
-  return kSuccess;
-}
-
-EXPORTED int ncclCommAbort(Comm* comm) {
-  FAULT("ncclCommAbort");
-  if (!alive(comm)) return kInvalidArgument;
-  g_aborts.fetch_add(1);
-  comm->abort();
-  dispose(comm);
-  return kSuccess;
-}
-
 EXPORTED int ncclGroupStart() {
   FAULT("ncclGroupStart");
   ++t_depth;
@@ -479,27 +166,6 @@ EXPORTED int ncclGroupStart() {
 EXPORTED int ncclGroupEnd() {
   if (t_depth == 0) return kInvalidUsage;
   return --t_depth > 0 ? kSuccess : end_group();
-}
-
-EXPORTED int ncclRedOpCreatePreMulSum(int* op, const void* scalar, int type, int residence, Comm* comm) {
-  FAULT("ncclRedOpCreatePreMulSum");
-  if (!alive(comm) || comm->state.load() != kSuccess || residence != 1) return kInvalidArgument;
-  const std::lock_guard<std::mutex> lock(comm->mutex);
-  Comm::Factor& factor = comm->factors[*op = comm->next_op++];
-  factor.type = type;
-  const auto* bytes = static_cast<const char*>(scalar);
-  factor.value.assign(bytes, bytes + standin::bytes_of(type));
-  g_ops.fetch_add(1);
-  return kSuccess;
-}
-
-EXPORTED int ncclRedOpDestroy(int op, Comm* comm) {
-  FAULT("ncclRedOpDestroy");
-  if (!alive(comm)) return kInvalidArgument;
-  const std::lock_guard<std::mutex> lock(comm->mutex);
-  if (comm->factors.erase(op) == 0) return kInvalidArgument;
-  g_ops.fetch_sub(1);
-  return kSuccess;
 }
 
 EXPORTED int ncclAllReduce(const void* in, void* out, size_t count, int type, int op, Comm* comm, void* stream) {
@@ -534,9 +200,9 @@ EXPORTED void standin_nccl_fail(const char* function, int code, int skip) { g_fa
 EXPORTED void standin_nccl_remote_errors(int on) { g_remote_errors.store(on != 0); }
 EXPORTED int64_t standin_nccl_count(const char* what) {
   const std::string name = what;
-  return name == "communicators" ? g_comms.load()
-         : name == "operations"  ? g_ops.load()
-         : name == "groups"      ? g_groups.load()
-         : name == "aborts"      ? g_aborts.load()
+  return name == "communicators" ? g_counts.comms.load()
+         : name == "operations"  ? g_counts.ops.load()
+         : name == "groups"      ? g_counts.groups.load()
+         : name == "aborts"      ? g_counts.aborts.load()
                                  : -1;
 }

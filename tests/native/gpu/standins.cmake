@@ -16,14 +16,14 @@ function(add_standin name)
   target_link_libraries(${name} PRIVATE Threads::Threads)
 endfunction()
 
-add_standin(standin_cuda standin_cuda.cc standin_modules.cc)
+add_standin(standin_cuda standin_cuda.cc standin_streams.cc standin_memory.cc standin_modules.cc)
 target_include_directories(standin_cuda PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
 set_source_files_properties(${standin_folder}/standin_modules.cc PROPERTIES
   COMPILE_OPTIONS "-Wno-unknown-pragmas;-fno-strict-aliasing"  # a kernel moves words, whatever they are
   COMPILE_DEFINITIONS STANDIN_KERNELS="${CMAKE_CURRENT_SOURCE_DIR}/backends/cuda/kernels"
   OBJECT_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/backends/cuda/kernels/copy_spans.cu)
 add_standin(standin_nvrtc standin_nvrtc.cc)
-add_standin(standin_nccl standin_nccl.cc hub.cc)
+add_standin(standin_nccl standin_nccl.cc standin_nccl_comms.cc hub.cc)
 add_dependencies(standin_nccl standin_nvrtc)  # so that whoever builds this one has all
 target_link_libraries(standin_nccl PRIVATE standin_cuda)
 # The one beside it, whatever the folder is called: the linker takes no path with a comma in it.

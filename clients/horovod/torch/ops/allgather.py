@@ -36,6 +36,10 @@ def allgather(
                 [1, 1],
                 [1, 1]])
 
+    On a GPU the result is memory of Horovod's own, not of PyTorch's allocator, for the stream that is current when it
+    is handed over. `record_stream` does not know it: to use the result on another stream, `clone()` it, or let that
+    stream wait for this one first (`other.wait_stream(current)`) and this one for that before the last reference goes.
+
     Args:
         tensor: contiguous, dense, with at least one dimension; uint8, int8, int16, int32, int64, float8_e4m3fn,
             float8_e5m2, float16, bfloat16, float32, float64 or bool.

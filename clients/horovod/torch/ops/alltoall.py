@@ -41,7 +41,8 @@ def alltoall(
         process_set: the ranks that take part.
 
     Returns:
-        The rows that this rank got, sum(received_splits) of them; with `splits` also received_splits, int32.
+        The rows that this rank got, sum(received_splits) of them; with `splits` also received_splits, int32. What
+        `allgather` says of results on a GPU holds here as well.
 
     Raises:
         ValueError: splits that do not fit, a tensor that can't be sent, a name that is in flight already.

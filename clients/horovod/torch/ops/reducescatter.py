@@ -50,6 +50,8 @@ def reducescatter(
         >>> hvd.reducescatter(torch.arange(4.0), op=hvd.Sum)
         tensor([0., 2.])  # on rank 0; tensor([4., 6.]) on rank 1
 
+    What `allgather` says of results on a GPU holds here as well.
+
     Args:
         tensor: contiguous and dense, with at least one dimension, of the same shape and dtype on all ranks; uint8,
             int8, int16, int32, int64, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64 or (but for
