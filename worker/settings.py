@@ -147,13 +147,13 @@ class Settings:
         "HOROVOD_SLOT_BYTES",
         "int",
         256 << 10,
-        "size of one shared-memory staging slot; must agree on all ranks",
+        "size of one shared-memory staging slot, a multiple of 4096; must agree on all ranks",
         unit="bytes",
         minimum=4096,
-        maximum=1 << 30,
+        maximum=64 << 20,
     )
     slot_count: int = _row(
-        "HOROVOD_SLOT_COUNT", "int", 4, "staging slots of each rank; must agree on all ranks", minimum=1, maximum=1024
+        "HOROVOD_SLOT_COUNT", "int", 4, "staging slots of each rank; must agree on all ranks", minimum=2, maximum=64
     )
     progress_timeout_seconds: float = _row(
         "HOROVOD_PROGRESS_TIMEOUT",

@@ -18,7 +18,7 @@ struct Config {
   // Once every rank has agreed to run an operation: how long a peer may make no progress in it before the epoch ends.
   int64_t progress_timeout_ms = 300'000;
   // Shared-memory staging: bytes of one slot and number of slots of each rank. Must agree on all ranks of a host.
-  size_t slot_bytes = 512u << 10;
+  size_t slot_bytes = 256u << 10;
   int slot_count = 4;
   // The processor that the background thread runs on; -1 leaves the choice to the kernel.
   int background_cpu = -1;

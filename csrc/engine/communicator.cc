@@ -22,6 +22,7 @@ constexpr int64_t kMostGatherUs = 5'000;     // in all
 constexpr uint64_t kStartBytes = 1u << 20;   // so many pending bytes are worth starting at once
 constexpr int64_t kTendMs = 10;              // how often somebody looks what a device has done
 constexpr int64_t kDriveSliceUs = 100'000;
+constexpr int64_t kPatientUs = 10'000;    // who has waited so long for one operation sleeps, whoever is late
 constexpr int64_t kLingerUs = 1'000'000;  // for peers that do not take the reason of an abort
 
 bool is_unnamed(const std::string& name) { return name.ends_with(".noname"); }
@@ -200,7 +201,7 @@ bool Communicator::wait(Submission& submission, int64_t timeout_us) {
     driving_ = true;
     DeviceBackend* const device = busy_device();
     lock.unlock();
-    set_patient(true);
+    set_patient(now - submission.waited_since_us < kPatientUs);
     drive(done, deadline, device);
     lock.lock();
     driving_ = false;

@@ -1,6 +1,7 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <thread>
@@ -21,6 +22,7 @@ constexpr size_t kHeaderBytes = 4096;
 // Of the order log: of all members who share memory, or of one host's beside a mesh.
 constexpr size_t kLogBytes = std::max(sizeof(SharedOrderLog::Memory), sizeof(HostMemory));
 static_assert(sizeof(SegmentHeader) <= kHeaderBytes);
+constexpr size_t kLeastPartBytes = 64;  // of a slot, for each rank: a line of the caches
 
 Status check_config(const Config& config) {
   if (config.slot_count < 2 || config.slot_count > 64) {
@@ -100,6 +102,12 @@ std::unique_ptr<Engine> Engine::create(WorldSpec world, const Config& config, St
 
 Status Engine::make_region(const std::vector<int>& members, int me, const std::vector<std::string>& labels,
                            const Paths& paths, std::unique_ptr<Region>& region) {
+  if (config_.slot_bytes < members.size() * kLeastPartBytes) {
+    return {Code::invalid_argument, "slot_bytes (HOROVOD_SLOT_BYTES) must be at least " +
+                                        std::to_string(kLeastPartBytes) + " for each of the " +
+                                        std::to_string(members.size()) + " ranks that share memory, but it is " +
+                                        std::to_string(config_.slot_bytes) + "."};
+  }
   std::vector<std::shared_ptr<Segment>> segments;
   std::vector<std::string> names;
   int place = 0;
@@ -334,6 +342,10 @@ Status Engine::route(Submission& submission, std::shared_ptr<Communicator>& comm
         return invalid("the first dimension (" + std::to_string(rows) +
                        ") must be a multiple of the number of ranks (" + std::to_string(size) +
                        ") when no splits are given.");
+      }
+      if (rows / size > std::numeric_limits<int32_t>::max()) {
+        return invalid("each rank would get " + std::to_string(rows / size) +
+                       " rows, more than received_splits can say (2147483647). Use wider rows, or several calls.");
       }
     } else {
       if (static_cast<int>(submission.splits.size()) != size) {

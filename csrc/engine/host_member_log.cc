@@ -150,9 +150,11 @@ Status HostMemberLog::wait(int64_t timeout_us) {
            (starving_.load(std::memory_order_relaxed) && memory_.starved.value.load(std::memory_order_relaxed) == 0);
   };
   const int64_t deadline = now_us() + timeout_us;
+  bool poll = true;
   do {
     region_.set_patient(patient_);
-    const bool is_ready = region_.sleep_until(ready, std::min(deadline, now_us() + kSliceUs));
+    const bool is_ready =
+        region_.sleep_until(ready, std::min(deadline, now_us() + kSliceUs), std::exchange(poll, false));
     region_.set_patient(false);
     if (is_ready && !region_.has_ended(0)) break;
     HVD_TRY(region_.check_members());
@@ -166,7 +168,7 @@ Status HostMemberLog::wait(int64_t timeout_us) {
       break;
     }
   } while (now_us() < deadline);
-  woken_.store(false, std::memory_order_relaxed);
+  (void)woken_.exchange(false, std::memory_order_acq_rel);  // what was written before a wake() is seen from here on
   return abort_.raised() ? abort_.cause() : Status();
 }
 

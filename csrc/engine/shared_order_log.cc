@@ -91,15 +91,15 @@ Status SharedOrderLog::wait(int64_t timeout_us) {
   };
   const int64_t deadline = now_us() + timeout_us;
   constexpr int64_t kSliceUs = 50'000;  // peers' lives are looked at this often
-  for (;;) {
+  for (bool first = true;; first = false) {
     const int64_t now = now_us();
-    if (region_.sleep_until(ready, std::min(deadline, now + kSliceUs))) break;
+    if (region_.sleep_until(ready, std::min(deadline, now + kSliceUs), first)) break;
     HVD_TRY(region_.check_members());
     if (entry(cursor_, id)) break;  // agreed before a peer left: run it first
     if (const int gone = region_.departed(); gone >= 0) return {Code::left, region_.departure_sentence(gone)};
     if (now_us() >= deadline) break;
   }
-  woken_.store(false, std::memory_order_relaxed);
+  (void)woken_.exchange(false, std::memory_order_acq_rel);  // what was written before a wake() is seen from here on
   return abort_.raised() ? abort_.cause() : Status();
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include <poll.h>
 #include <sched.h>
@@ -17,8 +18,10 @@ constexpr int64_t kSliceUs = 50'000;  // how often a sleeping member looks wheth
 size_t page_aligned(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
 int usable_processors() {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  cpu_set_t set;  // too small where the kernel knows of more than 1024 processors
+  return sched_getaffinity(0, sizeof set, &set) == 0
+             ? CPU_COUNT(&set)
+             : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
 // After so many times the limit a member without progress is blamed though it shows signs of life.
@@ -53,14 +56,14 @@ Region::Region(int rank, std::vector<std::shared_ptr<Segment>> segments, std::ve
 }
 
 // As long as a slice, or until something is there to be done.
-Status Region::nap_beside_companion(const std::function<bool()>& ready) {
+Status Region::nap_beside_companion(const std::function<bool()>& ready, bool poll) {
   const int64_t end_us = now_us() + kSliceUs;
   bool busy = false;
   do {
     beat();
     HVD_TRY(companion_(busy));
     const int64_t now = now_us();
-    if (sleep_until(ready, busy ? std::min(end_us, now + kCompanionUs) : end_us)) return {};
+    if (sleep_until(ready, busy ? std::min(end_us, now + kCompanionUs) : end_us, poll)) return {};
   } while (now_us() < end_us);
   return {};
 }
@@ -72,16 +75,22 @@ Status Region::await_slowly(int member, const std::atomic<uint64_t>& value, uint
   uint32_t last_beat = control(member).beats.load(std::memory_order_relaxed);
   int64_t last_change = started;
   int64_t last_sign = started;  // of life: it waits for others in its turn, which is no reason to blame it
-  for (;;) {
+  for (bool first = true;; first = false) {
     if (companion_) {
-      HVD_TRY(nap_beside_companion(ready));
+      HVD_TRY(nap_beside_companion(ready, first));
     } else {
-      sleep_until(ready, now_us() + kSliceUs);
+      sleep_until(ready, now_us() + kSliceUs, first);
     }
     if (value.load(std::memory_order_acquire) >= count) return {};
     if (abort_.raised()) return abort_.cause();
     HVD_TRY(check_members());
-    if (while_waiting_) HVD_TRY(while_waiting_());
+    if (while_waiting_) {
+      // Raised, so that whoever has transfers under way beside this lets go of them as at the end of an epoch.
+      if (Status failed = while_waiting_(); !failed.ok() && failed.code() != Code::left) {
+        abort_.raise(failed);
+        return abort_.cause();
+      }
+    }
     const int64_t now = now_us();
     if (const uint64_t current = value.load(std::memory_order_relaxed); current != last) {
       last = current;
@@ -130,7 +139,12 @@ void Region::spread() {
     if (processor > 0 && processor <= CPU_SETSIZE && ++waiting[processor - 1] >= share_) CPU_CLR(processor - 1, &roomy);
   }
   if (CPU_COUNT(&roomy) == 0) return;
-  if (sched_setaffinity(0, sizeof roomy, &roomy) == 0) (void)sched_setaffinity(0, sizeof allowed, &allowed);
+  if (sched_setaffinity(0, sizeof roomy, &roomy) != 0) return;
+  // What was allowed may have shrunk meanwhile; then all of what is left is.
+  if (sched_setaffinity(0, sizeof allowed, &allowed) != 0) {
+    std::memset(&allowed, 0xff, sizeof allowed);
+    (void)sched_setaffinity(0, sizeof allowed, &allowed);
+  }
 }
 
 Status Region::check_members() {

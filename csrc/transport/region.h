@@ -130,9 +130,10 @@ class Region {
   // processor to whoever wants it, because to be woken on a busy machine takes far longer. Driver only.
   void set_patient(bool patient) { patient_ = patient; }
 
-  // Polls, then sleeps until ready() or the deadline; returns ready()'s last answer. ready() must only read.
+  // Polls, then sleeps until ready() or the deadline; returns ready()'s last answer. ready() must only read. poll: not
+  // where this goes on with a wait that has lasted long.
   template <typename Ready>
-  bool sleep_until(Ready&& ready, int64_t deadline_us);
+  bool sleep_until(Ready&& ready, int64_t deadline_us, bool poll = true);
 
   // Wakes members that sleep; call it after the store that they wait for.
   void ring_sleepers() {
@@ -174,7 +175,7 @@ class Region {
     bell.rings.fetch_add(1, std::memory_order_release);
     futex_wake_all(&bell.rings);
   }
-  Status nap_beside_companion(const std::function<bool()>& ready);
+  Status nap_beside_companion(const std::function<bool()>& ready, bool poll);
   Status await_slowly(int member, const std::atomic<uint64_t>& value, uint64_t count);
   void spread();
 
@@ -203,12 +204,12 @@ using InterruptHook = bool (*)();
 extern thread_local InterruptHook t_interrupt_hook;
 
 template <typename Ready>
-bool Region::sleep_until(Ready&& ready, int64_t deadline_us) {
+bool Region::sleep_until(Ready&& ready, int64_t deadline_us, bool poll) {
   if (ready()) return true;
   int64_t now = now_us();
   const int64_t spin_end = std::min(deadline_us, share_ > 1 ? now : now + config_.spin_us);
   const int64_t yield_end = std::min(deadline_us, now + (patient_ ? config_.yield_us : config_.spin_us));
-  while (now < yield_end) {
+  while (poll && now < yield_end) {
     const bool yield = now >= spin_end;
     for (int turn = 0; turn < (yield ? 4 : 64); ++turn) {
       if (yield) {

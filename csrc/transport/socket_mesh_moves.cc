@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "transport/region.h"
 #include "transport/socket_mesh.h"
 
 namespace horovod {
@@ -18,7 +19,8 @@ using wire::Stripe;
 
 namespace {
 
-constexpr int kSliceMs = 50;  // no sleep is longer, so that an abort is seen even if nobody wakes us
+constexpr int64_t kInterruptUs = 100'000;  // between two questions whether a signal wants this thread
+constexpr int kSliceMs = 50;               // no sleep is longer, so that an abort is seen even if nobody wakes us
 // A peer announces its end on connection 0. When another connection ends first, the frame may still be on its way.
 constexpr int64_t kGraceUs = 200'000;
 // Waiting is likely to be short only while the ranks are talking.
@@ -107,6 +109,7 @@ Status SocketMesh::finish(Flight& flight) {
   if (Status status = alive(); !status.ok()) return fail(std::move(status));
   int64_t progress_us = 0;  // read the clock only when there is nothing else to do
   int64_t spin_until_us = 0;
+  int64_t asked_us = 0;  // whether a signal wants this thread
   while (flight.open > 0) {
     bool moved = false;
     HVD_TRY(pass(moved));
@@ -126,6 +129,13 @@ Status SocketMesh::finish(Flight& flight) {
         std::none_of(lines_.begin(), lines_.end(), [](const Line& line) { return line.connection->owes(); });
     if (while_waiting_) {
       if (Status status = while_waiting_(); !status.ok()) return fail(std::move(status));
+    }
+    if (t_interrupt_hook && now - std::max(asked_us, progress_us) > kInterruptUs) {
+      asked_us = now;
+      if (t_interrupt_hook()) {
+        abort_.raise({Code::interrupted, peers_[rank()].label + " was interrupted by a signal during an operation."});
+        return fail(abort_.cause());
+      }
     }
     HVD_TRY(rest(all_sent, spin_until_us, limit_us, nullptr));
   }

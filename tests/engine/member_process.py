@@ -156,7 +156,7 @@ class Process:
         expected = float(sum(range(1, self.world.size + 1)))
         array = np.full(elements, self.world.rank + 1, np.float32)
         try:
-            handle = self.submit(array, 0, wait_follows=False)
+            handle = self.submit(array, 0, wait_follows=not end)
             while end and self.engine.counters()["batches"] == 0:
                 os.sched_yield()
             if end == "stop":
@@ -166,6 +166,9 @@ class Process:
             handle.result()
         except RuntimeError as error:
             say(error=str(error))
+            return
+        except KeyboardInterrupt:
+            say(interrupted=True)
             return
         say(done=1, right=bool((array == expected).all()))
 

@@ -161,6 +161,28 @@ def test_allgathers_in_flight_together(world: EngineWorld) -> None:
     world.run(body)
 
 
+@pytest.mark.parametrize(
+    "hosts", [[0, 0, 1, 1], [1, 0, 1, 1], [0, 0, 0, 0, 1], [0, 1, 1, 2, 0], [2, 2, 1, 1, 0, 0]], ids=str
+)
+def test_reductions_over_hosts(hosts: list[int]) -> None:
+    """Even and uneven hosts, in order and out of it."""
+
+    def body(member: Member) -> None:
+        for count in (3, 9_000, 70_001, 400_000):
+            parts = [values(rank, count, "float32") for rank in range(member.size)]
+            mine = parts[member.rank].copy()
+            np.testing.assert_array_equal(member.allreduce(mine), np.sum(parts, axis=0))
+            mine = parts[member.rank].copy()
+            np.testing.assert_array_equal(member.allreduce(mine, op=MIN), np.min(parts, axis=0))
+            expected = np.sum(parts, axis=0)
+            first = sum(count // member.size + (r < count % member.size) for r in range(member.rank))
+            got = member.reducescatter(parts[member.rank])
+            np.testing.assert_array_equal(got, expected[first : first + got.size])
+
+    with EngineWorld(len(hosts), "hosts", hosts=hosts, connections=2) as world:
+        world.run(body)
+
+
 def test_results_larger_than_the_caches(world: EngineWorld) -> None:
     def body(member: Member) -> None:
         rows = (33 << 20) // member.size + 13 * member.rank

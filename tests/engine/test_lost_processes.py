@@ -81,6 +81,23 @@ def test_stopped(processes: Processes, transport: str, victim: int) -> None:
     assert "made no progress" in said or "was lost" in said or "shut down" in said, said
 
 
+@pytest.mark.parametrize("transport", ["shm", "tcp", "hosts"])
+def test_ctrl_c_ends_a_wait_in_the_middle(processes: Processes, transport: str) -> None:
+    """Of an operation with a rank that is stopped, long before the limit of five minutes."""
+    ranks = processes.start(3)
+    processes.form(ranks, transport)
+    for number, rank in enumerate(ranks):
+        rank.tell("once", elements=LARGE, end="stop" if number == 2 else "")
+    os.waitid(os.P_PID, ranks[2].pid, os.WSTOPPED)
+    os.kill(ranks[0].pid, signal.SIGINT)
+    assert ranks[0].answer("interrupted", "error", "done") is True
+    assert "interrupted by a signal during an operation" in ranks[1].answer("error", "done")
+    processes.close(ranks[:2])
+    check_next_world(processes, ranks[:2], transport)
+    os.kill(ranks[2].pid, signal.SIGCONT)
+    ranks[2].answer("error", "done")
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("transport", ["shm", "tcp", "hosts"])
 def test_exits_in_the_middle(processes: Processes, transport: str, victim: int) -> None:

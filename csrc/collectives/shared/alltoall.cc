@@ -1,5 +1,6 @@
 // Slots are cut into one part for each receiver; part d of a member's slot holds what it sends to member d.
 #include <cstring>
+#include <limits>
 
 #include "collectives/shared/collectives.h"
 #include "collectives/shared/gather.h"
@@ -26,7 +27,10 @@ Status run_one(Region& region, Operation& operation) {
     for (int to = 0; to < size; ++to) {
       int64_t bytes = 0;
       const int64_t count = rows[static_cast<size_t>(from) * size + to];
-      if (count < 0 || __builtin_mul_overflow(count, row_bytes, &bytes)) return bad_count(operation, region, from);
+      if (count < 0 || count > std::numeric_limits<int32_t>::max() ||
+          __builtin_mul_overflow(count, row_bytes, &bytes)) {
+        return bad_count(operation, region, from);
+      }
       longest = std::max(longest, bytes);
     }
     receive[from] = rows[static_cast<size_t>(from) * size + rank];
@@ -37,7 +41,9 @@ Status run_one(Region& region, Operation& operation) {
   OutputBuffer& output = operation.outputs[0];
   output.shape = tensor.shape;
   output.shape[0] = total_rows;
-  if (!output.allocate(static_cast<size_t>(total_rows * row_bytes))) {
+  int64_t total_bytes = 0;
+  if (__builtin_mul_overflow(total_rows, row_bytes, &total_bytes) ||
+      !output.allocate(static_cast<size_t>(total_bytes))) {
     return {Code::internal, "Not enough memory for the result of " + operation.spec.name + "."};
   }
   std::vector<const std::byte*> sources;

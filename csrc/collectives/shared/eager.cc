@@ -1,6 +1,7 @@
 #include "collectives/shared/eager.h"
 
 #include <cstring>
+#include <limits>
 
 #include "collectives/shared/gather.h"
 #include "kernels/kernels.h"
@@ -101,8 +102,10 @@ Status run_alltoall(Region& region, Operation& operation, const std::vector<cons
   int64_t total_rows = 0;
   for (size_t member = 0; member < cells.size(); ++member) {
     const int64_t count = cells[member]->counts[rank];
-    if (count < 0 || __builtin_add_overflow(total_rows, count, &total_rows))
+    if (count < 0 || count > std::numeric_limits<int32_t>::max() ||
+        __builtin_add_overflow(total_rows, count, &total_rows)) {
       return bad_count(operation, region, static_cast<int>(member));
+    }
     operation.received_splits.push_back(static_cast<int32_t>(count));
   }
   operation.outputs.resize(1);

@@ -53,7 +53,11 @@ Status allgather(Run run, Batch batch) {
       std::vector<size_t> parts(n);
       for (size_t member = 0; member < n; ++member) {
         const int64_t count = all_rows[member * items + item];
-        total += count;
+        int64_t bytes = 0;
+        if (count < 0 || __builtin_add_overflow(total, count, &total) || __builtin_mul_overflow(total, each, &bytes)) {
+          return {Code::aborted, "Rank " + std::to_string(member) + " of the mesh announced " + std::to_string(count) +
+                                     " rows for " + operation->spec.name + ", which can't be."};
+        }
         parts[member] = static_cast<size_t>(count * each);
       }
       if (!make_output(*operation, t, total)) return no_memory(*operation);
