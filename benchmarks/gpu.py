@@ -104,6 +104,23 @@ def _run(options: argparse.Namespace) -> int:
     switching: dict[str, Any] = {}
     failures: list[str] = []
     started = time.monotonic()
+
+    def save() -> None:  # after each part: who is stopped half way has the rest
+        report.write_json(
+            options.json,
+            {
+                "machine": about,
+                "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+                "rehearsal": options.rehearsal,
+                "rows": rows,
+                "training": trained,
+                "copy_bytes_per_second": copies,
+                "packing": packed,
+                "switch_point": switching,
+                "failures": failures,
+            },
+        )
+
     for gpu in about["gpus"]:
         print(gpu)
     for ranks in options.np:
@@ -120,8 +137,10 @@ def _run(options: argparse.Namespace) -> int:
                 rows.append({**row.to_json(), "host": host_figures(row)})
                 failures.extend(row.refused.values())
                 worlds = [world for world in worlds if world.library not in row.refused]
+        save()
     if options.switch_point:
         switching = _switch_point(options, failures)
+        save()
     if options.models:
         print(training.HEADER)
     for ranks in options.np if options.models else ():
@@ -135,20 +154,8 @@ def _run(options: argparse.Namespace) -> int:
             for model in options.models:
                 trained.append(_train(model, ranks, ways, options, failures))
                 ways = {name: way for name, way in ways.items() if name not in trained[-1]["refused"]}
-    report.write_json(
-        options.json,
-        {
-            "machine": about,
-            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "rehearsal": options.rehearsal,
-            "rows": rows,
-            "training": trained,
-            "copy_bytes_per_second": copies,
-            "packing": packed,
-            "switch_point": switching,
-            "failures": failures,
-        },
-    )
+                save()
+    save()
     print(f"{time.monotonic() - started:.0f} s; all values checked; written to {options.json}")
     return 1 if failures else 0
 

@@ -25,6 +25,7 @@ struct OnDevice {
   int ordinal = 0;
   uintptr_t stream = 0;              // the framework's, on which the tensors were written
   std::shared_ptr<Moment> ready;     // everything that the framework had queued there when it submitted
+  uint64_t ready_number = 0;         // of two moments on one stream the one with the higher number is later; 0: unknown
   std::shared_ptr<Moment> finished;  // the results are there; null while the operation is not queued
 };
 

@@ -52,6 +52,8 @@ Status Engine::hand_over(Submission& submission, uintptr_t stream) {
     const std::lock_guard<std::mutex> lock(gpu_mutex_);
     device = gpu_.device;
   }
+  const cuda::Device::Current current(*device);  // for all of the calls below
+  HVD_TRY(current.status());
   bool passed = false;
   HVD_TRY(here.finished->passed(passed));
   // Asked after that, because the end of an epoch makes what is queued pass without a result.

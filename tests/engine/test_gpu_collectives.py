@@ -282,6 +282,32 @@ def test_several_streams(libraries: StandIns) -> None:
         assert libraries.count("communicators") == before + 2 * 3 + 2
 
 
+def test_the_engines_streams_come_first(libraries: StandIns) -> None:
+    streams, urgent = libraries.count("streams"), libraries.count("urgent_streams")
+    with GpuWorld(libraries, 2) as world:
+        world.run(lambda m: m.allreduce(np.ones(4, np.float32), "allreduce.x"))
+        made = libraries.count("streams") - streams  # the framework of this test has the default one only
+        assert made > 0
+        assert libraries.count("urgent_streams") - urgent == made
+
+
+def test_a_batch_waits_once_for_each_stream_of_the_framework(libraries: StandIns) -> None:
+    """Not once for each of its gradients."""
+    with GpuWorld(libraries, 2, gpu_pack_threshold_bytes=0) as world:
+
+        def body(member: GpuMember) -> None:
+            handles = [member.allreduce_async(np.ones(9, np.float32), f"allreduce.{i}") for i in range(100)]
+            for handle in handles:
+                np.testing.assert_array_equal(member.wait(handle), 2.0)
+
+        for _ in range(2):  # the first time ids are learnt, which makes batches of all sizes
+            waits, batches = libraries.count("waits"), [engine.counters()["batches"] for engine in world.engines]
+            world.run(body)
+        ran = sum(engine.counters()["batches"] - before for engine, before in zip(world.engines, batches, strict=True))
+        handed_over = 2 * 100  # each result once, at most
+        assert libraries.count("waits") - waits <= ran + handed_over
+
+
 def test_process_sets_have_communicators_of_their_own(libraries: StandIns) -> None:
     before = libraries.count("communicators")
     with GpuWorld(libraries, 3) as world:

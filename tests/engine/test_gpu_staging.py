@@ -158,6 +158,20 @@ def test_nccl_that_is_demanded_and_missing_is_told_at_once(libraries: StandIns) 
         world.run(lambda m: m.allgather(np.ones(4, np.float32)))
 
 
+def test_a_blocking_nccl_is_not_used(libraries: StandIns, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the user's environment says overrides the engine, and a lost rank would never be noticed."""
+    monkeypatch.setenv("NCCL_COMM_BLOCKING", "1")
+    with GpuWorld(libraries, 2, nccl_operations=1 << ALLGATHER) as world:
+        before = libraries.count("communicators")
+        for got in world.run(lambda m: m.allreduce(np.ones(4, np.float32))):
+            np.testing.assert_array_equal(got, 2.0)
+        assert libraries.count("communicators") == before
+        member = world.members[0]
+        array = member.array(np.ones(4, np.float32))
+        with pytest.raises(ValueError, match=r"demands NCCL\. NCCL_COMM_BLOCKING=1 is set, .*; unset it"):
+            member.start(ALLGATHER, "allgather.x", [array], [None])
+
+
 # -- order and overlap -------------------------------------------------------------------------------------------------
 def test_copies_are_in_order_and_overlap(libraries: StandIns) -> None:
     """The next chunk is on its way from the device before the host works on this one, whose result follows at once."""

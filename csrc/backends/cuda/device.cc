@@ -5,6 +5,8 @@
 
 namespace horovod::cuda {
 
+thread_local const Device* Device::Current::t_current_ = nullptr;
+
 // An event that was recorded once. The handle goes back to the device, which records it again: a wait keeps to what was
 // recorded when it was queued.
 class Event final : public Moment {
@@ -79,7 +81,7 @@ std::shared_ptr<Device> Device::open(const Driver& driver, int ordinal, Status& 
 }
 
 Device::~Device() {
-  if (!context_) return;
+  if (!context_ || is_of_a_parent()) return;
   give_back_postponed();
   {
     const Current current(*this);
@@ -101,6 +103,7 @@ std::shared_ptr<Stream> Device::create_stream(Status& status) {
 }
 
 Stream::~Stream() {
+  if (device_->is_of_a_parent()) return;
   const Device::Current current(*device_);
   (void)device_->driver().destroy_stream(handle_);
 }
@@ -108,6 +111,17 @@ Stream::~Stream() {
 Status Device::record(StreamHandle stream, std::shared_ptr<Moment>& moment) {
   const Current current(*this);
   HVD_TRY(current.status());
+  return record_here(stream, moment);
+}
+
+Status Device::record_unless_captured(StreamHandle stream, std::shared_ptr<Moment>& moment, bool& captured) {
+  const Current current(*this);
+  HVD_TRY(current.status());
+  HVD_TRY(is_captured_here(stream, captured));
+  return captured ? Status() : record_here(stream, moment);
+}
+
+Status Device::record_here(StreamHandle stream, std::shared_ptr<Moment>& moment) {
   EventHandle event = nullptr;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -126,6 +140,10 @@ Status Device::record(StreamHandle stream, std::shared_ptr<Moment>& moment) {
 Status Device::is_captured(StreamHandle stream, bool& yes) {
   const Current current(*this);
   HVD_TRY(current.status());
+  return is_captured_here(stream, yes);
+}
+
+Status Device::is_captured_here(StreamHandle stream, bool& yes) const {
   int state = kNotCapturing;
   const int result = driver_.capture_status(stream, &state);
   yes = result == kImplicitCapture || state != kNotCapturing;
@@ -133,6 +151,7 @@ Status Device::is_captured(StreamHandle stream, bool& yes) {
 }
 
 void Device::recycle(EventHandle event) {
+  if (is_of_a_parent()) return;
   const std::lock_guard<std::mutex> lock(mutex_);
   idle_events_.push_back(event);
 }
@@ -143,7 +162,14 @@ Status Device::pool(PoolHandle& pool) {
     PoolProperties properties;
     properties.ordinal = ordinal_;
     PoolHandle made = nullptr;
-    HVD_TRY(driver_.call(driver_.create_pool, &made, &properties));
+    const int result = driver_.create_pool(&made, &properties);
+    if (result == kNotSupported) {
+      return {Code::internal, "GPU " + std::to_string(ordinal_) +
+                                  " has no memory pools, in which results are allocated (some virtual GPUs have none). "
+                                  "HOROVOD_GPU_OPERATIONS=host does not do without them; copy such tensors to the host "
+                                  "first."};
+    }
+    if (result != 0) return driver_.failure(driver_.create_pool.name, result);
     pool_ = made;
     uint64_t idle_bytes = kIdleBytes;
     (void)driver_.set_pool(pool_, kReleaseThreshold, &idle_bytes);  // without it works, only slower
@@ -153,6 +179,7 @@ Status Device::pool(PoolHandle& pool) {
 }
 
 void Device::give_back(Address address, StreamHandle stream) {
+  if (is_of_a_parent()) return;  // nobody may call the driver in a forked child
   bool captured = false;
   if (is_captured(stream, captured).ok() && captured) {  // a graph may free only what it has allocated
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -2,6 +2,8 @@
 // memory. Shared by everything that still holds memory or events of it; the last one lets go of the context.
 #pragma once
 
+#include <unistd.h>
+
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -32,14 +34,21 @@ class Device : public std::enable_shared_from_this<Device> {
   // Meanwhile the thread may also do what would spoil a CUDA graph if it belonged to it, like allocating or asking for
   // an event: while one is captured CUDA forbids that to all threads which do not say that they know, and ends the
   // capture. What the engine does is on streams of its own, or refused where the framework's is captured.
+  //
+  // Inside another one of the same device it costs nothing.
   class Current {
    public:
-    explicit Current(const Device& device) : driver_(device.driver_) {
+    explicit Current(const Device& device) : driver_(device.driver_), before_(t_current_) {
+      if (before_ == &device) return;
       status_ = driver_.call(driver_.push_context, device.context_);
-      if (status_.ok()) (void)driver_.exchange_capture_mode(&capture_mode_);
+      if (!status_.ok()) return;
+      entered_ = true;
+      t_current_ = &device;
+      (void)driver_.exchange_capture_mode(&capture_mode_);
     }
     ~Current() {
-      if (!status_.ok()) return;
+      if (!entered_) return;
+      t_current_ = before_;
       (void)driver_.exchange_capture_mode(&capture_mode_);
       ContextHandle ours;
       (void)driver_.pop_context(&ours);
@@ -49,7 +58,11 @@ class Device : public std::enable_shared_from_this<Device> {
     const Status& status() const { return status_; }
 
    private:
+    static thread_local const Device* t_current_;  // of the innermost one of this thread
+
     const Driver& driver_;
+    const Device* const before_;
+    bool entered_ = false;
     int capture_mode_ = kRelaxed;  // afterwards the thread's own
     Status status_;
   };
@@ -59,6 +72,8 @@ class Device : public std::enable_shared_from_this<Device> {
 
   // The moment when everything that `stream` holds now has been worked off.
   Status record(StreamHandle stream, std::shared_ptr<Moment>& moment);
+  // The same, unless `stream` is being captured into a graph.
+  Status record_unless_captured(StreamHandle stream, std::shared_ptr<Moment>& moment, bool& captured);
 
   // Whether what is queued on `stream` becomes part of a CUDA graph instead of being run.
   Status is_captured(StreamHandle stream, bool& yes);
@@ -77,8 +92,13 @@ class Device : public std::enable_shared_from_this<Device> {
  private:
   friend class Event;
   friend class Memory;
+  friend class Stream;
   Device(const Driver& driver, int ordinal) : driver_(driver), ordinal_(ordinal) {}
+  bool is_of_a_parent() const { return owner_process_ != getpid(); }  // then nothing may be asked of the driver
   void recycle(EventHandle event);
+  // With the device current.
+  Status record_here(StreamHandle stream, std::shared_ptr<Moment>& moment);
+  Status is_captured_here(StreamHandle stream, bool& yes) const;
   Status pool(PoolHandle& pool);
   // In the order of `stream`, which used it.
   void give_back(Address address, StreamHandle stream);
@@ -86,6 +106,7 @@ class Device : public std::enable_shared_from_this<Device> {
 
   const Driver& driver_;
   const int ordinal_;
+  const int owner_process_ = getpid();
   int device_ = 0;  // CUDA's handle of it
   int capability_ = 0;
   ContextHandle context_ = nullptr;  // null when it could not be retained

@@ -21,6 +21,7 @@ using PoolHandle = struct OpaquePool*;          // of memory
 using Address = unsigned long long;             // of device memory
 
 inline constexpr int kOutOfMemory = 2;       // CUDA_ERROR_OUT_OF_MEMORY
+inline constexpr int kNotSupported = 801;    // CUDA_ERROR_NOT_SUPPORTED
 inline constexpr int kNotReady = 600;        // CUDA_ERROR_NOT_READY: an event has not passed, no failure
 inline constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING: not ordered with the legacy default stream
 inline constexpr unsigned kNoTiming = 2;     // CU_EVENT_DISABLE_TIMING: cheaper, and all that order needs
@@ -34,7 +35,7 @@ inline constexpr int kImplicitCapture = 906;  // CUDA_ERROR_STREAM_CAPTURE_IMPLI
 inline constexpr int kReleaseThreshold = 4;  // CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
 
 // CUmemPoolProps. What it does not name must be 0.
-struct PoolProperties {
+struct alignas(8) PoolProperties {
   int allocation = 1;  // CU_MEM_ALLOCATION_TYPE_PINNED, which is what there is
   int handles = 0;     // CU_MEM_HANDLE_TYPE_NONE: for this process alone
   int location = 1;    // CU_MEM_LOCATION_TYPE_DEVICE

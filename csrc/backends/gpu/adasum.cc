@@ -25,6 +25,7 @@ class Step {
         part.spec.prescale = part.spec.postscale = 1.0;
         for (Span& span : part.spans) span.input = span.output;
         part.on_device->ready = after->operations_[i].on_device->finished;
+        part.on_device->ready_number = 0;
       }
       // Whoever runs it keeps the engine's own memory until it has passed.
       for (const OutputBuffer& output : whole[i]->outputs) part.outputs.emplace_back().on_device = output.on_device;

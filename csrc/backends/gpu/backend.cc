@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <set>
 #include <thread>
 #include <utility>
@@ -70,8 +71,9 @@ class GpuBackend final : public DeviceBackend {
     }
     OnDevice& here = *operation.on_device;
     const auto stream = reinterpret_cast<cuda::StreamHandle>(here.stream);
+    const std::lock_guard<std::mutex> lock(ready_mutex_);
     bool captured = false;
-    HVD_TRY(device_->is_captured(stream, captured));
+    HVD_TRY(device_->record_unless_captured(stream, here.ready, captured));
     if (captured) {
       return {Code::invalid_argument,
               spec.name +
@@ -79,7 +81,8 @@ class GpuBackend final : public DeviceBackend {
                   "can't be part of: it would run once, now, and not when the graph is replayed. End the capture "
                   "before (in PyTorch: the block of torch.cuda.graph), and submit after each replay."};
     }
-    return device_->record(stream, here.ready);
+    here.ready_number = ++ready_moments_;
+    return {};
   }
 
   Status add_zeros(Operation& operation) override {
@@ -218,8 +221,10 @@ class GpuBackend final : public DeviceBackend {
   const std::unique_ptr<DevicePath> adasum_;  // beside nccl_
   const std::unique_ptr<DevicePath> staging_;
   const std::shared_ptr<cuda::Stream> stream_;  // of zeros
-  Agreed agreed_;                               // at first what this member has; driver only, as the rest
-  bool have_agreed_;                            // a member alone has from the start, as several threads may ask then
+  std::mutex ready_mutex_;                      // guards the next, and that moments are recorded in its order
+  uint64_t ready_moments_ = 0;
+  Agreed agreed_;     // at first what this member has; driver only, as the rest
+  bool have_agreed_;  // a member alone has from the start, as several threads may ask then
   std::set<std::string> noted_;
   std::set<int> host_sizes_;  // how many members the hosts have; constant
 };

@@ -1,5 +1,8 @@
 #include "backends/gpu/shared_gpu.h"
 
+#include <cstdlib>
+#include <cstring>
+
 #include "backends/nccl/library.h"
 
 namespace horovod {
@@ -7,6 +10,11 @@ namespace horovod {
 const nccl::Library* wanted_nccl(const Config& config, std::string& obstacle) {
   if ((config.host_operations & kAllOperations) == kAllOperations) {
     obstacle = "HOROVOD_GPU_OPERATIONS asks for it.";
+    return nullptr;
+  }
+  // It overrides what the engine asks for: without a deadline NCCL would wait for a rank that is lost.
+  if (const char* blocking = std::getenv("NCCL_COMM_BLOCKING"); blocking && std::strcmp(blocking, "1") == 0) {
+    obstacle = "NCCL_COMM_BLOCKING=1 is set, with which nothing can end a wait for a lost rank; unset it.";
     return nullptr;
   }
   Status status;

@@ -139,6 +139,27 @@ class NcclBackend final : public DevicePath {
     return peers_.abort->raised() ? peers_.abort->cause() : Status(Code::aborted, "Horovod has been shut down.");
   }
 
+  // `stream` goes on when all inputs are there: after the last moment of each of the framework's streams, which has
+  // all earlier ones before it.
+  Status await_inputs(Batch batch, cuda::StreamHandle stream) const {
+    const cuda::Device::Current current(*device_);  // for all of them
+    HVD_TRY(current.status());
+    std::vector<const OnDevice*> last;
+    for (const Operation* operation : batch) {
+      const OnDevice& here = *operation->on_device;
+      const auto same = std::find_if(last.begin(), last.end(), [&](const OnDevice* other) {
+        return other->stream == here.stream && other->ready_number > 0 && here.ready_number > 0;
+      });
+      if (same == last.end()) {
+        last.push_back(&here);
+      } else if ((*same)->ready_number < here.ready_number) {
+        *same = &here;
+      }
+    }
+    for (const OnDevice* one : last) HVD_TRY(one->ready->precede(reinterpret_cast<uintptr_t>(stream)));
+    return {};
+  }
+
   Status queue(Batch batch, size_t turn) {
     Status status;
     std::shared_ptr<Comm> comm = made(comms_, turn);
@@ -149,9 +170,7 @@ class NcclBackend final : public DevicePath {
       HVD_TRY(kept);
     }
     const auto stream = streams_[turn]->handle();
-    for (Operation* operation : batch) {
-      HVD_TRY(operation->on_device->ready->precede(reinterpret_cast<uintptr_t>(stream)));
-    }
+    HVD_TRY(await_inputs(batch, stream));
     Queued queued;
     queued.name = batch[0]->spec.name;
     if (batch.size() > 1) queued.name += " and " + std::to_string(batch.size() - 1) + " more";

@@ -81,7 +81,10 @@ std::shared_ptr<Comm> Comm::alone(const Library& library, std::shared_ptr<cuda::
                                   Status& status) {
   std::shared_ptr<Comm> comm(new Comm(library, std::move(stream)));
   UniqueId id;
-  status = comm->call(library.unique_id, &id);
+  {
+    const cuda::Device::Current current(comm->stream_->device());
+    status = comm->call(library.unique_id, &id);
+  }
   if (status.ok()) status = comm->init(id, 0, 1, peers);
   return comm;
 }

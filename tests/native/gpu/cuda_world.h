@@ -31,9 +31,11 @@ struct Capture {
 };
 enum CaptureMode : int { kGlobal = 0, kThreadLocal = 1, kRelaxed = 2 };
 
+constexpr int kGreatestPriority = -5;
+
 class Queue {
  public:
-  explicit Queue(int device) : device(device) {}
+  explicit Queue(int device, int priority = 0) : device(device), priority(priority) {}
 
   void start(const std::shared_ptr<Queue>& self) {
     std::thread([self] { self->work(); }).detach();
@@ -56,6 +58,7 @@ class Queue {
   }
 
   const int device;
+  const int priority;  // the lower, the sooner
   Capture capture;
 
  private:
@@ -138,6 +141,7 @@ struct World {
   std::vector<Copy> copies;  // as they were queued, since recording began
   bool recording = false;
   int64_t queries = 0;  // of events, so far
+  int64_t waits = 0;    // of streams for events, so far
   Faults faults{"STANDIN_CUDA_FAIL"};
 
   World() {

@@ -7,6 +7,7 @@
 // stream until they are released.
 //
 // This file has devices and contexts; streams, memory and kernels are in those beside it.
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <map>
@@ -144,6 +145,11 @@ EXPORTED int64_t standin_cuda_count(const char* what) {
   const std::lock_guard<std::mutex> lock(world().mutex);
   const std::string name = what;
   if (name == "streams") return static_cast<int64_t>(world().streams.size());
+  if (name == "urgent_streams") {
+    return std::count_if(world().streams.begin(), world().streams.end(),
+                         [](const auto& stream) { return stream.second->priority == kGreatestPriority; });
+  }
+  if (name == "waits") return world().waits;
   if (name == "events") return static_cast<int64_t>(world().events.size());
   if (name == "blocks") return static_cast<int64_t>(world().blocks.size());
   if (name == "pinned") return static_cast<int64_t>(world().pinned.size());

@@ -42,15 +42,15 @@ std::shared_ptr<Queue> standin::stream_of(void* handle) {
 EXPORTED int cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   ENTER("cuCtxGetStreamPriorityRange");
   *least = 0;
-  *greatest = -5;
+  *greatest = kGreatestPriority;
   return current() ? kSuccess : kInvalidContext;
 }
 
 EXPORTED int cuStreamCreateWithPriority(void** stream, unsigned flags, int priority) {
   ENTER("cuStreamCreateWithPriority");
   if (!current()) return kInvalidContext;
-  if (flags > 1 || priority > 0 || priority < -5) return kInvalidValue;
-  const auto made = std::make_shared<Queue>(current()->ordinal);
+  if (flags > 1 || priority > 0 || priority < kGreatestPriority) return kInvalidValue;
+  const auto made = std::make_shared<Queue>(current()->ordinal, priority);
   made->start(made);
   world().streams.emplace(made.get(), made);
   *stream = made.get();
@@ -181,6 +181,7 @@ EXPORTED int cuEventQuery(void* event) {
 
 EXPORTED int cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
   ENTER("cuStreamWaitEvent");
+  ++world().waits;
   const auto found = world().events.find(event);
   const std::shared_ptr<Queue> queue = stream_of(stream);
   if (found == world().events.end() || !queue || flags != 0) return kInvalidHandle;
