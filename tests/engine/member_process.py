@@ -39,13 +39,16 @@ class Process:
         self.listeners: Listeners | None = None
         self.engine: Any = None
         self.world: World
+        self.sets: dict[int, list[int]] = {}  # the ranks of each process set
         self.options: dict[str, int] = {}
         self.files: list[str] = []  # of GPUs
         self.drain = threading.Thread()
+        self.handle: Any = None  # of begin()
+        self.array: np.ndarray
 
     # -- a world ---------------------------------------------------------------------------------------------------
     def offer(self, transport: str, options: dict[str, int]) -> None:
-        """How peers reach this process in the next world."""
+        """How peers reach this process in the next world, or the next process set."""
         self.options = options
         self.segment = None if transport == "tcp" else _core.Segment(options=options)
         self.listeners = None if transport == "shm" else Listeners([Interface("lo", ("127.0.0.1",))])
@@ -54,19 +57,9 @@ class Process:
 
     def form(self, rank: int, epoch: int, offers: list[dict[str, Any]], files: list[str]) -> None:
         self.files = files
-        members = tuple(
-            Member(
-                r, r, len(offers), 0, 1, f"m{r}", "here", "", o["pid"],
-                tuple(Endpoint(a, p, "lo") for a, p in o["endpoints"]), o["segment"],
-            )
-            for r, o in enumerate(offers)
-        )  # fmt: skip
-        self.world = World("job", epoch, rank, members, SECRET)
-        sockets: dict[int, list[int]] = {}
-        if self.listeners is not None:
-            sockets = connect_peers(self.world, self.listeners, connections=2, deadline=time.monotonic() + FORM_SECONDS)
-            self.listeners.close()
-            self.listeners = None
+        self.world = self._world_of("job", rank, epoch, offers)
+        self.sets = {0: list(range(len(offers)))}
+        sockets = self._connect(self.world)
         self.engine = _core.Engine(
             rank=rank,
             size=len(offers),
@@ -85,11 +78,44 @@ class Process:
         say(formed=epoch)
 
     @staticmethod
+    def _world_of(job: str, rank: int, epoch: int, offers: list[dict[str, Any]]) -> World:
+        members = tuple(
+            Member(
+                r, r, len(offers), 0, 1, f"m{r}", "here", "", o["pid"],
+                tuple(Endpoint(a, p, "lo") for a, p in o["endpoints"]), o["segment"],
+            )
+            for r, o in enumerate(offers)
+        )  # fmt: skip
+        return World(job, epoch, rank, members, SECRET)
+
+    def _connect(self, world: World) -> dict[int, list[int]]:
+        if self.listeners is None:
+            return {}
+        sockets = connect_peers(world, self.listeners, connections=2, deadline=time.monotonic() + FORM_SECONDS)
+        self.listeners.close()
+        self.listeners = None
+        return sockets
+
+    def form_set(self, number: int, ranks: list[int], offers: list[dict[str, Any]]) -> None:
+        """Registers a process set of `ranks`, whose members have offered; this process need not be one."""
+        sockets: dict[int, list[int]] = {}
+        addresses: list[str] = []
+        if self.world.rank in ranks:
+            place = ranks.index(self.world.rank)
+            world = self._world_of(f"job, set {number}", place, self.world.epoch, offers)
+            sockets = {ranks[peer]: fds for peer, fds in self._connect(world).items()}
+            addresses = [o["segment"] for o in offers] if self.segment else []
+        self.engine.add_process_set(number, ranks, segment=self.segment, segment_addresses=addresses, sockets=sockets)
+        self.segment = None
+        self.sets[number] = ranks
+        say(formed=number)
+
+    @staticmethod
     def _agree(engine: Any) -> None:
         while (items := engine.next_outbox(1000)) is not None:
             for kind, op in items:
                 if kind == "announce":
-                    engine.apply_plan(0, op[0], int(op[0].rsplit(".t", 1)[1]))
+                    engine.apply_plan(op[7], op[0], int(op[0].rsplit(".t", 1)[1]))
 
     def close(self) -> None:
         self.engine.close()
@@ -98,20 +124,26 @@ class Process:
         say(closed=True)
 
     # -- operations ------------------------------------------------------------------------------------------------
-    def submit(self, array: np.ndarray, number: int, wait_follows: bool = True) -> _core.Handle:
+    def submit(self, array: np.ndarray, number: int, wait_follows: bool = True, process_set: int = 0) -> _core.Handle:
         pointer = array.ctypes.data
         tensor = (pointer, pointer, DTYPES["float32"], array.shape)
         name = f"allreduce.t{number}"
-        return self.engine.submit(ALLREDUCE, name, [tensor], reduce_op=SUM, wait_follows=wait_follows)
+        return self.engine.submit(
+            ALLREDUCE, name, [tensor], reduce_op=SUM, wait_follows=wait_follows, process_set=process_set
+        )
 
-    def loop(self, elements: int, steps: int, report: bool = False) -> None:
+    def total(self, process_set: int = 0) -> float:
+        """What comes out where each rank brings its number plus one."""
+        return float(sum(rank + 1 for rank in self.sets[process_set]))
+
+    def loop(self, elements: int, steps: int, report: bool = False, process_set: int = 0) -> None:
         """Checked allreduces, until something fails or all steps are done."""
-        expected = float(sum(range(1, self.world.size + 1)))
+        expected = self.total(process_set)
         step = 0
         try:
             for step in range(steps):
                 array = np.full(elements, self.world.rank + 1, np.float32)
-                self.submit(array, 0).result()
+                self.submit(array, 0, process_set=process_set).result()
                 if not (array == expected).all():
                     say(wrong=step)
                     return
@@ -148,15 +180,15 @@ class Process:
             return
         say(done=steps)
 
-    def once(self, elements: int, end: str) -> None:
+    def once(self, elements: int, end: str, process_set: int = 0) -> None:
         """One large operation; `end` ("stop" or "exit") ends this process as soon as the data phase has begun.
 
         An operation that has begun on one rank is agreed on by all, so the others are in it or about to be.
         """
-        expected = float(sum(range(1, self.world.size + 1)))
+        expected = self.total(process_set)
         array = np.full(elements, self.world.rank + 1, np.float32)
         try:
-            handle = self.submit(array, 0, wait_follows=not end)
+            handle = self.submit(array, 0, wait_follows=not end, process_set=process_set)
             while end and self.engine.counters()["batches"] == 0:
                 os.sched_yield()
             if end == "stop":
@@ -171,6 +203,22 @@ class Process:
             say(interrupted=True)
             return
         say(done=1, right=bool((array == expected).all()))
+
+    def begin(self, elements: int, process_set: int) -> None:
+        """Submits an operation and leaves it to the background thread; then come other commands and finish()."""
+        self.array = np.full(elements, self.world.rank + 1, np.float32)
+        self.handle = self.submit(self.array, 0, wait_follows=False, process_set=process_set)
+
+    def look(self) -> None:
+        say(over=self.handle.done())
+
+    def finish(self, process_set: int) -> None:
+        try:
+            self.handle.result()
+        except RuntimeError as error:
+            say(error=str(error))
+            return
+        say(done=1, right=bool((self.array == self.total(process_set)).all()))
 
     def measure(self, warm_up: int, steps: int, elements: int) -> None:
         """What this process holds before and after `steps` operations."""

@@ -84,6 +84,24 @@ class Processes:
     def form(self, ranks: Sequence[RankProcess], transport: str, files: Sequence[str] = (), **options: int) -> None:
         """A new world of these processes, in this order; `files`: the libraries of GPUs."""
         self._epoch += 1
+        offers = self._offers(ranks, transport, options)
+        for number, rank in enumerate(ranks):
+            rank.tell("form", rank=number, epoch=self._epoch, offers=offers, files=list(files))
+        for rank in ranks:
+            assert rank.answer("formed") == self._epoch
+
+    def add_set(
+        self, number: int, ranks: Sequence[RankProcess], members: Sequence[int], transport: str, **options: int
+    ) -> None:
+        """Registers a process set of `members` (ascending) in the world of `ranks`."""
+        offers = self._offers([ranks[member] for member in members], transport, options)
+        for rank in ranks:
+            rank.tell("form_set", number=number, ranks=list(members), offers=offers)
+        for rank in ranks:
+            assert rank.answer("formed") == number
+
+    @staticmethod
+    def _offers(ranks: Sequence[RankProcess], transport: str, options: dict[str, int]) -> list[dict[str, Any]]:
         for rank in ranks:
             rank.tell("offer", transport=transport, options=options)
         offers = []
@@ -91,10 +109,7 @@ class Processes:
             said = rank.next()
             assert said is not None, f"pid {rank.pid} ended with {rank.process.wait()}"
             offers.append({"pid": rank.pid, **said})
-        for number, rank in enumerate(ranks):
-            rank.tell("form", rank=number, epoch=self._epoch, offers=offers, files=list(files))
-        for rank in ranks:
-            assert rank.answer("formed") == self._epoch
+        return offers
 
     def close(self, ranks: Sequence[RankProcess]) -> None:
         for rank in ranks:

@@ -1,8 +1,10 @@
 """Same world, same inputs, same bits: whatever the transport, the order of arrival, fusion, threads or a restart.
 
 Inputs have wide exponents, so that any other order of summation, or a rounding in between, changes bits. The reference
-is the definition: ranks are added from left to right, float16 and bfloat16 in float32 with one rounding at the end;
-where some ranks of several hosts share memory, first those of each host and then the hosts' (rounded) sums.
+is the definition: inputs are prescaled and rounded, then ranks are added (or multiplied) from left to right and the
+result postscaled, float16 and bfloat16 in float32 with one rounding at the end; where some ranks of several hosts share
+memory, first those of each host and then the hosts' (rounded) results. Adasum has no such reference: its dot products
+are sums of another order; there the bits of the first run are those of all.
 Delays are made by event order: a baton goes through all submissions of all ranks in a random order, so that who comes
 first and last differs from case to case and never depends on the clock.
 """
@@ -13,15 +15,16 @@ import functools
 import itertools
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from world import ALLREDUCE, AVERAGE, DTYPES, REDUCESCATTER, SUM, TRANSPORTS, EngineWorld, Member
+from world import ADASUM, ALLREDUCE, AVERAGE, DTYPES, PRODUCT, REDUCESCATTER, SUM, TRANSPORTS, EngineWorld, Member
 
 COUNTS = (0, 1, 3, 64, 500, 2049, 9_000, 40_001)
+FACTORS = ((1.0, 1.0), (1.0, 1.0), (0.3, 1.0), (1.0, 0.7), (3.0, 0.1))  # pre- and postscale
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -33,6 +36,8 @@ class Op:
     shapes: tuple[tuple[int, ...], ...]  # several: a grouped operation
     reduce_op: int
     in_place: bool
+    prescale: float = 1.0
+    postscale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -46,22 +51,28 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn, adasum: bool = False) -> Case:
     ops = []
     for index in range(draw(st.integers(1, 8))):
-        kind = draw(st.sampled_from([ALLREDUCE, ALLREDUCE, ALLREDUCE, REDUCESCATTER]))
+        kind = ALLREDUCE if adasum else draw(st.sampled_from([ALLREDUCE, ALLREDUCE, ALLREDUCE, REDUCESCATTER]))
         shapes = []
         for count in draw(st.lists(st.sampled_from(COUNTS), min_size=1, max_size=3 if kind == ALLREDUCE else 1)):
             columns = draw(st.sampled_from([1, 3]))
             shapes.append((count // columns, columns) if kind == REDUCESCATTER or columns == 3 else (count,))
+        reductions = [SUM, AVERAGE] if kind == REDUCESCATTER else [SUM, AVERAGE, PRODUCT]
+        if adasum:
+            reductions = [ADASUM, ADASUM, SUM]
+        reduce_op = draw(st.sampled_from(reductions))
+        factors = (1.0, 1.0) if reduce_op == ADASUM else draw(st.sampled_from(FACTORS))
         ops.append(
             Op(
                 f"{'allreduce' if kind == ALLREDUCE else 'reducescatter'}.t{index}",
                 kind,
                 draw(st.sampled_from(FLOATS)),
                 tuple(shapes),
-                draw(st.sampled_from([SUM, AVERAGE])),
+                reduce_op,
                 draw(st.booleans()),
+                *factors,
             )
         )
     options = {
@@ -95,28 +106,32 @@ def inputs(op: Op, rank: int, seed: int) -> list[np.ndarray]:
     random = np.random.default_rng([seed, rank, int(op.name.rsplit(".t", 1)[1])])
     arrays = []
     for shape in op.shapes:
-        exponents = random.integers(-8, 9, shape)
+        widest = 2 if op.reduce_op == PRODUCT else 8  # of five factors, float16 holds nearly all products
+        exponents = random.integers(-widest, widest + 1, shape)
         values = np.ldexp(random.standard_normal(shape), exponents).astype(np.float32)
         arrays.append(to_bfloat16(values) if op.dtype == "bfloat16" else values.astype(op.dtype))
     return arrays
 
 
-def add(dtype: str, parts: list[np.ndarray], factor: float = 1.0) -> np.ndarray:
+def combine(dtype: str, parts: list[np.ndarray], function: np.ufunc = np.add, factor: float = 1.0) -> np.ndarray:
     """From left to right, rounded once."""
     if len(parts) == 1 and factor == 1.0:
         return parts[0]
     wide = np.dtype(np.float64 if dtype == "float64" else np.float32)
     terms = [from_bfloat16(part) if dtype == "bfloat16" else part.astype(wide) for part in parts]
-    total = functools.reduce(np.add, terms) * wide.type(factor)
-    return to_bfloat16(total) if dtype == "bfloat16" else total.astype(dtype)
+    total = functools.reduce(function, terms) * wide.type(factor)
+    with np.errstate(over="ignore"):  # a few products
+        return to_bfloat16(total) if dtype == "bfloat16" else total.astype(dtype)
 
 
 def reference(op: Op, index: int, size: int, seed: int, hosts: Sequence[int] = ()) -> np.ndarray:
-    parts = [inputs(op, rank, seed)[index] for rank in range(size)]
+    parts = [combine(op.dtype, [inputs(op, rank, seed)[index]], factor=op.prescale) for rank in range(size)]
     by_host: dict[int, list[np.ndarray]] = {}
     for rank, part in enumerate(parts):
         by_host.setdefault(hosts[rank] if hosts else rank, []).append(part)
-    return add(op.dtype, [add(op.dtype, on) for on in by_host.values()], 1 / size if op.reduce_op == AVERAGE else 1.0)
+    function = np.multiply if op.reduce_op == PRODUCT else np.add
+    postscale = op.postscale / size if op.reduce_op == AVERAGE else op.postscale
+    return combine(op.dtype, [combine(op.dtype, on, function) for on in by_host.values()], function, postscale)
 
 
 def rows_of(total: int, size: int, rank: int) -> slice:
@@ -124,6 +139,9 @@ def rows_of(total: int, size: int, rank: int) -> slice:
     base, extra = divmod(total, size)
     begin = rank * base + min(rank, extra)
     return slice(begin, begin + base + (rank < extra))
+
+
+Results = list[dict[str, list[np.ndarray]]]  # by rank and name: of each tensor
 
 
 # -- running -----------------------------------------------------------------------------------------------------------
@@ -152,12 +170,14 @@ def submit(member: Member, op: Op, arrays: list[np.ndarray]) -> int:
         (a.ctypes.data, 0 if o is None else o.ctypes.data, DTYPES[op.dtype], a.shape)
         for a, o in zip(arrays, outputs, strict=True)
     ]
-    handle: int = member.engine.submit(op.kind, op.name, tensors, reduce_op=op.reduce_op)
+    handle: int = member.engine.submit(
+        op.kind, op.name, tensors, reduce_op=op.reduce_op, prescale=op.prescale, postscale=op.postscale
+    )
     member._keep[handle] = (arrays, outputs)
     return handle
 
 
-def run_round(world: EngineWorld, case: Case, round_seed: int) -> list[dict[str, list[np.ndarray]]]:
+def run_round(world: EngineWorld, case: Case, round_seed: int) -> Results:
     """Every rank submits every operation, in an order of its own, from several threads."""
     random = np.random.default_rng([case.seed, round_seed])
     steps = [(rank, op.name) for rank in range(case.size) for op in case.ops]
@@ -199,10 +219,14 @@ def run_round(world: EngineWorld, case: Case, round_seed: int) -> list[dict[str,
     return world.run(body)
 
 
-def check(case: Case, results: list[dict[str, list[np.ndarray]]], where: str, hosts: Sequence[int] = ()) -> None:
+def check(case: Case, results: Results, where: str, hosts: Sequence[int] = (), first: Results | None = None) -> None:
+    """Against the reference; Adasum against what rank 0 had in the `first` run."""
     for op in case.ops:
         for index, shape in enumerate(op.shapes):
-            expected = reference(op, index, case.size, case.seed, hosts)
+            if op.reduce_op == ADASUM:
+                expected = (first or results)[0][op.name][index]
+            else:
+                expected = reference(op, index, case.size, case.seed, hosts)
             for rank, result in enumerate(results):
                 want = expected[rows_of(shape[0], case.size, rank)] if op.kind == REDUCESCATTER else expected
                 got = np.ascontiguousarray(result[op.name][index])
@@ -223,6 +247,26 @@ def test_same_world_same_inputs_same_bits(case: Case) -> None:
         with EngineWorld(case.size, transport, connections=case.connections, **case.options) as world:
             for turn in range(2):  # first negotiated, then known: they may be fused in other ways
                 check(case, run_round(world, case, 10 * number + turn), f"{transport}, turn {turn}", world.hosts)
+
+
+@pytest.mark.timeout(300)
+@settings(
+    max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+@given(case=cases(adasum=True), other_threshold=st.sampled_from([0, 5_000, 128 << 20]))
+def test_adasum_has_the_same_bits_in_every_run_of_a_world(case: Case, other_threshold: int) -> None:
+    """Other neighbours in a batch, another order and another number of threads change nothing; sums come in between."""
+    again = replace(
+        case, threads=case.threads % 3 + 1, options={**case.options, "fusion_threshold_bytes": other_threshold}
+    )
+    for transport in (*TRANSPORTS, "hosts"):
+        first: Results | None = None
+        for number, run in enumerate((case, again)):
+            with EngineWorld(run.size, transport, connections=run.connections, **run.options) as world:
+                for turn in range(2):
+                    results = run_round(world, run, 10 * number + turn)
+                    check(run, results, f"{transport}, run {number}, turn {turn}", world.hosts, first)
+                    first = first or results
 
 
 def test_the_reference_depends_on_the_order_of_the_ranks() -> None:

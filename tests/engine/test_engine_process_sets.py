@@ -89,6 +89,30 @@ def test_a_set_goes_on_while_an_overlapping_one_waits_for_a_late_rank(world: Eng
     world.run(body)
 
 
+def test_a_set_goes_on_while_a_disjoint_one_waits_for_a_late_rank(world: EngineWorld) -> None:
+    waiting, running = world.add_set(1, 0, 1), world.add_set(2, 2, 3)
+    submitted, done = threading.Event(), threading.Event()
+
+    def body(m: Member) -> None:
+        if m.rank == 0:
+            assert done.wait(60)
+            np.testing.assert_array_equal(m.allreduce(full(1), "allreduce.late", process_set=waiting), 2)
+        elif m.rank == 1:
+            handle = m.allreduce_async(full(1), "allreduce.late", process_set=waiting)
+            submitted.set()
+            assert done.wait(60)
+            np.testing.assert_array_equal(m.wait(handle), 2)
+        else:
+            assert submitted.wait(60)
+            for i in range(20):
+                np.testing.assert_array_equal(m.allreduce(full(i, 20_000), process_set=running), 2 * i)
+            m.barrier(process_set=running)
+            if m.rank == 2:
+                done.set()
+
+    world.run(body, timeout=120)
+
+
 def test_a_thread_that_waits_in_one_set_does_not_keep_another_from_running(world: EngineWorld) -> None:
     """Rank 1 is inside wait() for the slow set; its part in the other one is done by the background thread."""
     slow, other = world.add_set(1, 0, 1), world.add_set(2, 1, 2)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -140,6 +142,32 @@ def test_another_kind_of_file(tmp_path: object) -> None:
     for fd in (reading, writing, os.open(str(tmp_path), os.O_RDONLY), os.open("/dev/null", os.O_RDWR)):
         refused(f"memfd:{os.getpid()}:{fd}:{1:016x}")
         os.close(fd)
+
+
+def test_without_a_descriptor_left_there_is_a_sentence() -> None:
+    """In a child, whose limit is what it has open already; with one more it goes on."""
+    code = f"""
+import os, resource
+from horovod import _core
+
+lowest = os.dup(0)
+os.close(lowest)  # the first number that is free, so every one below is taken
+before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+try:
+    _core.Segment(options={OPTIONS})
+except RuntimeError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 1, hard))
+_core.Segment(options={OPTIONS})
+print("made")
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    sentence, after = ended.stdout.splitlines()
+    assert sentence.startswith("Could not create a shared-memory segment (memfd)")
+    assert "Too many open files" in sentence
+    assert after == "made"
 
 
 def test_after_all_that_worlds_form_as_ever() -> None:

@@ -1,7 +1,7 @@
 // Stress for the sanitizers (`make sanitize`): worlds of 2 to 4 engines in this process, several threads for each rank
 // that submit random operations in random order, in the world and in process sets that come and go, ranks that join
 // early, checked results, and worlds that end in order, by abort, or in the middle of everything. Usage: engine_stress
-// [worlds] [seed] [in_process|tcp|hosts|all]
+// [worlds] [seed] [in_process|tcp|hosts|shm|all]
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -138,7 +138,8 @@ class Negotiator {
   std::vector<std::thread> threads_;
 };
 
-enum class Transport { in_process, tcp, hosts };  // hosts: TCP, and memory between every other rank
+// hosts: TCP, and memory between every other rank. shm: segments as between processes (memfd), mapped by each.
+enum class Transport { in_process, tcp, hosts, shm };
 
 std::vector<int> hosts_of(const std::vector<int>& ranks) {
   std::vector<int> hosts;
@@ -152,7 +153,8 @@ void connect_specs(const std::vector<Spec*>& specs, const std::vector<int>& rank
                    const Config& config) {
   std::vector<std::string> addresses;
   for (size_t i = 0; i < ranks.size(); ++i) {
-    for (size_t k = i + 1; transport != Transport::in_process && k < ranks.size(); ++k) {
+    const bool sockets = transport == Transport::tcp || transport == Transport::hosts;
+    for (size_t k = i + 1; sockets && k < ranks.size(); ++k) {
       int pair[2];
       CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "socketpair");
       specs[i]->sockets[ranks[k]].push_back(pair[0]);
@@ -160,7 +162,7 @@ void connect_specs(const std::vector<Spec*>& specs, const std::vector<int>& rank
     }
     if (transport == Transport::tcp) continue;
     Status status;
-    specs[i]->segment = Segment::create(Engine::segment_bytes(config), true, status);
+    specs[i]->segment = Segment::create(Engine::segment_bytes(config), transport != Transport::shm, status);
     CHECK(specs[i]->segment, "%s", status.message().c_str());
     addresses.push_back(specs[i]->segment->address());
   }
@@ -398,7 +400,7 @@ void run_world(uint64_t seed, Transport transport) {
   if (random() % 3 == 0) config.fusion_threshold_bytes = random() % 100000;
   std::vector<std::unique_ptr<Engine>> engines = make_world(size, transport, config);
   const testing::TimelineFolder timeline;  // of half of the worlds over each transport
-  const bool recorded = seed / 3 % 2 == 0;
+  const bool recorded = seed / 4 % 2 == 0;
   if (recorded) CHECK_OK(engines[0]->timeline().start(timeline.path(), true, 0));
   {
     Negotiator negotiator(engines);
@@ -458,7 +460,7 @@ int main(int argc, char** argv) {
   const int worlds = argc > 1 ? std::atoi(argv[1]) : 50;
   const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
   const std::string transport = argc > 3 ? argv[3] : "all";
-  const std::vector<std::string> names = {"in_process", "tcp", "hosts"};
+  const std::vector<std::string> names = {"in_process", "tcp", "hosts", "shm"};
   for (int i = 0; i < worlds; ++i) {
     const std::string& name = transport == "all" ? names[i % names.size()] : transport;
     const auto found = std::find(names.begin(), names.end(), name);

@@ -1,7 +1,7 @@
 // Fuzz target for everything that a rank parses from a mesh connection: frame headers, control frames, the order log's
-// small data, row counts and data of every collective. The input is what one peer sends before its connection ends; a
-// real Mesh with a real order log or collective reads it through socket pairs. Whatever comes, the call must end with a
-// Status: no crash, no hang, no access outside of the memory (sanitizers see to that).
+// small data (of ranks and of hosts), row counts and data of every collective. The input is what one peer sends before
+// its connection ends; a real Mesh with a real order log or collective reads it through socket pairs. Whatever comes,
+// the call must end with a Status: no crash, no hang, no access outside of the memory (sanitizers see to that).
 //
 //   fuzz_mesh [cases [seed]]     mutates recorded conversations, the same way for the same seed (any compiler)
 //   fuzz_mesh --only CASE SEED   one of these cases again
@@ -26,7 +26,9 @@
 #include <thread>
 
 #include "check.h"
+#include "collectives/hosts.h"
 #include "collectives/mesh/collectives.h"
+#include "collectives/mesh/eager.h"
 #include "engine/mesh_order_log.h"
 #include "transport/mesh.h"
 #include "transport/mesh_frame.h"
@@ -40,8 +42,22 @@ constexpr size_t kInputBytes = 3;         // of an input, in front of the stream
 constexpr size_t kStreamBytes = 100'000;  // fits into a socket's buffer, so that nobody has to write meanwhile
 constexpr uint32_t kIds = 6;              // which the order log's member has arrived at
 
-enum class Action : int { log, log_withdraw, exchange, allreduce, broadcast, allgather, alltoall, reducescatter };
-constexpr int kActions = 8;
+// log_of_hosts, log_with_others: the log's members are hosts. The peer speaks for one of them, or has no say in the log
+// (which takes a third rank, and the sequencer to be under test).
+enum class Action : int {
+  log,
+  log_withdraw,
+  log_of_hosts,
+  log_with_others,
+  exchange,
+  allreduce,
+  broadcast,
+  allgather,
+  alltoall,
+  reducescatter
+};
+constexpr int kActions = 10;
+constexpr bool is_log(Action action) { return action < Action::exchange; }
 
 // What the first bytes of an input say about the rank under test.
 struct Setup {
@@ -85,6 +101,20 @@ struct Work {
   }
 };
 
+// The hosts of a world of so many ranks.
+std::vector<int> hosts_of(Action action, int size) {
+  if (size == 2) return {0, 1};
+  return action == Action::log_with_others ? std::vector<int>{0, 0, 1} : std::vector<int>{0, 1, 1};
+}
+
+// What the order log of hosts gets from a host whose members all have the same to contribute.
+Status arrive_for_host(MeshOrderLog& log, const Hosts& hosts, int rank, TensorId id, Operation& operation) {
+  std::string combined;
+  const std::vector<std::string> same(hosts.members(hosts.host(rank)).size(), mesh::pack_eager(operation, rank));
+  HVD_TRY(mesh::combine_host(operation, hosts, hosts.host(rank), same, combined));
+  return log.arrive_combined(id, operation, std::move(combined));
+}
+
 // One member's part: of the rank under test, and of its peer (the rank `hostile`) while a conversation is recorded.
 Status run(Mesh& mesh, AbortSignal& abort, Action action, int hostile) {
   Work work;
@@ -116,9 +146,18 @@ Status run(Mesh& mesh, AbortSignal& abort, Action action, int hostile) {
     default:
       break;
   }
-  MeshOrderLog log(mesh, [](const TensorId*, size_t count) { return std::min<size_t>(count, 2); }, abort);
+  const bool of_hosts = action == Action::log_of_hosts || action == Action::log_with_others;
+  const Hosts hosts(hosts_of(action, mesh.size()));
+  if (of_hosts && hosts.leader(hosts.host(mesh.rank())) != mesh.rank()) return {};  // not a member of the log
+  const FuseRule two = [](const TensorId*, size_t count) { return std::min<size_t>(count, 2); };
+  MeshOrderLog log(mesh, two, abort, of_hosts ? &hosts : nullptr);
   for (uint32_t id = 0; id < kIds; ++id) {  // two plain ones, the others bring their bytes
-    HVD_TRY(id < 2 ? log.arrive(id) : log.arrive_with(id, *work.add(OpType::allreduce, 3 * (id + 1))));
+    if (id < 2) {
+      HVD_TRY(log.arrive(id));
+      continue;
+    }
+    Operation& operation = *work.add(OpType::allreduce, 3 * (id + 1));
+    HVD_TRY(of_hosts ? arrive_for_host(log, hosts, mesh.rank(), id, operation) : log.arrive_with(id, operation));
   }
   if (action == Action::log_withdraw) HVD_TRY(log.withdraw(1));
   // Every agreed run is begun again, for a while.
@@ -134,6 +173,8 @@ Status run(Mesh& mesh, AbortSignal& abort, Action action, int hostile) {
       if (id < kIds && --again > 0) HVD_TRY(log.arrive(id));
     }
   }
+  // Says `closing`, of one that it speaks for.
+  if (action == Action::log_of_hosts && mesh.rank() == hostile) HVD_TRY(log.depart("A rank of the host has left."));
   return {};
 }
 
@@ -221,13 +262,16 @@ std::string record(int rank, Action action) {
     Config patient = config();
     patient.progress_timeout_ms = 20'000;
     auto mesh = Mesh::create(me, kEpoch, std::move(peers), patient, abort, status);
-    (void)run(*mesh, abort, action, 1 - rank);
-    if (action == Action::log) mesh->announce_end(ControlKind::leave, "The recording is over.");
+    // One that has no say in the log says nothing but why it leaves.
+    if (action != Action::log_with_others) (void)run(*mesh, abort, action, 1 - rank);
+    if (action == Action::log || action == Action::log_with_others)
+      mesh->announce_end(ControlKind::leave, "The recording is over.");
     if (action == Action::log_withdraw) mesh->announce_end(ControlKind::abort, "The recording is over.");
   };
   std::thread tested(member, rank, near[0]), peer(member, 1 - rank, far[0]);
   std::string said(kInputBytes, '\0');
   said[0] = static_cast<char>(rank | static_cast<int>(action) << 3);
+  if (action == Action::log_with_others) said[0] = static_cast<char>(said[0] | 4);
   pollfd ends[2] = {{near[1], POLLIN, 0}, {far[1], POLLIN, 0}};
   for (int open = 2; open > 0;) {  // relays both ways
     CHECK(poll(ends, 2, -1) > 0, "%s", std::strerror(errno));
@@ -280,7 +324,7 @@ std::vector<std::string> frames_of(const std::string& stream) {
 
 std::string made_up_frame(std::mt19937& random, int sender) {
   wire::FrameHeader header;
-  header.kind = static_cast<uint8_t>(random() % 9);
+  header.kind = static_cast<uint8_t>(random() % 12);  // with two that do not exist
   header.sender = static_cast<uint16_t>(sender);
   header.epoch = kEpoch;
   header.sequence = random() % 3;
@@ -435,7 +479,7 @@ int main(int argc, char** argv) {
   g_seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
   for (const std::string& seed : seeds) {  // unchanged they must work, else nothing is tested
     const Status status = run_input(reinterpret_cast<const uint8_t*>(seed.data()), seed.size(), false);
-    const bool has_end = (seed[0] >> 3) % kActions <= static_cast<int>(Action::log_withdraw);
+    const bool has_end = is_log(static_cast<Action>((static_cast<uint8_t>(seed[0]) >> 3) % kActions));
     CHECK(status.ok() || has_end, "%s", status.message().c_str());
   }
   for (g_case = 0; g_case < cases; ++g_case) run_case(seeds);

@@ -49,7 +49,7 @@ def test_hostile_bytes_end_in_a_status() -> None:
 
 
 @pytest.mark.parametrize(
-    "program", [("engine_stress", "12"), ("fuzz_mesh", "1500"), ("gpu_engine_test",)], ids=lambda program: program[0]
+    "program", [("engine_stress", "16"), ("fuzz_mesh", "1500"), ("gpu_engine_test",)], ids=lambda program: program[0]
 )
 def test_with_sanitizers(program: tuple[str, ...], tmp_path: Path) -> None:
     if not has_sanitizer(tmp_path):

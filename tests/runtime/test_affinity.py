@@ -31,7 +31,12 @@ def test_what_can_not_be_is_refused(entries: tuple[str, ...], sentence: str) -> 
         background_cpu((str(max(ALLOWED) + 1),), 0, 2)
 
 
-def test_the_background_thread_runs_there() -> None:
+@pytest.mark.parametrize("entries", ["one", "each"])
+def test_the_background_thread_runs_there(entries: str) -> None:
+    """One processor for all ranks, or the first one for rank 0 and the last one for rank 1."""
+    if entries == "each" and len(ALLOWED) == 1:
+        pytest.skip("there is one processor, so ranks can't have different ones")
+    expected = [ALLOWED[-1], ALLOWED[-1]] if entries == "one" else [ALLOWED[0], ALLOWED[-1]]
     code = """
 import contextlib, os
 import horovod.common.basics as hvd
@@ -42,13 +47,14 @@ for task in os.listdir("/proc/self/task"):
         if open(f"/proc/self/task/{task}/comm").read().strip() == "hvd-progress":
             print(sorted(os.sched_getaffinity(int(task))))
 """
+    setting = str(ALLOWED[-1]) if entries == "one" else f"{ALLOWED[0]},{ALLOWED[-1]}"
     ended = subprocess.run(
         [sys.executable, "-m", "horovod.runner.launch", "-np", "2", sys.executable, "-c", code],
-        env={**os.environ, "HOROVOD_THREAD_AFFINITY": str(ALLOWED[-1])},
+        env={**os.environ, "HOROVOD_THREAD_AFFINITY": setting},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    assert sorted(ended.stdout.splitlines()) == [f"[{rank}]<stdout>:[{ALLOWED[-1]}]" for rank in (0, 1)]
+    assert sorted(ended.stdout.splitlines()) == [f"[{rank}]<stdout>:[{expected[rank]}]" for rank in (0, 1)]

@@ -349,20 +349,23 @@ def test_a_connection_cut_at_any_offset_is_made_again(ranks, reset):
 @pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
 def test_a_connection_cut_in_the_confirmation_fails_on_both_sides(ranks, reset):
     """The connecting side has proof and hands its socket out; the listening side says who did not come. No hang."""
-    for up in range(GREETING_BYTES, GREETING_BYTES + CONFIRM_BYTES, 7):
-        world = ranks(2)
-        cutter = Cutter(world.listeners[0].endpoints[0], up, WELCOME_BYTES, reset)
-        try:
-            world.see(0, endpoints=(cutter.endpoint,))
-            listening, connecting = world.connect(0, seconds=0.3), world.connect(1)
+    cutters = []
+    pairs = []
+    with contextlib.ExitStack() as stack:
+        for up in range(GREETING_BYTES, GREETING_BYTES + CONFIRM_BYTES):  # all at once: each waits until its deadline
+            world = ranks(2)
+            cutters.append(Cutter(world.listeners[0].endpoints[0], up, WELCOME_BYTES, reset))
+            stack.callback(cutters[-1].close)
+            world.see(0, endpoints=(cutters[-1].endpoint,))
+            pairs.append((world.connect(0, seconds=3), world.connect(1)))
+        for listening, connecting in pairs:
             (fd,) = connecting.result()[0]
             with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionResetError):
                 sock.settimeout(10)
                 assert sock.recv(1) == b""
             with pytest.raises(StartError, match="waited in vain for rank 1"):
                 listening.result()
-        finally:
-            cutter.close()
+    assert [cutter.connections for cutter in cutters] == [1] * CONFIRM_BYTES
 
 
 def test_a_peer_that_connects_twice_replaces_its_first_connection(ranks):
