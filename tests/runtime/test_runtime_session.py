@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import queue
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -16,6 +19,7 @@ from runtime_harness import threads_of_streams
 
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.protos.v1 import membership_pb2, membership_pb2_grpc
+from horovod.worker.runtime import session as session_module
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.probe import judge
 from horovod.worker.runtime.session import PROTOCOL_VERSION, Session, explain
@@ -332,3 +336,47 @@ def test_close_is_idempotent_and_works_without_a_join():
     session = Session(unused_address())
     session.close()
     session.close()
+
+
+class TimelessQueue:
+    """Waits that would time out do so at once, `TIMES` times; how long they would have lasted is in `waits_s`."""
+
+    TIMES = 12
+    waits_s: list[float]
+    elapsed: threading.Event
+
+    def __init__(self) -> None:
+        self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.put = self._items.put
+
+    def get(self, timeout: float) -> Any:
+        if len(self.waits_s) == self.TIMES:
+            self.elapsed.set()
+            return self._items.get()
+        try:
+            return self._items.get_nowait()
+        except queue.Empty:
+            self.waits_s.append(timeout)
+            raise
+
+
+def test_a_quiet_session_has_five_heartbeats_before_it_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TimelessQueue, "waits_s", [], raising=False)
+    monkeypatch.setattr(TimelessQueue, "elapsed", threading.Event(), raising=False)
+    monkeypatch.setattr(session_module, "queue", SimpleNamespace(SimpleQueue=TimelessQueue, Empty=queue.Empty))
+    servicer = Scripted([one_world()], stay=True)
+    with scripted(servicer) as address:
+        session = Session(address)
+        try:
+            session.join(request(), time.monotonic() + 30)
+            assert TimelessQueue.elapsed.wait(30)
+        finally:
+            session.close("the end")
+        assert servicer.released.wait(30)
+
+    kinds = [message.WhichOneof("message") for message in servicer.heard]
+    assert kinds == ["join", *["heartbeat"] * TimelessQueue.TIMES, "leave"]
+    assert {message.heartbeat.epoch for message in servicer.heard[1:-1]} <= {0, 7}  # 0 before the world came
+    assert set(TimelessQueue.waits_s) == {session_module.HEARTBEAT_SECONDS}
+    silence_s = inspect.signature(EmbeddedCoordinator).parameters["heartbeat_timeout_s"].default
+    assert silence_s > 5 * session_module.HEARTBEAT_SECONDS  # four may be late or lost and the fifth still counts
