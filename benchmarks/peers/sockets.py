@@ -1,11 +1,13 @@
 """Plain sockets and nothing else (sockets.cc): what is left to a library's own doing, beside the kernel's.
 
-Allreduce only, one rank on each host. It is no library: it has no other operation, and hangs when a rank is lost.
+Allreduce only; ranks of one host share memory. It is no library: it has no other operation, and hangs when a rank is
+lost.
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import socket
 import subprocess
@@ -38,11 +40,20 @@ class SocketsPeer:
 
     def __init__(self, size: int) -> None:
         self.rank = int(os.environ["BENCHMARK_RANK"])
-        self._size = size
+        per_host = int(os.environ["BENCHMARK_RANKS_PER_HOST"])
+        self._hosts = size // per_host
+        library = ctypes.CDLL(os.environ["BENCHMARK_SOCKETS"])
+        library.plain_shared_bytes.restype = ctypes.c_size_t
+        shared_bytes = library.plain_shared_bytes(per_host)
+        with open(f"{os.environ['BENCHMARK_RENDEZVOUS']}.host-{self.rank // per_host}", "ab+") as file:
+            file.truncate(shared_bytes)  # zeros, whichever rank of the host is first
+            self._shared = mmap.mmap(file.fileno(), shared_bytes)
         self._connections = _connect(self.rank, size)
-        self._numbers = (ctypes.c_int * size)(*(-1 if one is None else one.fileno() for one in self._connections))
+        counterparts = self._connections[self.rank % per_host :: per_host]
+        numbers = (ctypes.c_int * self._hosts)(*(-1 if one is None else one.fileno() for one in counterparts))
         self._crowded = int(size > len(os.sched_getaffinity(0)))
-        self._function = ctypes.CDLL(os.environ["BENCHMARK_SOCKETS"]).plain_allreduce
+        shared = (ctypes.c_char * shared_bytes).from_buffer(self._shared)
+        self._function = partial(library.plain_allreduce, self._hosts, per_host, self.rank, numbers, shared)
         self._kept: WeakKeyDictionary[Callable[[], int], object] = WeakKeyDictionary()
         self._barrier = self._of(torch.zeros(1))
 
@@ -52,10 +63,10 @@ class SocketsPeer:
         return Bound(self._of(inputs[0]), inputs)
 
     def _of(self, tensor: torch.Tensor) -> Callable[[], int]:
-        scratch = torch.empty(tensor.numel() * self._size)
+        scratch = torch.empty(tensor.numel() * self._hosts)
         pointers = (ctypes.c_void_p(tensor.data_ptr()), ctypes.c_void_p(scratch.data_ptr()))
         count = ctypes.c_size_t(tensor.numel())
-        call = partial(self._function, self._size, self.rank, self._numbers, *pointers, count, self._crowded)
+        call = partial(self._function, *pointers, count, self._crowded)
         self._kept[call] = (tensor, scratch)  # as long as the call
         return call
 

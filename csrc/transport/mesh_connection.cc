@@ -203,6 +203,9 @@ Progress Connection::read(std::deque<ControlFrame>& inbox) {
       std::memmove(buffer_.data(), buffer_.data() + buffer_begin_, buffered());
       buffer_end_ = buffered();
       buffer_begin_ = 0;
+      if (buffer_end_ == 0 && buffer_.size() > kMaxControlBytes + sizeof(FrameHeader)) {  // look_ahead() made it large
+        buffer_ = std::vector<std::byte>(kBufferBytes);
+      }
     }
     size_t room = buffer_.size() - buffer_end_;
     if (expected_bytes() > kSmallBytes && buffer_end_ < kDataBufferBytes) {
@@ -223,6 +226,7 @@ Progress Connection::read(std::deque<ControlFrame>& inbox) {
       progress.error = errno;
     }
     if (received <= 0) {
+      if (progress.error == 0) progress.error = error_ahead_;
       ended_ = progress.ended = true;
       break;
     }
@@ -243,6 +247,42 @@ Progress Connection::read(std::deque<ControlFrame>& inbox) {
     budget -= std::min(budget, bytes);
   }
   return progress;
+}
+
+Ahead Connection::look_ahead(size_t most) {
+  Ahead ahead;
+  while (stalled_ && buffered() < most) {
+    if (buffer_end_ == buffer_.size()) buffer_.resize(2 * buffer_.size());
+    const ssize_t received = recv(fd(), buffer_.data() + buffer_end_, buffer_.size() - buffer_end_, MSG_DONTWAIT);
+    if (received < 0 && errno == EINTR) continue;
+    if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (received <= 0) {
+      if (received < 0) error_ahead_ = errno;
+      ahead.ended = true;
+      ahead.error = error_ahead_;
+      break;
+    }
+    buffer_end_ += static_cast<size_t>(received);
+  }
+  // Whole frames only, and no checks: those are made when a frame's turn comes.
+  for (size_t at = buffer_begin_; buffer_end_ - at >= sizeof(FrameHeader);) {
+    FrameHeader header;
+    std::memcpy(&header, buffer_.data() + at, sizeof(header));
+    at += sizeof(header);
+    if (header.magic != kMagic || header.length > buffer_end_ - at) break;
+    const auto kind = static_cast<ControlKind>(header.kind);
+    if (header.kind != kDataKind && (kind == ControlKind::abort || kind == ControlKind::leave) &&
+        header.length >= sizeof(uint32_t) && header.length <= kMaxControlBytes) {
+      ahead.end.emplace();
+      ahead.end->peer = identity_.peer;
+      ahead.end->kind = kind;
+      ahead.end->text.assign(reinterpret_cast<const char*>(buffer_.data()) + at + sizeof(uint32_t),
+                             header.length - sizeof(uint32_t));
+      break;
+    }
+    at += header.length;
+  }
+  return ahead;
 }
 
 void Connection::finish_received_frame() {

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -45,6 +46,13 @@ struct Progress {
   Status status;  // not ok: the peer broke the protocol
 };
 
+// What look_ahead() found behind data that nobody expects yet.
+struct Ahead {
+  std::optional<ControlFrame> end;  // the peer's abort or leave frame
+  bool ended = false;               // the stream is over, `error` as in Progress
+  int error = 0;
+};
+
 class Connection {
  public:
   struct Identity {
@@ -68,6 +76,8 @@ class Connection {
   bool ended() const { return ended_; }
   bool write_failed() const { return write_failed_.load(std::memory_order_relaxed); }
 
+  bool stalled() const { return stalled_; }
+
   void queue_send(Stripe&& stripe) { outgoing_.push_back(std::move(stripe)); }
   void queue_receive(Stripe&& stripe) {
     incoming_.push_back(std::move(stripe));
@@ -77,6 +87,10 @@ class Connection {
   Progress write();
   // Appends control frames to `inbox`.
   Progress read(std::deque<ControlFrame>& inbox);
+
+  // While stalled: takes in what the socket has, `most` bytes at most, and looks for the end of the peer's epoch in it.
+  // The bytes are kept for read(). Without this a rank that waits for another peer would not hear of this one's end.
+  Ahead look_ahead(size_t most);
 
   // Forgets all stripes; from now on arriving data is thrown away, so that a control frame behind it can be found. The
   // rest of a frame that was begun is copied and still goes out, so that a control frame can come behind it.
@@ -126,7 +140,7 @@ class Connection {
 
   // Receiving
   std::deque<Stripe> incoming_;
-  std::vector<std::byte> buffer_;  // bytes that were received and not yet understood
+  std::vector<std::byte> buffer_;  // bytes that were received and not yet understood; grown by look_ahead()
   size_t buffer_begin_ = 0;
   size_t buffer_end_ = 0;
   uint64_t in_frame_left_ = 0;  // payload of the data frame being received
@@ -134,6 +148,7 @@ class Connection {
   bool stalled_ = false;
   bool ended_ = false;
   bool discarding_ = false;
+  int error_ahead_ = 0;  // a socket tells its error once
 };
 
 }  // namespace horovod::wire

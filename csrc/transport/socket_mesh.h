@@ -25,6 +25,7 @@ struct SocketPeer {
   std::string sentence;              // what it said
   int64_t broken_at_us = 0;          // a connection ended although the peer has said nothing; 0: none did
   int error = 0;                     // how
+  bool stalled = false;              // connection 0 was, when look_ahead() last looked
 };
 
 class SocketMesh final : public Mesh {
@@ -67,6 +68,7 @@ class SocketMesh final : public Mesh {
   Status pass(bool& moved);
   Status read(Line& line, bool& moved);
   Status judge();
+  Status look_ahead(int64_t now);
   Status rest(bool may_spin, int64_t& spin_until_us, int64_t limit_us, Beside* beside);
   void look();
   void poll_lines(int timeout_ms, Beside* beside = nullptr);
@@ -90,6 +92,7 @@ class SocketMesh final : public Mesh {
   Status failed_;           // the first failure; final
   bool unwell_ = false;     // some peer has left or has a broken connection: judge() before sleeping
   bool patient_ = false;
+  int64_t looked_ahead_us_ = 0;
   int64_t lively_us_ = 0;            // about when a byte last moved
   std::atomic<bool> talked_{false};  // a byte has moved since lively_us_ was set
   std::atomic<bool> woken_{false};   // wake() was called; the next wait() takes it

@@ -25,6 +25,11 @@ constexpr int kSliceMs = 50;               // no sleep is longer, so that an abo
 constexpr int64_t kGraceUs = 200'000;
 // Waiting is likely to be short only while the ranks are talking.
 constexpr int64_t kLivelyUs = 2'000;
+constexpr int64_t kLookAheadUs = 100'000;
+// What is kept of data that nobody expects yet, of one peer and of all. 16 MB is more than the two sockets of a
+// connection hold by default and the frame behind which a control frame may wait.
+constexpr size_t kMostAheadBytes = 16u << 20;
+constexpr size_t kAllAheadBytes = 256u << 20;
 constexpr uint32_t kFullLook = 64;  // every so many looks are at all connections
 
 uint64_t length_of(const Transfer& transfer) {
@@ -121,6 +126,7 @@ Status SocketMesh::finish(Flight& flight) {
     if (abort_.raised()) return fail(abort_.cause());
     if (unwell_) HVD_TRY(judge());
     const int64_t now = now_us();
+    HVD_TRY(look_ahead(now));
     if (progress_us == 0) progress_us = now;
     const int64_t limit_us = progress_us + config_.progress_timeout_ms * 1000;
     if (now >= limit_us) return fail(timed_out());
@@ -195,6 +201,32 @@ Status SocketMesh::judge() {
     // A connection other than the first has ended, or does not take anything: give the peer a moment to tell why.
     if (peer.broken_at_us == 0) peer.broken_at_us = now;
     if (now - peer.broken_at_us >= kGraceUs) return lose(peer);
+  }
+  return {};
+}
+
+// This rank waits, and a peer has sent it data that it has no use for before others have done their part. Should that
+// peer's epoch have ended, nobody else may ever do so. Called again and again; it looks now and then, and only where
+// a stall has lasted.
+Status SocketMesh::look_ahead(int64_t now) {
+  if (now - looked_ahead_us_ < kLookAheadUs) return {};
+  looked_ahead_us_ = now;
+  for (SocketPeer& peer : peers_) {
+    if (peer.connections.empty() || peer.left || peer.aborted) continue;
+    Connection& connection = *peer.connections[0];
+    if (!std::exchange(peer.stalled, connection.stalled()) || !connection.stalled()) continue;
+    wire::Ahead ahead = connection.look_ahead(std::min(kMostAheadBytes, kAllAheadBytes / peers_.size()));
+    if (ahead.end) {
+      // Who left in order had done its part: what it sent before is all that anybody needs of it.
+      if (ahead.end->kind == ControlKind::leave) continue;
+      inbox_.push_back(std::move(*ahead.end));
+      note_control(inbox_.size() - 1);
+      return failed_;
+    }
+    if (!ahead.ended) continue;
+    unwell_ = true;
+    peer.error = ahead.error;
+    return lose(peer);
   }
   return {};
 }
@@ -330,7 +362,9 @@ Status SocketMesh::wait(int64_t timeout_us) {
     HVD_TRY(std::move(status));
     if (moved) continue;
     if (unwell_) HVD_TRY(judge());
-    if (now_us() >= limit_us) return {};
+    const int64_t now = now_us();
+    if (now >= limit_us) return {};
+    HVD_TRY(look_ahead(now));
     HVD_TRY(rest(lively, spin_until_us, limit_us, beside_));
   }
 }

@@ -5,6 +5,7 @@ Nothing but the engine and the data plane's handshake is in it; ids are agreed u
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -186,7 +187,8 @@ class Process:
         An operation that has begun on one rank is agreed on by all, so the others are in it or about to be.
         """
         expected = self.total(process_set)
-        array = np.full(elements, self.world.rank + 1, np.float32)
+        # Kept: where the background thread runs the operation it goes on behind an interrupt.
+        self.array = array = np.full(elements, self.world.rank + 1, np.float32)
         try:
             handle = self.submit(array, 0, wait_follows=not end, process_set=process_set)
             while end and self.engine.counters()["batches"] == 0:
@@ -243,4 +245,5 @@ class Process:
 
 
 if __name__ == "__main__":
+    faulthandler.enable()
     Process().run()

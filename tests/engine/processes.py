@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -47,6 +48,9 @@ class RankProcess:
         try:
             return self._said.get(timeout=DEADLINE_SECONDS)
         except queue.Empty:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                self.process.send_signal(signal.SIGABRT)  # faulthandler tells on stderr where its threads are
+                self.process.wait(10)
             raise AssertionError(f"pid {self.pid} has said nothing for {DEADLINE_SECONDS:.0f} s") from None
 
     def answer(self, *keys: str) -> Any:

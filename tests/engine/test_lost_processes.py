@@ -83,7 +83,11 @@ def test_stopped(processes: Processes, transport: str, victim: int) -> None:
 
 @pytest.mark.parametrize("transport", ["shm", "tcp", "hosts"])
 def test_ctrl_c_ends_a_wait_in_the_middle(processes: Processes, transport: str) -> None:
-    """Of an operation with a rank that is stopped, long before the limit of five minutes."""
+    """Of an operation with a rank that is stopped, long before the limit of five minutes.
+
+    A thread that runs the operation itself gives it up, and tells the others why. One that only waits, while the
+    background thread runs it, is free to go; the others learn of it when the rank leaves.
+    """
     ranks = processes.start(3)
     processes.form(ranks, transport)
     for number, rank in enumerate(ranks):
@@ -91,8 +95,10 @@ def test_ctrl_c_ends_a_wait_in_the_middle(processes: Processes, transport: str) 
     os.waitid(os.P_PID, ranks[2].pid, os.WSTOPPED)
     os.kill(ranks[0].pid, signal.SIGINT)
     assert ranks[0].answer("interrupted", "error", "done") is True
-    assert "interrupted by a signal during an operation" in ranks[1].answer("error", "done")
-    processes.close(ranks[:2])
+    processes.close(ranks[:1])
+    said = ranks[1].answer("error", "done")
+    assert "interrupted by a signal during an operation" in said or "has shut down" in said, said
+    processes.close(ranks[1:2])
     check_next_world(processes, ranks[:2], transport)
     os.kill(ranks[2].pid, signal.SIGCONT)
     ranks[2].answer("error", "done")

@@ -65,6 +65,16 @@ void test_lost_peer() {
   }
 }
 
+void test_lost_behind_data_that_nobody_expects() {
+  World world(3, Wire::tcp, 1);
+  Flight flight;
+  std::vector<uint8_t> out(100'000, 3);
+  const Transfer send{0, {{out.data(), out.size()}}};
+  CHECK_OK(world[1].start({&send, 1}, {}, flight));
+  world.meshes[1].reset();
+  CHECK(contains(receive_from(world[0], 2, 10).message(), label_of(1) + " was lost"));
+}
+
 void test_abort_frame_is_the_cause() {
   for (const int connections : {1, 3}) {
     World world(3, Wire::tcp, connections);
@@ -86,6 +96,22 @@ void test_abort_frame_is_the_cause() {
     world[1].announce_end(ControlKind::abort, "the reason");
     world.meshes[1].reset();
     CHECK(contains(wait_for_news(world[0]).message(), "the reason"));
+  }
+  for (const size_t bytes : {100'000u, 6'000'000u}) {  // behind so much that the sockets don't hold it all
+    for (const bool in_operation : {true, false}) {
+      World world(3, Wire::tcp, 1);
+      Flight flight;
+      std::vector<uint8_t> out(bytes, 3);
+      const Transfer send{0, {{out.data(), out.size()}}};
+      CHECK_OK(world[1].start({&send, 1}, {}, flight));
+      world.aborts[1].raise({Code::aborted, "the reason"});
+      world[1].announce_end(ControlKind::abort, "the reason");
+      std::thread aborter([&] { world[1].linger(60'000'000); });
+      // Rank 0 waits for rank 2, which does nothing.
+      const Status status = in_operation ? receive_from(world[0], 2, 10) : wait_for_news(world[0]);
+      CHECK(status.code() == Code::aborted && status.message() == "the reason");
+      aborter.join();
+    }
   }
   for (const int connections : {1, 3}) {  // in the middle of data
     World world(2, Wire::tcp, connections);
@@ -139,6 +165,23 @@ void test_leave() {
     other.join();
     const Status status = receive_from(world[0], 1, 10);
     CHECK(status.code() == Code::left && contains(status.message(), label_of(1) + " has shut down."));
+  }
+  {  // what it sent before is kept for when it is wanted, however far rank 0 has looked ahead meanwhile
+    World world(3, Wire::tcp, 1);
+    std::vector<uint8_t> out(12'000'000), in(out.size());
+    for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<uint8_t>(i * 7 + i / 251);
+    std::thread others([&] {
+      const Transfer send{0, {{out.data(), out.size()}}};
+      CHECK_OK(world[1].exchange({&send, 1}, {}));  // needs somebody who takes it in
+      world[1].announce_end(ControlKind::leave, "");
+      world.meshes[1].reset();
+      CHECK_OK(send_to(world[2], 0, 10));
+    });
+    CHECK_OK(receive_from(world[0], 2, 10));
+    others.join();
+    const Transfer receive{1, {{in.data(), in.size()}}};
+    CHECK_OK(world[0].exchange({}, {&receive, 1}));
+    CHECK(in == out);
   }
   {  // it leaves while we wait for it, or send to it
     for (const bool sending : {false, true}) {
@@ -240,6 +283,7 @@ void test_hostile_bytes() {
 
 const NamedTest kTests[] = {
     {"lost_peer", test_lost_peer},
+    {"lost_behind_data_that_nobody_expects", test_lost_behind_data_that_nobody_expects},
     {"abort_frame_is_the_cause", test_abort_frame_is_the_cause},
     {"leave", test_leave},
     {"progress_timeout", test_progress_timeout},
