@@ -31,7 +31,8 @@ void Communicator::attach(std::unique_ptr<Mesh> mesh, std::unique_ptr<Backend> b
   });
   if (region_) region_->while_waiting([this] { return watch_device(); });
   if (hosts) {
-    hierarchy_ = std::make_unique<Hierarchy>(mesh_.get(), region_.get(), std::move(*hosts), config_.slot_bytes);
+    hierarchy_ =
+        std::make_unique<Hierarchy>(mesh_.get(), region_.get(), std::move(*hosts), config_.slot_bytes * Region::kWide);
     plane_.hierarchy = hierarchy_.get();
     if (region_) region_->set_companion([this](bool& busy) { return mesh_->progress(busy); });
   }

@@ -35,7 +35,7 @@ constexpr int64_t kMoveUs = 5'000;  // between two changes of the processor, whi
 }  // namespace
 
 size_t Region::area_bytes(const Config& config, size_t log_bytes) {
-  return log_offset() + page_aligned(log_bytes) + config.slot_bytes * static_cast<size_t>(config.slot_count) +
+  return log_offset() + page_aligned(log_bytes) + config.slot_bytes * kWide * static_cast<size_t>(config.slot_count) +
          page_aligned(kEagerIds * 2 * kCellStride);
 }
 
@@ -50,7 +50,7 @@ Region::Region(int rank, std::vector<std::shared_ptr<Segment>> segments, std::ve
   for (int member = 0; member < size(); ++member) {
     controls_.push_back(reinterpret_cast<RegionControl*>(area(member)));
     slots_.push_back(area(member) + log_offset() + page_aligned(log_bytes));
-    cells_.push_back(slots_.back() + config.slot_bytes * static_cast<size_t>(config.slot_count));
+    cells_.push_back(slots_.back() + config.slot_bytes * kWide * static_cast<size_t>(config.slot_count));
   }
   share_ = (size() + usable_processors() - 1) / usable_processors();
 }

@@ -77,6 +77,13 @@ class Region {
   std::byte* slot(int member, uint64_t round) const {
     return slots_[member] + (round % config_.slot_count) * config_.slot_bytes;
   }
+  // In a hierarchy a member stages what it does for members of all hosts, so there slots are so many times larger:
+  // parts stay worth a frame. A region has either kind of slots, in the same memory, of which only what is used is
+  // taken.
+  static constexpr size_t kWide = 8;
+  std::byte* wide_slot(int member, uint64_t round) const {
+    return slots_[member] + (round % config_.slot_count) * config_.slot_bytes * kWide;
+  }
   std::byte* cell(int member, uint32_t id, uint32_t generation) const {
     return cells_[member] + (size_t{id} * 2 + generation % 2) * kCellStride;
   }

@@ -30,7 +30,11 @@ using mesh::Slice;
 constexpr int64_t kSettleLag = 1;
 constexpr int64_t kPublishLag = 2;
 constexpr int64_t kLine = 64;  // bytes; members never write the same cache line of a slot
-constexpr int64_t kPartBytes = 128 << 10;
+// Of all slices together a block has this many bytes, so that what is staged stays in the caches; but a part is worth a
+// frame, and no more than what fills a wire.
+constexpr int64_t kBlockBytes = 512 << 10;
+constexpr int64_t kLeastPartBytes = 32 << 10;
+constexpr int64_t kMostPartBytes = 128 << 10;
 
 class Reducer {
  public:
@@ -76,7 +80,7 @@ class Reducer {
     return scratch_.get() + place * static_cast<size_t>(part_ * item_);
   }
   std::byte* in_slot(int place, uint64_t round, int owner) const {
-    return region_->slot(place, round) + owner * part_ * item_;
+    return region_->wide_slot(place, round) + owner * part_ * item_;
   }
 
   Status run_blocks();
@@ -114,7 +118,9 @@ Status Reducer::run_blocks() {
   int64_t longest = 0;
   for (const Slice& slice : slices_) longest = std::max(longest, slice.size());
   if (longest == 0) return {};
-  const int64_t most = std::min(slot_bytes_ / mesh_.size() / kLine * kLine, kPartBytes) / item_;
+  const int64_t fitting = slot_bytes_ / mesh_.size() / kLine * kLine;
+  const int64_t wanted = std::clamp(kBlockBytes / mesh_.size() / kLine * kLine, kLeastPartBytes, kMostPartBytes);
+  const int64_t most = std::min(fitting, wanted) / item_;
   const int64_t least = (longest + most - 1) / most;  // equal parts rather than full ones and a small rest
   const int64_t line = kLine / item_;
   part_ = ((longest + least - 1) / least + line - 1) / line * line;

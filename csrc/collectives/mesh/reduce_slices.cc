@@ -12,6 +12,7 @@ constexpr int kWindow = 2;  // chunks on the wire ahead of the one that is reduc
 // still in the cache when the other reads it. Between two hosts without a limit 16 MB take 5 ms so, and 10 ms with
 // twice as much, which is what plain sockets take (benchmarks/network.py); 1 Gbit/s is as full as before.
 constexpr int64_t kStepBytes = 128 << 10;
+constexpr int64_t kAlignment = 64;              // elements; scratch memory of each peer begins at a cache line
 constexpr int64_t kLeastChunkBytes = 32 << 10;  // of one peer; less costs more in system calls
 
 class Reducer {
@@ -62,7 +63,9 @@ Status Reducer::run() {
   for (const Slice& slice : slices_) longest = std::max(longest, slice.size());
   if (longest == 0) return {};
   const int64_t chunk_bytes = std::max(kStepBytes / std::max(n - 1, 1), kLeastChunkBytes);
-  chunk_elements_ = std::min(longest, chunk_bytes / element_bytes_);
+  const int64_t most = std::max<int64_t>(chunk_bytes / element_bytes_, 1);
+  const int64_t least = (longest + most - 1) / most;  // equal chunks rather than full ones and a small rest
+  chunk_elements_ = ((longest + least - 1) / least + kAlignment - 1) / kAlignment * kAlignment;
   const int64_t chunks = (longest + chunk_elements_ - 1) / chunk_elements_;
   const int64_t window = std::min<int64_t>(chunks, kWindow);
   scratch_.reset(new (std::nothrow) std::byte[static_cast<size_t>(window * n * chunk_elements_ * element_bytes_)]);

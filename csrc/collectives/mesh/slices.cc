@@ -18,7 +18,8 @@ bool is_worth_replicating(int64_t bytes, int size) {
 
 std::vector<Slice> equal_slices(const SpanList& list, int size) {
   const int64_t elements = list.elements();
-  const int64_t each = (elements / size + kSliceAlignment) / kSliceAlignment * kSliceAlignment;
+  const int64_t share = (elements + size - 1) / size;
+  const int64_t each = (share + kSliceAlignment - 1) / kSliceAlignment * kSliceAlignment;
   std::vector<Slice> slices;
   for (int j = 0; j < size; ++j) {
     slices.push_back({&list, std::min(each * j, elements), std::min(each * (j + 1), elements)});
