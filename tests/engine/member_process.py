@@ -246,4 +246,5 @@ class Process:
 
 if __name__ == "__main__":
     faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in a shell's background
     Process().run()
