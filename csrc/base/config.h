@@ -17,6 +17,9 @@ struct Config {
   int64_t yield_us = 2'000;
   // Once every rank has agreed to run an operation: how long a peer may make no progress in it before the epoch ends.
   int64_t progress_timeout_ms = 300'000;
+  // How often a rank that waits for a peer looks, behind data of others that it has no use for yet, whether their epoch
+  // has ended.
+  int64_t look_ahead_us = 100'000;
   // Shared-memory staging: bytes of one slot and number of slots of each rank. Must agree on all ranks of a host.
   size_t slot_bytes = 256u << 10;
   int slot_count = 4;

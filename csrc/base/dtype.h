@@ -20,8 +20,10 @@ enum class DType : uint8_t {
   uint16 = 10,
   float8_e4m3fn = 11,
   float8_e5m2 = 12,
+  uint32 = 13,
+  uint64 = 14,
 };
-inline constexpr int kDTypeCount = 13;
+inline constexpr int kDTypeCount = 15;
 
 constexpr size_t size_of(DType dtype) {
   switch (dtype) {
@@ -37,9 +39,11 @@ constexpr size_t size_of(DType dtype) {
     case DType::bfloat16:
       return 2;
     case DType::int32:
+    case DType::uint32:
     case DType::float32:
       return 4;
     case DType::int64:
+    case DType::uint64:
     case DType::float64:
       return 8;
   }
@@ -47,9 +51,9 @@ constexpr size_t size_of(DType dtype) {
 }
 
 constexpr const char* name_of(DType dtype) {
-  constexpr const char* names[kDTypeCount] = {"uint8",   "int8",          "int16",      "int32",   "int64",
-                                              "float16", "bfloat16",      "float32",    "float64", "bool",
-                                              "uint16",  "float8_e4m3fn", "float8_e5m2"};
+  constexpr const char* names[kDTypeCount] = {"uint8",   "int8",          "int16",       "int32",   "int64",
+                                              "float16", "bfloat16",      "float32",     "float64", "bool",
+                                              "uint16",  "float8_e4m3fn", "float8_e5m2", "uint32",  "uint64"};
   return names[static_cast<int>(dtype)];
 }
 

@@ -72,7 +72,8 @@ inline bool dtype_from(const DlTensor& tensor, DType& dtype) {
   return is(kDlFloat, 32, DType::float32) || is(kDlFloat, 64, DType::float64) || is(kDlFloat, 16, DType::float16) ||
          is(kDlBfloat, 16, DType::bfloat16) || is(kDlInt, 64, DType::int64) || is(kDlInt, 32, DType::int32) ||
          is(kDlInt, 16, DType::int16) || is(kDlInt, 8, DType::int8) || is(kDlUnsigned, 8, DType::uint8) ||
-         is(kDlBool, 8, DType::boolean);
+         is(kDlUnsigned, 16, DType::uint16) || is(kDlUnsigned, 32, DType::uint32) ||
+         is(kDlUnsigned, 64, DType::uint64) || is(kDlBool, 8, DType::boolean);
 }
 
 // Whether elements follow each other in memory, the last dimension first.
@@ -91,6 +92,8 @@ inline DlTypeCode dl_type_code(DType dtype) {
   switch (dtype) {
     case DType::uint8:
     case DType::uint16:
+    case DType::uint32:
+    case DType::uint64:
     case DType::float8_e4m3fn:  // older frameworks don't know DLPack's codes for these: they are told as bytes, and the
     case DType::float8_e5m2:    // consumer, who knows better, views them as what they are
       return kDlUnsigned;

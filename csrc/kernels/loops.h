@@ -131,13 +131,13 @@ void reduce_integer(void* output, const void* const* inputs, int input_count, si
 template <class T, class Through>
 HVD_INLINE T to_integer(double value) {
   constexpr bool is_signed = static_cast<T>(-1) < static_cast<T>(0);
-  constexpr uint64_t range = uint64_t{1} << (sizeof(T) * 8 - is_signed);  // one past the largest
-  constexpr double limit = static_cast<double>(range);
+  constexpr uint64_t half = uint64_t{1} << (sizeof(T) * 8 - is_signed - 1);
+  constexpr double limit = 2.0 * static_cast<double>(half);  // one past the largest
   constexpr double lowest = is_signed ? -limit : 0.0;
   const double number = value == value ? value : 0.0;
   const double above = number > lowest ? number : lowest;
   const Through within = static_cast<Through>(above < limit ? above : 0.0);
-  return above < limit ? static_cast<T>(within) : static_cast<T>(range - 1);
+  return above < limit ? static_cast<T>(within) : static_cast<T>(half - 1 + half);
 }
 
 template <class T, class Through>
@@ -200,7 +200,9 @@ constexpr Table make_table(const char* isa) {
   set_integer<int16_t, uint16_t>(table, DType::int16);
   set_integer<uint16_t, uint16_t>(table, DType::uint16);
   set_integer<int32_t, uint32_t>(table, DType::int32);
+  set_integer<uint32_t, uint32_t, int64_t>(table, DType::uint32);
   set_integer<int64_t, uint64_t, int64_t>(table, DType::int64);
+  set_integer<uint64_t, uint64_t, uint64_t>(table, DType::uint64);
   set_real16<Float16, 0x7c00, 0x7e00>(table, DType::float16);
   set_real16<Bfloat16, 0x7f80, 0x7fc0>(table, DType::bfloat16);
   set_real<Real<float>>(table, DType::float32);

@@ -25,7 +25,6 @@ constexpr int kSliceMs = 50;               // no sleep is longer, so that an abo
 constexpr int64_t kGraceUs = 200'000;
 // Waiting is likely to be short only while the ranks are talking.
 constexpr int64_t kLivelyUs = 2'000;
-constexpr int64_t kLookAheadUs = 100'000;
 // What is kept of data that nobody expects yet, of one peer and of all. 16 MB is more than the two sockets of a
 // connection hold by default and the frame behind which a control frame may wait.
 constexpr size_t kMostAheadBytes = 16u << 20;
@@ -209,7 +208,7 @@ Status SocketMesh::judge() {
 // peer's epoch have ended, nobody else may ever do so. Called again and again; it looks now and then, and only where
 // a stall has lasted.
 Status SocketMesh::look_ahead(int64_t now) {
-  if (now - looked_ahead_us_ < kLookAheadUs) return {};
+  if (now - looked_ahead_us_ < config_.look_ahead_us) return {};
   looked_ahead_us_ = now;
   for (SocketPeer& peer : peers_) {
     if (peer.connections.empty() || peer.left || peer.aborted) continue;

@@ -21,6 +21,7 @@ from world import DTYPES, EngineWorld, Member
 from horovod import _core
 
 _NAMES = {(0, 8): "int8", (0, 32): "int32", (0, 64): "int64", (0, 16): "int16", (1, 8): "uint8", (1, 16): "uint16"}
+_NAMES |= {(1, 32): "uint32", (1, 64): "uint64"}
 _NAMES |= {(2, 16): "float16", (2, 32): "float32", (2, 64): "float64", (4, 16): "bfloat16", (6, 8): "bool"}
 
 

@@ -16,7 +16,7 @@ from world import ALLREDUCE, AVERAGE, MAX, MIN, PRODUCT, REDUCESCATTER, SUM
 
 pytestmark = pytest.mark.xdist_group("gpu")
 
-REDUCED = ("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bool")
+REDUCED = ("uint8", "int8", "int16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bool")
 MOVED = (*REDUCED, "uint16")
 SIZES = (0, 1, 7, 1000, 70_001)
 WORLDS = [(1, "in_process"), (2, "in_process"), (3, "in_process"), (2, "tcp"), (3, "hosts")]

@@ -30,6 +30,8 @@ DTYPES = {
     "float64": 8,
     "bool": 9,
     "uint16": 10,
+    "uint32": 13,
+    "uint64": 14,
 }
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = range(6)
 AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)

@@ -193,6 +193,7 @@ Config config() {
   Config made;
   made.progress_timeout_ms = 50;  // for what waits for the silent peer
   made.spin_us = 0;
+  made.look_ahead_us = 0;  // at whatever one peer sends while the other is waited for
   return made;
 }
 

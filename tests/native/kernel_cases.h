@@ -16,9 +16,9 @@
 
 namespace horovod::testing {
 
-inline constexpr DType kDTypes[] = {DType::uint8,   DType::int8,    DType::int16,   DType::uint16,
-                                    DType::int32,   DType::int64,   DType::float16, DType::bfloat16,
-                                    DType::float32, DType::float64, DType::boolean};
+inline constexpr DType kDTypes[] = {DType::uint8,   DType::int8,    DType::int16,    DType::uint16,  DType::int32,
+                                    DType::int64,   DType::float16, DType::bfloat16, DType::float32, DType::float64,
+                                    DType::boolean, DType::uint32,  DType::uint64};
 inline constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::min, ReduceOp::max, ReduceOp::product};
 inline constexpr const char* kVariants[] = {"portable", "avx2", "avx512"};
 

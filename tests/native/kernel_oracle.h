@@ -81,12 +81,13 @@ inline uint64_t get(const void* memory, size_t size) {
 }
 
 inline bool is_signed(DType dtype) {
-  return dtype != DType::uint8 && dtype != DType::uint16 && dtype != DType::boolean;
+  return dtype == DType::int8 || dtype == DType::int16 || dtype == DType::int32 || dtype == DType::int64;
 }
 
-inline int64_t to_number(DType dtype, uint64_t bits) {
+inline __int128 to_number(DType dtype, uint64_t bits) {
   const int unused = 64 - 8 * static_cast<int>(size_of(dtype));
-  return is_signed(dtype) ? static_cast<int64_t>(bits << unused) >> unused : static_cast<int64_t>(bits);
+  if (!is_signed(dtype)) return bits;
+  return static_cast<int64_t>(bits << unused) >> unused;
 }
 
 inline uint64_t scaled_integer(DType dtype, uint64_t bits, double factor) {
@@ -96,7 +97,7 @@ inline uint64_t scaled_integer(DType dtype, uint64_t bits, double factor) {
   if (std::isnan(product)) return 0;
   const long double kept = std::min(std::max<long double>(std::trunc(product), is_signed(dtype) ? -top - 1 : 0), top);
   const uint64_t mask = ~uint64_t{0} >> (64 - 8 * size_of(dtype));
-  return static_cast<uint64_t>(static_cast<int64_t>(kept)) & mask;
+  return static_cast<uint64_t>(static_cast<__int128>(kept)) & mask;
 }
 
 inline uint64_t oracle_element(DType dtype, ReduceOp op, const std::vector<uint64_t>& column, double postscale) {
@@ -116,7 +117,7 @@ inline uint64_t oracle_element(DType dtype, ReduceOp op, const std::vector<uint6
   }
   unsigned __int128 value = column[0];
   for (size_t k = 1; k < column.size(); ++k) {
-    const int64_t left = to_number(dtype, static_cast<uint64_t>(value)), right = to_number(dtype, column[k]);
+    const __int128 left = to_number(dtype, static_cast<uint64_t>(value)), right = to_number(dtype, column[k]);
     value = op == ReduceOp::sum       ? value + column[k]
             : op == ReduceOp::product ? value * column[k]
             : op == ReduceOp::min     ? static_cast<uint64_t>(std::min(left, right))

@@ -19,8 +19,8 @@ using namespace horovod::testing;
 
 namespace {
 
-const std::vector<DType> kDTypes = {DType::float32, DType::int64,   DType::float16, DType::bfloat16,
-                                    DType::uint8,   DType::boolean, DType::float64, DType::int32};
+const std::vector<DType> kDTypes = {DType::float32, DType::int64,   DType::float16, DType::bfloat16, DType::uint8,
+                                    DType::boolean, DType::float64, DType::int32,   DType::uint64};
 
 using Shapes = std::vector<std::vector<std::vector<int64_t>>>;
 const std::vector<Shapes> kShapes = {

@@ -56,8 +56,12 @@ inline void put(DType dtype, std::byte* at, double value) {
       return put_as<uint16_t>(at, value);
     case DType::int32:
       return put_as<int32_t>(at, value);
+    case DType::uint32:
+      return put_as<uint32_t>(at, value);
     case DType::int64:
       return put_as<int64_t>(at, value);
+    case DType::uint64:
+      return put_as<uint64_t>(at, value);
     case DType::float32:
       return put_as<float>(at, value);
     case DType::float64:
@@ -80,8 +84,12 @@ inline double get(DType dtype, const std::byte* at) {
       return get_as<uint16_t>(at);
     case DType::int32:
       return get_as<int32_t>(at);
+    case DType::uint32:
+      return get_as<uint32_t>(at);
     case DType::int64:
       return get_as<int64_t>(at);
+    case DType::uint64:
+      return get_as<uint64_t>(at);
     case DType::float32:
       return get_as<float>(at);
     case DType::float64:

@@ -33,6 +33,7 @@ from dlpack import CUDA, DLTensor
 
 _DTYPES = {(0, 8): "int8", (0, 16): "int16", (0, 32): "int32", (0, 64): "int64", (1, 8): "uint8", (6, 8): "bool"}
 _DTYPES |= {(2, 16): "float16", (2, 32): "float32", (2, 64): "float64", (4, 16): "bfloat16"}
+_DTYPES |= {(1, 16): "uint16", (1, 32): "uint32", (1, 64): "uint64"}
 
 
 cuda: Any = None

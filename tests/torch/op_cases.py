@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-DTYPES = ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool")
+UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
+DTYPES = (*UNSIGNED, "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool")
 # For two ranks at most: of more, sums would be rounded several times on the way.
 EIGHT_BIT_FLOATS = ("float8_e4m3fn", "float8_e5m2")
 REDUCTIONS = ("Average", "Sum", "Min", "Max", "Product")
@@ -27,7 +28,7 @@ SHAPES = ((), (1,), (0, 3), (5, 3), (1031,))
 def values(rank: int, shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:
     """This rank's input, as float64; every rank can compute every other's."""
     generator = np.random.default_rng([seed, rank, *shape])
-    low, high = {"bool": (0, 2), "uint8": (0, 4)}.get(dtype, (-3, 4))
+    low, high = (0, 2) if dtype == "bool" else (0, 4) if dtype in UNSIGNED else (-3, 4)
     return generator.integers(low, high, size=shape).astype(np.float64)
 
 
@@ -260,7 +261,7 @@ def compressed(hvd: Any, rank: int, size: int, dtype: str) -> None:
 
 
 def sparse_allreduce(hvd: Any, rank: int, size: int, dtype: str) -> None:
-    if dtype in ("bool", "float16", "bfloat16", *EIGHT_BIT_FLOATS):
+    if dtype in ("bool", "float16", "bfloat16", "uint16", "uint32", "uint64", *EIGHT_BIT_FLOATS):
         return  # torch itself can't coalesce all of them
     import torch
 

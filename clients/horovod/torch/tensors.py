@@ -41,10 +41,10 @@ DTYPE_CODES: Final[dict[torch.dtype, int]] = {
     torch.float8_e4m3fn: 11,
     torch.float8_e5m2: 12,
 }
+for _name, _code in (("uint16", 10), ("uint32", 13), ("uint64", 14)):  # not every version of PyTorch has these
+    if hasattr(torch, _name):
+        DTYPE_CODES[getattr(torch, _name)] = _code
 _DTYPES_OF_BYTES: Final = {code: dtype for dtype, code in DTYPE_CODES.items() if "float8" in str(dtype)}
-
-# By name: not every version of PyTorch has these.
-_SIGNED: Final = {"torch.uint16": torch.int16, "torch.uint32": torch.int32, "torch.uint64": torch.int64}
 
 _strided = torch.strided
 _code_of = DTYPE_CODES.get
@@ -141,7 +141,8 @@ def refusal(tensor: Any) -> Exception:
             "or make it dense with .to_dense()."
         )
     if tensor.dtype not in DTYPE_CODES:
-        return ValueError(f"Tensor type {tensor.dtype} is not supported.{_advice(tensor.dtype)}")
+        advice = " Use torch.view_as_real(tensor)." if tensor.dtype.is_complex else ""
+        return ValueError(f"Tensor type {tensor.dtype} is not supported.{advice}")
     if (obstacle := device_obstacle(tensor.device)) is not None:
         return ValueError(f"The tensor is on device {tensor.device}, {obstacle}")
     return ValueError("Tensor is required to be contiguous. Call .contiguous() on it first.")
@@ -150,15 +151,6 @@ def refusal(tensor: Any) -> Exception:
 def named(refusal: ValueError, operation: str, name: str | None) -> ValueError:
     """The same with the name under which the tensor was given, as the engine adds it where it reads tensors itself."""
     return refusal if name is None else ValueError(f"{refusal} It was given as '{operation}.{name}'.")
-
-
-def _advice(dtype: torch.dtype) -> str:
-    """What to do instead, to follow a sentence."""
-    if dtype.is_complex:
-        return " Use torch.view_as_real(tensor)."
-    if (signed := _SIGNED.get(str(dtype))) is not None:
-        return f" Use tensor.view({signed}): sums, products and copies have the same bits."
-    return ""
 
 
 def device_obstacle(device: torch.device) -> str | None:

@@ -22,8 +22,14 @@ bool nccl_type(DType dtype, DataType& type) {
     case DType::int32:
       type = kInt32;
       return true;
+    case DType::uint32:
+      type = kUint32;
+      return true;
     case DType::int64:
       type = kInt64;
+      return true;
+    case DType::uint64:
+      type = kUint64;
       return true;
     case DType::float16:
       type = kFloat16;

@@ -12,7 +12,9 @@ enum Type : int {
   kInt8 = 0,
   kUint8 = 1,
   kInt32 = 2,
+  kUint32 = 3,
   kInt64 = 4,
+  kUint64 = 5,
   kFloat16 = 6,
   kFloat32 = 7,
   kFloat64 = 8,
@@ -33,9 +35,11 @@ inline size_t bytes_of(int type) {
     case kBfloat16:
       return 2;
     case kInt32:
+    case kUint32:
     case kFloat32:
       return 4;
     case kInt64:
+    case kUint64:
     case kFloat64:
       return 8;
     default:
@@ -131,8 +135,12 @@ inline void combine(int type, int op, void* total, const void* part, size_t coun
       return combine_as<uint8_t>(op, total, part, count);
     case kInt32:
       return combine_as<int32_t>(op, total, part, count);
+    case kUint32:
+      return combine_as<uint32_t>(op, total, part, count);
     case kInt64:
       return combine_as<int64_t>(op, total, part, count);
+    case kUint64:
+      return combine_as<uint64_t>(op, total, part, count);
     case kFloat32:
       return combine_as<float>(op, total, part, count);
     case kFloat64:
@@ -157,20 +165,22 @@ inline void combine(int type, int op, void* total, const void* part, size_t coun
 }
 
 template <typename T>
-void divide_as(void* data, size_t count, int by) {
+void divide_as(void* data, size_t count, T by) {
   auto* values = static_cast<T*>(data);
   for (size_t i = 0; i < count; ++i) values[i] = static_cast<T>(values[i] / by);
 }
 
 // Average of integers, which NCCL divides at the end; truncates toward zero.
 inline void divide_integers(int type, void* data, size_t count, int by) {
-  if (type == kInt8) divide_as<int8_t>(data, count, by);
-  if (type == kUint8) divide_as<uint8_t>(data, count, by);
+  if (type == kInt8) divide_as<int8_t>(data, count, static_cast<int8_t>(by));
+  if (type == kUint8) divide_as<uint8_t>(data, count, static_cast<uint8_t>(by));
   if (type == kInt32) divide_as<int32_t>(data, count, by);
+  if (type == kUint32) divide_as<uint32_t>(data, count, static_cast<uint32_t>(by));
   if (type == kInt64) divide_as<int64_t>(data, count, by);
+  if (type == kUint64) divide_as<uint64_t>(data, count, static_cast<uint64_t>(by));
 }
 
-inline bool is_integer(int type) { return type <= kInt64; }
+inline bool is_integer(int type) { return type <= kUint64; }
 
 // data *= factor, which is a value of the type.
 inline void multiply(int type, void* data, const void* factor, size_t count) {

@@ -53,8 +53,8 @@ def allreduce(
         tensor([1.0000, 0.5000])
 
     Args:
-        tensor: contiguous, dense; uint8, int8, int16, int32, int64, float8_e4m3fn, float8_e5m2, float16, bfloat16,
-            float32, float64 or (but for Average) bool.
+        tensor: contiguous, dense; integers of 8 to 64 bits, signed or not, float8_e4m3fn, float8_e5m2, float16,
+            bfloat16, float32, float64 or (but for Average) bool.
         average: deprecated, use op.
         name: matches the call across ranks; without one, calls match by their order.
         compression: how the tensor travels, for example Compression.fp16.

@@ -35,7 +35,8 @@ def alltoall(
 
     Args:
         tensor: contiguous and dense, of a shape in which all dimensions but the first agree across ranks;
-            uint8, int8, int16, int32, int64, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64 or bool.
+            integers of 8 to 64 bits, signed or not, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64
+            or bool.
         splits: as many whole numbers as the set has members, or an int32 tensor of them.
         name: matches the call across ranks; without one, calls match by their order.
         process_set: the ranks that take part.

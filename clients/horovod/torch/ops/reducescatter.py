@@ -53,9 +53,9 @@ def reducescatter(
     What `allgather` says of results on a GPU holds here as well.
 
     Args:
-        tensor: contiguous and dense, with at least one dimension, of the same shape and dtype on all ranks; uint8,
-            int8, int16, int32, int64, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64 or (but for
-            Average) bool.
+        tensor: contiguous and dense, with at least one dimension, of the same shape and dtype on all ranks; integers
+            of 8 to 64 bits, signed or not, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64 or (but
+            for Average) bool.
         name: matches the call across ranks; without one, calls match by their order.
         compression: how the tensor travels, for example Compression.fp16.
         op: hvd.Average or hvd.Sum.
