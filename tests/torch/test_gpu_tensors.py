@@ -153,24 +153,36 @@ assert x.cpu().float().tolist() == [2.0, 4.0, -1.0]
         )
 
 
-def test_unsigned_integers_are_refused_by_name(files: list[str]) -> None:
-    """As on the CPU (test_alone.py); seen as signed ones they travel, and the bits of a sum are the same."""
+def test_complex_numbers_are_refused_by_name(files: list[str]) -> None:
+    """As on the CPU (test_alone.py)."""
+    run(
+        files,
+        """
+x = on_gpu(torch.ones(2, dtype=torch.complex64))
+one = (hvd.allreduce, hvd.allreduce_, hvd.allgather, hvd.alltoall, hvd.reducescatter, hvd.broadcast, hvd.broadcast_)
+for call in (*one, hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter):
+    options = {"root_rank": 0} if "broadcast" in call.__name__ else {}
+    try:
+        call(x if call in one else [on_gpu([1.0]), x], name="counts", **options)
+    except ValueError as error:
+        assert "type torch.complex64 is not supported. Use torch.view_as_real(tensor)." in str(error), error
+        assert str(error).endswith(f"It was given as '{call.__name__.rstrip('_')}.counts'."), error
+    else:
+        raise AssertionError("it was taken")
+""",
+    )
+
+
+def test_unsigned_integers_are_taken(files: list[str]) -> None:
+    """Of values that are negative when they are taken for signed ones."""
     run(
         files,
         """
 for bits in (16, 32, 64):
     unsigned, signed = getattr(torch, f"uint{bits}"), getattr(torch, f"int{bits}")
     x = on_gpu(torch.tensor([-2, 3], dtype=signed).view(unsigned))
-    one = (hvd.allreduce, hvd.allreduce_, hvd.allgather, hvd.alltoall, hvd.reducescatter, hvd.broadcast, hvd.broadcast_)
-    for call in (*one, hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter):
-        options = {"root_rank": 0} if "broadcast" in call.__name__ else {}
-        try:
-            call(x if call in one else [on_gpu([1.0]), x], name="counts", **options)
-        except ValueError as error:
-            assert f"type torch.uint{bits} is not supported. Use tensor.view(torch.int{bits})" in str(error), error
-            assert str(error).endswith(f"It was given as '{call.__name__.rstrip('_')}.counts'."), error
-        else:
-            raise AssertionError("it was taken")
-    assert hvd.allreduce(x.view(signed), op=hvd.Sum).view(unsigned).cpu().tolist() == [2**bits - 2, 3]
+    for op in (hvd.Sum, hvd.Average, hvd.Max):
+        assert hvd.allreduce(x, op=op).cpu().tolist() == [2**bits - 2, 3]
+    assert hvd.allgather(x).cpu().tolist() == [2**bits - 2, 3]
 """,
     )
