@@ -82,11 +82,16 @@ class Queue {
   bool finishing_ = false;
 };
 
-// Records are numbered; `passed` is the number of the last one that its stream has come to.
-struct Event {
+// Each record is a moment of its own: an event may be recorded again, on another stream, while an earlier record has
+// not passed, and whoever waits for that one goes on doing so.
+struct Record {
   std::mutex mutex;
   std::condition_variable changed;
-  uint64_t recorded = 0, passed = 0;
+  bool passed = false;
+};
+
+struct Event {
+  std::shared_ptr<Record> last;  // null: none yet
   int device = 0;
   bool captured = false;  // its last record is part of a graph
 };

@@ -153,17 +153,13 @@ EXPORTED int cuEventRecord(void* event, void* stream) {
   const std::shared_ptr<Queue> queue = stream_of(stream);
   if (!current()) return kInvalidContext;
   if (found == world().events.end() || !queue || found->second->device != queue->device) return kInvalidHandle;
-  const std::shared_ptr<Event> made = found->second;
-  uint64_t number;
-  made->captured = queue->capture.state != Capture::none;
-  {
-    const std::lock_guard<std::mutex> counting(made->mutex);
-    number = ++made->recorded;
-  }
-  queue->push([made, number] {
-    const std::lock_guard<std::mutex> counting(made->mutex);
-    made->passed = number;
-    made->changed.notify_all();
+  const auto record = std::make_shared<Record>();
+  found->second->last = record;
+  found->second->captured = queue->capture.state != Capture::none;
+  queue->push([record] {
+    const std::lock_guard<std::mutex> telling(record->mutex);
+    record->passed = true;
+    record->changed.notify_all();
   });
   return kSuccess;
 }
@@ -175,8 +171,10 @@ EXPORTED int cuEventQuery(void* event) {
   if (const int refused = allow_unsafe_call(); refused) return refused;
   if (found->second->captured) return kCaptureUnsupported;
   ++world().queries;
-  const std::lock_guard<std::mutex> counting(found->second->mutex);
-  return found->second->passed == found->second->recorded ? kSuccess : kNotReady;
+  const std::shared_ptr<Record> last = found->second->last;
+  if (!last) return kSuccess;
+  const std::lock_guard<std::mutex> asking(last->mutex);
+  return last->passed ? kSuccess : kNotReady;
 }
 
 EXPORTED int cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
@@ -190,14 +188,10 @@ EXPORTED int cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
     queue->capture.state = Capture::invalidated;
     return kCaptureIsolation;
   }
-  uint64_t number;
-  {
-    const std::lock_guard<std::mutex> counting(waited->mutex);
-    number = waited->recorded;  // what is recorded later does not matter
-  }
-  queue->push([waited, number] {
-    std::unique_lock<std::mutex> wait(waited->mutex);
-    waited->changed.wait(wait, [&] { return waited->passed >= number; });
+  if (!waited->last) return kSuccess;
+  queue->push([last = waited->last] {  // what is recorded later does not matter
+    std::unique_lock<std::mutex> wait(last->mutex);
+    last->changed.wait(wait, [&] { return last->passed; });
   });
   return kSuccess;
 }
