@@ -31,10 +31,13 @@ constexpr int64_t kSettleLag = 1;
 constexpr int64_t kPublishLag = 2;
 constexpr int64_t kLine = 64;  // bytes; members never write the same cache line of a slot
 // Of all slices together a block has this many bytes, so that what is staged stays in the caches; but a part is worth a
-// frame, and no more than what fills a wire.
+// frame, and no more than what fills a wire. Where there is much to send a slice has as many blocks as this, because
+// the wire idles for three of them, one after another, at the beginning and the end.
 constexpr int64_t kBlockBytes = 512 << 10;
 constexpr int64_t kLeastPartBytes = 32 << 10;
 constexpr int64_t kMostPartBytes = 128 << 10;
+constexpr int64_t kMuchBytes = 1 << 20;  // of a slice
+constexpr int64_t kManyBlocks = 64;
 
 class Reducer {
  public:
@@ -119,7 +122,10 @@ Status Reducer::run_blocks() {
   for (const Slice& slice : slices_) longest = std::max(longest, slice.size());
   if (longest == 0) return {};
   const int64_t fitting = slot_bytes_ / mesh_.size() / kLine * kLine;
-  const int64_t wanted = std::clamp(kBlockBytes / mesh_.size() / kLine * kLine, kLeastPartBytes, kMostPartBytes);
+  int64_t wanted = std::clamp(kBlockBytes / mesh_.size() / kLine * kLine, kLeastPartBytes, kMostPartBytes);
+  if (longest * item_ > kMuchBytes) {
+    wanted = std::clamp(longest * item_ / kManyBlocks / kLine * kLine, kLeastPartBytes, wanted);
+  }
   const int64_t most = std::min(fitting, wanted) / item_;
   const int64_t least = (longest + most - 1) / most;  // equal parts rather than full ones and a small rest
   const int64_t line = kLine / item_;
