@@ -135,8 +135,8 @@ extern "C" size_t plain_shared_bytes(int per_host) {
 }
 
 // counterparts[h] is connected to the rank of host h that has this rank's number there; shared is plain_shared_bytes of
-// memory, or null where each host has one rank; scratch has room for as many times the data as there are hosts. 0, or 1
-// when a connection has ended.
+// memory, of no use where each host has one rank; scratch has room for as many times the data as there are hosts. 0, or
+// 1 when a connection has ended.
 extern "C" int plain_allreduce(int hosts, int per_host, int rank, const int* counterparts, void* shared, float* data,
                                float* scratch, size_t count, int crowded) {
   const int host = rank / per_host;

@@ -4,6 +4,7 @@
 
 #include <tuple>
 
+#include "base/interrupt.h"
 #include "bindings/errors.h"
 #include "bindings/tensor_reader.h"
 #include "engine/waiting_thread.h"

@@ -1,14 +1,17 @@
 // Which collective an operation's type is, for a way that has one function for each.
 #pragma once
 
+#include <type_traits>
+
 #include "collectives/batch.h"
 
 namespace horovod {
 
-// Of: whatever the functions work on.
+// Of: whatever the functions work on, as they take it.
 template <typename Of>
-Status dispatch(OpType type, Of& of, Batch batch, Status (*allreduce)(Of&, Batch), Status (*allgather)(Of&, Batch),
-                Status (*broadcast)(Of&, Batch), Status (*alltoall)(Of&, Batch), Status (*reducescatter)(Of&, Batch)) {
+Status dispatch(OpType type, std::type_identity_t<Of> of, Batch batch, Status (*allreduce)(Of, Batch),
+                Status (*allgather)(Of, Batch), Status (*broadcast)(Of, Batch), Status (*alltoall)(Of, Batch),
+                Status (*reducescatter)(Of, Batch)) {
   switch (type) {
     case OpType::allreduce:
       return allreduce(of, batch);

@@ -7,10 +7,9 @@
 #include <poll.h>
 #include <sched.h>
 
+#include "base/interrupt.h"
+
 namespace horovod {
-
-thread_local InterruptHook t_interrupt_hook = nullptr;
-
 namespace {
 
 constexpr int64_t kSliceUs = 50'000;  // how often a sleeping member looks whether its peers are alive

@@ -206,10 +206,6 @@ class Region {
   std::mutex end_mutex_;             // one thread announces the end, once
 };
 
-// True while a Python thread that can handle signals drives; the hook says whether one asks to stop (see bindings).
-using InterruptHook = bool (*)();
-extern thread_local InterruptHook t_interrupt_hook;
-
 template <typename Ready>
 bool Region::sleep_until(Ready&& ready, int64_t deadline_us, bool poll) {
   if (ready()) return true;

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "transport/region.h"
+#include "base/interrupt.h"
 #include "transport/socket_mesh.h"
 
 namespace horovod {
@@ -153,6 +153,7 @@ Status SocketMesh::progress(bool& busy) {
   bool moved = false;
   HVD_TRY(pass(moved));
   if (unwell_) HVD_TRY(judge());
+  HVD_TRY(look_ahead(now_us()));
   busy = std::any_of(lines_.begin(), lines_.end(),
                      [](const Line& line) { return line.connection->owes() || line.connection->expects(); });
   return {};

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from dlpack import CUDA, DLTensor
 from resources import eventually
-from world import DTYPES, EngineWorld, Member
+from world import ALLREDUCE, DTYPES, SUM, EngineWorld, Member
 
 from horovod import _core
 
@@ -312,3 +313,21 @@ class GpuWorld(EngineWorld):
         for gpu in self.gpus:
             gpu.release_all()  # of a test that failed; the engines wait for what is queued
         super().__exit__(*exc)
+
+
+def start(member: GpuMember, array: DeviceArray, name: str = "allreduce.x") -> _core.Handle:
+    return member.start(ALLREDUCE, name, [array], [array], reduce_op=SUM)
+
+
+def now(array: DeviceArray) -> np.ndarray:
+    """What is in the memory, whatever is still queued."""
+    return read(array.address, array.dtype, array.shape)
+
+
+def ones(member: GpuMember, count: int = 4) -> DeviceArray:
+    return member.array(np.ones(count, np.float32))
+
+
+def expect_error(action: Callable[[], Any], error: type[Exception], pattern: str) -> None:
+    with pytest.raises(error, match=pattern):
+        action()

@@ -20,11 +20,6 @@ ONE_HOST = [0, 0, 0, 0]
 PLACEMENTS = [ONE_HOST, [0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 1, 2, 0], [0, 1, 2], [0, 0, 0, 1]]
 
 
-@pytest.fixture(scope="module")
-def libraries() -> StandIns:
-    return StandIns()
-
-
 def by_host(vectors: Sequence[np.ndarray], placement: Sequence[int]) -> np.ndarray:
     """Hosts in the order of their first ranks."""
     groups: dict[int, list[np.ndarray]] = {}

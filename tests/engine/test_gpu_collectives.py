@@ -23,11 +23,6 @@ WORLDS = [(1, "in_process"), (2, "in_process"), (3, "in_process"), (2, "tcp"), (
 BY_HOST = [(1, "in_process"), (2, "in_process"), (3, "tcp"), (4, "hosts"), (3, "gloo")]
 
 
-@pytest.fixture(scope="module")
-def libraries() -> StandIns:
-    return StandIns()
-
-
 PARAMS = [(*one, True) for one in WORLDS] + [(*one, False) for one in BY_HOST]
 
 

@@ -15,11 +15,6 @@ pytestmark = pytest.mark.xdist_group("gpu")
 SIZES = (1, 16, 1000, 0, 70_000)
 
 
-@pytest.fixture(scope="module")
-def libraries() -> StandIns:
-    return StandIns()
-
-
 def copier(libraries: StandIns, ordinal: int = 0, one_kernel: bool = True, nvrtc_file: str = "") -> _core.Copier:
     files = {"cuda_file": libraries.cuda_file, "nvrtc_file": nvrtc_file or libraries.nvrtc_file}
     return _core.Copier(ordinal=ordinal, one_kernel=one_kernel, **files)

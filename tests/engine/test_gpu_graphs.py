@@ -2,47 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import numpy as np
 import pytest
-from gpu_world import DeviceArray, GpuMember, GpuWorld, StandIns, read
+from gpu_world import GpuWorld, StandIns, expect_error, now, ones, start
 from resources import eventually
-from world import ALLGATHER, ALLREDUCE, SUM
-
-from horovod import _core
+from world import ALLGATHER
 
 pytestmark = pytest.mark.xdist_group("gpu")
-
-
-@pytest.fixture(scope="module")
-def libraries() -> StandIns:
-    return StandIns()
-
-
-@pytest.fixture(params=["in_process", "tcp"])
-def pair(request: pytest.FixtureRequest, libraries: StandIns) -> Iterator[GpuWorld]:
-    with GpuWorld(libraries, 2, request.param) as made:
-        yield made
-
-
-def start(member: GpuMember, array: DeviceArray, name: str = "allreduce.x") -> _core.Handle:
-    return member.start(ALLREDUCE, name, [array], [array], reduce_op=SUM)
-
-
-def now(array: DeviceArray) -> np.ndarray:
-    """What is in the memory, whatever is still queued."""
-    return read(array.address, array.dtype, array.shape)
-
-
-def ones(member: GpuMember, count: int = 4) -> DeviceArray:
-    return member.array(np.ones(count, np.float32))
-
-
-def expect_error(action: Callable[[], Any], error: type[Exception], pattern: str) -> None:
-    with pytest.raises(error, match=pattern):
-        action()
 
 
 @pytest.mark.parametrize("through_the_host", [False, True])

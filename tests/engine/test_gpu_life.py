@@ -5,49 +5,18 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from exchange import CUDA, Tensor
-from gpu_world import DeviceArray, GpuMember, GpuWorld, StandIns, ended, read
+from gpu_world import DeviceArray, GpuMember, GpuWorld, StandIns, ended, expect_error, now, ones, start
 from resources import eventually
 from world import ALLGATHER, ALLREDUCE, ALLTOALL, AVERAGE, BROADCAST, REDUCESCATTER, SUM, EngineWorld
 
-from horovod import _core
 from horovod._core import TensorReader
 
 pytestmark = pytest.mark.xdist_group("gpu")
-
-
-@pytest.fixture(scope="module")
-def libraries() -> StandIns:
-    return StandIns()
-
-
-@pytest.fixture(params=["in_process", "tcp"])
-def pair(request: pytest.FixtureRequest, libraries: StandIns) -> Iterator[GpuWorld]:
-    with GpuWorld(libraries, 2, request.param) as made:
-        yield made
-
-
-def start(member: GpuMember, array: DeviceArray, name: str = "allreduce.x") -> _core.Handle:
-    return member.start(ALLREDUCE, name, [array], [array], reduce_op=SUM)
-
-
-def now(array: DeviceArray) -> np.ndarray:
-    """What is in the memory, whatever is still queued."""
-    return read(array.address, array.dtype, array.shape)
-
-
-def ones(member: GpuMember, count: int = 4) -> DeviceArray:
-    return member.array(np.ones(count, np.float32))
-
-
-def expect_error(action: Callable[[], Any], error: type[Exception], pattern: str) -> None:
-    with pytest.raises(error, match=pattern):
-        action()
 
 
 # -- readiness and completion ------------------------------------------------------------------------------------------

@@ -27,11 +27,6 @@ WAYS = {
 }
 
 
-@pytest.fixture(scope="module")
-def libraries() -> StandIns:
-    return StandIns()
-
-
 @pytest.fixture(
     scope="module", params=[(2, "in_process"), (3, "in_process"), (2, "tcp")], ids=lambda p: f"{p[0]}-{p[1]}"
 )

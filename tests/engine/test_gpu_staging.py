@@ -32,11 +32,6 @@ pytestmark = pytest.mark.xdist_group("gpu")
 CHUNK = 64 << 10
 
 
-@pytest.fixture(scope="module")
-def libraries() -> StandIns:
-    return StandIns()
-
-
 @pytest.fixture(params=["in_process", "tcp"])
 def pair(request: pytest.FixtureRequest, libraries: StandIns) -> Iterator[GpuWorld]:
     with GpuWorld(libraries, 2, request.param, without_nccl=(0, 1), staging_bytes=CHUNK) as made:

@@ -41,9 +41,9 @@ DTYPE_CODES: Final[dict[torch.dtype, int]] = {
     torch.float8_e4m3fn: 11,
     torch.float8_e5m2: 12,
 }
-for _name, _code in (("uint16", 10), ("uint32", 13), ("uint64", 14)):  # not every version of PyTorch has these
-    if hasattr(torch, _name):
-        DTYPE_CODES[getattr(torch, _name)] = _code
+# Not every version of PyTorch has these.
+_UNSIGNED: Final = {"uint16": 10, "uint32": 13, "uint64": 14}
+DTYPE_CODES.update({getattr(torch, name): code for name, code in _UNSIGNED.items() if hasattr(torch, name)})
 _DTYPES_OF_BYTES: Final = {code: dtype for dtype, code in DTYPE_CODES.items() if "float8" in str(dtype)}
 
 _strided = torch.strided

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "transport/region.h"
+#include "base/interrupt.h"
 
 namespace horovod::staging {
 namespace {

@@ -6,6 +6,7 @@
 
 #include "backends/gloo/plugin/collectives.h"
 #include "backends/gloo/plugin/context.h"
+#include "collectives/dispatch.h"
 
 namespace horovod::gloo_plugin {
 namespace {
@@ -16,7 +17,8 @@ class GlooBackend final : public Backend {
 
   Status run(Batch batch) override {
     try {
-      return dispatch({context_, next_tag_}, batch);
+      return dispatch(batch[0]->spec.type, {context_, next_tag_}, batch, allreduce, allgather, broadcast, alltoall,
+                      reducescatter);
     } catch (const MeshError& error) {
       return error.status;
     } catch (const std::exception& error) {
@@ -25,24 +27,6 @@ class GlooBackend final : public Backend {
   }
 
  private:
-  static Status dispatch(Run run, Batch batch) {
-    switch (batch[0]->spec.type) {
-      case OpType::allreduce:
-        return allreduce(run, batch);
-      case OpType::allgather:
-        return allgather(run, batch);
-      case OpType::broadcast:
-        return broadcast(run, batch);
-      case OpType::alltoall:
-        return alltoall(run, batch);
-      case OpType::reducescatter:
-        return reducescatter(run, batch);
-      case OpType::barrier:
-        return {};  // that every member arrived is in the order log already
-    }
-    return {Code::internal, "Unknown operation type."};
-  }
-
   const std::shared_ptr<::gloo::Context> context_;
   uint32_t next_tag_ = 0;
 };
