@@ -1,4 +1,4 @@
-"""Training with two and three ranks on GPUs that libraries stand in for: who waits for whom, and what a loss leaves.
+"""Training with two ranks on GPUs that libraries stand in for: who waits for whom, and what many worlds leave.
 
 Nothing here looks at a clock. A held stream stands still until it is released, so what happens meanwhile does not
 depend on it; a stream that comes to its end, or a call that raises, is the event that a test waits for.
@@ -6,8 +6,6 @@ depend on it; a stream that comes to its end, or a call that raises, is the even
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -138,79 +136,7 @@ def test_gradients_are_reduced_while_the_backward_pass_goes_on(pair: Keeper) -> 
         assert seen["after"] == [15.0, 1.5, -30.0, -3.0]
 
 
-# -- failures ----------------------------------------------------------------------------------------------------------
-def train_until_somebody_is_lost(victim: int) -> tuple[str, dict[str, int]]:
-    import fake_gpu
-    import torch
-
-    import horovod.torch as hvd
-
-    gradient = fake_gpu.on_gpu(torch.ones(1000))
-    aborts = fake_gpu.count("aborts")
-
-    def steps() -> None:
-        for step in range(1_000_000):
-            if step == 5 and hvd.rank() == victim:
-                os.kill(os.getpid(), signal.SIGKILL)
-            hvd.allreduce_(gradient, name="gradient")
-            fake_gpu.synchronize()  # as loss.item() does: here a kernel waits whose peer is gone
-
-    with pytest.raises(hvd.HorovodInternalError) as raised:
-        steps()
-    fake_gpu.synchronize()  # nothing is stuck there
-    hvd.shutdown()
-    counts = {name: fake_gpu.count(name) for name in ("communicators", "operations")}
-    return str(raised.value), {"aborts": fake_gpu.count("aborts") - aborts, **counts}
-
-
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_a_lost_rank_aborts_the_communicator_of_every_other(transport: str) -> None:
-    with standin_world(3, transport) as keeper:
-        world = keeper.get()
-        pids = world.pids
-        outcomes = world.outcomes(train_until_somebody_is_lost, 1)
-    assert outcomes[1].exit_code == -signal.SIGKILL
-    for rank in (0, 2):
-        assert outcomes[rank].error is None, outcomes[rank].text
-        sentence, counts = outcomes[rank].value
-        assert f"ank 1 (pid {pids[1]})" in sentence
-        assert counts == {"aborts": 1, "communicators": 0, "operations": 0}
-
-
-def meet_an_asynchronous_error() -> tuple[str, int]:
-    """Rank 1's stream stands still, so rank 0's kernel waits for it. Nobody calls Horovod when NCCL fails on rank 0."""
-    import fake_gpu
-    import torch
-
-    import horovod.torch as hvd
-
-    gradient = fake_gpu.on_gpu(torch.ones(1000))
-    aborts = fake_gpu.count("aborts")
-    hvd.allreduce_(gradient, name="gradient")
-    fake_gpu.synchronize()
-    held = fake_gpu.hold() if hvd.rank() == 1 else 0
-    hvd.allreduce_(gradient, name="gradient")
-    if hvd.rank() == 0:
-        fake_gpu.fail("ncclCommGetAsyncError", 3)
-        fake_gpu.synchronize()  # comes to its end by the abort
-    with pytest.raises(hvd.HorovodInternalError) as raised:
-        hvd.allreduce_(torch.ones(1), name="never")  # rank 1 is in here when it happens
-    if held:
-        fake_gpu.release(held)
-    fake_gpu.synchronize()
-    hvd.shutdown()
-    hvd.init()
-    hvd.allreduce_(gradient, name="gradient")  # the next world has a communicator of its own
-    fake_gpu.synchronize()
-    return str(raised.value), fake_gpu.count("aborts") - aborts
-
-
-def test_an_asynchronous_error_ends_the_epoch_on_both(pair: Keeper) -> None:
-    for sentence, aborts in pair.get().run(meet_an_asynchronous_error):
-        assert "ncclCommGetAsyncError failed: unknown result code (3)" in sentence
-        assert aborts == 1
-
-
+# -- the end -----------------------------------------------------------------------------------------------------------
 def cycles(number: int) -> tuple[dict[str, int], dict[str, int]]:
     """Leaves the world and joins it again, every second time after a failure on rank 0."""
     import gc
