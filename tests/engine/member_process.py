@@ -155,8 +155,11 @@ class Process:
             return
         say(done=steps)
 
-    def gpu_loop(self, elements: int, steps: int, stop: bool = False) -> None:
-        """The same on this rank's GPU, reading the result back each time; `stop`: where NCCL is to be started."""
+    def gpu_loop(self, elements: int, steps: int, stop: bool = False, stand_still: bool = False) -> None:
+        """The same on this rank's GPU, reading the result back each time.
+
+        stop: this process, where NCCL is to be started. stand_still: the GPU, in the second step, which is queued.
+        """
         from gpu_world import Gpu, StandIns
 
         libraries = StandIns(self.files)
@@ -167,10 +170,14 @@ class Process:
         step = 0
         try:
             for step in range(steps):
+                if stand_still and step == 1:
+                    gpu.hold()
                 array = gpu.array(np.full(elements, self.world.rank + 1, np.float32))
                 tensor = (array.address, array.address, DTYPES["float32"], array.shape, self.world.rank, 0)
                 name = f"allreduce.t{step % 8}"
                 self.engine.submit(ALLREDUCE, name, [tensor], reduce_op=SUM, wait_follows=True).result()
+                if stand_still and step == 1:
+                    say(stands_still=True)
                 if not (array.numpy() == expected).all():
                     self.engine.check()  # the stream went on because the epoch ended
                     say(wrong=step)

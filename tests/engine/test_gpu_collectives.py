@@ -244,21 +244,6 @@ def test_tensors_of_both_kinds_side_by_side(world: GpuWorld) -> None:
     world.run(body)
 
 
-def test_several_streams(libraries: StandIns) -> None:
-    with GpuWorld(libraries, 2, nccl_streams=3, fusion_threshold_bytes=0) as world:
-
-        def body(member: GpuMember) -> None:
-            arrays = [np.full(100, i + member.rank, np.float32) for i in range(20)]
-            handles = [member.allreduce_async(array, f"allreduce.{i}") for i, array in enumerate(arrays)]
-            for i, handle in enumerate(handles):
-                np.testing.assert_array_equal(member.wait(handle), 2 * i + 1)
-            member.allreduce(np.ones(3, np.float32), "allreduce.max", MAX, prescale=2.0)
-
-        before = libraries.count("communicators")
-        world.run(body)
-        assert libraries.count("communicators") == before + 2 * 3 + 2
-
-
 def test_the_engines_streams_come_first(libraries: StandIns) -> None:
     streams, urgent = libraries.count("streams"), libraries.count("urgent_streams")
     with GpuWorld(libraries, 2) as world:

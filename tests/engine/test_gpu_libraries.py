@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from native_builds import gpu_libraries
+from native_builds import ROOT, gpu_libraries, run, tool
 
 from horovod import _core
 from horovod.worker.runtime.gpu import cuda_file, gpu_operations, nccl_file, nvrtc_file
@@ -137,6 +137,28 @@ def test_the_real_one_where_it_is_installed() -> None:
         pytest.skip("no package nvidia-nccl is installed")
     version, why = _core.nccl_version(str(found[0]))
     assert (version >= 21400, why) == (True, "")
+
+
+def _folder_of(header: str) -> Path | None:
+    """Where a package of NVIDIA's has this header."""
+    found = (file.parent for folder in sys.path for file in Path(folder or ".").glob(f"nvidia/*/include/{header}"))
+    return next(found, None)
+
+
+def test_what_is_declared_is_what_the_real_headers_say(tmp_path: Path) -> None:
+    """The engine declares what it calls by itself, so a wrong number or size would show on a GPU only."""
+    folders = {header: _folder_of(header) for header in ("cuda.h", "nccl.h", "nvrtc.h")}
+    if None in folders.values():
+        pytest.skip("no packages nvidia-cuda-runtime, nvidia-nccl and nvidia-cuda-nvrtc are installed")
+    # All that nccl.h takes from the runtime's headers, which need more packages.
+    handles = "typedef struct CUstream_st* cudaStream_t;\ntypedef struct CUevent_st* cudaEvent_t;\n"
+    (tmp_path / "cuda_runtime.h").write_text(f"#pragma once\n{handles}#define __CUDA_BF16_TYPES_EXIST__\n")
+    (tmp_path / "cuda_fp16.h").touch()
+    includes = [f"-isystem{folder}" for folder in (tmp_path, *folders.values())]
+    program = tmp_path / "real_headers"
+    source = ROOT / "tests" / "native" / "gpu" / "real_headers.cc"
+    run(tool("c++"), "-std=c++20", f"-I{ROOT / 'csrc'}", *includes, str(source), "-o", str(program))
+    run(str(program))
 
 
 def test_settings_become_bits_by_operation() -> None:

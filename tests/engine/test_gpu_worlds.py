@@ -75,6 +75,22 @@ def test_killed_at_any_point(files: list[str], monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shm", "tcp", "hosts"])
+def test_killed_while_the_kernels_of_the_others_wait_for_it(files: list[str], transport: str) -> None:
+    """Their threads wait for their GPUs, so nobody but the engine's background thread can notice."""
+    with Processes() as processes:
+        ranks = processes.start(3)
+        processes.form(ranks, transport, files)
+        for number, rank in enumerate(ranks):
+            rank.tell("gpu_loop", elements=1000, steps=1_000_000, stand_still=number == 1)
+        assert ranks[1].answer("stands_still") is True
+        ranks[1].process.kill()
+        for rank in (ranks[0], ranks[2]):
+            error = rank.answer("error", "done", "wrong")
+            assert f"ank 1 (pid {ranks[1].pid}) on host here was lost" in str(error)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_who_is_missing_when_nccl_starts_is_named(files: list[str], transport: str) -> None:
     with Processes() as processes:

@@ -168,11 +168,11 @@ int settled(nccl::CommHandle comm) {
 struct Ranks {
   explicit Ranks(int n) {
     nccl::UniqueId id;
-    CHECK(the_library().unique_id(&id) == 0);
     for (int rank = 0; rank < n; ++rank) {
       gpus.push_back(std::make_unique<Gpu>(rank));
       comms.push_back(nullptr);
       const cuda::Device::Current current(*gpus[rank]->device);
+      if (rank == 0) CHECK(the_library().unique_id(&id) == 0);
       nccl::Config config;
       CHECK(the_library().init_rank(&comms[rank], n, id, rank, &config) == nccl::kInProgress);
     }

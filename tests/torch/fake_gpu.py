@@ -1,9 +1,9 @@
 """Tensors on a GPU where none is: memory of the library that stands in for the driver (tests/native/gpu).
 
 PyTorch for CPUs has no tensors on a GPU, so these are tensors on that memory which say that they are on one, and whose
-operations go where those of a GPU go: what changes a tensor in place is queued on torch's current stream, and whatever
-gives a new tensor waits for the stream first, as if it were read by the host. Horovod's part is real: its engine calls
-the stand-ins for the driver and for NCCL as it calls the real ones, in as many processes as there are ranks.
+operations go where those of a GPU go: they are queued on torch's current stream. What the host has to read, like a
+number or how many elements are not zero, waits for the stream first. Horovod's part is real: its engine calls the
+stand-ins for the driver and for NCCL as it calls the real ones, in as many processes as there are ranks.
 
     install(files, 0)               once in a process; HOROVOD_CUDA_LIBRARY and HOROVOD_NCCL_LIBRARY name the same
     x = on_gpu(torch.ones(3))
@@ -124,48 +124,127 @@ class OnGpu(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        plain_args, plain_kwargs = tree_map(_memory_of, (args, kwargs or {}))
+        plain = tree_map(_memory_of, (args, kwargs or {}))
         if function._schema.is_mutable:
-            queue(lambda: _without_gradients(function, plain_args, plain_kwargs))
+            queue(lambda: _without_gradients(function, *plain))
+            if function is torch.ops.aten.copy_.default and not isinstance(args[0], OnGpu) and not any(args[2:]):
+                synchronize()  # a copy to the host, which waits
             return args[0] if function._schema.returns else None
-        synchronize()
-        on = {one.untyped_storage().data_ptr() for one in tree_leaves(plain_args) if isinstance(one, torch.Tensor)}
+        if not _only_views(function):
+            made = _empty_results(function, *plain)
+            if made is not None:
+                into = tree_map(_memory_of, made)
+                queue(lambda: _fill(into, _without_gradients(function, *plain)))
+                return made
+            synchronize()
+        on = {one.untyped_storage().data_ptr() for one in tree_leaves(plain) for one in _parts(one)}
 
         def wrapped(result: Any) -> Any:
-            if not isinstance(result, torch.Tensor) or result.layout is not torch.strided:
+            if not isinstance(result, torch.Tensor):
                 return result
-            return _wrapped(result) if result.untyped_storage().data_ptr() in on else on_gpu(result)
+            here = all(part.untyped_storage().data_ptr() in on for part in _parts(result))
+            return _wrapped(result) if here else on_gpu(result)
 
-        return tree_map(wrapped, function(*plain_args, **plain_kwargs))
+        return tree_map(wrapped, function(*plain[0], **plain[1]))
 
-    def cpu(self, *_: Any, **__: Any) -> torch.Tensor:  # type: ignore[override]
-        synchronize()
-        return self.memory.clone()
+    def cpu(self, *_: Any, non_blocking: bool = False, **__: Any) -> torch.Tensor:  # type: ignore[override]
+        if not non_blocking:
+            synchronize()
+            return self.memory.clone()
+        there = torch.zeros_like(self.memory)
+        queue(lambda: there.copy_(self.memory))
+        return there
+
+    def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        moved: torch.Tensor = self.cpu(**kwargs) if args[:1] == ("cpu",) else super().to(*args, **kwargs)
+        return moved
+
+
+def _only_views(function: Any) -> bool:
+    """Whether the results are on the memory of the arguments, and nothing of it is read."""
+    if function is torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors.default:
+        return True
+    return any(result.alias_info is not None for result in function._schema.returns)
+
+
+def _empty_results(function: Any, args: Any, kwargs: Any) -> Any:
+    """Tensors for the results, whose sizes don't depend on what is in memory; None where they do."""
+    if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(function.tags):
+        return None
+    if any(isinstance(one, torch.Tensor) and one.layout is not torch.strided for one in tree_leaves((args, kwargs))):
+        return None
+    args, kwargs = tree_map(lambda one: one.to("meta") if isinstance(one, torch.Tensor) else one, (args, kwargs))
+    try:
+        results = function(*args, **kwargs)
+    except NotImplementedError:  # as of what makes a sparse tensor
+        return None
+    if any(not isinstance(one, torch.Tensor) or one.layout is not torch.strided for one in tree_leaves(results)):
+        return None
+    return tree_map(lambda one: _wrapped(_allocate(one.dtype, one.shape)), results)
+
+
+def _fill(into: Any, results: Any) -> None:
+    for memory, result in zip(tree_leaves(into), tree_leaves(results), strict=True):
+        memory.copy_(result)
+
+
+def _parts(tensor: Any) -> list[torch.Tensor]:
+    """The dense tensors that a tensor, maybe a sparse one, consists of."""
+    if not isinstance(tensor, torch.Tensor):
+        return []
+    return [tensor._indices(), tensor._values()] if tensor.layout is torch.sparse_coo else [tensor]
 
 
 def on_gpu(values: Any, dtype: torch.dtype | None = None) -> OnGpu:
     """A copy there; `values` is a plain tensor or what torch.tensor takes."""
     values = torch.as_tensor(values)
+    if values.layout is torch.sparse_coo:
+        parts = [on_gpu(part).memory for part in _parts(values)]
+        coalesced = values.is_coalesced()
+        return _wrapped(torch.sparse_coo_tensor(*parts, values.shape, is_coalesced=coalesced, check_invariants=False))
     values = values.to(dtype or values.dtype).contiguous()
-    address, where = ctypes.c_uint64(), ctypes.c_void_p(stream)
-    _check(cuda.cuMemAllocAsync(ctypes.byref(address), ctypes.c_size_t(max(1, values.nbytes)), where))
-    memory = _view(address.value, values.dtype, values.shape, lambda: cuda.cuMemFreeAsync(address, where))
+    memory = _allocate(values.dtype, values.shape)
     if values.numel():
         queue(lambda: memory.copy_(values))
     return _wrapped(memory)
 
 
+def _allocate(dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    address, where = ctypes.c_uint64(), ctypes.c_void_p(stream)
+    size = max(1, math.prod(shape) * dtype.itemsize)
+    _check(cuda.cuMemAllocAsync(ctypes.byref(address), ctypes.c_size_t(size), where))
+    return _view(address.value, dtype, shape, lambda: cuda.cuMemFreeAsync(address, where))
+
+
 class _CurrentStream:
     """torch.cuda.Stream, as far as Horovod asks."""
 
-    def __init__(self, device: int) -> None:
-        assert device == OnGpu.device.index
+    def __init__(self, device: int | torch.device) -> None:
+        assert device in (OnGpu.device, OnGpu.device.index)
         self.cuda_stream = stream
 
+    def record_event(self) -> _Event:
+        return _Event(self.cuda_stream)
 
-def _without_gradients(function: Any, args: Any, kwargs: Any) -> None:
+
+class _Event:
+    """torch.cuda.Event, as far as Horovod asks."""
+
+    def __init__(self, recorded_on: int) -> None:
+        self._handle = ctypes.c_void_p()
+        _check(cuda.cuEventCreate(ctypes.byref(self._handle), 2))
+        _check(cuda.cuEventRecord(self._handle, ctypes.c_void_p(recorded_on)))
+
+    def query(self) -> bool:
+        return int(cuda.cuEventQuery(self._handle)) == 0
+
+    def __del__(self) -> None:
+        cuda.cuEventDestroy_v2(self._handle)
+
+
+def _without_gradients(function: Any, args: Any, kwargs: Any) -> Any:
     with torch.no_grad():  # which the thread that called was in
-        function(*args, **kwargs)
+        return function(*args, **kwargs)
 
 
 def _memory_of(value: Any) -> Any:

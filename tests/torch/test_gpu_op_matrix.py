@@ -20,34 +20,28 @@ SIZES = [("standin", 1), ("standin", 2), ("cuda", 1), ("cuda", 2)]
 
 
 @pytest.fixture(scope="module", params=SIZES, ids=lambda world: f"{world[0]}-{world[1]}")
-def gpus(request: pytest.FixtureRequest) -> Iterator[tuple[str, Keeper]]:
+def gpus(request: pytest.FixtureRequest) -> Iterator[Keeper]:
     kind, size = request.param
     with WORLDS[kind](size) as keeper:
-        yield kind, keeper
+        yield keeper
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, *EIGHT_BIT_FLOATS])
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_matches_numpy(gpus: tuple[str, Keeper], operation: str, dtype: str) -> None:
-    kind, keeper = gpus
-    if (operation, kind) == ("sparse_allreduce", "standin"):
-        pytest.skip("the stand-in has no sparse tensors")
-    keeper.get().run(run_case, operation, dtype)
+def test_matches_numpy(gpus: Keeper, operation: str, dtype: str) -> None:
+    gpus.get().run(run_case, operation, dtype)
 
 
 @pytest.fixture(scope="module", params=WORLDS)
-def sets(request: pytest.FixtureRequest) -> Iterator[tuple[str, Keeper]]:
+def sets(request: pytest.FixtureRequest) -> Iterator[Keeper]:
     with WORLDS[request.param](3, HOROVOD_DYNAMIC_PROCESS_SETS="1") as keeper:
-        yield request.param, keeper
+        yield keeper
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_matches_numpy_in_a_process_set(sets: tuple[str, Keeper], operation: str) -> None:
+def test_matches_numpy_in_a_process_set(sets: Keeper, operation: str) -> None:
     """All ranks but the first one, so that no member has the same number in the set and in the world."""
-    kind, keeper = sets
-    if (operation, kind) == ("sparse_allreduce", "standin"):
-        pytest.skip("the stand-in has no sparse tensors")
-    keeper.get().run(run_row_in_a_set, operation, [1, 2])
+    sets.get().run(run_row_in_a_set, operation, [1, 2])
 
 
 @pytest.fixture(scope="module", params=WORLDS)

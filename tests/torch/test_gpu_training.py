@@ -1,4 +1,4 @@
-"""Training with two and three ranks on GPUs that libraries stand in for: who waits for whom, and what a loss leaves.
+"""Training with two ranks on GPUs that libraries stand in for: who waits for whom, and what many worlds leave.
 
 Nothing here looks at a clock. A held stream stands still until it is released, so what happens meanwhile does not
 depend on it; a stream that comes to its end, or a call that raises, is the event that a test waits for.
@@ -6,8 +6,7 @@ depend on it; a stream that comes to its end, or a call that raises, is the even
 
 from __future__ import annotations
 
-import os
-import signal
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +16,7 @@ from worlds import Keeper
 
 pytestmark = pytest.mark.xdist_group("gpu")
 
-ELEMENTS = 300_000  # more than a megabyte: handed over by the hook itself
+SHAPE = (3000, 100)  # more than a megabyte: handed over by the hook itself
 NAMES = ("communicators", "operations", "streams", "events", "contexts", "blocks")
 
 
@@ -29,10 +28,7 @@ def pair() -> Iterator[Keeper]:
 
 # -- overlap -----------------------------------------------------------------------------------------------------------
 class Model:
-    """Two layers. The second one's gradient comes first; `between` runs before that of the first is queued.
-
-    Their gradients are vectors: of a matrix the first steps are compared, for which the host has to read it.
-    """
+    """Two layers. The second one's gradient comes first; `between` runs before that of the first is queued."""
 
     def __init__(self) -> None:
         import torch
@@ -40,13 +36,14 @@ class Model:
 
         import horovod.torch as hvd
 
-        self.first, self.second = (torch.nn.Parameter(torch.zeros(ELEMENTS)) for _ in range(2))
+        self.first, self.second = (torch.nn.Parameter(torch.zeros(SHAPE)) for _ in range(2))
         named = [("first", self.first), ("second", self.second)]
         for _, parameter in named:
-            parameter.grad = on_gpu(torch.zeros(ELEMENTS))  # backward adds to it, in the order of the stream
+            parameter.grad = on_gpu(torch.zeros(SHAPE))  # backward adds to it, in the order of the stream
         self.optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p for _, p in named], lr=1.0), named)
 
-    def backward(self, between: Any = lambda: None) -> None:
+    def backward(self, between: Any = lambda: None, same: bool = False) -> None:
+        """With `same` all ranks compute the same."""
         import torch
 
         import horovod.torch as hvd
@@ -61,14 +58,14 @@ class Model:
                 between()
                 return gradient
 
-        scale = float(hvd.rank() + 1)
+        scale = 1.5 if same else float(hvd.rank() + 1)
         ((Between.apply(self.first * 10.0 * scale)) + self.second * scale).sum().backward()
 
     def state(self) -> list[float]:
         """What is in memory now: gradients and parameters of the first layer and of the second."""
         tensors = (self.first.grad.memory, self.second.grad.memory, self.first, self.second)
-        assert all(bool((one == one[0]).all()) for one in tensors)
-        return [float(one[0]) for one in tensors]
+        assert all(bool((one == one[0, 0]).all()) for one in tensors)
+        return [float(one[0, 0]) for one in tensors]
 
 
 def step_while_the_device_stands_still() -> list[list[float]]:
@@ -138,79 +135,70 @@ def test_gradients_are_reduced_while_the_backward_pass_goes_on(pair: Keeper) -> 
         assert seen["after"] == [15.0, 1.5, -30.0, -3.0]
 
 
-# -- failures ----------------------------------------------------------------------------------------------------------
-def train_until_somebody_is_lost(victim: int) -> tuple[str, dict[str, int]]:
+def compare_while_the_device_stands_still(same: bool) -> list[list[str]]:
+    """What was told while the device had not come to the first steps, when it had, and later."""
+    import fake_gpu
+
+    model = Model()
+
+    def warned(steps: int) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(steps):
+                model.optimizer.zero_grad(set_to_none=False)
+                model.backward(same=same)
+                model.optimizer.step()
+        return [str(one.message) for one in caught]
+
+    told = [warned(1)]
+    held = fake_gpu.hold()
+    told.append(warned(4))
+    fake_gpu.release(held)
+    fake_gpu.synchronize()
+    return [*told, warned(1), warned(3)]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_gradients_are_compared_without_the_host(pair: Keeper, same: bool) -> None:
+    """A forgotten DistributedSampler is told in the first step after the device has come so far."""
+    on_0, on_1 = pair.get().run(compare_while_the_device_stands_still, same)
+    assert [len(told) for told in on_0] == ([0, 0, 1, 0] if same else [0, 0, 0, 0])
+    assert not same or "every rank computed the same gradients" in on_0[2][0]
+    assert on_1 == [[], [], [], []]
+
+
+def normalize_while_the_device_stands_still() -> list[list[Any]]:
+    """Output, gradient and running statistics: on the CPU, then on the GPU."""
     import fake_gpu
     import torch
 
     import horovod.torch as hvd
 
-    gradient = fake_gpu.on_gpu(torch.ones(1000))
-    aborts = fake_gpu.count("aborts")
+    values = torch.arange(24.0).reshape(4, 3, 2).square() * (hvd.rank() + 1)
+    slope = torch.arange(24.0).reshape(4, 3, 2).sin()
 
-    def steps() -> None:
-        for step in range(1_000_000):
-            if step == 5 and hvd.rank() == victim:
-                os.kill(os.getpid(), signal.SIGKILL)
-            hvd.allreduce_(gradient, name="gradient")
-            fake_gpu.synchronize()  # as loss.item() does: here a kernel waits whose peer is gone
+    def normalize(batch: torch.Tensor, slope: torch.Tensor) -> list[Any]:
+        layer = hvd.SyncBatchNorm(3)
+        batch.requires_grad_()
+        output = layer(batch)
+        output.backward(slope)
+        return [output.detach(), batch.grad, layer.running_mean, layer.running_var]
 
-    with pytest.raises(hvd.HorovodInternalError) as raised:
-        steps()
-    fake_gpu.synchronize()  # nothing is stuck there
-    hvd.shutdown()
-    counts = {name: fake_gpu.count(name) for name in ("communicators", "operations")}
-    return str(raised.value), {"aborts": fake_gpu.count("aborts") - aborts, **counts}
-
-
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_a_lost_rank_aborts_the_communicator_of_every_other(transport: str) -> None:
-    with standin_world(3, transport) as keeper:
-        world = keeper.get()
-        pids = world.pids
-        outcomes = world.outcomes(train_until_somebody_is_lost, 1)
-    assert outcomes[1].exit_code == -signal.SIGKILL
-    for rank in (0, 2):
-        assert outcomes[rank].error is None, outcomes[rank].text
-        sentence, counts = outcomes[rank].value
-        assert f"ank 1 (pid {pids[1]})" in sentence
-        assert counts == {"aborts": 1, "communicators": 0, "operations": 0}
-
-
-def meet_an_asynchronous_error() -> tuple[str, int]:
-    """Rank 1's stream stands still, so rank 0's kernel waits for it. Nobody calls Horovod when NCCL fails on rank 0."""
-    import fake_gpu
-    import torch
-
-    import horovod.torch as hvd
-
-    gradient = fake_gpu.on_gpu(torch.ones(1000))
-    aborts = fake_gpu.count("aborts")
-    hvd.allreduce_(gradient, name="gradient")
+    on_cpu = normalize(values.clone(), slope)
+    normalize(fake_gpu.on_gpu(values), fake_gpu.on_gpu(slope))  # the names are agreed on
+    held = fake_gpu.hold()
+    on_gpu = normalize(fake_gpu.on_gpu(values), fake_gpu.on_gpu(slope))
+    fake_gpu.release(held)
     fake_gpu.synchronize()
-    held = fake_gpu.hold() if hvd.rank() == 1 else 0
-    hvd.allreduce_(gradient, name="gradient")
-    if hvd.rank() == 0:
-        fake_gpu.fail("ncclCommGetAsyncError", 3)
-        fake_gpu.synchronize()  # comes to its end by the abort
-    with pytest.raises(hvd.HorovodInternalError) as raised:
-        hvd.allreduce_(torch.ones(1), name="never")  # rank 1 is in here when it happens
-    if held:
-        fake_gpu.release(held)
-    fake_gpu.synchronize()
-    hvd.shutdown()
-    hvd.init()
-    hvd.allreduce_(gradient, name="gradient")  # the next world has a communicator of its own
-    fake_gpu.synchronize()
-    return str(raised.value), fake_gpu.count("aborts") - aborts
+    return [[one.cpu().tolist() for one in results] for results in (on_cpu, on_gpu)]
 
 
-def test_an_asynchronous_error_ends_the_epoch_on_both(pair: Keeper) -> None:
-    for sentence, aborts in pair.get().run(meet_an_asynchronous_error):
-        assert "ncclCommGetAsyncError failed: unknown result code (3)" in sentence
-        assert aborts == 1
+def test_batches_are_normalized_without_the_host(pair: Keeper) -> None:
+    for on_cpu, on_gpu in pair.get().run(normalize_while_the_device_stands_still):
+        assert on_gpu == on_cpu
 
 
+# -- the end -----------------------------------------------------------------------------------------------------------
 def cycles(number: int) -> tuple[dict[str, int], dict[str, int]]:
     """Leaves the world and joins it again, every second time after a failure on rank 0."""
     import gc

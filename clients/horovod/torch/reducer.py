@@ -380,15 +380,18 @@ def _zeros(slot: _Slot) -> torch.Tensor:
         return torch.zeros_like(parameter, requires_grad=False)
     shape = parameter.shape
     return torch.sparse_coo_tensor(
-        torch.empty((slot.sparse_dim, 0), dtype=torch.int64),
-        torch.empty((0, *shape[slot.sparse_dim :]), dtype=parameter.dtype),
+        parameter.new_empty((slot.sparse_dim, 0), dtype=torch.int64),
+        parameter.new_empty((0, *shape[slot.sparse_dim :])),
         shape,
         check_invariants=False,
     )
 
 
 def _to_sparse(dense: torch.Tensor, sparse_dim: int) -> torch.Tensor:
-    """The rows of `dense` that are not all zeros; `dense.to_sparse(sparse_dim)` takes a hundred times as long."""
+    """The rows of `dense` that are not all zeros; `dense.to_sparse(sparse_dim)` takes a hundred times as long.
+
+    How many there are is the size of the result, so on a GPU the host waits for it.
+    """
     indices = (dense.flatten(sparse_dim) if dense.ndim > sparse_dim else dense.unsqueeze(-1)).any(-1).nonzero().t()
     return torch.sparse_coo_tensor(
         indices, dense[tuple(indices)], dense.shape, is_coalesced=True, check_invariants=False

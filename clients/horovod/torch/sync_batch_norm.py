@@ -25,10 +25,10 @@ _GRADIENTS = "sync_batch_norm.gradients"
 class SyncBatchNorm(_BatchNorm):
     """Normalizes each channel over the batches of all ranks of the global process set.
 
-    Input and output: (N, C, *), any floating dtype, on the CPU. N and the spatial sizes may differ between ranks, and N
-    may be 0 on some. Parameters, running statistics, `momentum` and `eps` are those of torch.nn.BatchNorm1d to 3d. In
-    evaluation (with running statistics) and in a world of one it is an ordinary batch normalization. Every rank must
-    call it equally often.
+    Input and output: (N, C, *), any floating dtype, on the CPU or a GPU. N and the spatial sizes may differ between
+    ranks, and N may be 0 on some. Parameters, running statistics, `momentum` and `eps` are those of
+    torch.nn.BatchNorm1d to 3d. In evaluation (with running statistics) and in a world of one it is an ordinary batch
+    normalization. Every rank must call it equally often.
 
     Raises ValueError for an input of fewer than 2 dimensions, of other than `num_features` channels, or with fewer than
     2 values per channel on all ranks together.
@@ -85,11 +85,11 @@ class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, batch: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         values = batch.to(_wide(batch.dtype))
         channels = batch.size(1)
         own_count = batch.numel() // channels
-        own = torch.zeros(1, 1 + 2 * channels, dtype=torch.float64, device=batch.device)  # count, means, squares
+        own = batch.new_zeros(1, 1 + 2 * channels, dtype=torch.float64)  # count, means, squares
         if own_count:
             variance, mean = torch.var_mean(values, _all_but_channels(batch), correction=0)
             own[0, 0] = own_count
@@ -97,10 +97,11 @@ class _Normalize(torch.autograd.Function):
             own[0, 1 + channels :] = variance.double() * own_count
         rows = allgather(own, name=f"{_STATISTICS}.{channels}")
         counts, means, squares = rows[:, :1], rows[:, 1 : 1 + channels], rows[:, 1 + channels :]
-        count = float(counts.sum())
-        if count < 2:
+        count = counts.sum()
+        # A rank with two values or more knows without looking: on a GPU the host would wait for all that is queued.
+        if own_count < 2 and count < 2:
             raise ValueError(
-                f"SyncBatchNorm expected more than 1 value per channel when training, got {count:.0f} on all ranks "
+                f"SyncBatchNorm expected more than 1 value per channel when training, got {int(count)} on all ranks "
                 f"together (this rank's input has shape {list(batch.shape)})."
             )
         mean = (counts * means).sum(0) / count
@@ -112,16 +113,15 @@ class _Normalize(torch.autograd.Function):
         output = centred * (scale if weight is None else scale * weight.to(values.dtype)).view(shape)
         if bias is not None:
             output += bias.to(values.dtype).view(shape)
-        ctx.save_for_backward(batch, weight, mean, invstd)
-        ctx.count = count
+        ctx.save_for_backward(batch, weight, mean, invstd, count)
         ctx.has_bias = bias is not None
-        ctx.mark_non_differentiable(mean, variance)
+        ctx.mark_non_differentiable(mean, variance, count)
         return output.to(batch.dtype), mean, variance, count
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        batch, weight, mean, invstd = ctx.saved_tensors
+        batch, weight, mean, invstd, count = ctx.saved_tensors
         wide = _wide(batch.dtype)
         shape = _per_channel(batch)
         gradient = gradient.to(wide)
@@ -135,7 +135,7 @@ class _Normalize(torch.autograd.Function):
         bias_gradient = sums[0].to(batch.dtype if weight is None else weight.dtype) if ctx.has_bias else None
         batch_gradient = None
         if ctx.needs_input_grad[0]:
-            sums = allreduce(sums, op=Sum, name=f"{_GRADIENTS}.{batch.size(1)}") / ctx.count
+            sums = allreduce(sums, op=Sum, name=f"{_GRADIENTS}.{batch.size(1)}") / count
             scale = invstd if weight is None else invstd * weight.double()
             slope = (sums[1] * invstd.square()).to(wide).view(shape)
             batch_gradient = gradient - sums[0].to(wide).view(shape) - centred * slope

@@ -56,7 +56,7 @@ std::shared_ptr<Comm> Comm::create(const Library& library, std::shared_ptr<cuda:
   std::shared_ptr<Comm> comm(new Comm(library, std::move(stream)));
   Outcome mine;
   if (peers.rank == 0) {
-    if (Status failed = comm->call(library.unique_id, &mine.id); !failed.ok()) mine.fail(failed);
+    if (Status failed = comm->make_id(mine.id); !failed.ok()) mine.fail(failed);
   }
   UniqueId id;
   status = agree(peers, mine, id);
@@ -81,12 +81,16 @@ std::shared_ptr<Comm> Comm::alone(const Library& library, std::shared_ptr<cuda::
                                   Status& status) {
   std::shared_ptr<Comm> comm(new Comm(library, std::move(stream)));
   UniqueId id;
-  {
-    const cuda::Device::Current current(comm->stream_->device());
-    status = comm->call(library.unique_id, &id);
-  }
+  status = comm->make_id(id);
   if (status.ok()) status = comm->init(id, 0, 1, peers);
   return comm;
+}
+
+// With the device current, as for all that may initialize CUDA: where none is, its runtime would take GPU 0.
+Status Comm::make_id(UniqueId& id) const {
+  const cuda::Device::Current current(stream_->device());
+  HVD_TRY(current.status());
+  return call(library_.unique_id, &id);
 }
 
 Status Comm::init(const UniqueId& id, int rank, int size, const Peers& peers) {

@@ -61,6 +61,7 @@ class Comm {
 
  private:
   Comm(const Library& library, std::shared_ptr<cuda::Stream> stream) : library_(library), stream_(std::move(stream)) {}
+  Status make_id(UniqueId& id) const;
   Status init(const UniqueId& id, int rank, int size, const Peers& peers);
   template <typename Calls>
   Status start_group(Calls&& calls) {

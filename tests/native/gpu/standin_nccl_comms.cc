@@ -187,6 +187,8 @@ int standin::nccl::perform(Comm& comm, const std::function<void()>& work) {
 
 EXPORTED int ncclGetUniqueId(UniqueId* id) {
   FAULT("ncclGetUniqueId");
+  // The real one may initialize CUDA's runtime here, which takes the first device for a thread that has none.
+  if (int device = -1; cuCtxGetDevice(&device) != 0) return kUnhandledCudaError;
   const std::string name = standin::start_hub();
   if (name.empty()) return kUnhandledCudaError;
   std::memset(id->bytes, 0, sizeof id->bytes);

@@ -53,6 +53,7 @@ def sparse_allreduce_async(
         all_indices = synchronize(indices)
         if members > 1:
             all_values = all_values / members
-        return torch.sparse_coo_tensor(all_indices.t(), all_values, size, check_invariants=True)
+        # On a GPU the check would read the indices, for which the host would wait until the device has come so far.
+        return torch.sparse_coo_tensor(all_indices.t(), all_values, size, check_invariants=not all_values.is_cuda)
 
     return wait
