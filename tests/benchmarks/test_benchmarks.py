@@ -296,11 +296,12 @@ def test_network_needs_its_programs_and_says_so(
 
 
 @pytest.mark.slow
-def test_network_from_end_to_end(tmp_path: Path, namespaces: Callable[[], set[str]]) -> None:
+@pytest.mark.parametrize("hosts", [("1",), ("2", "--ipv6")], ids=["one rank each", "two ranks each, IPv6"])
+def test_network_from_end_to_end(hosts: tuple[str, ...], tmp_path: Path, namespaces: Callable[[], set[str]]) -> None:
     file = tmp_path / "out.json"
     before = namespaces()
-    options = ("--quick", "--ranks-per-host", "1", "--rate", "1gbit", "--sizes", "4,1M", "--libraries", "horovod,gloo")
-    done = run("network.py", *options, "--json", str(file))
+    options = ("--quick", "--rate", "1gbit", "--sizes", "4,1M", "--libraries", "horovod,gloo")
+    done = run("network.py", *options, "--ranks-per-host", *hosts, "--json", str(file))
     if done.returncode == 2:
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stdout + done.stderr
