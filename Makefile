@@ -64,7 +64,7 @@ format: build
 # The engine's stress test, the tests of the data plane and the timeline, and the fuzzer under ASan + UBSan and under TSan.
 SANITIZE_WORLDS ?= 100
 SANITIZE_CASES ?= 5000
-SANITIZE_TESTS := $(basename $(notdir $(wildcard tests/native/mesh_*_test.cc tests/native/gpu_*_test.cc))) timeline_test
+SANITIZE_TESTS := $(basename $(notdir $(wildcard tests/native/mesh_*_test.cc tests/native/gpu_*_test.cc))) timeline_test kernels_test
 sanitize: $(VENV)/.installed
 	for sanitizer in address,undefined thread; do \
 	  folder=build/sanitize-$$sanitizer; \

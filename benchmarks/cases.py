@@ -10,9 +10,11 @@ FLOAT_BYTES = 4
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4, KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 COLLECTIVES = ("allreduce", "broadcast", "allgather", "alltoall", "reducescatter", "barrier")
+OWN = ("adasum",)  # only horovod has it
 GRADIENT_SETS = ("resnet50", "small200")
 GPU_GRADIENT_SETS = ("resnet50", "transformer350m")
-OPERATIONS = (*COLLECTIVES, *GRADIENT_SETS)
+OPERATIONS = (*COLLECTIVES, *OWN, *GRADIENT_SETS)
+FEW_SIZES = {"adasum": (KIB, 64 * KIB, MIB, 16 * MIB)}  # instead of SIZES
 
 # Beyond this an in-place sum that is repeated would leave what float32 holds exactly; see values.py.
 _EXPONENTS = 96
@@ -47,7 +49,7 @@ class Case:
         count = max(1, self.bytes // FLOAT_BYTES)
         if self.operation == "grouped":
             return [count] * self.tensors
-        if self.operation in ("allreduce", "broadcast"):
+        if self.operation in ("allreduce", "broadcast", *OWN):
             return [count]
         part = -(-count // self.ranks)
         return [part if self.operation == "allgather" else part * self.ranks]
@@ -64,6 +66,9 @@ class Case:
     def is_gradient_set(self) -> bool:
         return self.operation in (*GRADIENT_SETS, *GPU_GRADIENT_SETS)
 
+    def is_known_to(self, library: str) -> bool:
+        return self.operation not in OWN or library == "horovod"
+
     @property
     def label(self) -> str:
         if self.is_gradient_set:
@@ -73,6 +78,8 @@ class Case:
     def most_calls(self) -> int:
         """How often an in-place sum can be repeated before its values are made anew."""
         n = self.ranks
+        if self.operation == "adasum":  # equal tensors remain what they are
+            return _MOST_CALLS
         if n & (n - 1) == 0:  # multiplying by n is exact
             return min(_MOST_CALLS, _EXPONENTS // max(1, n.bit_length() - 1))
         return max(1, int(math.log(2**24 / (n * 12_000), n)))
@@ -81,13 +88,14 @@ class Case:
         return asdict(self)
 
 
-def cases(ranks: int, operations: tuple[str, ...], sizes: tuple[int, ...]) -> list[Case]:
+def cases(ranks: int, operations: tuple[str, ...], sizes: tuple[int, ...] | None) -> list[Case]:
+    """`sizes`: None for those that each operation is usually measured at."""
     rows = []
     for operation in operations:
         if operation == "barrier" or Case(operation, ranks).is_gradient_set:
             rows.append(Case(operation, ranks))
         else:
-            rows.extend(Case(operation, ranks, size) for size in sizes)
+            rows.extend(Case(operation, ranks, size) for size in sizes or FEW_SIZES.get(operation, SIZES))
     return rows
 
 

@@ -66,6 +66,8 @@ def _run(options: argparse.Namespace) -> int:
                 rows.append(row)
                 failures.extend(row.refused.values())
                 worlds = [world for world in worlds if world.library not in row.refused]
+            for sentence in report.cost_of_adasum([row for row in rows if row.case.ranks == ranks]):
+                print(sentence)
             if options.idle and worlds:
                 idle[ranks] = _idle(worlds, options.idle)
     document: dict[str, Any] = {
@@ -102,7 +104,7 @@ def _idle(worlds: Sequence[World], seconds: float) -> dict[str, Any]:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measures collectives of horovod and its peers on this host.")
     parser.add_argument("--np", default="2,4", help="numbers of ranks (default: %(default)s)")
-    parser.add_argument("--sizes", help="message sizes such as 4,16K,256M (default: 4 to 256M)")
+    parser.add_argument("--sizes", help="message sizes such as 4,16K,256M (default: 4 to 256M, few of adasum)")
     parser.add_argument("--ops", default=",".join(cases.OPERATIONS), help="default: %(default)s")
     parser.add_argument("--libraries", default=",".join(NAMES), help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="few sizes and short rounds")
@@ -116,7 +118,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         sizes = tuple(cases.parse_size(text) for text in options.sizes.split(",")) if options.sizes else None
     except ValueError as error:
         parser.error(str(error))
-    options.sizes = sizes or (QUICK_SIZES if options.quick else cases.SIZES)
+    options.sizes = sizes or (QUICK_SIZES if options.quick else None)
     options.ops = _known(parser, "operation", options.ops, cases.OPERATIONS)
     options.libraries = _known(parser, "library", options.libraries, NAMES)
     options.budget = QUICK if options.quick else Budget()

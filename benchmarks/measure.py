@@ -127,8 +127,9 @@ def checked_times(case: Case, blocks: int, calls: int, replies: Sequence[Mapping
 
 
 def measure(case: Case, worlds: Sequence[World], budget: Budget) -> Row:
-    """Measures one case with every library in turn. A library that fails or has wrong values gets no figure."""
-    return alternate(case, {world.name: Turns(case, world, budget) for world in worlds}, budget.rounds_of(case))
+    """Measures one case with every library that knows it in turn. One that fails or has wrong values gets no figure."""
+    turns = {world.name: Turns(case, world, budget) for world in worlds if case.is_known_to(world.library)}
+    return alternate(case, turns, budget.rounds_of(case))
 
 
 def alternate(case: Case, turns: dict[str, Turns], rounds: int) -> Row:

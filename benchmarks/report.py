@@ -100,6 +100,21 @@ def line(row: Row, extra: Sequence[str] = ()) -> str:
     return text + "".join(f"\n    {library} is not reported: {brief(why)}" for library, why in row.refused.items())
 
 
+def cost_of_adasum(rows: Sequence[Row]) -> list[str]:
+    """A sentence for each size of one world: no peer has Adasum, what its user could do instead is to sum."""
+    sums = {row.case.bytes: row.figures["horovod"] for row in rows if _is_ours(row, "allreduce")}
+    return [
+        f"{row.case.ranks} ranks of horovod: Adasum of {row.case.label} takes "
+        f"{row.figures['horovod'].seconds / sums[row.case.bytes].seconds:.2f} times as long as its allreduce."
+        for row in rows
+        if _is_ours(row, "adasum") and row.case.bytes in sums
+    ]
+
+
+def _is_ours(row: Row, operation: str) -> bool:
+    return row.case.operation == operation and "horovod" in row.figures
+
+
 def brief(failure: str) -> str:
     """A sentence and the last line of the output that follows it; all of it is in the JSON."""
     lines = failure.splitlines() or [""]

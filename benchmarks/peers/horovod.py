@@ -38,6 +38,8 @@ class HorovodPeer:
         name = f"{operation}.{tensor.numel()}"
         if operation == "allreduce":
             return Bound(partial(hvd.allreduce_, tensor, name=name, op=hvd.Sum), inputs)
+        if operation == "adasum":
+            return Bound(partial(hvd.allreduce_, tensor, name=name, op=hvd.Adasum), inputs)
         if operation == "broadcast":
             return Bound(partial(hvd.broadcast_, tensor, 0, name=name), inputs)
         if operation == "reducescatter":

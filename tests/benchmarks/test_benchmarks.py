@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 import torch
+from adasum_reference import adasum
 
-from benchmarks import network, values
-from benchmarks.cases import COLLECTIVES, Case, cases, parse_size, resnet50_shapes
+from benchmarks import network, report, values
+from benchmarks.cases import COLLECTIVES, SIZES, Case, cases, parse_size, resnet50_shapes
 from benchmarks.measure import Budget, Figure, Row, UncheckedError, checked_times, idle_cpu, measure
 from benchmarks.world import ROOT
 
@@ -37,6 +38,8 @@ def results_of(case: Case, rank: int, calls: int) -> list[torch.Tensor]:
         sums = [torch.stack(same).sum(0) for same in zip(*inputs, strict=True)]
         return [total * float(case.ranks) ** (calls - 1) for total in sums]
     only = [tensors[0] for tensors in inputs]
+    if case.operation == "adasum":
+        return [torch.from_numpy(adasum([tensor.double().numpy() for tensor in only])).float()]
     if case.operation == "broadcast":
         return [only[0]]
     if case.operation == "allgather":
@@ -64,6 +67,31 @@ def test_right_values_pass_and_one_wrong_value_does_not(case: Case) -> None:
                 spoiled[-1][place] = torch.nextafter(spoiled[-1][place], torch.tensor(math.inf))
                 with pytest.raises(values.WrongValuesError, match=f"element {before + place} is"):
                     values.check(case, rank, calls, spoiled)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+@pytest.mark.parametrize("size", [4, 1 << 10, 1 << 18])
+def test_adasum_is_its_definition_but_for_rounding(ranks: int, size: int) -> None:
+    case = Case("adasum", ranks, size)
+    results = results_of(case, 0, 1)
+    for calls in (1, case.most_calls()):
+        assert values.check(case, 0, calls, results) == case.result_elements
+    place = results[0].numel() // 2
+    for factor, right in ((1 + 2.0**-22, True), (1 + 2.0**-18, False), (1 - 2.0**-18, False), (math.nan, False)):
+        other = results[0].clone()
+        other[place] *= factor
+        if right:
+            assert values.check(case, 0, 1, [other]) == case.result_elements
+        else:
+            with pytest.raises(values.WrongValuesError, match=f"element {place} is"):
+                values.check(case, 0, 1, [other])
+
+
+def test_adasum_has_few_sizes_unless_asked_for_others() -> None:
+    usual = cases(2, ("adasum", "allreduce"), None)
+    assert {case.bytes for case in usual if case.operation == "allreduce"} == set(SIZES)
+    assert {case.bytes for case in usual if case.operation == "adasum"} < set(SIZES)
+    assert [case.bytes for case in cases(2, ("adasum",), (8, 32))] == [8, 32]
 
 
 def test_missing_values_are_not_checked_ones() -> None:
@@ -131,6 +159,26 @@ def test_a_library_with_wrong_values_gets_no_figure() -> None:
     assert row.to_json()["figures"].keys() == {"horovod"}
 
 
+def test_what_a_library_does_not_know_is_not_asked_of_it() -> None:
+    worlds: Any = [FakeWorld("horovod", 100), FakeWorld("gloo", 100)]
+    row = measure(Case("adasum", 2, 1 << 10), worlds, Budget(rounds=2))
+    assert set(row.figures) == {"horovod"}
+    assert not row.refused
+
+
+def test_adasum_is_compared_with_the_sum_of_the_same_size_and_world() -> None:
+    def row(operation: str, size: int, seconds: float) -> Row:
+        return Row(Case(operation, 2, size), {"horovod": Figure([seconds])})
+
+    rows = [row("allreduce", 1 << 10, 2.0), row("allreduce", 1 << 20, 3.0), row("broadcast", 4, 9.0)]
+    rows += [row("adasum", 1 << 20, 7.5), row("adasum", 4, 1.0)]
+    assert report.cost_of_adasum(rows) == [
+        "2 ranks of horovod: Adasum of 1 MB takes 2.50 times as long as its allreduce."
+    ]
+    rows[1].figures.clear()
+    assert report.cost_of_adasum(rows) == []
+
+
 def test_idle_use_is_measured() -> None:
     def burn(seconds: float) -> None:
         start = time.process_time()
@@ -178,8 +226,6 @@ def test_plot_has_a_panel_for_each_collective_and_size_of_world(
     pytest.importorskip("matplotlib", reason="no matplotlib: `make bench` installs it")
     from matplotlib import pyplot
 
-    from benchmarks import report
-
     closed: list[Any] = []
     monkeypatch.setattr(pyplot, "close", closed.append)
     rows = [
@@ -204,9 +250,10 @@ def test_collectives_from_end_to_end_without_mpi(tmp_path: Path) -> None:
     document = json.loads(file.read_text())
     assert document["failures"] == []
     assert document["machine"]["cores"] >= 1
-    assert len(document["rows"]) == 2 * 5 + 1 + 2
+    assert len(document["rows"]) == 2 * 6 + 1 + 2
     for row in document["rows"]:
-        assert row["times_faster_than"]["gloo"] > 0
+        assert set(row["figures"]) == ({"horovod"} if row["operation"] == "adasum" else {"horovod", "gloo"})
+        assert row["operation"] == "adasum" or row["times_faster_than"]["gloo"] > 0
         for figure in row["figures"].values():
             assert figure["seconds"] > 0
             assert figure["values_checked"] > 0 or row["operation"] == "barrier"
@@ -249,11 +296,12 @@ def test_network_needs_its_programs_and_says_so(
 
 
 @pytest.mark.slow
-def test_network_from_end_to_end(tmp_path: Path, namespaces: Callable[[], set[str]]) -> None:
+@pytest.mark.parametrize("hosts", [("1",), ("2", "--ipv6")], ids=["one rank each", "two ranks each, IPv6"])
+def test_network_from_end_to_end(hosts: tuple[str, ...], tmp_path: Path, namespaces: Callable[[], set[str]]) -> None:
     file = tmp_path / "out.json"
     before = namespaces()
-    options = ("--quick", "--ranks-per-host", "1", "--rate", "1gbit", "--sizes", "4,1M", "--libraries", "horovod,gloo")
-    done = run("network.py", *options, "--json", str(file))
+    options = ("--quick", "--rate", "1gbit", "--sizes", "4,1M", "--libraries", "horovod,gloo")
+    done = run("network.py", *options, "--ranks-per-host", *hosts, "--json", str(file))
     if done.returncode == 2:
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stdout + done.stderr

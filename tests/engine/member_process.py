@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from reductions import Op, digest, inputs, submit
 from resources import held, leaks
 from world import ALLREDUCE, DTYPES, SUM, hosts_of
+from world import Member as EngineMember
 
 from horovod import _core
 from horovod.worker.runtime.host import Interface
@@ -154,6 +156,35 @@ class Process:
             say(error=str(error), step=step)
             return
         say(done=steps)
+
+    def reduce(self, ops: list[dict[str, Any]], seed: int, turns: int, stops: list[tuple[int, int]]) -> None:
+        """Runs all operations at once, `turns` times, and says the digests of what comes out.
+
+        stops: where this process stops itself, see _stop.
+        """
+        member = EngineMember(self.engine, self.world.rank, self.world.size)
+        reductions = [Op.from_json(op) for op in ops]
+        mine = [inputs(op, self.world.rank, seed) for op in reductions]
+        stopper = threading.Thread(target=self._stop, args=(stops, self.engine.counters()["batches"]))
+        stopper.start()
+        for _ in range(turns):
+            handles = [
+                submit(member, op, [array.copy() for array in arrays])
+                for op, arrays in zip(reductions, mine, strict=True)
+            ]
+            results = [member.wait(handle) for handle in handles]
+            say(bits=[[digest(array) for array in (got if isinstance(got, list) else [got])] for got in results])
+        stopper.join()
+
+    def _stop(self, stops: list[tuple[int, int]], before: int) -> None:
+        """Stops this process each time that so many batches more than `before` have begun, a few steps later."""
+        for batches, steps in stops:
+            while self.engine.counters()["batches"] < before + batches:
+                os.sched_yield()
+            for _ in range(steps):
+                pass
+            # Sent to this thread, which thus goes no step further; one sent to the process is taken by another first.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
     def gpu_loop(self, elements: int, steps: int, stop: bool = False, stand_still: bool = False) -> None:
         """The same on this rank's GPU, reading the result back each time.

@@ -1,43 +1,47 @@
 """Same world, same inputs, same bits: whatever the transport, the order of arrival, fusion, threads or a restart.
 
-Inputs have wide exponents, so that any other order of summation, or a rounding in between, changes bits. The reference
-is the definition: inputs are prescaled and rounded, then ranks are added (or multiplied) from left to right and the
-result postscaled, float16 and bfloat16 in float32 with one rounding at the end; where some ranks of several hosts share
-memory, first those of each host and then the hosts' (rounded) results. Adasum has no such reference: its dot products
-are sums of another order; there the bits of the first run are those of all.
+What must come out is in reductions.py; for Adasum, which has no reference, the bits of the first run are those of all.
 Delays are made by event order: a baton goes through all submissions of all ranks in a random order, so that who comes
-first and last differs from case to case and never depends on the clock.
+first and last differs from case to case and never depends on the clock. A rank that is late in the middle of an
+operation is a process that stops itself there, and goes on when all others have come to wait for it.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import itertools
+import os
+import signal
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from world import ADASUM, ALLREDUCE, AVERAGE, DTYPES, PRODUCT, REDUCESCATTER, SUM, TRANSPORTS, EngineWorld, Member
+from processes import DEADLINE_SECONDS, Processes, RankProcess
+from reductions import Op, digest, inputs, part_of, reference, submit
+from resources import eventually
+from world import (
+    ADASUM,
+    ALLREDUCE,
+    AVERAGE,
+    PRODUCT,
+    REDUCESCATTER,
+    SUM,
+    TRANSPORTS,
+    EngineWorld,
+    Member,
+    hosts_of,
+)
 
 COUNTS = (0, 1, 3, 64, 500, 2049, 9_000, 40_001)
+MANY_BLOCKS = (3, 2049, 40_001, 150_001)
 FACTORS = ((1.0, 1.0), (1.0, 1.0), (0.3, 1.0), (1.0, 0.7), (3.0, 0.1))  # pre- and postscale
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-
-
-@dataclass(frozen=True)
-class Op:
-    name: str
-    kind: int
-    dtype: str
-    shapes: tuple[tuple[int, ...], ...]  # several: a grouped operation
-    reduce_op: int
-    in_place: bool
-    prescale: float = 1.0
-    postscale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -51,12 +55,14 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, adasum: bool = False) -> Case:
+def cases(
+    draw: st.DrawFn, adasum: bool = False, least: int = 2, most_ops: int = 8, counts: Sequence[int] = COUNTS
+) -> Case:
     ops = []
-    for index in range(draw(st.integers(1, 8))):
+    for index in range(draw(st.integers(1, most_ops))):
         kind = ALLREDUCE if adasum else draw(st.sampled_from([ALLREDUCE, ALLREDUCE, ALLREDUCE, REDUCESCATTER]))
         shapes = []
-        for count in draw(st.lists(st.sampled_from(COUNTS), min_size=1, max_size=3 if kind == ALLREDUCE else 1)):
+        for count in draw(st.lists(st.sampled_from(counts), min_size=1, max_size=3 if kind == ALLREDUCE else 1)):
             columns = draw(st.sampled_from([1, 3]))
             shapes.append((count // columns, columns) if kind == REDUCESCATTER or columns == 3 else (count,))
         reductions = [SUM, AVERAGE] if kind == REDUCESCATTER else [SUM, AVERAGE, PRODUCT]
@@ -82,63 +88,13 @@ def cases(draw: st.DrawFn, adasum: bool = False) -> Case:
         "spin_us": draw(st.sampled_from([0, 50])),
     }
     return Case(
-        draw(st.integers(2, 5)),
+        draw(st.integers(least, 5)),
         tuple(ops),
         draw(st.integers(1, 3)),
         draw(st.integers(1, 2)),
         options,
         draw(st.integers(0, 2**32 - 1)),
     )
-
-
-# -- inputs and the reference ------------------------------------------------------------------------------------------
-def to_bfloat16(values: np.ndarray) -> np.ndarray:
-    """float32 -> bits of bfloat16, to nearest even; for finite values."""
-    bits = values.view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-def from_bfloat16(bits: np.ndarray) -> np.ndarray:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-def inputs(op: Op, rank: int, seed: int) -> list[np.ndarray]:
-    random = np.random.default_rng([seed, rank, int(op.name.rsplit(".t", 1)[1])])
-    arrays = []
-    for shape in op.shapes:
-        widest = 2 if op.reduce_op == PRODUCT else 8  # of five factors, float16 holds nearly all products
-        exponents = random.integers(-widest, widest + 1, shape)
-        values = np.ldexp(random.standard_normal(shape), exponents).astype(np.float32)
-        arrays.append(to_bfloat16(values) if op.dtype == "bfloat16" else values.astype(op.dtype))
-    return arrays
-
-
-def combine(dtype: str, parts: list[np.ndarray], function: np.ufunc = np.add, factor: float = 1.0) -> np.ndarray:
-    """From left to right, rounded once."""
-    if len(parts) == 1 and factor == 1.0:
-        return parts[0]
-    wide = np.dtype(np.float64 if dtype == "float64" else np.float32)
-    terms = [from_bfloat16(part) if dtype == "bfloat16" else part.astype(wide) for part in parts]
-    total = functools.reduce(function, terms) * wide.type(factor)
-    with np.errstate(over="ignore"):  # a few products
-        return to_bfloat16(total) if dtype == "bfloat16" else total.astype(dtype)
-
-
-def reference(op: Op, index: int, size: int, seed: int, hosts: Sequence[int] = ()) -> np.ndarray:
-    parts = [combine(op.dtype, [inputs(op, rank, seed)[index]], factor=op.prescale) for rank in range(size)]
-    by_host: dict[int, list[np.ndarray]] = {}
-    for rank, part in enumerate(parts):
-        by_host.setdefault(hosts[rank] if hosts else rank, []).append(part)
-    function = np.multiply if op.reduce_op == PRODUCT else np.add
-    postscale = op.postscale / size if op.reduce_op == AVERAGE else op.postscale
-    return combine(op.dtype, [combine(op.dtype, on, function) for on in by_host.values()], function, postscale)
-
-
-def rows_of(total: int, size: int, rank: int) -> slice:
-    """Earlier ranks get one row more when rows do not divide evenly."""
-    base, extra = divmod(total, size)
-    begin = rank * base + min(rank, extra)
-    return slice(begin, begin + base + (rank < extra))
 
 
 Results = list[dict[str, list[np.ndarray]]]  # by rank and name: of each tensor
@@ -159,22 +115,6 @@ class Baton:
     def give(self, step: tuple[int, str]) -> None:
         if step in self._next:
             self._turns[self._next[step]].set()
-
-
-def submit(member: Member, op: Op, arrays: list[np.ndarray]) -> int:
-    if op.kind == REDUCESCATTER:
-        outputs: list[np.ndarray | None] = [None]
-    else:
-        outputs = [array if op.in_place else np.empty_like(array) for array in arrays]
-    tensors = [
-        (a.ctypes.data, 0 if o is None else o.ctypes.data, DTYPES[op.dtype], a.shape)
-        for a, o in zip(arrays, outputs, strict=True)
-    ]
-    handle: int = member.engine.submit(
-        op.kind, op.name, tensors, reduce_op=op.reduce_op, prescale=op.prescale, postscale=op.postscale
-    )
-    member._keep[handle] = (arrays, outputs)
-    return handle
 
 
 def run_round(world: EngineWorld, case: Case, round_seed: int) -> Results:
@@ -222,13 +162,13 @@ def run_round(world: EngineWorld, case: Case, round_seed: int) -> Results:
 def check(case: Case, results: Results, where: str, hosts: Sequence[int] = (), first: Results | None = None) -> None:
     """Against the reference; Adasum against what rank 0 had in the `first` run."""
     for op in case.ops:
-        for index, shape in enumerate(op.shapes):
+        for index in range(len(op.shapes)):
             if op.reduce_op == ADASUM:
                 expected = (first or results)[0][op.name][index]
             else:
                 expected = reference(op, index, case.size, case.seed, hosts)
             for rank, result in enumerate(results):
-                want = expected[rows_of(shape[0], case.size, rank)] if op.kind == REDUCESCATTER else expected
+                want = part_of(op, expected, case.size, rank)
                 got = np.ascontiguousarray(result[op.name][index])
                 assert got.shape == want.shape
                 assert got.tobytes() == want.tobytes(), (
@@ -267,6 +207,76 @@ def test_adasum_has_the_same_bits_in_every_run_of_a_world(case: Case, other_thre
                     results = run_round(world, run, 10 * number + turn)
                     check(run, results, f"{transport}, run {number}, turn {turn}", world.hosts, first)
                     first = first or results
+
+
+# -- late in the middle ------------------------------------------------------------------------------------------------
+TURNS = 4
+Stops = list[tuple[int, int]]  # after how many batches of a run a rank stops itself, and how long after they began
+
+
+@st.composite
+def stopped_cases(draw: st.DrawFn) -> tuple[Case, list[tuple[int, Stops]]]:
+    """A case, and for each of its runs the rank that stops, and where."""
+    case = draw(cases(adasum=draw(st.booleans()), least=3, most_ops=4, counts=MANY_BLOCKS))
+    runs = []
+    for victim in draw(st.permutations(range(case.size)))[:2]:
+        batches = sorted(draw(st.sets(st.integers(1, TURNS), min_size=1, max_size=3)))
+        runs.append((victim, [(batch, draw(st.integers(0, 30_000))) for batch in batches]))
+    return case, runs
+
+
+def states(rank: RankProcess) -> set[str]:
+    """Of all threads of a process: R runs, S sleeps, T is stopped (proc_pid_stat(5))."""
+    found = set()
+    for file in Path(f"/proc/{rank.pid}/task").glob("*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found.add(file.read_text().rpartition(")")[2].split()[0])
+    return found
+
+
+def run_stopped(ranks: list[RankProcess], case: Case, victim: int, stops: Stops) -> list[list[Any]]:
+    """The digests of all results, by rank and turn."""
+    for number, rank in enumerate(ranks):
+        arguments = {"ops": [asdict(op) for op in case.ops], "seed": case.seed, "turns": TURNS}
+        rank.tell("reduce", **arguments, stops=stops if number == victim else [])
+    others = [rank for number, rank in enumerate(ranks) if number != victim]
+    for _ in stops:
+        assert eventually(lambda: states(ranks[victim]) == {"T"}, DEADLINE_SECONDS)
+        assert eventually(lambda: all(states(rank) == {"S"} for rank in others), DEADLINE_SECONDS)
+        os.kill(ranks[victim].pid, signal.SIGCONT)
+    return [[rank.answer("bits", "error") for _ in range(TURNS)] for rank in ranks]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("transport", ["shm", "tcp", "hosts"])
+def test_a_rank_that_stops_in_the_middle_changes_no_bit(transport: str) -> None:
+    with Processes() as processes:
+        started = processes.start(5)
+
+        # The first failure is the last: the processes may be in the middle of anything then.
+        @settings(max_examples=10, deadline=None, derandomize=True, phases=[Phase.generate])
+        @given(drawn=stopped_cases())
+        def body(drawn: tuple[Case, list[tuple[int, Stops]]]) -> None:
+            case, runs = drawn
+            ranks = started[: case.size]
+            processes.form(ranks, transport, **case.options)
+            undisturbed = run_stopped(ranks, case, 0, [])
+            disturbed = [run_stopped(ranks, case, victim, stops) for victim, stops in runs]
+            processes.close(ranks)
+            hosts = hosts_of(case.size) if transport == "hosts" else []
+            for number, op in enumerate(case.ops):
+                for index in range(len(op.shapes)):
+                    whole = None if op.reduce_op == ADASUM else reference(op, index, case.size, case.seed, hosts)
+                    for rank in range(case.size):
+                        want = undisturbed[0][0][number][index]
+                        if whole is not None:
+                            want = digest(part_of(op, whole, case.size, rank))
+                        for run, results in enumerate([undisturbed, *disturbed]):
+                            got = {turn[number][index] for turn in results[rank]}
+                            assert got == {want}, f"{op} tensor {index} on rank {rank} has other bits in run {run}"
+
+        body()
 
 
 def test_the_reference_depends_on_the_order_of_the_ranks() -> None:

@@ -93,9 +93,9 @@ class Program:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
-    def finish(self) -> str:
-        """What else it printed; it must end well."""
-        out, err = self.process.communicate(timeout=DEADLINE_SECONDS)
+    def finish(self, seconds: float = DEADLINE_SECONDS) -> str:
+        """What else it printed; it must end well, and in time."""
+        out, err = self.process.communicate(timeout=seconds)
         assert self.process.returncode == 0, err
         return out.strip()
 

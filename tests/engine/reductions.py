@@ -1,0 +1,106 @@
+"""Reductions of any kind, what each rank brings to them, and what must come out, to the last bit.
+
+Inputs have wide exponents, so that any other order of summation, or a rounding in between, changes bits. The reference
+is the definition: inputs are prescaled and rounded, then ranks are added (or multiplied) from left to right and the
+result postscaled, float16 and bfloat16 in float32 with one rounding at the end; where some ranks of several hosts share
+memory, first those of each host and then the hosts' (rounded) results. Adasum has no such reference: its dot products
+are sums of another order.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from world import AVERAGE, DTYPES, PRODUCT, REDUCESCATTER, Member
+
+
+@dataclass(frozen=True)
+class Op:
+    name: str
+    kind: int
+    dtype: str
+    shapes: tuple[tuple[int, ...], ...]  # several: a grouped operation
+    reduce_op: int
+    in_place: bool
+    prescale: float = 1.0
+    postscale: float = 1.0
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Op:
+        return cls(**{**document, "shapes": tuple(tuple(shape) for shape in document["shapes"])})
+
+
+def to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """float32 -> bits of bfloat16, to nearest even; for finite values."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def from_bfloat16(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def inputs(op: Op, rank: int, seed: int) -> list[np.ndarray]:
+    random = np.random.default_rng([seed, rank, int(op.name.rsplit(".t", 1)[1])])
+    arrays = []
+    for shape in op.shapes:
+        widest = 2 if op.reduce_op == PRODUCT else 8  # of five factors, float16 holds nearly all products
+        exponents = random.integers(-widest, widest + 1, shape)
+        values = np.ldexp(random.standard_normal(shape), exponents).astype(np.float32)
+        arrays.append(to_bfloat16(values) if op.dtype == "bfloat16" else values.astype(op.dtype))
+    return arrays
+
+
+def combine(dtype: str, parts: list[np.ndarray], function: np.ufunc = np.add, factor: float = 1.0) -> np.ndarray:
+    """From left to right, rounded once."""
+    if len(parts) == 1 and factor == 1.0:
+        return parts[0]
+    wide = np.dtype(np.float64 if dtype == "float64" else np.float32)
+    terms = [from_bfloat16(part) if dtype == "bfloat16" else part.astype(wide) for part in parts]
+    total = functools.reduce(function, terms) * wide.type(factor)
+    with np.errstate(over="ignore"):  # a few products
+        return to_bfloat16(total) if dtype == "bfloat16" else total.astype(dtype)
+
+
+def reference(op: Op, index: int, size: int, seed: int, hosts: Sequence[int] = ()) -> np.ndarray:
+    parts = [combine(op.dtype, [inputs(op, rank, seed)[index]], factor=op.prescale) for rank in range(size)]
+    by_host: dict[int, list[np.ndarray]] = {}
+    for rank, part in enumerate(parts):
+        by_host.setdefault(hosts[rank] if hosts else rank, []).append(part)
+    function = np.multiply if op.reduce_op == PRODUCT else np.add
+    postscale = op.postscale / size if op.reduce_op == AVERAGE else op.postscale
+    return combine(op.dtype, [combine(op.dtype, on, function) for on in by_host.values()], function, postscale)
+
+
+def part_of(op: Op, whole: np.ndarray, size: int, rank: int) -> np.ndarray:
+    """What of the reduced tensor a rank gets. Earlier ranks get one row more when rows do not divide evenly."""
+    if op.kind != REDUCESCATTER:
+        return whole
+    base, extra = divmod(whole.shape[0], size)
+    begin = rank * base + min(rank, extra)
+    return whole[begin : begin + base + (rank < extra)]
+
+
+def digest(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def submit(member: Member, op: Op, arrays: list[np.ndarray]) -> int:
+    if op.kind == REDUCESCATTER:
+        outputs: list[np.ndarray | None] = [None]
+    else:
+        outputs = [array if op.in_place else np.empty_like(array) for array in arrays]
+    tensors = [
+        (a.ctypes.data, 0 if o is None else o.ctypes.data, DTYPES[op.dtype], a.shape)
+        for a, o in zip(arrays, outputs, strict=True)
+    ]
+    handle: int = member.engine.submit(
+        op.kind, op.name, tensors, reduce_op=op.reduce_op, prescale=op.prescale, postscale=op.postscale
+    )
+    member._keep[handle] = (arrays, outputs)
+    return handle
