@@ -21,6 +21,8 @@ from types import TracebackType
 
 from benchmarks.world import Host
 
+DEFAULT_CONGESTION = "cubic"
+_CONGESTION = "/proc/sys/net/ipv4/tcp_{}congestion_control"
 _PREFIX = "hvdbench"
 
 
@@ -40,12 +42,25 @@ def check_possible() -> None:
 
 
 class Network:
-    """`with Network(2, "1gbit") as network:` gives network.hosts, ready to run commands by their prefix."""
+    """`with Network(2, "1gbit") as network:` gives network.hosts, ready to run commands by their prefix.
 
-    def __init__(self, hosts: int, rate: str | None = None, nics: int = 1, ipv6: bool = False) -> None:
+    congestion: TCP's congestion control on the hosts. Linux's own choice, so that figures do not depend on what the
+    machine was set to: one that estimates rates (bbr) can take a pause of a rank, which waits for a processor, for a
+    slow network and then slows everybody down for a while.
+    """
+
+    def __init__(
+        self,
+        hosts: int,
+        rate: str | None = None,
+        nics: int = 1,
+        ipv6: bool = False,
+        congestion: str = DEFAULT_CONGESTION,
+    ) -> None:
         self._switch = f"{_PREFIX}{os.getpid()}sw"
         self._nics = nics
         self._rate = rate
+        self._congestion = congestion
         self._made: list[str] = []
         self.hosts = tuple(
             Host(
@@ -82,6 +97,7 @@ class Network:
             _ip("-n", self._switch, "link", "set", f"br{nic}", "up")
         for number, host in enumerate(self.hosts):
             self._add(host.name)
+            self._set_congestion(host.name)
             _ip("-n", host.name, "link", "set", "lo", "up")
             for nic in range(self._nics):
                 self._cable(number, host.name, nic)
@@ -99,6 +115,15 @@ class Network:
             if self._rate:
                 shape = ("root", "tbf", "rate", self._rate, "burst", "128kb", "latency", "50ms")
                 _run("tc", "-n", namespace, "qdisc", "add", "dev", interface, *shape)
+
+    def _set_congestion(self, name: str) -> None:
+        try:
+            _run("ip", "netns", "exec", name, "sh", "-c", f"echo {self._congestion} > {_CONGESTION.format('')}")
+        except NetworkError:
+            known = Path(_CONGESTION.format("available_")).read_text().split()
+            raise NetworkError(
+                f"TCP's congestion control can't be {self._congestion} here; this kernel has {', '.join(known)}."
+            ) from None
 
     def _add(self, name: str) -> None:
         self._made.append(name)

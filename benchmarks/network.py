@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import cases, report
 from benchmarks.cases import FLOAT_BYTES, KIB, MIB, Case
 from benchmarks.measure import Budget, Row, measure
-from benchmarks.namespaces import Network, NetworkError, check_possible
+from benchmarks.namespaces import DEFAULT_CONGESTION, Network, NetworkError, check_possible
 from benchmarks.peers import NAMES, TITLES
 from benchmarks.peers.sockets import compile_sockets
 from benchmarks.world import Host, Layout, World, WorldError, why_missing
@@ -66,7 +66,7 @@ def _run(options: argparse.Namespace, stack: contextlib.ExitStack) -> int:
             print(missing)
         else:
             libraries.append(name)
-    about = report.machine({})
+    about = report.machine({}) | {"tcp_congestion_control": options.congestion_control}
     failures: list[str] = []
     results: list[dict[str, Any]] = []
     print(report.header(("wire GB/s", "sockets", "x", "of wire")))
@@ -75,7 +75,8 @@ def _run(options: argparse.Namespace, stack: contextlib.ExitStack) -> int:
             for per_host in options.ranks_per_host:
                 nics = "" if options.nics == 1 else f", {options.nics} interfaces each"
                 print(f"{hosts} hosts with {per_host} ranks each, {rate or 'unshaped'}{nics}")
-                with Network(hosts, rate, options.nics, options.ipv6) as network, contextlib.ExitStack() as running:
+                made = Network(hosts, rate, options.nics, options.ipv6, options.congestion_control)
+                with made as network, contextlib.ExitStack() as running:
                     worlds = _start(libraries, network, per_host, running, failures)
                     about["versions"] |= {TITLES[world.library]: world.version for world in worlds}
                     for case in cases.cases(hosts * per_host, options.ops, options.sizes):
@@ -197,6 +198,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rate", default="1gbit,none", help="rates of tc, none for unshaped (default: %(default)s)")
     parser.add_argument("--nics", type=int, default=1, help="interfaces of each host (default: %(default)s)")
     parser.add_argument("--ipv6", action="store_true", help="hosts have IPv6 addresses only")
+    parser.add_argument(
+        "--congestion-control", default=DEFAULT_CONGESTION, help="of TCP on the hosts (default: %(default)s)"
+    )
     parser.add_argument("--sizes", help="such as 4,16K,64M")
     parser.add_argument("--ops", default="allreduce", help="default: %(default)s")
     parser.add_argument("--libraries", default=",".join(LIBRARIES), help="default: %(default)s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import math
@@ -22,6 +23,7 @@ from adasum_reference import adasum
 from benchmarks import network, report, values
 from benchmarks.cases import COLLECTIVES, SIZES, Case, cases, parse_size, resnet50_shapes
 from benchmarks.measure import Budget, Figure, Row, UncheckedError, checked_times, idle_cpu, measure
+from benchmarks.namespaces import DEFAULT_CONGESTION, Network, NetworkError
 from benchmarks.world import ROOT
 
 pytestmark = pytest.mark.xdist_group("benchmarks")
@@ -293,6 +295,21 @@ def test_network_needs_its_programs_and_says_so(
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert network.main(["--quick"]) == 2
     assert "No ip, tc, unshare here: install iproute2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [DEFAULT_CONGESTION, "reno"])
+def test_hosts_have_the_congestion_control_that_was_asked_for(name: str, namespaces: Callable[[], set[str]]) -> None:
+    before = namespaces()
+    with contextlib.ExitStack() as stack:
+        try:
+            made = stack.enter_context(Network(1, congestion=name))
+        except NetworkError as error:
+            pytest.skip(str(error))
+        command = [*made.hosts[0].prefix, "cat", "/proc/sys/net/ipv4/tcp_congestion_control"]
+        assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() == name
+    with pytest.raises(NetworkError, match=r"can't be vegetable here; this kernel has .*reno"):
+        Network(1, congestion="vegetable").__enter__()
+    assert namespaces() <= before
 
 
 @pytest.mark.slow
