@@ -61,9 +61,10 @@ format: build
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_SOURCES)
 
-# The engine's stress test, the tests of the data plane and the timeline, and the fuzzer under ASan + UBSan and under TSan.
+# The engine's stress test, the tests of the data plane and the timeline, and the fuzzers under ASan + UBSan and under TSan.
 SANITIZE_WORLDS ?= 100
 SANITIZE_CASES ?= 5000
+SANITIZE_FUZZERS := $(basename $(notdir $(wildcard tests/native/fuzz_*.cc)))
 SANITIZE_TESTS := $(basename $(notdir $(wildcard tests/native/mesh_*_test.cc tests/native/gpu_*_test.cc))) timeline_test kernels_test
 sanitize: $(VENV)/.installed
 	for sanitizer in address,undefined thread; do \
@@ -73,7 +74,7 @@ sanitize: $(VENV)/.installed
 	  PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build $$folder -j $(JOBS) && \
 	  $$folder/engine_stress $(SANITIZE_WORLDS) && \
 	  for test in $(SANITIZE_TESTS); do $$folder/$$test || exit 1; done && \
-	  $$folder/fuzz_mesh $(SANITIZE_CASES) || exit 1; \
+	  for fuzzer in $(SANITIZE_FUZZERS); do $$folder/$$fuzzer $(SANITIZE_CASES) || exit 1; done || exit 1; \
 	done
 
 # Open MPI is measured where it is installed: mpi4py loads its library when it runs, or is compiled against it.

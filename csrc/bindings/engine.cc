@@ -289,6 +289,26 @@ py::object PyEngine::next_outbox(int64_t timeout_ms) {
   return result;
 }
 
+namespace {
+
+// Memory is taken for zeros of these shapes, and computed with: no negative ones, and a sum of bytes that is a number.
+void check_tensors(const OpSpec& spec) {
+  if (spec.tensors.empty() && spec.type != OpType::barrier) throw py::value_error("An operation has no tensors.");
+  int64_t sum = 0;
+  for (const TensorSpec& tensor : spec.tensors) {
+    auto bytes = static_cast<int64_t>(size_of(tensor.dtype));
+    bool fits = true;
+    for (const int64_t dimension : tensor.shape) {
+      fits = fits && dimension >= 0 && !__builtin_mul_overflow(bytes, dimension, &bytes);
+    }
+    if (!fits || __builtin_add_overflow(sum, bytes, &sum)) {
+      throw py::value_error("A tensor has a shape that can't be.");
+    }
+  }
+}
+
+}  // namespace
+
 void PyEngine::apply_plan(int process_set, const std::string& name, uint32_t id, const py::object& operation) {
   OpSpec spec;
   if (!operation.is_none()) {
@@ -299,8 +319,10 @@ void PyEngine::apply_plan(int process_set, const std::string& name, uint32_t id,
     spec.reduce_op = static_cast<ReduceOp>(reduce_op);
     spec.prescale = prescale;
     spec.postscale = postscale;
+    if (device < 0 || device > static_cast<int>(DeviceKind::gpu)) throw py::value_error("Unknown kind of device.");
     spec.device = static_cast<DeviceKind>(device);
     for (const auto& [dtype, shape] : tensors) spec.tensors.push_back({dtype_of(dtype), shape});
+    check_tensors(spec);
   }
   const OpSpec* known = operation.is_none() ? nullptr : &spec;
   with_set(process_set, [&](Communicator& communicator) { communicator.apply_plan(name, id, known); });

@@ -73,6 +73,10 @@ void Communicator::apply_recall(const std::vector<TensorId>& ids) {
     Lane* lane = lane_of_id_[id];
     if (lane && lane->active && lane->active->arrived) {
       Submission& submission = *lane->active;
+      if (submission.withdrawing && submission.withdrawn_status.ok()) {  // told again
+        --recalls_open_;
+        continue;
+      }
       if (!submission.withdrawing) {
         submission.withdrawing = true;
         if (Status failed = log_->withdraw(id); !failed.ok()) abort_.raise(failed);

@@ -57,20 +57,19 @@ bool HostWriter::flush() {
 Status HostReader::peek(HostMessage& message, std::string_view& payload, bool& found) {
   for (;;) {
     const uint64_t written = memory_->written.value.load();
-    found = written != read_;
+    const uint64_t unread = written - read_;
+    found = unread > 0;
     if (!found) return {};
-    const uint64_t at = read_ % HostMemory::kBytes;
-    std::memcpy(&message, memory_->ring + at, sizeof(message));
-    const uint64_t size = padded(message.length);
-    if (size > written - read_ && message.kind != HostMessage::skip) {
-      return {Code::aborted, "A rank of this host wrote a message of " + std::to_string(message.length) +
-                                 " bytes into shared memory that is longer than what it has written; this epoch "
-                                 "can't go on."};
+    if (unread > HostMemory::kBytes) {
+      return bad("says that it wrote up to " + std::to_string(written) + " into shared memory, where " +
+                 std::to_string(read_) + " to " + std::to_string(read_ + HostMemory::kBytes) + " is possible");
     }
-    if (size > HostMemory::kBytes - at || message.kind > HostMessage::closed) {
-      return {Code::aborted, "A rank of this host wrote a message of kind " + std::to_string(message.kind) + " and " +
-                                 std::to_string(message.length) +
-                                 " bytes into shared memory, which makes no sense; this epoch can't go on."};
+    const uint64_t at = read_ % HostMemory::kBytes;
+    std::memcpy(&message, memory_->ring + at, sizeof(message));  // looked at in this copy only
+    const uint64_t size = padded(message.length);
+    if (size > std::min(unread, HostMemory::kBytes - at) || message.kind > HostMessage::closed) {
+      return bad("wrote a message of kind " + std::to_string(message.kind) + " with " + std::to_string(message.length) +
+                 " bytes into " + std::to_string(unread) + " bytes of shared memory");
     }
     next_ = read_ + size;
     if (message.kind != HostMessage::skip) break;
@@ -79,6 +78,10 @@ Status HostReader::peek(HostMessage& message, std::string_view& payload, bool& f
   payload = {reinterpret_cast<const char*>(memory_->ring + read_ % HostMemory::kBytes + sizeof(message)),
              message.length};
   return {};
+}
+
+Status HostReader::bad(const std::string& what) const {
+  return {Code::aborted, label_ + " " + what + "; this epoch can't go on."};
 }
 
 bool HostReader::consume() {

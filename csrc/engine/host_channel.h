@@ -13,6 +13,10 @@
 // cursor those that it is through with. Both only grow, and the writer stays within kBytes of the slowest cursor. What
 // does not fit waits with its writer, which says so in `starved`; the reader that makes room takes the flag away and
 // wakes it. A message never lies across the ring's end: `skip` fills what is left there.
+//
+// A reader trusts nothing that it reads: a broken rank must not take the others with it, other than with a sentence. It
+// copies a header before it looks at it, and its users copy a payload before they do, so what is written meanwhile is
+// seen or not, but never twice. That is no defence against an attacker: see docs/fuzzing.md.
 #pragma once
 
 #include <atomic>
@@ -93,7 +97,9 @@ class HostWriter {
 // Belongs to the driver of the member that reads.
 class HostReader {
  public:
-  HostReader(HostMemory& memory, std::atomic<uint64_t>& cursor) : memory_(&memory), cursor_(&cursor) {}
+  // label: of the rank that writes, for messages.
+  HostReader(HostMemory& memory, std::atomic<uint64_t>& cursor, std::string label)
+      : memory_(&memory), cursor_(&cursor), label_(std::move(label)) {}
 
   bool news() const { return memory_->written.value.load() != read_; }
 
@@ -103,8 +109,11 @@ class HostReader {
   bool consume();
 
  private:
+  Status bad(const std::string& what) const;
+
   HostMemory* memory_;
   std::atomic<uint64_t>* cursor_;
+  std::string label_;
   uint64_t read_ = 0;
   uint64_t next_ = 0;  // where the message that was peeked at ends
 };

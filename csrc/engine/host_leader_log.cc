@@ -33,7 +33,7 @@ HostLeaderLog::HostLeaderLog(Mesh& mesh, Region& region, const Hosts& hosts, Fus
       to_members_(memory_, cursors(region)) {
   for (int place = 1; place < region.size(); ++place) {
     HostMemory& theirs = *reinterpret_cast<HostMemory*>(region.log(place));
-    members_.emplace_back(theirs, theirs.taken.value);
+    members_.emplace_back(theirs, theirs.taken.value, region.label(place));
   }
   mesh.listen_beside(this);
 }
@@ -180,7 +180,11 @@ Status HostLeaderLog::read_members() {
 }
 
 Status HostLeaderLog::take(const HostMessage& message, size_t place, std::string_view payload) {
-  if (message.id >= kMaxIds) return bad_id(message.id);
+  const auto bad = [&](const std::string& what) {
+    return Status(Code::aborted,
+                  region_.label(static_cast<int>(place)) + " told this rank " + what + "; this epoch can't go on.");
+  };
+  if (message.id >= kMaxIds) return bad("of id " + std::to_string(message.id) + ", which does not exist");
   if (message.kind == HostMessage::withdraw) {
     bool taken_out = false;
     {
@@ -191,8 +195,7 @@ Status HostLeaderLog::take(const HostMessage& message, size_t place, std::string
     return {};
   }
   if (message.kind != HostMessage::plain && message.kind != HostMessage::brings) {
-    return {Code::aborted, region_.label(static_cast<int>(place)) +
-                               " told this rank what only the first rank of a host may say; this epoch can't go on."};
+    return bad("what only the first rank of a host may say");
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   return count(place, message.id, message.kind == HostMessage::brings ? &payload : nullptr);

@@ -21,7 +21,7 @@ HostMemberLog::HostMemberLog(Mesh& mesh, Region& region, const Hosts& hosts, Abo
       abort_(abort),
       memory_(*reinterpret_cast<HostMemory*>(region.log(region.rank()))),
       leaders_(*reinterpret_cast<HostMemory*>(region.log(0))),
-      from_leader_(leaders_, memory_.heard.value),
+      from_leader_(leaders_, memory_.heard.value, region.label(0)),
       to_leader_(memory_, {&memory_.taken.value}),
       own_(kMaxIds) {}
 
@@ -64,10 +64,12 @@ Status HostMemberLog::tell_leader() {
   return mesh_.send_control(hosts_.leader(hosts_.host(mesh_.rank())), ControlKind::nudge, {});
 }
 
-Operation* HostMemberLog::forget(TensorId id) {
+// The arrival at `id` is over, and what belongs to it is free; false when there is none.
+bool HostMemberLog::forget(TensorId id, Operation*& operation) {
+  if (id >= kMaxIds) return false;
   const std::lock_guard<std::mutex> lock(mutex_);
-  own_[id].arrived = false;
-  return std::exchange(own_[id].operation, nullptr);
+  operation = std::exchange(own_[id].operation, nullptr);
+  return std::exchange(own_[id].arrived, false);
 }
 
 Status HostMemberLog::poll(LogEvent& event) {
@@ -106,10 +108,10 @@ Status HostMemberLog::take(const HostMessage& message, std::string_view payload,
   const auto bad = [&](const char* what) {
     return Status(Code::aborted, region_.label(0) + " told this rank of " + what + "; this epoch can't go on.");
   };
+  Operation* operation = nullptr;
   switch (message.kind) {
     case HostMessage::done: {
-      Operation* const operation = message.id < kMaxIds ? forget(message.id) : nullptr;
-      if (!operation) return bad("the result of what this rank has not brought");
+      if (!forget(message.id, operation) || !operation) return bad("the result of what this rank has not brought");
       HVD_TRY(mesh::take_result(*operation, payload));
       event.kind = LogEvent::batch;
       event.completed = true;
@@ -117,22 +119,22 @@ Status HostMemberLog::take(const HostMessage& message, std::string_view payload,
       return {};
     }
     case HostMessage::batch:
+      if (payload.empty() || payload.size() % sizeof(TensorId) > 0) return bad("a batch without whole ids");
       event.kind = LogEvent::batch;
       event.ids.resize(payload.size() / sizeof(TensorId));
-      std::memcpy(event.ids.data(), payload.data(), event.ids.size() * sizeof(TensorId));
+      std::memcpy(event.ids.data(), payload.data(), payload.size());
       for (const TensorId id : event.ids) {
-        if (id >= kMaxIds) return bad("a batch with an id that does not exist");
-        (void)forget(id);
+        if (!forget(id, operation)) return bad("a batch with what this rank has not arrived at");
       }
       return {};
     case HostMessage::withdrawn:
       if (message.member != static_cast<uint32_t>(region_.rank())) return {};
-      if (message.id >= kMaxIds) return bad("an answer with an id that does not exist");
-      (void)forget(message.id);
+      if (!forget(message.id, operation)) return bad("the withdrawal of what this rank has not arrived at");
       event.kind = LogEvent::withdrawn;
       event.ids.push_back(message.id);
       return {};
     case HostMessage::closed: {
+      if (payload.empty()) return bad("the end of the order log without a reason");
       const std::lock_guard<std::mutex> lock(mutex_);
       closed_ = true;
       why_closed_ = payload;

@@ -41,7 +41,7 @@ class HostMemberLog final : public OrderLog {
   Status arrive(TensorId id, Operation* operation);
   Status tell_leader();
   Status take(const HostMessage& message, std::string_view payload, LogEvent& event);
-  Operation* forget(TensorId id);
+  bool forget(TensorId id, Operation*& operation);
   Status look_around();
 
   Mesh& mesh_;

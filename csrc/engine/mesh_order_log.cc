@@ -39,7 +39,7 @@ Status MeshOrderLog::arrive(TensorId id, Operation* operation, std::string* comb
     Own& own = own_[id];
     own.operation = operation;
     own.arrived = true;
-    own.brought = own.revoked = false;
+    own.brought = own.revoked = own.settled = false;
     const bool eager = combined || (operation && mesh::is_eager(operation->spec, size()));
     std::string bytes;
     if (eager) bytes = combined ? std::move(*combined) : mesh::pack_eager(*operation, mesh_.rank());
@@ -138,6 +138,7 @@ void MeshOrderLog::match(TensorId id) {
   agreed_.back().bytes.push_back(std::move(own.offer));
   agreed_.back().bytes.push_back(std::move(own.bytes));
   own.brought = own.offered = false;
+  own.settled = true;
 }
 
 // -- the driver -------------------------------------------------------------------------------------------------------
@@ -271,7 +272,7 @@ bool MeshOrderLog::report(LogEvent& event) {
   for (const TensorId id : event.ids) {
     Own& own = own_[id];
     own.operation = nullptr;
-    own.arrived = own.brought = false;
+    own.arrived = own.brought = own.settled = false;
   }
   return true;
 }

@@ -78,6 +78,7 @@ class MeshOrderLog final : public OrderLog {
   struct Own {  // what this member knows of an id
     Operation* operation = nullptr;
     bool arrived = false;  // and its batch was not reported yet
+    bool settled = false;  // its batch or its withdrawal has come, and waits to be reported
     bool brought = false;  // its bytes travel with the arrival
     std::string bytes;     // they, where both of two members compute
     bool offered = false;  // by the other of two members, and not used yet

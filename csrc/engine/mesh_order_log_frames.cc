@@ -12,6 +12,8 @@ Status bad_frame(const ControlFrame& frame, const std::string& what) {
                              " in a frame of the order log; this epoch can't go on."};
 }
 
+std::string unexpected(TensorId id) { return "id " + std::to_string(id) + ", which this rank does not wait for,"; }
+
 }  // namespace
 
 Status MeshOrderLog::handle(ControlFrame& frame) {
@@ -88,7 +90,10 @@ Status MeshOrderLog::handle_as_member(int member, ControlFrame& frame) {
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const TensorId id : frame.ids) {
-    own_[id].brought = false;  // an offer that comes next is not for this arrival
+    Own& own = own_[id];
+    if (!own.arrived || own.settled) return bad_frame(frame, "the withdrawal of " + unexpected(id));
+    own.settled = true;
+    own.brought = false;  // an offer that comes next is not for this arrival
     entries_.push_back({LogEvent::withdrawn, {id}});
   }
   return {};
@@ -106,6 +111,8 @@ Status MeshOrderLog::handle_batch(ControlFrame& frame) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       Own& own = own_[id];
+      if (!own.arrived || own.settled) return bad_frame(frame, "a batch with " + unexpected(id));
+      own.settled = true;
       own.brought = own.offered = false;  // it runs the ordinary way, or is done
       operation = own.operation;
     }
@@ -137,16 +144,19 @@ Status MeshOrderLog::handle_offer(const ControlFrame& frame) {
   return {};
 }
 
-// What was offered is given back unless this member has arrived: then its own arrival is on the way, or the result was
-// computed already.
+// What was offered is given back unless it was used already, or this member has arrived without bytes: then its own
+// arrival is on the way. An arrival that is settled is an earlier one, which did not use this offer.
 Status MeshOrderLog::handle_withdraw(const ControlFrame& frame) {
   std::vector<TensorId> withdrawn;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (const TensorId id : frame.ids) {
       Own& own = own_[id];
-      own.revoked = own.arrived;
-      if (!own.offered || own.arrived) continue;
+      if (!own.offered) {
+        own.revoked = own.arrived;
+        continue;
+      }
+      if (own.arrived && !own.settled) continue;
       own.offered = false;
       withdrawn.push_back(id);
     }

@@ -165,7 +165,7 @@ Status Region::check_members() {
       }
     }
     if (state == MemberState::aborted) {
-      abort_.raise({Code::aborted, header.cause});
+      abort_.raise({Code::aborted, departure_sentence(member)});
       return abort_.cause();
     }
     if (state == MemberState::left && departed_ < 0) departed_ = member;
@@ -173,7 +173,11 @@ Status Region::check_members() {
   return {};
 }
 
-std::string Region::departure_sentence(int member) const { return segments_[member]->header().cause; }
+std::string Region::departure_sentence(int member) const {
+  const char* const cause = segments_[member]->header().cause;
+  const size_t bytes = strnlen(cause, SegmentHeader::kCauseBytes);
+  return bytes > 0 ? std::string(cause, bytes) : labels_[member] + " has ended without a reason.";
+}
 
 void Region::announce_end(MemberState state, const std::string& sentence) {
   const std::lock_guard<std::mutex> lock(end_mutex_);

@@ -171,11 +171,13 @@ def test_an_operation_is_taken_back_from_the_data_plane(trio: EngineWorld) -> No
         np.testing.assert_array_equal(got, 3.0)
 
 
-def test_recall_frees_ids_and_announces_pending_operations_again(trio: EngineWorld) -> None:
+@pytest.mark.parametrize("told", [1, 2])
+def test_recall_frees_ids_and_announces_pending_operations_again(trio: EngineWorld, told: int) -> None:
+    """Also where ranks are told again before the first one is settled."""
     trio.run(lambda m: m.allreduce(ones(), "allreduce.a"))
     handles = [trio.members[rank].allreduce_async(ones(), "allreduce.a") for rank in (0, 1)]
-    for engine in trio.engines:
-        engine.apply_recall(0, [0])
+    for rank, engine in enumerate(trio.engines):
+        engine.apply_recall(0, [0] * (told if rank < 2 else 1))
     wait_until(lambda: len(trio.negotiator.recalled) == 3)
     assert sorted(trio.negotiator.recalled) == [(0, [0]), (1, [0]), (2, [0])]
     np.testing.assert_array_equal(trio.members[2].allreduce(ones(), "allreduce.a"), 3.0)

@@ -115,6 +115,7 @@ class Negotiator:
         self.blocked: list[tuple[int, str]] = []
         self.recalled: list[tuple[int, list[int]]] = []
         self.notes: list[tuple[int, bool, str]] = []
+        self.joined = threading.Event()  # some rank is in join()
         self._threads = [threading.Thread(target=self._serve, args=(rank,)) for rank in range(len(engines))]
         for thread in self._threads:
             thread.start()
@@ -128,6 +129,8 @@ class Negotiator:
                     self.blocked.append((rank, payload[0]))
                 elif kind == "note":
                     self.notes.append((rank, *payload))
+                elif kind == "join":
+                    self.joined.set()
                 else:
                     self.recalled.append((rank, list(payload[1])))
 

@@ -2,25 +2,14 @@
 // small data (of ranks and of hosts), row counts and data of every collective. The input is what one peer sends before
 // its connection ends; a real Mesh with a real order log or collective reads it through socket pairs. Whatever comes,
 // the call must end with a Status: no crash, no hang, no access outside of the memory (sanitizers see to that).
-//
-//   fuzz_mesh [cases [seed]]     mutates recorded conversations, the same way for the same seed (any compiler)
-//   fuzz_mesh --only CASE SEED   one of these cases again
-//   fuzz_mesh --corpus FOLDER    writes the recorded conversations, to begin with for libFuzzer
-//
-// With clang and -DHOROVOD_SANITIZE=fuzzer,address it is a libFuzzer target: fuzz_mesh FOLDER
+// How it is run is in fuzz.h.
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <functional>
 #include <random>
 #include <string>
 #include <thread>
@@ -30,10 +19,13 @@
 #include "collectives/mesh/collectives.h"
 #include "collectives/mesh/eager.h"
 #include "engine/mesh_order_log.h"
+#include "fuzz.h"
+#include "fuzz_work.h"
 #include "transport/mesh.h"
 #include "transport/mesh_frame.h"
 
 using namespace horovod;
+using namespace horovod::testing;
 
 namespace {
 
@@ -81,25 +73,6 @@ struct Setup {
 };
 
 std::string label_of(int rank) { return "rank " + std::to_string(rank) + " on host fuzz"; }
-
-// What this rank runs: some tensors of its own.
-struct Work {
-  std::vector<float> memory = std::vector<float>(3 * 4096, 1.0f);
-  std::deque<Operation> operations;
-
-  Operation* add(OpType type, int64_t elements, int root = 0) {
-    Operation& operation = operations.emplace_back();
-    operation.spec.type = type;
-    operation.spec.name = "fuzz";
-    operation.spec.reduce_op = ReduceOp::sum;
-    operation.spec.root = root;
-    operation.spec.tensors = {{DType::float32, {elements / 3, 3}}};
-    auto* at = reinterpret_cast<std::byte*>(memory.data());
-    const bool own_output = type == OpType::allreduce || type == OpType::broadcast;
-    operation.spans = {{at, own_output ? at : nullptr, elements / 3 * 3}};
-    return &operation;
-  }
-};
 
 // The hosts of a world of so many ranks.
 std::vector<int> hosts_of(Action action, int size) {
@@ -189,14 +162,6 @@ void connect_pair(int fds[2]) {
   for (int i = 0; i < 2; ++i) (void)setsockopt(fds[i], SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
 }
 
-Config config() {
-  Config made;
-  made.progress_timeout_ms = 50;  // for what waits for the silent peer
-  made.spin_us = 0;
-  made.look_ahead_us = 0;  // at whatever one peer sends while the other is waited for
-  return made;
-}
-
 Status run_input(const uint8_t* data, size_t size, bool hang_up = true) {
   if (size < kInputBytes) return {};
   const uint8_t* stream = data + kInputBytes;
@@ -216,7 +181,7 @@ Status run_input(const uint8_t* data, size_t size, bool hang_up = true) {
   for (int r = 0; r < setup.size; ++r) peers[r].label = label_of(r);
   AbortSignal abort;
   Status status;
-  std::unique_ptr<Mesh> mesh = Mesh::create(setup.rank, kEpoch, std::move(peers), config(), abort, status);
+  std::unique_ptr<Mesh> mesh = Mesh::create(setup.rank, kEpoch, std::move(peers), fuzz_config(), abort, status);
   CHECK(mesh, "%s", status.message().c_str());
   feed(remote[0], stream, setup.early);
   ControlFrame frame;
@@ -242,11 +207,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
 #ifndef HOROVOD_LIBFUZZER
 
-// Row counts from the wire may ask for more than there is; that must be a sentence, not the sanitizer's end.
-extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1:max_allocation_size_mb=1024"; }
-extern "C" const char* __tsan_default_options() { return "allocator_may_return_null=1:max_allocation_size_mb=1024"; }
-extern "C" void __sanitizer_set_death_callback(void (*callback)()) __attribute__((weak));
-
 namespace {
 
 // What `peer` (the other rank of two) says in a good run, as an input that begins with the matching setup.
@@ -260,7 +220,7 @@ std::string record(int rank, Action action) {
     std::vector<MeshPeer> peers(2);
     for (int r = 0; r < 2; ++r) peers[r].label = label_of(r);
     peers[1 - me].fds = {fd};
-    Config patient = config();
+    Config patient = fuzz_config();
     patient.progress_timeout_ms = 20'000;
     auto mesh = Mesh::create(me, kEpoch, std::move(peers), patient, abort, status);
     // One that has no say in the log says nothing but why it leaves.
@@ -344,30 +304,6 @@ std::string made_up_frame(std::mt19937& random, int sender) {
   return frame + payload;
 }
 
-void overwrite(std::string& text, std::mt19937& random) {
-  static const uint64_t interesting[] = {0,
-                                         1,
-                                         2,
-                                         3,
-                                         4,
-                                         7,
-                                         8,
-                                         0x7f,
-                                         0x80,
-                                         0xff,
-                                         0x4000,
-                                         0x7fffffff,
-                                         0xffffffff,
-                                         uint64_t{1} << 48,
-                                         ~uint64_t{0},
-                                         uint64_t{1} << 63};
-  if (text.empty()) return;
-  const size_t at = random() % text.size();
-  const uint64_t value = interesting[random() % std::size(interesting)];
-  const size_t width = size_t{1} << (random() % 4);
-  std::memcpy(text.data() + at, &value, std::min(width, text.size() - at));
-}
-
 std::string mutate(const std::vector<std::string>& seeds, std::mt19937& random) {
   const std::string& seed = seeds[random() % seeds.size()];
   std::string setup = seed.substr(0, kInputBytes);
@@ -378,43 +314,8 @@ std::string mutate(const std::vector<std::string>& seeds, std::mt19937& random) 
   setup[2] = static_cast<char>(random());
   const int sender = 1 - (setup[0] & 1);
   std::vector<std::string> frames = frames_of(seed.substr(kInputBytes));
-  for (int count = static_cast<int>(random() % 4); count > 0; --count) {
-    const size_t at = frames.empty() ? 0 : random() % frames.size();
-    switch (frames.empty() ? 5 : random() % 9) {
-      case 0:  // a bit
-        frames[at][random() % frames[at].size()] ^= static_cast<char>(1 << random() % 8);
-        break;
-      case 1:  // cut off, with the header as it was
-        frames[at].resize(random() % frames[at].size() + 1);
-        break;
-      case 2:
-        overwrite(frames[at], random);
-        break;
-      case 3:  // in the header's length, or the beginning of the payload
-        if (frames[at].size() >= 40) {
-          std::string part = frames[at].substr(24, 16);
-          overwrite(part, random);
-          frames[at].replace(24, 16, part);
-        }
-        break;
-      case 4:
-        std::swap(frames[at], frames[random() % frames.size()]);
-        break;
-      case 5:
-        frames.insert(frames.begin() + static_cast<std::ptrdiff_t>(at), made_up_frame(random, sender));
-        break;
-      case 6: {
-        const std::string again = frames[at];
-        frames.insert(frames.begin() + static_cast<std::ptrdiff_t>(at), again);
-        break;
-      }
-      case 7:
-        frames.erase(frames.begin() + static_cast<std::ptrdiff_t>(at));
-        break;
-      default:  // noise in between
-        frames[at].append(random() % 100, static_cast<char>(random()));
-    }
-  }
+  // A head: the header's length, and the beginning of the payload.
+  spoil(frames, random, {24, 40}, [&] { return made_up_frame(random, sender); });
   if (random() % 2 == 0) {  // control frames count, so that what was moved or made up is looked at
     uint64_t sequence = 0;
     for (std::string& frame : frames) {
@@ -429,64 +330,21 @@ std::string mutate(const std::vector<std::string>& seeds, std::mt19937& random) 
   return input;
 }
 
-unsigned long long g_case = 0, g_seed = 0;
-
-void say_which() {
-  std::fprintf(stderr, "fuzz_mesh: in case %llu of seed %llu; run it alone with: fuzz_mesh --only %llu %llu\n", g_case,
-               g_seed, g_case, g_seed);
-}
-
-void on_signal(int number) {
-  say_which();
-  if (number == SIGALRM) std::fprintf(stderr, "fuzz_mesh: it hangs\n");
-  (void)signal(number, SIG_DFL);
-  (void)signal(SIGABRT, SIG_DFL);
-  number == SIGALRM ? std::abort() : static_cast<void>(raise(number));
-}
-
-void run_case(const std::vector<std::string>& seeds) {
-  std::mt19937 random(static_cast<unsigned>(g_seed * 1'000'003 + g_case));
-  const std::string input = mutate(seeds, random);
-  alarm(60);
-  (void)run_input(reinterpret_cast<const uint8_t*>(input.data()), input.size());
-}
-
-std::ptrdiff_t open_descriptors() {
-  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  for (const int number : {SIGALRM, SIGABRT}) (void)signal(number, on_signal);
-  if (__sanitizer_set_death_callback) __sanitizer_set_death_callback(say_which);
-  const std::vector<std::string> seeds = record_all();
-  const std::string first = argc > 1 ? argv[1] : "2000";
-  if (first == "--corpus" && argc > 2) {
-    for (size_t i = 0; i < seeds.size(); ++i) {
-      std::ofstream(std::filesystem::path(argv[2]) / ("conversation" + std::to_string(i)), std::ios::binary)
-          << seeds[i];
-    }
-    return 0;
-  }
-  const std::ptrdiff_t before = open_descriptors();
-  if (first == "--only" && argc > 3) {
-    g_case = std::strtoull(argv[2], nullptr, 10);
-    g_seed = std::strtoull(argv[3], nullptr, 10);
-    run_case(seeds);
-    return 0;
-  }
-  const unsigned long long cases = std::strtoull(first.c_str(), nullptr, 10);
-  g_seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
-  for (const std::string& seed : seeds) {  // unchanged they must work, else nothing is tested
-    const Status status = run_input(reinterpret_cast<const uint8_t*>(seed.data()), seed.size(), false);
+  const auto run_as_is = [](const std::string& input, bool hang_up) {
+    return run_input(reinterpret_cast<const uint8_t*>(input.data()), input.size(), hang_up);
+  };
+  FuzzTarget target{"fuzz_mesh", record_all(), nullptr, nullptr, nullptr};
+  target.check_seed = [&](const std::string& seed) {
+    const Status status = run_as_is(seed, false);
     const bool has_end = is_log(static_cast<Action>((static_cast<uint8_t>(seed[0]) >> 3) % kActions));
     CHECK(status.ok() || has_end, "%s", status.message().c_str());
-  }
-  for (g_case = 0; g_case < cases; ++g_case) run_case(seeds);
-  CHECK(open_descriptors() == before, "%td descriptors were lost", open_descriptors() - before);
-  std::printf("fuzz_mesh: %llu cases of seed %llu: ok\n", cases, g_seed);
-  return 0;
+  };
+  target.mutate = [&target](std::mt19937& random) { return mutate(target.seeds, random); };
+  target.run = [&](const std::string& input) { (void)run_as_is(input, true); };
+  return run_target(argc, argv, target);
 }
 
 #endif  // HOROVOD_LIBFUZZER

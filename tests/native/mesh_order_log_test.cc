@@ -193,6 +193,31 @@ void test_withdraw() {
   CHECK(answers[1].size() + answers[2].size() > 0);
 }
 
+// One of two offers its next small data while the other has not reported yet what became of the last, and wants it
+// back: it gets it back, though the other takes in both and the withdrawal with one look.
+void test_withdraw_of_the_next_offer() {
+  World world(2);
+  MeshOrderLog sequencer(world[0], kThree, world.aborts[0]), member(world[1], kThree, world.aborts[1]);
+  Job mine(0, OpType::allreduce, DType::float32, {{{5}}}, true, true);
+  Job theirs(1, OpType::allreduce, DType::float32, {{{5}}}, true, true);
+  LogEvent event;
+  CHECK_OK(member.arrive_with(9, theirs.operations[0]));
+  CHECK_OK(member.poll(event));
+  CHECK(event.kind == LogEvent::none);
+  CHECK_OK(sequencer.arrive_with(9, mine.operations[0]));
+  event = next_event(sequencer);
+  CHECK(event.completed && event.ids == std::vector<TensorId>{9});
+  CHECK_OK(sequencer.arrive_with(9, mine.operations[0]));
+  CHECK_OK(sequencer.withdraw(9));
+  CHECK_OK(sequencer.poll(event));
+  CHECK(event.kind == LogEvent::none);
+  event = next_event(member);
+  CHECK(event.completed && event.ids == std::vector<TensorId>{9});
+  CHECK_OK(sequencer.wait(60'000'000));
+  CHECK_OK(sequencer.poll(event));
+  CHECK(event.kind == LogEvent::withdrawn && event.ids == std::vector<TensorId>{9});
+}
+
 void test_order_log_leave() {
   for (const int leaver : {0, 2}) {
     constexpr int n = 3;
@@ -265,6 +290,23 @@ void test_order_log_failures() {
       }
     }
   }
+  // What a member has not arrived at, or an answer to its arrival that comes twice.
+  for (const ControlKind kind : {ControlKind::batch, ControlKind::withdrawn}) {
+    for (const std::vector<TensorId>& ids : {std::vector<TensorId>{8}, {9, 9}}) {
+      World world(3);
+      MeshOrderLog log(world[1], kThree, world.aborts[1]);
+      CHECK_OK(log.arrive(9));
+      CHECK_OK(world[0].send_control(1, kind, ids));
+      LogEvent event;
+      Status status;
+      while (status.ok()) {
+        status = log.poll(event);
+        CHECK(event.kind == LogEvent::none);
+        if (status.ok()) status = log.wait(1'000'000);
+      }
+      CHECK(contains(status.message(), "which this rank does not wait for"));
+    }
+  }
   // Small data that is cut off, of no id, of no arrival, or of another length than here.
   const std::string bytes(16, 'x');
   for (const int fault : {0, 1, 2, 3}) {
@@ -295,6 +337,7 @@ void test_order_log_failures() {
 const NamedTest kTests[] = {
     {"order_log", test_order_log},
     {"withdraw", test_withdraw},
+    {"withdraw_of_the_next_offer", test_withdraw_of_the_next_offer},
     {"eager", test_eager},
     {"order_log_leave", test_order_log_leave},
     {"order_log_failures", test_order_log_failures},

@@ -17,6 +17,7 @@ from native_builds import BUILD, ROOT, build, run, tool
 
 SANITIZED = ROOT / "build" / "sanitize-address,undefined"  # that of `make sanitize`
 PROGRAMS = sorted(path.stem for path in Path(__file__).parent.glob("*_test.cc"))
+FUZZERS = sorted(path.stem for path in Path(__file__).parent.glob("fuzz_*.cc"))
 BENCHMARKS = sorted(path.stem for path in Path(__file__).parent.glob("*_bench.cc"))
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("native")]
@@ -44,12 +45,15 @@ def test_benchmark_builds(program: str) -> None:
     build(program)
 
 
-def test_hostile_bytes_end_in_a_status() -> None:
-    run(str(build("fuzz_mesh")), "3000")
+@pytest.mark.parametrize("program", FUZZERS)
+def test_hostile_bytes_end_in_a_status(program: str) -> None:
+    run(str(build(program)), "3000")
 
 
 @pytest.mark.parametrize(
-    "program", [("engine_stress", "16"), ("fuzz_mesh", "1500"), ("gpu_engine_test",)], ids=lambda program: program[0]
+    "program",
+    [("engine_stress", "16"), *((name, "1500") for name in FUZZERS), ("gpu_engine_test",)],
+    ids=lambda program: program[0],
 )
 def test_with_sanitizers(program: tuple[str, ...], tmp_path: Path) -> None:
     if not has_sanitizer(tmp_path):

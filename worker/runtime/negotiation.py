@@ -281,7 +281,8 @@ class Negotiator:
         for plan in decisions.plans:
             self._engine.apply_plan(plan.process_set, plan.name, plan.id, _operation_of(plan))
         for error in decisions.errors:
-            self._engine.apply_error(error.process_set, error.name, error.sentence)
+            sentence = error.sentence or f"The coordinator refuses {error.name!r} and does not say why."
+            self._engine.apply_error(error.process_set, error.name, sentence)
         for recall in decisions.recalls:
             self._engine.apply_recall(recall.process_set, list(recall.ids))
         for join in decisions.joins:

@@ -22,7 +22,7 @@ import json
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,6 +46,7 @@ _WIRE_NAME: Final = "horovod.process_sets"
 _ADVICE: Final = (
     "Call hvd.add_process_set() and hvd.remove_process_set() with the same ranks and in the same order on every rank."
 )
+_SAME_VERSION: Final = "Start all ranks with the same version of Horovod."
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,8 @@ class ProcessSets:
             if problem:
                 raise ValueError(problem)
             self._raise_trouble(said)
+            if any(len(answer["offers"]) != len(sets) for answer in said):
+                raise StartError(f"A rank offers another number of process sets than it adds. {_SAME_VERSION}")
             numbers = list(range(self._next_number, self._next_number + len(sets)))
             self._next_number += len(sets)
             done = False
@@ -143,14 +146,7 @@ class ProcessSets:
         tensor = (address, 0, _UINT8, (len(framed),))
         outputs = self._engine.run(_ALLGATHER, _WIRE_NAME, [tensor], keep=framed)
         assert isinstance(outputs, list)
-        everything = memoryview(outputs[0])
-        answers = []
-        while everything:
-            (length,) = _LENGTH.unpack_from(everything)
-            end = _LENGTH.size + length
-            answers.append(json.loads(bytes(everything[_LENGTH.size : end])))
-            everything = everything[end:]
-        return answers
+        return read_answers(memoryview(outputs[0]), self._world.size, saying.keys())
 
     def _judge(self, said: list[dict[str, Any]]) -> None:
         who: dict[str, list[int]] = {}
@@ -200,14 +196,14 @@ class ProcessSets:
         ranks = part.ranks
         if self._negotiator is not None:
             self._negotiator.add_process_set(number, ranks)
-        addresses = [str(offers[rank].get("segment", "")) for rank in ranks] if part.segment is not None else []
+        addresses = [offers[rank].get("segment", "") for rank in ranks] if part.segment is not None else []
         if part.listeners is not None:
             from horovod.worker.runtime.mesh import connect_peers
 
             subset = self._world.subset(
                 ranks,
                 secret=hmac.digest(self._world.secret, f"horovod process set {number}".encode(), "sha256"),
-                endpoints={rank: tuple(Endpoint(*one) for one in offers[rank]["endpoints"]) for rank in ranks},
+                endpoints={rank: _endpoints(offers[rank]) for rank in ranks},
             )
             sockets = connect_peers(
                 subset,
@@ -262,6 +258,69 @@ def problem_of(sets: Sequence[Sequence[int]], size: int, known: Sequence[Sequenc
             return f"Attempted to add a duplicate process set: {which} the same ranks {ranks} already."
         seen.append(ranks)
     return ""
+
+
+def read_answers(everything: memoryview, size: int, expected: Collection[str]) -> list[dict[str, Any]]:
+    """What each of `size` ranks said, in rank order, with the fields that it must have: JSON, its length before it.
+
+    StartError when it is anything else. All ranks look at the same bytes, so all get the same answer. Pure.
+    """
+    answers: list[dict[str, Any]] = []
+    while everything:
+        said: object = None
+        if len(everything) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(everything)
+            text, everything = everything[_LENGTH.size :][:length], everything[_LENGTH.size :][length:]
+            if len(text) == length:
+                with contextlib.suppress(ValueError, RecursionError):
+                    said = json.loads(bytes(text))
+        if not isinstance(said, dict) or not _is_answer(said, expected):
+            raise StartError(
+                f"What rank {len(answers)} or one before it says about process sets makes no sense. {_SAME_VERSION}"
+            )
+        answers.append(said)
+    if len(answers) != size:
+        raise StartError(f"{len(answers)} of {size} ranks spoke about process sets. {_SAME_VERSION}")
+    return answers
+
+
+def _is_answer(said: dict[str, Any], expected: Collection[str]) -> bool:
+    """Of a rank that may add while another one removes: then `do` tells which, and the rest is not looked at."""
+    if said.get("do", "") not in ("", "adds", "removes"):
+        return False
+    if "do" in expected and "do" in said:
+        expected = ("sets", "offers", "trouble") if said["do"] == "adds" else ("sets", "pending")
+    return all(name in said for name in expected) and (
+        _is_list_of(said.get("sets", []), lambda ranks: _is_list_of(ranks, _is_number))
+        and _is_list_of(said.get("offers", []), _is_offer)
+        and isinstance(said.get("trouble", ""), str)
+        and _is_number(said.get("pending", 0))
+    )
+
+
+def _is_offer(offer: object) -> bool:
+    return (
+        isinstance(offer, dict)
+        and isinstance(offer.get("segment", ""), str)
+        and _is_list_of(
+            offer.get("endpoints", []),
+            lambda one: (
+                isinstance(one, list) and [type(part) for part in one] == [str, int, str] and Endpoint(*one).is_usable()
+            ),
+        )
+    )
+
+
+def _is_list_of(what: object, is_one: Callable[[object], bool]) -> bool:
+    return isinstance(what, list) and all(map(is_one, what))
+
+
+def _is_number(what: object) -> bool:
+    return type(what) is int  # True is none
+
+
+def _endpoints(offer: dict[str, Any]) -> tuple[Endpoint, ...]:
+    return tuple(Endpoint(*one) for one in offer.get("endpoints", []))
 
 
 def _joined(items: Sequence[str]) -> str:

@@ -213,6 +213,7 @@ class Session:
                 attempt.fail(f"The coordinator at {self.address} refused this process: {sentence}")
                 engine = self._engine
             elif kind == "gone" and attempt.world is not None and event.gone.epoch == attempt.world.epoch:
+                event.gone.sentence = event.gone.sentence or f"Rank {event.gone.rank} is gone, without a reason."
                 engine = self._engine
                 if engine is None:
                     self._gone.append(event.gone)

@@ -6,6 +6,7 @@ that the rest of the runtime can rely on it.
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,14 @@ class Endpoint:
     def __str__(self) -> str:
         host = f"[{self.address}]" if ":" in self.address else self.address
         return f"{host}:{self.port} ({self.interface})" if self.interface else f"{host}:{self.port}"
+
+    def is_usable(self) -> bool:
+        """A port at a numeric address: nobody is asked for a name."""
+        try:
+            ipaddress.ip_address(self.address)
+        except ValueError:
+            return False
+        return 0 < self.port < 1 << 16
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,7 @@ class World:
         """Checks the coordinator's message. StartError when it is not a world that this member is part of."""
         members = tuple(_member(m) for m in message.members)
         mine = [m.rank for m in members if m.member_id == member_id]
+        useless = [str(e) for m in members for e in m.endpoints if not e.is_usable()]
         problem = ""
         if [m.rank for m in members] != list(range(len(members))):
             problem = f"its ranks are {[m.rank for m in members]}"
@@ -76,6 +86,8 @@ class World:
             problem = f"this process is in it {len(mine)} times"
         elif len(members) > 1 and len(message.secret) < _LEAST_SECRET_BYTES:
             problem = f"its secret has {len(message.secret)} bytes, fewer than {_LEAST_SECRET_BYTES}"
+        elif useless:
+            problem = f"{useless[0]!r} is no address and port"
         if problem:
             raise StartError(
                 f"The coordinator sent a world (job {message.job!r}, epoch {message.epoch}) that is not usable: "

@@ -70,8 +70,9 @@ Status combine_host(const Operation& operation, const Hosts& hosts, int host,
   combined.clear();
   if (spec.type == OpType::broadcast) {
     const auto root = std::find(members.begin(), members.end(), spec.root);
-    if (root != members.end()) combined = contributions[static_cast<size_t>(root - members.begin())];
-    return {};
+    if (root == members.end()) return {};
+    combined = contributions[static_cast<size_t>(root - members.begin())];
+    return check_bytes(spec, "Rank " + std::to_string(spec.root), combined);
   }
   std::vector<const void*> inputs;
   for (size_t place = 0; place < members.size(); ++place) {
