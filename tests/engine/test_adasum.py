@@ -41,6 +41,39 @@ def test_tensors_of_a_group_have_their_own_coefficients(transport: str) -> None:
         world.run(body)
 
 
+def test_bits_depend_on_no_transport_and_no_size_of_slots() -> None:
+    """Dot products are summed in the same order, whatever pieces the elements come in."""
+    counts = (1, 12_345, 70_001)
+
+    def similar(rank: int, count: int, dtype: str) -> np.ndarray:
+        """Gradients whose coefficients are near 1/2: the last bits of dot products reach them."""
+        return (gradient(rank, count) + 3).astype(dtype)
+
+    def body(member: Member) -> list[bytes]:
+        bits = []
+        for dtype in ("float16", "float32", "float64"):
+            apart = [similar(member.rank, count, dtype) for count in counts]
+            before = [array.tobytes() for array in apart]
+            outputs: list[np.ndarray | None] = [np.full_like(array, 7) for array in apart]
+            handle = member.submit(ALLREDUCE, f"grouped_allreduce.{dtype}", apart, outputs, reduce_op=ADASUM)
+            bits += [result.tobytes() for result in member.wait(handle)]
+            assert [array.tobytes() for array in apart] == before
+            alone = similar(member.rank, counts[-1], dtype)
+            bits.append(member.allreduce(alone, f"allreduce.{dtype}", ADASUM, prescale=0.5, postscale=3.0).tobytes())
+        return bits
+
+    def bits_of(transport: str, **options: int) -> list[bytes]:
+        with EngineWorld(3, transport, **options) as world:
+            first, *others = world.run(body)
+            assert all(bits == first for bits in others)
+            return first
+
+    expected = bits_of("tcp")
+    assert bits_of("hosts") == expected
+    for slot_bytes, slot_count in ((4096, 2), (12288, 3), (40960, 4), (1 << 20, 2)):
+        assert bits_of("in_process", slot_bytes=slot_bytes, slot_count=slot_count) == expected
+
+
 def test_equal_gradients_average_and_orthogonal_ones_add_up() -> None:
     def body(member: Member) -> None:
         np.testing.assert_allclose(member.allreduce(np.ones(6), op=ADASUM), 1.0)

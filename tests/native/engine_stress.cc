@@ -7,6 +7,8 @@
 
 #include <atomic>
 #include <barrier>
+#include <bit>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -203,6 +205,16 @@ struct Pending {
   int index;
 };
 
+// Adasum of constant vectors, of which any two point the same way: that of two is their mean.
+float means_by_tree(std::vector<float> values) {
+  const size_t power = std::bit_floor(values.size());
+  for (size_t i = power; i < values.size(); ++i) values[i - power] = (values[i - power] + values[i]) / 2;
+  for (size_t count = power; count > 1; count /= 2) {
+    for (size_t i = 0; i < count / 2; ++i) values[i] = (values[2 * i] + values[2 * i + 1]) / 2;
+  }
+  return values[0];
+}
+
 // One thread of one rank: `count` operations of its own name space, in random order, some waited for at once. All ranks
 // compute the same expectations. Returns early (true) once the world was aborted.
 //
@@ -211,14 +223,19 @@ bool run_thread(Engine& engine, int rank, int set, const std::vector<int>& ranks
                 bool may_abort) {
   const int size = static_cast<int>(ranks.size());
   float total = 0;
-  for (int member : ranks) total += static_cast<float>(member + 1);
+  std::vector<float> values;
+  for (int member : ranks) {
+    values.push_back(static_cast<float>(member + 1));
+    total += values.back();
+  }
+  const float mean = means_by_tree(values);
   const int place = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
   std::mt19937_64 shared(seed + thread);                  // equal on all ranks: what the operations are
   std::mt19937_64 own(seed * 31 + rank * 1000 + thread);  // differs: the order
   std::vector<int> lengths, kinds, roots;
   for (int i = 0; i < count; ++i) {
     lengths.push_back(static_cast<int>(shared() % 8 == 0 ? shared() % 60000 : shared() % 300));
-    kinds.push_back(static_cast<int>(shared() % 5));
+    kinds.push_back(static_cast<int>(shared() % 6));
     roots.push_back(ranks[shared() % ranks.size()]);
   }
   std::vector<int> order(count);
@@ -245,6 +262,8 @@ bool run_thread(Engine& engine, int rank, int set, const std::vector<int>& ranks
       for (int r : ranks) {
         for (int k = 0; k < lengths[i] + r; ++k, ++at) CHECK(*at == r + 1, "allgather %d gave %f", i, *at);
       }
+    } else if (kinds[i] == 5) {  // its weights are rounded
+      for (float value : one.data) CHECK(std::abs(value - mean) < 1e-5f * mean, "Adasum %d gave %f", i, value);
     } else {
       const OutputBuffer& output = one.submission->outputs[0];
       const float* at = reinterpret_cast<const float*>(output.data.get());
@@ -261,9 +280,10 @@ bool run_thread(Engine& engine, int rank, int set, const std::vector<int>& ranks
     one->data.assign(static_cast<size_t>(length), static_cast<float>(rank + 1));
     one->submission = std::make_shared<Submission>();
     OpSpec& spec = one->submission->spec;
-    constexpr OpType types[] = {OpType::allreduce, OpType::allreduce, OpType::broadcast, OpType::allgather,
-                                OpType::reducescatter};
+    constexpr OpType types[] = {OpType::allreduce, OpType::allreduce,     OpType::broadcast,
+                                OpType::allgather, OpType::reducescatter, OpType::allreduce};
     spec.type = types[kinds[i]];
+    if (kinds[i] == 5) spec.reduce_op = ReduceOp::adasum;
     spec.name = "thread" + std::to_string(thread) + ".op" + std::to_string(i);
     spec.process_set = set;
     spec.tensors = {{DType::float32, {length}}};
