@@ -1,5 +1,6 @@
 #include "collectives/mesh/reduce_slices.h"
 
+#include <algorithm>
 #include <array>
 
 #include "kernels/kernels.h"
@@ -8,10 +9,12 @@ namespace horovod::mesh {
 namespace {
 
 constexpr int kWindow = 2;  // chunks on the wire ahead of the one that is reduced
-// What all peers together send of one chunk: enough to fill a wire, and little enough that what one rank writes is
-// still in the cache when the other reads it. Between two hosts without a limit 16 MB take 5 ms so, and 10 ms with
-// twice as much, which is what plain sockets take (benchmarks/network.py); 1 Gbit/s is as full as before.
-constexpr int64_t kStepBytes = 128 << 10;
+// Of one chunk a peer sends at most so much: what one rank writes is still in the cache when the other reads it.
+constexpr int64_t kMostChunkBytes = 128 << 10;
+// All peers together send at most so much of it, but what is worth a system call from each. More steps than that cost
+// ranks that share processors more than the caches save: between 4 hosts without a limit 16 MB take 14 ms so, and 20 ms
+// with a quarter (benchmarks/network.py); 1 Gbit/s is as full either way.
+constexpr int64_t kStepBytes = 512 << 10;
 constexpr int64_t kAlignment = 64;              // elements; scratch memory of each peer begins at a cache line
 constexpr int64_t kLeastChunkBytes = 32 << 10;  // of one peer; less costs more in system calls
 
@@ -62,7 +65,7 @@ Status Reducer::run() {
   int64_t longest = 0;
   for (const Slice& slice : slices_) longest = std::max(longest, slice.size());
   if (longest == 0) return {};
-  const int64_t chunk_bytes = std::max(kStepBytes / std::max(n - 1, 1), kLeastChunkBytes);
+  const int64_t chunk_bytes = std::clamp(kStepBytes / std::max(n - 1, 1), kLeastChunkBytes, kMostChunkBytes);
   const int64_t most = std::max<int64_t>(chunk_bytes / element_bytes_, 1);
   const int64_t least = (longest + most - 1) / most;  // equal chunks rather than full ones and a small rest
   chunk_elements_ = ((longest + least - 1) / least + kAlignment - 1) / kAlignment * kAlignment;
