@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -118,8 +120,9 @@ class Network:
 
     def _set_congestion(self, name: str) -> None:
         try:
-            _run("ip", "netns", "exec", name, "sh", "-c", f"echo {self._congestion} > {_CONGESTION.format('')}")
-        except NetworkError:
+            with _allowed(self._congestion):
+                _run("ip", "netns", "exec", name, "sh", "-c", f"echo {self._congestion} > {_CONGESTION.format('')}")
+        except (NetworkError, OSError):
             known = Path(_CONGESTION.format("available_")).read_text().split()
             raise NetworkError(
                 f"TCP's congestion control can't be {self._congestion} here; this kernel has {', '.join(known)}."
@@ -140,6 +143,24 @@ def _enter(name: str) -> tuple[str, ...]:
     """What runs a command on a host. It has a name of its own, after which Open MPI calls its shared-memory files."""
     rename = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
     return ("ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c", rename, name)
+
+
+@contextlib.contextmanager
+def _allowed(congestion: str) -> Iterator[None]:
+    """Lets namespaces choose this congestion control. What the machine allows is as before afterwards: who has chosen
+    keeps it. One process at a time, so that none takes back what another has allowed."""
+    path = Path(_CONGESTION.format("allowed_"))
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        allowed = file.read().split()
+        if congestion in allowed:
+            yield
+            return
+        path.write_text(" ".join([*allowed, congestion]))
+        try:
+            yield
+        finally:
+            path.write_text(" ".join(allowed))
 
 
 def _remove_leftovers() -> None:

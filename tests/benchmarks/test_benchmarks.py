@@ -300,6 +300,8 @@ def test_network_needs_its_programs_and_says_so(
 @pytest.mark.parametrize("name", [DEFAULT_CONGESTION, "reno"])
 def test_hosts_have_the_congestion_control_that_was_asked_for(name: str, namespaces: Callable[[], set[str]]) -> None:
     before = namespaces()
+    allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+    allowed_before = allowed.read_text() if allowed.exists() else ""
     with contextlib.ExitStack() as stack:
         try:
             made = stack.enter_context(Network(1, congestion=name))
@@ -310,6 +312,7 @@ def test_hosts_have_the_congestion_control_that_was_asked_for(name: str, namespa
     with pytest.raises(NetworkError, match=r"can't be vegetable here; this kernel has .*reno"):
         Network(1, congestion="vegetable").__enter__()
     assert namespaces() <= before
+    assert not allowed_before or allowed.read_text() == allowed_before
 
 
 @pytest.mark.slow
