@@ -222,11 +222,8 @@ bool Communicator::wait(Submission& submission, int64_t timeout_us) {
 }
 
 void Communicator::set_patient(bool patient) {
-  // Beside a mesh whoever is waited for in shared memory often waits for the network, and the processor is better left
-  // to others.
-  if (region_ && !mesh_) region_->set_patient(patient);
+  if (region_) region_->set_patient(patient);
   if (mesh_) mesh_->set_patient(patient);
-  log_->set_patient(patient);
 }
 
 void Communicator::drive(const std::function<bool()>& enough, int64_t deadline_us, DeviceBackend* device) {

@@ -154,10 +154,8 @@ Status HostMemberLog::wait(int64_t timeout_us) {
   const int64_t deadline = now_us() + timeout_us;
   bool poll = true;
   do {
-    region_.set_patient(patient_);
     const bool is_ready =
         region_.sleep_until(ready, std::min(deadline, now_us() + kSliceUs), std::exchange(poll, false));
-    region_.set_patient(false);
     if (is_ready && !region_.has_ended(0)) break;
     HVD_TRY(region_.check_members());
     if (from_leader_.news()) break;  // agreed before anybody left: that comes first

@@ -30,7 +30,6 @@ class HostMemberLog final : public OrderLog {
   Status poll(LogEvent& event) override;
   Status wait(int64_t timeout_us) override;
   void wake() override;
-  void set_patient(bool patient) override { patient_ = patient; }
 
  private:
   struct Own {
@@ -61,7 +60,6 @@ class HostMemberLog final : public OrderLog {
 
   std::atomic<bool> woken_{false};  // set by wake(), cleared by wait()
   // The rest belongs to the driver.
-  bool patient_ = false;
   std::string why_closed_;
   std::string departed_;  // somebody has left, and the leader has not closed the log yet
   int64_t departed_since_us_ = 0;

@@ -26,7 +26,7 @@ MeshOrderLog::MeshOrderLog(Mesh& mesh, FuseRule fuse, AbortSignal& abort, const 
     member_of_peer_[static_cast<size_t>(peers_.back())] = member;
   }
   if (sequences()) counts_.resize(kMaxIds);
-  if (hosts) mesh.listen_to(sequences() ? std::vector<int>(peers_.begin() + 1, peers_.end()) : std::vector<int>{0});
+  mesh.listen_to(sequences() ? std::vector<int>(peers_.begin() + 1, peers_.end()) : std::vector<int>{0});
 }
 
 // -- any thread -------------------------------------------------------------------------------------------------------

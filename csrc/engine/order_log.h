@@ -66,9 +66,6 @@ class OrderLog {
 
   // Ends a running or the next wait() early. Any thread.
   virtual void wake() = 0;
-
-  // The driver's thread has nothing else to do: it may look for news longer before it sleeps. Driver only.
-  virtual void set_patient(bool patient) { (void)patient; }
 };
 
 }  // namespace horovod

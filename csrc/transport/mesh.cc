@@ -21,8 +21,6 @@ using wire::Socket;
 namespace {
 
 constexpr size_t kMaxSentence = 4096;
-// To read from more connections than this, of which most have nothing, costs more than to ask poll() first.
-constexpr size_t kMostLikely = 4;
 
 }  // namespace
 
@@ -63,9 +61,6 @@ Status SocketMesh::open(std::vector<MeshPeer> peers, std::vector<std::vector<Soc
     }
   }
   polled_.push_back({wake_fd_.fd(), POLLIN, 0});
-  if (lines_.size() <= 2) {
-    for (const Line& line : lines_) likely_.push_back(line.connection);
-  }
   return {};
 }
 

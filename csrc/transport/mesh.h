@@ -61,6 +61,15 @@ struct Flight {
 
 class Mesh {
  public:
+  // TCP hands an interface packets of up to 64 KB with their headers; of Ethernet's segments of 1448 bytes 45 fit in. A
+  // chunk with a few bytes more takes another packet, which costs as much as a full one: chunks of this size, or of a
+  // multiple, leave room for a frame's header.
+  static constexpr int64_t kPacketBytes = 63 << 10;
+  // So many bytes, or a little less where that saves a packet.
+  static constexpr int64_t whole_packets(int64_t bytes) {
+    return bytes < kPacketBytes ? bytes : bytes / kPacketBytes * kPacketBytes;
+  }
+
   // peers[rank] of this rank itself is empty.
   static std::unique_ptr<Mesh> create(int rank, uint64_t epoch, std::vector<MeshPeer> peers, const Config& config,
                                       AbortSignal& abort, Status& status);

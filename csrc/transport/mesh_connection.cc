@@ -16,6 +16,24 @@ constexpr size_t kBufferBytes = 32u << 10;       // small frames arrive whole, i
 constexpr size_t kDataBufferBytes = 4u << 10;    // when much data is next: little of it takes the detour
 constexpr uint64_t kSmallBytes = 16u << 10;
 
+// One piece, which most frames of small operations are, costs the kernel less without a list of pieces around it.
+ssize_t send_pieces(int fd, iovec* pieces, size_t count) {
+  constexpr int kFlags = MSG_NOSIGNAL | MSG_DONTWAIT;
+  if (count == 1) return send(fd, pieces[0].iov_base, pieces[0].iov_len, kFlags);
+  msghdr message{};
+  message.msg_iov = pieces;
+  message.msg_iovlen = count;
+  return sendmsg(fd, &message, kFlags);
+}
+
+ssize_t receive_pieces(int fd, iovec* pieces, size_t count) {
+  if (count == 1) return recv(fd, pieces[0].iov_base, pieces[0].iov_len, MSG_DONTWAIT);
+  msghdr message{};
+  message.msg_iov = pieces;
+  message.msg_iovlen = count;
+  return recvmsg(fd, &message, MSG_DONTWAIT);
+}
+
 }  // namespace
 
 size_t Stripe::peek(iovec* out, size_t room, uint64_t limit, uint64_t& bytes) const {
@@ -132,10 +150,7 @@ Progress Connection::flush(bool with_data) {
       count += stripe.peek(pieces + count, kMaxPieces - count, std::min(out_frame_left_, kMaxWriteBytes), bytes);
     }
     if (count == 0) break;
-    msghdr message{};
-    message.msg_iov = pieces;
-    message.msg_iovlen = count;
-    const ssize_t sent = sendmsg(fd(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t sent = send_pieces(fd(), pieces, count);
     if (sent < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM) {
@@ -213,10 +228,7 @@ Progress Connection::read(std::deque<ControlFrame>& inbox) {
     }
     const bool with_buffer = data_bytes == (discarding_ ? 0 : in_frame_left_);
     if (with_buffer) pieces[count++] = {buffer_.data() + buffer_end_, room};
-    msghdr message{};
-    message.msg_iov = pieces;
-    message.msg_iovlen = count;
-    const ssize_t received = recvmsg(fd(), &message, MSG_DONTWAIT);
+    const ssize_t received = receive_pieces(fd(), pieces, count);
     if (received < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) {

@@ -54,16 +54,23 @@ Region::Region(int rank, std::vector<std::shared_ptr<Segment>> segments, std::ve
   share_ = (size() + usable_processors() - 1) / usable_processors();
 }
 
-// As long as a slice, or until something is there to be done.
+// As long as a slice, or until something is there to be done. A patient member gives the processor away at first, but
+// moves what the companion has to move at each turn: whom it waits for here often waits for that.
 Status Region::nap_beside_companion(const std::function<bool()>& ready, bool poll) {
-  const int64_t end_us = now_us() + kSliceUs;
+  const int64_t start_us = now_us();
+  const int64_t end_us = start_us + kSliceUs;
+  const int64_t yield_end_us = start_us + (poll && patient_ ? config_.yield_us : 0);
   bool busy = false;
-  do {
+  for (int64_t now = start_us; now < end_us; now = now_us()) {
     beat();
     HVD_TRY(companion_(busy));
-    const int64_t now = now_us();
-    if (sleep_until(ready, busy ? std::min(end_us, now + kCompanionUs) : end_us, poll)) return {};
-  } while (now_us() < end_us);
+    if (ready()) return {};
+    if (now < yield_end_us) {
+      sched_yield();
+    } else if (sleep_until(ready, busy ? std::min(end_us, now + kCompanionUs) : end_us, poll && !patient_)) {
+      return {};
+    }
+  }
   return {};
 }
 

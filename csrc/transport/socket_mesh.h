@@ -70,6 +70,8 @@ class SocketMesh final : public Mesh {
   Status judge();
   Status look_ahead(int64_t now);
   Status rest(bool may_spin, int64_t& spin_until_us, int64_t limit_us, Beside* beside);
+  // To read from more connections than this, of which most have nothing, costs more than to ask poll() about all.
+  static constexpr size_t kMostLikely = 4;
   void look();
   void poll_lines(int timeout_ms, Beside* beside = nullptr);
   void nudge();

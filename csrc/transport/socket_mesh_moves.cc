@@ -149,7 +149,7 @@ Status SocketMesh::finish(Flight& flight) {
 
 Status SocketMesh::progress(bool& busy) {
   if (Status status = alive(); !status.ok()) return fail(std::move(status));
-  poll_lines(0);
+  look();
   bool moved = false;
   HVD_TRY(pass(moved));
   if (unwell_) HVD_TRY(judge());
@@ -265,16 +265,24 @@ Status SocketMesh::rest(bool may_spin, int64_t& spin_until_us, int64_t limit_us,
   return {};
 }
 
-// Marks connections that may have something to read: most often only those where it is likely, which costs one system
-// call for each and no other.
+// Marks connections that may have something to read: those that data is expected from or, when there is none, those
+// where news is likely. To read from a few, of which most have nothing, costs less than to ask poll() about all.
 void SocketMesh::look() {
-  bool transfers = false;  // in or out, on any connection
-  for (const Line& line : lines_) transfers = transfers || line.connection->expects() || line.connection->wants_write();
-  if (likely_.empty() || (likely_.size() < lines_.size() && (transfers || ++looks_ % kFullLook == 0))) {
-    poll_lines(0);
-    return;
+  size_t expecting = 0;
+  bool blocked = false;
+  for (const Line& line : lines_) {
+    expecting += line.connection->expects() ? 1 : 0;
+    blocked = blocked || line.connection->wants_write();
   }
-  for (Connection* connection : likely_) connection->readable = true;
+  const bool all_likely = likely_.size() == lines_.size();
+  if (blocked || expecting > kMostLikely || (expecting == 0 && likely_.empty()) ||
+      (!all_likely && ++looks_ % kFullLook == 0)) {
+    poll_lines(0);
+  } else if (expecting > 0) {
+    for (const Line& line : lines_) line.connection->readable = line.connection->readable || line.connection->expects();
+  } else {
+    for (Connection* connection : likely_) connection->readable = true;
+  }
 }
 
 void SocketMesh::poll_lines(int timeout_ms, Beside* beside) {

@@ -33,9 +33,9 @@ constexpr int64_t kLine = 64;  // bytes; members never write the same cache line
 // Of all slices together a block has this many bytes, so that what is staged stays in the caches; but a part is worth a
 // frame, and no more than what fills a wire. Where there is much to send a slice has as many blocks as this, because
 // the wire idles for three of them, one after another, at the beginning and the end.
-constexpr int64_t kBlockBytes = 512 << 10;
+constexpr int64_t kBlockBytes = 8 * Mesh::kPacketBytes;
 constexpr int64_t kLeastPartBytes = 32 << 10;
-constexpr int64_t kMostPartBytes = 128 << 10;
+constexpr int64_t kMostPartBytes = 2 * Mesh::kPacketBytes;
 constexpr int64_t kMuchBytes = 1 << 20;  // of a slice
 constexpr int64_t kManyBlocks = 64;
 
@@ -74,12 +74,16 @@ class Reducer {
     return {slice.list, begin, std::min(begin + part_, slice.end)};
   }
   size_t bytes(const Slice& slice) const { return static_cast<size_t>(slice.size() * item_); }
-  // This host's result for mine_[index], and another host's for this member's own slice.
-  std::byte* combined(int64_t block, size_t index) const { return scratch(block, index); }
-  std::byte* arrived(int64_t block, int host) const { return scratch(block, mine_.size() + static_cast<size_t>(host)); }
+  bool gathers() const { return flow_ == Flow::scatter_gather; }
+  // This host's result for mine_[index], and another host's for this member's own slice. Where results are gathered the
+  // former has a place already, which the owner's result overwrites: that comes after the owner has this one.
+  std::byte* combined(int64_t block, size_t index) const {
+    return scratch(block, static_cast<size_t>(hosts_.count()) + index);
+  }
+  std::byte* arrived(int64_t block, int host) const { return scratch(block, static_cast<size_t>(host)); }
+  size_t places() const { return static_cast<size_t>(hosts_.count()) + (gathers() ? 0 : mine_.size()); }
   std::byte* scratch(int64_t block, size_t index) const {
-    const size_t places = mine_.size() + static_cast<size_t>(hosts_.count());
-    const size_t place = static_cast<size_t>(block % (kSettleLag + 1)) * places + index;
+    const size_t place = static_cast<size_t>(block % (kSettleLag + 1)) * places() + index;
     return scratch_.get() + place * static_cast<size_t>(part_ * item_);
   }
   std::byte* in_slot(int place, uint64_t round, int owner) const {
@@ -126,24 +130,22 @@ Status Reducer::run_blocks() {
   if (longest * item_ > kMuchBytes) {
     wanted = std::clamp(longest * item_ / kManyBlocks / kLine * kLine, kLeastPartBytes, wanted);
   }
-  const int64_t most = std::min(fitting, wanted) / item_;
+  const int64_t most = std::min(fitting, Mesh::whole_packets(wanted)) / item_;
   const int64_t least = (longest + most - 1) / most;  // equal parts rather than full ones and a small rest
   const int64_t line = kLine / item_;
   part_ = ((longest + least - 1) / least + line - 1) / line * line;
   const int64_t blocks = (longest + part_ - 1) / part_;
-  const size_t places = mine_.size() + static_cast<size_t>(hosts_.count());
   const auto depth = static_cast<size_t>(std::min(blocks, kSettleLag + 1));
-  scratch_.reset(new (std::nothrow) std::byte[depth * places * static_cast<size_t>(part_ * item_)]);
+  scratch_.reset(new (std::nothrow) std::byte[depth * places() * static_cast<size_t>(part_ * item_)]);
   if (!scratch_) return {Code::internal, "There is not enough memory for a reduction's scratch space."};
   const auto exists = [&](int64_t block) { return block >= 0 && block < blocks; };
-  const bool gathers = flow_ == Flow::scatter_gather;
-  const int64_t steps = blocks + (gathers ? kPublishLag + 1 : kSettleLag);
+  const int64_t steps = blocks + (gathers() ? kPublishLag + 1 : kSettleLag);
   for (int64_t step = 0; step < steps; ++step) {
     if (exists(step)) HVD_TRY(post(step));
-    if (gathers && exists(step - kPublishLag - 1)) HVD_TRY(collect(step - kPublishLag - 1));
+    if (gathers() && exists(step - kPublishLag - 1)) HVD_TRY(collect(step - kPublishLag - 1));
     if (exists(step)) HVD_TRY(combine(step));
     if (exists(step - kSettleLag)) HVD_TRY(settle(step - kSettleLag));
-    if (gathers && exists(step - kPublishLag)) HVD_TRY(publish(step - kPublishLag));
+    if (gathers() && exists(step - kPublishLag)) HVD_TRY(publish(step - kPublishLag));
   }
   for (Flight& sent : sends_) HVD_TRY(mesh_.finish(sent));
   return mesh_.finish(rest_);
@@ -185,8 +187,14 @@ Status Reducer::combine(int64_t block) {
   for (size_t index = 0; index < mine_.size(); ++index) {
     combine_part(block, index);
     if (hosts_.host(mine_[index]) == host_) continue;
-    const Transfer send{mine_[index], {{combined(block, index), bytes(part(mine_[index], block))}}};
-    HVD_TRY(mesh_.start({&send, 1}, {}, sends_[turn]));
+    const Slice theirs = part(mine_[index], block);
+    Transfer send{mine_[index], {}};
+    if (gathers()) {
+      theirs.list->outputs(theirs.begin, theirs.end, send.pieces);
+    } else {
+      send.pieces.push_back({combined(block, index), bytes(theirs)});
+    }
+    HVD_TRY(mesh_.start({&send, 1}, {}, gathers() ? rest_ : sends_[turn]));
   }
   if (region_) region_->publish(Phase::finished, posted_ + 1);
   return {};
@@ -198,21 +206,22 @@ void Reducer::combine_part(int64_t block, size_t index) {
   const Slice slice = part(owner, block);
   const bool scaled = reduction_.prescale != 1.0 && reduction_.dtype != DType::boolean;
   inputs_.resize(local_.size());
-  slice.list->visit(slice.begin, slice.end, [&](const std::byte* input, std::byte*, int64_t count, int64_t offset) {
-    std::byte* output = combined(block, index) + offset * item_;
-    for (size_t place = 0; place < local_.size(); ++place) {
-      if (local_[place] != me_) {
-        inputs_[place] = in_slot(static_cast<int>(place), posted_, owner) + offset * item_;
-      } else if (scaled) {
-        kernels::scale(reduction_.dtype, output, input, static_cast<size_t>(count), reduction_.prescale);
-        inputs_[place] = output;
-      } else {
-        inputs_[place] = input;
-      }
-    }
-    kernels::reduce(reduction_.dtype, reduction_.op, output, inputs_.data(), static_cast<int>(inputs_.size()),
-                    static_cast<size_t>(count), 1.0);
-  });
+  slice.list->visit(
+      slice.begin, slice.end, [&](const std::byte* input, std::byte* result, int64_t count, int64_t offset) {
+        std::byte* output = gathers() ? result : combined(block, index) + offset * item_;
+        for (size_t place = 0; place < local_.size(); ++place) {
+          if (local_[place] != me_) {
+            inputs_[place] = in_slot(static_cast<int>(place), posted_, owner) + offset * item_;
+          } else if (scaled) {
+            kernels::scale(reduction_.dtype, output, input, static_cast<size_t>(count), reduction_.prescale);
+            inputs_[place] = output;
+          } else {
+            inputs_[place] = input;
+          }
+        }
+        kernels::reduce(reduction_.dtype, reduction_.op, output, inputs_.data(), static_cast<int>(inputs_.size()),
+                        static_cast<size_t>(count), 1.0);
+      });
 }
 
 Status Reducer::settle(int64_t block) {
@@ -222,13 +231,14 @@ Status Reducer::settle(int64_t block) {
   inputs_.resize(static_cast<size_t>(hosts_.count()));
   slice.list->visit(slice.begin, slice.end, [&](const std::byte*, std::byte* output, int64_t count, int64_t offset) {
     for (int host = 0; host < hosts_.count(); ++host) {
-      inputs_[static_cast<size_t>(host)] =
-          (host == host_ ? combined(block, own) : arrived(block, host)) + offset * item_;
+      inputs_[static_cast<size_t>(host)] = host != host_ ? arrived(block, host) + offset * item_
+                                           : gathers()   ? output
+                                                         : combined(block, own) + offset * item_;
     }
     kernels::reduce(reduction_.dtype, reduction_.op, output, inputs_.data(), hosts_.count(), static_cast<size_t>(count),
                     reduction_.postscale);
   });
-  if (flow_ != Flow::scatter_gather) return {};
+  if (!gathers()) return {};
   std::vector<Transfer> sends, receives;
   for (int i = 1; i < hosts_.count(); ++i) {
     const int host = (host_ + i) % hosts_.count();
@@ -239,7 +249,7 @@ Status Reducer::settle(int64_t block) {
     const Slice theirs = part(owner, block);
     theirs.list->outputs(theirs.begin, theirs.end, receives.emplace_back(Transfer{owner, {}}).pieces);
   }
-  // The owner's result overwrites no input that is still needed: it comes after the owner has what was made of it.
+  // The owner's result overwrites nothing that is still needed: it comes after the owner has what was made of it.
   HVD_TRY(mesh_.start({}, receives, gathers_[static_cast<size_t>(block % (kPublishLag + 1))]));
   return mesh_.start(sends, {}, rest_);
 }

@@ -13,7 +13,7 @@ namespace horovod::mesh {
 namespace {
 
 constexpr int64_t kChainBytes = 64 << 10;
-constexpr int64_t kChunkBytes = 256 << 10;
+constexpr int64_t kChunkBytes = 4 * Mesh::kPacketBytes;
 constexpr int kFlatMembers = 8;
 constexpr int64_t kWindow = 4;  // chunks that a member expects at the same time
 
