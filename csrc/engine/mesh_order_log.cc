@@ -72,13 +72,13 @@ Status MeshOrderLog::withdraw(TensorId id) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (closed_ && !sequences()) {  // it can't be agreed any more
       const bool agreed = std::any_of(agreed_.begin(), agreed_.end(), [id](const Agreed& a) { return a.id == id; });
-      if (!agreed) taken_back_.push_back(id);
+      if (!agreed) give_back(id);
     } else if (!sequences()) {
       gather(ControlKind::withdraw, id);
     } else if (own_[id].brought && !closed_) {  // the other of two members may have used it
       if (counts_[id].members[0]) gather(ControlKind::withdraw, id);
     } else if (take_back(0, id)) {
-      taken_back_.push_back(id);
+      give_back(id);
     }
     wake = waiting_;
   }
@@ -91,7 +91,18 @@ MeshOrderLog::Gathered& MeshOrderLog::gather(ControlKind kind, TensorId id) {
     gathered_.push_back({kind, {}, {}});
   }
   gathered_.back().ids.push_back(id);
+  any_gathered_.store(true, std::memory_order_relaxed);
   return gathered_.back();
+}
+
+void MeshOrderLog::agree(TensorId id, bool plain) {
+  agreed_.push_back({id, plain, {}});
+  any_decided_.store(true, std::memory_order_relaxed);
+}
+
+void MeshOrderLog::give_back(TensorId id) {
+  taken_back_.push_back(id);
+  any_decided_.store(true, std::memory_order_relaxed);
 }
 
 bool MeshOrderLog::count(int member, TensorId id, const std::string_view* bytes) {
@@ -109,7 +120,7 @@ bool MeshOrderLog::count(int member, TensorId id, const std::string_view* bytes)
   if (watch_) watch_(member, id, Arrival::counted);
   if (++count.arrived < peers_.size() || (closed_ && !pair())) return true;
   if (watch_) watch_(member, id, Arrival::last);
-  agreed_.push_back({id, count.plain > 0, {}});
+  agree(id, count.plain > 0);
   if (count.plain == 0) {
     agreed_.back().bytes.resize(peers_.size());
     agreed_.back().bytes.swap(count.bytes);
@@ -134,7 +145,7 @@ bool MeshOrderLog::take_back(int member, TensorId id) {
 void MeshOrderLog::match(TensorId id) {
   Own& own = own_[id];
   if (!own.brought || !own.offered) return;
-  agreed_.push_back({id, false, {}});
+  agree(id, false);
   agreed_.back().bytes.push_back(std::move(own.offer));
   agreed_.back().bytes.push_back(std::move(own.bytes));
   own.brought = own.offered = false;
@@ -185,17 +196,18 @@ Status MeshOrderLog::wait(int64_t timeout_us) {
 }
 
 Status MeshOrderLog::send_gathered() {
-  for (;;) {
+  while (any_gathered_.load(std::memory_order_relaxed)) {
     Gathered frame;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      if (gathered_.empty()) return {};
       frame = std::move(gathered_.front());
       gathered_.pop_front();
+      any_gathered_.store(!gathered_.empty(), std::memory_order_relaxed);
     }
     if (frame.kind == ControlKind::offer) frame.ids.clear();  // the records say it
     HVD_TRY(mesh_.send_control(peers_[sequences() ? 1 : 0], frame.kind, frame.ids, frame.bytes));
   }
+  return {};
 }
 
 Status MeshOrderLog::receive() {
@@ -209,9 +221,11 @@ Status MeshOrderLog::receive() {
 
 // Lists what was taken back here, computes what came with its bytes, and cuts the rest into batches.
 Status MeshOrderLog::decide() {
+  if (!any_decided_.load(std::memory_order_relaxed)) return {};
   std::vector<Agreed> agreed;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    any_decided_.store(false, std::memory_order_relaxed);
     agreed.swap(agreed_);
     for (const TensorId id : taken_back_) entries_.push_back({LogEvent::withdrawn, {id}});
     taken_back_.clear();

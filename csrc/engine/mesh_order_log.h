@@ -29,6 +29,7 @@
 //                                    way; a sequencer that leaves without either has not finished them
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -111,6 +112,8 @@ class MeshOrderLog final : public OrderLog {
   bool count(int member, TensorId id, const std::string_view* bytes);  // false: it has arrived already
   bool take_back(int member, TensorId id);                             // false: agreed or never arrived
   Gathered& gather(ControlKind kind, TensorId id);
+  void agree(TensorId id, bool plain);
+  void give_back(TensorId id);
   void match(TensorId id);
 
   Status send_gathered();
@@ -144,7 +147,11 @@ class MeshOrderLog final : public OrderLog {
   std::vector<Count> counts_;         // sequencer, by id
   std::vector<Agreed> agreed_;        // every member has arrived; in order, not yet in a batch
   std::vector<TensorId> taken_back_;  // own ids, to be reported by poll()
-  bool waiting_ = false;              // the driver is in wait() or about to sleep
+  // gathered_, and agreed_ or taken_back_, are not empty. Written with mutex_ held; read (relaxed) without it by the
+  // driver, which so does not lock to find nothing: a change that it misses it sees in wait(), which locks before it
+  // sleeps.
+  std::atomic<bool> any_gathered_{false}, any_decided_{false};
+  bool waiting_ = false;  // the driver is in wait() or about to sleep
   bool closed_ = false;
 
   // The rest belongs to the driver.

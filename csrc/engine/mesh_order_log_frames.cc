@@ -47,7 +47,7 @@ Status MeshOrderLog::handle_as_sequencer(int member, ControlFrame& frame) {
   } else if (frame.kind == ControlKind::withdrawn && pair()) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (const TensorId id : frame.ids) {
-      if (take_back(0, id)) taken_back_.push_back(id);
+      if (take_back(0, id)) give_back(id);
     }
   } else {
     return bad_frame(frame, "what only rank 0 may send");

@@ -14,6 +14,7 @@
 // members the one that is furthest behind finds everything it waits for done.
 #include "collectives/hierarchical/reduce_slices.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 
@@ -30,14 +31,14 @@ using mesh::Slice;
 constexpr int64_t kSettleLag = 1;
 constexpr int64_t kPublishLag = 2;
 constexpr int64_t kLine = 64;  // bytes; members never write the same cache line of a slot
-// Of all slices together a block has this many bytes, so that what is staged stays in the caches; but a part is worth a
-// frame, and no more than what fills a wire. Where there is much to send a slice has as many blocks as this, because
-// the wire idles for three of them, one after another, at the beginning and the end.
-constexpr int64_t kBlockBytes = 8 * Mesh::kPacketBytes;
+// Of all slices together a block has at most so many bytes, so that what is staged stays in the caches; but a part is
+// worth a frame, and no more than what fills a wire. Where a slice is larger than kMuchBytes the first and the last
+// blocks are small, for the wire idles while the first is combined and while the last is collected: they begin with the
+// least part and double.
+constexpr int64_t kBlockBytes = 16 * Mesh::kPacketBytes;
 constexpr int64_t kLeastPartBytes = 32 << 10;
 constexpr int64_t kMostPartBytes = 2 * Mesh::kPacketBytes;
-constexpr int64_t kMuchBytes = 1 << 20;  // of a slice
-constexpr int64_t kManyBlocks = 64;
+constexpr int64_t kMuchBytes = 1 << 20;
 
 class Reducer {
  public:
@@ -70,8 +71,10 @@ class Reducer {
   bool works_for(int owner) const { return hosts_.counterpart(host_, owner) == me_; }
   Slice part(int owner, int64_t block) const {
     const Slice& slice = slices_[owner];
-    const int64_t begin = std::min(slice.begin + block * part_, slice.end);
-    return {slice.list, begin, std::min(begin + part_, slice.end)};
+    const auto at = [&](int64_t index) {
+      return std::min(slice.begin + bounds_[static_cast<size_t>(index)], slice.end);
+    };
+    return {slice.list, at(block), at(block + 1)};
   }
   size_t bytes(const Slice& slice) const { return static_cast<size_t>(slice.size() * item_); }
   bool gathers() const { return flow_ == Flow::scatter_gather; }
@@ -90,6 +93,7 @@ class Reducer {
     return region_->wide_slot(place, round) + owner * part_ * item_;
   }
 
+  void cut(int64_t longest);
   Status run_blocks();
   Status post(int64_t block);
   Status combine(int64_t block);
@@ -110,7 +114,8 @@ class Reducer {
   const int host_;
   const std::vector<int>& local_;  // the members of this host; places in it are ranks in the region
   std::vector<int> mine_;          // owners of the slices that this member works for
-  int64_t part_ = 0;               // elements
+  std::vector<int64_t> bounds_;    // where in a slice blocks begin, and where the last one ends; elements
+  int64_t part_ = 0;               // elements of the largest part
   std::unique_ptr<std::byte[]> scratch_;
   std::vector<const void*> inputs_;                                     // of the kernel
   uint64_t posted_ = 0;                                                 // round of the last post
@@ -121,20 +126,38 @@ class Reducer {
   Flight rest_;
 };
 
+// Into blocks; a function of what all members agree on.
+void Reducer::cut(int64_t longest) {
+  const int64_t line = kLine / item_;
+  const int64_t fitting = slot_bytes_ / mesh_.size() / kLine * kLine;
+  const int64_t wanted = std::clamp(kBlockBytes / mesh_.size() / kLine * kLine, kLeastPartBytes, kMostPartBytes);
+  const int64_t most = std::min(fitting, Mesh::whole_packets(wanted)) / item_ / line * line;
+  std::vector<int64_t> ends;  // sizes of the small blocks at the beginning; those at the end are the same, reversed
+  int64_t middle = longest;
+  if (longest * item_ > kMuchBytes) {
+    for (int64_t size = kLeastPartBytes / item_; size < most && 2 * size + most <= middle; size *= 2) {
+      ends.push_back(size);
+      middle -= 2 * size;
+    }
+  }
+  const int64_t count = (middle + most - 1) / most;  // equal parts rather than full ones and a small rest
+  part_ = ((middle + count - 1) / count + line - 1) / line * line;
+  bounds_ = {0};
+  for (const int64_t size : ends) bounds_.push_back(bounds_.back() + size);
+  for (int64_t end = bounds_.back() + middle; bounds_.back() < end;) {
+    bounds_.push_back(std::min(bounds_.back() + part_, end));
+  }
+  std::reverse(ends.begin(), ends.end());
+  for (const int64_t size : ends) bounds_.push_back(bounds_.back() + size);
+  for (const int64_t size : ends) part_ = std::max(part_, size);
+}
+
 Status Reducer::run_blocks() {
   int64_t longest = 0;
   for (const Slice& slice : slices_) longest = std::max(longest, slice.size());
   if (longest == 0) return {};
-  const int64_t fitting = slot_bytes_ / mesh_.size() / kLine * kLine;
-  int64_t wanted = std::clamp(kBlockBytes / mesh_.size() / kLine * kLine, kLeastPartBytes, kMostPartBytes);
-  if (longest * item_ > kMuchBytes) {
-    wanted = std::clamp(longest * item_ / kManyBlocks / kLine * kLine, kLeastPartBytes, wanted);
-  }
-  const int64_t most = std::min(fitting, Mesh::whole_packets(wanted)) / item_;
-  const int64_t least = (longest + most - 1) / most;  // equal parts rather than full ones and a small rest
-  const int64_t line = kLine / item_;
-  part_ = ((longest + least - 1) / least + line - 1) / line * line;
-  const int64_t blocks = (longest + part_ - 1) / part_;
+  cut(longest);
+  const int64_t blocks = std::ssize(bounds_) - 1;
   const auto depth = static_cast<size_t>(std::min(blocks, kSettleLag + 1));
   scratch_.reset(new (std::nothrow) std::byte[depth * places() * static_cast<size_t>(part_ * item_)]);
   if (!scratch_) return {Code::internal, "There is not enough memory for a reduction's scratch space."};
