@@ -36,7 +36,7 @@ constexpr int64_t kLine = 64;  // bytes; members never write the same cache line
 // blocks are small, for the wire idles while the first is combined and while the last is collected: they begin with the
 // least part and double.
 constexpr int64_t kBlockBytes = 16 * Mesh::kPacketBytes;
-constexpr int64_t kLeastPartBytes = 32 << 10;
+constexpr int64_t kLeastPartBytes = Mesh::kPacketBytes / 2;
 constexpr int64_t kMostPartBytes = 2 * Mesh::kPacketBytes;
 constexpr int64_t kMuchBytes = 1 << 20;
 
