@@ -8,6 +8,7 @@
 // Threads: everything but send_control(), wake() and announce_end() belongs to the driver.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -69,6 +70,16 @@ class Mesh {
   static constexpr int64_t whole_packets(int64_t bytes) {
     return bytes < kPacketBytes ? bytes : bytes / kPacketBytes * kPacketBytes;
   }
+  // Into how many equal chunks of about `most` bytes these are cut: one less than it takes where that costs no packet
+  // and chunks are an eighth larger at most, and no larger than `limit`.
+  static constexpr int64_t chunk_count(int64_t bytes, int64_t most, int64_t limit = INT64_MAX) {
+    const auto ceiling = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+    const auto packets = [&](int64_t count) { return count * ceiling(ceiling(bytes, count), kPacketBytes); };
+    const int64_t count = ceiling(bytes, most);
+    const bool fewer = count > 1 && ceiling(bytes, count - 1) <= std::min(most + most / 8, limit) &&
+                       packets(count - 1) <= packets(count);
+    return fewer ? count - 1 : count;
+  }
 
   // peers[rank] of this rank itself is empty.
   static std::unique_ptr<Mesh> create(int rank, uint64_t epoch, std::vector<MeshPeer> peers, const Config& config,
@@ -108,8 +119,8 @@ class Mesh {
   virtual Status wait(int64_t timeout_us) = 0;
   virtual void wake() = 0;
 
-  // From whom control frames are expected: while the driver looks again and again it looks there, and at the other
-  // connections now and then and before it sleeps. Before the first wait.
+  // From whom control frames are expected: while the driver looks again and again, and expects no data, it looks there,
+  // and at the other connections now and then and before it sleeps. Before the first wait.
   virtual void listen_to(const std::vector<int>& peers) = 0;
 
   // A source of news beside the sockets, which ends a wait() too.

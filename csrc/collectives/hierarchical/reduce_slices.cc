@@ -131,7 +131,8 @@ void Reducer::cut(int64_t longest) {
   const int64_t line = kLine / item_;
   const int64_t fitting = slot_bytes_ / mesh_.size() / kLine * kLine;
   const int64_t wanted = std::clamp(kBlockBytes / mesh_.size() / kLine * kLine, kLeastPartBytes, kMostPartBytes);
-  const int64_t most = std::min(fitting, Mesh::whole_packets(wanted)) / item_ / line * line;
+  const int64_t most_bytes = std::min(fitting, Mesh::whole_packets(wanted));
+  const int64_t most = most_bytes / item_;
   std::vector<int64_t> ends;  // sizes of the small blocks at the beginning; those at the end are the same, reversed
   int64_t middle = longest;
   if (longest * item_ > kMuchBytes) {
@@ -140,7 +141,7 @@ void Reducer::cut(int64_t longest) {
       middle -= 2 * size;
     }
   }
-  const int64_t count = (middle + most - 1) / most;  // equal parts rather than full ones and a small rest
+  const int64_t count = Mesh::chunk_count(middle * item_, most_bytes, fitting);
   part_ = ((middle + count - 1) / count + line - 1) / line * line;
   bounds_ = {0};
   for (const int64_t size : ends) bounds_.push_back(bounds_.back() + size);

@@ -66,9 +66,8 @@ Status Reducer::run() {
   for (const Slice& slice : slices_) longest = std::max(longest, slice.size());
   if (longest == 0) return {};
   const int64_t chunk_bytes = std::clamp(kStepBytes / std::max(n - 1, 1), kLeastChunkBytes, kMostChunkBytes);
-  const int64_t most = std::max<int64_t>(Mesh::whole_packets(chunk_bytes) / element_bytes_, 1);
-  const int64_t least = (longest + most - 1) / most;  // equal chunks rather than full ones and a small rest
-  chunk_elements_ = ((longest + least - 1) / least + kAlignment - 1) / kAlignment * kAlignment;
+  const int64_t count = Mesh::chunk_count(longest * element_bytes_, Mesh::whole_packets(chunk_bytes));
+  chunk_elements_ = ((longest + count - 1) / count + kAlignment - 1) / kAlignment * kAlignment;
   const int64_t chunks = (longest + chunk_elements_ - 1) / chunk_elements_;
   const int64_t window = std::min<int64_t>(chunks, kWindow);
   scratch_.reset(new (std::nothrow) std::byte[static_cast<size_t>(window * n * chunk_elements_ * element_bytes_)]);
