@@ -4,6 +4,8 @@
 #include <array>
 #include <cstring>
 
+#include "transport/packets.h"
+
 namespace horovod {
 namespace {
 
@@ -58,8 +60,8 @@ class MeshWire final : public AdasumWire {
       : AdasumWire(rank, size, kPieceBytes, kWindow - 1), mesh_(mesh), members_(members) {}
 
  private:
-  static constexpr int64_t kWindow = 2;                          // pieces on the wire
-  static constexpr size_t kPieceBytes = 2 * Mesh::kPacketBytes;  // as chunks of a sum: see mesh/reduce_slices.cc
+  static constexpr int64_t kWindow = 2;                       // pieces on the wire
+  static constexpr size_t kPieceBytes = 2 * packets::kBytes;  // as chunks of a sum: see mesh/reduce_slices.cc
 
   Status start(const Step& step, int64_t index) override {
     std::vector<Transfer> sends, receives;

@@ -8,7 +8,6 @@
 // Threads: everything but send_control(), wake() and announce_end() belongs to the driver.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -62,25 +61,6 @@ struct Flight {
 
 class Mesh {
  public:
-  // TCP hands an interface packets of up to 64 KB with their headers; of Ethernet's segments of 1448 bytes 45 fit in. A
-  // chunk with a few bytes more takes another packet, which costs as much as a full one: chunks of this size, or of a
-  // multiple, leave room for a frame's header.
-  static constexpr int64_t kPacketBytes = 63 << 10;
-  // So many bytes, or a little less where that saves a packet.
-  static constexpr int64_t whole_packets(int64_t bytes) {
-    return bytes < kPacketBytes ? bytes : bytes / kPacketBytes * kPacketBytes;
-  }
-  // Into how many equal chunks of about `most` bytes these are cut: one less than it takes where that costs no packet
-  // and chunks are an eighth larger at most, and no larger than `limit`.
-  static constexpr int64_t chunk_count(int64_t bytes, int64_t most, int64_t limit = INT64_MAX) {
-    const auto ceiling = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-    const auto packets = [&](int64_t count) { return count * ceiling(ceiling(bytes, count), kPacketBytes); };
-    const int64_t count = ceiling(bytes, most);
-    const bool fewer = count > 1 && ceiling(bytes, count - 1) <= std::min(most + most / 8, limit) &&
-                       packets(count - 1) <= packets(count);
-    return fewer ? count - 1 : count;
-  }
-
   // peers[rank] of this rank itself is empty.
   static std::unique_ptr<Mesh> create(int rank, uint64_t epoch, std::vector<MeshPeer> peers, const Config& config,
                                       AbortSignal& abort, Status& status);

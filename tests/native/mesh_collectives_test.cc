@@ -13,6 +13,7 @@
 #include "mesh_job.h"
 #include "mesh_world.h"
 #include "named_tests.h"
+#include "transport/packets.h"
 
 using namespace horovod;
 using namespace horovod::testing;
@@ -20,13 +21,13 @@ using namespace horovod::testing;
 namespace {
 
 // As few packets as it takes, and then as few chunks.
-constexpr int64_t kMost = 2 * Mesh::kPacketBytes;
-static_assert(Mesh::whole_packets(200 << 10) == 3 * Mesh::kPacketBytes && Mesh::whole_packets(5000) == 5000);
-static_assert(Mesh::chunk_count(256 << 10, kMost) == 2);             // of three packets each, not three of two
-static_assert(Mesh::chunk_count(256 << 10, kMost, 127 << 10) == 3);  // no room for that
-static_assert(Mesh::chunk_count(1 << 20, kMost) == 9);               // eight would be of three packets
-static_assert(Mesh::chunk_count(kMost, kMost) == 1 && Mesh::chunk_count(kMost + 1, kMost) == 1);
-static_assert(Mesh::chunk_count(2 * kMost, kMost) == 2 && Mesh::chunk_count(1, kMost) == 1);
+constexpr int64_t kMost = 2 * packets::kBytes;
+static_assert(packets::whole(200 << 10) == 3 * packets::kBytes && packets::whole(5000) == 5000);
+static_assert(packets::chunk_count(256 << 10, kMost) == 2);             // of three packets each, not three of two
+static_assert(packets::chunk_count(256 << 10, kMost, 127 << 10) == 3);  // no room for that
+static_assert(packets::chunk_count(1 << 20, kMost) == 9);               // eight would be of three packets
+static_assert(packets::chunk_count(kMost, kMost) == 1 && packets::chunk_count(kMost + 1, kMost) == 1);
+static_assert(packets::chunk_count(2 * kMost, kMost) == 2 && packets::chunk_count(1, kMost) == 1);
 
 const std::vector<DType> kDTypes = {DType::float32, DType::int64,   DType::float16, DType::bfloat16, DType::uint8,
                                     DType::boolean, DType::float64, DType::int32,   DType::uint64};

@@ -19,6 +19,7 @@
 #include <memory>
 
 #include "kernels/kernels.h"
+#include "transport/packets.h"
 
 namespace horovod::hierarchical {
 namespace {
@@ -35,9 +36,9 @@ constexpr int64_t kLine = 64;  // bytes; members never write the same cache line
 // worth a frame, and no more than what fills a wire. Where a slice is larger than kMuchBytes the first and the last
 // blocks are small, for the wire idles while the first is combined and while the last is collected: they begin with the
 // least part and double.
-constexpr int64_t kBlockBytes = 16 * Mesh::kPacketBytes;
-constexpr int64_t kLeastPartBytes = Mesh::kPacketBytes / 2;
-constexpr int64_t kMostPartBytes = 2 * Mesh::kPacketBytes;
+constexpr int64_t kBlockBytes = 16 * packets::kBytes;
+constexpr int64_t kLeastPartBytes = packets::kBytes / 2;
+constexpr int64_t kMostPartBytes = 2 * packets::kBytes;
 constexpr int64_t kMuchBytes = 1 << 20;
 
 class Reducer {
@@ -82,6 +83,9 @@ class Reducer {
   // former has a place already, which the owner's result overwrites: that comes after the owner has this one.
   std::byte* combined(int64_t block, size_t index) const {
     return scratch(block, static_cast<size_t>(hosts_.count()) + index);
+  }
+  std::byte* own_sum(int64_t block, size_t index, std::byte* result, int64_t offset) const {
+    return gathers() ? result : combined(block, index) + offset * item_;
   }
   std::byte* arrived(int64_t block, int host) const { return scratch(block, static_cast<size_t>(host)); }
   size_t places() const { return static_cast<size_t>(hosts_.count()) + (gathers() ? 0 : mine_.size()); }
@@ -131,7 +135,7 @@ void Reducer::cut(int64_t longest) {
   const int64_t line = kLine / item_;
   const int64_t fitting = slot_bytes_ / mesh_.size() / kLine * kLine;
   const int64_t wanted = std::clamp(kBlockBytes / mesh_.size() / kLine * kLine, kLeastPartBytes, kMostPartBytes);
-  const int64_t most_bytes = std::min(fitting, Mesh::whole_packets(wanted));
+  const int64_t most_bytes = std::min(fitting, packets::whole(wanted));
   const int64_t most = most_bytes / item_;
   std::vector<int64_t> ends;  // sizes of the small blocks at the beginning; those at the end are the same, reversed
   int64_t middle = longest;
@@ -141,7 +145,7 @@ void Reducer::cut(int64_t longest) {
       middle -= 2 * size;
     }
   }
-  const int64_t count = Mesh::chunk_count(middle * item_, most_bytes, fitting);
+  const int64_t count = packets::chunk_count(middle * item_, most_bytes, fitting);
   part_ = ((middle + count - 1) / count + line - 1) / line * line;
   bounds_ = {0};
   for (const int64_t size : ends) bounds_.push_back(bounds_.back() + size);
@@ -232,7 +236,7 @@ void Reducer::combine_part(int64_t block, size_t index) {
   inputs_.resize(local_.size());
   slice.list->visit(
       slice.begin, slice.end, [&](const std::byte* input, std::byte* result, int64_t count, int64_t offset) {
-        std::byte* output = gathers() ? result : combined(block, index) + offset * item_;
+        std::byte* output = own_sum(block, index, result, offset);
         for (size_t place = 0; place < local_.size(); ++place) {
           if (local_[place] != me_) {
             inputs_[place] = in_slot(static_cast<int>(place), posted_, owner) + offset * item_;
@@ -255,9 +259,8 @@ Status Reducer::settle(int64_t block) {
   inputs_.resize(static_cast<size_t>(hosts_.count()));
   slice.list->visit(slice.begin, slice.end, [&](const std::byte*, std::byte* output, int64_t count, int64_t offset) {
     for (int host = 0; host < hosts_.count(); ++host) {
-      inputs_[static_cast<size_t>(host)] = host != host_ ? arrived(block, host) + offset * item_
-                                           : gathers()   ? output
-                                                         : combined(block, own) + offset * item_;
+      inputs_[static_cast<size_t>(host)] =
+          host == host_ ? own_sum(block, own, output, offset) : arrived(block, host) + offset * item_;
     }
     kernels::reduce(reduction_.dtype, reduction_.op, output, inputs_.data(), hosts_.count(), static_cast<size_t>(count),
                     reduction_.postscale);

@@ -8,12 +8,13 @@
 #include <cstring>
 
 #include "collectives/mesh/collectives.h"
+#include "transport/packets.h"
 
 namespace horovod::mesh {
 namespace {
 
 constexpr int64_t kChainBytes = 64 << 10;
-constexpr int64_t kChunkBytes = 4 * Mesh::kPacketBytes;
+constexpr int64_t kChunkBytes = 4 * packets::kBytes;
 constexpr int kFlatMembers = 8;
 constexpr int64_t kWindow = 4;  // chunks that a member expects at the same time
 

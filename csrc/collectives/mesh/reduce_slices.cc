@@ -4,13 +4,14 @@
 #include <array>
 
 #include "kernels/kernels.h"
+#include "transport/packets.h"
 
 namespace horovod::mesh {
 namespace {
 
 constexpr int kWindow = 2;  // chunks on the wire ahead of the one that is reduced
 // Of one chunk a peer sends at most so much: what one rank writes is still in the cache when the other reads it.
-constexpr int64_t kMostChunkBytes = 2 * Mesh::kPacketBytes;
+constexpr int64_t kMostChunkBytes = 2 * packets::kBytes;
 // All peers together send at most so much of it, but what is worth a system call from each. More steps than that cost
 // ranks that share processors more than the caches save: between 4 hosts without a limit 16 MB take 14 ms so, and 20 ms
 // with a quarter (benchmarks/network.py); 1 Gbit/s is as full either way.
@@ -66,7 +67,7 @@ Status Reducer::run() {
   for (const Slice& slice : slices_) longest = std::max(longest, slice.size());
   if (longest == 0) return {};
   const int64_t chunk_bytes = std::clamp(kStepBytes / std::max(n - 1, 1), kLeastChunkBytes, kMostChunkBytes);
-  const int64_t count = Mesh::chunk_count(longest * element_bytes_, Mesh::whole_packets(chunk_bytes));
+  const int64_t count = packets::chunk_count(longest * element_bytes_, packets::whole(chunk_bytes));
   chunk_elements_ = ((longest + count - 1) / count + kAlignment - 1) / kAlignment * kAlignment;
   const int64_t chunks = (longest + chunk_elements_ - 1) / chunk_elements_;
   const int64_t window = std::min<int64_t>(chunks, kWindow);
