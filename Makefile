@@ -65,7 +65,8 @@ format: build
 SANITIZE_WORLDS ?= 100
 SANITIZE_CASES ?= 5000
 SANITIZE_FUZZERS := $(basename $(notdir $(wildcard tests/native/fuzz_*.cc)))
-SANITIZE_TESTS := $(basename $(notdir $(wildcard tests/native/mesh_*_test.cc tests/native/gpu_*_test.cc))) timeline_test kernels_test
+SANITIZE_TESTS := $(basename $(notdir $(wildcard tests/native/mesh_*_test.cc tests/native/gpu_*_test.cc))) timeline_test kernels_test \
+  processor_sharing_test
 sanitize: $(VENV)/.installed
 	for sanitizer in address,undefined thread; do \
 	  folder=build/sanitize-$$sanitizer; \

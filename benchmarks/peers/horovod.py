@@ -37,7 +37,7 @@ class HorovodPeer:
         # Named, as tensors of a model are: a call without a name is negotiated anew for each of its first 32 uses.
         name = f"{operation}.{tensor.numel()}"
         if operation == "allreduce":
-            return Bound(partial(hvd.allreduce_, tensor, name=name, op=hvd.Sum), inputs)
+            return Bound(lambda: hvd.allreduce_(tensor, name=name, op=hvd.Sum), inputs)
         if operation == "adasum":
             return Bound(partial(hvd.allreduce_, tensor, name=name, op=hvd.Adasum), inputs)
         if operation == "broadcast":

@@ -6,6 +6,7 @@
 
 #include "base/interrupt.h"
 #include "bindings/errors.h"
+#include "bindings/remembered.h"
 #include "bindings/tensor_reader.h"
 #include "engine/waiting_thread.h"
 
@@ -128,6 +129,7 @@ PyEngine::PyEngine(int rank, int size, uint64_t epoch, std::vector<std::string> 
 }
 
 PyEngine::~PyEngine() {
+  Remembered<PyEngine>::forget(this);
   const py::gil_scoped_release release;
   engine_.reset();  // nothing uses the memory of what is abandoned any more
 }
@@ -143,17 +145,34 @@ void PyEngine::start(const std::shared_ptr<Submission>& submission, bool wait_fo
   if (!status.ok()) raise_status(status);
 }
 
-void PyEngine::await(Submission& submission) {
+bool PyEngine::wait_slice(Submission& submission) {
+  t_interrupt_hook = &signal_pending;
+  const bool done = engine_->wait(submission, kSignalSliceUs);
+  t_interrupt_hook = nullptr;
+  return done;
+}
+
+void PyEngine::start_and_wait(const std::shared_ptr<Submission>& submission) {
+  Status status;
+  {
+    const py::gil_scoped_release release;
+    status = engine_->start(submission, true);
+    if (status.ok()) wait_slice(*submission);
+  }
+  if (!status.ok()) raise_status(status);
+}
+
+void PyEngine::await(Submission& submission, bool has_waited) {
   WaitingThread::Wait waiting;
-  for (bool done = is_done(submission); !done;) {
-    {
-      const py::gil_scoped_release release;
-      t_interrupt_hook = &signal_pending;
-      done = engine_->wait(submission, kSignalSliceUs);
-      t_interrupt_hook = nullptr;
+  bool done = is_done(submission);
+  for (bool waited = has_waited; waited || !done; waited = true) {
+    if (waited) {
+      if (PyErr_Occurred() || (!done && PyErr_CheckSignals() != 0)) throw py::error_already_set();
+      if (done) break;
+      waiting.blocked();
     }
-    if (PyErr_Occurred() || (!done && PyErr_CheckSignals() != 0)) throw py::error_already_set();
-    if (!done) waiting.blocked();
+    const py::gil_scoped_release release;
+    done = wait_slice(submission);
   }
   if (submission.on_device) [[unlikely]]
     await_device(submission);

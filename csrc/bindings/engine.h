@@ -47,8 +47,10 @@ class PyEngine {
 
   // -- operations (bindings/operations.cc makes and ends them)
   void start(const std::shared_ptr<Submission>& submission, bool wait_follows);
+  // Both, for as long as signals may wait: the GIL changes hands once. await() with has_waited must follow.
+  void start_and_wait(const std::shared_ptr<Submission>& submission);
   // Until it is done, or a signal's handler raises.
-  void await(Submission& submission);
+  void await(Submission& submission, bool has_waited = false);
   // Nobody will wait for it any more; what it uses is kept until it is over.
   void abandon(std::shared_ptr<Submission> submission, pybind11::object keep);
   // Whether waiting for it has an end at once.
@@ -93,6 +95,7 @@ class PyEngine {
  private:
   using Kept = std::pair<std::shared_ptr<Submission>, pybind11::object>;
 
+  bool wait_slice(Submission& submission);
   void await_device(const Submission& submission);
   void sweep_abandoned();
   void sweep_device();

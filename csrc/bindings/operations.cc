@@ -9,6 +9,7 @@
 
 #include "bindings/engine.h"
 #include "bindings/errors.h"
+#include "bindings/remembered.h"
 #include "bindings/tensor_reader.h"
 
 namespace py = pybind11;
@@ -79,7 +80,7 @@ struct Parameters {
 };
 
 const TensorReader* reader_of(PyObject* given) {
-  return given && given != Py_None ? py::handle(given).cast<const TensorReader*>() : nullptr;
+  return given && given != Py_None ? &Remembered<TensorReader>::of(given) : nullptr;
 }
 
 std::shared_ptr<Submission> make_submission(const Parameters& given) {
@@ -220,7 +221,7 @@ PyObject* submit(PyObject* self, PyObject* const* arguments, Py_ssize_t position
   PyObject* given[13];
   if (!bind(kSignature, arguments, positional, names, given)) return nullptr;
   return guarded([&] {
-    auto& engine = py::handle(self).cast<PyEngine&>();
+    auto& engine = Remembered<PyEngine>::of(self);
     engine.sweep();
     std::shared_ptr<Submission> submission =
         make_submission({given[0], given[1], given[2], given[3], given[4], given[5], given[6], given[7], given[8],
@@ -240,14 +241,14 @@ PyObject* run(PyObject* self, PyObject* const* arguments, Py_ssize_t positional,
   PyObject* given[11];
   if (!bind(kSignature, arguments, positional, names, given)) return nullptr;
   return guarded([&] {
-    auto& engine = py::handle(self).cast<PyEngine&>();
+    auto& engine = Remembered<PyEngine>::of(self);
     engine.sweep();
     const std::shared_ptr<Submission> submission =
         make_submission({given[0], given[1], given[2], given[3], given[4], given[5], given[6], given[7], given[8],
                          given[9], given[10]});
-    engine.start(submission, true);
+    engine.start_and_wait(submission);
     try {
-      engine.await(*submission);
+      engine.await(*submission, true);
     } catch (const py::error_already_set&) {
       engine.abandon(submission, or_none(given[9]));
       throw;

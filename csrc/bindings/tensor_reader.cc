@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "bindings/remembered.h"
+
 namespace py = pybind11;
 
 namespace horovod {
@@ -76,6 +78,8 @@ TensorReader::TensorReader(const py::sequence& types, py::object describe)
   if (PyErr_Occurred()) throw py::error_already_set();
   while (api_ && (api_->major != DlExchangeApi::kMajor || !api_->tensor_from_object)) api_ = api_->previous;
 }
+
+TensorReader::~TensorReader() { Remembered<TensorReader>::forget(this); }
 
 void TensorReader::read(PyObject* tensor, Seen& seen) const {
   if (api_ && std::find(types_.begin(), types_.end(), Py_TYPE(tensor)) != types_.end() && read_quickly(tensor, seen)) {

@@ -19,6 +19,9 @@ class TensorReader {
   // types: those of objects that may be read in C, by exactly these; a subclass may change what a tensor is.
   // describe: makes the tuple of addresses of any other object, or raises.
   TensorReader(const pybind11::sequence& types, pybind11::object describe);
+  ~TensorReader();
+  TensorReader(const TensorReader&) = delete;
+  TensorReader& operator=(const TensorReader&) = delete;
 
   struct Seen {
     std::byte* address = nullptr;

@@ -190,26 +190,25 @@ bool Communicator::wait(Submission& submission, int64_t timeout_us) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (submission.waited_since_us == 0) submission.waited_since_us = started;
   ++helpers_;
-  while (!done()) {
-    const int64_t now = now_us();
-    if (now >= deadline) break;
+  int64_t now = started;
+  while (!done() && now < deadline) {
     if (driving_) {
       if (background_drives_) log_->wake();  // it lets go at the next chance: a waiting caller is faster
       driver_changed_.wait_for(lock, std::chrono::microseconds(deadline - now));
-      continue;
+    } else {
+      driving_ = true;
+      DeviceBackend* const device = busy_device();
+      lock.unlock();
+      set_patient(now - submission.waited_since_us < kPatientUs);
+      drive(done, deadline, device);
+      lock.lock();
+      driving_ = false;
+      driver_changed_.notify_all();
     }
-    driving_ = true;
-    DeviceBackend* const device = busy_device();
-    lock.unlock();
-    set_patient(now - submission.waited_since_us < kPatientUs);
-    drive(done, deadline, device);
-    lock.lock();
-    driving_ = false;
-    driver_changed_.notify_all();
+    if (!done()) now = now_us();
   }
   --helpers_;
   ++activity_;
-  const int64_t now = now_us();
   if (!done() && !submission.running.load(std::memory_order_relaxed) &&
       now - submission.waited_since_us > kBlockedAfterUs && now - submission.reported_us > kBlockedAgainUs) {
     submission.reported_us = now;

@@ -23,7 +23,7 @@ Status SharedOrderLog::arrive(TensorId id) {
   if ((before & kLow) + 1 < static_cast<uint64_t>(region_.size())) return {};
   word.store(((before >> 32) + 1) << 32, std::memory_order_release);
   const uint64_t index = memory_.tail.fetch_add(1, std::memory_order_relaxed);
-  memory_.ring[index % kMaxIds].store(lap_of(index) | id, std::memory_order_release);
+  memory_.ring[index % kMaxIds].agreed.store(lap_of(index) | id, std::memory_order_release);
   region_.ring_sleepers();
   region_.ring_self();
   return {};
@@ -47,7 +47,7 @@ Status SharedOrderLog::withdraw(TensorId id) {
 }
 
 bool SharedOrderLog::entry(uint64_t index, TensorId& id) const {
-  const uint64_t value = memory_.ring[index % kMaxIds].load(std::memory_order_acquire);
+  const uint64_t value = memory_.ring[index % kMaxIds].agreed.load(std::memory_order_acquire);
   if ((value & ~kLow) != lap_of(index)) return false;
   id = static_cast<TensorId>(value);
   return true;
@@ -66,9 +66,9 @@ Status SharedOrderLog::poll(LogEvent& event) {
   }
   TensorId id;
   if (!entry(cursor_, id)) return {};
-  std::atomic<uint64_t>& boundary = memory_.boundaries[batch_ % kMaxIds];
+  std::atomic<uint64_t>& boundary = memory_.ring[cursor_ % kMaxIds].end;
   uint64_t end = boundary.load(std::memory_order_acquire);
-  if (end <= cursor_) {  // a value of an earlier lap: nobody has decided this batch yet
+  if (end <= cursor_) {  // of an earlier lap, when a batch ended here at the latest: nobody has decided this one yet
     ready_.clear();
     for (uint64_t index = cursor_; index < cursor_ + kMaxIds && entry(index, id); ++index) ready_.push_back(id);
     uint64_t proposal = cursor_ + fuse_(ready_.data(), ready_.size());
@@ -79,7 +79,6 @@ Status SharedOrderLog::poll(LogEvent& event) {
     entry(cursor_, id);  // published: the decider saw it, and its decision was acquired
     event.ids.push_back(id);
   }
-  ++batch_;
   return {};
 }
 
@@ -89,11 +88,12 @@ Status SharedOrderLog::wait(int64_t timeout_us) {
     return entry(cursor_, id) || woken_.load(std::memory_order_acquire) || abort_.raised() ||
            any_withdrawn_.load(std::memory_order_relaxed);
   };
-  const int64_t deadline = now_us() + timeout_us;
+  int64_t now = now_us();
+  const int64_t deadline = now + timeout_us;
   constexpr int64_t kSliceUs = 50'000;  // peers' lives are looked at this often
-  for (bool first = true;; first = false) {
-    const int64_t now = now_us();
-    if (region_.sleep_until(ready, std::min(deadline, now + kSliceUs), first)) break;
+  for (bool first = true;; first = false, now = now_us()) {
+    const Awaited awaited{0, &memory_.ring[cursor_ % kMaxIds].agreed, lap_of(cursor_)};
+    if (region_.sleep_until(ready, std::min(deadline, now + kSliceUs), first, &awaited)) break;
     HVD_TRY(region_.check_members());
     if (entry(cursor_, id)) break;  // agreed before a peer left: run it first
     if (const int gone = region_.departed(); gone >= 0) return {Code::left, region_.departure_sentence(gone)};

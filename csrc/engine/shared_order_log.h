@@ -5,13 +5,15 @@
 //   words[id]      (generation << 32) | arrivals. Members add 1; the last one starts the next generation and appends
 //   the id.
 //                  Taking an arrival back is a compare-and-swap within one generation.
-//   ring[i]        (lap << 32) | id, released by the appender of log index i, i = tail++.
-//   boundaries[k]  log index at which batch k ends. The first member that is ready to run batch k decides it by
-//                  compare-and-swap; any member computes it from what the log holds then, so batches grow while others
-//                  work.
+//   ring[i]        of log index i = tail++:
+//     agreed       (lap << 32) | id, released by the appender
+//     end          where a batch begins at i: the log index at which it ends. The first member that is ready to run it
+//                  decides that by compare-and-swap; any member computes it from what the log holds then, so batches
+//                  grow while others work. It is beside `agreed` because whoever reads one wants the other, and a line
+//                  of the cache that comes from another processor is most of what a small operation costs.
 //
 // Why nothing overflows: a member arrives at an id again only after it has run it, so no member is ever behind by more
-// than one log entry for each id, and ring and boundaries have as many places as there are ids.
+// than one log entry for each id, and the ring has as many places as there are ids.
 #pragma once
 
 #include <atomic>
@@ -24,11 +26,14 @@ namespace horovod {
 
 class SharedOrderLog final : public OrderLog {
  public:
+  struct alignas(16) Entry {
+    std::atomic<uint64_t> agreed;
+    std::atomic<uint64_t> end;
+  };
   struct Memory {
     alignas(64) std::atomic<uint64_t> tail;
     alignas(64) std::atomic<uint64_t> words[kMaxIds];
-    std::atomic<uint64_t> ring[kMaxIds];
-    std::atomic<uint64_t> boundaries[kMaxIds];
+    alignas(64) Entry ring[kMaxIds];
   };
 
   SharedOrderLog(Region& region, FuseRule fuse, AbortSignal& abort);
@@ -56,7 +61,6 @@ class SharedOrderLog final : public OrderLog {
   std::vector<std::atomic<uint32_t>>
       generations_;                 // of this member's last arrival; written before the id can be withdrawn
   uint64_t cursor_ = 0;             // next log index to run; driver only
-  uint64_t batch_ = 0;              // next batch number; driver only
   std::vector<TensorId> ready_;     // scratch of poll()
   std::atomic<bool> woken_{false};  // set by wake(), cleared by wait()
   std::mutex mutex_;                // guards withdrawn_

@@ -16,20 +16,11 @@ constexpr int64_t kSliceUs = 50'000;  // how often a sleeping member looks wheth
 
 size_t page_aligned(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
-int usable_processors() {
-  cpu_set_t set;  // too small where the kernel knows of more than 1024 processors
-  return sched_getaffinity(0, sizeof set, &set) == 0
-             ? CPU_COUNT(&set)
-             : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
-
 // After so many times the limit a member without progress is blamed though it shows signs of life.
 constexpr int64_t kMostPatience = 4;
 
 // How long the companion may wait for us. Sockets hold what a fast network brings meanwhile.
 constexpr int64_t kCompanionUs = 200;
-
-constexpr int64_t kMoveUs = 5'000;  // between two changes of the processor, which cost some 50 us each
 
 }  // namespace
 
@@ -46,12 +37,16 @@ Region::Region(int rank, std::vector<std::shared_ptr<Segment>> segments, std::ve
       offset_(offset),
       config_(config),
       abort_(abort) {
+  std::vector<std::byte*> areas;
+  std::vector<WaitHint*> hints;
   for (int member = 0; member < size(); ++member) {
     controls_.push_back(reinterpret_cast<RegionControl*>(area(member)));
+    areas.push_back(area(member));
+    hints.push_back(&control(member).waits);
     slots_.push_back(area(member) + log_offset() + page_aligned(log_bytes));
     cells_.push_back(slots_.back() + config.slot_bytes * kWide * static_cast<size_t>(config.slot_count));
   }
-  share_ = (size() + usable_processors() - 1) / usable_processors();
+  sharing_.emplace(rank, std::move(areas), log_offset() + page_aligned(log_bytes), std::move(hints));
 }
 
 // As long as a slice, or until something is there to be done. A patient member gives the processor away at first, but
@@ -85,7 +80,8 @@ Status Region::await_slowly(int member, const std::atomic<uint64_t>& value, uint
     if (companion_) {
       HVD_TRY(nap_beside_companion(ready, first));
     } else {
-      sleep_until(ready, now_us() + kSliceUs, first);
+      const Awaited awaited{member, &value, count};
+      sleep_until(ready, now_us() + kSliceUs, first, &awaited);
     }
     if (value.load(std::memory_order_acquire) >= count) return {};
     if (abort_.raised()) return abort_.cause();
@@ -118,38 +114,6 @@ Status Region::await_slowly(int member, const std::atomic<uint64_t>& value, uint
       abort_.raise({Code::interrupted, labels_[rank_] + " was interrupted by a signal during an operation."});
       return abort_.cause();
     }
-  }
-}
-
-// The scheduler often wakes members on one processor though another has fewer, and while all of them go on polling it
-// sees no reason to part them for a long time. So where more than their share wait on one processor, the highest ranks
-// go to those that have room.
-void Region::spread() {
-  const int here = sched_getcpu();
-  if (here < 0) return;
-  control(rank_).processor.store(static_cast<uint32_t>(here) + 1, std::memory_order_relaxed);
-  int before_me = 0;
-  for (int member = 0; member < rank_; ++member) {
-    before_me += control(member).processor.load(std::memory_order_relaxed) == static_cast<uint32_t>(here) + 1;
-  }
-  if (before_me < share_) return;
-  const int64_t now = now_us();
-  if (now - moved_us_ < kMoveUs) return;
-  moved_us_ = now;
-  cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-  int waiting[CPU_SETSIZE] = {};
-  cpu_set_t roomy = allowed;
-  for (int member = 0; member < size(); ++member) {
-    const uint32_t processor = control(member).processor.load(std::memory_order_relaxed);
-    if (processor > 0 && processor <= CPU_SETSIZE && ++waiting[processor - 1] >= share_) CPU_CLR(processor - 1, &roomy);
-  }
-  if (CPU_COUNT(&roomy) == 0) return;
-  if (sched_setaffinity(0, sizeof roomy, &roomy) != 0) return;
-  // What was allowed may have shrunk meanwhile; then all of what is left is.
-  if (sched_setaffinity(0, sizeof allowed, &allowed) != 0) {
-    std::memset(&allowed, 0xff, sizeof allowed);
-    (void)sched_setaffinity(0, sizeof allowed, &allowed);
   }
 }
 

@@ -17,6 +17,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,7 @@
 #include "base/config.h"
 #include "base/futex.h"
 #include "base/status.h"
+#include "transport/processor_sharing.h"
 #include "transport/segment.h"
 
 namespace horovod {
@@ -51,12 +53,10 @@ struct RegionControl {
   };
   Counter phases[kPhases];
   Doorbell bell;
-  // 1 + the processor on which the owner's driver last waited; 0: it never has. The owner writes, others read, in any
-  // order: it is a hint.
-  alignas(64) std::atomic<uint32_t> processor;
+  WaitHint waits;
   // Beside a companion: counted up while the owner waits for anybody, so that whoever waits for it knows that it is not
   // the one to blame. Owner writes, others compare; any order.
-  std::atomic<uint32_t> beats;
+  alignas(64) std::atomic<uint32_t> beats;
 };
 
 class Region {
@@ -140,7 +140,7 @@ class Region {
   // Polls, then sleeps until ready() or the deadline; returns ready()'s last answer. ready() must only read. poll: not
   // where this goes on with a wait that has lasted long.
   template <typename Ready>
-  bool sleep_until(Ready&& ready, int64_t deadline_us, bool poll = true);
+  bool sleep_until(Ready&& ready, int64_t deadline_us, bool poll = true, const Awaited* awaited = nullptr);
 
   // Wakes members that sleep; call it after the store that they wait for.
   void ring_sleepers() {
@@ -184,7 +184,6 @@ class Region {
   }
   Status nap_beside_companion(const std::function<bool()>& ready, bool poll);
   Status await_slowly(int member, const std::atomic<uint64_t>& value, uint64_t count);
-  void spread();
 
   const int rank_;
   const std::vector<std::shared_ptr<Segment>> segments_;
@@ -197,37 +196,41 @@ class Region {
   std::vector<RegionControl*> controls_;
   std::vector<std::byte*> slots_;
   std::vector<std::byte*> cells_;
-  int share_ = 1;                    // members for each processor; above 1 they yield instead of spinning
-  int64_t moved_us_ = 0;             // when spread() last changed the processor; driver only
-  uint64_t rounds_ = 0;              // driver only
-  int departed_ = -1;                // driver only
-  bool patient_ = false;             // driver only
-  std::atomic<uint64_t> sleeps_{0};  // statistics; any order
-  std::mutex end_mutex_;             // one thread announces the end, once
+  std::optional<ProcessorSharing> sharing_;  // set by the constructor; driver only
+  uint64_t rounds_ = 0;                      // driver only
+  int departed_ = -1;                        // driver only
+  bool patient_ = false;                     // driver only
+  std::atomic<uint64_t> sleeps_{0};          // statistics; any order
+  std::mutex end_mutex_;                     // one thread announces the end, once
 };
 
 template <typename Ready>
-bool Region::sleep_until(Ready&& ready, int64_t deadline_us, bool poll) {
+bool Region::sleep_until(Ready&& ready, int64_t deadline_us, bool poll, const Awaited* awaited) {
   if (ready()) return true;
   int64_t now = now_us();
-  const int64_t spin_end = std::min(deadline_us, share_ > 1 ? now : now + config_.spin_us);
+  const bool crowded = sharing_->crowded();
+  const int64_t spin_end = std::min(deadline_us, now + config_.spin_us);
   const int64_t yield_end = std::min(deadline_us, now + (patient_ ? config_.yield_us : config_.spin_us));
-  while (poll && now < yield_end) {
-    const bool yield = now >= spin_end;
-    for (int turn = 0; turn < (yield ? 4 : 64); ++turn) {
+  if (crowded) sharing_->begin(poll ? awaited : nullptr);
+  bool answer = false;
+  while (poll && !answer && now < yield_end) {
+    const bool yield = now >= spin_end || (crowded && sharing_->somebody_could_run());
+    for (int turn = yield ? 4 : crowded ? 8 : 64; turn > 0 && !answer; --turn) {
       if (yield) {
         sched_yield();
       } else {
         cpu_pause();
       }
-      if (ready()) return true;
+      answer = ready();
     }
-    if (!yield) sched_yield();
-    spread();
+    if (answer) break;
+    if (!yield && !crowded) sched_yield();
+    sharing_->spread();
     now = now_us();
   }
+  if (crowded) sharing_->end();
+  if (answer) return true;
   RegionControl::Doorbell& bell = control(rank_).bell;
-  bool answer = false;
   bell.sleepers.fetch_add(1, std::memory_order_relaxed);
   for (;;) {
     const uint32_t seen = bell.rings.load(std::memory_order_acquire);

@@ -28,7 +28,8 @@ from horovod.torch.ops.submit import (
     start,
     start_parts,
 )
-from horovod.torch.tensors import by_dtype, check_one_device, in_place_span, named, new_like, span_to_new
+from horovod.torch.tensors import READER, by_dtype, check_one_device, in_place_span, named, new_like, span_to_new
+from horovod.worker.runtime.context import current
 
 _UNNAMED = "allreduce.noname"
 _UNNAMED_GROUP = "grouped_allreduce.noname"
@@ -142,17 +143,11 @@ def allreduce_(
         op = Average
     if op != Average and op != Sum:
         op = check_reduction(op, tensor, process_set, "Allreduce")
-    run(
-        tensor,
-        ALLREDUCE,
-        _UNNAMED if name is None else "allreduce." + name,
-        (tensor,),
-        op,
-        prescale_factor,
-        postscale_factor,
-        0,
-        None,
-        0 if process_set is global_process_set else set_id(process_set, "Allreduce"),
+    wire = _UNNAMED if name is None else "allreduce." + name
+    number = 0 if process_set is global_process_set else set_id(process_set, "Allreduce")
+    # As run() does it; a call less is a tenth of what a small tensor takes in Python.
+    current().engine.run(
+        ALLREDUCE, wire, (tensor,), op, prescale_factor, postscale_factor, 0, None, number, tensor, READER
     )
     return tensor
 

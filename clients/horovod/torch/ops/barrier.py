@@ -15,4 +15,5 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
         ValueError: a set that is not registered or that this rank is not a member of.
         HorovodInternalError: a rank was lost meanwhile.
     """
-    run(None, BARRIER, "barrier.noname", (), set_id=set_id(process_set, "Barrier"))
+    number = 0 if process_set is global_process_set else set_id(process_set, "Barrier")
+    run(None, BARRIER, "barrier.noname", (), set_id=number)

@@ -1,0 +1,68 @@
+// Members that share memory, and with more members than processors those too: who waits where and for what.
+//
+// A member that waits gives its processor away to whoever has use for it. But a change of processes costs more than a
+// small operation, so it looks first: where all members that were last seen on this processor wait for something that
+// has not come, what everybody waits for can only come from another processor, and to poll on is faster. For operations
+// in a row, two changes for each operation on a processor become one: each rank ends one operation and starts the next
+// before it gives way.
+//
+// All of it is hints. A wrong one (a member has moved, two words of a hint are read while they change) costs a turn:
+// who polls on does so for config's spin_us at most.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace horovod {
+
+// At the start of a member's area. Its owner writes, the others read, in any order. One line is for what seldom
+// changes.
+struct WaitHint {
+  alignas(64) std::atomic<uint32_t> processor;  // 1 + the one on which the owner last waited; 0: it never has
+  // For which word the owner waits, 1 + (member << 48 | offset in that member's area), and what it must reach; 0: it
+  // does not wait, or has not said for what.
+  alignas(64) std::atomic<uint64_t> word;
+  std::atomic<uint64_t> value;
+};
+
+// What a wait is for, in most cases: that a word in a member's area reaches a value.
+struct Awaited {
+  int member;
+  const std::atomic<uint64_t>* word;
+  uint64_t value;
+};
+
+// Driver only.
+class ProcessorSharing {
+ public:
+  // areas[i] is that of member i, of `bytes` bytes each, and has its hint at hints[i].
+  ProcessorSharing(int rank, std::vector<std::byte*> areas, size_t bytes, std::vector<WaitHint*> hints);
+
+  // There are more members than processors.
+  bool crowded() const { return share_ > 1; }
+  // Around a wait in which this member polls; null: it does not say for what.
+  void begin(const Awaited* awaited);
+  void end() { hints_[rank_]->word.store(0, std::memory_order_relaxed); }
+  // Whether a member that was last seen on this processor could go on if it had it. Between begin() and end().
+  bool somebody_could_run() const;
+  // Called again and again while this member polls. The scheduler often wakes members on one processor though another
+  // has fewer, and while all of them go on polling it sees no reason to part them for a long time. So where more than
+  // their share wait on one processor, the highest ranks go to those that have room.
+  void spread();
+
+ private:
+  int size() const { return static_cast<int>(hints_.size()); }
+  bool could_run(int member) const;
+  void stay_at(int processor);
+
+  const int rank_;
+  const std::vector<std::byte*> areas_;
+  const size_t bytes_;
+  const std::vector<WaitHint*> hints_;
+  const int share_;       // members for each processor
+  int64_t moved_us_ = 0;  // when spread() last changed the processor
+};
+
+}  // namespace horovod
