@@ -9,7 +9,10 @@
 namespace horovod::mesh {
 namespace {
 
-constexpr int kWindow = 2;  // chunks on the wire ahead of the one that is reduced
+// Chunks of one peer on the wire ahead of the one that is reduced. Where there is but one peer, nothing else fills the
+// wire meanwhile.
+constexpr int64_t kMostWindow = 4;
+constexpr int64_t window_of(int members) { return members == 2 ? kMostWindow : 2; }
 // Of one chunk a peer sends at most so much: what one rank writes is still in the cache when the other reads it.
 constexpr int64_t kMostChunkBytes = 2 * packets::kBytes;
 // All peers together send at most so much of it, but what is worth a system call from each. More steps than that cost
@@ -27,7 +30,8 @@ class Reducer {
         reduction_(reduction),
         flow_(flow),
         hosts_(hosts),
-        element_bytes_(static_cast<int64_t>(size_of(reduction.dtype))) {}
+        element_bytes_(static_cast<int64_t>(size_of(reduction.dtype))),
+        window_(window_of(mesh.size())) {}
 
   Status run();
 
@@ -38,7 +42,7 @@ class Reducer {
     return {slice.list, begin, std::min(begin + chunk_elements_, slice.end)};
   }
   std::byte* scratch(int64_t chunk, int rank) const {
-    return scratch_.get() + ((chunk % kWindow) * mesh_.size() + rank) * chunk_elements_ * element_bytes_;
+    return scratch_.get() + ((chunk % window_) * mesh_.size() + rank) * chunk_elements_ * element_bytes_;
   }
   template <typename Visit>
   void each_peer(Visit&& visit) const {  // beginning behind this rank, so that not all send to one member first
@@ -54,10 +58,11 @@ class Reducer {
   const Flow flow_;
   const Hosts* const hosts_;
   const int64_t element_bytes_;
+  const int64_t window_;
   int64_t chunk_elements_ = 1;
-  std::unique_ptr<std::byte[]> scratch_;  // kWindow x rank x chunk
-  std::vector<const void*> inputs_;       // of the kernel, by rank
-  std::array<Flight, kWindow> arrivals_;  // what must be there before a chunk can be reduced
+  std::unique_ptr<std::byte[]> scratch_;      // window x rank x chunk
+  std::vector<const void*> inputs_;           // of the kernel, by rank
+  std::array<Flight, kMostWindow> arrivals_;  // what must be there before a chunk can be reduced
   Flight rest_;
 };
 
@@ -70,16 +75,16 @@ Status Reducer::run() {
   const int64_t count = packets::chunk_count(longest * element_bytes_, packets::whole(chunk_bytes));
   chunk_elements_ = ((longest + count - 1) / count + kAlignment - 1) / kAlignment * kAlignment;
   const int64_t chunks = (longest + chunk_elements_ - 1) / chunk_elements_;
-  const int64_t window = std::min<int64_t>(chunks, kWindow);
+  const int64_t window = std::min(chunks, window_);
   scratch_.reset(new (std::nothrow) std::byte[static_cast<size_t>(window * n * chunk_elements_ * element_bytes_)]);
   if (!scratch_) return {Code::internal, "There is not enough memory for a reduction's scratch space."};
   inputs_.resize(n);
   for (int64_t c = 0; c < window; ++c) HVD_TRY(start_scatter(c));
   for (int64_t c = 0; c < chunks; ++c) {
-    HVD_TRY(mesh_.finish(arrivals_[c % kWindow]));
+    HVD_TRY(mesh_.finish(arrivals_[c % window_]));
     reduce(c);
     if (flow_ == Flow::scatter_gather) HVD_TRY(start_gather(c));
-    if (c + kWindow < chunks) HVD_TRY(start_scatter(c + kWindow));
+    if (c + window_ < chunks) HVD_TRY(start_scatter(c + window_));
   }
   return mesh_.finish(rest_);
 }
@@ -93,7 +98,7 @@ Status Reducer::start_scatter(int64_t index) {
     theirs.list->inputs(theirs.begin, theirs.end, send.pieces);
     receives.push_back({peer, {{scratch(index, peer), static_cast<size_t>(mine.size() * element_bytes_)}}});
   });
-  Flight& arrival = arrivals_[index % kWindow];
+  Flight& arrival = arrivals_[index % window_];
   HVD_TRY(mesh_.start({}, receives, arrival));
   // When all members reduce the same elements, reducing in place overwrites what is being sent: wait for that as well.
   return mesh_.start(sends, {}, flow_ == Flow::replicate ? arrival : rest_);
