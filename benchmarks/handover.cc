@@ -1,5 +1,6 @@
 // What the kernel allows when ranks outnumber processors: processes that meet at a barrier in shared memory, over and
-// over, each doing some work in between. No library takes part, so no collective can be faster than this.
+// over, each doing some work in between. No library takes part: collectives whose ranks do no better than to yield, or
+// to sleep, can't be faster than this.
 //
 //     g++ -O2 -o /tmp/handover benchmarks/handover.cc && /tmp/handover 4 3
 //

@@ -153,6 +153,7 @@ bool PyEngine::wait_slice(Submission& submission) {
 }
 
 void PyEngine::start_and_wait(const std::shared_ptr<Submission>& submission) {
+  const WaitingThread::Wait counted;  // this thread, among those that may be blocked
   Status status;
   {
     const py::gil_scoped_release release;
