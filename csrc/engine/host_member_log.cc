@@ -29,7 +29,7 @@ Status HostMemberLog::arrive(TensorId id, Operation* operation) {
   if (id >= kMaxIds) return bad_id(id);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    own_[id] = {operation, true};
+    own_[id] = {operation, true, false};
     const auto place = static_cast<uint32_t>(region_.rank());
     if (operation && mesh::is_eager(operation->spec, hosts_.count())) {
       const auto bytes = static_cast<uint32_t>(mesh::eager_bytes(*operation, mesh_.rank()));
@@ -72,6 +72,12 @@ bool HostMemberLog::forget(TensorId id, Operation*& operation) {
   return std::exchange(own_[id].arrived, false);
 }
 
+bool HostMemberLog::is_taken_back(TensorId id) {
+  if (id >= kMaxIds) return false;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return own_[id].taken_back;
+}
+
 Status HostMemberLog::poll(LogEvent& event) {
   event.kind = LogEvent::none;
   event.ids.clear();
@@ -84,7 +90,7 @@ Status HostMemberLog::poll(LogEvent& event) {
       event.kind = LogEvent::withdrawn;
       event.ids.push_back(taken_back_.back());
       taken_back_.pop_back();
-      own_[event.ids[0]] = {};
+      own_[event.ids[0]] = {nullptr, false, true};
       return {};
     }
   }
@@ -111,7 +117,9 @@ Status HostMemberLog::take(const HostMessage& message, std::string_view payload,
   Operation* operation = nullptr;
   switch (message.kind) {
     case HostMessage::done: {
-      if (!forget(message.id, operation) || !operation) return bad("the result of what this rank has not brought");
+      if (!forget(message.id, operation) || !operation) {
+        return is_taken_back(message.id) ? Status() : bad("the result of what this rank has not brought");
+      }
       HVD_TRY(mesh::take_result(*operation, payload));
       event.kind = LogEvent::batch;
       event.completed = true;
@@ -124,12 +132,16 @@ Status HostMemberLog::take(const HostMessage& message, std::string_view payload,
       event.ids.resize(payload.size() / sizeof(TensorId));
       std::memcpy(event.ids.data(), payload.data(), payload.size());
       for (const TensorId id : event.ids) {
-        if (!forget(id, operation)) return bad("a batch with what this rank has not arrived at");
+        if (forget(id, operation)) continue;
+        return is_taken_back(id) ? Status(Code::left, why_closed_)
+                                 : bad("a batch with what this rank has not arrived at");
       }
       return {};
     case HostMessage::withdrawn:
       if (message.member != static_cast<uint32_t>(region_.rank())) return {};
-      if (!forget(message.id, operation)) return bad("the withdrawal of what this rank has not arrived at");
+      if (!forget(message.id, operation)) {
+        return is_taken_back(message.id) ? Status() : bad("the withdrawal of what this rank has not arrived at");
+      }
       event.kind = LogEvent::withdrawn;
       event.ids.push_back(message.id);
       return {};

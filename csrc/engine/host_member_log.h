@@ -35,12 +35,14 @@ class HostMemberLog final : public OrderLog {
   struct Own {
     Operation* operation = nullptr;
     bool arrived = false;
+    bool taken_back = false;  // by this member alone, the log being closed: what the leader says of it comes too late
   };
 
   Status arrive(TensorId id, Operation* operation);
   Status tell_leader();
   Status take(const HostMessage& message, std::string_view payload, LogEvent& event);
   bool forget(TensorId id, Operation*& operation);
+  bool is_taken_back(TensorId id);
   Status look_around();
 
   Mesh& mesh_;

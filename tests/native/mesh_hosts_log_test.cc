@@ -226,9 +226,36 @@ void test_withdraw() {
   }
 }
 
+// Somebody has left, and the leader does not say so in time: the member closes the log for itself and takes back what
+// it has arrived at. What the leader says of that later is no news.
+void test_late_answers() {
+  HostsWorld world({0, 0, 1});
+  const std::unique_ptr<OrderLog> leader = world.log(0), member = world.log(1);
+  constexpr TensorId kId = 5;
+  CHECK_OK(member->arrive(kId));
+  CHECK_OK(member->withdraw(kId));  // the leader does not look, and so does not answer
+  world.leave(2);
+  LogEvent event;
+  Status status;
+  for (int64_t end = now_us() + 60'000'000; status.ok() && now_us() < end;) {
+    CHECK_OK(member->poll(event));
+    CHECK(event.kind == LogEvent::none);
+    status = member->wait(100'000);
+  }
+  CHECK(status.code() == Code::left, "%s", status.message().c_str());
+  CHECK_OK(member->withdraw(kId));
+  CHECK_OK(member->poll(event));
+  CHECK(event.kind == LogEvent::withdrawn && event.ids == std::vector<TensorId>{kId});
+
+  for (status = {}; status.ok(); status = leader->wait(10'000)) CHECK_OK(leader->poll(event));
+  CHECK(status.code() == Code::left, "%s", status.message().c_str());
+  CHECK_OK(member->poll(event));
+  CHECK(event.kind == LogEvent::none);
+}
+
 const NamedTest kTests[] = {
     {"values", test_values}, {"order", test_order},       {"leave", test_leave},
-    {"abort", test_abort},   {"withdraw", test_withdraw},
+    {"abort", test_abort},   {"withdraw", test_withdraw}, {"late_answers", test_late_answers},
 };
 
 }  // namespace
