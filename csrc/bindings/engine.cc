@@ -163,18 +163,17 @@ void PyEngine::start_and_wait(const std::shared_ptr<Submission>& submission) {
   if (!status.ok()) raise_status(status);
 }
 
-void PyEngine::await(Submission& submission, bool has_waited) {
+void PyEngine::await(Submission& submission) {
   WaitingThread::Wait waiting;
-  bool done = is_done(submission);
-  for (bool waited = has_waited; waited || !done; waited = true) {
-    if (waited) {
-      if (PyErr_Occurred() || (!done && PyErr_CheckSignals() != 0)) throw py::error_already_set();
-      if (done) break;
-      waiting.blocked();
+  while (!PyErr_Occurred() && !is_done(submission) && PyErr_CheckSignals() == 0) {
+    bool done;
+    {
+      const py::gil_scoped_release release;
+      done = wait_slice(submission);
     }
-    const py::gil_scoped_release release;
-    done = wait_slice(submission);
+    if (!done) waiting.blocked();
   }
+  if (PyErr_Occurred()) throw py::error_already_set();
   if (submission.on_device) [[unlikely]]
     await_device(submission);
 }

@@ -47,10 +47,10 @@ class PyEngine {
 
   // -- operations (bindings/operations.cc makes and ends them)
   void start(const std::shared_ptr<Submission>& submission, bool wait_follows);
-  // Both, for as long as signals may wait: the GIL changes hands once. await() with has_waited must follow.
+  // start(), and a first wait, for as long as signals may wait: the GIL changes hands once. await() must follow.
   void start_and_wait(const std::shared_ptr<Submission>& submission);
-  // Until it is done, or a signal's handler raises.
-  void await(Submission& submission, bool has_waited = false);
+  // Until it is done, or a signal's handler raises or has raised.
+  void await(Submission& submission);
   // Nobody will wait for it any more; what it uses is kept until it is over.
   void abandon(std::shared_ptr<Submission> submission, pybind11::object keep);
   // Whether waiting for it has an end at once.

@@ -248,7 +248,7 @@ PyObject* run(PyObject* self, PyObject* const* arguments, Py_ssize_t positional,
                          given[9], given[10]});
     engine.start_and_wait(submission);
     try {
-      engine.await(*submission, true);
+      engine.await(*submission);
     } catch (const py::error_already_set&) {
       engine.abandon(submission, or_none(given[9]));
       throw;

@@ -1,5 +1,5 @@
 // The C++ object behind the Python object that nearly every call names. pybind11 looks up the type in two hash tables
-// to find it, a tenth of what a small operation takes here; so the last one is remembered.
+// to find it, which a small operation notices; so the last one is remembered.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -213,7 +213,7 @@ bool Region::sleep_until(Ready&& ready, int64_t deadline_us, bool poll, const Aw
   const int64_t yield_end = std::min(deadline_us, now + (patient_ ? config_.yield_us : config_.spin_us));
   if (crowded) sharing_->begin(poll ? awaited : nullptr);
   bool answer = false;
-  while (poll && !answer && now < yield_end) {
+  while (poll && now < yield_end) {
     const bool yield = now >= spin_end || (crowded && sharing_->somebody_could_run());
     for (int turn = yield ? 4 : crowded ? 8 : 64; turn > 0 && !answer; --turn) {
       if (yield) {
