@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -246,7 +248,38 @@ def test_ranks_that_disagree_start_over_from_the_commit(world: World) -> None:
     _assert_same(results, world.run(_train))
 
 
-def _be_killed(victim: int, deaths: int, lives: str, fifo: str) -> dict[str, Any]:
+def _hear_late(victim: int) -> None:
+    """In the next world, the victim's process ends before this one's engine starts, and its news comes after that."""
+    from horovod.worker.runtime import formation, session
+
+    choose, start, on_event = formation._choose_shared_memory, formation._engine, session.Session._on_event
+    failed = threading.Event()
+
+    def choose_later(settings: Any, world: Any) -> bool:
+        formation._choose_shared_memory = choose
+        with contextlib.suppress(ProcessLookupError):
+            process = os.pidfd_open(world.members[victim].pid)
+            assert select.select([process], [], [], 60)[0], "the victim lives"
+            os.close(process)
+        return choose(settings, world)
+
+    def start_or_tell(*arguments: Any, **options: Any) -> Any:
+        try:
+            return start(*arguments, **options)
+        except Exception:
+            failed.set()
+            raise
+
+    def hear_later(self: Any, attempt: Any, event: Any) -> None:
+        if event.WhichOneof("event") == "gone" and self._engine is None:
+            assert failed.wait(60), "the engine started"
+        on_event(self, attempt, event)
+
+    formation._choose_shared_memory, formation._engine = choose_later, start_or_tell
+    session.Session._on_event = hear_later  # type: ignore[method-assign]
+
+
+def _be_killed(victim: int, deaths: int, lives: str, fifo: str, late: bool = False) -> dict[str, Any]:
     """Rank `victim` dies in training and, if that is not enough, each process in its place between world and engine."""
     from horovod.worker.runtime import formation
 
@@ -258,6 +291,8 @@ def _be_killed(victim: int, deaths: int, lives: str, fifo: str) -> dict[str, Any
             file.write("x")
     if rank == min({0, 1} - {victim}):
         Rejoining(fifo)
+    if late and rank != victim:
+        _hear_late(victim)
     if 0 < life < deaths:
         formation._choose_shared_memory = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
@@ -304,6 +339,17 @@ def test_a_killed_rank_is_replaced(
     results = [outcome.value for outcome in outcomes]
     assert [result["worlds"] for result in results] == [[] if rank == victim else [rank] for rank in range(size)]
     _assert_same(results, expected)
+
+
+def test_an_engine_that_fails_before_the_news_of_a_lost_member(
+    tmp_path: Path, fifo: tuple[str, Callable[[], None]]
+) -> None:
+    name, wait = fifo
+    with World(2, "shm") as world:
+        outcomes = world.outcomes(
+            _be_killed, 1, 2, str(tmp_path / "lives"), name, late=True, before_replacing=[wait] * 2, deadline_seconds=90
+        )
+    assert [outcome.text for outcome in outcomes] == ["", ""]
 
 
 def _hosts_come(timestamp: float) -> dict[str, Any]:

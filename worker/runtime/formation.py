@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 # How often a start that waits for peers looks whether the world still stands.
 CHECK_SECONDS = 0.05
 
+# How long the coordinator has to tell of a member whose end this process has noticed by itself, as its memory is gone.
+NEWS_SECONDS = 10.0
+
 # Settings that change how ranks work together, so the coordinator refuses members that do not agree on them.
 AGREED = (
     "transport",
@@ -248,7 +251,7 @@ def _join(
     try:
         engine = _engine(settings, world, segment=segment, sockets=sockets, hosts=hosts, timeout_seconds=left)
     except Exception as error:
-        session.check()  # a member that is gone explains it better
+        session.check(NEWS_SECONDS)  # a member that is gone explains it, and may be replaced
         raise StartError(str(error)) from error
     made.callback(engine.close)
     if segment is not None and world.size > 1:

@@ -181,15 +181,22 @@ class Session:
         for event in gone:
             _tell(engine, event)
 
-    def check(self) -> None:
+    def check(self, wait_seconds: float = 0.0) -> None:
         """Raises MemberLostError when a member is gone that others still need; for the time between world and engine.
 
         A member leaves in order only after all others are connected to it, unless it says NOT_CONNECTED.
+
+        wait_seconds: how long to wait for such news; over at once when none can come any more.
         """
+
+        def gone() -> str:
+            needed = (event for event in self._gone if not event.orderly or NOT_CONNECTED in event.sentence)
+            return next((event.sentence for event in needed), "")
+
         with self._changed:
-            for event in self._gone:
-                if not event.orderly or NOT_CONNECTED in event.sentence:
-                    raise MemberLostError(event.sentence)
+            self._changed.wait_for(lambda: gone() or self.lost, wait_seconds)
+            if sentence := gone():
+                raise MemberLostError(sentence)
 
     # -- called by the attempt's thread --------------------------------------------------------------------------------
     def _on_event(self, attempt: _Attempt, event: membership_pb2.MembershipEvent) -> None:
