@@ -66,7 +66,7 @@ SANITIZE_WORLDS ?= 100
 SANITIZE_CASES ?= 5000
 SANITIZE_FUZZERS := $(basename $(notdir $(wildcard tests/native/fuzz_*.cc)))
 SANITIZE_TESTS := $(basename $(notdir $(wildcard tests/native/mesh_*_test.cc tests/native/gpu_*_test.cc))) timeline_test kernels_test \
-  processor_sharing_test
+  processor_sharing_test shared_order_log_test
 sanitize: $(VENV)/.installed
 	for sanitizer in address,undefined thread; do \
 	  folder=build/sanitize-$$sanitizer; \

@@ -51,6 +51,7 @@ struct Operation {
   std::unique_ptr<OnDevice> on_device;   // null for tensors in the host's memory
   Status status;
   std::atomic<uint32_t> state{pending};  // futex word
+  bool waited_for = false;               // its caller waits for it next, and starts nothing before that
   uint64_t traced = 0;                   // its number in the timeline (engine/timeline.h); 0: not recorded
 };
 

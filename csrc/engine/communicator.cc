@@ -63,6 +63,7 @@ Communicator::~Communicator() { close(""); }
 
 Status Communicator::submit(const std::shared_ptr<Submission>& submission, bool wait_follows) {
   counters_.submitted.fetch_add(1, std::memory_order_relaxed);
+  submission->waited_for = wait_follows;
   if (!log_) {  // a world of one
     Operation* one[] = {submission.get()};
     if (timeline_.active()) [[unlikely]]
@@ -100,7 +101,7 @@ Status Communicator::submit(const std::shared_ptr<Submission>& submission, bool 
     in_flight_.emplace(submission.get(), submission);
     ++pending_;
     ++activity_;
-    if (entry.unnamed) submission->announced_name = submission->spec.name + "." + std::to_string(entry.submitted++);
+    if (entry.unnamed) submission->unnamed = entry.submitted++;
     if (submission->lane->active) {
       submission->lane->waiting.push_back(submission.get());
     } else {
@@ -162,8 +163,7 @@ void Communicator::begin(Submission& submission) {
 }
 
 void Communicator::announce(Submission& submission) {
-  if (submission.announced_name.empty()) submission.announced_name = submission.spec.name;
-  announced_[submission.announced_name] = &submission;
+  announced_[submission.announced_name()] = &submission;
   tell_coordinator(OutboxItem::announce, submission);
   counters_.announced.fetch_add(1, std::memory_order_relaxed);
 }
@@ -172,7 +172,7 @@ void Communicator::tell_coordinator(OutboxItem::Kind kind, const Submission& sub
   OutboxItem item;
   item.kind = kind;
   item.spec = submission.spec;
-  if (!submission.announced_name.empty()) item.spec.name = submission.announced_name;
+  item.spec.name = submission.announced_name();
   if (item.spec.type == OpType::broadcast) item.spec.root = ranks_[item.spec.root];
   item.process_set = process_set_;
   if (kind == OutboxItem::blocked) item.waited_us = submission.reported_us - submission.waited_since_us;
@@ -226,13 +226,12 @@ void Communicator::set_patient(bool patient) {
 }
 
 void Communicator::drive(const std::function<bool()>& enough, int64_t deadline_us, DeviceBackend* device) {
-  LogEvent event;
   while (!enough()) {
-    Status status = abort_.raised() ? abort_.cause() : log_->poll(event);
-    if (status.ok() && event.kind == LogEvent::batch) {
-      status = run(event);
-    } else if (status.ok() && event.kind == LogEvent::withdrawn) {
-      answer_withdrawn(event.ids[0]);
+    Status status = abort_.raised() ? abort_.cause() : log_->poll(event_);
+    if (status.ok() && event_.kind == LogEvent::batch) {
+      status = run(event_);
+    } else if (status.ok() && event_.kind == LogEvent::withdrawn) {
+      answer_withdrawn(event_.ids[0]);
     } else if (status.ok()) {
       const int64_t now = now_us();
       if (now >= deadline_us) return;
@@ -258,8 +257,7 @@ void Communicator::unfinished(std::vector<Unfinished>& found) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& [submission, owner] : in_flight_) {
     if (submission->zeros || submission->running.load(std::memory_order_relaxed)) continue;
-    const std::string& name = submission->announced_name.empty() ? submission->spec.name : submission->announced_name;
-    found.push_back({submission->number, process_set_, name, submission->waited_since_us != 0});
+    found.push_back({submission->number, process_set_, submission->announced_name(), submission->waited_since_us != 0});
   }
 }
 
@@ -269,8 +267,8 @@ bool Communicator::is_eager(const OpSpec& spec, TensorId id) const {
 
 Status Communicator::run(const LogEvent& event) {
   const std::vector<TensorId>& ids = event.ids;
-  std::vector<Operation*> batch;
-  batch.reserve(ids.size());
+  std::vector<Operation*>& batch = batch_;
+  batch.clear();
   uint64_t bytes = 0;
   {
     const std::lock_guard<std::mutex> lock(ids_mutex_);

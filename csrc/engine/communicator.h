@@ -40,7 +40,7 @@ struct NameEntry;
 struct Submission final : Operation {
   Lane* lane = nullptr;
   NameEntry* entry = nullptr;
-  std::string announced_name;        // as the coordinator knows it; set once it was announced
+  std::optional<uint64_t> unnamed;   // its number among those without a name of their own
   uint64_t number = 0;               // of all operations that this rank has started
   bool arrived = false;              // in the order log
   bool withdrawing = false;          // withdraw() was asked; the answer decides
@@ -49,6 +49,9 @@ struct Submission final : Operation {
   int64_t waited_since_us = 0;       // when a thread first waited for it
   int64_t reported_us = 0;           // when the coordinator was last told that a thread is blocked on it
   std::atomic<bool> running{false};  // every rank has arrived; set by the driver before the batch runs
+
+  // As the coordinator knows it.
+  std::string announced_name() const { return unnamed ? spec.name + "." + std::to_string(*unnamed) : spec.name; }
 };
 
 // Operations of one name and signature run one after another under one id.
@@ -258,6 +261,10 @@ class Communicator {
 
   std::mutex ids_mutex_;  // guards by_id_; innermost, so that the fuse rule may be called by the log
   std::vector<Submission*> by_id_;
+
+  // Scratch of the driver.
+  LogEvent event_;
+  std::vector<Operation*> batch_;
 
   std::thread background_;
   std::thread device_ending_;  // of a member alone, which has no background thread; see abort_raised()

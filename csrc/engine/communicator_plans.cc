@@ -52,9 +52,7 @@ void Communicator::apply_error(const std::string& name, const std::string& sente
   // It may run under an id already (the ranks turned out to wait for different things): take it back.
   for (const auto& [submission, owner] : in_flight_) {
     if (submission->zeros) continue;
-    const std::string& announced =
-        submission->announced_name.empty() ? submission->spec.name : submission->announced_name;
-    if (announced != name) continue;
+    if (submission->announced_name() != name) continue;
     if (submission->arrived && !submission->withdrawing) {
       submission->withdrawing = true;
       submission->withdrawn_status = status;

@@ -1,9 +1,16 @@
 #include "engine/shared_order_log.h"
 
+#include <algorithm>
+
+#include "collectives/operation.h"
+
 namespace horovod {
 namespace {
 
 constexpr uint64_t kLow = 0xffffffffu;
+constexpr uint64_t kOneLap = uint64_t{1} << 32;
+constexpr uint64_t kAlone = uint64_t{1} << 31;
+static_assert(kMaxIds <= kAlone);
 
 uint64_t lap_of(uint64_t index) { return ((index / kMaxIds + 1) & kLow) << 32; }
 
@@ -16,18 +23,33 @@ SharedOrderLog::SharedOrderLog(Region& region, FuseRule fuse, AbortSignal& abort
       memory_(*reinterpret_cast<Memory*>(region.log())),
       generations_(kMaxIds) {}
 
-Status SharedOrderLog::arrive(TensorId id) {
+Status SharedOrderLog::arrive(TensorId id, bool alone) {
   std::atomic<uint64_t>& word = memory_.words[id];
   generations_[id].store(next_generation(id), std::memory_order_relaxed);
   const uint64_t before = word.fetch_add(1, std::memory_order_acq_rel);
   if ((before & kLow) + 1 < static_cast<uint64_t>(region_.size())) return {};
   word.store(((before >> 32) + 1) << 32, std::memory_order_release);
-  const uint64_t index = memory_.tail.fetch_add(1, std::memory_order_relaxed);
-  memory_.ring[index % kMaxIds].agreed.store(lap_of(index) | id, std::memory_order_release);
-  region_.ring_sleepers();
-  region_.ring_self();
+  append(id, alone);
+  region_.ring_all();
   return {};
 }
+
+// At the first free place. A lower bound of where that is suffices, and nobody else writes to the line in which it is
+// kept; a place that is not of the lap before is taken, however old the bound.
+void SharedOrderLog::append(TensorId id, bool alone) {
+  const uint64_t entry = id | (alone ? kAlone : 0);
+  uint64_t index = std::max(cursor_.load(std::memory_order_relaxed), appended_.load(std::memory_order_relaxed));
+  for (;; ++index) {
+    std::atomic<uint64_t>& place = memory_.ring[index % kMaxIds].agreed;
+    uint64_t before = place.load(std::memory_order_relaxed);
+    const uint64_t lap = lap_of(index);
+    if ((before & ~kLow) != lap - kOneLap) continue;
+    if (place.compare_exchange_strong(before, lap | entry, std::memory_order_acq_rel)) break;
+  }
+  appended_.store(index + 1, std::memory_order_relaxed);
+}
+
+Status SharedOrderLog::arrive_with(TensorId id, Operation& operation) { return arrive(id, operation.waited_for); }
 
 Status SharedOrderLog::withdraw(TensorId id) {
   std::atomic<uint64_t>& word = memory_.words[id];
@@ -46,10 +68,11 @@ Status SharedOrderLog::withdraw(TensorId id) {
   return {};
 }
 
-bool SharedOrderLog::entry(uint64_t index, TensorId& id) const {
+bool SharedOrderLog::entry(uint64_t index, TensorId& id, bool* alone) const {
   const uint64_t value = memory_.ring[index % kMaxIds].agreed.load(std::memory_order_acquire);
   if ((value & ~kLow) != lap_of(index)) return false;
-  id = static_cast<TensorId>(value);
+  id = static_cast<TensorId>(value & (kAlone - 1));
+  if (alone) *alone = (value & kAlone) != 0;
   return true;
 }
 
@@ -64,38 +87,48 @@ Status SharedOrderLog::poll(LogEvent& event) {
     any_withdrawn_.store(!withdrawn_.empty(), std::memory_order_release);
     return {};
   }
+  uint64_t cursor = cursor_.load(std::memory_order_relaxed);
   TensorId id;
-  if (!entry(cursor_, id)) return {};
-  std::atomic<uint64_t>& boundary = memory_.ring[cursor_ % kMaxIds].end;
-  uint64_t end = boundary.load(std::memory_order_acquire);
-  if (end <= cursor_) {  // of an earlier lap, when a batch ended here at the latest: nobody has decided this one yet
-    ready_.clear();
-    for (uint64_t index = cursor_; index < cursor_ + kMaxIds && entry(index, id); ++index) ready_.push_back(id);
-    uint64_t proposal = cursor_ + fuse_(ready_.data(), ready_.size());
-    if (boundary.compare_exchange_strong(end, proposal, std::memory_order_acq_rel)) end = proposal;
-  }
+  bool alone = false;
+  if (!entry(cursor, id, &alone)) return {};
+  const uint64_t end = alone ? cursor + 1 : end_of_batch(cursor);
   event.kind = LogEvent::batch;
-  for (; cursor_ < end; ++cursor_) {
-    entry(cursor_, id);  // published: the decider saw it, and its decision was acquired
+  for (; cursor < end; ++cursor) {
+    entry(cursor, id);  // published: the decider saw it, and its decision was acquired
     event.ids.push_back(id);
   }
+  cursor_.store(cursor, std::memory_order_relaxed);
   return {};
 }
 
+// Of the batch that begins at `first`, where an entry is.
+uint64_t SharedOrderLog::end_of_batch(uint64_t first) {
+  std::atomic<uint64_t>& boundary = memory_.ring[first % kMaxIds].end;
+  uint64_t end = boundary.load(std::memory_order_acquire);
+  if (end > first) return end;
+  // Of an earlier lap, when a batch ended here at the latest: nobody has decided this one yet.
+  ready_.clear();
+  TensorId id;
+  for (uint64_t index = first; index < first + kMaxIds && entry(index, id); ++index) ready_.push_back(id);
+  const uint64_t proposal = first + fuse_(ready_.data(), ready_.size());
+  return boundary.compare_exchange_strong(end, proposal, std::memory_order_acq_rel) ? proposal : end;
+}
+
 Status SharedOrderLog::wait(int64_t timeout_us) {
+  const uint64_t cursor = cursor_.load(std::memory_order_relaxed);
   TensorId id;
   const auto ready = [&] {
-    return entry(cursor_, id) || woken_.load(std::memory_order_acquire) || abort_.raised() ||
+    return entry(cursor, id) || woken_.load(std::memory_order_acquire) || abort_.raised() ||
            any_withdrawn_.load(std::memory_order_relaxed);
   };
   int64_t now = now_us();
   const int64_t deadline = now + timeout_us;
   constexpr int64_t kSliceUs = 50'000;  // peers' lives are looked at this often
   for (bool first = true;; first = false, now = now_us()) {
-    const Awaited awaited{0, &memory_.ring[cursor_ % kMaxIds].agreed, lap_of(cursor_)};
+    const Awaited awaited{0, &memory_.ring[cursor % kMaxIds].agreed, lap_of(cursor)};
     if (region_.sleep_until(ready, std::min(deadline, now + kSliceUs), first, &awaited)) break;
     HVD_TRY(region_.check_members());
-    if (entry(cursor_, id)) break;  // agreed before a peer left: run it first
+    if (entry(cursor, id)) break;  // agreed before a peer left: run it first
     if (const int gone = region_.departed(); gone >= 0) return {Code::left, region_.departure_sentence(gone)};
     if (now_us() >= deadline) break;
   }

@@ -35,7 +35,8 @@ Region::Region(int rank, std::vector<std::shared_ptr<Segment>> segments, std::ve
       labels_(std::move(labels)),
       offset_(offset),
       config_(config),
-      abort_(abort) {
+      abort_(abort),
+      inputs_(segments_.size()) {
   std::vector<std::byte*> areas;
   std::vector<WaitHint*> hints;
   for (int member = 0; member < size(); ++member) {

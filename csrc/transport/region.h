@@ -87,6 +87,8 @@ class Region {
   std::byte* cell(int member, uint32_t id, uint32_t generation) const {
     return cells_[member] + (size_t{id} * 2 + generation % 2) * kCellStride;
   }
+  // One place for each member, for whoever reads something of all of them. Driver only.
+  std::vector<const void*>& inputs() { return inputs_; }
   // The order log of all members lives in the area of member 0; beside a mesh each has a part of it.
   std::byte* log(int member = 0) const { return area(member) + log_offset(); }
 
@@ -149,7 +151,12 @@ class Region {
       if (member != rank_) ring_if_sleeping(member);
     }
   }
-  // Wakes this member's own sleeping driver.
+  // The same, and this member's own sleeping driver.
+  void ring_all() {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    for (int member = 0; member < size(); ++member) ring_if_sleeping(member);
+  }
+  // This member's own alone.
   void ring_self() {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     ring_if_sleeping(rank_);
@@ -197,6 +204,7 @@ class Region {
   std::vector<std::byte*> slots_;
   std::vector<std::byte*> cells_;
   std::optional<ProcessorSharing> sharing_;  // set by the constructor; driver only
+  std::vector<const void*> inputs_;          // scratch; driver only
   uint64_t rounds_ = 0;                      // driver only
   int departed_ = -1;                        // driver only
   bool patient_ = false;                     // driver only

@@ -20,7 +20,7 @@ enum class MemberState : uint32_t { running = 0, left = 1, aborted = 2 };
 
 // First page of a segment. Written by its owner only, but for `attached`; peers read.
 struct SegmentHeader {
-  static constexpr uint64_t kMagic = 0x35766f726f484d53;  // changes with the layout of the segment
+  static constexpr uint64_t kMagic = 0x36766f726f484d53;  // changes with the layout of the segment
   static constexpr size_t kCauseBytes = 2048;
 
   uint64_t magic;

@@ -130,7 +130,7 @@ Status run_reduction(Region& region, Operation& operation, uint32_t id, uint32_t
   const bool scatter = spec.type == OpType::reducescatter;
   if (scatter) operation.outputs.resize(spec.tensors.size());
   size_t offset = 0;
-  std::vector<const void*> inputs(static_cast<size_t>(region.size()));
+  std::vector<const void*>& inputs = region.inputs();
   for (size_t i = 0; i < operation.spans.size(); ++i) {
     const TensorSpec& tensor = spec.tensors[i];
     size_t first = offset;
