@@ -54,7 +54,7 @@ Communicator::Communicator(int process_set, int rank, std::vector<int> ranks, st
       timeline_(timeline),
       on_abort_(std::move(on_abort)),
       lane_of_id_(kMaxIds, nullptr),
-      by_id_(kMaxIds, nullptr) {}
+      by_id_(kMaxIds) {}
 
 Communicator::~Communicator() { close(""); }
 
@@ -146,10 +146,7 @@ void Communicator::begin(Submission& submission) {
     announce(submission);
     return;
   }
-  {
-    const std::lock_guard<std::mutex> lock(ids_mutex_);
-    by_id_[lane.id] = &submission;
-  }
+  by_id_[lane.id].store(&submission, std::memory_order_release);
   submission.arrived = true;
   if (is_eager(submission.spec, lane.id)) {
     shared::store_eager(*region_, submission, lane.id, shared_log_->next_generation(lane.id));
@@ -226,25 +223,27 @@ void Communicator::set_patient(bool patient) {
 }
 
 void Communicator::drive(const std::function<bool()>& enough, int64_t deadline_us, DeviceBackend* device) {
-  while (!enough()) {
+  for (bool in_vain = false; !enough();) {
     Status status = abort_.raised() ? abort_.cause() : log_->poll(event_);
     if (status.ok() && event_.kind == LogEvent::batch) {
       status = run(event_);
+      in_vain = false;
     } else if (status.ok() && event_.kind == LogEvent::withdrawn) {
       answer_withdrawn(event_.ids[0]);
     } else if (status.ok()) {
-      const int64_t now = now_us();
-      if (now >= deadline_us) return;
-      if (device) [[unlikely]]
-        status = device->tend();
-      if (status.ok()) status = log_->wait(std::min(deadline_us - now, device ? kTendMs * 1000 : deadline_us));
-      if (status.ok()) {
+      // After a wait that brought nothing, but not before a first one, which a small operation would notice.
+      if (in_vain || watched_device_.load(std::memory_order_relaxed)) {
         const std::lock_guard<std::mutex> lock(mutex_);
         device = busy_device();
+        if (now_us() >= deadline_us) return;
         if (!left_sentence_.empty() && now_us() - left_since_us_ > kLeftGraceUs) {
           status = {Code::left, left_sentence_};
         }
       }
+      if (status.ok() && device) [[unlikely]]
+        status = device->tend();
+      if (status.ok()) status = log_->wait(device ? std::min(deadline_us, now_us() + kTendMs * 1000) : deadline_us);
+      in_vain = true;
     }
     if (!status.ok()) {
       end(status);
@@ -270,17 +269,15 @@ Status Communicator::run(const LogEvent& event) {
   std::vector<Operation*>& batch = batch_;
   batch.clear();
   uint64_t bytes = 0;
-  {
-    const std::lock_guard<std::mutex> lock(ids_mutex_);
-    for (TensorId id : ids) {
-      if (id >= kMaxIds || !by_id_[id]) {
-        return {Code::internal, "The order log agreed on id " + std::to_string(id) + " that rank " +
-                                    std::to_string(ranks_[rank_]) + " did not submit; please report this."};
-      }
-      by_id_[id]->running.store(true, std::memory_order_relaxed);
-      batch.push_back(by_id_[id]);
-      bytes += bytes_of(by_id_[id]->spec);
+  for (const TensorId id : ids) {
+    Submission* const submission = id < kMaxIds ? by_id_[id].load(std::memory_order_acquire) : nullptr;
+    if (!submission) {
+      return {Code::internal, "The order log agreed on id " + std::to_string(id) + " that rank " +
+                                  std::to_string(ranks_[rank_]) + " did not submit; please report this."};
     }
+    submission->running.store(true, std::memory_order_relaxed);
+    batch.push_back(submission);
+    bytes += bytes_of(submission->spec);
   }
   counters_.batches.fetch_add(1, std::memory_order_relaxed);
   counters_.agreed.fetch_add(ids.size(), std::memory_order_relaxed);
@@ -322,10 +319,7 @@ void Communicator::complete(Submission& submission, Status status) {
   Lane& lane = *submission.lane;
   if (lane.active == &submission) {
     lane.active = nullptr;
-    if (lane.id != Lane::kNoId) {
-      const std::lock_guard<std::mutex> lock(ids_mutex_);
-      if (by_id_[lane.id] == &submission) by_id_[lane.id] = nullptr;
-    }
+    if (lane.id != Lane::kNoId) forget(lane.id, submission);
     if (submission.withdrawing && lane.id != Lane::kNoId && submission.withdrawn_status.ok()) finish_recall(lane);
   }
   submission.entry->in_flight = false;
@@ -423,8 +417,7 @@ void Communicator::background() {
 // -----------------------------------------------------------------------------------------------------------------
 
 size_t Communicator::fuse(const TensorId* ids, size_t count) {
-  const std::lock_guard<std::mutex> lock(ids_mutex_);
-  const Submission* first = by_id_[ids[0]];
+  const Submission* first = by_id_[ids[0]].load(std::memory_order_acquire);
   if (!first) return 1;
   const OpSpec& head = first->spec;
   if (head.type == OpType::alltoall || head.type == OpType::barrier || !uniform_dtype(head)) return 1;
@@ -434,7 +427,7 @@ size_t Communicator::fuse(const TensorId* ids, size_t count) {
   const bool eager = is_eager(head, ids[0]);
   size_t taken = 1;
   for (; taken < count; ++taken) {
-    const Submission* next = by_id_[ids[taken]];
+    const Submission* next = by_id_[ids[taken]].load(std::memory_order_acquire);
     if (!next) break;
     const OpSpec& spec = next->spec;
     total += bytes_of(spec);

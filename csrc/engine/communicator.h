@@ -7,8 +7,8 @@
 // The driver is whichever thread holds `driving_`: a caller that waits for a result drives itself (no hand-over to
 // another thread on the critical path); while nobody waits but operations are pending the background thread drives.
 //
-// Locks, outermost first: mutex_ (tables, driver hand-over), the order log's own, ids_mutex_ (id -> operation). No lock
-// is held while a batch runs or a thread sleeps in the log.
+// Locks, outermost first: mutex_ (tables, driver hand-over), the order log's own. No lock is held while a batch runs or
+// a thread sleeps in the log.
 #pragma once
 
 #include <atomic>
@@ -171,6 +171,9 @@ class Communicator {
   void tell_coordinator(OutboxItem::Kind kind, const Submission& submission);
   Lane& lane_for(NameEntry& entry, const Submission& submission);
   void complete(Submission& submission, Status status);
+  void forget(TensorId id, const Submission& submission) {
+    if (by_id_[id].load(std::memory_order_relaxed) == &submission) by_id_[id].store(nullptr, std::memory_order_relaxed);
+  }
   void end(const Status& status);
   void fail_locked(const Status& status);
   Status with_context(const Status& status, const Submission& submission) const;
@@ -259,8 +262,10 @@ class Communicator {
   // needs_background(), device_busy(), farewell_due_, device_end_due_ or stopping_ became true
   std::condition_variable background_wanted_;
 
-  std::mutex ids_mutex_;  // guards by_id_; innermost, so that the fuse rule may be called by the log
-  std::vector<Submission*> by_id_;
+  // What has arrived in the log under an id. Written with mutex_ held: set (release) before the arrival, cleared when
+  // it has run or was taken back. Read (acquire) by the driver, which alone ends what has arrived: what it finds here
+  // stays while it looks, so the log may ask the fuse rule under a lock of its own.
+  std::vector<std::atomic<Submission*>> by_id_;
 
   // Scratch of the driver.
   LogEvent event_;

@@ -48,8 +48,7 @@ void Communicator::fail_locked(const Status& status) {
   pending_ = 0;
   joining_.contributes = false;
   joining_.zeros = 0;
-  const std::lock_guard<std::mutex> ids_lock(ids_mutex_);
-  std::fill(by_id_.begin(), by_id_.end(), nullptr);
+  for (std::atomic<Submission*>& submission : by_id_) submission.store(nullptr, std::memory_order_relaxed);
 }
 
 void Communicator::abort_raised() {

@@ -206,10 +206,7 @@ void Communicator::complete_zeros(Submission& zeros) {
   Lane& lane = *zeros.lane;
   if (lane.active == &zeros) {
     lane.active = nullptr;
-    if (lane.id != Lane::kNoId) {
-      const std::lock_guard<std::mutex> lock(ids_mutex_);
-      if (by_id_[lane.id] == &zeros) by_id_[lane.id] = nullptr;
-    }
+    if (lane.id != Lane::kNoId) forget(lane.id, zeros);
     if (zeros.withdrawing && lane.id != Lane::kNoId && zeros.withdrawn_status.ok()) finish_recall(lane);
   }
   zeros.running.store(false, std::memory_order_relaxed);

@@ -114,12 +114,7 @@ void Communicator::finish_recall(Lane& lane) {
 
 void Communicator::answer_withdrawn(TensorId id) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  Submission* submission = nullptr;
-  {
-    const std::lock_guard<std::mutex> ids_lock(ids_mutex_);
-    submission = by_id_[id];
-    by_id_[id] = nullptr;
-  }
+  Submission* const submission = by_id_[id].exchange(nullptr, std::memory_order_acquire);
   if (!submission) return;
   submission->arrived = submission->withdrawing = false;
   if (submission->zeros) {

@@ -8,8 +8,7 @@
 namespace horovod {
 namespace {
 
-constexpr int64_t kSliceUs = 50'000;  // how often the members' lives are looked at
-constexpr int64_t kBusyUs = 200;      // how long bytes of the mesh may wait while this rank waits for its host
+constexpr int64_t kBusyUs = 200;  // how long bytes of the mesh may wait while this rank waits for its host
 
 std::vector<const std::atomic<uint64_t>*> cursors(Region& region) {
   std::vector<const std::atomic<uint64_t>*> found;
@@ -259,16 +258,17 @@ bool HostLeaderLog::news() {
   return std::any_of(members_.begin(), members_.end(), [](const HostReader& member) { return member.news(); });
 }
 
-Status HostLeaderLog::wait(int64_t timeout_us) {
+Status HostLeaderLog::wait(int64_t until_us) {
+  until_us = std::min(until_us, now_us() + Region::kSliceUs);
   if (held_ || to_members_.starving()) {  // a member is slow to read: it wakes this one when it has made room
     bool busy = false;
     HVD_TRY(mesh_.progress(busy));  // it may be slow because another host waits for bytes of this rank
-    const int64_t end_us = now_us() + std::min(timeout_us, busy ? kBusyUs : kSliceUs);
-    region_.sleep_until([&] { return memory_.starved.value.load() == 0 || abort_.raised(); }, end_us);
+    if (busy) until_us = std::min(until_us, now_us() + kBusyUs);
+    region_.sleep_until([&] { return memory_.starved.value.load() == 0 || abort_.raised(); }, until_us);
     return look_at_members();
   }
   if (news()) return {};
-  Status status = between_.wait(std::min(timeout_us, kSliceUs));
+  Status status = between_.wait(until_us);
   if (status.ok()) return look_at_members();
   if (status.code() == Code::left && !closing_told_) {
     closing_told_ = true;
@@ -284,7 +284,7 @@ Status HostLeaderLog::wait(int64_t timeout_us) {
 Status HostLeaderLog::look_at_members() {
   if (departure_told_) return {};
   const int64_t now = now_us();
-  if (now - looked_us_ < kSliceUs && !between_.anyone_departed()) return {};
+  if (now - looked_us_ < Region::kSliceUs && !between_.anyone_departed()) return {};
   looked_us_ = now;
   HVD_TRY(region_.check_members());
   if (region_.departed() < 0) return {};

@@ -33,7 +33,7 @@ class HostLeaderLog final : public OrderLog, private Mesh::Beside {
   Status arrive_with(TensorId id, Operation& operation) override { return arrive(id, &operation); }
   Status withdraw(TensorId id) override;
   Status poll(LogEvent& event) override;
-  Status wait(int64_t timeout_us) override;
+  Status wait(int64_t until_us) override;
   void wake() override { between_.wake(); }
 
   // As MeshOrderLog::watch(), by rank in the mesh. Other hosts' ranks are seen when all of their host have arrived.

@@ -8,7 +8,6 @@
 namespace horovod {
 namespace {
 
-constexpr int64_t kSliceUs = 50'000;  // how often others than the leader are looked at
 // As in MeshOrderLog: a leader that drives closes the log much sooner.
 constexpr int64_t kCloseGraceUs = 1'000'000;
 
@@ -157,17 +156,15 @@ Status HostMemberLog::take(const HostMessage& message, std::string_view payload,
   }
 }
 
-Status HostMemberLog::wait(int64_t timeout_us) {
+Status HostMemberLog::wait(int64_t until_us) {
   if (!why_closed_.empty()) return {Code::left, why_closed_};
   const auto ready = [&] {
     return from_leader_.news() || woken_.load(std::memory_order_acquire) || abort_.raised() || region_.has_ended(0) ||
            (starving_.load(std::memory_order_relaxed) && memory_.starved.value.load(std::memory_order_relaxed) == 0);
   };
-  const int64_t deadline = now_us() + timeout_us;
   bool poll = true;
   do {
-    const bool is_ready =
-        region_.sleep_until(ready, std::min(deadline, now_us() + kSliceUs), std::exchange(poll, false));
+    const bool is_ready = region_.sleep_until(ready, until_us, std::exchange(poll, false));
     if (is_ready && !region_.has_ended(0)) break;
     HVD_TRY(region_.check_members());
     if (from_leader_.news()) break;  // agreed before anybody left: that comes first
@@ -179,7 +176,7 @@ Status HostMemberLog::wait(int64_t timeout_us) {
       why_closed_ = departed_;
       break;
     }
-  } while (now_us() < deadline);
+  } while (now_us() < until_us);
   (void)woken_.exchange(false, std::memory_order_acq_rel);  // what was written before a wake() is seen from here on
   return abort_.raised() ? abort_.cause() : Status();
 }

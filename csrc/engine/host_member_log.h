@@ -28,7 +28,7 @@ class HostMemberLog final : public OrderLog {
   Status arrive_with(TensorId id, Operation& operation) override { return arrive(id, &operation); }
   Status withdraw(TensorId id) override;
   Status poll(LogEvent& event) override;
-  Status wait(int64_t timeout_us) override;
+  Status wait(int64_t until_us) override;
   void wake() override;
 
  private:

@@ -167,7 +167,7 @@ Status MeshOrderLog::poll(LogEvent& event) {
   return {};
 }
 
-Status MeshOrderLog::wait(int64_t timeout_us) {
+Status MeshOrderLog::wait(int64_t until_us) {
   if (abort_.raised()) return abort_.cause();
   HVD_TRY(send_gathered());
   if (!entries_.empty()) return {};
@@ -178,9 +178,9 @@ Status MeshOrderLog::wait(int64_t timeout_us) {
     waiting_ = true;  // from here on arrive() and withdraw() wake us
   }
   if (!departed_.empty()) {
-    timeout_us = std::min(timeout_us, std::max<int64_t>(0, departed_since_us_ + kCloseGraceUs - now_us()));
+    until_us = std::min(until_us, departed_since_us_ + kCloseGraceUs);
   }
-  Status status = mesh_.wait(timeout_us);
+  Status status = mesh_.wait(until_us - now_us());
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     waiting_ = false;

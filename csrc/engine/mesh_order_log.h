@@ -62,7 +62,7 @@ class MeshOrderLog final : public OrderLog {
   }
   Status withdraw(TensorId id) override;
   Status poll(LogEvent& event) override;
-  Status wait(int64_t timeout_us) override;
+  Status wait(int64_t until_us) override;
   void wake() override { mesh_.wake(); }
 
   // The sequencer calls it for each arrival that it counts and for each that is taken back, with the innermost lock

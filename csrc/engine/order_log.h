@@ -60,9 +60,9 @@ class OrderLog {
 
   virtual Status poll(LogEvent& event) = 0;
 
-  // Blocks until poll() may have news, wake() was called, the engine aborted, or `timeout_us` passed. Notices lost and
-  // departed peers; fails with the sentence that names them.
-  virtual Status wait(int64_t timeout_us) = 0;
+  // Blocks until poll() may have news, wake() was called, the engine aborted, or now_us() reaches `until_us`. Notices
+  // lost and departed peers; fails with the sentence that names them.
+  virtual Status wait(int64_t until_us) = 0;
 
   // Ends a running or the next wait() early. Any thread.
   virtual void wake() = 0;

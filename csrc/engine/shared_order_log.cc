@@ -25,7 +25,7 @@ SharedOrderLog::SharedOrderLog(Region& region, FuseRule fuse, AbortSignal& abort
 
 Status SharedOrderLog::arrive(TensorId id, bool alone) {
   std::atomic<uint64_t>& word = memory_.words[id];
-  generations_[id].store(next_generation(id), std::memory_order_relaxed);
+  generations_[id].store(next_generation(id), std::memory_order_release);
   const uint64_t before = word.fetch_add(1, std::memory_order_acq_rel);
   if ((before & kLow) + 1 < static_cast<uint64_t>(region_.size())) return {};
   word.store(((before >> 32) + 1) << 32, std::memory_order_release);
@@ -114,23 +114,20 @@ uint64_t SharedOrderLog::end_of_batch(uint64_t first) {
   return boundary.compare_exchange_strong(end, proposal, std::memory_order_acq_rel) ? proposal : end;
 }
 
-Status SharedOrderLog::wait(int64_t timeout_us) {
+Status SharedOrderLog::wait(int64_t until_us) {
   const uint64_t cursor = cursor_.load(std::memory_order_relaxed);
   TensorId id;
   const auto ready = [&] {
     return entry(cursor, id) || woken_.load(std::memory_order_acquire) || abort_.raised() ||
            any_withdrawn_.load(std::memory_order_relaxed);
   };
-  int64_t now = now_us();
-  const int64_t deadline = now + timeout_us;
-  constexpr int64_t kSliceUs = 50'000;  // peers' lives are looked at this often
-  for (bool first = true;; first = false, now = now_us()) {
+  for (bool first = true;; first = false) {
     const Awaited awaited{0, &memory_.ring[cursor % kMaxIds].agreed, lap_of(cursor)};
-    if (region_.sleep_until(ready, std::min(deadline, now + kSliceUs), first, &awaited)) break;
+    if (region_.sleep_until(ready, until_us, first, &awaited)) break;
     HVD_TRY(region_.check_members());
     if (entry(cursor, id)) break;  // agreed before a peer left: run it first
     if (const int gone = region_.departed(); gone >= 0) return {Code::left, region_.departure_sentence(gone)};
-    if (now_us() >= deadline) break;
+    if (now_us() >= until_us) break;
   }
   (void)woken_.exchange(false, std::memory_order_acq_rel);  // what was written before a wake() is seen from here on
   return abort_.raised() ? abort_.cause() : Status();

@@ -48,13 +48,13 @@ class SharedOrderLog final : public OrderLog {
     return static_cast<uint32_t>(memory_.words[id].load(std::memory_order_relaxed) >> 32);
   }
   // The generation of this member's last arrival.
-  uint32_t generation(TensorId id) const { return generations_[id].load(std::memory_order_relaxed); }
+  uint32_t generation(TensorId id) const { return generations_[id].load(std::memory_order_acquire); }
 
   Status arrive(TensorId id) override { return arrive(id, false); }
   Status arrive_with(TensorId id, Operation& operation) override;
   Status withdraw(TensorId id) override;
   Status poll(LogEvent& event) override;
-  Status wait(int64_t timeout_us) override;
+  Status wait(int64_t until_us) override;
   void wake() override;
 
  private:
@@ -67,8 +67,10 @@ class SharedOrderLog final : public OrderLog {
   const FuseRule fuse_;
   AbortSignal& abort_;
   Memory& memory_;
-  std::vector<std::atomic<uint32_t>>
-      generations_;                    // of this member's last arrival; written before the id can be withdrawn
+  // Of this member's last arrival. Released when all that it leaves for others is written, acquired by its own driver:
+  // the words of the log order that as well, but by way of other processes, of which C++ and the sanitizers know
+  // nothing.
+  std::vector<std::atomic<uint32_t>> generations_;
   std::atomic<uint64_t> cursor_{0};    // next log index to run; the driver writes, append() takes it as a lower bound
   std::atomic<uint64_t> appended_{0};  // behind this member's last entry: a lower bound too. Both: any order
   std::vector<TensorId> ready_;        // scratch of poll()

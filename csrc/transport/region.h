@@ -139,8 +139,10 @@ class Region {
   // processor to whoever wants it, because to be woken on a busy machine takes far longer. Driver only.
   void set_patient(bool patient) { patient_ = patient; }
 
-  // Polls, then sleeps until ready() or the deadline; returns ready()'s last answer. ready() must only read. poll: not
-  // where this goes on with a wait that has lasted long.
+  // How long a member sleeps at most before it looks whether its peers are alive.
+  static constexpr int64_t kSliceUs = 50'000;
+  // Polls, then sleeps until ready(), now_us() reaches the deadline, or for a slice; returns ready()'s last answer.
+  // ready() must only read. poll: not where this goes on with a wait that has lasted long.
   template <typename Ready>
   bool sleep_until(Ready&& ready, int64_t deadline_us, bool poll = true, const Awaited* awaited = nullptr);
 
@@ -216,6 +218,7 @@ template <typename Ready>
 bool Region::sleep_until(Ready&& ready, int64_t deadline_us, bool poll, const Awaited* awaited) {
   if (ready()) return true;
   int64_t now = now_us();
+  deadline_us = std::min(deadline_us, now + kSliceUs);
   const bool crowded = sharing_->crowded();
   const int64_t spin_end = std::min(deadline_us, now + config_.spin_us);
   const int64_t yield_end = std::min(deadline_us, now + (patient_ ? config_.yield_us : config_.spin_us));

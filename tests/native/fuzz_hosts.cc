@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/clock.h"
 #include "check.h"
 #include "collectives/mesh/eager.h"
 #include "fuzz.h"
@@ -165,7 +166,7 @@ struct Driven {
       HVD_TRY(log->poll(event));
       if (event.kind == LogEvent::none) {
         ++idle;
-        HVD_TRY(log->wait(100));
+        HVD_TRY(log->wait(now_us() + 100));
         continue;
       }
       ++events;

@@ -14,6 +14,7 @@
 #include <string>
 #include <thread>
 
+#include "base/clock.h"
 #include "check.h"
 #include "collectives/hosts.h"
 #include "collectives/mesh/collectives.h"
@@ -139,7 +140,7 @@ Status run(Mesh& mesh, AbortSignal& abort, Action action, int hostile) {
     HVD_TRY(log.poll(event));
     if (event.kind == LogEvent::none) {
       ++idle;
-      HVD_TRY(log.wait(500));
+      HVD_TRY(log.wait(now_us() + 500));
       continue;
     }
     for (const TensorId id : event.ids) {

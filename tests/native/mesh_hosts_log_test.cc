@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/clock.h"
 #include "check.h"
 #include "collectives/mesh/collectives.h"
 #include "hosts_world.h"
@@ -25,7 +26,7 @@ LogEvent next_event(OrderLog& log) {
   for (;;) {
     CHECK_OK(log.poll(event));
     if (event.kind != LogEvent::none) return event;
-    CHECK_OK(log.wait(60'000'000));
+    CHECK_OK(log.wait(now_us() + 60'000'000));
   }
 }
 
@@ -158,7 +159,7 @@ void test_leave() {
           LogEvent event;
           CHECK_OK(log->poll(event));
           CHECK(event.kind == LogEvent::none);
-          status = log->wait(60'000'000);
+          status = log->wait(now_us() + 60'000'000);
         }
         CHECK(status.code() == Code::left && contains(status.message(), label_of(leaver) + " has shut down."));
       });
@@ -187,7 +188,7 @@ void test_abort() {
           LogEvent event;
           status = log->poll(event);
           if (status.ok() && event.kind == LogEvent::batch && event.ids[0] == 1) status = log->arrive(2);
-          if (status.ok()) status = log->wait(60'000'000);
+          if (status.ok()) status = log->wait(now_us() + 60'000'000);
         }
         CHECK(contains(status.message(), cause));
         end(status.message());

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/clock.h"
 #include "check.h"
 #include "engine/mesh_order_log.h"
 
@@ -15,7 +16,7 @@ inline LogEvent next_event(MeshOrderLog& log) {
   for (;;) {
     CHECK_OK(log.poll(event));
     if (event.kind != LogEvent::none) return event;
-    CHECK_OK(log.wait(60'000'000));
+    CHECK_OK(log.wait(now_us() + 60'000'000));
   }
 }
 

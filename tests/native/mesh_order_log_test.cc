@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/clock.h"
 #include "check.h"
 #include "collectives/mesh/collectives.h"
 #include "collectives/mesh/eager_records.h"
@@ -55,7 +56,7 @@ void test_order_log() {
         LogEvent event;
         CHECK_OK(log.poll(event));
         if (event.kind == LogEvent::none) {
-          CHECK_OK(log.wait(1'000'000));
+          CHECK_OK(log.wait(now_us() + 1'000'000));
           continue;
         }
         CHECK(event.kind == LogEvent::batch && !event.ids.empty() && event.ids.size() <= 3);
@@ -213,7 +214,7 @@ void test_withdraw_of_the_next_offer() {
   CHECK(event.kind == LogEvent::none);
   event = next_event(member);
   CHECK(event.completed && event.ids == std::vector<TensorId>{9});
-  CHECK_OK(sequencer.wait(60'000'000));
+  CHECK_OK(sequencer.wait(now_us() + 60'000'000));
   CHECK_OK(sequencer.poll(event));
   CHECK(event.kind == LogEvent::withdrawn && event.ids == std::vector<TensorId>{9});
 }
@@ -237,7 +238,7 @@ void test_order_log_leave() {
         Status status = log.poll(event);
         CHECK_OK(status);
         CHECK(event.kind == LogEvent::none);
-        status = log.wait(60'000'000);
+        status = log.wait(now_us() + 60'000'000);
         if (status.ok()) continue;
         CHECK(status.code() == Code::left && contains(status.message(), label_of(leaver) + " has shut down."));
         break;
@@ -266,7 +267,7 @@ void test_order_log_failures() {
       LogEvent event;
       do {
         results[rank] = log.poll(event);
-        if (results[rank].ok()) results[rank] = log.wait(60'000'000);
+        if (results[rank].ok()) results[rank] = log.wait(now_us() + 60'000'000);
       } while (results[rank].ok());
     });
     CHECK(contains(results[0].message(), "out of memory on rank 2"));
@@ -284,7 +285,7 @@ void test_order_log_failures() {
         Status status;
         while (status.ok()) {
           status = log.poll(event);
-          if (status.ok()) status = log.wait(1'000'000);
+          if (status.ok()) status = log.wait(now_us() + 1'000'000);
         }
         CHECK(contains(status.message(), "this epoch can't go on"));
       }
@@ -302,7 +303,7 @@ void test_order_log_failures() {
       while (status.ok()) {
         status = log.poll(event);
         CHECK(event.kind == LogEvent::none);
-        if (status.ok()) status = log.wait(1'000'000);
+        if (status.ok()) status = log.wait(now_us() + 1'000'000);
       }
       CHECK(contains(status.message(), "which this rank does not wait for"));
     }
@@ -323,7 +324,7 @@ void test_order_log_failures() {
     Status status;
     while (status.ok()) {
       status = log.poll(event);
-      if (status.ok()) status = log.wait(1'000'000);
+      if (status.ok()) status = log.wait(now_us() + 1'000'000);
     }
     CHECK(contains(status.message(), "epoch"));
   }

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/clock.h"
 #include "check.h"
 #include "collectives/operation.h"
 #include "hosts_world.h"
@@ -105,7 +106,7 @@ void test_agreement() {
         LogEvent event;
         CHECK_OK(log.poll(event));
         if (event.kind == LogEvent::none) {
-          CHECK_OK(log.wait(1'000'000));
+          CHECK_OK(log.wait(now_us() + 1'000'000));
           continue;
         }
         CHECK(event.kind == LogEvent::batch && !event.ids.empty() && event.ids.size() <= 3);
@@ -146,7 +147,7 @@ void test_withdrawals() {
       for (size_t total = 0; total < size_t{kIds} * kRounds;) {
         LogEvent event;
         CHECK_OK(log.poll(event));
-        if (event.kind == LogEvent::none) CHECK_OK(log.wait(1'000'000));
+        if (event.kind == LogEvent::none) CHECK_OK(log.wait(now_us() + 1'000'000));
         if (event.kind == LogEvent::withdrawn) ++withdrawn;
         if (event.kind == LogEvent::batch) {
           seen[rank].push_back(event.ids);
