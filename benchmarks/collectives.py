@@ -21,12 +21,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import cases, report
-from benchmarks.measure import Budget, Row, idle_cpu, measure
+from benchmarks.measure import Budget, Row, idle_cpu, measure, settle
 from benchmarks.peers import NAMES, TITLES
 from benchmarks.world import Host, Layout, World, WorldError, why_missing
 
 QUICK_SIZES = (4, 16 << 10, 1 << 20, 16 << 20)
-QUICK = Budget(rounds=3, round_seconds=0.03, block_seconds=0.01, large_rounds=2, large_bytes=16 << 20)
+QUICK = Budget(rounds=3, round_seconds=0.03, block_seconds=0.01, large_rounds=2, large_bytes=16 << 20, settle_seconds=0)
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -60,7 +60,9 @@ def _run(options: argparse.Namespace) -> int:
                     failures.append(str(error))
                     print(report.brief(str(error)))
             about["versions"] |= {TITLES[world.library]: world.version for world in worlds}
-            for case in cases.cases(ranks, options.ops, options.sizes):
+            chosen = cases.cases(ranks, options.ops, options.sizes)
+            settle(chosen[0], worlds, options.budget)
+            for case in chosen:
                 row = measure(case, worlds, options.budget)
                 print(report.line(row), flush=True)
                 rows.append(row)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +29,7 @@ class Budget:
     block_seconds: float = 0.02
     large_rounds: int = 3
     large_bytes: int = 64 << 20
+    settle_seconds: float = 1.0
 
     def rounds_of(self, case: Case) -> int:
         return self.large_rounds if sum(case.elements) * FLOAT_BYTES >= self.large_bytes else self.rounds
@@ -130,6 +132,17 @@ def measure(case: Case, worlds: Sequence[World], budget: Budget) -> Row:
     """Measures one case with every library that knows it in turn. One that fails or has wrong values gets no figure."""
     turns = {world.name: Turns(case, world, budget) for world in worlds if case.is_known_to(world.library)}
     return alternate(case, turns, budget.rounds_of(case))
+
+
+def settle(case: Case, worlds: Sequence[World], budget: Budget) -> None:
+    """Measures a case in vain for a while, so that what is measured first does not pay for what comes with a start.
+
+    Small operations of horovod's are slower in the first second of a job: names are negotiated, and the threads of gRPC
+    that did it come to rest. Who fails here fails again, and is told of, when it is measured.
+    """
+    end = time.monotonic() + budget.settle_seconds
+    while worlds and time.monotonic() < end:
+        measure(case, worlds, replace(budget, rounds=1, large_rounds=1))
 
 
 def alternate(case: Case, turns: dict[str, Turns], rounds: int) -> Row:

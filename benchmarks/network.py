@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import cases, report
 from benchmarks.cases import FLOAT_BYTES, KIB, MIB, Case
-from benchmarks.measure import Budget, Row, measure
+from benchmarks.measure import Budget, Row, measure, settle
 from benchmarks.namespaces import DEFAULT_CONGESTION, Network, NetworkError, check_possible
 from benchmarks.peers import NAMES, TITLES
 from benchmarks.peers.sockets import compile_sockets
@@ -36,7 +36,7 @@ from benchmarks.world import Host, Layout, World, WorldError, why_missing
 
 SIZES = (4, 16 * KIB, MIB, 16 * MIB, 64 * MIB)
 QUICK_SIZES = (4, MIB)
-QUICK = Budget(rounds=2, round_seconds=0.03, block_seconds=0.01, large_rounds=2)
+QUICK = Budget(rounds=2, round_seconds=0.03, block_seconds=0.01, large_rounds=2, settle_seconds=0)
 FULL = Budget(rounds=5, round_seconds=0.1, block_seconds=0.02, large_rounds=3, large_bytes=16 * MIB)
 LIBRARIES = (*NAMES, "sockets")
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -79,9 +79,10 @@ def _run(options: argparse.Namespace, stack: contextlib.ExitStack) -> int:
                 with made as network, contextlib.ExitStack() as running:
                     worlds = _start(libraries, network, per_host, running, failures)
                     about["versions"] |= {TITLES[world.library]: world.version for world in worlds}
-                    for case in cases.cases(hosts * per_host, options.ops, options.sizes):
-                        able = [w for w in worlds if w.library != "sockets" or case.operation == "allreduce"]
-                        row = measure(case, able, options.budget)
+                    chosen = cases.cases(hosts * per_host, options.ops, options.sizes)
+                    settle(chosen[0], _able(chosen[0], worlds), options.budget)
+                    for case in chosen:
+                        row = measure(case, _able(case, worlds), options.budget)
                         failures.extend(row.refused.values())
                         worlds = [world for world in worlds if world.library not in row.refused]
                         results.append(_show(row, hosts, per_host, rate, options.nics))
@@ -89,6 +90,10 @@ def _run(options: argparse.Namespace, stack: contextlib.ExitStack) -> int:
     report.write_json(options.json, {**document, "rows": results, "failures": failures})
     print(f"Values of every block checked; written to {options.json}")
     return 1 if failures else 0
+
+
+def _able(case: Case, worlds: Sequence[World]) -> list[World]:
+    return [world for world in worlds if world.library != "sockets" or case.operation == "allreduce"]
 
 
 def _start(

@@ -22,7 +22,7 @@ from adasum_reference import adasum
 
 from benchmarks import network, report, values
 from benchmarks.cases import COLLECTIVES, SIZES, Case, cases, parse_size, resnet50_shapes
-from benchmarks.measure import Budget, Figure, Row, UncheckedError, checked_times, idle_cpu, measure
+from benchmarks.measure import Budget, Figure, Row, UncheckedError, checked_times, idle_cpu, measure, settle
 from benchmarks.namespaces import DEFAULT_CONGESTION, Network, NetworkError
 from benchmarks.world import ROOT
 
@@ -143,11 +143,13 @@ class FakeWorld:
     def __init__(self, library: str, right: int) -> None:
         self.library = self.name = library
         self._right = right
+        self.runs = 0
 
     def ask(self, do: str, **arguments: Any) -> list[dict[str, Any]]:
         if do != "run":
             return [{}, {}]
         self._right -= 1
+        self.runs += 1
         blocks = arguments["blocks"]
         return [{"seconds": [0.01] * blocks, "checked": blocks * 256 * (self._right >= 0)} for _ in range(2)]
 
@@ -159,6 +161,16 @@ def test_a_library_with_wrong_values_gets_no_figure() -> None:
     assert set(row.refused) == {"gloo", "mpi"}
     assert row.ratio("gloo") is None
     assert row.to_json()["figures"].keys() == {"horovod"}
+
+
+def test_worlds_settle_before_anything_is_measured() -> None:
+    worlds: Any = [FakeWorld("horovod", 1000), FakeWorld("gloo", 0)]
+    case = Case("allreduce", 2, 1 << 10)
+    settle(case, worlds, Budget(settle_seconds=0))
+    assert worlds[0].runs == 0
+    settle(case, worlds, Budget(settle_seconds=1e-6))
+    assert worlds[0].runs > worlds[1].runs > 0
+    assert measure(case, worlds, Budget(rounds=2)).refused.keys() == {"gloo"}, "told of where it is measured"
 
 
 def test_what_a_library_does_not_know_is_not_asked_of_it() -> None:
