@@ -125,7 +125,11 @@ class World:
                     continue
                 outcomes[rank] = outcome = self._receive(rank)
                 if outcome.exit_code is not None and (wait_before := next(replacements, None)) is not None:
-                    wait_before()
+                    try:
+                        wait_before()
+                    except AssertionError:
+                        self._print_answers(rank)
+                        raise
                     self._start(rank)
                     self._pipes[rank].send_bytes(request)
                     outcomes[rank] = None
@@ -153,6 +157,12 @@ class World:
             return Outcome(exit_code=self._processes[rank].wait(10))
         outcome: Outcome = cloudpickle.loads(answer)
         return outcome
+
+    def _print_answers(self, ended: int) -> None:
+        """Of the others, as far as they have come: why what rank `ended` waited for did not happen."""
+        for rank in range(self.size):
+            if rank != ended and self._pipes[rank].poll(0):
+                print(f"rank {rank} answered: {self._receive(rank)}", file=sys.stderr, flush=True)
 
     def _print_stacks(self, ranks: list[int]) -> None:
         for rank in ranks:
