@@ -235,9 +235,11 @@ void Communicator::drive(const std::function<bool()>& enough, int64_t deadline_u
       if (in_vain || watched_device_.load(std::memory_order_relaxed)) {
         const std::lock_guard<std::mutex> lock(mutex_);
         device = busy_device();
-        if (now_us() >= deadline_us) return;
-        if (!left_sentence_.empty() && now_us() - left_since_us_ > kLeftGraceUs) {
+        const int64_t now = now_us();
+        if (!left_sentence_.empty() && now - left_since_us_ > kLeftGraceUs) {
           status = {Code::left, left_sentence_};
+        } else if (now >= deadline_us) {
+          return;
         }
       }
       if (status.ok() && device) [[unlikely]]
