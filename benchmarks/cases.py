@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -143,3 +144,12 @@ def parse_size(text: str) -> int:
     if size < FLOAT_BYTES or size % FLOAT_BYTES:
         raise ValueError(f"{text!r} is no size: expected a multiple of 4 bytes such as 4, 16K or 256M.")
     return size
+
+
+def parse_names(text: str, what: str, known: Sequence[str]) -> tuple[str, ...]:
+    """ "allreduce,barrier" -> those names; ValueError for what is no `what`."""
+    names = tuple(text.split(","))
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{name!r} is no {what}; there are {', '.join(known)}.")
+    return names

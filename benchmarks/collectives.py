@@ -118,11 +118,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     try:
         options.np = tuple(_whole(text) for text in options.np.split(","))
         sizes = tuple(cases.parse_size(text) for text in options.sizes.split(",")) if options.sizes else None
+        options.ops = cases.parse_names(options.ops, "operation", cases.OPERATIONS)
+        options.libraries = cases.parse_names(options.libraries, "library", NAMES)
     except ValueError as error:
         parser.error(str(error))
     options.sizes = sizes or (QUICK_SIZES if options.quick else None)
-    options.ops = _known(parser, "operation", options.ops, cases.OPERATIONS)
-    options.libraries = _known(parser, "library", options.libraries, NAMES)
     options.budget = QUICK if options.quick else Budget()
     options.json = options.json or RESULTS / "collectives.json"
     if options.idle is None:
@@ -134,14 +134,6 @@ def _whole(text: str) -> int:
     if not text.strip().isdigit() or int(text) < 2:
         raise ValueError(f"--np: {text!r} is no number of ranks; expected 2 or more.")
     return int(text)
-
-
-def _known(parser: argparse.ArgumentParser, what: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    for name in names:
-        if name not in known:
-            parser.error(f"{name!r} is no {what}; there are {', '.join(known)}.")
-    return names
 
 
 if __name__ == "__main__":

@@ -216,6 +216,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         sizes = [cases.parse_size(text) for text in options.sizes.split(",")] if options.sizes else None
         options.hosts = [int(text) for text in ("2" if options.quick else options.hosts).split(",")]
         options.ranks_per_host = [int(text) for text in options.ranks_per_host.split(",")]
+        options.ops = cases.parse_names(options.ops, "operation", cases.OPERATIONS)
+        options.libraries = cases.parse_names(options.libraries, "library", LIBRARIES)
         options.rate = [None if text == "none" else text for text in options.rate.split(",")]
         for rate in options.rate:
             if rate is not None:
@@ -224,11 +226,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(str(error))
     options.sizes = tuple(sizes or (QUICK_SIZES if options.quick else SIZES))
     options.budget = QUICK if options.quick else FULL
-    options.ops = tuple(options.ops.split(","))
-    options.libraries = tuple(options.libraries.split(","))
-    for name in (*options.ops, *options.libraries):
-        if name not in (*cases.OPERATIONS, *LIBRARIES):
-            parser.error(f"{name!r} is neither an operation nor a library.")
     return options
 
 

@@ -280,6 +280,7 @@ def test_collectives_from_end_to_end_without_mpi(tmp_path: Path) -> None:
         (("--sizes", "5"), "'5' is no size"),
         (("--np", "1"), "'1' is no number of ranks"),
         (("--ops", "gather"), "'gather' is no operation"),
+        (("--ops", "mpi"), "'mpi' is no operation"),
         (("--libraries", "smoke"), "'smoke' is no library"),
     ],
 )
@@ -288,10 +289,12 @@ def test_a_command_line_that_makes_no_sense(
 ) -> None:
     from benchmarks import collectives
 
-    with pytest.raises(SystemExit) as end:
-        collectives.main(arguments)
-    assert end.value.code == 2
-    assert message in capsys.readouterr().err
+    programs = [collectives] if arguments[0] == "--np" else [collectives, network]
+    for program in programs:
+        with pytest.raises(SystemExit) as end:
+            program.main(arguments)
+        assert end.value.code == 2
+        assert message in capsys.readouterr().err
 
 
 def test_network_needs_root_and_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
