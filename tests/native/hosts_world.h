@@ -11,7 +11,7 @@
 #include "engine/host_member_log.h"
 #include "engine/mesh_order_log.h"
 #include "engine/shared_order_log.h"
-#include "mesh_log.h"
+#include "log_driver.h"
 #include "mesh_world.h"
 #include "transport/region.h"
 

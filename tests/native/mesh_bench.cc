@@ -17,7 +17,7 @@
 #include "check.h"
 #include "collectives/mesh/collectives.h"
 #include "engine/mesh_order_log.h"
-#include "mesh_log.h"
+#include "log_driver.h"
 #include "mesh_world.h"
 
 using namespace horovod;

@@ -12,6 +12,7 @@
 #include "check.h"
 #include "collectives/mesh/collectives.h"
 #include "hosts_world.h"
+#include "log_driver.h"
 #include "named_tests.h"
 
 using namespace horovod;
@@ -20,15 +21,6 @@ using namespace horovod::testing;
 namespace {
 
 const std::vector<std::vector<int>> kLayouts = {{0, 0, 1, 1}, {0, 0, 1}, {0, 1, 1}, {0, 1, 0, 2, 1, 2}, {0, 0, 0, 1}};
-
-LogEvent next_event(OrderLog& log) {
-  LogEvent event;
-  for (;;) {
-    CHECK_OK(log.poll(event));
-    if (event.kind != LogEvent::none) return event;
-    CHECK_OK(log.wait(now_us() + 60'000'000));
-  }
-}
 
 // Small operations whose data travels with the arrival or does not, of sizes that fill the rings; ids repeat, arrivals
 // are taken back, also those that the host has passed on, and come again with other data.

@@ -1,11 +1,8 @@
 // The order log over the TCP data plane: ranks submit, take back and leave in random order, and agree all the same.
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/clock.h"
@@ -13,8 +10,8 @@
 #include "collectives/mesh/collectives.h"
 #include "collectives/mesh/eager_records.h"
 #include "engine/mesh_order_log.h"
+#include "log_driver.h"
 #include "mesh_job.h"
-#include "mesh_log.h"
 #include "mesh_world.h"
 #include "named_tests.h"
 
@@ -23,55 +20,21 @@ using namespace horovod::testing;
 
 namespace {
 
-// Every rank submits all ids of a round in its own order, from two threads, while the driver runs an allreduce for
-// every batch: all ranks see the same batches in the same order, each id once a round.
+// Every rank runs an allreduce for every batch: all ranks see the same batches in the same order, each id once a round.
 void test_order_log() {
+  std::vector<TensorId> ids;
+  for (TensorId id = 0; id < 40; ++id) ids.push_back(id * 400);
   for (const int n : {1, 2, 3, 5}) {
-    constexpr uint32_t kIds = 40;
-    constexpr int kRounds = 5;
     World world(n, Wire::tcp, n == 3 ? 2 : 1);
-    std::vector<std::vector<std::vector<TensorId>>> seen(n);
+    std::vector<Batches> seen(n);
     in_ranks(n, [&](int rank) {
       MeshOrderLog log(world[rank], kThree, world.aborts[rank]);
-      std::mutex mutex;
-      std::condition_variable changed;
-      std::vector<int> done(kIds, 0);
-      const auto submit = [&](unsigned seed, uint32_t first, uint32_t last) {
-        std::mt19937 random(seed);
-        std::vector<TensorId> ids;
-        for (uint32_t id = first; id < last; ++id) ids.push_back(id * 400);
-        for (int round = 0; round < kRounds; ++round) {
-          std::shuffle(ids.begin(), ids.end(), random);
-          for (const TensorId id : ids) {
-            {
-              std::unique_lock<std::mutex> lock(mutex);
-              changed.wait(lock, [&] { return done[id / 400] == round; });
-            }
-            CHECK_OK(log.arrive(id));
-          }
-        }
-      };
-      std::thread first(submit, rank * 2, 0, kIds / 2), second(submit, rank * 2 + 1, kIds / 2, kIds);
-      for (size_t total = 0; total < kIds * kRounds;) {
-        LogEvent event;
-        CHECK_OK(log.poll(event));
-        if (event.kind == LogEvent::none) {
-          CHECK_OK(log.wait(now_us() + 1'000'000));
-          continue;
-        }
-        CHECK(event.kind == LogEvent::batch && !event.ids.empty() && event.ids.size() <= 3);
-        seen[rank].push_back(event.ids);
-        Job job(rank, OpType::allreduce, DType::int32, {{{static_cast<int64_t>(event.ids[0])}}}, true, true);
-        CHECK_OK(mesh::allreduce(world[rank], job.batch));
-        total += event.ids.size();
-        const std::lock_guard<std::mutex> lock(mutex);
-        for (const TensorId id : event.ids) ++done[id / 400];
-        changed.notify_all();
-      }
-      first.join();
-      second.join();
-      if (rank != 0) return;
-      // Nobody leaves before everybody has everything: the log of rank 0 goes last in this test.
+      seen[rank] = run_rounds(
+          log, rank, ids, 5, [&](TensorId id, std::mt19937&) { CHECK_OK(log.arrive(id)); },
+          [&](const std::vector<TensorId>& batch) {
+            Job job(rank, OpType::allreduce, DType::int32, {{{static_cast<int64_t>(batch[0])}}}, true, true);
+            CHECK_OK(mesh::allreduce(world[rank], job.batch));
+          });
     });
     for (int r = 1; r < n; ++r) CHECK(seen[r] == seen[0]);
   }

@@ -4,17 +4,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
 #include <random>
-#include <thread>
 #include <vector>
 
-#include "base/clock.h"
 #include "check.h"
 #include "collectives/operation.h"
 #include "hosts_world.h"
-#include "mesh_log.h"
+#include "log_driver.h"
 #include "named_tests.h"
 
 using namespace horovod;
@@ -33,8 +29,6 @@ void arrive(SharedOrderLog& log, TensorId id, bool waited_for) {
   operation.waited_for = waited_for;
   CHECK_OK(log.arrive_with(id, operation));
 }
-
-using Batches = std::vector<std::vector<TensorId>>;
 
 Batches all_batches(SharedOrderLog& log) {
   Batches found;
@@ -72,55 +66,23 @@ void test_waited_for() {
   }
 }
 
-// Members submit each id of a round in their own order, from two threads beside the driver, each with its own opinion
-// of what is waited for. More than two laps, so places are taken again while others are still read.
+// Each member has its own opinion of what is waited for. More than two laps, so places are taken again while others are
+// still read.
 void test_agreement() {
-  constexpr uint32_t kIds = 200;
-  constexpr int kRounds = 2 * static_cast<int>(kMaxIds) / static_cast<int>(kIds) + 20;
-  constexpr uint32_t kStride = kMaxIds / kIds;
+  std::vector<TensorId> ids;
+  for (TensorId id = 0; id < kMaxIds; id += 81) ids.push_back(id);
+  const int rounds = 2 * static_cast<int>(kMaxIds / ids.size()) + 20;
   for (const int n : {2, 3}) {
     OneHost world(n);
     std::vector<Batches> seen(static_cast<size_t>(n));
     in_ranks(n, [&](int rank) {
       SharedOrderLog log = world.log(rank);
-      std::mutex mutex;
-      std::condition_variable changed;
-      std::vector<int> done(kIds, 0);
-      const auto submit = [&](unsigned seed, uint32_t begin, uint32_t end) {
-        std::mt19937 random(seed);
-        std::vector<uint32_t> numbers;
-        for (uint32_t number = begin; number < end; ++number) numbers.push_back(number);
-        for (int round = 0; round < kRounds; ++round) {
-          std::shuffle(numbers.begin(), numbers.end(), random);
-          for (const uint32_t number : numbers) {
-            {
-              std::unique_lock<std::mutex> lock(mutex);
-              changed.wait(lock, [&] { return done[number] == round; });
-            }
-            arrive(log, number * kStride, random() % 2 == 0);
-          }
-        }
-      };
-      std::thread first(submit, rank * 2, 0, kIds / 2), second(submit, rank * 2 + 1, kIds / 2, kIds);
-      for (size_t total = 0; total < size_t{kIds} * kRounds;) {
-        LogEvent event;
-        CHECK_OK(log.poll(event));
-        if (event.kind == LogEvent::none) {
-          CHECK_OK(log.wait(now_us() + 1'000'000));
-          continue;
-        }
-        CHECK(event.kind == LogEvent::batch && !event.ids.empty() && event.ids.size() <= 3);
-        seen[rank].push_back(event.ids);
-        total += event.ids.size();
-        const std::lock_guard<std::mutex> lock(mutex);
-        for (const TensorId id : event.ids) ++done[id / kStride];
-        changed.notify_all();
-      }
-      first.join();
-      second.join();
+      seen[rank] = run_rounds(
+          log, rank, ids, rounds, [&](TensorId id, std::mt19937& random) { arrive(log, id, random() % 2 == 0); },
+          [](const std::vector<TensorId>&) {});
     });
     for (int r = 1; r < n; ++r) CHECK(seen[r] == seen[0]);
-    CHECK(std::any_of(seen[0].begin(), seen[0].end(), [](const auto& ids) { return ids.size() > 1; }));
+    CHECK(std::any_of(seen[0].begin(), seen[0].end(), [](const auto& batch) { return batch.size() > 1; }));
   }
 }
 
@@ -145,9 +107,7 @@ void test_withdrawals() {
       };
       for (TensorId id = 0; id < kIds; ++id) submit(id);
       for (size_t total = 0; total < size_t{kIds} * kRounds;) {
-        LogEvent event;
-        CHECK_OK(log.poll(event));
-        if (event.kind == LogEvent::none) CHECK_OK(log.wait(now_us() + 1'000'000));
+        const LogEvent event = next_event(log);
         if (event.kind == LogEvent::withdrawn) ++withdrawn;
         if (event.kind == LogEvent::batch) {
           seen[rank].push_back(event.ids);
