@@ -2,16 +2,14 @@
 // costs one atomic addition and no message.
 //
 // Layout (in the area of member 0, see Region):
-//   words[id]      (generation << 32) | arrivals. Members add 1; the last one starts the next generation and appends
-//   the id.
-//                  Taking an arrival back is a compare-and-swap within one generation.
+//   words[id]      (generation << 32) | arrivals. Members add 1; the last one starts the next generation and
+//                  appends the id. Taking an arrival back is a compare-and-swap within one generation.
 //   ring[i]        of log index i, and of i + kMaxIds in the next lap:
 //     agreed       (lap << 32) | (alone << 31) | id. The appender takes the first place of the lap before, by
 //                  compare-and-swap, so there is no counter beside it. alone: its caller waits for it and for nothing
 //                  else, so if a batch begins here, it ends here.
-//     end          where a batch begins at i that is not alone: the log index at which it ends. The first member that
-//     is
-//                  ready to run it decides that by compare-and-swap; any member computes it from what the log holds
+//     end          where a batch begins at i that is not alone: the log index at which it ends. The first member ready
+//                  to run it decides that by compare-and-swap; any member computes it from what the log holds
 //                  then, so batches grow while others work. It is beside `agreed` because whoever reads one wants the
 //                  other.
 //
