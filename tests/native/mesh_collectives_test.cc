@@ -20,13 +20,14 @@ using namespace horovod::testing;
 
 namespace {
 
-// As few packets as it takes, and then as few chunks.
+// What is little more than some chunks goes with the last of them.
 constexpr int64_t kMost = 2 * packets::kBytes;
 static_assert(packets::whole(200 << 10) == 3 * packets::kBytes && packets::whole(5000) == 5000);
-static_assert(packets::chunk_count(256 << 10, kMost) == 2);             // of three packets each, not three of two
+static_assert(packets::chunk_count(256 << 10, kMost) == 2);             // the second has 4 KB more than the first
 static_assert(packets::chunk_count(256 << 10, kMost, 127 << 10) == 3);  // no room for that
-static_assert(packets::chunk_count(1 << 20, kMost) == 9);               // eight would be of three packets
-static_assert(packets::chunk_count(kMost, kMost) == 1 && packets::chunk_count(kMost + 1, kMost) == 1);
+static_assert(packets::chunk_count(1 << 20, kMost) == 8);               // 16 KB more
+static_assert(packets::chunk_count(kMost + kMost / 4, kMost) == 1 &&
+              packets::chunk_count(kMost + kMost / 4 + 1, kMost) == 2);
 static_assert(packets::chunk_count(2 * kMost, kMost) == 2 && packets::chunk_count(1, kMost) == 1);
 
 const std::vector<DType> kDTypes = {DType::float32, DType::int64,   DType::float16, DType::bfloat16, DType::uint8,

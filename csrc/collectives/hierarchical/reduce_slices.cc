@@ -145,13 +145,14 @@ void Reducer::cut(int64_t longest) {
       middle -= 2 * size;
     }
   }
-  const int64_t count = packets::chunk_count(middle * item_, most_bytes, fitting);
-  part_ = ((middle + count - 1) / count + line - 1) / line * line;
+  const int64_t whole = most / line * line;
+  const int64_t count = packets::chunk_count(middle * item_, whole * item_, fitting);
   bounds_ = {0};
   for (const int64_t size : ends) bounds_.push_back(bounds_.back() + size);
-  for (int64_t end = bounds_.back() + middle; bounds_.back() < end;) {
-    bounds_.push_back(std::min(bounds_.back() + part_, end));
-  }
+  for (int64_t i = 1; i < count; ++i) bounds_.push_back(bounds_.back() + whole);
+  const int64_t last = middle - (count - 1) * whole;
+  bounds_.push_back(bounds_.back() + last);
+  part_ = std::max(count > 1 ? whole : 0, (last + line - 1) / line * line);
   std::reverse(ends.begin(), ends.end());
   for (const int64_t size : ends) bounds_.push_back(bounds_.back() + size);
   for (const int64_t size : ends) part_ = std::max(part_, size);

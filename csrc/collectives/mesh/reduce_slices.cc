@@ -42,10 +42,11 @@ class Reducer {
   // Elements of chunk `index` of a slice; empty behind its end.
   Slice chunk(const Slice& slice, int64_t index) const {
     const int64_t begin = std::min(slice.begin + index * chunk_elements_, slice.end);
-    return {slice.list, begin, std::min(begin + chunk_elements_, slice.end)};
+    const bool last = index == chunks_ - 1;
+    return {slice.list, begin, last ? slice.end : std::min(begin + chunk_elements_, slice.end)};
   }
   std::byte* scratch(int64_t chunk, int rank) const {
-    return scratch_.get() + ((chunk % window_) * mesh_.size() + rank) * chunk_elements_ * element_bytes_;
+    return scratch_.get() + ((chunk % window_) * mesh_.size() + rank) * most_elements_ * element_bytes_;
   }
   template <typename Visit>
   void each_peer(Visit&& visit) const {  // beginning behind this rank, so that not all send to one member first
@@ -62,8 +63,10 @@ class Reducer {
   const Hosts* const hosts_;
   const int64_t element_bytes_;
   const int64_t window_;
-  int64_t chunk_elements_ = 1;
-  std::unique_ptr<std::byte[]> scratch_;      // window x rank x chunk
+  int64_t chunk_elements_ = 1;  // of all chunks but the last
+  int64_t most_elements_ = 1;   // of the largest chunk, or a little more
+  int64_t chunks_ = 1;
+  std::unique_ptr<std::byte[]> scratch_;      // window x rank x largest chunk
   std::vector<const void*> inputs_;           // of the kernel, by rank
   std::array<Flight, kMostWindow> arrivals_;  // what must be there before a chunk can be reduced
   Flight rest_;
@@ -75,19 +78,21 @@ Status Reducer::run() {
   for (const Slice& slice : slices_) longest = std::max(longest, slice.size());
   if (longest == 0) return {};
   const int64_t chunk_bytes = std::clamp(kStepBytes / std::max(n - 1, 1), kLeastChunkBytes, most_chunk_bytes(n));
-  const int64_t count = packets::chunk_count(longest * element_bytes_, packets::whole(chunk_bytes));
-  chunk_elements_ = ((longest + count - 1) / count + kAlignment - 1) / kAlignment * kAlignment;
-  const int64_t chunks = (longest + chunk_elements_ - 1) / chunk_elements_;
-  const int64_t window = std::min(chunks, window_);
-  scratch_.reset(new (std::nothrow) std::byte[static_cast<size_t>(window * n * chunk_elements_ * element_bytes_)]);
+  const int64_t line = kAlignment * element_bytes_;
+  chunk_elements_ = packets::whole(chunk_bytes) / line * kAlignment;
+  chunks_ = packets::chunk_count(longest * element_bytes_, chunk_elements_ * element_bytes_);
+  const int64_t last = longest - (chunks_ - 1) * chunk_elements_;
+  most_elements_ = (chunks_ == 1 ? last : std::max(chunk_elements_, last)) / kAlignment * kAlignment + kAlignment;
+  const int64_t window = std::min(chunks_, window_);
+  scratch_.reset(new (std::nothrow) std::byte[static_cast<size_t>(window * n * most_elements_ * element_bytes_)]);
   if (!scratch_) return {Code::internal, "There is not enough memory for a reduction's scratch space."};
   inputs_.resize(n);
   for (int64_t c = 0; c < window; ++c) HVD_TRY(start_scatter(c));
-  for (int64_t c = 0; c < chunks; ++c) {
+  for (int64_t c = 0; c < chunks_; ++c) {
     HVD_TRY(mesh_.finish(arrivals_[c % window_]));
     reduce(c);
     if (flow_ == Flow::scatter_gather) HVD_TRY(start_gather(c));
-    if (c + window_ < chunks) HVD_TRY(start_scatter(c + window_));
+    if (c + window_ < chunks_) HVD_TRY(start_scatter(c + window_));
   }
   return mesh_.finish(rest_);
 }
