@@ -22,8 +22,7 @@ constexpr int64_t kCompanionUs = 200;
 }  // namespace
 
 size_t Region::area_bytes(const Config& config, size_t log_bytes) {
-  return log_offset() + page_aligned(log_bytes) + config.slot_bytes * kWide * static_cast<size_t>(config.slot_count) +
-         page_aligned(kEagerIds * 2 * kCellStride);
+  return log_offset() + page_aligned(log_bytes) + slots_bytes(config) + page_aligned(kEagerIds * 2 * kCellStride);
 }
 
 Region::Region(int rank, std::vector<std::shared_ptr<Segment>> segments, std::vector<std::string> labels, size_t offset,
@@ -42,7 +41,7 @@ Region::Region(int rank, std::vector<std::shared_ptr<Segment>> segments, std::ve
     areas.push_back(area(member));
     hints.push_back(&control(member).waits);
     slots_.push_back(area(member) + log_offset() + page_aligned(log_bytes));
-    cells_.push_back(slots_.back() + config.slot_bytes * kWide * static_cast<size_t>(config.slot_count));
+    cells_.push_back(slots_.back() + slots_bytes(config));
   }
   sharing_.emplace(rank, std::move(areas), log_offset() + page_aligned(log_bytes), std::move(hints));
 }
@@ -59,6 +58,7 @@ Status Region::nap_beside_companion(const std::function<bool()>& ready, bool pol
     HVD_TRY(companion_(busy));
     if (ready()) return {};
     if (now < yield_end_us) {
+      sharing_->spread();
       sched_yield();
     } else if (sleep_until(ready, busy ? std::min(end_us, now + kCompanionUs) : end_us, poll && !patient_)) {
       return {};

@@ -78,11 +78,13 @@ class Region {
     return slots_[member] + (round % config_.slot_count) * config_.slot_bytes;
   }
   // In a hierarchy a member stages what it does for members of all hosts, so there slots are so many times larger:
-  // parts stay worth a frame. A region has either kind of slots, in the same memory, of which only what is used is
+  // parts stay worth a frame. There are two: with more nobody would get further ahead there, and what is filled in turn
+  // should stay in the caches. A region has either kind of slots, in the same memory, of which only what is used is
   // taken.
   static constexpr size_t kWide = 8;
+  static constexpr uint64_t kWideSlots = 2;
   std::byte* wide_slot(int member, uint64_t round) const {
-    return slots_[member] + (round % config_.slot_count) * config_.slot_bytes * kWide;
+    return slots_[member] + (round % kWideSlots) * config_.slot_bytes * kWide;
   }
   std::byte* cell(int member, uint32_t id, uint32_t generation) const {
     return cells_[member] + (size_t{id} * 2 + generation % 2) * kCellStride;
@@ -120,10 +122,8 @@ class Region {
     return await_slowly(member, value, count);
   }
   // Until the slot of `round` may be filled again.
-  Status await_slot(uint64_t round) {
-    const uint64_t depth = static_cast<uint64_t>(slot_count());
-    return round < depth ? Status() : await(Phase::finished, round - depth + 1);
-  }
+  Status await_slot(uint64_t round) { return await_round_of(round, static_cast<uint64_t>(slot_count())); }
+  Status await_wide_slot(uint64_t round) { return await_round_of(round, kWideSlots); }
 
   // Work that must go on while this member waits for others here: it moves what it can without waiting, says whether
   // it is busy, and ends the wait by failing (the abort signal is raised, or will be by whoever asked). While it is
@@ -183,6 +183,13 @@ class Region {
   uint64_t sleeps() const { return sleeps_.load(std::memory_order_relaxed); }
 
  private:
+  static size_t slots_bytes(const Config& config) {
+    return config.slot_bytes * std::max(kWide * kWideSlots, static_cast<size_t>(config.slot_count));
+  }
+  // Until everybody is through the round that had the slot of `round` before, of `slots` in all.
+  Status await_round_of(uint64_t round, uint64_t slots) {
+    return round < slots ? Status() : await(Phase::finished, round - slots + 1);
+  }
   std::byte* area(int member) const { return segments_[member]->data() + offset_; }
   RegionControl& control(int member) const { return *controls_[member]; }
   void ring_if_sleeping(int member) {

@@ -183,7 +183,7 @@ Status Reducer::run_blocks() {
 Status Reducer::post(int64_t block) {
   if (!region_) return {};
   posted_ = region_->take_rounds(1);
-  HVD_TRY(region_->await_slot(posted_));
+  HVD_TRY(region_->await_wide_slot(posted_));
   const bool scaled = reduction_.prescale != 1.0 && reduction_.dtype != DType::boolean;
   for (int i = 0; i < mesh_.size(); ++i) {
     const int owner = (me_ + 1 + i) % mesh_.size();
@@ -286,7 +286,7 @@ Status Reducer::publish(int64_t block) {
   HVD_TRY(mesh_.finish(gathers_[static_cast<size_t>(block % (kPublishLag + 1))]));
   if (!region_) return {};
   published_ = region_->take_rounds(1);
-  HVD_TRY(region_->await_slot(published_));
+  HVD_TRY(region_->await_wide_slot(published_));
   for (const int owner : mine_) {
     const Slice slice = part(owner, block);
     std::byte* place = in_slot(region_->rank(), published_, owner);
