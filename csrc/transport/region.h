@@ -1,9 +1,10 @@
 // One communicator's window on the segments of its members: progress counters, doorbells, staging slots, the order log.
 //
 // Theory of operation. Data moves in rounds, numbered alike on every member because every member runs the same batches
-// in the same order. In round r a member fills slot r % slot_count of its own area and publishes the counter of a phase
-// (release); others wait for that counter (acquire) and read the slot. A slot is filled again only when every member
-// has `finished` the round that used it last. Each counter is written by its owner only and never goes back.
+// in the same order. In round r a member fills slot r % slot_count (r % kWideSlots of the wide ones, see wide_slot) of
+// its own area and publishes the counter of a phase (release); others wait for that counter (acquire) and read the
+// slot. A slot is filled again only when every member has `finished` the round that used it last. Each counter is
+// written by its owner only and never goes back.
 //
 // Sleeping. A member that finds nothing to do polls briefly, then sleeps on its doorbell (a futex): it announces itself
 // in `sleepers`, looks once more, and sleeps. A publisher first stores its counter, then looks at `sleepers`. Both
