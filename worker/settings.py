@@ -114,11 +114,12 @@ class Settings:
         "network interfaces for TCP; without it every one that is up, but loopback and bridges of containers",
         flag="--network-interfaces",
     )
-    connections_per_peer: int = _row(
+    connections_per_peer: int | None = _row(
         "HOROVOD_CONNECTIONS_PER_PEER",
         "int",
-        2,
-        "TCP connections between two ranks; must agree on all ranks",
+        None,
+        "TCP connections between two ranks, for networks that limit each; without it one for each network interface "
+        "that both have; must agree on all ranks",
         minimum=1,
         maximum=64,
     )

@@ -19,7 +19,7 @@ from horovod.worker.runtime import mesh
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.handshake import CONFIRM_BYTES, GREETING_BYTES, WELCOME_BYTES, Connecting
 from horovod.worker.runtime.host import Interface
-from horovod.worker.runtime.mesh import Listeners, connect_peers
+from horovod.worker.runtime.mesh import MOST_AUTOMATIC_CONNECTIONS, Listeners, connect_peers
 from horovod.worker.runtime.world import Endpoint, Member, World
 
 SECRET = b"s" * 32
@@ -46,7 +46,7 @@ class Ranks:
         self.worlds = [World("job", 7, r, members, SECRET) for r in range(size)]
         self.pool = ThreadPoolExecutor(size)
 
-    def connect(self, rank: int, connections: int = 1, seconds: float = 30.0) -> Future[Peers]:
+    def connect(self, rank: int, connections: int | None = 1, seconds: float = 30.0) -> Future[Peers]:
         return self.pool.submit(
             connect_peers,
             self.worlds[rank],
@@ -126,6 +126,53 @@ def test_ipv6_and_several_addresses(ranks):
                 families.add(sock.family)
     assert families == {socket.AF_INET, socket.AF_INET6}  # the connections of a pair are spread over the addresses
     check_and_close(peers, 2)
+
+
+def addresses_of(fds: list[int]) -> list[str]:
+    """Of the other ends. Closes the sockets."""
+    addresses = []
+    for fd in fds:
+        with socket.socket(fileno=fd) as sock:
+            addresses.append(sock.getpeername()[0])
+    return addresses
+
+
+def connect_and_look(world: Ranks) -> dict[tuple[int, int], list[str]]:
+    """Where each rank's connections to a lower one go to, by (rank, lower rank), when nobody says how many."""
+    futures = [world.connect(r, None) for r in range(len(world.worlds))]
+    found = [{peer: addresses_of(fds) for peer, fds in future.result().items()} for future in futures]
+    for rank, peers in enumerate(found):
+        for peer, addresses in peers.items():
+            assert len(addresses) == len(found[peer][rank])  # both ends count alike
+    return {(rank, peer): peers[peer] for rank, peers in enumerate(found) for peer in peers if peer < rank}
+
+
+def test_one_connection_through_each_interface_that_both_have(ranks):
+    two = [Interface("eth0", ("127.0.0.1",)), Interface("eth1", ("127.0.0.2",))]
+    world = ranks(4, two)
+    world.see(1, endpoints=tuple(world.listeners[1].endpoints[1:]))
+    assert connect_and_look(world) == {
+        (1, 0): ["127.0.0.1"],
+        (2, 0): ["127.0.0.1", "127.0.0.2"],
+        (2, 1): ["127.0.0.2"],
+        (3, 0): ["127.0.0.1", "127.0.0.2"],
+        (3, 1): ["127.0.0.2"],
+        (3, 2): ["127.0.0.1", "127.0.0.2"],
+    }
+
+
+def test_a_second_address_of_an_interface_is_no_second_interface(ranks):
+    assert connect_and_look(ranks(2, [Interface("eth0", ("127.0.0.1", "127.0.0.2"))])) == {(1, 0): ["127.0.0.1"]}
+
+
+def test_connections_take_another_interface_before_another_address(ranks):
+    interfaces = [Interface("eth0", ("127.0.0.1", "127.0.0.2")), Interface("eth1", ("127.0.0.3",))]
+    assert connect_and_look(ranks(2, interfaces)) == {(1, 0): ["127.0.0.1", "127.0.0.3"]}
+
+
+def test_many_interfaces_do_not_make_many_connections(ranks):
+    interfaces = [Interface(f"eth{i}", (f"127.0.0.{i + 1}",)) for i in range(MOST_AUTOMATIC_CONNECTIONS + 2)]
+    assert len(connect_and_look(ranks(2, interfaces))[1, 0]) == MOST_AUTOMATIC_CONNECTIONS
 
 
 def test_a_rank_may_come_late(ranks):

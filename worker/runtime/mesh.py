@@ -1,7 +1,7 @@
 """TCP connections to every peer of a world, connected and proven, ready for the engine.
 
 Listeners are made before the process joins, because their addresses go into the join request. When the world is known,
-the higher rank of each pair connects to the lower one, `connections` times, spread over the lower one's addresses. One
+the higher rank of each pair connects to the lower one, `connections` times, spread over the lower one's interfaces. One
 thread runs everything with non-blocking sockets and one deadline; an attempt that fails is made again, at the next
 address, until then. Strangers on the port get no answer, are bounded in number and time, and hold nobody up.
 """
@@ -15,13 +15,14 @@ import os
 import selectors
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.handshake import Connecting, Greeting, Handshake, Listening, StrangerError
 from horovod.worker.runtime.host import Interface
-from horovod.worker.runtime.world import Endpoint, World
+from horovod.worker.runtime.world import Endpoint, Member, World
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,9 @@ MAX_STRANGERS = 128  # unproven connections at one time, above those that are ex
 FIRST_RETRY_SECONDS = 0.02
 LAST_RETRY_SECONDS = 0.5
 CHECK_SECONDS = 0.1  # how often `check` is asked while nothing happens
+# Where nobody says how many. A second connection through one interface costs 2 to 10% of an allreduce, in
+# acknowledgements and in batches of packets that come out smaller (benchmarks/network.py).
+MOST_AUTOMATIC_CONNECTIONS = 8
 
 
 class Listeners:
@@ -74,14 +78,15 @@ def connect_peers(
     world: World,
     listeners: Listeners,
     *,
-    connections: int,
+    connections: int | None,
     deadline: float,
     check: Callable[[], None] = lambda: None,
 ) -> dict[int, list[int]]:
     """Descriptors of `connections` proven, non-blocking sockets to each peer, in the same order on both sides.
 
-    `deadline` is on time.monotonic(). `check` is called now and then and ends the wait by raising. StartError names the
-    first peer that could not be reached. The listeners stay the caller's; all other sockets are closed on an error.
+    Without `connections` as many as both of a pair have interfaces, which both know from the world. `deadline` is on
+    time.monotonic(). `check` is called now and then and ends the wait by raising. StartError names the first peer that
+    could not be reached. The listeners stay the caller's; all other sockets are closed on an error.
     """
     assembly = _Assembly(world, listeners, connections)
     try:
@@ -118,18 +123,33 @@ class _Link:
     incoming: bytes = b""
 
 
+def _automatic_connections(one: Member, other: Member) -> int:
+    both = min(len({endpoint.interface for endpoint in member.endpoints}) for member in (one, other))
+    return max(1, min(both, MOST_AUTOMATIC_CONNECTIONS))
+
+
+def _by_turns(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
+    """The first address of each interface, then the second of each, ...: few connections meet on one interface."""
+    seen: Counter[str] = Counter()
+    turns = []
+    for endpoint in endpoints:
+        turns.append(seen[endpoint.interface])
+        seen[endpoint.interface] += 1
+    return tuple(endpoint for _, endpoint in sorted(zip(turns, endpoints, strict=True), key=lambda pair: pair[0]))
+
+
 class _Assembly:
-    def __init__(self, world: World, listeners: Listeners, connections: int) -> None:
+    def __init__(self, world: World, listeners: Listeners, connections: int | None) -> None:
         self._world = world
         self._listeners = listeners
         self._selector = selectors.DefaultSelector()
         self._slots = {
             (member.rank, index): _Slot(
-                member.rank, index, endpoints=member.endpoints if member.rank < world.rank else ()
+                member.rank, index, endpoints=_by_turns(member.endpoints) if member.rank < world.rank else ()
             )
             for member in world.members
             if member.rank != world.rank
-            for index in range(connections)
+            for index in range(connections or _automatic_connections(world.me, member))
         }
         self._inbound: dict[_Link, None] = {}  # oldest first
         self._inbound_limit = MAX_STRANGERS + len(self._slots)

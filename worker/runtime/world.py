@@ -22,7 +22,7 @@ _LEAST_SECRET_BYTES = 16
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a member's data plane listens. The interface is only for messages."""
+    """Where a member's data plane listens. How many interfaces there are decides how many connections; see mesh.py."""
 
     address: str
     port: int
