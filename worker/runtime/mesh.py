@@ -32,8 +32,8 @@ MAX_STRANGERS = 128  # unproven connections at one time, above those that are ex
 FIRST_RETRY_SECONDS = 0.02
 LAST_RETRY_SECONDS = 0.5
 CHECK_SECONDS = 0.1  # how often `check` is asked while nothing happens
-# Where nobody says how many. A second connection through one interface costs 2 to 10% of an allreduce, in
-# acknowledgements and in batches of packets that come out smaller (benchmarks/network.py).
+# Of a pair, where nobody says how many: one through each interface, because another through the same one makes
+# allreduces up to 10% slower (docs/adr/0014-connections.md), and no more than this.
 MOST_AUTOMATIC_CONNECTIONS = 8
 
 
