@@ -154,7 +154,12 @@ class Settings:
         maximum=64 << 20,
     )
     slot_count: int = _row(
-        "HOROVOD_SLOT_COUNT", "int", 4, "staging slots of each rank; must agree on all ranks", minimum=2, maximum=64
+        "HOROVOD_SLOT_COUNT",
+        "int",
+        4,
+        "staging slots of each rank where all ranks share a host; must agree on all ranks",
+        minimum=2,
+        maximum=64,
     )
     progress_timeout_seconds: float = _row(
         "HOROVOD_PROGRESS_TIMEOUT",
