@@ -151,6 +151,19 @@ def test_two_processes_with_an_address_and_no_launcher(coordinator, transport):
         assert sorted([one.finish(), other.finish()]) == [f"0 2 0 {transport} 3.0", f"1 2 1 {transport} 3.0"]
 
 
+@pytest.mark.parametrize(("environment", "connections"), [({}, 1), ({"HOROVOD_CONNECTIONS_PER_PEER": "3"}, 3)])
+def test_how_many_connections_two_ranks_have(coordinator, environment, connections):
+    """The coordinator is on the loopback interface, so that is the one which both offer."""
+    script = f"""
+import psutil
+hvd.init({coordinator.address!r}, size=2, transport="tcp")
+ends = [one for one in psutil.Process().net_connections("tcp") if one.status == psutil.CONN_ESTABLISHED]
+print(sum(one.raddr.port != {coordinator.address.rpartition(":")[2]} for one in ends), allreduce("x"))
+"""
+    with Program(script, **environment) as one, Program(script, **environment) as other:
+        assert [one.finish(), other.finish()] == [f"{connections} 2.0"] * 2
+
+
 def test_keyword_arguments_alone(coordinator):
     script = (
         f"hvd.init(coordinator={coordinator.address!r}, job='mine', size=2, transport='tcp', "
