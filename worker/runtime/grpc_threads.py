@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
@@ -20,26 +20,34 @@ Message = TypeVar("Message")
 
 
 class GrpcThreads:
-    """Knows the threads of all streams that it was shown. Used from any thread."""
+    """Begins streams and knows their threads. Used from any thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards the two below
         self._threads: set[threading.Thread] = set()
-        self._unknown = 0  # threads of watched calls that have not told who they are yet
+        self._unknown = 0  # threads of streams that have not told who they are yet
 
-    def requests(self, requests: Iterable[Message]) -> Iterator[Message]:
-        """`requests`, to hand to a streaming call, which must be shown to `watch` as soon as it has begun."""
-        self._remember()
-        yield from requests
-
-    def watch(self, call: grpc.Call) -> None:
-        """For a streaming call whose requests are those of `requests`."""
+    def start(
+        self,
+        method: grpc.StreamStreamMultiCallable[Message, Any],
+        requests: Iterable[Message],
+        metadata: tuple[tuple[str, str], ...] = (),
+    ) -> Any:
+        """Begins a stream and returns its call."""
+        before = set(threading.enumerate())
+        call = method(self._told(requests), metadata=metadata)
         with self._changed:
             self._unknown += 2
-        if not call.add_callback(self._remember):  # it is over, and the thread of its events has nothing left to do
+        if not call.add_callback(self._remember):
+            # It is over already (a name that cannot be resolved is enough), but the thread that told of it may not be.
+            # Either this call started that thread, or an earlier one did, which is known or will tell. Whatever else
+            # started a thread just now is waited for as well; that is rare and has the limit of `join`.
+            began = {thread for thread in threading.enumerate() if thread.daemon and thread.is_alive()} - before
             with self._changed:
                 self._unknown -= 1
+                self._threads |= began
                 self._changed.notify_all()
+        return call
 
     def join(self, seconds: float) -> None:
         """Waits until the threads have ended, `seconds` at most. All calls must be cancelled, their requests ended."""
@@ -49,6 +57,10 @@ class GrpcThreads:
             threads = self._threads - {threading.current_thread()}
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _told(self, requests: Iterable[Message]) -> Iterator[Message]:
+        self._remember()
+        yield from requests
 
     def _remember(self) -> None:
         # Runs in the thread that is to be remembered: as its first step, or (for events) when the stream is over.

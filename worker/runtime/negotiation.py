@@ -243,9 +243,7 @@ class Negotiator:
     def _read(self, stream: int) -> tuple[grpc.StatusCode, str]:
         """Runs one stream until it ends and says why it did."""
         try:
-            requests = self._grpc_threads.requests(self._requests(stream))
-            self._call = self._stub.Negotiate(requests, metadata=self._metadata)
-            self._grpc_threads.watch(self._call)
+            self._call = self._grpc_threads.start(self._stub.Negotiate, self._requests(stream), self._metadata)
         except ValueError as error:  # the channel is closed
             return grpc.StatusCode.UNAVAILABLE, str(error)
         if self._closing.is_set():  # close() may have missed the call

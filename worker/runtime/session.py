@@ -276,8 +276,7 @@ class _Attempt:
 
     def start(self) -> None:
         session = self._session
-        self._call = session._stub.Join(session.grpc_threads.requests(self._requests()), metadata=session.metadata)
-        session.grpc_threads.watch(self._call)
+        self._call = session.grpc_threads.start(session._stub.Join, self._requests(), session.metadata)
         self.thread.start()
 
     def is_decided(self) -> bool:
