@@ -1,7 +1,8 @@
-"""One row of the table of settings (settings.py): how its text is read and checked."""
+"""One row of the table of settings (settings.py): how it is written there, and how its text is read and checked."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -112,6 +113,27 @@ class Setting:
     def _bad(self, where: str, value: object) -> ValueError:
         shown = "" if self.secret else f"={value!r}"
         return ValueError(f"{where}{shown} is not usable: expected {self.expected()}.")
+
+
+def row(
+    env: str,
+    kind: Kind,
+    default: Any,
+    help: str,  # noqa: A002
+    *,
+    flag: str | None = None,
+    yaml: str | None = None,
+    unit: str | None = None,
+    **more: Any,
+) -> Any:
+    """A field of a dataclass that `rows` makes a Setting of; `more` are those of Setting that have a default."""
+    values = {"env": env, "flag": flag, "yaml": yaml, "kind": kind, "unit": unit, "default": default, "help": help}
+    return dataclasses.field(default=default, metadata={"row": {**values, **more}})
+
+
+def rows(table: type) -> tuple[Setting, ...]:
+    """The settings that the fields of the dataclass `table` are, in their order."""
+    return tuple(Setting(name=field.name, **field.metadata["row"]) for field in dataclasses.fields(table))
 
 
 def split_address(text: str, source: str) -> tuple[str, int]:

@@ -9,36 +9,19 @@ expected. Importing this module reads nothing.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from horovod.worker.setting import Kind, Setting
-
-
-def _row(
-    env: str,
-    kind: Kind,
-    default: Any,
-    help: str,  # noqa: A002
-    *,
-    flag: str | None = None,
-    yaml: str | None = None,
-    unit: str | None = None,
-    **more: Any,
-) -> Any:
-    values = {"env": env, "flag": flag, "yaml": yaml, "kind": kind, "unit": unit, "default": default, "help": help}
-    return dataclasses.field(default=default, metadata={"row": {**values, **more}})
-
+from horovod.worker.setting import Setting, row, rows
 
 GPU_OPERATIONS = ("auto", "nccl", "host", "mpi", "gloo")
 
 
 def _gpu_row(operation: str) -> Any:
     help_ = f"HOROVOD_GPU_OPERATIONS for {operation.lower()} alone; must agree on all ranks"
-    return _row(f"HOROVOD_GPU_{operation}", "choice", None, help_, choices=GPU_OPERATIONS)
+    return row(f"HOROVOD_GPU_{operation}", "choice", None, help_, choices=GPU_OPERATIONS)
 
 
 @dataclass(frozen=True)
@@ -46,16 +29,16 @@ class Settings:
     """All settings of one process, checked. None means not given."""
 
     # -- which world ---------------------------------------------------------------------------------------------------
-    coordinator: str | None = _row(
+    coordinator: str | None = row(
         "HOROVOD_COORDINATOR",
         "address",
         None,
         "host:port of the coordinator; without one the process is a world of one",
     )
-    job: str = _row("HOROVOD_JOB", "text", "default", "name of the job; processes of one name form one world")
-    token: str | None = _row("HOROVOD_TOKEN", "text", None, "bearer token that the coordinator asks for", secret=True)
-    size: int | None = _row("HOROVOD_SIZE", "int", None, "number of processes in the world", minimum=1)
-    start_timeout_seconds: float = _row(
+    job: str = row("HOROVOD_JOB", "text", "default", "name of the job; processes of one name form one world")
+    token: str | None = row("HOROVOD_TOKEN", "text", None, "bearer token that the coordinator asks for", secret=True)
+    size: int | None = row("HOROVOD_SIZE", "int", None, "number of processes in the world", minimum=1)
+    start_timeout_seconds: float = row(
         "HOROVOD_START_TIMEOUT",
         "float",
         30.0,
@@ -65,14 +48,14 @@ class Settings:
         minimum=0.001,
         maximum=10_000_000,
     )
-    rank: int | None = _row("HOROVOD_RANK", "int", None, "rank that the launcher decided", minimum=0, launcher=True)
-    local_rank: int | None = _row(
+    rank: int | None = row("HOROVOD_RANK", "int", None, "rank that the launcher decided", minimum=0, launcher=True)
+    local_rank: int | None = row(
         "HOROVOD_LOCAL_RANK", "int", None, "rank among the processes of this host", minimum=0, launcher=True
     )
-    local_size: int | None = _row(
+    local_size: int | None = row(
         "HOROVOD_LOCAL_SIZE", "int", None, "number of processes on this host", minimum=1, launcher=True
     )
-    cross_rank: int | None = _row(
+    cross_rank: int | None = row(
         "HOROVOD_CROSS_RANK",
         "int",
         None,
@@ -80,10 +63,10 @@ class Settings:
         minimum=0,
         launcher=True,
     )
-    cross_size: int | None = _row(
+    cross_size: int | None = row(
         "HOROVOD_CROSS_SIZE", "int", None, "number of hosts that have this local rank", minimum=1, launcher=True
     )
-    hostname: str | None = _row(
+    hostname: str | None = row(
         "HOROVOD_HOSTNAME",
         "text",
         None,
@@ -92,14 +75,14 @@ class Settings:
     )
 
     # -- data plane ----------------------------------------------------------------------------------------------------
-    transport: str = _row(
+    transport: str = row(
         "HOROVOD_TRANSPORT",
         "choice",
         "auto",
         "data plane: shared memory when all ranks share a host and TCP otherwise, or always the one named",
         choices=("auto", "shm", "tcp"),
     )
-    cpu_operations: str = _row(
+    cpu_operations: str = row(
         "HOROVOD_CPU_OPERATIONS",
         "choice",
         "native",
@@ -107,14 +90,14 @@ class Settings:
         "there when Horovod was built); must agree on all ranks",
         choices=("native", "gloo", "mpi", "ccl"),
     )
-    network_interfaces: tuple[str, ...] = _row(
+    network_interfaces: tuple[str, ...] = row(
         "HOROVOD_NETWORK_INTERFACES",
         "list",
         (),
         "network interfaces for TCP; without it every one that is up, but loopback and bridges of containers",
         flag="--network-interfaces",
     )
-    connections_per_peer: int | None = _row(
+    connections_per_peer: int | None = row(
         "HOROVOD_CONNECTIONS_PER_PEER",
         "int",
         None,
@@ -123,7 +106,7 @@ class Settings:
         minimum=1,
         maximum=64,
     )
-    fusion_threshold_bytes: int = _row(
+    fusion_threshold_bytes: int = row(
         "HOROVOD_FUSION_THRESHOLD",
         "int",
         128 << 20,
@@ -135,7 +118,7 @@ class Settings:
         maximum=1 << 62,
         flag_scale=1 << 20,
     )
-    spin_us: int = _row(
+    spin_us: int = row(
         "HOROVOD_SPIN_US",
         "int",
         50,
@@ -144,7 +127,7 @@ class Settings:
         minimum=0,
         maximum=1_000_000,
     )
-    slot_bytes: int = _row(
+    slot_bytes: int = row(
         "HOROVOD_SLOT_BYTES",
         "int",
         256 << 10,
@@ -153,7 +136,7 @@ class Settings:
         minimum=4096,
         maximum=64 << 20,
     )
-    slot_count: int = _row(
+    slot_count: int = row(
         "HOROVOD_SLOT_COUNT",
         "int",
         4,
@@ -161,7 +144,7 @@ class Settings:
         minimum=2,
         maximum=64,
     )
-    progress_timeout_seconds: float = _row(
+    progress_timeout_seconds: float = row(
         "HOROVOD_PROGRESS_TIMEOUT",
         "float",
         300.0,
@@ -172,7 +155,7 @@ class Settings:
     )
 
     # -- negotiation and process sets ----------------------------------------------------------------------------------
-    cycle_time_ms: float = _row(
+    cycle_time_ms: float = row(
         "HOROVOD_CYCLE_TIME",
         "float",
         1.0,
@@ -183,7 +166,7 @@ class Settings:
         minimum=0,
         in_use=False,
     )
-    cache_capacity: int = _row(
+    cache_capacity: int = row(
         "HOROVOD_CACHE_CAPACITY",
         "int",
         1024,
@@ -193,13 +176,13 @@ class Settings:
         minimum=0,
         in_use=False,
     )
-    dynamic_process_sets: bool = _row(
+    dynamic_process_sets: bool = row(
         "HOROVOD_DYNAMIC_PROCESS_SETS", "bool", False, "process sets may be added and removed after init"
     )
-    disable_group_fusion: bool = _row(
+    disable_group_fusion: bool = row(
         "HOROVOD_DISABLE_GROUP_FUSION", "bool", False, "a grouped operation is not fused with others", in_use=False
     )
-    hierarchical_allreduce: bool | None = _row(
+    hierarchical_allreduce: bool | None = row(
         "HOROVOD_HIERARCHICAL_ALLREDUCE",
         "bool",
         None,
@@ -207,7 +190,7 @@ class Settings:
         flag="--hierarchical-allreduce",
         yaml="params.hierarchical_allreduce",
     )
-    hierarchical_allgather: bool | None = _row(
+    hierarchical_allgather: bool | None = row(
         "HOROVOD_HIERARCHICAL_ALLGATHER",
         "bool",
         None,
@@ -216,7 +199,7 @@ class Settings:
         yaml="params.hierarchical_allgather",
         in_use=False,
     )
-    torus_allreduce: bool | None = _row(
+    torus_allreduce: bool | None = row(
         "HOROVOD_TORUS_ALLREDUCE",
         "bool",
         None,
@@ -225,7 +208,7 @@ class Settings:
         yaml="params.torus_allreduce",
         in_use=False,
     )
-    thread_affinity: tuple[str, ...] = _row(
+    thread_affinity: tuple[str, ...] = row(
         "HOROVOD_THREAD_AFFINITY",
         "list",
         (),
@@ -233,8 +216,8 @@ class Settings:
         flag="--thread-affinity",
         yaml="library_options.thread_affinity",
     )
-    elastic: bool = _row("HOROVOD_ELASTIC", "bool", False, "set by elastic launchers", launcher=True, in_use=False)
-    elastic_timeout_seconds: float = _row(
+    elastic: bool = row("HOROVOD_ELASTIC", "bool", False, "set by elastic launchers", launcher=True, in_use=False)
+    elastic_timeout_seconds: float = row(
         "HOROVOD_ELASTIC_TIMEOUT",
         "float",
         600.0,
@@ -245,7 +228,7 @@ class Settings:
         in_use=False,
     )
 
-    pin_gpus: bool = _row(
+    pin_gpus: bool = row(
         "HOROVOD_PIN_GPUS",
         "bool",
         False,
@@ -256,7 +239,7 @@ class Settings:
     )
 
     # -- what one sees -------------------------------------------------------------------------------------------------
-    log_level: str = _row(
+    log_level: str = row(
         "HOROVOD_LOG_LEVEL",
         "choice",
         "warning",
@@ -265,7 +248,7 @@ class Settings:
         yaml="logging.level",
         choices=("trace", "debug", "info", "warning", "error", "fatal"),
     )
-    log_hide_time: bool = _row(
+    log_hide_time: bool = row(
         "HOROVOD_LOG_HIDE_TIME",
         "bool",
         False,
@@ -275,7 +258,7 @@ class Settings:
         yaml_inverted=True,
         in_use=False,
     )
-    timeline: str | None = _row(
+    timeline: str | None = row(
         "HOROVOD_TIMELINE",
         "text",
         None,
@@ -283,7 +266,7 @@ class Settings:
         flag="--timeline-filename",
         yaml="timeline.filename",
     )
-    timeline_mark_cycles: bool = _row(
+    timeline_mark_cycles: bool = row(
         "HOROVOD_TIMELINE_MARK_CYCLES",
         "bool",
         False,
@@ -291,7 +274,7 @@ class Settings:
         flag="--timeline-mark-cycles",
         yaml="timeline.mark_cycles",
     )
-    stall_check_disable: bool = _row(
+    stall_check_disable: bool = row(
         "HOROVOD_STALL_CHECK_DISABLE",
         "bool",
         False,
@@ -300,7 +283,7 @@ class Settings:
         yaml="stall_check.enabled",
         yaml_inverted=True,
     )
-    stall_check_seconds: float = _row(
+    stall_check_seconds: float = row(
         "HOROVOD_STALL_CHECK_TIME_SECONDS",
         "float",
         60.0,
@@ -310,7 +293,7 @@ class Settings:
         unit="seconds",
         minimum=0,
     )
-    stall_shutdown_seconds: float = _row(
+    stall_shutdown_seconds: float = row(
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         "float",
         0.0,
@@ -322,7 +305,7 @@ class Settings:
     )
 
     # -- tuning --------------------------------------------------------------------------------------------------------
-    autotune: bool = _row(
+    autotune: bool = row(
         "HOROVOD_AUTOTUNE",
         "bool",
         False,
@@ -331,7 +314,7 @@ class Settings:
         yaml="autotune.enabled",
         in_use=False,
     )
-    autotune_log: str | None = _row(
+    autotune_log: str | None = row(
         "HOROVOD_AUTOTUNE_LOG",
         "text",
         None,
@@ -340,7 +323,7 @@ class Settings:
         yaml="autotune.log_file",
         in_use=False,
     )
-    autotune_warmup_samples: int = _row(
+    autotune_warmup_samples: int = row(
         "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
         "int",
         3,
@@ -350,7 +333,7 @@ class Settings:
         minimum=0,
         in_use=False,
     )
-    autotune_steps_per_sample: int = _row(
+    autotune_steps_per_sample: int = row(
         "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
         "int",
         10,
@@ -360,7 +343,7 @@ class Settings:
         minimum=0,
         in_use=False,
     )
-    autotune_bayes_opt_max_samples: int = _row(
+    autotune_bayes_opt_max_samples: int = row(
         "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
         "int",
         20,
@@ -370,7 +353,7 @@ class Settings:
         minimum=0,
         in_use=False,
     )
-    autotune_gaussian_process_noise: float = _row(
+    autotune_gaussian_process_noise: float = row(
         "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
         "float",
         0.8,
@@ -383,7 +366,7 @@ class Settings:
     )
 
     # -- backends ------------------------------------------------------------------------------------------------------
-    gpu_operations: str = _row(
+    gpu_operations: str = row(
         "HOROVOD_GPU_OPERATIONS",
         "choice",
         "auto",
@@ -397,7 +380,7 @@ class Settings:
     gpu_broadcast: str | None = _gpu_row("BROADCAST")
     gpu_alltoall: str | None = _gpu_row("ALLTOALL")
     gpu_reducescatter: str | None = _gpu_row("REDUCESCATTER")
-    num_nccl_streams: int = _row(
+    num_nccl_streams: int = row(
         "HOROVOD_NUM_NCCL_STREAMS",
         "int",
         1,
@@ -406,7 +389,7 @@ class Settings:
         yaml="library_options.num_nccl_streams",
         minimum=0,
     )
-    gpu_pack_threshold_bytes: int = _row(
+    gpu_pack_threshold_bytes: int = row(
         "HOROVOD_GPU_PACK_THRESHOLD",
         "int",
         64 << 10,
@@ -416,7 +399,7 @@ class Settings:
         minimum=0,
         maximum=1 << 30,
     )
-    gpu_pack_count: int = _row(
+    gpu_pack_count: int = row(
         "HOROVOD_GPU_PACK_COUNT",
         "int",
         8,
@@ -424,39 +407,39 @@ class Settings:
         minimum=1,
         maximum=1 << 20,
     )
-    batch_d2d_memcopies: bool = _row(
+    batch_d2d_memcopies: bool = row(
         "HOROVOD_BATCH_D2D_MEMCOPIES",
         "bool",
         True,
         "small GPU tensors are packed by one kernel, compiled when the first GPU tensor comes; 0: one by one",
     )
-    async_completion: bool = _row(
+    async_completion: bool = row(
         "HOROVOD_ENABLE_ASYNC_COMPLETION",
         "bool",
         True,
         "synchronizing an operation on GPU tensors makes the current stream wait for it; 0: the host waits",
     )
-    nccl_library: str | None = _row(
+    nccl_library: str | None = row(
         "HOROVOD_NCCL_LIBRARY",
         "text",
         None,
         "file of NCCL (libnccl.so.2) for GPU tensors; without it that of the package nvidia-nccl (PyTorch brings it), "
         "or the system's",
     )
-    cuda_library: str | None = _row(
+    cuda_library: str | None = row(
         "HOROVOD_CUDA_LIBRARY",
         "text",
         None,
         "file of the NVIDIA driver's library for GPU tensors; without it the system's libcuda.so.1",
     )
-    nvrtc_library: str | None = _row(
+    nvrtc_library: str | None = row(
         "HOROVOD_NVRTC_LIBRARY",
         "text",
         None,
         "file of NVIDIA's run-time compiler (libnvrtc.so.12) for packing small GPU tensors; without it that of the "
         "package nvidia-cuda-nvrtc (PyTorch brings it), or the system's",
     )
-    gloo_timeout_seconds: int = _row(
+    gloo_timeout_seconds: int = row(
         "HOROVOD_GLOO_TIMEOUT_SECONDS",
         "int",
         30,
@@ -466,7 +449,7 @@ class Settings:
         unit="seconds",
         minimum=0,
     )
-    mpi_threads_disable: bool = _row(
+    mpi_threads_disable: bool = row(
         "HOROVOD_MPI_THREADS_DISABLE",
         "bool",
         False,
@@ -477,9 +460,7 @@ class Settings:
     )
 
 
-SETTINGS: tuple[Setting, ...] = tuple(
-    Setting(name=field.name, **field.metadata["row"]) for field in dataclasses.fields(Settings)
-)
+SETTINGS: tuple[Setting, ...] = rows(Settings)
 
 
 def resolve(environ: Mapping[str, str] | None = None, explicit: Mapping[str, Any] | None = None) -> Settings:
