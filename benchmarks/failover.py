@@ -5,7 +5,7 @@
     python benchmarks/failover.py --np 4 --repeats 20
     python benchmarks/failover.py --transports gpu
                                                    the tensors are on GPUs and travel by NCCL; ranks may share a GPU
-    python benchmarks/failover.py --transports gpu --gpu-libraries build/native-tests/libstandin_{cuda,nccl}.so
+    python benchmarks/failover.py --transports gpu --gpu-libraries build/*/native/libstandin_{cuda,nccl}.so
                                                    where no GPU is: the libraries that tests have in place of CUDA's
 
 Every death has a world of its own, formed with hvd.init() and an embedded coordinator. The time goes from just before

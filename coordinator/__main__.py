@@ -2,15 +2,18 @@
 
 import argparse
 import asyncio
+import contextlib
 import logging
+import resource
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 from .address import ListenAddress
+from .limits import Limits
 from .server import CoordinatorServer
+from .token import TokenFiles, random_token, read_token
 
 EXIT_OK = 0
 EXIT_FAILED = 1  # the environment does not let us serve
@@ -25,21 +28,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     logging.getLogger("grpc").setLevel(logging.WARNING)  # tells of every call otherwise
     logging.getLogger("asyncio").setLevel(logging.WARNING)
+    _allow_many_connections()
     try:
         address = ListenAddress.parse(arguments.listen)
-        token = _read_token(arguments.token_file) if arguments.token_file else None
-        if token is None and not arguments.insecure and not address.is_loopback():
-            raise ValueError(
-                f"Refusing to listen on {address} without a token, since other hosts could take part in the training. "
-                "Give the same secret to the coordinator (--token-file FILE) and to the processes (HOROVOD_TOKEN), "
-                "listen on 127.0.0.1, or accept the risk with --insecure."
-            )
-        asyncio.run(_serve(address, token))
+        token = read_token(arguments.token_file) if arguments.token_file else None
+        files: TokenFiles | None = None
+        if token is None and not arguments.insecure:
+            if not address.is_loopback():
+                raise ValueError(
+                    f"Refusing to listen on {address} without a token, since other hosts could take part in the "
+                    "training. Give the same secret to the coordinator (--token-file FILE) and to the processes "
+                    "(HOROVOD_TOKEN_FILE or HOROVOD_TOKEN), listen on 127.0.0.1, or accept the risk with --insecure."
+                )
+            token = random_token()
+            files = TokenFiles(token)
+        limits = Limits(arguments.keepalive_timeout_seconds, arguments.reattach_grace_seconds)
+        asyncio.run(_serve(address, token, files, limits))
     except ValueError as error:
         return _fail(error, EXIT_USAGE, arguments.verbose)
     except OSError as error:
         return _fail(error, EXIT_FAILED, arguments.verbose)
     return EXIT_OK
+
+
+def _allow_many_connections() -> None:
+    """Each member takes one, and the usual soft limit is 1024. (It exists for programs that call select(2).)"""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -48,31 +64,48 @@ def _parser() -> argparse.ArgumentParser:
         description="Brings the processes of training jobs together: ranks, membership, first agreement on operations.",
     )
     parser.add_argument("--listen", metavar="HOST:PORT", default="127.0.0.1:29400", help="default: %(default)s")
-    parser.add_argument("--token-file", metavar="FILE", help="members must know the secret in this file")
-    parser.add_argument("--insecure", action="store_true", help="serve other hosts even without a token")
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="members must know the secret in this file; without one, on loopback, a coordinator makes a token that "
+        "processes of the same user find by themselves",
+    )
+    parser.add_argument("--insecure", action="store_true", help="serve anybody, without a token")
+    parser.add_argument(
+        "--keepalive-timeout-seconds",
+        metavar="S",
+        type=_seconds,
+        default=Limits.keepalive_timeout_s,
+        help="a connection that answers no ping for so long counts as broken (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--reattach-grace-seconds",
+        metavar="S",
+        type=_seconds,
+        default=Limits.reattach_grace_s,
+        help="how long a member may be without a connection before it is lost, unless its process is seen to live "
+        "(default: %(default)g)",
+    )
     parser.add_argument("--verbose", action="store_true", help="log what happens, and show tracebacks")
     return parser
 
 
-def _read_token(path: str) -> str:
-    """The secret in the file, without the white space around it."""
+def _seconds(text: str) -> float:
     try:
-        token = Path(path).read_text(encoding="ascii").strip()
-    except UnicodeDecodeError as error:
-        raise OSError(f"The token file {path!r} must hold one line of ASCII text.") from error
-    except OSError as error:
-        raise OSError(f"Can't read the token file {path!r}: {error.strerror}.") from error
-    if not token or any(character.isspace() or not character.isprintable() for character in token):
-        raise OSError(f"The token file {path!r} must hold one line of ASCII text without spaces.")
-    return token
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.001 <= value <= 10_000_000:
+        raise argparse.ArgumentTypeError(f"expected seconds from 0.001 to 10000000, not {text!r}")
+    return value
 
 
-async def _serve(address: ListenAddress, token: str | None) -> None:
+async def _serve(address: ListenAddress, token: str | None, files: TokenFiles | None, limits: Limits) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    server = CoordinatorServer()
-    port = await server.start(str(address), token)
+    server = CoordinatorServer(limits)
+    port = await server.start(str(address), token, token_files=files)
     print(f"horovod-coordinator is listening on {ListenAddress(address.host, port)}", flush=True)
     await stop.wait()
     await server.stop()

@@ -3,6 +3,7 @@
 import errno
 import ipaddress
 import os
+import resource
 import socket
 from dataclasses import dataclass
 
@@ -35,32 +36,33 @@ class ListenAddress:
 
     def is_loopback(self) -> bool:
         """True when only processes of this host can connect. Raises OSError when the host name is unknown."""
-        return all(ipaddress.ip_address(address).is_loopback for address in self._resolved())
+        return all(ipaddress.ip_address(address).is_loopback for address in self.resolved())
 
     def check_free(self) -> None:
         """Raises OSError with a sentence when this address can't be listened on.
 
         gRPC itself only says that it failed, and prints to stderr; binding a plain socket first tells why.
         """
-        for address in self._resolved():
+        for address in self.resolved():
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            with socket.socket(family, socket.SOCK_STREAM) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
+            try:
+                with socket.socket(family, socket.SOCK_STREAM) as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     probe.bind((address, self.port))
                     probe.listen(1)
-                except OSError as error:
-                    raise self.bind_error(error.errno or errno.EADDRNOTAVAIL) from error
+            except OSError as error:
+                raise self.bind_error(error.errno or errno.EADDRNOTAVAIL) from error
 
     def bind_error(self, number: int) -> OSError:
         why = {
             errno.EADDRINUSE: "the port is in use. Stop the program that listens there, or choose another port",
             errno.EADDRNOTAVAIL: "no network interface of this host has that address; `ip address` lists them",
             errno.EACCES: "that port needs more permissions. Choose a port above 1023",
-        }.get(number, os.strerror(number))
+        }.get(number, reason_of(number))
         return OSError(number, f"Can't listen on {self}: {why}.")
 
-    def _resolved(self) -> list[str]:
+    def resolved(self) -> list[str]:
+        """The numeric addresses. Raises OSError when the host name is unknown."""
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
@@ -69,3 +71,28 @@ class ListenAddress:
                 errno.EADDRNOTAVAIL, f"Can't listen on {self}: unknown host {self.host!r} ({reason})."
             ) from error
         return sorted({str(entry[4][0]).partition("%")[0] for entry in found})
+
+
+def reason_of(number: int) -> str:
+    """Why a system call failed; for want of descriptors with the limit and how to raise it."""
+    if number == errno.EMFILE:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"this process has too many open files; its limit is {limit} (ulimit -n, in a systemd unit LimitNOFILE)"
+    if number == errno.ENFILE:
+        return "all processes of this host together have too many open files (sysctl fs.file-max)"
+    return os.strerror(number)
+
+
+def is_free(address: str, port: int) -> bool:
+    """Whether no process listens on the numeric address.
+
+    This binds a socket, but does not listen on it, so it is in nobody's way.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError as error:
+            return error.errno != errno.EADDRINUSE
+    return True

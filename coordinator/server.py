@@ -13,30 +13,31 @@ import grpc
 from horovod.protos.v1.membership_pb2_grpc import add_MembershipServicer_to_server
 from horovod.protos.v1.negotiation_pb2_grpc import add_NegotiationServicer_to_server
 
-from .address import ListenAddress
+from .address import ListenAddress, is_free, reason_of
+from .core.formation import MAX_WORLD_BYTES
+from .core.standstill import USUAL_TIMES, StandstillTimes
+from .limits import Limits
 from .services.auth import TokenInterceptor
 from .services.hub import Hub
 from .services.membership import MembershipService
 from .services.negotiation import NegotiationService
 from .store import MemoryStore, Store
+from .token import MAX_TOKEN_LENGTH, TokenFiles, is_token, random_token
 
 MAX_REQUEST_BYTES = 8 << 20
 START_TIMEOUT_S = 30.0
 STOP_GRACE_S = 1.0
+KEEP_TOKEN_S = 60.0  # how often a coordinator looks whether its token can still be found
+
+_log = logging.getLogger(__name__)
 
 _OPTIONS = (
     ("grpc.so_reuseport", 0),  # else two coordinators on one port would each get some of the members
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
-    # A process that died is noticed at once (its connection is reset); these are for hosts that vanish. A process that
-    # is stopped for a while (a debugger, a busy machine) is no loss (docs/adr/0005-keepalive.md).
-    ("grpc.keepalive_time_ms", 5_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.ping_timeout_ms", 20_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    # Members ping every second; by default a server takes that for an attack.
-    ("grpc.http2.min_ping_interval_without_data_ms", 100),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
+    ("grpc.max_send_message_length", MAX_WORLD_BYTES),
+    # Members ping as often as this server does; by default a server takes that for an attack.
+    ("grpc.http2.min_ping_interval_without_data_ms", 10),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10),
     ("grpc.http2.max_ping_strikes", 0),
     # Thousands of members may open their streams in the same moment.
     ("grpc.server.max_pending_requests", 1 << 16),
@@ -47,40 +48,77 @@ _OPTIONS = (
 class CoordinatorServer:
     """One coordinator in the running event loop. Starts once and stops once."""
 
-    def __init__(self, heartbeat_timeout_s: float = 30.0, told_level: int = logging.WARNING) -> None:
-        self._heartbeat_timeout_s = heartbeat_timeout_s
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        told_level: int = logging.WARNING,
+        keep_token_s: float = KEEP_TOKEN_S,
+        standstill: StandstillTimes = USUAL_TIMES,
+    ) -> None:
+        self._limits = limits or Limits()
         self._told_level = told_level
+        self._keep_token_s = keep_token_s
+        self._standstill = standstill
         self._server: grpc.aio.Server | None = None
         self._hub: Hub | None = None
         self._clock_watch: asyncio.Task[None] | None = None
+        self._token_files: TokenFiles | None = None
+        self._token_watch: asyncio.Task[None] | None = None
 
-    async def start(self, listen: str, token: str | None = None, store: Store | None = None) -> int:
+    async def start(
+        self,
+        listen: str,
+        token: str | None = None,
+        store: Store | None = None,
+        *,
+        token_files: TokenFiles | None = None,
+    ) -> int:
         """Serves on `listen` ("127.0.0.1:29400"; port 0 lets the system choose) and returns the port.
 
-        Raises ValueError for a malformed address and OSError when it can't be listened on, both with a sentence.
+        token: members must know it; None serves anybody.
+        token_files: where processes of this user find the token while the coordinator runs.
+
+        Raises ValueError for a malformed address or token and OSError when the address can't be listened on or the
+        token can't be kept, all with a sentence.
         """
         address = ListenAddress.parse(listen)
-        if address.port:
-            address.check_free()
-        interceptors = [TokenInterceptor(token)] if token else []
-        server = grpc.aio.server(interceptors=interceptors, options=_OPTIONS)
+        if token is not None and not is_token(token):
+            raise ValueError(
+                "The token for a coordinator is not usable: expected one line of ASCII text without spaces, "
+                f"{MAX_TOKEN_LENGTH} characters at most."
+            )
+        interceptors = [] if token is None else [TokenInterceptor(token)]
+        # A process that died is noticed at once: its connection is reset, and its pidfd tells on this host. Keepalive
+        # is for hosts that vanish. A member that misses it is only away (services/processes.py, core/life.py): where
+        # its process is seen to live, stopped or not, it is not lost.
+        options = (*_OPTIONS, *self._limits.channel_options())
+        server = grpc.aio.server(interceptors=interceptors, options=options)
         hub = Hub(
             store if store is not None else MemoryStore(),
-            heartbeat_timeout_s=self._heartbeat_timeout_s,
+            limits=self._limits,
+            standstill=self._standstill,
             told_level=self._told_level,
         )
         add_MembershipServicer_to_server(MembershipService(hub), server)
         add_NegotiationServicer_to_server(NegotiationService(hub), server)
-        try:
-            port = server.add_insecure_port(str(address))
-        except RuntimeError as error:
-            raise address.bind_error(errno.EADDRINUSE) from error
-        if port == 0:
-            raise address.bind_error(errno.EADDRINUSE)
+        if token_files is None:
+            port = _bind(server, address)
+        else:
+            try:
+                port = await _bind_and_tell(server, address, token_files)
+            except BaseException:
+                await server.stop(None)  # frees the address
+                raise
+            self._token_files = token_files
+            self._token_watch = asyncio.create_task(_keep(token_files, self._keep_token_s))
         await server.start()
         self._server, self._hub = server, hub
         self._clock_watch = asyncio.create_task(hub.watch_clock())
         return port
+
+    async def wait_until_empty(self, timeout_s: float) -> bool:
+        """Waits until no world has a member; False when some has after that time."""
+        return self._hub is None or await self._hub.wait_until_empty(timeout_s)
 
     async def stop(self, grace: float = STOP_GRACE_S) -> None:
         """Ends all streams in words, and whatever remains after `grace` seconds. Idempotent."""
@@ -88,8 +126,57 @@ class CoordinatorServer:
         if server is None or self._hub is None or self._clock_watch is None:
             return
         self._clock_watch.cancel()
+        if self._token_files is not None and self._token_watch is not None:
+            self._token_watch.cancel()
+            self._token_files.remove()
         await self._hub.stop()
         await server.stop(grace)
+
+
+def _bind(server: grpc.aio.Server, address: ListenAddress) -> int:
+    """The port. From now on connections are accepted; they are served when the server starts."""
+    if address.port:
+        address.check_free()
+    try:
+        port = server.add_insecure_port(str(address))
+    except RuntimeError as error:
+        address.check_free()  # knows more
+        raise address.bind_error(errno.EADDRINUSE) from error
+    if port == 0:
+        raise address.bind_error(errno.EADDRINUSE)
+    return port
+
+
+async def _bind_and_tell(server: grpc.aio.Server, address: ListenAddress, files: TokenFiles) -> int:
+    """As `_bind`. A member that can connect to a port which it was told can also find the token."""
+    async with files.locked():
+        files.remove_stale(is_free)
+        addresses = address.resolved()
+        if address.port:
+            address.check_free()
+            files.write(addresses, address.port)
+        try:
+            port = _bind(server, address)
+            if not address.port:
+                files.write(addresses, port)
+        except BaseException:
+            files.remove()
+            raise
+    return port
+
+
+async def _keep(files: TokenFiles, period_s: float) -> None:
+    """Sees to it that members that come later find the token, for ever."""
+    told = ""
+    while True:
+        await asyncio.sleep(period_s)
+        try:
+            files.keep()
+            told = ""
+        except OSError as error:
+            if told != (error.strerror or str(error)):
+                told = error.strerror or str(error)
+                _log.warning("%s", told)
 
 
 class EmbeddedCoordinator:
@@ -97,6 +184,10 @@ class EmbeddedCoordinator:
 
     with EmbeddedCoordinator() as coordinator:
         hvd.init(coordinator.address)
+
+    token: members must know it. Without one the coordinator makes one, `token`; when it listens on the loopback
+        interface only, as it does by default, processes of this user find it by themselves, others of this host don't.
+    insecure: serves anybody, without a token.
     """
 
     def __init__(
@@ -104,11 +195,17 @@ class EmbeddedCoordinator:
         listen: str = "127.0.0.1:0",
         token: str | None = None,
         *,
-        heartbeat_timeout_s: float = 30.0,
+        insecure: bool = False,
+        limits: Limits | None = None,
+        keep_token_s: float = KEEP_TOKEN_S,
+        standstill: StandstillTimes = USUAL_TIMES,
     ) -> None:
         self._listen = listen
-        self._token = token
-        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._finds_token = token is None and not insecure
+        self._token = random_token() if self._finds_token else token
+        self._limits = limits
+        self._keep_token_s = keep_token_s
+        self._standstill = standstill
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._server: CoordinatorServer | None = None
@@ -121,22 +218,43 @@ class EmbeddedCoordinator:
             raise RuntimeError("The embedded coordinator does not run; call start() first.")
         return str(ListenAddress(ListenAddress.parse(self._listen).host, self._port))
 
+    @property
+    def token(self) -> str | None:
+        """What members must know (HOROVOD_TOKEN); None when it serves anybody."""
+        return self._token
+
     def start(self) -> "EmbeddedCoordinator":
         """Raises ValueError or OSError as CoordinatorServer.start does."""
         if self._thread is not None:
             raise RuntimeError("The embedded coordinator runs already.")
-        ListenAddress.parse(self._listen)
-        self._loop = asyncio.new_event_loop()
+        address = ListenAddress.parse(self._listen)
+        files = TokenFiles(self._token) if self._finds_token and self._token and address.is_loopback() else None
+        try:
+            self._loop = asyncio.new_event_loop()
+        except OSError as error:
+            number = error.errno or errno.EMFILE
+            raise OSError(number, f"The coordinator cannot be started: {reason_of(number)}.") from error
         self._thread = threading.Thread(target=self._loop.run_forever, name="horovod-coordinator", daemon=True)
         self._thread.start()
         # Rank 0 mostly writes to the same terminal, where nobody wants to read everything twice.
-        self._server = CoordinatorServer(self._heartbeat_timeout_s, told_level=logging.INFO)
+        self._server = CoordinatorServer(
+            self._limits,
+            told_level=logging.INFO,
+            keep_token_s=self._keep_token_s,
+            standstill=self._standstill,
+        )
         try:
-            self._port = self._call(self._server.start(self._listen, self._token), START_TIMEOUT_S)
+            self._port = self._call(self._server.start(self._listen, self._token, token_files=files), START_TIMEOUT_S)
         except BaseException:
             self._end_thread()
             raise
         return self
+
+    def wait_until_empty(self, timeout_s: float) -> bool:
+        """Waits until no world has a member; False when some has after that time."""
+        if self._server is None:
+            return True
+        return bool(self._call(self._server.wait_until_empty(timeout_s), timeout_s + START_TIMEOUT_S))
 
     def stop(self, grace: float = STOP_GRACE_S) -> None:
         """Idempotent."""

@@ -7,7 +7,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["int", "float", "bool", "text", "list", "choice", "address"]
+Kind = Literal["int", "float", "bool", "text", "list", "choice", "address", "token"]
+
+MAX_TOKEN_LENGTH = 4096  # gRPC refuses headers above 8 KiB
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -32,7 +34,7 @@ class Setting:
     yaml_inverted: bool = False  # the YAML key says "enabled" where the variable says "disable"
     secret: bool = False  # the value appears in no message
     launcher: bool = False  # set by launchers for each process, never by a person
-    in_use: bool = True  # False: checked and passed on to the processes, but nothing acts on it yet
+    no_effect: str = ""  # why nothing acts on a value that is checked and accepted, to end a sentence with; "": it acts
 
     def parse(self, text: str, source: str | None = None) -> Any:
         """The value of `text`; ValueError with a sentence that names `source` (default: the variable)."""
@@ -66,7 +68,7 @@ class Setting:
         if self.kind == "address":
             split_address(text, where)
             return text
-        if not text:
+        if not text or (self.kind == "token" and not is_token(text)):
             raise self._bad(where, text)
         return text
 
@@ -85,6 +87,13 @@ class Setting:
             return self.parse(",".join(str(item) for item in value), where)
         raise self._bad(where, value)
 
+    def unheeded(self, value: Any) -> str:
+        """The sentence that a checked `value` has no effect; "" where it has one, or asks for nothing special."""
+        if not self.no_effect or value is None or value is False or value == self.default:
+            return ""
+        flag = f" ({self.flag})" if self.flag else ""
+        return f"{self.env}={environment_text(value)}{flag} has no effect: {self.no_effect}."
+
     def expected(self) -> str:
         """What a value must be, to end a sentence with: "an integer >= 1 (bytes)"."""
         if self.kind == "choice":
@@ -96,6 +105,7 @@ class Setting:
             "text": "a text that is not empty",
             "list": "names separated by commas",
             "address": "host:port, for example 127.0.0.1:29400",
+            "token": f"one line of ASCII text without spaces, {MAX_TOKEN_LENGTH} characters at most",
         }[self.kind]
         if self.minimum is not None and self.maximum is not None:
             words += f" from {self.minimum:g} to {self.maximum:g}"
@@ -134,6 +144,20 @@ def row(
 def rows(table: type) -> tuple[Setting, ...]:
     """The settings that the fields of the dataclass `table` are, in their order."""
     return tuple(Setting(name=field.name, **field.metadata["row"]) for field in dataclasses.fields(table))
+
+
+def is_token(text: str) -> bool:
+    """Whether an HTTP header can carry `text`: one line of ASCII text without spaces."""
+    return 0 < len(text) <= MAX_TOKEN_LENGTH and all("!" <= character <= "~" for character in text)
+
+
+def environment_text(value: Any) -> str:
+    """How a checked value is written in an environment variable."""
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return str(value)
 
 
 def split_address(text: str, source: str) -> tuple[str, int]:

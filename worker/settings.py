@@ -2,9 +2,9 @@
 
 The table is the class `Settings` itself, so that code reads `settings.size` with a type, and everything else
 (launcher flags, the YAML reader, the docs page) is generated from `SETTINGS`. An explicit argument beats the
-environment; a file is the launcher's business, which turns it into environment variables. Values are checked by their
-row (setting.py) and nowhere else: a bad one is a ValueError whose sentence names the variable, the value and what is
-expected. Importing this module reads nothing.
+environment; flags and files are the launcher's business, which turns them into environment variables of the processes.
+Values are checked by their row (setting.py) and nowhere else: a bad one is a ValueError whose sentence names the
+variable, the value and what is expected. Importing this module reads nothing.
 """
 
 from __future__ import annotations
@@ -14,14 +14,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from horovod.worker.setting import Setting, row, rows
+from horovod.worker.setting import Kind, Setting, row, rows
 
+# Why settings of earlier versions are accepted and change nothing; each completes "HOROVOD_... has no effect: ...".
+_NO_TUNING = "there are no cycles to tune: batches form by themselves, and algorithms follow from size and topology"
+_BY_TOPOLOGY = "algorithms are chosen by size and topology"
+_NO_MPI = "this version of Horovod has no MPI"
+_COORDINATOR = "processes meet at a coordinator, which the launcher starts or HOROVOD_COORDINATOR names"
+
+MAX_SIZE = 1 << 16  # what a coordinator accepts (horovod.coordinator.core.checks; a test compares the two)
 GPU_OPERATIONS = ("auto", "nccl", "host", "mpi", "gloo")
 
 
 def _gpu_row(operation: str) -> Any:
     help_ = f"HOROVOD_GPU_OPERATIONS for {operation.lower()} alone; must agree on all ranks"
     return row(f"HOROVOD_GPU_{operation}", "choice", None, help_, choices=GPU_OPERATIONS)
+
+
+def _old_row(env: str, kind: Kind, default: Any, why: str, **more: Any) -> Any:
+    return row(env, kind, default, "accepted; has no effect", no_effect=why, **more)
 
 
 @dataclass(frozen=True)
@@ -36,8 +47,24 @@ class Settings:
         "host:port of the coordinator; without one the process is a world of one",
     )
     job: str = row("HOROVOD_JOB", "text", "default", "name of the job; processes of one name form one world")
-    token: str | None = row("HOROVOD_TOKEN", "text", None, "bearer token that the coordinator asks for", secret=True)
-    size: int | None = row("HOROVOD_SIZE", "int", None, "number of processes in the world", minimum=1)
+    token: str | None = row(
+        "HOROVOD_TOKEN",
+        "token",
+        None,
+        "bearer token that the coordinator asks for; without one, on a loopback address, that of a coordinator of the "
+        "same user is found",
+        secret=True,
+    )
+    token_file: str | None = row("HOROVOD_TOKEN_FILE", "text", None, "file that holds the token, as HOROVOD_TOKEN")
+    size: int | None = row("HOROVOD_SIZE", "int", None, "number of processes in the world", minimum=1, maximum=MAX_SIZE)
+    cluster: str = row(
+        "HOROVOD_CLUSTER",
+        "choice",
+        "auto",
+        "whose variables tell a process that horovodrun did not start its rank: auto (mpirun's, mpiexec's or srun's, "
+        "where there are any), one of them, or none",
+        choices=("auto", "none", "openmpi", "slurm", "pmi"),
+    )
     start_timeout_seconds: float = row(
         "HOROVOD_START_TIMEOUT",
         "float",
@@ -48,12 +75,48 @@ class Settings:
         minimum=0.001,
         maximum=10_000_000,
     )
-    rank: int | None = row("HOROVOD_RANK", "int", None, "rank that the launcher decided", minimum=0, launcher=True)
+    keepalive_timeout_seconds: float = row(
+        "HOROVOD_KEEPALIVE_TIMEOUT_SECONDS",
+        "float",
+        20.0,
+        "a connection between a process and the coordinator that answers no ping for so long counts as broken; the "
+        "process then connects again",
+        flag="--keepalive-timeout-seconds",
+        unit="seconds",
+        minimum=0.001,
+        maximum=10_000_000,
+    )
+    reattach_grace_seconds: float = row(
+        "HOROVOD_REATTACH_GRACE_SECONDS",
+        "float",
+        10.0,
+        "how long a process may be without a connection to the coordinator before the others count it as lost, unless "
+        "it is seen to live, and how long a first-time agreement waits for the coordinator",
+        flag="--reattach-grace-seconds",
+        unit="seconds",
+        minimum=0.001,
+        maximum=10_000_000,
+    )
+    rank: int | None = row(
+        "HOROVOD_RANK", "int", None, "rank that the launcher decided", minimum=0, maximum=MAX_SIZE - 1, launcher=True
+    )
     local_rank: int | None = row(
-        "HOROVOD_LOCAL_RANK", "int", None, "rank among the processes of this host", minimum=0, launcher=True
+        "HOROVOD_LOCAL_RANK",
+        "int",
+        None,
+        "rank among the processes of this host",
+        minimum=0,
+        maximum=MAX_SIZE - 1,
+        launcher=True,
     )
     local_size: int | None = row(
-        "HOROVOD_LOCAL_SIZE", "int", None, "number of processes on this host", minimum=1, launcher=True
+        "HOROVOD_LOCAL_SIZE",
+        "int",
+        None,
+        "number of processes on this host",
+        minimum=1,
+        maximum=MAX_SIZE,
+        launcher=True,
     )
     cross_rank: int | None = row(
         "HOROVOD_CROSS_RANK",
@@ -61,10 +124,17 @@ class Settings:
         None,
         "index of this host among those with this local rank",
         minimum=0,
+        maximum=MAX_SIZE - 1,
         launcher=True,
     )
     cross_size: int | None = row(
-        "HOROVOD_CROSS_SIZE", "int", None, "number of hosts that have this local rank", minimum=1, launcher=True
+        "HOROVOD_CROSS_SIZE",
+        "int",
+        None,
+        "number of hosts that have this local rank",
+        minimum=1,
+        maximum=MAX_SIZE,
+        launcher=True,
     )
     hostname: str | None = row(
         "HOROVOD_HOSTNAME",
@@ -164,7 +234,7 @@ class Settings:
         yaml="params.cycle_time_ms",
         unit="milliseconds",
         minimum=0,
-        in_use=False,
+        no_effect="there is no cycle: what gets ready while data travels is the next batch",
     )
     cache_capacity: int = row(
         "HOROVOD_CACHE_CAPACITY",
@@ -174,13 +244,17 @@ class Settings:
         flag="--cache-capacity",
         yaml="params.cache_capacity",
         minimum=0,
-        in_use=False,
+        no_effect="every agreement is remembered",
     )
     dynamic_process_sets: bool = row(
         "HOROVOD_DYNAMIC_PROCESS_SETS", "bool", False, "process sets may be added and removed after init"
     )
     disable_group_fusion: bool = row(
-        "HOROVOD_DISABLE_GROUP_FUSION", "bool", False, "a grouped operation is not fused with others", in_use=False
+        "HOROVOD_DISABLE_GROUP_FUSION",
+        "bool",
+        False,
+        "a grouped operation is not fused with others",
+        no_effect="a grouped operation may share a batch with others, whose results stay the same",
     )
     hierarchical_allreduce: bool | None = row(
         "HOROVOD_HIERARCHICAL_ALLREDUCE",
@@ -197,7 +271,7 @@ class Settings:
         "gather inside each host first; without it chosen by topology",
         flag="--hierarchical-allgather",
         yaml="params.hierarchical_allgather",
-        in_use=False,
+        no_effect=_BY_TOPOLOGY,
     )
     torus_allreduce: bool | None = row(
         "HOROVOD_TORUS_ALLREDUCE",
@@ -206,7 +280,7 @@ class Settings:
         "reduce in a torus of hosts and local ranks",
         flag="--torus-allreduce",
         yaml="params.torus_allreduce",
-        in_use=False,
+        no_effect=_BY_TOPOLOGY,
     )
     thread_affinity: tuple[str, ...] = row(
         "HOROVOD_THREAD_AFFINITY",
@@ -216,7 +290,14 @@ class Settings:
         flag="--thread-affinity",
         yaml="library_options.thread_affinity",
     )
-    elastic: bool = row("HOROVOD_ELASTIC", "bool", False, "set by elastic launchers", launcher=True, in_use=False)
+    elastic: bool = row(
+        "HOROVOD_ELASTIC",
+        "bool",
+        False,
+        "set by elastic launchers",
+        launcher=True,
+        no_effect="elastic jobs are not available yet",
+    )
     elastic_timeout_seconds: float = row(
         "HOROVOD_ELASTIC_TIMEOUT",
         "float",
@@ -225,7 +306,7 @@ class Settings:
         flag="--elastic-timeout",
         unit="seconds",
         minimum=0,
-        in_use=False,
+        no_effect="HOROVOD_START_TIMEOUT says how long a changed world may take",
     )
 
     pin_gpus: bool = row(
@@ -236,6 +317,16 @@ class Settings:
         "torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count()) is right with and without it",
         flag="--pin-gpus",
         yaml="library_options.pin_gpus",
+    )
+
+    set_num_threads: bool = row(
+        "HOROVOD_SET_NUM_THREADS",
+        "bool",
+        True,
+        "the launcher sets OMP_NUM_THREADS and MKL_NUM_THREADS, where neither is set, to each process's share of this "
+        "host's cores; --no-set-num-threads leaves them alone",
+        flag="--set-num-threads",
+        yaml="library_options.set_num_threads",
     )
 
     # -- what one sees -------------------------------------------------------------------------------------------------
@@ -256,7 +347,6 @@ class Settings:
         flag="--log-without-timestamp",
         yaml="logging.with_timestamp",
         yaml_inverted=True,
-        in_use=False,
     )
     timeline: str | None = row(
         "HOROVOD_TIMELINE",
@@ -312,7 +402,7 @@ class Settings:
         "tune parameters while training",
         flag="--autotune",
         yaml="autotune.enabled",
-        in_use=False,
+        no_effect=_NO_TUNING,
     )
     autotune_log: str | None = row(
         "HOROVOD_AUTOTUNE_LOG",
@@ -321,7 +411,7 @@ class Settings:
         "CSV file of what autotune tried",
         flag="--autotune-log-file",
         yaml="autotune.log_file",
-        in_use=False,
+        no_effect=_NO_TUNING,
     )
     autotune_warmup_samples: int = row(
         "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
@@ -331,7 +421,7 @@ class Settings:
         flag="--autotune-warmup-samples",
         yaml="autotune.warmup_samples",
         minimum=0,
-        in_use=False,
+        no_effect=_NO_TUNING,
     )
     autotune_steps_per_sample: int = row(
         "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
@@ -341,7 +431,7 @@ class Settings:
         flag="--autotune-steps-per-sample",
         yaml="autotune.steps_per_sample",
         minimum=0,
-        in_use=False,
+        no_effect=_NO_TUNING,
     )
     autotune_bayes_opt_max_samples: int = row(
         "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
@@ -351,7 +441,7 @@ class Settings:
         flag="--autotune-bayes-opt-max-samples",
         yaml="autotune.bayes_opt_max_samples",
         minimum=0,
-        in_use=False,
+        no_effect=_NO_TUNING,
     )
     autotune_gaussian_process_noise: float = row(
         "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
@@ -362,7 +452,7 @@ class Settings:
         yaml="autotune.gaussian_process_noise",
         minimum=0,
         maximum=1,
-        in_use=False,
+        no_effect=_NO_TUNING,
     )
 
     # -- backends ------------------------------------------------------------------------------------------------------
@@ -453,11 +543,23 @@ class Settings:
         "HOROVOD_MPI_THREADS_DISABLE",
         "bool",
         False,
-        "accepted; there is no MPI in this build",
+        "whether MPI may use threads",
         flag="--mpi-threads-disable",
         yaml="library_options.mpi_threads_disable",
-        in_use=False,
+        no_effect=_NO_MPI,
     )
+
+    # -- of earlier versions -------------------------------------------------------------------------------------------
+    controller: str | None = _old_row("HOROVOD_CONTROLLER", "choice", None, _COORDINATOR, choices=("mpi", "gloo"))
+    gloo_rendezvous_addr: str | None = _old_row("HOROVOD_GLOO_RENDEZVOUS_ADDR", "text", None, _COORDINATOR)
+    gloo_rendezvous_port: int | None = _old_row("HOROVOD_GLOO_RENDEZVOUS_PORT", "int", None, _COORDINATOR)
+    gloo_iface: str | None = _old_row(
+        "HOROVOD_GLOO_IFACE", "text", None, "HOROVOD_NETWORK_INTERFACES (--network-interfaces) names the interfaces"
+    )
+    adasum_mpi_chunk_size_bytes: int = _old_row("HOROVOD_ADASUM_MPI_CHUNK_SIZE", "int", 1 << 30, _NO_MPI)
+    ccl_cache: bool = _old_row("HOROVOD_CCL_CACHE", "bool", False, "this version of Horovod has no oneCCL")
+    disable_nvtx_ranges: bool = _old_row("HOROVOD_DISABLE_NVTX_RANGES", "bool", False, "there are no NVTX ranges")
+    enable_xla_ops: bool = _old_row("HOROVOD_ENABLE_XLA_OPS", "bool", False, "TensorFlow is not supported yet")
 
 
 SETTINGS: tuple[Setting, ...] = rows(Settings)
@@ -470,6 +572,8 @@ def resolve(environ: Mapping[str, str] | None = None, explicit: Mapping[str, Any
     """
     environ = os.environ if environ is None else environ
     given = {name: value for name, value in (explicit or {}).items() if value is not None}
+    if "token" in given:
+        environ = {name: value for name, value in environ.items() if name != "HOROVOD_TOKEN_FILE"}
     values: dict[str, Any] = {}
     for setting in SETTINGS:
         if setting.name in given:

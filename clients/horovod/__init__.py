@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from horovod import absent
+
 if TYPE_CHECKING:
     from horovod.runner import run as run
 
@@ -18,6 +20,8 @@ try:
     __version__ = metadata.version("horovod")
 except metadata.PackageNotFoundError:  # a source tree that was never installed
     __version__ = "1.0.0.dev0"
+
+absent.announce()
 
 
 def __getattr__(name: str) -> Any:

@@ -90,9 +90,20 @@ class TensorReader:
     has the attribute `__dlpack_c_exchange_api__`. For all others, and for what those functions can't say or the engine
     can't take so, `describe` returns the tuple of addresses that Engine.submit explains, or raises. Where those
     functions make tensors too, results in the host's memory are tensors instead of Output, but for float8.
+
+    `owner` returns what owns the memory of a tensor; it is referenced until the operation is over, so that the memory
+    stays although the tensor may get another one meanwhile. `address` returns where the memory of such an owner begins;
+    when that has changed before a handle's result() returns, the owner was told to give the memory back, which no
+    reference prevents, and result() raises ValueError.
     """
 
-    def __init__(self, types: Sequence[type], describe: Callable[[Any], _Addresses]) -> None: ...
+    def __init__(
+        self,
+        types: Sequence[type],
+        describe: Callable[[Any], _Addresses],
+        owner: Callable[[Any], object] | None = None,
+        address: Callable[[Any], int] | None = None,
+    ) -> None: ...
 
 @final
 class Handle:
@@ -166,14 +177,14 @@ class Engine:
         """Starts an operation.
 
         tensors: (input address, output address or 0, dtype, shape) each; or with `reader` a tensor that is changed in
-        place, or a pair of one and a tensor for the result, None where the engine allocates that. Their memory must
-        stay alive until the operation is over; so long the handle, or the engine when nobody has that any more,
-        references `keep`. A name that ends in ".noname" marks an unnamed operation: such operations match by their
-        order. wait_follows: the caller calls result() next, so no background thread is woken. finish: see
-        Handle.result. On a GPU the tuples go on with the number of the GPU and the CUDA stream (0 for the default one)
-        whose work by now makes the tensors ready; such an operation is done when it is queued there, and `keep` is
-        referenced until the GPU has worked it off. Raises ValueError (bad argument, duplicate name) or the internal
-        error (the epoch is over).
+        place, or a pair of one and a tensor for the result, which the caller alone has, None where the engine allocates
+        that. Their memory must stay alive until the operation is over; so long the handle, or the engine when nobody
+        has that any more, references `keep` and what owns the memory of the tensors that `reader` has read. A name that
+        ends in ".noname" marks an unnamed operation: such operations match by their order. wait_follows: the caller
+        calls result() next, so no background thread is woken. finish: see Handle.result. On a GPU the tuples go on with
+        the number of the GPU and the CUDA stream (0 for the default one) whose work by now makes the tensors ready;
+        such an operation is done when it is queued there, and all that is referenced until the GPU has worked it off.
+        Raises ValueError (bad argument, duplicate name) or the internal error (the epoch is over).
         """
 
     def run(
@@ -229,6 +240,7 @@ class Engine:
 
         Items: ("announce", op), ("blocked", op), ("recalled", (process_set, [ids])), ("join", (rounds that were over,
         no zeros of this rank are under way any more)), ("note", (is it worth saying aloud, a sentence for the log)),
+        ("lost", (the rank that this engine found to be lost, has its process ended)),
         where op is a tuple (name, kind, [(dtype, shape)], reduce_op, prescale, postscale, root, process_set, device);
         that of "blocked" ends with the seconds that a thread has waited for this very submission.
         """
@@ -255,11 +267,17 @@ class Engine:
     def abort(self, sentence: str) -> None:
         """Ends the epoch: every pending and later operation fails with the sentence, peers are told; the first wins."""
 
+    def lost_peer(self) -> tuple[int, bool] | None:
+        """The rank that this engine itself found to be lost, and whether its process ended; None: it found none."""
     def check(self) -> None:
         """Raises the internal error with the cause once the epoch is over, or a peer has left."""
 
-    def close(self, sentence: str = "") -> None:
-        """Leaves in order: finishes what is agreed, tells the peers, fails the rest. Idempotent."""
+    def close(self, sentence: str = "") -> str:
+        """Leaves in order: finishes what is agreed, tells the peers, fails the rest. Idempotent.
+
+        "", or a sentence: a thread did not come back from an operation within the option close_timeout_ms, so what it
+        may use, tensors included, is kept until the process ends.
+        """
 
     # -- timeline (csrc/engine/timeline.h) ---------------------------------------------------------------------------
     def start_timeline(self, path: str, mark_cycles: bool, since_epoch_us: int) -> None:
@@ -273,6 +291,9 @@ class Engine:
 
     def forget_timeline(self) -> None:
         """In a forked child: closes the copy of the file without writing to it."""
+
+    def known(self) -> int:
+        """Of how many kinds of operations (names and signatures) something is kept. Bounded by the number of ids."""
 
     def counters(self) -> dict[str, int]:
         """Monotonic counts: announced, agreed, batches, bytes, futex_sleeps and so on."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from horovod.protos.v1 import types_pb2 as pb
 
 from .agreement import disagreement
+from .budget import Budget, operation_bytes
 from .operations import UNNAMED, Signature, signature, type_name, user_name
 from .words import values_by_rank
 
@@ -31,6 +32,7 @@ class Announced:
     op: pb.Operation
     signature: Signature
     at_s: float
+    bytes: int = 0  # charged to its rank
 
 
 Pending = Mapping[str, Mapping[int, Announced]]  # by wire name and rank
@@ -42,6 +44,7 @@ class Report:
     signature: Signature
     since_s: float
     last_s: float
+    bytes: int = 0  # charged to its rank
     waited_s: float = 0.0  # for this very submission, as its rank said; reports of several may follow each other
 
 
@@ -56,25 +59,42 @@ class Disagreement:
 class BlockedReports:
     """What the ranks of one process set reported."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget | None = None) -> None:
+        self._budget = budget
         self._by_user_name: dict[str, dict[int, dict[str, Report]]] = {}  # then by rank and wire name
         self._names: dict[int, OrderedDict[str, None]] = {}  # by rank, least recently reported first
         self._answered_at_s: OrderedDict[str, float] = OrderedDict()  # names decided a moment ago
+        self._restarted_at_s: float | None = None
 
     def add(self, rank: int, op: pb.Operation, now_s: float, waited_s: float = 0.0) -> None:
+        """Raises TooMuchError."""
         if now_s < self._answered_at_s.get(op.name, -SETTLE_S) + SETTLE_S:
             return  # the report and the answer crossed
-        reports = self._by_user_name.setdefault(user_name(op.name), {}).setdefault(rank, {})
-        old = reports.get(op.name)
+        old = self._by_user_name.get(user_name(op.name), {}).get(rank, {}).get(op.name)
         its_signature = signature(op)
-        goes_on = old is not None and old.signature == its_signature and now_s - old.last_s <= FORGET_S
-        since_s = old.since_s if old is not None and goes_on else now_s
-        reports[op.name] = Report(op, its_signature, since_s, now_s, waited_s)
+        if self._restarted_at_s is not None:
+            waited_s = min(waited_s, now_s - self._restarted_at_s)
+        if old is not None and old.signature == its_signature:
+            since_s = old.since_s if now_s - old.last_s <= FORGET_S else now_s
+            report = Report(old.op, its_signature, since_s, now_s, old.bytes, waited_s)
+        else:
+            copy = pb.Operation()
+            copy.CopyFrom(op)  # a part of a message would keep the whole message in memory
+            report = Report(copy, its_signature, now_s, now_s, operation_bytes(op), waited_s)
+            if self._budget is not None:
+                self._budget.charge(rank, report.bytes, f"the report that it waits for {op.name[:200]!r}")
+                if old is not None:
+                    self._budget.release(rank, old.bytes)
+        self._by_user_name.setdefault(user_name(op.name), {}).setdefault(rank, {})[op.name] = report
         names = self._names.setdefault(rank, OrderedDict())
         names[op.name] = None
         names.move_to_end(op.name)
         if len(names) > MAX_REPORTS:
             self.forget(rank, next(iter(names)))
+
+    def restart(self, now_s: float) -> None:
+        """The job was stopped with its coordinator: what ranks have waited by their own clocks does not count."""
+        self._restarted_at_s = now_s
 
     def answered(self, name: str, now_s: float) -> None:
         """Every rank gets an answer for `name` now; what they reported about it before is over."""
@@ -92,7 +112,9 @@ class BlockedReports:
             return
         del names[name]
         by_rank = self._by_user_name[user_name(name)]
-        del by_rank[rank][name]
+        report = by_rank[rank].pop(name)
+        if self._budget is not None:
+            self._budget.release(rank, report.bytes)
         if not by_rank[rank]:
             del by_rank[rank]
         if not by_rank:
@@ -102,6 +124,10 @@ class BlockedReports:
         for name in list(self._names.get(rank, {})):
             self.forget(rank, name)
         self._names.pop(rank, None)
+
+    def clear(self) -> None:
+        for rank in list(self._names):
+            self.forget_rank(rank)
 
     def of(self, user: str) -> Mapping[int, Mapping[str, Report]]:
         """Reports by rank and wire name."""
@@ -126,8 +152,8 @@ def find(
     reported = reports.of(user)
     names = sorted({name for by_name in reported.values() for name in by_name})
     taking_part = set(reported).union(*(pending.get(name, {}) for name in names))
-    if len(taking_part) < len(members):
-        return None  # the usual stall: some rank is just late
+    if not members or len(taking_part) < len(members):
+        return None  # all have joined; or the usual stall: some rank is just late
     # Reports that may still be true: those on announcements that are not decided, and recent ones.
     valid: dict[int, dict[str, Report]] = {
         rank: {

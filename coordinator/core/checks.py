@@ -3,11 +3,14 @@
 The bounds keep a broken or hostile member harmless.
 """
 
-from collections.abc import Collection
+import ipaddress
 
 from horovod.coordinator import PROTOCOL_VERSION
 from horovod.protos.v1 import membership_pb2 as pb
+from horovod.protos.v1 import types_pb2
 
+from .formation import MAX_WORLD_BYTES
+from .waiting import Waiting, bytes_of
 from .words import capitalized, plural, process_in_words, shortened
 
 MAX_SIZE = 1 << 16
@@ -42,6 +45,7 @@ def refusal_of(request: pb.JoinRequest) -> str:
     texts = [
         request.host.shared_memory_domain,
         request.segment_address,
+        request.process.namespace,
         *request.options.keys(),
         *request.options.values(),
         *(endpoint.address for endpoint in request.endpoints),
@@ -51,22 +55,45 @@ def refusal_of(request: pb.JoinRequest) -> str:
         return f"A join request may have at most {MAX_ENTRIES} options and endpoints; {who} sent more."
     if any(len(text) > MAX_VALUE_LENGTH for text in texts):
         return f"No text in a join request may be longer than {MAX_VALUE_LENGTH} characters; {who} sent a longer one."
+    for option in request.options:
+        if not _is_name(option):
+            return (
+                f"The name of an option must be 1 to {MAX_NAME_LENGTH} printable characters, but {who} sent "
+                f"{option[:80]!r}."
+            )
+    for endpoint in request.endpoints:
+        if problem := _problem_of(endpoint):
+            return (
+                f"{capitalized(who)} offers to be reached at {endpoint.address[:80]!r} and port "
+                f"{endpoint.port}, but {problem}. Its network interfaces must have numeric addresses that others can "
+                "connect to; see HOROVOD_NETWORK_INTERFACES."
+            )
     return ""
 
 
-def conflict_with(waiting: Collection[pb.JoinRequest], request: pb.JoinRequest) -> str:
-    """Why `request` can't be part of one world with the members that wait already, or ""."""
-    others = list(waiting)
-    if not others:
+def _problem_of(endpoint: types_pb2.Endpoint) -> str:
+    """Why no member could connect to the endpoint, or ""."""
+    if not 0 < endpoint.port < 1 << 16:
+        return "a port is a number from 1 to 65535"
+    try:
+        address = ipaddress.ip_address(endpoint.address)
+    except ValueError:
+        return "that is no numeric address"
+    return "that is no address to connect to" if address.is_unspecified or address.is_multicast else ""
+
+
+def conflict_with(waiting: Waiting, request: pb.JoinRequest) -> str:
+    """Why `request` can't be part of one world with the members that wait already, or "". Takes as long for many."""
+    first = waiting.first
+    if first is None:
         return ""
-    first = others[0]
     if request.size != first.size:
         return (
             f"{capitalized(describe(request))} expects {plural(request.size, 'member')} in job {request.job!r}, but "
             f"{describe(first)} expects {first.size}; start every process with the same HOROVOD_SIZE."
         )
-    if len(others) >= first.size:
-        who = shortened([describe(member) for member in others], 4)
+    if len(waiting) >= first.size:
+        who = shortened([describe(member) for member in waiting.requests.values()], 4)
         return (
             f"Job {request.job!r} already has its {plural(first.size, 'member')}: {who}. Start no more processes than "
             "HOROVOD_SIZE says, or give this job another name (HOROVOD_JOB)."
@@ -77,12 +104,11 @@ def conflict_with(waiting: Collection[pb.JoinRequest], request: pb.JoinRequest) 
             f"{capitalized(describe(asks))} asks for a rank, but {describe(does_not)} does not; either all members "
             "of a job do (HOROVOD_RANK, set by a launcher) or none."
         )
-    for other in others:
-        if request.HasField("requested_rank") and request.requested_rank == other.requested_rank:
-            return (
-                f"Rank {request.requested_rank} of job {request.job!r} is asked for twice, by {describe(other)} and "
-                f"by {describe(request)}; give every process its own HOROVOD_RANK."
-            )
+    if request.HasField("requested_rank") and (other := waiting.by_rank.get(request.requested_rank)):
+        return (
+            f"Rank {request.requested_rank} of job {request.job!r} is asked for twice, by {describe(other)} and "
+            f"by {describe(request)}; give every process its own HOROVOD_RANK."
+        )
     for name in sorted({*first.options, *request.options}):
         theirs, ours = first.options.get(name), request.options.get(name)
         if theirs != ours:
@@ -90,6 +116,12 @@ def conflict_with(waiting: Collection[pb.JoinRequest], request: pb.JoinRequest) 
                 f"The members of job {request.job!r} must agree on {name}, but {describe(first)} has "
                 f"{_option(theirs)} and {describe(request)} has {_option(ours)}."
             )
+    if waiting.bytes + bytes_of(request) > MAX_WORLD_BYTES // 2:
+        return (
+            f"The members of job {request.job!r} say more about themselves than one message holds: with "
+            f"{describe(request)}, the addresses and names of {plural(len(waiting) + 1, 'member')} take more than "
+            f"{MAX_WORLD_BYTES >> 21} MiB. Name fewer interfaces with HOROVOD_NETWORK_INTERFACES."
+        )
     return ""
 
 

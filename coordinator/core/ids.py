@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from itertools import islice
 
+from .budget import Budget, text_bytes
 from .operations import Signature
 
 MAX_IDS = 1 << 14  # ids are below this on the data plane
@@ -17,13 +18,19 @@ MAX_IDS = 1 << 14  # ids are below this on the data plane
 Key = tuple[str, Signature]
 
 
+def key_bytes(key: Key) -> int:
+    return text_bytes(key[0])
+
+
 class IdTable:
-    def __init__(self, capacity: int = MAX_IDS) -> None:
+    def __init__(self, capacity: int = MAX_IDS, budget: Budget | None = None) -> None:
+        self._budget = budget
         # Id 0 is never given out: a field that was not set can't be mistaken for an id.
         self._never_used = iter(range(1, capacity))
         self._free: list[int] = []  # used before
         self._recall_count = max(1, (capacity - 1) // 4)
         self._live: OrderedDict[int, Key] = OrderedDict()  # least recently assigned first
+        self._payer: dict[int, int] = {}  # the rank to which a live id is charged
         self._id_of: dict[Key, int] = {}
         self._recalled: dict[int, set[int]] = {}  # id -> ranks that have not answered yet
 
@@ -31,12 +38,17 @@ class IdTable:
         """The id that stands for exactly this content, if there is one."""
         return self._id_of.get(key)
 
-    def assign(self, key: Key) -> int | None:
-        """A new id for `key`, or None when all are taken."""
-        new = self._free.pop() if self._free else next(self._never_used, None)
-        if new is None:
+    def assign(self, key: Key, payer: int = 0) -> int | None:
+        """A new id for `key`, or None when all are taken. It is charged to the rank `payer`."""
+        if not self._free and (fresh := next(self._never_used, None)) is not None:
+            self._free.append(fresh)
+        if not self._free:
             return None
+        if self._budget is not None:
+            self._budget.keep(payer, key_bytes(key))
+        new = self._free.pop()
         self._live[new] = key
+        self._payer[new] = payer
         self._id_of[key] = new
         return new
 
@@ -53,9 +65,20 @@ class IdTable:
     def _recall(self, ids: list[int], ranks: Iterable[int]) -> list[int]:
         waiting_for = set(ranks)
         for one in ids:
-            del self._id_of[self._live.pop(one)]
+            self._drop(one)
             self._recalled[one] = set(waiting_for)
         return ids
+
+    def _drop(self, one: int) -> None:
+        key, payer = self._live.pop(one), self._payer.pop(one)
+        del self._id_of[key]
+        if self._budget is not None:
+            self._budget.release(payer, key_bytes(key))
+
+    def clear(self) -> None:
+        """The process set is gone."""
+        for one in list(self._live):
+            self._drop(one)
 
     def outstanding(self, rank: int) -> list[int]:
         """Recalled ids for which `rank` still owes its answer."""

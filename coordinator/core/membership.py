@@ -5,251 +5,150 @@
                  +--------------- a member went away meanwhile -------------+
 
 A member is one process and one attempt (its member id); after shutdown() and init() the same process is a new
-member. So that fast processes can already join again while the goodbye of slow ones is still under way, joiners
-wait until every member of the old world is gone or has itself joined again (which host and pid tell). A process
-that was never part of a running, complete world is refused instead: it belongs to another job or was started once
-too often.
+member, which proves by the old world's secret who it was. So that fast processes can already join again while the
+goodbye of slow ones is still under way, joiners wait until every member of the old world is gone or has itself joined
+again. A process that has no such proof can neither end nor enter a running, complete world: it is refused, because it
+belongs to another job or was started once too often. It may wait while a member of the world is away.
+
+A member whose stream breaks is away and may come back (`attach`). When it counts as lost is in life.py.
 
 Every method takes the time it needs as an argument and returns effects: what to send to whom. The caller carries
 them out in order and feeds `formed` with an epoch from the store, where it grows by compare-and-swap.
 """
 
-from collections import Counter, OrderedDict, deque
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from collections.abc import Set
 
+from horovod.coordinator import PROTOCOL_VERSION
 from horovod.protos.v1 import membership_pb2 as pb
 
 from .checks import conflict_with, describe, refusal_of
-from .ranks import Place, Seat, assign
-from .words import capitalized, plural, process_in_words, ranks_in_words, shortened
-
-
-@dataclass(frozen=True)
-class Send:
-    member_id: str
-    event: pb.MembershipEvent
-
-
-@dataclass(frozen=True)
-class Close:
-    """Nothing more will be sent to this member."""
-
-    member_id: str
-
-
-@dataclass(frozen=True)
-class Form:
-    """Everybody is here: take the next epoch and call `formed` with it."""
-
-    formation: "Formation"
-
-
-@dataclass(frozen=True)
-class Gone:
-    """A rank of a running world left or was lost; what others must be told is in effects of its own."""
-
-    job: str
-    epoch: int
-    rank: int
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The last member of a world is gone."""
-
-    job: str
-    epoch: int
-
-
-Effect = Send | Close | Form | Gone | Ended
+from .effects import Close, Effect, Ended, Form, Gone, Send, TellLater
+from .formation import Formation
+from .job import Job, LastWorld, Present
+from .life import PROCESS_ENDED
+from .proofs import attach_proof, is_equal, rejoin_proof
+from .ranks import Seat, assign
+from .words import capitalized, plural, shortened
 
 MAX_REMEMBERED_JOBS = 1024
-
-_Process = tuple[str, str, int]  # host name, shared-memory domain, pid
-
-
-@dataclass(eq=False)
-class Formation:
-    """A world about to form. Compared by identity: when a member goes away meanwhile, a later one takes its place."""
-
-    job: str
-    requests: dict[str, pb.JoinRequest]
-    places: tuple[Place, ...]
-
-    def world(self, epoch: int, secret: bytes) -> pb.World:
-        members = []
-        for place in self.places:
-            request = self.requests[place.member_id]
-            members.append(
-                pb.Member(
-                    rank=place.rank,
-                    local_rank=place.local_rank,
-                    local_size=place.local_size,
-                    cross_rank=place.cross_rank,
-                    cross_size=place.cross_size,
-                    member_id=place.member_id,
-                    host=request.host,
-                    pid=request.pid,
-                    endpoints=request.endpoints,
-                    segment_address=request.segment_address,
-                )
-            )
-        options = next(iter(self.requests.values())).options
-        return pb.World(job=self.job, epoch=epoch, members=members, secret=secret, options=options)
-
-
-@dataclass
-class _Present:
-    member: pb.Member
-    heard_at_s: float
-
-
-@dataclass
-class _Job:
-    name: str
-    waiting: dict[str, pb.JoinRequest] = field(default_factory=dict)  # in join order
-    told: dict[str, str] = field(default_factory=dict)  # progress sentence that each waiting member saw last
-    forming: Formation | None = None
-    refused: str = ""  # why the last one that tried to join could not; waiting members want to know
-    world: pb.World | None = None
-    present: dict[str, _Present] = field(default_factory=dict)
-
-    def old_members_to_wait_for(self) -> list[pb.Member]:
-        """Members of the old world that neither went away nor joined again."""
-        joined_again = Counter(_process(request.host, request.pid) for request in self.waiting.values() if request.pid)
-        remaining = []
-        for present in self.present.values():
-            process = _process(present.member.host, present.member.pid)
-            if joined_again[process] > 0:
-                joined_again[process] -= 1
-            else:
-                remaining.append(present.member)
-        return remaining
-
-    def breaks_up(self) -> bool:
-        """True when some member of the running world went away or joined again."""
-        if self.world is None:
-            return True
-        return len(self.present) < len(self.world.members) or len(self.old_members_to_wait_for()) < len(self.present)
-
-    def welcomes_back(self, request: pb.JoinRequest) -> bool:
-        """True when the request comes from a process that is a member of the running world."""
-        process = _process(request.host, request.pid)
-        return request.pid != 0 and any(
-            _process(member.host, member.pid) == process for member in self.old_members_to_wait_for()
-        )
-
-
-def _process(host: pb.HostIdentity, pid: int) -> _Process:
-    return host.name, host.shared_memory_domain, pid
-
-
-def describe_member(member: pb.Member) -> str:
-    return process_in_words(member.rank, member.pid, member.host.name)
+MAX_WITNESSES = 2  # asked about one member
+# A world of which no member is connected: it may well train on, and only the way to this coordinator be broken. Nobody
+# waits for a verdict, so its members have this time to come back, unless somebody wants to join the job.
+DORMANT_S = 3600.0
 
 
 class Membership:
     """All jobs of one coordinator."""
 
-    def __init__(self, heartbeat_timeout_s: float = 30.0) -> None:
-        self._heartbeat_timeout_s = heartbeat_timeout_s
-        self._jobs: dict[str, _Job] = {}
-        self._job_of: dict[str, _Job] = {}  # by member id
-        # Processes of each job's latest world in rank order, also after it ended: who joins again gets its rank again.
-        self._last_processes: OrderedDict[str, tuple[_Process, ...]] = OrderedDict()
+    def __init__(self, grace_s: float = 10.0) -> None:
+        """grace_s: how long a member may be away for whom nobody vouches."""
+        self._grace_s = grace_s
+        self._jobs: dict[str, Job] = {}
+        self._job_of: dict[str, Job] = {}  # by member id
+        self._last: OrderedDict[str, LastWorld] = OrderedDict()  # by job
 
     # -- joining -----------------------------------------------------------------------------------------------------
 
-    def join(self, request: pb.JoinRequest) -> tuple[str, list[Effect]]:
+    def join(self, request: pb.JoinRequest, now_s: float) -> tuple[str, list[Effect]]:
         """The sentence why `request` is refused ("" when it is not), and the effects on members."""
         refusal = refusal_of(request)
         if refusal:
             return refusal, []
-        job = self._jobs.get(request.job) or _Job(request.job)
-        refusal = self._refusal(job, request)
+        job = self._jobs.get(request.job) or Job(request.job)
+        effects: list[Effect] = []
+        claim: int | None = None
+        if request.member_id not in self._job_of and (claim := self._proven_rank(request)) is not None:
+            self._last[job.name].used.add(request.member_id)
+            if (earlier := job.waiting.claims.get(claim)) is not None:
+                # The same process, which gave up an attempt of which the end has not come here yet.
+                effects += self._remove(earlier, orderly=False, cause="it joined once more", now_s=now_s)
+        refusal = self._refusal(job, request, claim)
         if refusal:
             if not job.waiting:
-                return refusal, []
+                return refusal, effects
             job.refused = f"{describe(request)} was refused ({refusal.rstrip('.')})"
-            return refusal, self._progress(job)
+            return refusal, effects + self._progress(job, now_s)
         self._jobs[job.name] = job
         self._job_of[request.member_id] = job
-        job.waiting[request.member_id] = request
+        job.waiting.add(request, claim)
+        if claim is not None:
+            job.claimed(claim)
         job.refused = ""
-        return "", self._advance(job)
+        return "", effects + self._advance(job, now_s)
 
-    def _refusal(self, job: _Job, request: pb.JoinRequest) -> str:
+    def _proven_rank(self, request: pb.JoinRequest) -> int | None:
+        """Which rank of the job's last world this process was, if it can prove that."""
+        last = self._last.get(request.job)
+        if not request.HasField("rejoin") or last is None or request.rejoin.epoch != last.epoch:
+            return None
+        rejoin = request.rejoin
+        expected = rejoin_proof(last.secret, request.job, rejoin.epoch, rejoin.rank, request.member_id)
+        if request.member_id in last.used or not is_equal(rejoin.proof, expected):
+            return None
+        return rejoin.rank
+
+    def _refusal(self, job: Job, request: pb.JoinRequest, claim: int | None) -> str:
         """Why `request` can't be part of the job's next world."""
-        if request.member_id in self._job_of:
+        last = self._last.get(job.name)
+        used = claim is None and last is not None and request.HasField("rejoin") and request.member_id in last.used
+        if used or request.member_id in self._job_of:
             return (
                 f"The member id {request.member_id!r} of {describe(request)} is already in use; every process and "
                 "every attempt to join needs an id of its own."
             )
-        if job.world is not None and not job.breaks_up() and not job.welcomes_back(request):
-            who = shortened([describe_member(member) for member in job.world.members], 4)
-            return (
-                f"Job {job.name!r} already runs with {plural(len(job.world.members), 'member')} in epoch "
-                f"{job.world.epoch}: {who}. Wait until it has ended, or give this job another name (HOROVOD_JOB)."
-            )
-        return conflict_with(job.waiting.values(), request)
+        if claim is None and job.is_whole():
+            return _already_runs(job)
+        return conflict_with(job.waiting, request)
 
-    def _advance(self, job: _Job) -> list[Effect]:
+    def _advance(self, job: Job, now_s: float) -> list[Effect]:
         """Forms the next world if it can, else tells the waiting members what is missing."""
-        if job.forming is None and job.waiting:
-            size = next(iter(job.waiting.values())).size
-            if len(job.waiting) == size and not job.old_members_to_wait_for():
-                places = assign(self._seats(job))
-                if isinstance(places, tuple):
-                    job.forming = Formation(job.name, dict(job.waiting), places)
-                    return [Form(job.forming)]
-                # join() refuses every request that could lead here; to wait in words is still better than to crash.
-                job.refused = places
-        return self._progress(job)
+        first = job.waiting.first
+        if job.forming is None and first is not None and len(job.waiting) == first.size and not job.awaited:
+            places = assign(self._seats(job))
+            if isinstance(places, tuple):
+                job.forming = Formation(job.name, dict(job.waiting.requests), places)
+                return [Form(job.forming)]
+            # join() refuses every request that could lead here; to wait in words is still better than to crash.
+            job.refused = places
+        return self._progress(job, now_s)
 
-    def _seats(self, job: _Job) -> list[Seat]:
+    def _seats(self, job: Job) -> list[Seat]:
         """Who waits, in rank order: the last world's members as they were, then others as they came."""
-        came: dict[_Process, deque[str]] = {}
-        for member_id, request in job.waiting.items():
-            came.setdefault(_process(request.host, request.pid), deque()).append(member_id)
-        order: dict[str, None] = {}
-        for process in self._last_processes.get(job.name, ()):
-            if came.get(process):
-                order[came[process].popleft()] = None
-        order.update(dict.fromkeys(job.waiting))
+        order = dict.fromkeys([job.waiting.claims[rank] for rank in sorted(job.waiting.claims)])
+        order.update(dict.fromkeys(job.waiting.requests))
         seats = []
         for member_id in order:
-            request = job.waiting[member_id]
+            request = job.waiting.requests[member_id]
             rank = request.requested_rank if request.HasField("requested_rank") else None
             seats.append(Seat(member_id, request.host.name, rank))
         return seats
 
-    def _progress(self, job: _Job) -> list[Effect]:
-        sentence = self._progress_sentence(job)
-        effects: list[Effect] = []
-        for member_id in job.waiting:
-            if sentence and job.told.get(member_id) != sentence:
-                job.told[member_id] = sentence
-                effects.append(Send(member_id, pb.MembershipEvent(progress=pb.Progress(sentence=sentence))))
-        return effects
+    def tell_progress(self, job_name: str, now_s: float) -> list[Effect]:
+        """The time that an effect TellLater named has come."""
+        job = self._jobs.get(job_name)
+        if job is None:
+            return []
+        job.waiting.tell_later = False
+        return self._progress(job, now_s)
 
-    def _progress_sentence(self, job: _Job) -> str:
-        if not job.waiting or job.forming is not None:
-            return ""
-        first = next(iter(job.waiting.values()))
-        missing = first.size - len(job.waiting)
-        parts: list[str] = []
-        if missing and first.HasField("requested_rank"):
-            taken = {request.requested_rank for request in job.waiting.values()}
-            parts.append(f"waiting for {ranks_in_words(set(range(first.size)) - taken)}")
-        elif missing:
-            parts.append(f"waiting for {missing} more")
-        if old := job.old_members_to_wait_for():
-            who = shortened([describe_member(member) for member in old], 4)
-            epoch = job.world.epoch if job.world else 0
-            parts.append(f"waiting until the world of epoch {epoch} has ended, which still has {who}")
-        if job.refused:
-            parts.append(job.refused)
-        return f"{len(job.waiting)} of {plural(first.size, 'member')} of job {job.name!r} joined; {'; '.join(parts)}."
+    def _progress(self, job: Job, now_s: float) -> list[Effect]:
+        """The latest state for all that wait, now if that is not too often, else later."""
+        if not job.waiting or job.waiting.tell_later:
+            return []
+        delay_s = job.waiting.tell_after_s(now_s)
+        if delay_s > 0:
+            job.waiting.tell_later = True
+            return [TellLater(job.name, delay_s)]
+        sentence = job.progress()
+        told = job.waiting.told
+        news = [one for one in job.waiting.requests if sentence and told.get(one) != sentence]
+        if not news:
+            return []
+        job.waiting.told_at_s = now_s
+        event = pb.MembershipEvent(progress=pb.Progress(sentence=sentence))
+        told.update(dict.fromkeys(news, sentence))
+        return [Send(member_id, event) for member_id in news]
 
     # -- forming -----------------------------------------------------------------------------------------------------
 
@@ -258,7 +157,7 @@ class Membership:
         job = self._jobs.get(formation.job)
         return job is not None and job.forming is formation
 
-    def formed(self, formation: Formation, epoch: int, secret: bytes, now_s: float) -> list[Effect]:
+    def formed(self, formation: Formation, epoch: int, secret: bytes) -> list[Effect]:
         """The store gave `formation` its epoch. Nothing happens when it is no longer forming (the epoch is skipped)."""
         if not self.is_forming(formation):
             return []
@@ -270,91 +169,223 @@ class Membership:
             effects.append(Ended(job.name, job.world.epoch))
             for member_id in job.present:
                 del self._job_of[member_id]
-        job.world = formation.world(epoch, secret)
-        job.present = {member.member_id: _Present(member, now_s) for member in job.world.members}
-        self._last_processes[job.name] = tuple(_process(member.host, member.pid) for member in job.world.members)
-        self._last_processes.move_to_end(job.name)
-        if len(self._last_processes) > MAX_REMEMBERED_JOBS:
-            self._last_processes.popitem(last=False)
-        job.waiting = {}
-        job.told = {}
-        job.forming = None
+        job.start(formation.world(epoch, secret), formation.requests)
+        self._last[job.name] = LastWorld(epoch, secret)
+        self._last.move_to_end(job.name)
+        if len(self._last) > MAX_REMEMBERED_JOBS:
+            self._last.popitem(last=False)
         event = pb.MembershipEvent(world=job.world)
         return [*effects, *(Send(member_id, event) for member_id in job.present)]
 
-    # -- living ------------------------------------------------------------------------------------------------------
+    def received(self, member_id: str, epoch: int) -> None:
+        """The member has its world, so it can come back to it."""
+        if (found := self._present(member_id)) and found[0].world and found[0].world.epoch == epoch:
+            found[1].life.has_world = True
 
-    def heartbeat(self, member_id: str, epoch: int, now_s: float) -> str:
-        """Notes a sign of life; the sentence why it is refused, or ""."""
-        job = self._job_of.get(member_id)
-        if job is None:
-            return f"Member {member_id!r} is not part of any world here; call hvd.init() to join again."
-        present = job.present.get(member_id)
-        if present is None or job.world is None:
-            return ""  # still waiting for its world
-        if epoch not in (0, job.world.epoch):  # 0: sent before its world arrived
-            return (
-                f"{capitalized(describe_member(present.member))} speaks of epoch {epoch} of job {job.name!r}, which is "
-                f"in epoch {job.world.epoch} now."
+    # -- coming back -------------------------------------------------------------------------------------------------
+
+    def may_attach(self, attach: pb.Attach) -> pb.Refused | None:
+        """Why the member can't come back, whatever it proves; None when it is to be challenged."""
+        if attach.protocol_version != PROTOCOL_VERSION:
+            return pb.Refused(
+                sentence=f"The coordinator speaks protocol version {PROTOCOL_VERSION}, not {attach.protocol_version}.",
+                reason=pb.REFUSAL_REASON_UNKNOWN_WORLD,
             )
-        present.heard_at_s = now_s
-        return ""
+        job = self._jobs.get(attach.job)
+        epoch = job.world.epoch if job and job.world else 0
+        if job is None or epoch == 0 or attach.epoch > epoch:
+            last = self._last.get(attach.job)
+            if last is not None and attach.epoch <= last.epoch:
+                return _lost(f"Epoch {attach.epoch} of job {attach.job!r} is over.")
+            return pb.Refused(
+                sentence=f"The coordinator does not know epoch {attach.epoch} of job {attach.job!r}; it was restarted.",
+                reason=pb.REFUSAL_REASON_UNKNOWN_WORLD,
+            )
+        if attach.epoch < epoch:
+            return _lost(f"Epoch {attach.epoch} of job {attach.job!r} is over; it is in epoch {epoch} now.")
+        if sentence := job.causes.get(attach.member_id):
+            return _lost(sentence)
+        one = job.present.get(attach.member_id)
+        if one is None or one.rank != attach.rank:
+            return pb.Refused(
+                sentence=f"Rank {attach.rank} of epoch {epoch} of job {attach.job!r} is not the member that asks; the "
+                "coordinator was restarted.",
+                reason=pb.REFUSAL_REASON_UNKNOWN_WORLD,
+            )
+        return None
 
-    def tick(self, now_s: float) -> list[Effect]:
-        """Declares members lost that were silent for too long."""
-        effects: list[Effect] = []
-        for job in list(self._jobs.values()):
-            for member_id, present in list(job.present.items()):
-                silent_s = now_s - present.heard_at_s
-                if silent_s <= self._heartbeat_timeout_s:
-                    continue
-                cause = f"it sent no heartbeat for {silent_s:.0f} s; it is stopped, or its host or network is down"
-                effects += self.lost(member_id, cause)
-                # In case it lives after all, it shall know that the others go on without it.
-                sentence = f"{capitalized(describe_member(present.member))} was declared lost: {cause}."
-                effects.append(Send(member_id, pb.MembershipEvent(refused=pb.Refused(sentence=sentence))))
-                effects.append(Close(member_id))
+    def attach(
+        self, attach: pb.Attach, nonce: bytes, proof: bytes, now_s: float
+    ) -> tuple[pb.Refused | None, list[Effect]]:
+        """The member answered the challenge. Its stream, if it has an older one, is replaced by the caller."""
+        if refused := self.may_attach(attach):  # again: things may have changed since
+            return refused, []
+        job = self._jobs[attach.job]
+        assert job.world is not None
+        if not is_equal(proof, attach_proof(job.world.secret, attach, nonce)):
+            sentence = f"Whoever asks for the place of rank {attach.rank} of job {attach.job!r} did not prove to be it."
+            return pb.Refused(sentence=sentence, reason=pb.REFUSAL_REASON_UNKNOWN_WORLD), []
+        one = job.present[attach.member_id]
+        one.life.attached()
+        if not one.life.needs_watching():
+            job.troubled.pop(attach.member_id, None)
+        event = pb.MembershipEvent(attached=pb.Attached(gone=job.gone.values()))
+        effects: list[Effect] = [Send(attach.member_id, event)]
+        if job.is_whole():  # and nobody has joined again: whoever waited for the world's end waited in vain
+            no = pb.MembershipEvent(refused=pb.Refused(sentence=_already_runs(job)))
+            for member_id in list(job.waiting.requests):
+                effects.append(Send(member_id, no))
+                effects += self._remove(member_id, orderly=False, cause="its job runs", now_s=now_s)
+        return None, effects
+
+    # -- evidence ----------------------------------------------------------------------------------------------------
+
+    def disconnected(self, member_id: str, now_s: float) -> list[Effect]:
+        """The member's stream ended without a goodbye."""
+        found = self._present(member_id)
+        if found is None:
+            return self._remove(member_id, orderly=False, cause="its stream ended", now_s=now_s)
+        job, one = found
+        effects = self._judge(job, one, one.life.disconnected(now_s), now_s)
+        return effects or self._probe(job, one)
+
+    def process_ended(self, member_id: str, cause: str, now_s: float) -> list[Effect]:
+        """The coordinator's own pidfd says so."""
+        found = self._present(member_id)
+        if found is None:
+            return self._remove(member_id, orderly=False, cause=cause, now_s=now_s)
+        return self._judge(*found, found[1].life.process_ended(cause, now_s), now_s)
+
+    def peer_lost(self, witness_id: str, report: pb.PeerLost, now_s: float) -> list[Effect]:
+        """What a member's data plane has found."""
+        found = self._accused(witness_id, report.epoch, report.rank)
+        if found is None:
+            return []
+        job, witness, one = found
+        if report.process_ended and one in job.by_namespace.get(witness.request.process.namespace, ()):
+            return self._judge(job, one, one.life.process_ended(PROCESS_ENDED, now_s), now_s)
+        return self._judge(job, one, one.life.peer_broke(str(witness)), now_s)
+
+    def testified(self, witness_id: str, testimony: pb.Testimony, now_s: float) -> list[Effect]:
+        """The answer to a probe. It counts only from a member that can see the process."""
+        found = self._accused(witness_id, testimony.epoch, testimony.rank)
+        if found is None or found[1] not in found[0].witnesses(found[2]):
+            return []
+        job, _, one = found
+        if not testimony.lives:
+            return self._judge(job, one, one.life.process_ended(PROCESS_ENDED, now_s), now_s)
+        one.life.vouched(now_s)
+        return []
+
+    def jobs(self) -> list[str]:
+        return list(self._jobs)
+
+    def troubled(self, job_name: str) -> list[str]:
+        """Members that may be lost, for whom the caller may vouch in the next tick."""
+        job = self._jobs.get(job_name)
+        return list(job.troubled) if job else []
+
+    def tick(self, job_name: str, now_s: float, vouched: Set[str] = frozenset()) -> list[Effect]:
+        """Declares members lost that are away for too long, except those in `vouched`, whose processes live."""
+        job = self._jobs.get(job_name)
+        if job is None:
+            return []
+        for member_id in vouched & job.troubled.keys():
+            job.troubled[member_id].life.vouched(now_s)
+        waited_for = job.waiting or job.connected()
+        effects = self._end_overdue(job, now_s, self._grace_s if waited_for else max(DORMANT_S, self._grace_s))
+        for member_id, one in job.troubled.items():
+            if member_id not in vouched:
+                effects += self._probe(job, one)
         return effects
 
-    def leave(self, member_id: str, reason: str) -> list[Effect]:
-        """An orderly goodbye. Unknown members are ignored: a goodbye may come after its world has ended."""
+    def _end_overdue(self, job: Job, now_s: float, grace_s: float) -> list[Effect]:
+        overdue = {member_id: one.life.overdue(now_s, grace_s) for member_id, one in job.troubled.items()}
         return [
-            *self._remove(member_id, orderly=True, cause=reason or "it called hvd.shutdown() or ended"),
-            Close(member_id),
+            effect for member_id, cause in overdue.items() if cause for effect in self.lost(member_id, cause, now_s)
         ]
 
-    def lost(self, member_id: str, cause: str) -> list[Effect]:
-        """The member is gone without a goodbye. `cause` completes "rank 1 was lost: ..." and has no full stop."""
-        return self._remove(member_id, orderly=False, cause=cause)
+    def restart_limits(self, now_s: float) -> None:
+        """The judge's clock has jumped: nobody could be heard in that time."""
+        for job in self._jobs.values():
+            for one in job.troubled.values():
+                one.life.restart_limits(now_s)
 
-    def _remove(self, member_id: str, *, orderly: bool, cause: str) -> list[Effect]:
+    def _present(self, member_id: str) -> tuple[Job, Present] | None:
+        job = self._job_of.get(member_id)
+        one = job.present.get(member_id) if job else None
+        return (job, one) if job and one else None
+
+    def _accused(self, witness_id: str, epoch: int, rank: int) -> tuple[Job, Present, Present] | None:
+        """The job, the witness and the member of the same world that it speaks of."""
+        found = self._present(witness_id)
+        if found is None or found[0].world is None or found[0].world.epoch != epoch:
+            return None
+        one = found[0].by_rank.get(rank)
+        return (*found, one) if one is not None and one is not found[1] else None
+
+    def _judge(self, job: Job, one: Present, cause: str, now_s: float) -> list[Effect]:
+        if cause:
+            return self.lost(one.member_id, cause, now_s)
+        if one.life.needs_watching():
+            job.troubled[one.member_id] = one
+        return []
+
+    def _probe(self, job: Job, one: Present) -> list[Effect]:
+        """Asks others on its host whether the process of a member that is away lives."""
+        if one.life.away_since_s is None or job.world is None:
+            return []
+        process = one.request.process
+        event = pb.MembershipEvent(
+            probe=pb.Probe(epoch=job.world.epoch, rank=one.rank, pid=one.request.pid, start_time=process.start_time)
+        )
+        return [Send(witness.member_id, event) for witness in job.witnesses(one)[:MAX_WITNESSES]]
+
+    # -- going -------------------------------------------------------------------------------------------------------
+
+    def leave(self, member_id: str, reason: str, now_s: float) -> list[Effect]:
+        """An orderly goodbye. Unknown members are ignored: a goodbye may come after its world has ended."""
+        cause = reason or "it called hvd.shutdown() or ended"
+        return self._remove(member_id, orderly=True, cause=cause, now_s=now_s) or [Close(member_id)]
+
+    def lost(self, member_id: str, cause: str, now_s: float) -> list[Effect]:
+        """The member is gone without a goodbye. `cause` completes "rank 1 was lost: ..." and has no full stop."""
+        return self._remove(member_id, orderly=False, cause=cause, now_s=now_s)
+
+    def _remove(self, member_id: str, *, orderly: bool, cause: str, now_s: float) -> list[Effect]:
         job = self._job_of.pop(member_id, None)
         if job is None:
             return []
         effects: list[Effect] = []
         if member_id in job.waiting:
-            del job.waiting[member_id]
-            job.told.pop(member_id, None)
+            claim = job.waiting.remove(member_id)
+            if claim is not None:
+                job.unclaimed(claim)
             job.forming = None
-        elif (gone := job.present.pop(member_id, None)) is not None and job.world is not None:
-            event = pb.MembershipEvent(
-                gone=pb.MemberGone(
-                    epoch=job.world.epoch,
-                    rank=gone.member.rank,
-                    host=gone.member.host.name,
-                    orderly=orderly,
-                    sentence=f"{capitalized(describe_member(gone.member))} {'left' if orderly else 'was lost'}: "
-                    f"{cause.rstrip('.')}.",
-                )
+        elif (one := job.remove_present(member_id)) is not None and job.world is not None:
+            gone = pb.MemberGone(
+                epoch=job.world.epoch,
+                rank=one.rank,
+                host=one.request.host.name,
+                orderly=orderly,
+                sentence=f"{capitalized(str(one))} {'left' if orderly else 'was lost'}: {cause.rstrip('.')}.",
             )
+            job.gone[one.rank] = gone
+            event = pb.MembershipEvent(gone=gone)
             effects += [Send(other, event) for other in job.present]
-            effects.append(Gone(job.name, job.world.epoch, gone.member.rank))
+            effects.append(Gone(job.name, job.world.epoch, one.rank, gone.sentence))
+            if not orderly:
+                # In case it lives after all, it shall know that the others go on without it.
+                sentence = f"{capitalized(str(one))} was declared lost: {cause.rstrip('.')}."
+                job.causes[member_id] = sentence
+                effects.append(Send(member_id, pb.MembershipEvent(refused=_lost(sentence))))
             if not job.present:
                 effects.append(Ended(job.name, job.world.epoch))
                 job.world = None
+        effects.append(Close(member_id))
         if not job.waiting and job.world is None:
             self._jobs.pop(job.name, None)
-        return effects + self._advance(job)
+        return effects + self._advance(job, now_s)
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
@@ -369,9 +400,22 @@ class Membership:
             return f"Job {job_name!r} has no running world; epoch {epoch} is over."
         if epoch != job.world.epoch:
             return f"Epoch {epoch} of job {job_name!r} is over; it is in epoch {job.world.epoch} now."
-        present = job.present.get(member_id)
-        if present is None:
+        one = job.present.get(member_id)
+        if one is None:
             return f"Member {member_id!r} is not part of epoch {epoch} of job {job_name!r}."
-        if present.member.rank != rank:
-            return f"Member {member_id!r} of job {job_name!r} is rank {present.member.rank}, not rank {rank}."
+        if one.rank != rank:
+            return f"Member {member_id!r} of job {job_name!r} is rank {one.rank}, not rank {rank}."
         return ""
+
+
+def _already_runs(job: Job) -> str:
+    who = shortened([str(one) for one in job.present.values()], 4)
+    return (
+        f"Job {job.name!r} already runs with {plural(len(job.present), 'member')} in epoch "
+        f"{job.world.epoch if job.world else 0}: {who}. Wait until it has ended, or give this job another name "
+        "(HOROVOD_JOB)."
+    )
+
+
+def _lost(sentence: str) -> pb.Refused:
+    return pb.Refused(sentence=sentence, reason=pb.REFUSAL_REASON_LOST)

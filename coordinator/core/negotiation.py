@@ -18,7 +18,6 @@ after.
 Pure: `receive` maps a rank's message and the time to messages for ranks. Equal answers for many ranks are one object.
 """
 
-from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -27,27 +26,38 @@ from horovod.protos.v1 import types_pb2
 
 from . import blocked
 from .agreement import disagreement
-from .blocked import Announced, BlockedReports
+from .blocked import BlockedReports
+from .budget import (
+    MAX_MEMBER_BYTES,
+    MAX_WORLD_BYTES,
+    Answers,
+    Budget,
+    TooMuchError,
+    text_bytes,
+)
+from .failures import Failures
 from .ids import MAX_IDS, IdTable, Key
 from .join import Joining
 from .operations import Signature, defect, is_unnamed, signature, user_name
+from .pending import PendingOperations
 from .stall import Stall
-from .standstill import Standstills
-from .words import ranks_in_words
+from .standstill import USUAL_TIMES, Standstills, StandstillTimes
+from .words import printable, ranks_in_words
 
 MAX_PENDING = 1 << 16  # operations of one world that wait for a rank or for an id
-MAX_FAILED = 1024  # errors kept for each rank in case it did not get them
+MAX_SENTENCE = 1 << 14  # characters; some name operations of many ranks
 MAX_PROCESS_SETS = 1 << 12  # of one world at a time
-
-Answers = list[tuple[tuple[int, ...], pb.Decisions]]
-
-
-class TooMuchError(Exception):
-    """A member exceeds a bound that no honest member reaches; its stream is to be ended with this sentence."""
 
 
 class ContradictionError(Exception):
     """What a member says can't be true in this world; its stream is to be ended with this sentence."""
+
+
+@dataclass(frozen=True)
+class _Agreed:
+    op: types_pb2.Operation
+    payer: int  # the rank to which it is charged
+    bytes: int
 
 
 @dataclass
@@ -56,11 +66,10 @@ class _ProcessSet:
     ranks: tuple[int, ...]
     members: frozenset[int]  # the same, for look-ups
     ids: IdTable
-    pending: dict[str, dict[int, Announced]] = field(default_factory=dict)
-    agreed: dict[Key, types_pb2.Operation] = field(default_factory=dict)  # waiting for an id, oldest first
-    reports: BlockedReports = field(default_factory=BlockedReports)
-    # Latest errors by rank and name with the signature they were about.
-    failed: dict[int, OrderedDict[str, tuple[Signature, str]]] = field(default_factory=dict)
+    pending: PendingOperations
+    reports: BlockedReports
+    registrant: int  # the rank that added the set first, which pays for it
+    agreed: dict[Key, _Agreed] = field(default_factory=dict)  # waiting for an id, oldest first
 
 
 class _Batch:
@@ -80,22 +89,47 @@ class _Batch:
         return list(self._by_ranks.items())
 
 
+def _set_bytes(ranks: Collection[int]) -> int:
+    return text_bytes() + 128 * len(ranks)
+
+
 class Negotiation:
     """The negotiation of one world."""
 
-    def __init__(self, epoch: int, size: int, id_capacity: int = MAX_IDS) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        size: int,
+        id_capacity: int = MAX_IDS,
+        member_bytes: int = MAX_MEMBER_BYTES,
+        world_bytes: int = MAX_WORLD_BYTES,
+        standstill: StandstillTimes = USUAL_TIMES,
+    ) -> None:
         self.epoch = epoch
+        self.budget = Budget(epoch, member_bytes, world_bytes)
         self._size = size
         self._id_capacity = id_capacity
         self._sets: dict[int, _ProcessSet] = {}
         self._gone: set[int] = set()
         self._joining = Joining(size)
-        self._standstills = Standstills()
+        self._standstills = Standstills(standstill, self.budget)
+        self._failures = Failures()
         self.add_process_set(0, range(size))
 
-    def add_process_set(self, number: int, ranks: Iterable[int]) -> None:
+    def add_process_set(self, number: int, ranks: Iterable[int], registrant: int = 0) -> None:
+        """Raises TooMuchError."""
         members = frozenset(ranks)
-        self._sets[number] = _ProcessSet(number, tuple(sorted(members)), members, IdTable(self._id_capacity))
+        if number:
+            self.budget.charge(registrant, _set_bytes(members), f"process set {number}")
+        self._sets[number] = _ProcessSet(
+            number,
+            tuple(sorted(members)),
+            members,
+            IdTable(self._id_capacity, self.budget),
+            PendingOperations(self.budget),
+            BlockedReports(self.budget),
+            registrant,
+        )
 
     def remove_process_set(self, number: int, batch: _Batch) -> None:
         """Forgets a set; whoever still waits for an operation of it is told."""
@@ -105,8 +139,16 @@ class Negotiation:
         waiting = {name: tuple(sorted(announced)) for name, announced in process_set.pending.items()}
         waiting.update((name, process_set.ranks) for name, _ in process_set.agreed)
         for name, ranks in waiting.items():
-            sentence = f"The process set of {ranks_in_words(process_set.ranks)} was removed while {name} waited in it."
+            where = f"The process set of {ranks_in_words(process_set.ranks)}"
+            sentence = f"{where} was removed while {printable(name)} waited in it."
             batch.to(ranks).errors.add(process_set=number, name=name, sentence=sentence)
+        process_set.pending.clear()
+        process_set.reports.clear()
+        process_set.ids.clear()
+        for one in process_set.agreed.values():
+            self.budget.release(one.payer, one.bytes)
+        self._failures.forget_set(number)
+        self.budget.release(process_set.registrant, _set_bytes(process_set.members))
 
     def receive(self, rank: int, message: pb.NegotiationMessage, now_s: float, resumed: bool = False) -> Answers:
         """What `message` of `rank` leads to.
@@ -114,12 +156,23 @@ class Negotiation:
         resumed: the first message on a new stream of a rank that had one before. It holds everything that the rank
         still waits for; answers that got lost are given again.
 
-        Raises TooMuchError or ContradictionError.
+        Raises TooMuchError, which holds what the message has led to until then, or ContradictionError.
         """
         waiting = sum(len(one.pending) + len(one.agreed) for one in self._sets.values())
         if waiting + len(message.announce) > MAX_PENDING:
-            raise TooMuchError(f"More than {MAX_PENDING} operations wait for some rank in epoch {self.epoch}.")
+            raise TooMuchError(
+                f"Rank {rank} announces {len(message.announce)} operations, but {waiting} wait for some rank in epoch "
+                f"{self.epoch} already; the limit is {MAX_PENDING}. Other ranks must start them, too."
+            )
         batch = _Batch(self.epoch)
+        try:
+            self._take_in(rank, message, now_s, resumed, batch)
+        except TooMuchError as error:
+            error.answers = batch.answers()
+            raise
+        return batch.answers()
+
+    def _take_in(self, rank: int, message: pb.NegotiationMessage, now_s: float, resumed: bool, batch: _Batch) -> None:
         for change in message.process_sets:
             self._change_process_set(rank, change, batch)
         if resumed:
@@ -143,23 +196,24 @@ class Negotiation:
         if message.HasField("standstill"):
             self._standstills.report(rank, message.standstill, now_s)
             self._end_deadlock(now_s, batch)
-        return batch.answers()
 
     def forget(self, rank: int) -> Answers:
         """`rank` is gone. What the others wait for with it is failed by the data plane, not here."""
         batch = _Batch(self.epoch)
         self._gone.add(rank)
         self._standstills.forget(rank)
+        self._failures.forget_rank(rank)
         for process_set in self._sets.values():
-            for name in list(process_set.pending):
-                process_set.pending[name].pop(rank, None)
-                if not process_set.pending[name]:
-                    del process_set.pending[name]
+            process_set.pending.forget_rank(rank)
             process_set.reports.forget_rank(rank)
-            process_set.failed.pop(rank, None)
             process_set.ids.answered(rank, process_set.ids.outstanding(rank))
             self._give_ids(process_set, batch)
         return batch.answers()
+
+    def restart_limits(self, now_s: float) -> None:
+        """The judge's clock has jumped."""
+        for process_set in self._sets.values():
+            process_set.reports.restart(now_s)
 
     def stalls(self, now_s: float, after_s: float) -> list[Stall]:
         """Operations that some rank has waited for longer than `after_s` while others did not start them."""
@@ -175,7 +229,7 @@ class Negotiation:
                     taking_part = {*announced, *waiting[number].get(name, {}), *self._joined(process_set)}
                     missing = tuple(rank for rank in process_set.ranks if rank not in taking_part)
                     if missing:
-                        found.append(Stall(name, waited_s, missing))
+                        found.append(Stall(printable(name), waited_s, missing))
             decided = {name for name, _ in process_set.agreed}
             for name, reports in waiting[number].items():
                 if name in process_set.pending or name in decided:
@@ -195,7 +249,7 @@ class Negotiation:
                     )
                     certain = len(missing) == 1 or all(started[rank] is False for rank in missing)
                     if missing:
-                        found.append(Stall(name, waited_s, missing, certain))
+                        found.append(Stall(printable(name), waited_s, missing, certain))
         return found
 
     # -- process sets ------------------------------------------------------------------------------------------------
@@ -219,7 +273,7 @@ class Negotiation:
         elif known is None:
             if len(self._sets) > MAX_PROCESS_SETS:
                 raise TooMuchError(f"Epoch {self.epoch} has more than {MAX_PROCESS_SETS} process sets.")
-            self.add_process_set(number, ranks)
+            self.add_process_set(number, ranks, rank)
 
     # -- announcements -----------------------------------------------------------------------------------------------
 
@@ -236,7 +290,9 @@ class Negotiation:
         else:
             sentence = defect(op)
         if sentence:
-            batch.to((rank,)).errors.add(process_set=op.process_set, name=op.name, sentence=sentence)
+            batch.to((rank,)).errors.add(
+                process_set=op.process_set, name=op.name, sentence=printable(sentence, MAX_SENTENCE)
+            )
             return None
         return process_set
 
@@ -245,8 +301,8 @@ class Negotiation:
     ) -> None:
         its_signature = signature(op)
         key = (op.name, its_signature)
-        failed = process_set.failed.get(rank)
-        if failed and (last := failed.pop(op.name, None)) and resumed and last[0] == its_signature:
+        last = self._failures.pop(rank, process_set.number, op.name)
+        if last and resumed and last[0] == its_signature:
             batch.to((rank,)).errors.add(process_set=process_set.number, name=op.name, sentence=last[1])
             return
         joined = self._joined(process_set)
@@ -261,10 +317,10 @@ class Negotiation:
                 return
             if key in process_set.agreed:
                 return
-            announced = process_set.pending[op.name] = {}
         elif rank in announced and announced[rank].signature == its_signature:
             return
-        announced[rank] = Announced(op, its_signature, now_s)
+        process_set.pending.put(rank, op, its_signature, now_s)
+        announced = process_set.pending[op.name]
         process_set.reports.forget(rank, op.name)
         complete = len(announced) == len(process_set.ranks)
         if complete or (joined and all(one in announced for one in self._working(process_set))):
@@ -283,38 +339,39 @@ class Negotiation:
         if sentence:
             self._fail(process_set, name, sentence, {rank: one.signature for rank, one in announced.items()}, batch)
             return
-        one = next(iter(announced.values()))
-        process_set.agreed[name, one.signature] = one.op
+        payer, one = max(announced.items(), key=lambda item: item[1].bytes)
+        agreed = _Agreed(one.op, payer, one.bytes)
+        self.budget.keep(payer, agreed.bytes)
+        process_set.agreed[name, one.signature] = agreed
         self._give_ids(process_set, batch)
 
     def _fail(
         self, process_set: _ProcessSet, name: str, sentence: str, signatures: dict[int, Signature], batch: _Batch
     ) -> None:
+        sentence = printable(sentence, MAX_SENTENCE)  # with names of operations, which scripts make
         batch.to(process_set.ranks).errors.add(process_set=process_set.number, name=name, sentence=sentence)
         for rank, its_signature in signatures.items():
-            failed = process_set.failed.setdefault(rank, OrderedDict())
-            failed[name] = (its_signature, sentence)
-            if len(failed) > MAX_FAILED:
-                failed.popitem(last=False)
+            self._failures.put(rank, process_set.number, name, its_signature, sentence)
 
     # -- ids ---------------------------------------------------------------------------------------------------------
 
     def _give_ids(self, process_set: _ProcessSet, batch: _Batch) -> None:
         """Ids for agreed operations, oldest first; starts a recall when there are none."""
         while process_set.agreed:
-            key, op = next(iter(process_set.agreed.items()))
+            key, agreed = next(iter(process_set.agreed.items()))
             number = process_set.ids.live(key)
             if number is None:
-                number = process_set.ids.assign(key)
+                number = process_set.ids.assign(key, agreed.payer)
             if number is None:
                 recalled = process_set.ids.recall(process_set.ranks)
                 if recalled:
                     batch.to(process_set.ranks).recalls.add(process_set=process_set.number, ids=recalled)
                 return
             del process_set.agreed[key]
+            self.budget.release(agreed.payer, agreed.bytes)
             batch.to(self._working(process_set)).plans.add(process_set=process_set.number, name=key[0], id=number)
             for rank in self._joined(process_set):
-                batch.to((rank,)).plans.add(process_set=process_set.number, name=key[0], id=number, operation=op)
+                batch.to((rank,)).plans.add(process_set=process_set.number, name=key[0], id=number, operation=agreed.op)
 
     def _repeat_recalls(self, rank: int, batch: _Batch) -> None:
         for process_set in self._sets.values():
@@ -338,7 +395,7 @@ class Negotiation:
         if state.phase == pb.JOIN_PHASE_OVER:
             # The ranks number their unnamed operations anew, and joined ranks did not count the others'. So nothing
             # may be left that goes by such a number.
-            process_set.failed.clear()
+            self._failures.forget_set(0)
             unnamed = process_set.ids.recall_all(process_set.ranks, lambda key: is_unnamed(key[0]))
             if unnamed:
                 batch.to(process_set.ranks).recalls.add(process_set=0, ids=unnamed)
@@ -347,7 +404,7 @@ class Negotiation:
             announced = process_set.pending[name]
             one = next(iter(announced.values()))
             if sentence := self._joining.refusal(one.op):
-                del process_set.pending[name]
+                process_set.pending.pop(name)
                 signatures = {rank: each.signature for rank, each in announced.items()}
                 self._fail(process_set, name, sentence, signatures, batch)
             elif all(rank in announced for rank in self._working(process_set)):
@@ -368,7 +425,7 @@ class Negotiation:
             found = blocked.find(user, self._working(process_set), process_set.pending, process_set.reports, now_s)
             for name in found.names if found else ():
                 assert found is not None
-                signatures = {member: one.signature for member, one in process_set.pending.pop(name, {}).items()}
+                signatures = {member: one.signature for member, one in process_set.pending.pop(name).items()}
                 for member in process_set.ranks:
                     if report := process_set.reports.of(user).get(member, {}).get(name):
                         signatures.setdefault(member, report.signature)
@@ -384,7 +441,7 @@ class Negotiation:
         for number, name in found.operations if found else ():
             assert found is not None
             process_set = self._sets[number]
-            announced = process_set.pending.pop(name, {})
+            announced = process_set.pending.pop(name)
             process_set.reports.answered(name, now_s)
             signatures = {rank: one.signature for rank, one in announced.items()}
             self._fail(process_set, name, found.sentence, signatures, batch)

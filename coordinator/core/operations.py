@@ -1,15 +1,18 @@
 """What ranks must agree on, read from the announcements.
 
 `signature` holds exactly what the checks of `agreement` compare: two operations have equal signatures if and only
-if no check tells them apart. The first dimension of allgather and alltoall is left out, it may differ between ranks
-and steps.
+if no check tells them apart. A long one is a digest, because it is kept for as long as the operation has an id. The
+first dimension of allgather and alltoall is left out, it may differ between ranks and steps.
 """
+
+import hashlib
 
 from horovod.protos.v1 import types_pb2 as pb
 
 MAX_NAME_LENGTH = 4096
 MAX_TENSORS = 1 << 16
 MAX_DIMENSIONS = 64
+MAX_SIGNATURE_LENGTH = 64  # values; a longer one is kept as its digest
 
 REDUCTIONS = frozenset({pb.OPERATION_TYPE_ALLREDUCE, pb.OPERATION_TYPE_REDUCESCATTER})
 SAME_SHAPE = frozenset({pb.OPERATION_TYPE_ALLREDUCE, pb.OPERATION_TYPE_BROADCAST, pb.OPERATION_TYPE_REDUCESCATTER})
@@ -40,6 +43,8 @@ def signature(op: pb.Operation) -> Signature:
     for tensor in op.tensors:
         shape = tuple(tensor.shape)
         tensors += (tensor.dtype, len(shape), shape[skip:])
+    if len(tensors) + sum(len(tensor.shape) for tensor in op.tensors) > MAX_SIGNATURE_LENGTH:
+        tensors = [hashlib.sha256(repr(tensors).encode()).digest()]
     if op.type in REDUCTIONS:
         return op.type, op.device, op.reduce_op, factors(op), *tensors
     if op.type == pb.OPERATION_TYPE_BROADCAST:

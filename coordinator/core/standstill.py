@@ -3,7 +3,7 @@
 A rank with blocked threads says every second what it has started and not got through (Standstill). With that it is
 known of each of its operations which of the other standing ranks have started it too. A rank stands still when all its
 threads that ever waited for an operation are blocked, and it has started nothing and got through nothing for
-STANDSTILL_S.
+some seconds (StandstillTimes.still_s).
 
 Ranks wait for each other if they all stand still, and each operation that their threads wait for lacks one of them.
 The largest such set of ranks is what is left when those are taken out, again and again, that may go on: because an
@@ -11,7 +11,7 @@ operation they wait for lacks only ranks that are not in the set. What its membe
 
 Other ranks may still be on their way to the same operations. They come to a stop there as well, and one that came after
 the others got their errors would wait alone; so nothing is ended before all ranks of the process sets concerned stand
-still, unless that takes longer than PATIENCE_S.
+still, unless that takes longer than StandstillTimes.patience_s.
 
 A rank that computes, or has a thread that may yet start something, does not stand still, so a job that is only slow is
 never taken for one that hangs.
@@ -23,16 +23,24 @@ from dataclasses import dataclass
 from horovod.protos.v1 import negotiation_pb2 as pb
 
 from .blocked import FORGET_S
+from .budget import Budget, text_bytes
 from .words import ranks_in_words, shortened
 
-STANDSTILL_S = 5.0
-PATIENCE_S = 60.0
-LOOK_S = 1.0  # a large world sends a report every few milliseconds
 MAX_PARTS = 8  # of the sentence
 
 Operation = tuple[int, str]  # process set, wire name
 # The ranks that must start an operation of a process set; those that have joined are not among them.
 Members = Callable[[int], Collection[int]]
+
+
+@dataclass(frozen=True)
+class StandstillTimes:
+    still_s: float = 5.0  # without any progress, after which a rank stands still
+    patience_s: float = 60.0  # with ranks that have not come to a stop yet
+    look_s: float = 1.0  # between two searches: a large world sends a report every few milliseconds
+
+
+USUAL_TIMES = StandstillTimes()
 
 
 @dataclass
@@ -42,6 +50,7 @@ class _Standing:
     report: pb.Standstill
     since_s: float  # it has said the same since
     last_s: float
+    bytes: int = 0  # charged to it
 
     def __post_init__(self) -> None:
         self.operations: dict[Operation, bool] = {  # oldest first; whether a thread waits for it
@@ -60,19 +69,30 @@ class Deadlock:
 class Standstills:
     """The ranks of one world that have blocked threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, times: StandstillTimes = USUAL_TIMES, budget: Budget | None = None) -> None:
+        self._times = times
+        self._budget = budget
         self._standing: dict[int, _Standing] = {}
-        self._looked_s = -LOOK_S
+        self._looked_s = -times.look_s
 
     def report(self, rank: int, report: pb.Standstill, now_s: float) -> None:
+        """Raises TooMuchError."""
         old = self._standing.get(rank)
         if old is not None and old.report == report and now_s - old.last_s <= FORGET_S:
             old.last_s = now_s
-        else:
-            self._standing[rank] = _Standing(report, now_s, now_s)
+            return
+        self.forget(rank)
+        copy = pb.Standstill()
+        copy.CopyFrom(report)  # a part of a message would keep the whole message in memory
+        count = 2 * report.ByteSize() + sum(text_bytes(one.name) for one in report.unfinished)
+        if self._budget is not None:
+            self._budget.charge(rank, count, f"its {len(report.unfinished)} unfinished operations")
+        self._standing[rank] = _Standing(copy, now_s, now_s, count)
 
     def forget(self, rank: int) -> None:
-        self._standing.pop(rank, None)
+        old = self._standing.pop(rank, None)
+        if old is not None and self._budget is not None:
+            self._budget.release(rank, old.bytes)
 
     def has_started(self, rank: int, operation: Operation, now_s: float) -> bool | None:
         """Whether `rank` has started `operation`, which is known to be not complete; None when it did not say."""
@@ -84,8 +104,8 @@ class Standstills:
         return None if standing.report.cut_short else False
 
     def find(self, members: Members, now_s: float) -> Deadlock | None:
-        """Ranks that wait for each other, if there are some; looks at most once in LOOK_S."""
-        if now_s - self._looked_s < LOOK_S:
+        """Ranks that wait for each other, if there are some; looks at most once in StandstillTimes.look_s."""
+        if now_s - self._looked_s < self._times.look_s:
             return None
         self._looked_s = now_s
         ranks = {
@@ -94,7 +114,7 @@ class Standstills:
             if one.report.all_threads
             and not one.report.cut_short
             and now_s - one.last_s <= FORGET_S
-            and one.last_s - one.since_s >= STANDSTILL_S
+            and one.last_s - one.since_s >= self._times.still_s
         }
         while True:
             lacking = _Lacking(self._standing, ranks, members)
@@ -104,7 +124,7 @@ class Standstills:
             ranks -= free
         if not ranks:
             return None
-        if now_s - max(self._standing[rank].since_s for rank in ranks) < PATIENCE_S:
+        if now_s - max(self._standing[rank].since_s for rank in ranks) < self._times.patience_s:
             numbers = {number for rank in ranks for number, _ in self._standing[rank].operations}
             if any(rank not in ranks for number in numbers for rank in members(number)):
                 return None

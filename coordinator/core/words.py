@@ -2,6 +2,19 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+MAX_TEXT_LENGTH = 1000
+
+
+def printable(text: str, limit: int = MAX_TEXT_LENGTH) -> str:
+    """`text` from outside as it may stand in a sentence: no longer than `limit`, and nothing in it that a log or a
+    terminal would act on. Line breaks, escape sequences and marks that turn the direction of writing become `\\n`,
+    `\\x1b`, `\\u202e`.
+    """
+    shown = text if len(text) <= limit else f"{text[:limit]}..."
+    if shown.isprintable():
+        return shown
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in shown)
+
 
 def plural(count: int, noun: str) -> str:
     """`1 member`, `2 members`."""

@@ -8,7 +8,11 @@ from typing import Any
 
 import grpc
 
-_SENTENCE = "The coordinator asks for a token, but {what}. Set HOROVOD_TOKEN to the token that it was started with."
+_SENTENCE = (
+    "The coordinator asks for a token, but {what}. Set HOROVOD_TOKEN to the token that it was started with, or "
+    "HOROVOD_TOKEN_FILE to its file. Started without --token-file, it serves the processes of its own user only, which "
+    "find the token by themselves."
+)
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):

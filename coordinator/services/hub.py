@@ -9,75 +9,33 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
-from horovod.coordinator.core.membership import Close, Effect, Ended, Form, Formation, Gone, Membership, Send
-from horovod.coordinator.core.negotiation import Answers, Negotiation
+from horovod.coordinator.core.budget import TooMuchError
+from horovod.coordinator.core.clock import JudgeClock
+from horovod.coordinator.core.effects import Close, Effect, Ended, Form, Gone, Send, TellLater
+from horovod.coordinator.core.formation import Formation
+from horovod.coordinator.core.membership import Membership
+from horovod.coordinator.core.negotiation import Negotiation
 from horovod.coordinator.core.stall import StallWatch, times_of
+from horovod.coordinator.core.standstill import USUAL_TIMES, StandstillTimes
+from horovod.coordinator.limits import Limits
 from horovod.coordinator.store import Store, StoreError
 from horovod.coordinator.store.jobs import next_epoch, publish_world, retract_world
 from horovod.protos.v1 import membership_pb2, negotiation_pb2
 
 from .outbox import Outbox
+from .processes import ProcessWatch
+from .talk import DecisionsOutbox, Talk
 
-TICK_S = 1.0
 STORE_RETRY_S = 0.5
+MOST_TICKS_LATE = 5  # a tick that comes later than this means that the coordinator itself was stopped
 
 EventOutbox = Outbox[membership_pb2.MembershipEvent]
-DecisionsOutbox = Outbox[negotiation_pb2.Decisions]
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class Talk:
-    """The negotiation of a job's running world and its streams."""
-
-    job: str
-    epoch: int
-    negotiation: Negotiation
-    store_revision: int
-    stalls: StallWatch
-    ignored: str = ""  # what rank 0 is to hear about the settings when it opens its stream
-    told_level: int = logging.WARNING
-    streams: dict[int, DecisionsOutbox] = field(default_factory=dict)  # by rank
-    seen: set[int] = field(default_factory=set)  # ranks that had a stream
-    shutdown: str = ""  # every rank is to end the epoch with this sentence
-
-    def send(self, answers: Answers) -> None:
-        for ranks, decisions in answers:
-            for rank in ranks:
-                if rank in self.streams:
-                    self.streams[rank].put(decisions)
-
-    def warn(self, sentence: str) -> None:
-        """In the log here, and on the stderr of rank 0."""
-        _log.log(self.told_level if 0 in self.streams else logging.WARNING, "Job %r: %s", self.job, sentence)
-        if 0 in self.streams:
-            self.streams[0].put(negotiation_pb2.Decisions(epoch=self.epoch, warnings=[sentence]))
-
-    def watch_stalls(self, now_s: float) -> None:
-        if not (after_s := self.stalls.times.shortest_s):
-            return
-        verdict = self.stalls.look(self.negotiation.stalls(now_s, after_s), now_s)
-        if verdict.warning:
-            self.warn(verdict.warning)
-        if verdict.shutdown:
-            self.shutdown = verdict.shutdown
-            _log.log(self.told_level, "Job %r: %s", self.job, verdict.shutdown)
-            for rank in self.streams:
-                self.tell_shutdown(rank)
-
-    def tell_shutdown(self, rank: int) -> None:
-        self.streams[rank].put(negotiation_pb2.Decisions(epoch=self.epoch, shutdown=self.shutdown))
-
-    def end(self, sentence: str) -> None:
-        for stream in self.streams.values():
-            stream.fail(grpc.StatusCode.FAILED_PRECONDITION, sentence)
-        self.streams.clear()
 
 
 class Hub:
@@ -85,61 +43,112 @@ class Hub:
         self,
         store: Store,
         *,
-        heartbeat_timeout_s: float = 30.0,
+        limits: Limits = Limits(),  # noqa: B008 - a frozen value
+        standstill: StandstillTimes = USUAL_TIMES,
         told_level: int = logging.WARNING,
         clock: Callable[[], float] = time.monotonic,
         secret: Callable[[], bytes] = lambda: secrets.token_bytes(32),
     ) -> None:
         """told_level: at which the log repeats what rank 0 shows to the user."""
         self._store = store
+        self._limits = limits
         self._told_level = told_level
-        self._clock = clock
+        self._true_clock = clock
+        self._judge = JudgeClock(clock(), limits.tick_s, MOST_TICKS_LATE * limits.tick_s)
         self._secret = secret
-        self._membership = Membership(heartbeat_timeout_s)
-        self._events: dict[str, EventOutbox] = {}  # by member id
+        self._membership = Membership(limits.reattach_grace_s)
+        self._processes = ProcessWatch(self._process_ended)
+        self._standstill = standstill
+        self._events: dict[str, EventOutbox] = {}  # by member id; of members that are away none
         self._talks: dict[str, Talk] = {}  # by job
         self._tasks: set[asyncio.Task[None]] = set()
+        self._empty = asyncio.Event()  # no world has a member
+        self._empty.set()
         self._stopping = False
+
+    def _clock(self) -> float:
+        """The time that counts for every limit (core/clock.py)."""
+        return self._judge.read(self._true_clock())
 
     # -- membership --------------------------------------------------------------------------------------------------
 
     def join(self, request: membership_pb2.JoinRequest, events: EventOutbox) -> str:
         """Why the request is refused; "" when it is not and `events` gets what happens from now on."""
-        refusal, effects = self._membership.join(request)
+        refusal, effects = self._membership.join(request, self._clock())
         if refusal:
             _log.info("Refused: %s", refusal)
         else:
             self._events[request.member_id] = events
+            self._processes.watch(request.member_id, request.pid, request.process)
         self._carry_out(effects)
         return refusal
 
-    def heartbeat(self, member_id: str, epoch: int) -> str:
-        return self._membership.heartbeat(member_id, epoch, self._clock())
+    def challenge(self, attach: membership_pb2.Attach) -> membership_pb2.Refused | bytes:
+        """What a member that wants to come back has to answer; or why it can't come back at all."""
+        return self._membership.may_attach(attach) or self._secret()
+
+    def attach(
+        self, attach: membership_pb2.Attach, nonce: bytes, proof: bytes, events: EventOutbox
+    ) -> membership_pb2.Refused | None:
+        """The member is back, and `events` gets what happens from now on; or why not."""
+        refused, effects = self._membership.attach(attach, nonce, proof, self._clock())
+        if refused is not None:
+            _log.info("Refused: %s", refused.sentence)
+            return refused
+        _log.info("Rank %d of job %r is attached again.", attach.rank, attach.job)
+        if older := self._events.get(attach.member_id):
+            older.fail(grpc.StatusCode.ABORTED, f"Rank {attach.rank} opened a newer stream.")
+        self._events[attach.member_id] = events
+        self._processes.watch(attach.member_id, attach.pid, attach.process)
+        self._carry_out(effects)
+        return None
+
+    def received(self, member_id: str, epoch: int) -> None:
+        self._membership.received(member_id, epoch)
+
+    def peer_lost(self, member_id: str, report: membership_pb2.PeerLost) -> None:
+        self._carry_out(self._membership.peer_lost(member_id, report, self._clock()))
+
+    def testified(self, member_id: str, testimony: membership_pb2.Testimony) -> None:
+        self._carry_out(self._membership.testified(member_id, testimony, self._clock()))
 
     def leave(self, member_id: str, reason: str) -> None:
-        self._carry_out(self._membership.leave(member_id, reason))
+        self._carry_out(self._membership.leave(member_id, reason, self._clock()))
 
     def lost(self, member_id: str, cause: str) -> None:
-        """The member's stream is over. Nothing happens when it had said goodbye."""
-        if not self._stopping:
-            self._carry_out([*self._membership.lost(member_id, cause), Close(member_id)])
+        self._carry_out(self._membership.lost(member_id, cause, self._clock()))
+
+    def disconnected(self, member_id: str, events: EventOutbox) -> None:
+        """A stream of the member is over. Nothing happens when it had said goodbye or has another stream."""
+        if self._events.get(member_id) is events:
+            del self._events[member_id]
+            if not self._stopping:
+                self._carry_out(self._membership.disconnected(member_id, self._clock()))
+
+    def _process_ended(self, member_id: str, cause: str) -> None:
+        self._carry_out(self._membership.process_ended(member_id, cause, self._clock()))
 
     def _carry_out(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Send):
-                if effect.event.HasField("gone"):
-                    _log.info("%s", effect.event.gone.sentence)
                 if stream := self._events.get(effect.member_id):
                     stream.put(effect.event)
             elif isinstance(effect, Close):
+                self._processes.forget(effect.member_id)
                 if closed := self._events.pop(effect.member_id, None):
                     closed.close()
             elif isinstance(effect, Form):
                 self._start(self._form(effect.formation))
+            elif isinstance(effect, TellLater):
+                asyncio.get_running_loop().call_later(effect.delay_s, self._tell_progress, effect.job)
             elif isinstance(effect, Gone):
                 self._rank_gone(effect)
             else:
                 self._world_ended(effect)
+
+    def _tell_progress(self, job: str) -> None:
+        if not self._stopping:
+            self._carry_out(self._membership.tell_progress(job, self._clock()))
 
     async def _form(self, formation: Formation) -> None:
         """Takes the next epoch from the store, writes the world there, and tells the members."""
@@ -154,7 +163,7 @@ class Hub:
                 continue
             if entry is None:
                 continue  # somebody else published a later epoch; take the one after it
-            effects = self._membership.formed(formation, epoch, secret, self._clock())
+            effects = self._membership.formed(formation, epoch, secret)
             if not effects:  # a member went away meanwhile
                 await retract_world(self._store, formation.job, entry.revision)
                 return
@@ -165,16 +174,18 @@ class Hub:
             self._talks[formation.job] = Talk(
                 formation.job,
                 epoch,
-                Negotiation(epoch, size),
+                Negotiation(epoch, size, standstill=self._standstill),
                 entry.revision,
                 StallWatch(times),
                 ignored,
                 self._told_level,
             )
+            self._empty.clear()
             _log.info("Job %r: epoch %d has %d member(s).", formation.job, epoch, size)
             self._carry_out(effects)
 
     def _rank_gone(self, gone: Gone) -> None:
+        _log.info("%s", gone.sentence)
         talk = self._talks.get(gone.job)
         if talk is None or talk.epoch != gone.epoch:
             return
@@ -189,6 +200,8 @@ class Hub:
         talk = self._talks.get(ended.job)
         if talk is not None and talk.epoch == ended.epoch:
             del self._talks[ended.job]
+            if not self._talks:
+                self._empty.set()
             talk.end(f"Epoch {talk.epoch} of job {talk.job!r} is over.")
             self._start(retract_world(self._store, talk.job, talk.store_revision))
 
@@ -215,7 +228,11 @@ class Hub:
         """May raise TooMuchError or ContradictionError."""
         resumed = message.HasField("hello") and rank in talk.seen
         talk.seen.add(rank)
-        talk.send(talk.negotiation.receive(rank, message, self._clock(), resumed))
+        try:
+            talk.send(talk.negotiation.receive(rank, message, self._clock(), resumed))
+        except TooMuchError as error:
+            talk.send(error.answers)
+            raise
 
     def close_talk(self, talk: Talk, rank: int, decisions: DecisionsOutbox) -> None:
         """The stream is over; its member may come back with another one."""
@@ -225,16 +242,42 @@ class Hub:
     # -- life --------------------------------------------------------------------------------------------------------
 
     async def watch_clock(self) -> None:
-        """Finds silent members and stalled operations, for ever."""
+        """Finds members and operations that are overdue, for ever."""
         while True:
-            await asyncio.sleep(TICK_S)
-            self._carry_out(self._membership.tick(self._clock()))
-            for talk in self._talks.values():
-                talk.watch_stalls(self._clock())
+            await asyncio.sleep(self._limits.tick_s)
+            if self._judge.tick(self._true_clock()):
+                _log.warning("This coordinator was stopped for a while; its limits begin anew.")
+                self._membership.restart_limits(self._clock())
+                for talk in self._talks.values():
+                    talk.negotiation.restart_limits(self._clock())
+            for job in self._membership.jobs():
+                self._guarded(job, self._look_at_members, job)
+            for job, talk in list(self._talks.items()):
+                self._guarded(job, talk.watch_stalls, self._clock())
+
+    def _look_at_members(self, job: str) -> None:
+        vouched = {member_id for member_id in self._membership.troubled(job) if self._processes.lives(member_id)}
+        self._carry_out(self._membership.tick(job, self._clock(), vouched))
+
+    def _guarded(self, job: str, look: Callable[..., None], *arguments: Any) -> None:
+        """An error in one job must not end the watch over the others."""
+        try:
+            look(*arguments)
+        except Exception:
+            _log.exception("A bug in the coordinator: its watch over job %r failed.", job)
+
+    async def wait_until_empty(self, timeout_s: float) -> bool:
+        """Waits until no world has a member; False when some has after that time."""
+        try:
+            await asyncio.wait_for(self._empty.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            return False
+        return True
 
     async def stop(self) -> None:
         """Ends all streams in words. What members do next is theirs to decide; the store keeps their world."""
         self._stopping = True
+        self._processes.close()
         for events in self._events.values():
             events.fail(grpc.StatusCode.UNAVAILABLE, "The coordinator is stopping.")
         for talk in self._talks.values():

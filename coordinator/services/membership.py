@@ -1,22 +1,20 @@
-"""The Membership service: one stream for each member, which is its life line."""
+"""The Membership service: one stream for each member. That it breaks is not the member's end (core/life.py)."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import grpc
 
+from horovod.coordinator.core.words import printable
 from horovod.protos.v1 import membership_pb2 as pb
 from horovod.protos.v1.membership_pb2_grpc import MembershipServicer
 
 from .hub import EventOutbox, Hub
 from .outbox import Outbox
-from .streams import Context, RefusedError, converse, first_message
+from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
 
 MAX_EVENTS = 1 << 16  # a world may lose all its members at once
 
-_BROKEN = (
-    "its connection to the coordinator ended without a goodbye; the process died or was killed (see its output), or "
-    "the network between them broke"
-)
+_NONSENSE = "After joining, a member says that it has its world, what it knows of its peers, and its goodbye only."
 
 
 class MembershipService(MembershipServicer):
@@ -27,31 +25,53 @@ class MembershipService(MembershipServicer):
         self, request_iterator: AsyncIterator[pb.MemberMessage], context: Context
     ) -> None:
         first = await first_message(request_iterator, context, "a join request")
-        if not first.HasField("join"):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The first message must be a join request.")
         events: EventOutbox = Outbox(MAX_EVENTS)
-        refusal = self._hub.join(first.join, events)
-        if refusal:
-            await context.write(pb.MembershipEvent(refused=pb.Refused(sentence=refusal)))
+        if first.HasField("join"):
+            member_id, job = first.join.member_id, first.join.job
+        elif first.HasField("attach"):
+            member_id, job = first.attach.member_id, first.attach.job
+        else:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The first message must be a join request.")
+        who = f"member {member_id[:MAX_SHOWN]!r} of job {job[:MAX_SHOWN]!r}"
+        refused: pb.Refused | None = None
+        nonce = b""
+        async with own_errors(context, who):
+            if first.HasField("attach"):
+                challenge = self._hub.challenge(first.attach)
+                nonce, refused = (challenge, None) if isinstance(challenge, bytes) else (b"", challenge)
+            elif sentence := self._hub.join(first.join, events):
+                refused = pb.Refused(sentence=sentence)
+        if nonce:
+            await context.write(pb.MembershipEvent(challenge=pb.Challenge(nonce=nonce)))
+            answer = await first_message(request_iterator, context, "the proof that the challenge asks for")
+            async with own_errors(context, who):
+                refused = self._hub.attach(first.attach, nonce, answer.proof.proof, events)
+        if refused is not None:
+            await context.write(pb.MembershipEvent(refused=refused))
             return
-        member_id = first.join.member_id
 
         def receive(message: pb.MemberMessage) -> None:
-            if message.HasField("heartbeat"):
-                sentence = self._hub.heartbeat(member_id, message.heartbeat.epoch)
-                if sentence:
-                    events.put(pb.MembershipEvent(refused=pb.Refused(sentence=sentence)))
-                    events.close()
-                else:
-                    events.put(pb.MembershipEvent(heartbeat=message.heartbeat))
+            if message.HasField("received"):
+                self._hub.received(member_id, message.received.epoch)
+            elif message.HasField("peer_lost"):
+                self._hub.peer_lost(member_id, message.peer_lost)
+            elif message.HasField("testimony"):
+                self._hub.testified(member_id, message.testimony)
             elif message.HasField("leave"):
-                self._hub.leave(member_id, message.leave.reason[:1000])
+                self._hub.leave(member_id, printable(message.leave.reason))
             else:
-                raise RefusedError(
-                    grpc.StatusCode.INVALID_ARGUMENT, "After joining, a member sends heartbeats and its goodbye only."
-                )
+                # A member that does not know what it says will not come back either.
+                events.fail(grpc.StatusCode.INVALID_ARGUMENT, _NONSENSE)
+                self._hub.lost(member_id, "it broke the protocol between members and coordinator; this is a bug of it")
+                raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, _NONSENSE)
 
         try:
-            await converse(request_iterator, context, events, receive, lambda items: items)
+            await converse(request_iterator, context, events, receive, with_latest_progress, who)
         finally:
-            self._hub.lost(member_id, _BROKEN)
+            self._hub.disconnected(member_id, events)
+
+
+def with_latest_progress(items: list[pb.MembershipEvent]) -> Iterator[pb.MembershipEvent]:
+    """All events in order; of those about progress the latest alone."""
+    latest = next((item for item in reversed(items) if item.HasField("progress")), None)
+    return (item for item in items if item is latest or not item.HasField("progress"))

@@ -4,13 +4,16 @@ from collections.abc import AsyncIterator, Iterator
 
 import grpc
 
-from horovod.coordinator.core.negotiation import ContradictionError, TooMuchError
+from horovod.coordinator.core.budget import TooMuchError
+from horovod.coordinator.core.negotiation import ContradictionError
+from horovod.coordinator.core.words import printable
 from horovod.protos.v1 import negotiation_pb2 as pb
 from horovod.protos.v1.negotiation_pb2_grpc import NegotiationServicer
 
-from .hub import DecisionsOutbox, Hub
+from .hub import Hub
 from .outbox import Outbox
-from .streams import Context, RefusedError, converse, first_message
+from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
+from .talk import DecisionsOutbox
 
 MAX_DECISIONS = 1 << 14  # messages that wait for one member to read them
 MAX_MESSAGE_BYTES = 1 << 20  # well below the 4 MiB that gRPC takes unless told otherwise
@@ -27,10 +30,12 @@ class NegotiationService(NegotiationServicer):
         if not first.HasField("hello"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The first message must have a hello.")
         decisions: DecisionsOutbox = Outbox(MAX_DECISIONS)
-        talk = self._hub.open_talk(first, decisions)
-        if isinstance(talk, str):
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, talk)
         rank = first.hello.rank
+        who = f"rank {rank} of job {first.hello.job[:MAX_SHOWN]!r}"
+        async with own_errors(context, who):
+            talk = self._hub.open_talk(first, decisions)
+        if isinstance(talk, str):
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, printable(talk))
 
         def receive(message: pb.NegotiationMessage) -> None:
             if message.epoch != talk.epoch:
@@ -51,7 +56,7 @@ class NegotiationService(NegotiationServicer):
                 yield message
 
         try:
-            await converse(all_requests(), context, decisions, receive, combined)
+            await converse(all_requests(), context, decisions, receive, combined, who)
         finally:
             self._hub.close_talk(talk, rank, decisions)
 

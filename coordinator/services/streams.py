@@ -1,6 +1,7 @@
 """Both directions of one bidirectional stream, from its first message to its end."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, TypeAlias, TypeVar
@@ -12,6 +13,7 @@ from .outbox import Outbox
 
 FIRST_MESSAGE_TIMEOUT_S = 30.0
 DRAIN_TIMEOUT_S = 5.0
+MAX_SHOWN = 200  # characters of a name from outside
 
 _log = logging.getLogger(__name__)
 Request = TypeVar("Request", bound=Message)
@@ -42,35 +44,74 @@ async def first_message(requests: AsyncIterator[Request], context: Context, what
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, sentence)
 
 
+def own_error(error: Exception, who: str) -> str:
+    """The sentence for the peer after an error of the coordinator itself, which is logged with its traceback."""
+    _log.error("An error of the coordinator itself ended the stream of %s. Please report it.", who, exc_info=error)
+    return (
+        f"The coordinator failed at a message of {who}: {type(error).__name__}, an error of its own, which its log "
+        "tells more of. Please report it."
+    )
+
+
+@contextlib.asynccontextmanager
+async def own_errors(context: Context, who: str) -> AsyncIterator[None]:
+    """Around what a servicer does outside of `converse`: an error that nobody foresaw ends the stream in words."""
+    try:
+        yield
+    except grpc.aio.AbortError:
+        raise
+    except Exception as error:
+        if context.done():
+            raise  # the peer is gone, and what was to be sent to it can't be
+        await context.abort(grpc.StatusCode.INTERNAL, own_error(error, who))
+
+
 async def converse(
     requests: AsyncIterator[Request],
     context: Context,
     outbox: Outbox[Response],
     receive: Callable[[Request], None],
     combine: Callable[[list[Response]], Iterable[Response]],
+    who: str = "a member",
 ) -> None:
     """Feeds every request to `receive` and sends what comes into `outbox`, until that ends or the peer sends no more.
 
     combine: makes of all items that wait the messages to send.
+    who: the peer, as in "rank 1 of job 'digits'".
+
+    Whatever a peer sends may end its own stream only. When it is the peer's fault (RefusedError, bytes that are no
+    message, a connection that broke) the log stays quiet; an error that nobody foresaw is the coordinator's own.
     """
 
     async def read() -> None:
-        try:
-            async for request in requests:
+        while True:
+            try:
+                request = await anext(requests)
+            except StopAsyncIteration:
+                outbox.close()
+                return
+            except Exception:
+                _log.debug("The stream of %s could not be read.", who, exc_info=True)
+                outbox.fail(grpc.StatusCode.INVALID_ARGUMENT, "The coordinator could not make sense of a message.")
+                return
+            try:
                 receive(request)
-            outbox.close()
-        except RefusedError as error:
-            outbox.fail(error.code, str(error))
-        except Exception:
-            # Whatever a peer sends may end its own stream only. (gRPC's own errors of a broken stream come here,
-            # too.)
-            _log.debug("The stream of %s could not be read.", context.peer(), exc_info=True)
-            outbox.fail(grpc.StatusCode.INVALID_ARGUMENT, "The coordinator could not make sense of a message.")
+            except RefusedError as error:
+                outbox.fail(error.code, str(error))
+                return
+            except Exception as error:
+                outbox.fail(grpc.StatusCode.INTERNAL, own_error(error, who))
+                return
 
     async def write() -> None:
         try:
             while items := await outbox.take():
-                for message in combine(items):
+                try:
+                    messages = list(combine(items))
+                except Exception as error:
+                    outbox.fail(grpc.StatusCode.INTERNAL, own_error(error, who))
+                    return
+                for message in messages:
                     await context.write(message)
         finally:
             outbox.close()

@@ -1,6 +1,10 @@
 """A store in memory, for one coordinator: the embedded default and the fast one of two under the conformance suite.
 
 Belongs to one event loop. It ends with its coordinator, and so do the jobs.
+
+What a watch can look back on is bounded in number, bytes and time: a watch that goes on after a moment away misses
+nothing, one that stayed away for longer reads the range again (CompactedError), and a world with its secret is
+forgotten soon after it ended.
 """
 
 import asyncio
@@ -11,7 +15,9 @@ from dataclasses import dataclass, field
 
 from .base import MISSING, Change, CompactedError, Entry, LeaseLostError, StoreError
 
-KEPT_CHANGES = 10_000  # what a watch can look back on
+KEPT_CHANGES = 10_000  # what a watch can look back on: at most so many changes, ...
+KEPT_BYTES = 4 << 20  # ... of so many bytes of keys and values (the latest change whatever its size), ...
+KEPT_S = 60.0  # ... for so long
 
 
 @dataclass
@@ -22,13 +28,19 @@ class _Lease:
 
 
 class MemoryStore:
-    def __init__(self, kept_changes: int = KEPT_CHANGES) -> None:
+    def __init__(self, kept_changes: int = KEPT_CHANGES, kept_bytes: int = KEPT_BYTES, kept_s: float = KEPT_S) -> None:
         self._entries: dict[str, Entry] = {}
         self._lease_of: dict[str, int] = {}
         self._leases: dict[int, _Lease] = {}
         self._last_lease = 0
         self._revision = 0
-        self._changes: deque[Change] = deque(maxlen=kept_changes)  # by rising revision, without gaps
+        self._kept_changes = kept_changes
+        self._kept_bytes = kept_bytes
+        self._kept_s = kept_s
+        self._changes: deque[Change] = deque()  # by rising revision, without gaps
+        self._times_s: deque[float] = deque()  # of the changes, by the clock of the event loop
+        self._bytes = 0  # of the changes
+        self._expiry: asyncio.TimerHandle | None = None  # stands while there are changes
         self._changed = asyncio.Event()  # replaced with each change
         self._closed = False
 
@@ -98,6 +110,12 @@ class MemoryStore:
         for lease in self._leases.values():
             lease.timer.cancel()
         self._leases.clear()
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        self._entries.clear()
+        self._changes.clear()
+        self._times_s.clear()
         self._changed.set()
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -146,7 +164,28 @@ class MemoryStore:
 
     def _record(self, key: str, value: bytes | None) -> int:
         self._revision += 1
-        self._changes.append(Change(key, value, self._revision))
+        change = Change(key, value, self._revision)
+        self._changes.append(change)
+        self._times_s.append(asyncio.get_running_loop().time())
+        self._bytes += _bytes_of(change)
+        while len(self._changes) > self._kept_changes or (self._bytes > self._kept_bytes and len(self._changes) > 1):
+            self._forget_oldest()
+        if self._expiry is None:
+            self._expiry = asyncio.get_running_loop().call_later(self._kept_s, self._expire)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         return self._revision
+
+    def _expire(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._times_s and self._times_s[0] + self._kept_s <= loop.time():
+            self._forget_oldest()
+        self._expiry = loop.call_at(self._times_s[0] + self._kept_s, self._expire) if self._times_s else None
+
+    def _forget_oldest(self) -> None:
+        self._bytes -= _bytes_of(self._changes.popleft())
+        self._times_s.popleft()
+
+
+def _bytes_of(change: Change) -> int:
+    return len(change.key) + len(change.value or b"")

@@ -3,13 +3,32 @@
 
 #include <atomic>
 #include <mutex>
+#include <optional>
+#include <string>
 
 #include "base/status.h"
 
 namespace horovod {
 
+// What this member itself has found of another one, as a witness for the coordinator.
+struct LostPeer {
+  std::string label;           // of the rank
+  bool process_ended = false;  // its pidfd says so; else a connection to it broke
+};
+
 class AbortSignal {
  public:
+  // Before raise(), by whoever finds it. The first one counts: others may follow from it.
+  void note_lost(std::string label, bool process_ended) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!lost_) lost_ = LostPeer{std::move(label), process_ended};
+  }
+
+  std::optional<LostPeer> lost() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return lost_;
+  }
+
   // True for the first caller only.
   bool raise(Status cause) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -28,9 +47,10 @@ class AbortSignal {
   }
 
  private:
-  mutable std::mutex mutex_;         // guards cause_ and the single transition of raised_
+  mutable std::mutex mutex_;         // guards cause_, lost_ and the single transition of raised_
   std::atomic<bool> raised_{false};  // released after cause_ is written, so an acquiring reader may read cause_
   Status cause_;
+  std::optional<LostPeer> lost_;
 };
 
 }  // namespace horovod

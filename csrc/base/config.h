@@ -17,6 +17,8 @@ struct Config {
   int64_t yield_us = 2'000;
   // Once every rank has agreed to run an operation: how long a peer may make no progress in it before the epoch ends.
   int64_t progress_timeout_ms = 300'000;
+  // Once the epoch is over: how long close() waits for a thread that is in the middle of an operation.
+  int64_t close_timeout_ms = 30'000;
   // How often a rank that waits for a peer looks, behind data of others that it has no use for yet, whether their epoch
   // has ended.
   int64_t look_ahead_us = 100'000;

@@ -60,6 +60,8 @@ Config config_from(const std::map<std::string, int64_t>& options) {
       config.background_cpu = static_cast<int>(value);
     } else if (name == "progress_timeout_ms") {
       config.progress_timeout_ms = value;
+    } else if (name == "close_timeout_ms") {
+      config.close_timeout_ms = value;
     } else if (name == "slot_bytes") {
       config.slot_bytes = static_cast<size_t>(value);
     } else if (name == "slot_count") {
@@ -130,8 +132,14 @@ PyEngine::PyEngine(int rank, int size, uint64_t epoch, std::vector<std::string> 
 
 PyEngine::~PyEngine() {
   Remembered<PyEngine>::forget(this);
-  const py::gil_scoped_release release;
-  engine_.reset();  // nothing uses the memory of what is abandoned any more
+  {
+    const py::gil_scoped_release release;
+    if (process_ == getpid()) (void)engine_->close("");
+    const bool stuck = engine_->stuck();
+    Engine::dispose(std::move(engine_));
+    if (!stuck) return;  // nothing uses the memory of what is abandoned any more
+  }
+  new std::vector<Kept>(std::move(abandoned_));
 }
 
 // -- operations -------------------------------------------------------------------------------------------------------
@@ -191,22 +199,27 @@ void PyEngine::await_device(const Submission& submission) {
 }
 
 void PyEngine::abandon(std::shared_ptr<Submission> submission, py::object keep) {
-  if (is_over(*submission) || process_ != getpid()) return;  // nothing runs in a forked child
+  if (process_ != getpid()) return;  // nothing runs in a forked child
+  if (is_over(*submission) && !engine_->stuck()) return;
   abandoned_.emplace_back(std::move(submission), std::move(keep));
 }
 
 py::object PyEngine::result_of(const std::shared_ptr<Submission>& submission, std::optional<uintptr_t> stream,
-                               py::object keep, const TensorReader* reader) {
+                               const py::object& keep, const Owners& owners, const TensorReader* reader) {
   if (submission->on_device) [[unlikely]] {
     const uintptr_t submitted_on = submission->on_device->stream;
     const uintptr_t handed_to = stream.value_or(submitted_on);
     const Status status = engine_->hand_over(*submission, handed_to);
     // The stream on which the tensors were used waits for the end from now on, and a framework gives their memory to
     // others in the order of that stream. A gradient that is dropped after synchronize() makes room at once.
-    if (!status.ok() || handed_to != submitted_on) on_device_.emplace_back(submission, std::move(keep));
+    if (!status.ok() || handed_to != submitted_on) on_device_.emplace_back(submission, bundle(keep, owners));
     if (!status.ok()) raise_status(status);
   }
-  if (!submission->status.ok()) raise_status(submission->status);
+  if (!submission->status.ok()) {
+    if (engine_->stuck()) [[unlikely]]
+      abandoned_.emplace_back(submission, bundle(keep, owners));
+    raise_status(submission->status);
+  }
   if (submission->outputs.empty() || !submission->outputs[0].data) return py::none();
   py::list outputs;
   for (size_t i = 0; i < submission->outputs.size(); ++i) {
@@ -232,6 +245,7 @@ void PyEngine::sweep() {
 
 // Letting go runs destructors, which may abandon others.
 void PyEngine::sweep_abandoned() {
+  if (engine_->stuck()) return;  // what is over may be in use all the same
   std::vector<Kept> over, rest;
   for (Kept& one : abandoned_) (is_over(*one.first) ? over : rest).push_back(std::move(one));
   abandoned_ = std::move(rest);
@@ -296,6 +310,8 @@ py::object PyEngine::next_outbox(int64_t timeout_ms) {
       result.append(py::make_tuple("recalled", py::make_tuple(item.process_set, item.ids)));
     } else if (item.kind == OutboxItem::join) {
       result.append(py::make_tuple("join", py::make_tuple(item.round, item.without_zeros)));
+    } else if (item.kind == OutboxItem::lost) {
+      result.append(py::make_tuple("lost", py::make_tuple(item.rank, item.process_ended)));
     } else if (item.kind == OutboxItem::note) {
       result.append(py::make_tuple("note", py::make_tuple(item.worth_saying, item.sentence)));
     } else if (item.kind == OutboxItem::blocked) {
@@ -405,9 +421,14 @@ void PyEngine::abort(const std::string& sentence) {
   const py::gil_scoped_release release;
   engine_->abort(sentence);
 }
-void PyEngine::close(const std::string& sentence) {
+py::object PyEngine::lost_peer() const {
+  const auto [rank, process_ended] = engine_->lost_peer();
+  if (rank < 0) return py::none();
+  return py::make_tuple(rank, process_ended);
+}
+std::string PyEngine::close(const std::string& sentence) {
   const py::gil_scoped_release release;
-  engine_->close(sentence);
+  return engine_->close(sentence).message();
 }
 void PyEngine::check() const {
   if (const Status status = engine_->ended(); !status.ok()) raise_status(status);

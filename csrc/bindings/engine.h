@@ -59,7 +59,7 @@ class PyEngine {
   // unless the stream that used it waits. Results in engine memory are tensors where the reader makes them, else
   // Output.
   pybind11::object result_of(const std::shared_ptr<Submission>& submission, std::optional<uintptr_t> stream,
-                             pybind11::object keep, const TensorReader* reader);
+                             const pybind11::object& keep, const Owners& owners, const TensorReader* reader);
   // Lets go of what operations used that are over.
   void sweep();
 
@@ -83,9 +83,12 @@ class PyEngine {
   // -- life
   void peer_left(int rank, const std::string& sentence);
   void abort(const std::string& sentence);
-  void close(const std::string& sentence);
+  pybind11::object lost_peer() const;
+  // Why it must be kept for ever; "": it has ended.
+  std::string close(const std::string& sentence);
   void check() const;
   std::map<std::string, uint64_t> counters() const { return engine_->counters(); }
+  size_t known() const { return engine_->known(); }
 
   void start_timeline(const std::string& path, bool mark_cycles, int64_t since_epoch_us);
   // Whether there was one, and what went wrong with it.

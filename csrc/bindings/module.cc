@@ -89,7 +89,8 @@ PYBIND11_MODULE(_core, module) {
       .def("copy", &PyCopier::copy, py::arg("copies"), py::arg("times") = 1);
 
   py::class_<TensorReader>(module, "TensorReader")
-      .def(py::init<const py::sequence&, py::object>(), py::arg("types"), py::arg("describe"));
+      .def(py::init<const py::sequence&, py::object, py::object, py::object>(), py::arg("types"), py::arg("describe"),
+           py::arg("owner") = py::none(), py::arg("address") = py::none());
 
   py::class_<PyEngine> engine(module, "Engine");
   engine
@@ -118,8 +119,10 @@ PYBIND11_MODULE(_core, module) {
       .def("peer_left", &PyEngine::peer_left, py::arg("rank"), py::arg("sentence"))
       .def("abort", &PyEngine::abort, py::arg("sentence"))
       .def("check", &PyEngine::check)
+      .def("lost_peer", &PyEngine::lost_peer)
       .def("close", &PyEngine::close, py::arg("sentence") = "")
       .def("counters", &PyEngine::counters)
+      .def("known", &PyEngine::known, py::call_guard<py::gil_scoped_release>())
       .def("start_timeline", &PyEngine::start_timeline, py::arg("path"), py::arg("mark_cycles"),
            py::arg("since_epoch_us"))
       .def("stop_timeline", &PyEngine::stop_timeline)

@@ -83,7 +83,8 @@ const TensorReader* reader_of(PyObject* given) {
   return given && given != Py_None ? &Remembered<TensorReader>::of(given) : nullptr;
 }
 
-std::shared_ptr<Submission> make_submission(const Parameters& given) {
+// watch: the owners are to tell at the end whether the memory is still theirs.
+std::shared_ptr<Submission> make_submission(const Parameters& given, bool watch, Owners& owners) {
   auto submission = std::make_shared<Submission>();
   OpSpec& spec = submission->spec;
   const int kind = integer(given.kind, 0);
@@ -106,9 +107,10 @@ std::shared_ptr<Submission> make_submission(const Parameters& given) {
   const Py_ssize_t count = PySequence_Fast_GET_SIZE(tensors.ptr());
   spec.tensors.reserve(static_cast<size_t>(count));
   submission->spans.reserve(static_cast<size_t>(count));
+  owners.expect(static_cast<size_t>(count));
   try {
     for (Py_ssize_t i = 0; i < count; ++i) {
-      add_tensor(PySequence_Fast_GET_ITEM(tensors.ptr(), i), reader, *submission);
+      add_tensor(PySequence_Fast_GET_ITEM(tensors.ptr(), i), reader, watch, *submission, owners);
     }
   } catch (const py::error_already_set& refusal) {  // the framework's own words know no operation
     if (!refusal.matches(PyExc_ValueError) || spec.name.find(".noname") != std::string::npos) throw;
@@ -128,6 +130,7 @@ struct Handle {
   PyObject_HEAD PyObject* owner;  // the Python object of
   PyEngine* engine;
   std::shared_ptr<Submission> submission;  // null: it has ended
+  Owners owners;
   py::object keep;
   py::object finish;
   py::object reader;  // null: none
@@ -137,14 +140,15 @@ PyTypeObject* g_handle_type = nullptr;  // set once, when the module is made
 
 Handle& handle_of(PyObject* self) { return *reinterpret_cast<Handle*>(self); }
 
-PyObject* new_handle(PyObject* owner, PyEngine& engine, std::shared_ptr<Submission> submission, py::object keep,
-                     py::object finish, py::object reader) {
+PyObject* new_handle(PyObject* owner, PyEngine& engine, std::shared_ptr<Submission> submission, Owners owners,
+                     py::object keep, py::object finish, py::object reader) {
   auto* const handle = PyObject_New(Handle, g_handle_type);
   if (!handle) throw py::error_already_set();
   Py_INCREF(owner);
   handle->owner = owner;
   handle->engine = &engine;
   new (&handle->submission) std::shared_ptr<Submission>(std::move(submission));
+  new (&handle->owners) Owners(std::move(owners));
   new (&handle->keep) py::object(std::move(keep));
   new (&handle->finish) py::object(std::move(finish));
   new (&handle->reader) py::object(std::move(reader));
@@ -155,11 +159,14 @@ void delete_handle(PyObject* self) {
   const py::error_scope pending;
   Handle& handle = handle_of(self);
   try {
-    if (handle.submission) handle.engine->abandon(std::move(handle.submission), std::move(handle.keep));
+    if (handle.submission) {
+      handle.engine->abandon(std::move(handle.submission), bundle(std::move(handle.keep), handle.owners));
+    }
   } catch (const std::exception&) {
     PyErr_WriteUnraisable(handle.owner);
   }
   std::destroy_at(&handle.submission);
+  std::destroy_at(&handle.owners);
   std::destroy_at(&handle.keep);
   std::destroy_at(&handle.finish);
   std::destroy_at(&handle.reader);
@@ -204,8 +211,11 @@ PyObject* result(PyObject* self, PyObject* const* arguments, Py_ssize_t position
     if (!handle.submission) Py_RETURN_NONE;  // another thread was faster
     handle.submission.reset();
     py::object keep = std::move(handle.keep);
+    const Owners owners = std::move(handle.owners);
     const py::object finish = std::move(handle.finish);
-    py::object received = handle.engine->result_of(submission, stream, keep, reader_of(handle.reader.ptr()));
+    const TensorReader* const reader = reader_of(handle.reader.ptr());
+    py::object received = handle.engine->result_of(submission, stream, keep, owners, reader);
+    if (reader) reader->check_unmoved(owners, submission->spec.name);
     if (finish && !finish.is_none()) return finish(std::move(received)).release().ptr();
     return (keep.is_none() ? received : keep).release().ptr();
   });
@@ -223,13 +233,15 @@ PyObject* submit(PyObject* self, PyObject* const* arguments, Py_ssize_t position
   return guarded([&] {
     auto& engine = Remembered<PyEngine>::of(self);
     engine.sweep();
+    Owners owners;
     std::shared_ptr<Submission> submission =
         make_submission({given[0], given[1], given[2], given[3], given[4], given[5], given[6], given[7], given[8],
-                         given[10], given[12]});
+                         given[10], given[12]},
+                        true, owners);
     const int wait_follows = given[9] ? PyObject_IsTrue(given[9]) : 0;
     if (wait_follows < 0) throw py::error_already_set();
     engine.start(submission, wait_follows != 0);
-    return new_handle(self, engine, std::move(submission), or_none(given[10]), or_none(given[11]),
+    return new_handle(self, engine, std::move(submission), std::move(owners), or_none(given[10]), or_none(given[11]),
                       py::reinterpret_borrow<py::object>(given[12]));
   });
 }
@@ -243,17 +255,19 @@ PyObject* run(PyObject* self, PyObject* const* arguments, Py_ssize_t positional,
   return guarded([&] {
     auto& engine = Remembered<PyEngine>::of(self);
     engine.sweep();
-    const std::shared_ptr<Submission> submission =
-        make_submission({given[0], given[1], given[2], given[3], given[4], given[5], given[6], given[7], given[8],
-                         given[9], given[10]});
+    Owners owners;
+    const std::shared_ptr<Submission> submission = make_submission(
+        {given[0], given[1], given[2], given[3], given[4], given[5], given[6], given[7], given[8], given[9], given[10]},
+        false, owners);
     engine.start_and_wait(submission);
     try {
       engine.await(*submission);
     } catch (const py::error_already_set&) {
-      engine.abandon(submission, or_none(given[9]));
+      engine.abandon(submission, bundle(or_none(given[9]), owners));
       throw;
     }
-    return engine.result_of(submission, std::nullopt, or_none(given[9]), reader_of(given[10])).release().ptr();
+    const py::object keep = or_none(given[9]);
+    return engine.result_of(submission, std::nullopt, keep, owners, reader_of(given[10])).release().ptr();
   });
 }
 

@@ -66,8 +66,16 @@ void put_on_device(Submission& submission, const TensorReader::Seen& seen) {
 
 }  // namespace
 
-TensorReader::TensorReader(const py::sequence& types, py::object describe)
-    : keep_(types), describe_(std::move(describe)) {
+py::object bundle(py::object keep, const Owners& owners) {
+  if (owners.size() == 0) return keep;
+  py::tuple all(owners.size() + 1);
+  all[0] = std::move(keep);
+  for (size_t i = 0; i < owners.size(); ++i) all[i + 1] = owners[i].object;
+  return all;
+}
+
+TensorReader::TensorReader(const py::sequence& types, py::object describe, py::object owner, py::object address)
+    : keep_(types), describe_(std::move(describe)), owner_(std::move(owner)), address_(std::move(address)) {
   for (const py::handle type : keep_) {
     if (!PyType_Check(type.ptr())) throw py::type_error("types must be types.");
     types_.push_back(reinterpret_cast<PyTypeObject*>(type.ptr()));
@@ -115,6 +123,38 @@ bool TensorReader::read_quickly(PyObject* tensor, Seen& seen) const {
   return true;
 }
 
+void TensorReader::hold(PyObject* tensor, bool watch, Owners& owners) const {
+  if (owner_.is_none()) return;
+  Owner& made = owners.add();
+  made.object = py::reinterpret_steal<py::object>(PyObject_CallOneArg(owner_.ptr(), tensor));
+  if (!made.object) throw py::error_already_set();
+  if (watch) made.address = address_of(made.object);
+}
+
+// 0 where it has none, or can't say.
+uintptr_t TensorReader::address_of(const py::object& owner) const {
+  if (address_.is_none()) return 0;
+  const auto answer = py::reinterpret_steal<py::object>(PyObject_CallOneArg(address_.ptr(), owner.ptr()));
+  const size_t address = answer ? PyLong_AsSize_t(answer.ptr()) : 0;
+  if (!PyErr_Occurred()) return address;
+  PyErr_Clear();
+  return 0;
+}
+
+void TensorReader::check_unmoved(const Owners& owners, const std::string& name) const {
+  for (size_t i = 0; i < owners.size(); ++i) {
+    const Owner& owner = owners[i];
+    if (owner.address == 0 || owner.address == address_of(owner.object)) continue;
+    throw py::value_error(
+        "The memory of " +
+        (owners.size() > 1 ? "one of the " + std::to_string(owners.size()) + " tensors" : "the tensor") + " of " +
+        name +
+        " was given back or moved while the operation was in flight (for example by resize_(), by "
+        "untyped_storage().resize_() or by share_memory_()), so there is no result. Leave tensors alone "
+        "until synchronize() has returned, or pass a copy: tensor.clone().");
+  }
+}
+
 bool TensorReader::makes(const OutputBuffer& buffer, DType dtype) const {
   return api_ && api_->managed_to_object && !buffer.on_device && !is_float8(dtype);
 }
@@ -129,14 +169,16 @@ py::object TensorReader::make(OutputBuffer buffer, DType dtype) const {
   return py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
 }
 
-void add_tensor(PyObject* item, const TensorReader* reader, Submission& submission) {
+void add_tensor(PyObject* item, const TensorReader* reader, bool watch, Submission& submission, Owners& owners) {
   TensorReader::Seen seen;
   Span span;
   const bool pair = PyTuple_Check(item) && PyTuple_GET_SIZE(item) == 2;
   if (!reader || (PyTuple_Check(item) && !pair)) {
     span.output = read_addresses(item, seen);
   } else {
-    reader->read(pair ? PyTuple_GET_ITEM(item, 0) : item, seen);
+    PyObject* const tensor = pair ? PyTuple_GET_ITEM(item, 0) : item;
+    reader->read(tensor, seen);
+    reader->hold(tensor, watch, owners);
     span.output = seen.address;
   }
   if (pair && PyTuple_GET_ITEM(item, 1) == Py_None) {

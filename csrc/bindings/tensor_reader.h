@@ -5,6 +5,8 @@
 // say or refuse goes to a Python function of the framework's adapter, which also knows how to word a refusal.
 #pragma once
 
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <pybind11/pybind11.h>
@@ -14,11 +16,39 @@
 
 namespace horovod {
 
+// Owns the memory of a tensor of an operation. A reference to the tensor alone keeps the object only: a framework may
+// give it other memory while the operation is in flight (torch's `tensor.data = other`), and free what it had.
+struct Owner {
+  pybind11::object object;
+  uintptr_t address = 0;  // where its memory began when the operation was submitted; 0: not known
+};
+// Those of one operation. Most have one tensor, for which no memory is taken: a small operation would notice. What was
+// moved from may only be destroyed.
+class Owners {
+ public:
+  void expect(size_t count) {
+    if (count > 1) more_.reserve(count - 1);
+  }
+  Owner& add() { return size_++ == 0 ? first_ : more_.emplace_back(); }
+  size_t size() const { return size_; }
+  const Owner& operator[](size_t place) const { return place == 0 ? first_ : more_[place - 1]; }
+
+ private:
+  Owner first_;
+  std::vector<Owner> more_;
+  size_t size_ = 0;
+};
+
+// One object that references `keep` and the owners.
+pybind11::object bundle(pybind11::object keep, const Owners& owners);
+
 class TensorReader {
  public:
   // types: those of objects that may be read in C, by exactly these; a subclass may change what a tensor is.
   // describe: makes the tuple of addresses of any other object, or raises.
-  TensorReader(const pybind11::sequence& types, pybind11::object describe);
+  // owner: what owns the memory of a tensor; address: where the memory of such an owner begins. Both may be None.
+  TensorReader(const pybind11::sequence& types, pybind11::object describe, pybind11::object owner,
+               pybind11::object address);
   ~TensorReader();
   TensorReader(const TensorReader&) = delete;
   TensorReader& operator=(const TensorReader&) = delete;
@@ -32,6 +62,12 @@ class TensorReader {
   // Throws what the description raises.
   void read(PyObject* tensor, Seen& seen) const;
 
+  // Adds the owner of the tensor's memory. watch: for check_unmoved().
+  void hold(PyObject* tensor, bool watch, Owners& owners) const;
+  // A reference to an owner keeps its memory unless the owner itself is told to give it back (torch's
+  // `untyped_storage().resize_()`), which no reference prevents. Throws ValueError when one of them has been since.
+  void check_unmoved(const Owners& owners, const std::string& name) const;
+
   // Whether it can make a tensor of this. What is on a device, a framework may want to take itself.
   bool makes(const OutputBuffer& buffer, DType dtype) const;
   // A tensor on the buffer's memory, which it owns.
@@ -39,17 +75,21 @@ class TensorReader {
 
  private:
   bool read_quickly(PyObject* tensor, Seen& seen) const;
+  uintptr_t address_of(const pybind11::object& owner) const;
 
   std::vector<PyTypeObject*> types_;  // kept alive by keep_
   pybind11::tuple keep_;
   const DlExchangeApi* api_ = nullptr;  // null: this framework has none; lives as long as its types
   pybind11::object describe_;
+  pybind11::object owner_;    // None: this framework's tensors keep their memory
+  pybind11::object address_;  // None: owners never give it back
 };
 
 // Adds one tensor: (input address, output address or 0, dtype, shape), on a GPU with its number and a stream; or an
 // object that `reader` reads, for both input and output; or a tuple of two of them, the second None where the engine
-// allocates the output. Throws Python's exceptions.
-void add_tensor(PyObject* item, const TensorReader* reader, Submission& submission);
+// allocates the output. Of a pair, the caller alone has the second one. The owners of the memory of objects are added
+// to `owners`. Throws Python's exceptions.
+void add_tensor(PyObject* item, const TensorReader* reader, bool watch, Submission& submission, Owners& owners);
 
 DType dtype_of(long number);
 

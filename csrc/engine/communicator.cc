@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 
 #include <pthread.h>
 
+#include "collectives/alone.h"
 #include "collectives/shared/eager.h"
 #include "engine/shared_order_log.h"
 
@@ -12,6 +15,7 @@ namespace horovod {
 namespace {
 
 constexpr uint64_t kUnnamedLanes = 32;        // how many unnamed operations of one signature may overlap
+constexpr size_t kUnnamedVariants = 512;      // how many signatures of one kind of unnamed operations are known
 constexpr int64_t kBlockedAfterUs = 500'000;  // a wait of this long is told to the coordinator,
 constexpr int64_t kBlockedAgainUs =
     1'000'000;  // and told again: only a report that is newer than what it contradicts counts
@@ -56,7 +60,12 @@ Communicator::Communicator(int process_set, int rank, std::vector<int> ranks, st
       lane_of_id_(kMaxIds, nullptr),
       by_id_(kMaxIds) {}
 
-Communicator::~Communicator() { close(""); }
+Communicator::~Communicator() {
+  if (const Status stuck = close(""); !stuck.ok()) {  // whoever owns this had to keep it
+    std::fprintf(stderr, "horovod: %s\n", stuck.message().c_str());
+    std::abort();
+  }
+}
 
 // -- submitting
 // ---------------------------------------------------------------------------------------------------------
@@ -64,20 +73,7 @@ Communicator::~Communicator() { close(""); }
 Status Communicator::submit(const std::shared_ptr<Submission>& submission, bool wait_follows) {
   counters_.submitted.fetch_add(1, std::memory_order_relaxed);
   submission->waited_for = wait_follows;
-  if (!log_) {  // a world of one
-    Operation* one[] = {submission.get()};
-    if (timeline_.active()) [[unlikely]]
-      timeline_.began_alone(*submission, plane_, ranks_);
-    if (submission->on_device) [[unlikely]] {
-      run_alone(*submission);
-    } else {
-      submission->status = run_batch(plane_, one);
-    }
-    if (submission->traced) [[unlikely]]
-      timeline_.ended(*submission, submission->status);
-    submission->state.store(Operation::done, std::memory_order_release);
-    return {};
-  }
+  if (!log_) return submit_alone(*submission);
   bool wake_background = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -98,6 +94,7 @@ Status Communicator::submit(const std::shared_ptr<Submission>& submission, bool 
     entry.in_flight = !entry.unnamed;
     submission->entry = &entry;
     submission->lane = &lane_for(entry, *submission);
+    ++submission->lane->users;
     in_flight_.emplace(submission.get(), submission);
     ++pending_;
     ++activity_;
@@ -116,6 +113,30 @@ Status Communicator::submit(const std::shared_ptr<Submission>& submission, bool 
   return {};
 }
 
+// The only member: nothing is announced, nobody is waited for.
+Status Communicator::submit_alone(Submission& submission) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (abort_.raised()) return with_context(abort_.cause(), submission);
+    if (closed_) return {Code::aborted, closed_why_};
+  }
+  if (timeline_.active()) [[unlikely]]
+    timeline_.began_alone(submission, plane_, ranks_);
+  submission.status = check_alone(submission.spec, ranks_[rank_]);
+  if (submission.status.ok()) {
+    if (submission.on_device) [[unlikely]] {
+      run_alone(submission);
+    } else {
+      Operation* one[] = {&submission};
+      submission.status = run_batch(plane_, one);
+    }
+  }
+  if (submission.traced) [[unlikely]]
+    timeline_.ended(submission, submission.status);
+  submission.state.store(Operation::done, std::memory_order_release);
+  return {};
+}
+
 Lane& Communicator::lane_for(NameEntry& entry, const Submission& submission) {
   NameEntry::Variant* variant = nullptr;
   for (const std::unique_ptr<NameEntry::Variant>& known : entry.variants) {
@@ -125,9 +146,11 @@ Lane& Communicator::lane_for(NameEntry& entry, const Submission& submission) {
     }
   }
   if (!variant) {
+    if (entry.unnamed && entry.variants.size() >= kUnnamedVariants) make_room(entry);
     entry.variants.push_back(std::make_unique<NameEntry::Variant>());
     variant = entry.variants.back().get();
   }
+  variant->latest = entry.submitted;
   // The lane depends on the number of earlier operations only, so all members choose alike.
   const size_t index = entry.unnamed ? variant->submitted++ % kUnnamedLanes : 0;
   if (index == variant->lanes.size()) {
@@ -301,6 +324,7 @@ Status Communicator::run(const LogEvent& event) {
   }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (!stuck_.ok()) return ended_;  // close() did not wait any longer, and has failed them
     for (Operation* operation : batch) complete(static_cast<Submission&>(*operation), {});
     if (helpers_ > 1 || background_drives_) driver_changed_.notify_all();
   }
@@ -332,10 +356,16 @@ void Communicator::complete(Submission& submission, Status status) {
     lane.waiting.pop_front();
     begin(*next);
   }
+  release(lane);
 }
 
 void Communicator::start_background() {
-  background_ = std::thread([this] { background(); });
+  background_ = std::thread([this] {
+    background();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    background_over_ = true;
+    driver_changed_.notify_all();
+  });
   pthread_setname_np(background_.native_handle(), "hvd-progress");
   if (config_.background_cpu >= 0) {  // the caller checked that this process may use it
     cpu_set_t set;

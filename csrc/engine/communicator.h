@@ -54,10 +54,12 @@ struct Submission final : Operation {
   std::string announced_name() const { return unnamed ? spec.name + "." + std::to_string(*unnamed) : spec.name; }
 };
 
-// Operations of one name and signature run one after another under one id.
+// Operations of one name and signature run one after another under one id. Lives as long as it has an id or operations;
+// one of unnamed operations as long as its variant, because it counts.
 struct Lane {
   static constexpr TensorId kNoId = ~TensorId{0};
   OpSpec spec;
+  size_t users = 0;  // operations that refer to it
   TensorId id = kNoId;
   TensorId next_id = kNoId;  // of a member that has joined: known already, while `id` is still being taken back
   Submission* active = nullptr;
@@ -67,6 +69,7 @@ struct Lane {
 struct NameEntry {
   struct Variant {
     uint64_t submitted = 0;
+    uint64_t latest = 0;  // unnamed only: `submitted` of the entry when it was last used
     std::vector<std::unique_ptr<Lane>> lanes;
   };
   bool unnamed = false;
@@ -130,6 +133,8 @@ class Communicator {
     const std::lock_guard<std::mutex> lock(mutex_);
     return pending_;
   }
+  // Of how many kinds of operations (names and signatures) something is kept.
+  size_t known();
   // What was submitted and does not run yet, appended.
   void unfinished(std::vector<Unfinished>& found);
   uint64_t sleeps() const { return region_ ? region_->sleeps() : 0; }
@@ -160,12 +165,15 @@ class Communicator {
 
   // The epoch ended (the abort signal is raised): wakes the driver and tells the peers.
   void abort_raised();
-  // Leaves in order: what is agreed is finished, everything else fails with `why`. Peers are told `farewell`.
-  void close(const std::string& farewell, const std::string& why = "Horovod has been shut down.");
+  // Leaves in order: what is agreed is finished, everything else fails with `why`. Peers are told `farewell`. Fails
+  // when a thread does not come back from an operation though the epoch is over (config's close_timeout_ms): everything
+  // that it may still use, this object and the tensors included, must then be kept for ever.
+  Status close(const std::string& farewell, const std::string& why = "Horovod has been shut down.");
 
  private:
   void make_mesh_log();
   size_t fuse(const TensorId* ids, size_t count);
+  Status submit_alone(Submission& submission);
   void begin(Submission& submission);
   void announce(Submission& submission);
   void tell_coordinator(OutboxItem::Kind kind, const Submission& submission);
@@ -176,6 +184,7 @@ class Communicator {
   }
   void end(const Status& status);
   void fail_locked(const Status& status);
+  Status give_up_locked();
   Status with_context(const Status& status, const Submission& submission) const;
   void set_patient(bool patient);
   // device: busy_device() by now.
@@ -191,6 +200,9 @@ class Communicator {
   void take_next_id(Lane& lane);
   void contribute(Lane& lane);
   void complete_zeros(Submission& zeros);
+  void release(Lane& lane);
+  void forget_if_unused(Lane& lane);
+  void make_room(NameEntry& entry);
   void take_zeros_back();
   void tell_joined(bool without_zeros);
   void forget_unnamed();
@@ -234,8 +246,10 @@ class Communicator {
   Counters counters_;
 
   std::mutex mutex_;  // guards everything down to the next comment
+  // Bounded by the ids that there are and the operations in flight, see forget_if_unused() and make_room().
   std::unordered_map<std::string, NameEntry> names_;
-  std::unordered_map<std::string, Submission*> announced_;                  // waiting for the coordinator's plan
+  std::unordered_map<const Lane*, std::unique_ptr<Lane>> retired_;  // of forgotten variants, while they are in use
+  std::unordered_map<std::string, Submission*> announced_;          // waiting for the coordinator's plan
   std::unordered_map<Submission*, std::shared_ptr<Submission>> in_flight_;  // owns
   std::vector<Lane*> lane_of_id_;
   std::vector<TensorId> recalled_;  // ids of a recall that are settled, to be answered together
@@ -254,6 +268,9 @@ class Communicator {
   uint64_t activity_ = 0;         // submissions, and waits that are over: callers are at it
   bool stopping_ = false;
   bool closed_ = false;
+  bool background_over_ = false;                               // it uses nothing of this any more
+  Status stuck_;                                               // not ok once close() has given up
+  std::vector<std::shared_ptr<Submission>> stuck_operations_;  // what was in flight then
   std::string closed_why_;
   Status ended_;               // not ok once the epoch is over
   std::string left_sentence_;  // a peer left, as the coordinator says

@@ -67,22 +67,38 @@ void Communicator::abort_raised() {
   log_->wake();
 }
 
-void Communicator::close(const std::string& farewell, const std::string& why) {
+// A thread is somewhere in an operation, and does not look whether the epoch is over.
+Status Communicator::give_up_locked() {
+  std::string what;
+  for (const auto& [submission, owner] : in_flight_) {
+    stuck_operations_.push_back(owner);
+    if (what.empty() && submission->running.load(std::memory_order_relaxed)) what = submission->spec.name;
+  }
+  if (what.empty()) what = "an operation";
+  stuck_ = {Code::timeout,
+            labels_[rank_] + " has ended its part of the world, but a thread of it is still in the middle of " + what +
+                " after " + std::to_string(config_.close_timeout_ms) +
+                " ms and does not look up: the memory of a tensor may be a file on a file system that does not answer, "
+                "or a debugger holds the thread. What it may use is kept until the process ends."};
+  return stuck_;
+}
+
+Status Communicator::close(const std::string& farewell, const std::string& why) {
   if (!log_) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      if (std::exchange(closed_, true)) return;
+      if (std::exchange(closed_, true)) return {};
       closed_why_ = why;
     }
     end_device(!abort_.raised());
     if (device_ending_.joinable()) device_ending_.join();
-    return;
+    return {};
   }
   bool orderly = false;
   const Status status(Code::aborted, why + " The operation was not finished by all ranks before.");
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (closed_) return;
+    if (closed_) return stuck_;
     closed_ = true;
     closed_why_ = why;
     joining_.contributes = false;
@@ -124,7 +140,8 @@ void Communicator::close(const std::string& farewell, const std::string& why) {
     }
     // With nothing pending no operation can hold the driver: it waits for news, or is about to let go, and is only
     // woken.
-    while (driving_ && pending_ == 0) {
+    const int64_t close_us = config_.close_timeout_ms * 1000;
+    for (const int64_t limit = now_us() + close_us; driving_ && pending_ == 0 && now_us() < limit;) {
       log_->wake();
       driver_changed_.wait_for(lock, std::chrono::milliseconds(50));
     }
@@ -135,22 +152,36 @@ void Communicator::close(const std::string& farewell, const std::string& why) {
     while (device_busy() && !abort_.raised() && now_us() < device_deadline) {
       driver_changed_.wait_for(lock, std::chrono::milliseconds(1));
     }
-    while (driving_ && pending_ == 0) driver_changed_.wait_for(lock, std::chrono::milliseconds(1));
-    orderly = !abort_.raised() && !device_busy();
-    if (driving_) {  // it is stuck in an operation that a peer does not go on with: only the end of the epoch frees it
-      abort_.raise(status);
-      while (driving_) driver_changed_.wait(lock);
+    for (const int64_t limit = now_us() + close_us; driving_ && pending_ == 0 && now_us() < limit;) {
+      driver_changed_.wait_for(lock, std::chrono::milliseconds(1));
     }
+    orderly = !abort_.raised() && !device_busy();
+    // It is stuck in an operation that a peer does not go on with: only the end of the epoch frees it.
+    if (driving_) abort_.raise(status);
+    const auto close_limit = std::chrono::steady_clock::now() + std::chrono::microseconds(close_us);
+    Status stuck;
+    if (!driver_changed_.wait_until(lock, close_limit, [&] { return !driving_; })) stuck = give_up_locked();
     fail_locked(status);
     stopping_ = true;
     driver_changed_.notify_all();
+    background_wanted_.notify_all();
+    log_->wake();
+    if (stuck.ok() && !driver_changed_.wait_until(lock, close_limit, [&] { return background_over_; })) {
+      stuck = give_up_locked();
+    }
+    if (!stuck.ok()) {
+      background_.detach();
+      if (region_) region_->announce_end(MemberState::aborted, farewell);
+      // The thread that is stuck may hold a connection's lock: then one more is, and peers hear of it otherwise.
+      if (mesh_) std::thread([this, farewell] { mesh_->announce_end(ControlKind::abort, farewell); }).detach();
+      return stuck;
+    }
   }
-  background_wanted_.notify_all();
-  log_->wake();
-  background_.join();
+  background_.join();  // it has nothing left to do
   end_device(orderly);
   if (region_) region_->announce_end(MemberState::left, farewell);
   if (mesh_) mesh_->announce_end(ControlKind::leave, farewell);
+  return {};
 }
 
 }  // namespace horovod

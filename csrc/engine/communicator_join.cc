@@ -174,6 +174,7 @@ void Communicator::contribute(Lane& lane) {
       return;
     }
     in_flight_.emplace(zeros.get(), zeros);
+    ++lane.users;
     ++pending_;
     ++joining_.zeros;
     begin(*zeros);
@@ -196,6 +197,7 @@ void Communicator::contribute(Lane& lane) {
     zeros->outputs.push_back(std::move(result));
   }
   in_flight_.emplace(zeros.get(), zeros);
+  ++lane.users;
   ++pending_;
   ++joining_.zeros;
   begin(*zeros);
@@ -219,6 +221,7 @@ void Communicator::complete_zeros(Submission& zeros) {
   --joining_.zeros;
   in_flight_.erase(&zeros);
   take_next_id(lane);
+  release(lane);
   if (joining_.ending && joining_.zeros == 0) tell_joined(true);
 }
 
@@ -252,6 +255,10 @@ void Communicator::forget_unnamed() {
     }
     entry = names_.erase(entry);
   }
+  for (const auto& [key, lane] : retired_) {
+    if (lane->id != Lane::kNoId) lane_of_id_[lane->id] = nullptr;
+  }
+  retired_.clear();
 }
 
 }  // namespace horovod

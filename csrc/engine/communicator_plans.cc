@@ -1,5 +1,7 @@
 // What the coordinator says about operations: their ids, that the ranks do not agree, that ids are taken back, that a
 // peer has left.
+#include <algorithm>
+
 #include "base/clock.h"
 #include "engine/communicator.h"
 
@@ -84,6 +86,7 @@ void Communicator::apply_recall(const std::vector<TensorId>& ids) {
     if (lane) {
       finish_recall(*lane);
       take_next_id(*lane);
+      forget_if_unused(*lane);
     } else {
       recalled_.push_back(id);
       --recalls_open_;
@@ -110,6 +113,47 @@ void Communicator::finish_recall(Lane& lane) {
     item.ids.swap(recalled_);
     outbox_.push(std::move(item));
   }
+}
+
+size_t Communicator::known() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  size_t lanes = retired_.size();
+  for (const auto& [name, entry] : names_) {
+    for (const std::unique_ptr<NameEntry::Variant>& variant : entry.variants) lanes += variant->lanes.size();
+  }
+  return lanes;
+}
+
+// An operation of the lane is over.
+void Communicator::release(Lane& lane) {
+  --lane.users;
+  forget_if_unused(lane);
+}
+
+// What has neither an id nor an operation is like what never was: the next operation of that name is announced anew.
+// All members lose an id at the same time, by a recall, so ids bound what is known. Unnamed operations are counted,
+// which only make_room() may end.
+void Communicator::forget_if_unused(Lane& lane) {
+  if (lane.users > 0 || lane.id != Lane::kNoId || lane.next_id != Lane::kNoId) return;
+  if (retired_.erase(&lane) > 0) return;
+  const auto found = names_.find(lane.spec.name);
+  if (found == names_.end() || found->second.unnamed) return;
+  std::vector<std::unique_ptr<NameEntry::Variant>>& variants = found->second.variants;
+  std::erase_if(variants, [&](const std::unique_ptr<NameEntry::Variant>& one) { return one->lanes[0].get() == &lane; });
+  if (variants.empty()) names_.erase(found);
+}
+
+// Forgets the signature that was used longest ago. All members do so at the same operation, since they start unnamed
+// operations in the same order; what is still in use of it is kept until it is not, and its ids until their recall.
+void Communicator::make_room(NameEntry& entry) {
+  const auto oldest = std::min_element(entry.variants.begin(), entry.variants.end(),
+                                       [](const auto& a, const auto& b) { return a->latest < b->latest; });
+  for (std::unique_ptr<Lane>& lane : (*oldest)->lanes) {
+    if (lane->users == 0 && lane->id == Lane::kNoId && lane->next_id == Lane::kNoId) continue;
+    const Lane* const key = lane.get();
+    retired_.emplace(key, std::move(lane));
+  }
+  entry.variants.erase(oldest);
 }
 
 void Communicator::answer_withdrawn(TensorId id) {

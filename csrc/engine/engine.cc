@@ -184,9 +184,14 @@ Status Engine::connect(Communicator& communicator, std::vector<std::string> labe
   return {};
 }
 
+void Engine::dispose(std::unique_ptr<Engine> engine) {
+  if (!engine || engine->owner_process_ != getpid()) return;  // the destructor knows what to do in a forked child
+  if (!engine->close("").ok()) (void)engine.release();
+}
+
 Engine::~Engine() {
   if (owner_process_ == getpid()) {
-    close("");
+    (void)close("");  // where that fails, ~Communicator() ends the process: whoever owns this had to keep it
     return;
   }
   // A forked child: the threads are not here and the memory is not mapped, so leave everything alone.
@@ -248,7 +253,7 @@ Status Engine::add_process_set(ProcessSetSpec spec) {
   }
   if (!communicator) return status;
   if (!status.ok()) {
-    communicator->close("");
+    (void)communicator->close("");  // nothing has been submitted to it
   } else if (abort_.raised()) {
     communicator->abort_raised();  // whoever raised it may have looked at sets_ before
   }
@@ -259,8 +264,15 @@ void Engine::remove_process_set(int number) {
   const std::shared_ptr<Communicator> removed = communicator(number);
   if (removed) {  // closed first: as long as it has operations, wait() must find it
     const std::string which = "he process set of ranks " + listed(removed->ranks());
-    removed->close(labels_[rank_] + " has removed t" + which + ", so operations in it can't complete.",
-                   "T" + which + " has been removed.");
+    const Status closed =
+        removed->close(labels_[rank_] + " has removed t" + which + ", so operations in it can't complete.",
+                       "T" + which + " has been removed.");
+    if (!closed.ok()) {
+      is_stuck_.store(true, std::memory_order_release);
+      outbox_.note(true, closed.message());
+      const std::lock_guard<std::mutex> lock(sets_mutex_);
+      stuck_.push_back(removed);
+    }
   }
   const std::lock_guard<std::mutex> lock(sets_mutex_);
   if (sets_.erase(number) > 0 && removed) add_counts(*removed, removed_counts_);
@@ -269,6 +281,12 @@ void Engine::remove_process_set(int number) {
 int64_t Engine::pending(int process_set) {
   const std::shared_ptr<Communicator> found = communicator(process_set);
   return found ? found->pending() : 0;
+}
+
+size_t Engine::known() const {
+  size_t count = 0;
+  for (const std::shared_ptr<Communicator>& one : communicators()) count += one->known();
+  return count;
 }
 
 std::shared_ptr<Communicator> Engine::communicator(int process_set) const {
@@ -324,6 +342,8 @@ Status Engine::route(Submission& submission, std::shared_ptr<Communicator>& comm
       }
     }
   }
+  // The Adasum of one tensor is that tensor, as its sum is; it is checked like any other before.
+  if (size == 1 && spec.reduce_op == ReduceOp::adasum) spec.reduce_op = ReduceOp::sum;
   if (spec.type == OpType::broadcast) {
     const std::vector<int>& ranks = communicator->ranks();
     const auto found = std::lower_bound(ranks.begin(), ranks.end(), spec.root);
@@ -419,8 +439,22 @@ void Engine::abort(const std::string& sentence) {
   tell_abort();
 }
 
-void Engine::tell_abort() const {
+void Engine::tell_abort() {
   for (const std::shared_ptr<Communicator>& one : communicators()) one->abort_raised();
+  const auto [rank, process_ended] = lost_peer();
+  if (rank < 0 || told_lost_.exchange(true, std::memory_order_relaxed)) return;
+  OutboxItem item;
+  item.kind = OutboxItem::lost;
+  item.rank = rank;
+  item.process_ended = process_ended;
+  outbox_.push(std::move(item));
+}
+
+std::pair<int, bool> Engine::lost_peer() const {
+  const std::optional<LostPeer> lost = abort_.lost();
+  if (!lost) return {-1, false};
+  const auto found = std::find(labels_.begin(), labels_.end(), lost->label);  // a label names its rank
+  return {found == labels_.end() ? -1 : static_cast<int>(found - labels_.begin()), lost->process_ended};
 }
 
 Status Engine::ended() const {
@@ -430,8 +464,8 @@ Status Engine::ended() const {
   return closed_ ? Status(Code::aborted, "Horovod has been shut down.") : Status();
 }
 
-void Engine::close(const std::string& sentence) {
-  if (!global_) return;  // create() failed early
+Status Engine::close(const std::string& sentence) {
+  if (!global_) return {};  // create() failed early
   const std::string farewell = sentence.empty()
                                    ? labels_[rank_] +
                                          " has shut down (it called hvd.shutdown() or its script ended), so operations "
@@ -443,11 +477,18 @@ void Engine::close(const std::string& sentence) {
   }
   // Side by side: each may wait a while for its peers.
   const std::vector<std::shared_ptr<Communicator>> all = communicators();
+  std::vector<Status> closed(all.size());  // each is written by one thread
   std::vector<std::thread> closers;
-  for (size_t i = 1; i < all.size(); ++i) closers.emplace_back([&, i] { all[i]->close(farewell); });
-  all[0]->close(farewell);
+  for (size_t i = 1; i < all.size(); ++i) closers.emplace_back([&, i] { closed[i] = all[i]->close(farewell); });
+  closed[0] = all[0]->close(farewell);
   for (std::thread& closer : closers) closer.join();
   outbox_.close();
+  const auto stuck = std::find_if(closed.begin(), closed.end(), [](const Status& one) { return !one.ok(); });
+  if (stuck != closed.end()) is_stuck_.store(true, std::memory_order_release);
+  if (stuck != closed.end()) return *stuck;
+  return is_stuck_.load(std::memory_order_acquire)
+             ? Status(Code::timeout, "A thread is still in an operation of a process set that was removed.")
+             : Status();
 }
 
 void Engine::add_counts(const Communicator& communicator, Counts& counts) {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backends/gpu/shared_gpu.h"
@@ -52,6 +53,8 @@ class Engine {
 
   // Maps the peers' segments or takes over the sockets.
   static std::unique_ptr<Engine> create(WorldSpec world, const Config& config, Status& status);
+  // Closes it and, where close() fails, keeps it for ever.
+  static void dispose(std::unique_ptr<Engine> engine);
   ~Engine();
 
   // Checks the arguments and starts the operation. wait_follows: as for Communicator::submit().
@@ -70,6 +73,9 @@ class Engine {
   // Operations of this rank that are under way in a set.
   int64_t pending(int process_set);
 
+  // Of how many kinds of operations (names and signatures) something is kept, in all sets.
+  size_t known() const;
+
   // Before a join: where this rank can give zeros though it has used no GPU yet.
   void join_from(int ordinal);
 
@@ -84,8 +90,15 @@ class Engine {
   void abort(const std::string& sentence);
   // Why nothing that needs all ranks can succeed any more; ok while that is not so.
   Status ended() const;
-  void close(const std::string& sentence);
+  // Fails when a thread does not come back from an operation, see Communicator::close(): then neither the engine nor
+  // any tensor of an operation that is not done may be destroyed.
+  Status close(const std::string& sentence);
+  // Whether that is so.
+  bool stuck() const { return is_stuck_.load(std::memory_order_acquire); }
   std::map<std::string, uint64_t> counters() const;
+  // The rank that this engine itself has found to be lost, and whether its process has ended; -1: none. Also said once
+  // in the outbox.
+  std::pair<int, bool> lost_peer() const;
 
  private:
   struct ProcessSet {
@@ -112,7 +125,7 @@ class Engine {
   Status make_region(const std::vector<int>& members, int me, const std::vector<std::string>& labels,
                      const Paths& paths, std::unique_ptr<Region>& region);
   std::vector<std::shared_ptr<Communicator>> communicators() const;
-  void tell_abort() const;
+  void tell_abort();
   static void add_counts(const Communicator& communicator, Counts& counts);
 
   Config config_;
@@ -134,8 +147,11 @@ class Engine {
   Counts removed_counts_;  // of sets that were removed
   std::string left_;       // the sentence of the first peer that left
   bool closed_ = false;
+  std::vector<std::shared_ptr<Communicator>> stuck_;  // of sets that were removed but have to be kept
 
-  std::atomic<uint64_t> started_{0};  // numbers operations; relaxed, it orders nothing else
+  std::atomic<bool> is_stuck_{false};   // set once, released when close() of a communicator has failed
+  std::atomic<bool> told_lost_{false};  // whoever sets it puts the loss into the outbox; relaxed, it orders nothing
+  std::atomic<uint64_t> started_{0};    // numbers operations; relaxed, it orders nothing else
 };
 
 }  // namespace horovod

@@ -1,6 +1,6 @@
 // What the engine has to say to the coordinator, and to the log. The engine never talks gRPC: a session drains this
 // queue and feeds the answers back (Communicator::apply_*). Bounded by the number of operations in flight, since each
-// is announced once, and by the few notes that there are.
+// is announced once, and by the few notes that there are and the one loss.
 #pragma once
 
 #include <chrono>
@@ -16,7 +16,7 @@
 namespace horovod {
 
 struct OutboxItem {
-  enum Kind : uint8_t { announce, blocked, recalled, join, note };
+  enum Kind : uint8_t { announce, blocked, recalled, join, note, lost };
   Kind kind = announce;
   OpSpec spec;  // announce, blocked; its name is the one to announce
   int process_set = 0;
@@ -26,6 +26,8 @@ struct OutboxItem {
   bool without_zeros = false;  // and has none of its zeros under way any more
   std::string sentence;        // note: for the log of this rank,
   bool worth_saying = false;   // where everybody should see it
+  int rank = 0;                // lost: this rank of the world,
+  bool process_ended = false;  // whose process has ended; else a connection to it broke
 };
 
 class Outbox {

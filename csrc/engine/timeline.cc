@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <string_view>
 #include <system_error>
 
 #include <fcntl.h>
@@ -29,15 +30,34 @@ const char* plane_of(const DataPlane& plane) {
 
 // -- the file ---------------------------------------------------------------------------------------------------------
 
-Status TimelineFile::append(const std::string& elements) {
-  const std::string opening = end_ == 0 ? "[\n" : "";
-  const std::string text = opening + elements + "\n]\n";
-  for (size_t done = 0; done < text.size();) {
-    const ssize_t written =
-        ::pwrite(descriptor_, text.data() + done, text.size() - done, end_ + static_cast<int64_t>(done));
+// 0, or why not all of it was written.
+int TimelineFile::write(const char* text, size_t bytes, int64_t place) {
+  while (bytes > 0) {
+    const ssize_t written = ::pwrite(descriptor_, text, bytes, place);
     if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return failure(Code::internal, path_, written < 0 ? errno : ENOSPC);
-    done += static_cast<size_t>(written);
+    if (written <= 0) return written < 0 ? errno : ENOSPC;
+    text += written;
+    bytes -= static_cast<size_t>(written);
+    place += written;
+  }
+  return 0;
+}
+
+Status TimelineFile::append(const std::string& elements) {
+  static constexpr std::string_view kEnd = "\n]\n";
+  const std::string opening = end_ == 0 ? "[\n" : "";
+  const std::string text = opening + elements + std::string(kEnd);
+  // What replaces the end of the array comes last: until then there is one, and where the disk is full it stays.
+  const size_t kept = end_ == 0 ? 0 : kEnd.size();
+  int error = write(text.data() + kept, text.size() - kept, end_ + static_cast<int64_t>(kept));
+  if (error == 0) error = write(text.data(), kept, end_);
+  if (error != 0) {
+    Status status = failure(Code::internal, path_, error);
+    const bool ends =
+        write(kEnd.data(), kept, end_) == 0 && ::ftruncate(descriptor_, end_ + static_cast<int64_t>(kept)) == 0;
+    return {status.code(),
+            status.message() + (ends ? " It ends with what was written before."
+                                     : " It is no valid JSON: even what was begun can't be taken back.")};
   }
   end_ += static_cast<int64_t>(opening.size() + elements.size());  // the next ones replace the bracket
   return {};
@@ -45,7 +65,9 @@ Status TimelineFile::append(const std::string& elements) {
 
 Timeline::~Timeline() {
   bool running = false;
-  (void)stop(running);
+  const std::lock_guard<std::mutex> control(control_);
+  (void)end_file(late_ ? 0 : patience_us_, running);
+  if (writer_.joinable()) writer_.detach();  // it has all it needs, if it ever goes on
 }
 
 Status Timeline::start(const std::string& path, bool mark_cycles, int64_t start_since_epoch_us) {
@@ -54,7 +76,11 @@ Status Timeline::start(const std::string& path, bool mark_cycles, int64_t start_
   const int descriptor = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
   if (descriptor < 0) return failure(Code::invalid_argument, path, errno);
   bool running = false;
-  (void)end_file(running);
+  const Status last = end_file(patience_us_, running);
+  if (writer_.joinable()) {
+    ::close(descriptor);
+    return {Code::invalid_argument, last.message()};
+  }
   TimelineFile file(descriptor, path);
   const int64_t start_us = now_us();
   TimelineTrace trace(start_us, start_since_epoch_us);
@@ -69,63 +95,71 @@ Status Timeline::start(const std::string& path, bool mark_cycles, int64_t start_
     return {Code::invalid_argument, status.message()};
   }
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    events_.clear();
-    dropped_ = 0;
-    stopping_ = false;
-    written_ = Status();
+    const std::lock_guard<std::mutex> lock(shared_->mutex);
+    shared_->events.clear();
+    shared_->dropped = 0;
+    shared_->stopping = shared_->over = false;
+    shared_->written = Status();
   }
+  shared_->file.store(descriptor);
   try {
-    writer_ = std::thread(&Timeline::write, this, std::move(trace), std::move(file));
+    writer_ = std::thread(&Timeline::write, shared_, std::move(trace), std::move(file), path);
   } catch (const std::system_error& error) {
-    ::close(descriptor);
+    ::close(shared_->file.exchange(-1));
     return failure(Code::invalid_argument, path, error.code().value());
   }
   pthread_setname_np(writer_.native_handle(), "hvd-timeline");
-  file_.store(descriptor);
+  path_ = path;
   mark_cycles_.store(mark_cycles, std::memory_order_relaxed);
-  active_.store(true, std::memory_order_relaxed);
+  shared_->active.store(true, std::memory_order_relaxed);
   return {};
 }
 
 Status Timeline::stop(bool& running) {
   const std::lock_guard<std::mutex> control(control_);
-  return end_file(running);
+  return end_file(patience_us_, running);
 }
 
-Status Timeline::end_file(bool& running) {
+Status Timeline::end_file(int64_t patience_us, bool& running) {
   running = writer_.joinable();
   if (!running) return {};
-  active_.store(false, std::memory_order_relaxed);
+  shared_->active.store(false, std::memory_order_relaxed);
+  Status written;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    stopping_ = true;
+    std::unique_lock<std::mutex> lock(shared_->mutex);
+    shared_->stopping = true;
+    shared_->filled.notify_one();
+    late_ = !shared_->ended.wait_for(lock, std::chrono::microseconds(patience_us), [&] { return shared_->over; });
+    written = shared_->written;
   }
-  filled_.notify_one();
-  writer_.join();
-  if (::close(file_.exchange(-1)) != 0 && written_.ok()) {
-    return {Code::internal, std::string("A timeline file could not be closed: ") + std::strerror(errno) + "."};
+  if (late_) {
+    return {Code::timeout,
+            "The timeline file " + path_ + " is not complete after " + std::to_string(patience_us_ / 1'000) +
+                " ms: its file system does not take the rest. A thread of its own goes on trying, and no "
+                "other file is begun until that is over."};
   }
-  return written_;
+  writer_.join();  // it has nothing left to do
+  return written;
 }
 
 void Timeline::after_fork() {
-  active_.store(false, std::memory_order_relaxed);
-  if (const int descriptor = file_.exchange(-1); descriptor >= 0) ::close(descriptor);
+  shared_->active.store(false, std::memory_order_relaxed);
+  if (const int descriptor = shared_->file.exchange(-1); descriptor >= 0) ::close(descriptor);
 }
 
-void Timeline::write(TimelineTrace trace, TimelineFile file) {
+void Timeline::write(const std::shared_ptr<Shared>& shared, TimelineTrace trace, TimelineFile file,
+                     const std::string& path) {
   std::vector<TimelineEvent> events;
   Status status;
   for (bool last = false; !last;) {
     uint64_t dropped = 0;
     {
-      std::unique_lock<std::mutex> lock(mutex_);
-      filled_.wait_for(lock, std::chrono::milliseconds(kWriteEveryMs),
-                       [&] { return stopping_ || events_.size() >= kWakeEvents; });
-      events.swap(events_);
-      std::swap(dropped, dropped_);
-      last = stopping_;
+      std::unique_lock<std::mutex> lock(shared->mutex);
+      shared->filled.wait_for(lock, std::chrono::milliseconds(kWriteEveryMs),
+                              [&] { return shared->stopping || shared->events.size() >= kWakeEvents; });
+      events.swap(shared->events);
+      std::swap(dropped, shared->dropped);
+      last = shared->stopping;
     }
     if (!status.ok()) {
       events.clear();
@@ -136,32 +170,38 @@ void Timeline::write(TimelineTrace trace, TimelineFile file) {
     if (dropped > 0) trace.gap(dropped, now_us());
     if (last) trace.finish(now_us());
     if (const std::string text = trace.take(); !text.empty()) status = file.append(text);
-    if (!status.ok()) active_.store(false, std::memory_order_relaxed);
+    if (!status.ok()) shared->active.store(false, std::memory_order_relaxed);
+  }
+  if (const int descriptor = shared->file.exchange(-1); ::close(descriptor) != 0 && status.ok()) {
+    status = failure(Code::internal, path, errno);
   }
   if (status.ok() && trace.dropped() > 0) {
     status = {Code::internal, "The timeline could not keep up: " + std::to_string(trace.dropped()) +
                                   " events are missing, and the file says where."};
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
-  written_ = std::move(status);
+  const std::lock_guard<std::mutex> lock(shared->mutex);
+  shared->written = std::move(status);
+  shared->over = true;
+  shared->ended.notify_all();
 }
 
 // -- hooks ------------------------------------------------------------------------------------------------------------
 
 void Timeline::record(TimelineEvent&& event) {
+  Shared& shared = *shared_;
   bool wake = false;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (stopping_) return;
-    if (events_.size() >= kQueueEvents) {
-      ++dropped_;
+    const std::lock_guard<std::mutex> lock(shared.mutex);
+    if (shared.stopping) return;
+    if (shared.events.size() >= kQueueEvents) {
+      ++shared.dropped;
       return;
     }
     event.time_us = now_us();
-    events_.push_back(std::move(event));
-    wake = events_.size() == kWakeEvents;
+    shared.events.push_back(std::move(event));
+    wake = shared.events.size() == kWakeEvents;
   }
-  if (wake) filled_.notify_one();
+  if (wake) shared.filled.notify_one();
 }
 
 void Timeline::begun(Operation& operation, TensorId id, const std::vector<int>& ranks) {

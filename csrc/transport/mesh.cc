@@ -105,6 +105,7 @@ Status SocketMesh::lose(SocketPeer& peer) {
   }
   if (!failed_.ok()) return failed_;  // an abort frame was among them
   if (peer.left) return fail(departed(peer));
+  abort_.note_lost(peer.label, false);
   const std::string how = peer.error == 0 ? "the other side closed it" : std::strerror(peer.error);
   return fail({Code::aborted, peer.label + " was lost: its connection ended (" + how + ")."});
 }

@@ -1,17 +1,13 @@
 #include "transport/processor_sharing.h"
 
 #include <algorithm>
-#include <cstring>
 #include <thread>
 
 #include <sched.h>
 
-#include "base/clock.h"
-
 namespace horovod {
 namespace {
 
-constexpr int64_t kMoveUs = 5'000;  // between two changes of the processor, which cost some 50 us each
 constexpr int kMemberShift = 48;
 
 int usable_processors() {
@@ -28,7 +24,7 @@ ProcessorSharing::ProcessorSharing(int rank, std::vector<std::byte*> areas, size
       areas_(std::move(areas)),
       bytes_(bytes),
       hints_(std::move(hints)),
-      share_((size() + usable_processors() - 1) / usable_processors()) {}
+      crowded_(size() > usable_processors()) {}
 
 void ProcessorSharing::begin(const Awaited* awaited) {
   stay_at(sched_getcpu());
@@ -57,36 +53,6 @@ bool ProcessorSharing::could_run(int member) const {
   if (of >= hints_.size() || offset % sizeof(uint64_t) != 0 || offset > bytes_ - sizeof(uint64_t)) return true;
   const auto* reached = reinterpret_cast<const std::atomic<uint64_t>*>(areas_[of] + offset);
   return reached->load(std::memory_order_relaxed) >= hints_[member]->value.load(std::memory_order_relaxed);
-}
-
-void ProcessorSharing::spread() {
-  const int here = sched_getcpu();
-  if (here < 0) return;
-  stay_at(here);
-  const auto seen_on = [&](int member) {
-    return static_cast<int>(hints_[member]->processor.load(std::memory_order_relaxed)) - 1;
-  };
-  int before_me = 0;
-  for (int member = 0; member < rank_; ++member) before_me += seen_on(member) == here;
-  if (before_me < share_) return;
-  const int64_t now = now_us();
-  if (now - moved_us_ < kMoveUs) return;
-  moved_us_ = now;
-  cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-  int waiting[CPU_SETSIZE] = {};
-  cpu_set_t roomy = allowed;
-  for (int member = 0; member < size(); ++member) {
-    const int processor = seen_on(member);
-    if (processor >= 0 && processor < CPU_SETSIZE && ++waiting[processor] >= share_) CPU_CLR(processor, &roomy);
-  }
-  if (CPU_COUNT(&roomy) == 0) return;
-  if (sched_setaffinity(0, sizeof roomy, &roomy) != 0) return;
-  // What was allowed may have shrunk meanwhile; then all of what is left is.
-  if (sched_setaffinity(0, sizeof allowed, &allowed) != 0) {
-    std::memset(&allowed, 0xff, sizeof allowed);
-    (void)sched_setaffinity(0, sizeof allowed, &allowed);
-  }
 }
 
 // The others read it all the time: written only when it is news, it stays in their caches.

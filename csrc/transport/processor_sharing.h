@@ -41,16 +41,12 @@ class ProcessorSharing {
   ProcessorSharing(int rank, std::vector<std::byte*> areas, size_t bytes, std::vector<WaitHint*> hints);
 
   // There are more members than processors.
-  bool crowded() const { return share_ > 1; }
+  bool crowded() const { return crowded_; }
   // Around a wait in which this member polls; null: it does not say for what.
   void begin(const Awaited* awaited);
   void end() { hints_[rank_]->word.store(0, std::memory_order_relaxed); }
   // Whether a member that was last seen on this processor could go on if it had it. Between begin() and end().
   bool somebody_could_run() const;
-  // Called again and again while this member polls. The scheduler often wakes members on one processor though another
-  // has fewer, and while all of them go on polling it sees no reason to part them for a long time. So where more than
-  // their share wait on one processor, the highest ranks go to those that have room.
-  void spread();
 
  private:
   int size() const { return static_cast<int>(hints_.size()); }
@@ -61,8 +57,7 @@ class ProcessorSharing {
   const std::vector<std::byte*> areas_;
   const size_t bytes_;
   const std::vector<WaitHint*> hints_;
-  const int share_;       // members for each processor
-  int64_t moved_us_ = 0;  // when spread() last changed the processor
+  const bool crowded_;
 };
 
 }  // namespace horovod

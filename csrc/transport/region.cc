@@ -58,7 +58,6 @@ Status Region::nap_beside_companion(const std::function<bool()>& ready, bool pol
     HVD_TRY(companion_(busy));
     if (ready()) return {};
     if (now < yield_end_us) {
-      sharing_->spread();
       sched_yield();
     } else if (sleep_until(ready, busy ? std::min(end_us, now + kCompanionUs) : end_us, poll && !patient_)) {
       return {};
@@ -127,6 +126,7 @@ Status Region::check_members() {
         // It may have announced its end between the two looks.
         state = static_cast<MemberState>(header.state.load(std::memory_order_acquire));
         if (state == MemberState::running) {
+          abort_.note_lost(labels_[member], true);
           abort_.raise({Code::aborted,
                         labels_[member] + " was lost: its process ended without leaving the job (killed or crashed)."});
           return abort_.cause();

@@ -244,7 +244,6 @@ bool Region::sleep_until(Ready&& ready, int64_t deadline_us, bool poll, const Aw
     }
     if (answer) break;
     if (!yield && !crowded) sched_yield();
-    sharing_->spread();
     now = now_us();
   }
   if (crowded) sharing_->end();

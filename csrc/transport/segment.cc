@@ -11,6 +11,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -22,6 +23,23 @@ namespace horovod {
 namespace {
 
 Status system_error(const std::string& what) { return {Code::internal, what + ": " + std::strerror(errno) + "."}; }
+
+// Whether the last call failed for want of descriptors; `status` then says so instead of what else may be the cause.
+bool out_of_descriptors(const char* what, Status& status) {
+  if (errno == ENFILE) {
+    status = {Code::internal, std::string("Could not ") + what +
+                                  ": all processes of this host together have too many open files (sysctl "
+                                  "fs.file-max)."};
+    return true;
+  }
+  if (errno != EMFILE) return false;
+  struct rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  status = {Code::internal, std::string("Could not ") + what + ": this process has too many open files; its limit is " +
+                                std::to_string(limit.rlim_cur) + ", which `ulimit -n` can raise up to " +
+                                std::to_string(limit.rlim_max) + "."};
+  return true;
+}
 
 uint64_t random_nonce() {
   std::random_device device;
@@ -38,6 +56,9 @@ struct InProcess {
     return *one;
   }
 };
+
+// Neither process may change the size any more: whoever touches memory that a file no longer has is ended by SIGBUS.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 int open_pidfd(int pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
 
@@ -63,8 +84,10 @@ std::shared_ptr<Segment> Segment::create(size_t bytes, bool in_process, Status& 
     const std::lock_guard<std::mutex> lock(known.mutex);
     known.segments[nonce] = segment;
   } else {
-    segment->fd_ = memfd_create("horovod", MFD_CLOEXEC);
-    if (segment->fd_ < 0 || ftruncate(segment->fd_, static_cast<off_t>(bytes)) != 0) {
+    segment->fd_ = memfd_create("horovod", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (segment->fd_ < 0 && out_of_descriptors("create a shared-memory segment", status)) return nullptr;
+    if (segment->fd_ < 0 || ftruncate(segment->fd_, static_cast<off_t>(bytes)) != 0 ||
+        fcntl(segment->fd_, F_ADD_SEALS, kSeals) != 0) {
       status =
           system_error("Could not create a shared-memory segment (memfd); set HOROVOD_TRANSPORT=tcp to do without");
       return nullptr;
@@ -107,9 +130,13 @@ std::shared_ptr<Segment> Segment::open(const std::string& address, size_t bytes,
   } else if (std::sscanf(address.c_str(), "memfd:%d:%d:%16" SCNx64, &pid, &fd, &nonce) == 3) {
     // The pidfd comes first: if it names the process that still shows the right nonce afterwards, it names the owner.
     if (pid != getpid()) segment->pidfd_ = open_pidfd(pid);
+    if (pid != getpid() && segment->pidfd_ < 0 && out_of_descriptors("watch a local peer", status)) return nullptr;
     char path[64];
     std::snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, fd);
     segment->fd_ = ::open(path, O_RDWR | O_CLOEXEC);
+    if (segment->fd_ < 0 && out_of_descriptors("open the shared segment of a local peer", status)) return nullptr;
+    // Asked for before the size, which may change until then. What is no memfd answers with -1.
+    const int seals = segment->fd_ < 0 ? 0 : fcntl(segment->fd_, F_GET_SEALS);
     struct stat info{};
     if (segment->fd_ < 0 || fstat(segment->fd_, &info) != 0) {
       status = system_error(std::string("Could not open the shared segment of a local peer at ") + path +
@@ -121,6 +148,12 @@ std::shared_ptr<Segment> Segment::open(const std::string& address, size_t bytes,
       status = {Code::internal, std::string("The shared segment at ") + path + " has " + std::to_string(info.st_size) +
                                     " bytes where " + std::to_string(bytes) +
                                     " were expected; do all ranks use the same settings and version?"};
+      return nullptr;
+    }
+    if (seals < 0 || (seals & kSeals) != kSeals) {
+      status = {Code::internal, std::string("The shared segment at ") + path +
+                                    " is not sealed, so its owner could make it smaller under this process; do all "
+                                    "ranks use the same version?"};
       return nullptr;
     }
     void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd_, 0);

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import json
 import math
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,9 +21,7 @@ from benchmarks import network, report, values
 from benchmarks.cases import COLLECTIVES, SIZES, Case, cases, parse_size, resnet50_shapes
 from benchmarks.measure import Budget, Figure, Row, UncheckedError, checked_times, idle_cpu, measure, settle
 from benchmarks.namespaces import DEFAULT_CONGESTION, Network, NetworkError
-from benchmarks.world import ROOT
 
-pytestmark = pytest.mark.xdist_group("benchmarks")
 REDUCING = ("allreduce", "resnet50", "small200")
 
 
@@ -225,11 +220,6 @@ def test_wire_bytes_of_an_allreduce_is_the_bound_of_a_ring_over_hosts() -> None:
         assert network.wire_bytes(case, hosts, per_host) == 2 * (hosts - 1) / hosts * (1 << 20)
 
 
-def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "benchmarks" / script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=110)
-
-
 def is_png(file: Path) -> bool:
     return file.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
@@ -251,27 +241,6 @@ def test_plot_has_a_panel_for_each_collective_and_size_of_world(
     assert is_png(tmp_path / "new" / "plot.png")
     titles = [axis.get_title() for axis in closed[0].axes]
     assert titles == ["allreduce, 2 ranks", "broadcast, 2 ranks", "allreduce, 4 ranks", "broadcast, 4 ranks"]
-
-
-@pytest.mark.slow
-def test_collectives_from_end_to_end_without_mpi(tmp_path: Path) -> None:
-    file = tmp_path / "results" / "out.json"
-    options = ("--quick", "--np", "2", "--sizes", "4,64K", "--libraries", "horovod,gloo", "--idle", "0.5")
-    plot = ("--plot", str(file.with_suffix(".png"))) if importlib.util.find_spec("matplotlib") else ()
-    done = run("collectives.py", *options, "--json", str(file), *plot)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert not plot or is_png(file.with_suffix(".png"))
-    document = json.loads(file.read_text())
-    assert document["failures"] == []
-    assert document["machine"]["cores"] >= 1
-    assert len(document["rows"]) == 2 * 6 + 1 + 2
-    for row in document["rows"]:
-        assert set(row["figures"]) == ({"horovod"} if row["operation"] == "adasum" else {"horovod", "gloo"})
-        assert row["operation"] == "adasum" or row["times_faster_than"]["gloo"] > 0
-        for figure in row["figures"].values():
-            assert figure["seconds"] > 0
-            assert figure["values_checked"] > 0 or row["operation"] == "barrier"
-    assert len(document["idle"]["2"]["horovod"]["idle_percent_of_a_core"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -328,24 +297,6 @@ def test_hosts_have_the_congestion_control_that_was_asked_for(name: str, namespa
         Network(1, congestion="vegetable").__enter__()
     assert namespaces() <= before
     assert not allowed_before or allowed.read_text() == allowed_before
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("hosts", [("1",), ("2", "--ipv6")], ids=["one rank each", "two ranks each, IPv6"])
-def test_network_from_end_to_end(hosts: tuple[str, ...], tmp_path: Path, namespaces: Callable[[], set[str]]) -> None:
-    file = tmp_path / "out.json"
-    before = namespaces()
-    options = ("--quick", "--rate", "1gbit", "--sizes", "4,1M", "--libraries", "horovod,gloo")
-    done = run("network.py", *options, "--ranks-per-host", *hosts, "--json", str(file))
-    if done.returncode == 2:
-        pytest.skip(done.stderr.strip())
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads(file.read_text())["rows"]
-    assert [row["bytes"] for row in rows] == [4, 1 << 20]
-    for row in rows:
-        assert all(figure["values_checked"] > 0 for figure in row["figures"].values())
-        assert 0 < row["of_wire_bound"]["horovod"] < 1.5  # more would mean that nothing limits the rate
-    assert namespaces() <= before
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from horovod.coordinator import PROTOCOL_VERSION
+from horovod.coordinator.core.proofs import rejoin_proof
 from horovod.protos.v1 import membership_pb2, negotiation_pb2
 from horovod.protos.v1 import types_pb2 as pb
 
@@ -68,8 +69,22 @@ def request(
     rank: int | None = None,
     options: Mapping[str, str] | None = None,
     version: int = PROTOCOL_VERSION,
+    namespace: str = "",
+    start_time: int = 0,
+    rejoin: tuple[membership_pb2.World, int] | None = None,
 ) -> membership_pb2.JoinRequest:
+    """rejoin: the world that the process was in, and its rank there, which it proves."""
+    proof = None
+    if rejoin is not None:
+        world, old_rank = rejoin
+        proof = membership_pb2.Rejoin(
+            epoch=world.epoch,
+            rank=old_rank,
+            proof=rejoin_proof(world.secret, job, world.epoch, old_rank, member_id),
+        )
     return membership_pb2.JoinRequest(
+        rejoin=proof,
+        process=membership_pb2.ProcessIdentity(namespace=namespace, start_time=start_time),
         protocol_version=version,
         job=job,
         member_id=member_id,
@@ -80,4 +95,17 @@ def request(
         endpoints=[pb.Endpoint(address="127.0.0.1", port=4000)],
         segment_address=f"segment of {member_id}",
         options=options or {},
+    )
+
+
+def attach_request(joined: membership_pb2.JoinRequest, world: membership_pb2.World) -> membership_pb2.Attach:
+    ranks = [member.member_id for member in world.members]
+    return membership_pb2.Attach(
+        protocol_version=PROTOCOL_VERSION,
+        job=joined.job,
+        epoch=world.epoch,
+        member_id=joined.member_id,
+        rank=ranks.index(joined.member_id),
+        pid=joined.pid,
+        process=joined.process,
     )

@@ -9,14 +9,29 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import grpc
-from coordinator_builders import request
+from coordinator_builders import attach_request, request
 
+from horovod.coordinator.core.proofs import attach_proof
 from horovod.protos.v1 import membership_pb2, membership_pb2_grpc, negotiation_pb2, negotiation_pb2_grpc
 from horovod.protos.v1 import types_pb2 as pb
+from horovod.worker.runtime.token import Credential
 
 TIMEOUT_S = 20.0
 Message = TypeVar("Message")
 Event = TypeVar("Event")
+
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+def bearer(token: str) -> Metadata:
+    return (("authorization", f"Bearer {token}"),)
+
+
+def found_token(address: str) -> str | None:
+    """That of a coordinator which was started without one, as members find it."""
+    metadata = Credential(address, None).metadata()
+    return metadata[0][1].removeprefix("Bearer ") if metadata else None
 
 
 class Stream(Generic[Message, Event]):
@@ -24,7 +39,7 @@ class Stream(Generic[Message, Event]):
 
     def __init__(self, method: Any, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         self._requests: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        metadata = (("authorization", f"Bearer {token}"),) if token else None
+        metadata = bearer(token) if token else None
         self.call = method(iter(self._requests.get, None), timeout=timeout_s, metadata=metadata)
 
     def send(self, message: Message) -> None:
@@ -60,6 +75,9 @@ class Member:
 
     def __init__(self, address: str, member_id: str, token: str | None, timeout_s: float, **fields: Any) -> None:
         self.request = request(member_id, **fields)
+        self._address = address
+        self.refused = membership_pb2.Refused()
+        self.parted = False
         self.token, self._timeout_s = token, timeout_s
         options = [("grpc.use_local_subchannel_pool", 1)]
         self.channel = grpc.insecure_channel(address, options)
@@ -82,11 +100,39 @@ class Member:
 
     def wait_for_world(self) -> membership_pb2.World:
         self.world = self.event("world")
+        received = membership_pb2.WorldReceived(epoch=self.world.epoch)
+        self.membership.send(membership_pb2.MemberMessage(received=received))
         return self.world
 
     @property
     def rank(self) -> int:
-        return next(m.rank for m in self.world.members if m.member_id == self.request.member_id)
+        return [member.member_id for member in self.world.members].index(self.request.member_id)
+
+    def attach(self, secret: bytes | None = None, **changes: Any) -> None:
+        """Opens another membership stream and answers its challenge, as a member does whose stream broke."""
+        attach = attach_request(self.request, self.world)
+        for field, value in changes.items():
+            setattr(attach, field, value)
+        self.membership = Stream(membership_pb2_grpc.MembershipStub(self.channel).Join, self.token, self._timeout_s)
+        self.streams.append(self.membership)
+        self.membership.send(membership_pb2.MemberMessage(attach=attach))
+        event = self.membership.next()
+        if event.HasField("refused"):
+            self.refused = event.refused
+            return
+        proof = attach_proof(self.world.secret if secret is None else secret, attach, event.challenge.nonce)
+        self.membership.send(membership_pb2.MemberMessage(proof=membership_pb2.Proof(proof=proof)))
+
+    def settle(self) -> None:
+        """Afterwards the coordinator knows that this member has its world; what else it said has been read before."""
+        self.attach()
+        self.event("attached")
+
+    def lose_connection(self) -> None:
+        """What the coordinator sees of a connection that breaks, while the process lives on and may come back."""
+        self.channel.close()
+        self.membership.half_close()
+        self.channel = grpc.insecure_channel(self._address, [("grpc.use_local_subchannel_pool", 1)])
 
     def hello(self) -> negotiation_pb2.Hello:
         return negotiation_pb2.Hello(job=self.request.job, member_id=self.request.member_id, rank=self.rank)
@@ -112,31 +158,36 @@ class Member:
             found.update((plan.name, plan.id) for plan in self.negotiation.next().plans)
         return found
 
-    def heartbeat(self, epoch: int | None = None) -> None:
-        beat = membership_pb2.Heartbeat(epoch=self.world.epoch if epoch is None else epoch)
-        self.membership.send(membership_pb2.MemberMessage(heartbeat=beat))
-
     def leave(self, reason: str = "") -> None:
+        self.parted = True
         leave = membership_pb2.Leave(epoch=self.world.epoch, reason=reason)
         self.membership.send(membership_pb2.MemberMessage(leave=leave))
 
+    def part(self) -> None:
+        """Leaves in order if it can, so that the coordinator knows nothing of this member any more."""
+        if self.world.epoch and not self.parted:
+            self.leave()
+            self.membership.failure()
+        self.vanish()
+
     def vanish(self) -> None:
         """What the coordinator sees of a process that is killed."""
+        self.parted = True
         self.channel.close()
         for stream in self.streams:
             stream.half_close()
 
 
 class Crew:
-    """Members that a test made; all are gone afterwards."""
+    """Members that a test made; all are gone afterwards. Without a token they use one that they find."""
 
     def __init__(self, address: str, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         self.address = address
-        self._token, self._timeout_s = token, timeout_s
+        self.token, self._timeout_s = token or found_token(address), timeout_s
         self._members: list[Member] = []
 
     def member(self, member_id: str, **fields: Any) -> Member:
-        self._members.append(Member(self.address, member_id, self._token, self._timeout_s, **fields))
+        self._members.append(Member(self.address, member_id, self.token, self._timeout_s, **fields))
         return self._members[-1]
 
     def world(self, size: int, job: str = "digits") -> list[Member]:
@@ -146,6 +197,13 @@ class Crew:
             member.wait_for_world()
         return members
 
+    def settled_world(self, size: int, job: str) -> list[Member]:
+        """Like `world`; a stream that breaks from now on is no loss."""
+        members = self.world(size, job)
+        for member in members:
+            member.settle()
+        return members
+
     def __enter__(self) -> "Crew":
         return self
 
@@ -153,4 +211,4 @@ class Crew:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for member in self._members:
-            member.vanish()
+            member.part()

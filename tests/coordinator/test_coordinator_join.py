@@ -2,7 +2,8 @@
 
 from coordinator_builders import ALLGATHER, BARRIER, BROADCAST, FLOAT64, message, op
 
-from horovod.coordinator.core.negotiation import Answers, Negotiation
+from horovod.coordinator.core.budget import Answers
+from horovod.coordinator.core.negotiation import Negotiation
 from horovod.protos.v1 import negotiation_pb2 as pb
 from horovod.protos.v1 import types_pb2
 
@@ -181,3 +182,11 @@ def test_a_rank_that_lost_its_stream_is_told_again() -> None:
     ranks.states(0)
     ranks.join(0, without_zeros=True, resumed=True)  # it still has not heard of the end of the round before
     assert ranks.states(0) == [(0, [0, 1], OVER)]
+
+
+def test_a_report_of_a_blocked_rank_after_all_have_joined_is_harmless() -> None:
+    """No rank is left then that an operation could be compared with."""
+    ranks = Ranks(2)
+    for rank in range(2):
+        ranks.join(rank)
+    assert ranks.negotiation.receive(0, message(blocked=[op()]), 1.0) == []

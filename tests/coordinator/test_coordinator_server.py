@@ -1,7 +1,9 @@
 """The coordinator as a program and as a part of others: starting, stopping, and what people do wrong."""
 
 import asyncio
+import configparser
 import os
+import resource
 import signal
 import socket
 import stat
@@ -18,6 +20,8 @@ from coordinator_client import Crew
 
 from horovod.coordinator.__main__ import main
 from horovod.coordinator.address import ListenAddress
+from horovod.coordinator.core.budget import MAX_WORLD_BYTES
+from horovod.coordinator.core.checks import MAX_SIZE
 from horovod.coordinator.server import CoordinatorServer, EmbeddedCoordinator
 from horovod.coordinator.store import MemoryStore
 from horovod.coordinator.store.jobs import epoch_key, world_key
@@ -185,9 +189,28 @@ def test_the_program_serves_until_it_is_told_to_stop(number: signal.Signals) -> 
     assert (process.returncode, output, errors) == (0, "", "")
 
 
+def test_the_program_takes_as_many_connections_as_it_may() -> None:
+    command = f"ulimit -Sn 256 && exec {sys.executable} -m horovod.coordinator --listen 127.0.0.1:0"
+    with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        process.terminate()
+    assert soft == hard
+
+
+def test_the_unit_of_systemd_has_limits_for_the_largest_world() -> None:
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(Path(__file__).parents[2] / "deploy" / "horovod-coordinator.service")
+    assert int(unit["Service"]["LimitNOFILE"]) > MAX_SIZE
+    assert int(unit["Service"]["MemoryMax"].removesuffix("G")) << 30 > 2 * MAX_WORLD_BYTES
+
+
 def test_the_program_asks_for_its_token(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret\n")
+    token.chmod(0o600)
     with coordinator_process("--listen", "127.0.0.1:0", "--token-file", str(token)) as process:
         assert process.stdout is not None
         address = process.stdout.readline().split()[-1]

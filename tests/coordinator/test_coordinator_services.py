@@ -1,14 +1,23 @@
 """The services over real gRPC on the loopback interface."""
 
+import signal
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from coordinator_builders import ALLGATHER, FLOAT64, op
 from coordinator_client import Crew, Stream
+from resources import eventually
 
+from horovod.coordinator.core.life import EXECUTED, PROCESS_ENDED
+from horovod.coordinator.core.membership import Membership
+from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import MAX_REQUEST_BYTES, EmbeddedCoordinator
 from horovod.coordinator.services.negotiation import MAX_MESSAGE_BYTES, combined
+from horovod.coordinator.services.processes import own_namespace
 from horovod.protos.v1 import membership_pb2, negotiation_pb2, negotiation_pb2_grpc
 
 
@@ -66,13 +75,9 @@ def test_a_world_lives_and_ends_and_the_next_one_follows(crew: Crew) -> None:
     second = crew.member("second", job="lives", pid=2, host="node-b")
     world = first.wait_for_world()
     assert world == second.wait_for_world()
-    assert [(m.rank, m.cross_rank, m.cross_size, m.host.name) for m in world.members] == [
-        (0, 0, 2, "node-a"),
-        (1, 1, 2, "node-b"),
-    ]
+    assert [world.hosts[member.host].identity.name for member in world.members] == ["node-a", "node-b"]
+    assert list(world.cross_ranks) == [0, 1]
     assert len(world.secret) == 32
-    first.heartbeat()
-    assert first.event("heartbeat").epoch == world.epoch
     second.leave("the script ended")
     gone = first.event("gone")
     assert gone.orderly
@@ -80,37 +85,192 @@ def test_a_world_lives_and_ends_and_the_next_one_follows(crew: Crew) -> None:
     assert second.membership.rest() == [], "the coordinator ends the stream of a member that said goodbye"
     assert second.membership.call.code() is grpc.StatusCode.OK
 
-    again = crew.member("second again", job="lives", pid=2)
+    again = crew.member("second again", job="lives", rejoin=(world, 1))
     assert "still has rank 0 (pid 1)" in again.event("progress").sentence
-    first.leave()
-    crew.member("first again", job="lives", pid=1)
+    crew.member("first again", job="lives", rejoin=(world, 0))
     next_world = again.wait_for_world()
     assert next_world.epoch == world.epoch + 1
     assert next_world.secret != world.secret
 
 
-def test_a_member_that_vanishes_is_told_to_the_others(crew: Crew) -> None:
-    members = crew.world(3, job="vanishes")
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[Crew]:
+    with EmbeddedCoordinator(limits=Limits(reattach_grace_s=0.2)) as running, Crew(running.address) as made:
+        yield made
+
+
+def test_a_member_that_vanishes_for_longer_than_the_grace_is_told_to_the_others(impatient: Crew) -> None:
+    members = impatient.settled_world(3, job="vanishes")
     members[1].vanish()
     for survivor in (members[0], members[2]):
         gone = survivor.event("gone")
         assert (gone.rank, gone.orderly, gone.epoch) == (1, False, members[0].world.epoch)
         assert gone.sentence.startswith(
-            "Rank 1 (pid 2) on host node-a was lost: its connection to the coordinator ended"
+            "Rank 1 (pid 2) on host node-a was lost: its connection to the coordinator broke and has not come back"
         )
 
 
-def test_half_closing_without_a_goodbye_is_a_loss(crew: Crew) -> None:
-    members = crew.world(2, job="half")
+def test_half_closing_without_a_goodbye_is_no_goodbye(impatient: Crew) -> None:
+    members = impatient.settled_world(2, job="half")
     members[0].membership.half_close()
     assert not members[1].event("gone").orderly
 
 
-def test_a_silent_member_is_lost() -> None:
-    with EmbeddedCoordinator(heartbeat_timeout_s=0.5) as coordinator, Crew(coordinator.address) as crew:
-        members = crew.world(1, job="silent")
-        refused = next(event for event in members[0].membership.rest() if event.HasField("refused"))
-        assert "was declared lost: it sent no heartbeat for" in refused.refused.sentence
+def test_a_silent_member_is_none_that_is_lost(impatient: Crew) -> None:
+    members = impatient.settled_world(2, job="silent")
+    impatient.settled_world(2, job="other")[1].vanish()
+    other = impatient.settled_world(2, job="another")  # longer than the grace, seen from the coordinator
+    other[1].vanish()
+    other[0].event("gone")
+    members[0].leave("the end")
+    assert members[1].event("gone").orderly, "the first that it hears"
+
+
+def test_a_connection_that_breaks_and_comes_back_is_no_news_for_the_others(crew: Crew) -> None:
+    members = crew.settled_world(3, job="breaks")
+    members[1].lose_connection()
+    members[1].attach()
+    assert not members[1].event("attached").gone
+    members[2].lose_connection()
+    members[0].leave("the end")
+    assert members[1].event("gone").rank == 0
+    members[2].attach()
+    (gone,) = members[2].event("attached").gone
+    assert (gone.rank, gone.orderly) == (0, True)
+    members[1].negotiate(op())
+    members[2].negotiate(op())
+
+
+def test_a_newer_stream_of_a_member_replaces_the_older_after_the_proof(crew: Crew) -> None:
+    """A connection of which only one side knows that it broke."""
+    members = crew.settled_world(2, job="half-open")
+    older = members[0].membership
+    members[0].attach(secret=b"guessed")
+    assert "did not prove to be it" in members[0].membership.next().refused.sentence
+    members[0].attach()
+    members[0].event("attached")
+    assert older.failure() == (grpc.StatusCode.ABORTED, "Rank 0 opened a newer stream.")
+    members[1].leave()
+    assert members[0].event("gone").rank == 1
+
+
+def test_whoever_was_declared_lost_is_told_so(impatient: Crew) -> None:
+    members = impatient.settled_world(2, job="too late")
+    members[0].lose_connection()
+    members[1].event("gone")
+    members[0].attach()
+    assert members[0].refused.reason == membership_pb2.REFUSAL_REASON_LOST
+    assert "Rank 0 (pid 1) on host node-a was declared lost" in members[0].refused.sentence
+
+
+def test_a_coordinator_that_was_restarted_does_not_know_the_world(crew: Crew) -> None:
+    (member,) = crew.world(1, job="forgotten")
+    member.attach(job="never heard of")
+    assert member.refused.reason == membership_pb2.REFUSAL_REASON_UNKNOWN_WORLD
+
+
+def test_what_a_peer_reports_counts_at_once(crew: Crew) -> None:
+    members = crew.settled_world(3, job="reported")
+    report = membership_pb2.PeerLost(epoch=members[0].world.epoch, rank=2)
+    members[0].membership.send(membership_pb2.MemberMessage(peer_lost=report))
+    members[0].settle()
+    members[2].vanish()
+    gone = members[1].event("gone")
+    assert "its connections to rank 0 (pid 1) on host node-a and to the coordinator broke" in gone.sentence
+
+
+# -- processes of this host ------------------------------------------------------------------------------------------
+
+
+def this_host(process: "subprocess.Popen[bytes]") -> dict[str, Any]:
+    """What the process would say of itself in a join request."""
+    start_time = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return {"pid": process.pid, "namespace": own_namespace(), "start_time": start_time}
+
+
+@pytest.fixture
+def process() -> Iterator["subprocess.Popen[bytes]"]:
+    with subprocess.Popen(["sleep", "1000"]) as running:
+        yield running
+        running.kill()
+
+
+def test_the_end_of_a_process_of_this_host_needs_no_grace(crew: Crew, process: "subprocess.Popen[bytes]") -> None:
+    member = crew.member("reaped 0", job="reaped", rank=0, **this_host(process))
+    other = crew.member("reaped 1", job="reaped", rank=1)
+    for one in (member, other):
+        one.wait_for_world()
+        one.settle()
+    process.kill()
+    gone = other.event("gone")  # although its stream stands: somebody else holds it
+    assert gone.sentence == f"Rank 0 (pid {process.pid}) on host node-a was lost: {PROCESS_ENDED}."
+
+
+@pytest.mark.parametrize("lie", ["", "pid", "namespace", "start_time"])
+def test_a_process_that_is_seen_to_live_is_never_lost(
+    impatient: Crew, process: "subprocess.Popen[bytes]", lie: str
+) -> None:
+    """And a process that is another one than the member says vouches for nobody."""
+    said = this_host(process)
+    if lie:
+        said[lie] = {"pid": 4_000_000, "namespace": "other", "start_time": 1}[lie]
+    job = f"stopped {lie}"
+    member = impatient.member(f"m0 {lie}", job=job, rank=0, **said)
+    other = impatient.member(f"m1 {lie}", job=job, rank=1)
+    for one in (member, other):
+        one.wait_for_world()
+        one.settle()
+    process.send_signal(signal.SIGSTOP)
+    member.lose_connection()
+    witness = impatient.settled_world(2, job=f"meanwhile {lie}")
+    witness[0].vanish()
+    witness[1].event("gone")  # so the grace is over for whoever was away before
+    member.attach()
+    if lie:
+        assert member.refused.reason == membership_pb2.REFUSAL_REASON_LOST
+    else:
+        assert not member.event("attached").gone
+
+
+def test_a_process_that_runs_another_program_is_no_member_any_more(crew: Crew) -> None:
+    with subprocess.Popen(["sh", "-c", "read line; exec sleep 20"], stdin=subprocess.PIPE) as shell:
+        member = crew.member("shell", job="exec", rank=0, **this_host(shell))
+        other = crew.member("other", job="exec", rank=1)
+        for one in (member, other):
+            one.wait_for_world()
+            one.settle()
+        assert shell.stdin is not None
+        shell.stdin.write(b"go\n")
+        shell.stdin.flush()
+        assert eventually(lambda: b"sleep" in Path(f"/proc/{shell.pid}/cmdline").read_bytes()[:6])
+        member.lose_connection()
+        assert EXECUTED in other.event("gone").sentence
+        shell.kill()
+
+
+# -- the watch -------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_in_one_job_does_not_end_the_watch_over_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tick = Membership.tick
+
+    def failing(self: Membership, job: str, *arguments: Any) -> Any:
+        if job == "bad":
+            raise RuntimeError("a bug")
+        return tick(self, job, *arguments)
+
+    monkeypatch.setattr(Membership, "tick", failing)
+    limits = Limits(reattach_grace_s=0.1)
+    with EmbeddedCoordinator(limits=limits) as coordinator, Crew(coordinator.address) as crew:
+        crew.world(2, job="bad")
+        members = crew.settled_world(2, job="good")
+        members[0].vanish()
+        assert members[1].event("gone").rank == 0
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "job 'bad'" in errors[0].getMessage()
+    assert errors[0].exc_info is not None
 
 
 def test_a_refusal_comes_in_words_and_harms_nobody(crew: Crew) -> None:
@@ -121,14 +281,6 @@ def test_a_refusal_comes_in_words_and_harms_nobody(crew: Crew) -> None:
     assert "must agree on fusion" in event.refused.sentence
     crew.member("m2", job="refuses", options={"fusion": "64"})
     first.wait_for_world()
-
-
-def test_a_heartbeat_of_another_epoch_is_refused(crew: Crew) -> None:
-    members = crew.world(2, job="stale")
-    members[0].heartbeat(epoch=999)
-    (event,) = members[0].membership.rest()
-    assert "speaks of epoch 999" in event.refused.sentence
-    assert members[1].event("gone").rank == 0
 
 
 # -- negotiation -----------------------------------------------------------------------------------------------------
@@ -233,7 +385,7 @@ def test_strangers_are_refused(crew: Crew, changes: dict[str, object], words: st
     for field, value in changes.items():
         setattr(hello, field, value)
     stub = negotiation_pb2_grpc.NegotiationStub(members[0].channel)
-    stream: Stream[negotiation_pb2.NegotiationMessage, negotiation_pb2.Decisions] = Stream(stub.Negotiate)
+    stream: Stream[negotiation_pb2.NegotiationMessage, negotiation_pb2.Decisions] = Stream(stub.Negotiate, crew.token)
     stream.send(negotiation_pb2.NegotiationMessage(epoch=epoch, hello=hello))  # type: ignore[arg-type]
     code, sentence = stream.failure()
     stream.half_close()
@@ -270,7 +422,7 @@ def test_garbage_ends_only_its_own_stream(
     crew: Crew, method: str, garbage: bytes | None, codes: set[grpc.StatusCode]
 ) -> None:
     with grpc.insecure_channel(crew.address) as channel:
-        raw: Stream[bytes, bytes] = Stream(channel.stream_stream(method))
+        raw: Stream[bytes, bytes] = Stream(channel.stream_stream(method), crew.token)
         if garbage is None:
             raw.half_close()
         else:
@@ -288,7 +440,7 @@ def test_garbage_after_joining_is_a_loss(crew: Crew) -> None:
     code, sentence = members[0].membership.failure()
     assert (code, sentence) == (
         grpc.StatusCode.INVALID_ARGUMENT,
-        "After joining, a member sends heartbeats and its goodbye only.",
+        "After joining, a member says that it has its world, what it knows of its peers, and its goodbye only.",
     )
     assert members[1].event("gone").rank == 0
 

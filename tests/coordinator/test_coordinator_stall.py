@@ -128,6 +128,18 @@ def test_two_ranks_in_different_orders_miss_each_other() -> None:
     assert missing(ranks, 61.0) == {"allreduce.x": (1,), "allreduce.y": (0,)}
 
 
+def test_time_in_which_the_job_was_stopped_with_its_coordinator_is_no_wait() -> None:
+    """The coordinator's clock stood still then, the ranks' clocks did not."""
+    ranks = Ranks(2)
+    agreed(ranks, X)
+    wait(ranks, 0, X, 0.0, 30.0)
+    ranks.negotiation.restart_limits(31.0)
+    wait(ranks, 0, X, -3600.0, 60.0)
+    assert missing(ranks, 60.0) == {}
+    wait(ranks, 0, X, -3600.0, 92.0)
+    assert missing(ranks, 92.0) == {"allreduce.x": (1,)}
+
+
 def test_a_late_report_alone_proves_nothing() -> None:
     ranks = Ranks(2)
     agreed(ranks, X)

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from horovod.coordinator.core.blocked import FORGET_S
 from horovod.coordinator.core.negotiation import Negotiation
-from horovod.coordinator.core.standstill import PATIENCE_S, STANDSTILL_S, Deadlock, Standstills
+from horovod.coordinator.core.standstill import Deadlock, Standstills, StandstillTimes
 from horovod.protos.v1 import negotiation_pb2 as pb
+
+TIMES = StandstillTimes()
 
 
 def held(*operations: str, awaited: Collection[str] = (), started: int = 7, all_threads: bool = True) -> pb.Standstill:
@@ -23,11 +25,11 @@ def held(*operations: str, awaited: Collection[str] = (), started: int = 7, all_
 
 
 def look(
-    reports: dict[int, pb.Standstill], members: dict[int, tuple[int, ...]] | None = None, seconds: float = STANDSTILL_S
+    reports: dict[int, pb.Standstill], members: dict[int, tuple[int, ...]] | None = None, seconds: float = TIMES.still_s
 ) -> Deadlock | None:
     """What is found when every rank reports each second for so long."""
     ranks = tuple(range(max(reports) + 1))
-    standstills, found, now_s = Standstills(), None, 100.0
+    standstills, found, now_s = Standstills(TIMES), None, 100.0
     while now_s <= 100.0 + seconds + 1.0 and found is None:
         for rank, report in reports.items():
             standstills.report(rank, report, now_s)
@@ -54,7 +56,7 @@ def test_the_first_operation_at_which_they_part_is_named() -> None:
 
 def test_what_is_only_slow_is_no_deadlock() -> None:
     two = {0: held("a"), 1: held("b")}
-    assert look(two, seconds=STANDSTILL_S - 3.0) is None, "not for long enough"
+    assert look(two, seconds=TIMES.still_s - 3.0) is None, "not for long enough"
     assert look({**two, 1: held("b", all_threads=False)}) is None, "a thread of rank 1 may start a"
     assert look({0: held("a"), 1: held("a")}) is None, "both have it"
     assert look({0: held("a")}, {0: (0, 1)}) is None, "rank 1 computes"
@@ -68,14 +70,14 @@ def test_what_is_only_slow_is_no_deadlock() -> None:
 def test_a_rank_on_its_way_is_waited_for() -> None:
     three = {0: held("a"), 1: held("b"), 2: held("c", all_threads=False)}
     assert look(three) is None, "rank 2 may come to a or b yet, and would wait there alone"
-    assert look(three, seconds=PATIENCE_S) is not None
+    assert look(three, seconds=TIMES.patience_s) is not None
     found = look({**three, 2: held("b")})
     assert found is not None
     assert "rank 0 waits for a, which ranks 1 and 2 have not started and ranks 1 and 2 wait for b" in found.sentence
 
 
 def test_a_rank_that_starts_something_does_not_stand_still() -> None:
-    standstills = Standstills()
+    standstills = Standstills(TIMES)
     for second in range(30):
         standstills.report(0, held("a"), float(second))
         standstills.report(1, held("b", started=second), float(second))
@@ -83,7 +85,7 @@ def test_a_rank_that_starts_something_does_not_stand_still() -> None:
 
 
 def test_reports_that_end_are_forgotten() -> None:
-    standstills = Standstills()
+    standstills = Standstills(TIMES)
     for second in range(6):
         standstills.report(0, held("a"), float(second))
     for second in range(6, 20):
@@ -121,7 +123,7 @@ def test_every_rank_gets_the_error_and_may_go_on() -> None:
                     errors[one].update({error.name: error.sentence for error in decisions.errors})
     assert errors[0] == errors[1]
     assert errors[0].keys() == {"allreduce.known", "allreduce.new"}
-    assert now_s <= STANDSTILL_S + 2.0
+    assert now_s <= TIMES.still_s + 2.0
     for rank in range(2):
         answers = negotiation.receive(rank, message([op("allreduce.new")]), now_s)
     assert any(decisions.plans for _, decisions in answers)
@@ -137,7 +139,7 @@ def test_nobody_who_may_go_on_is_ever_ended(data: st.DataObject) -> None:
         operations = data.draw(st.lists(st.sampled_from(names), unique=True, min_size=1, max_size=3))
         awaited = data.draw(st.lists(st.sampled_from(operations), unique=True, min_size=1))
         reports[rank] = held(*operations, awaited=awaited, all_threads=data.draw(st.booleans()))
-    found = look(reports, seconds=PATIENCE_S)
+    found = look(reports, seconds=TIMES.patience_s)
     held_by = {name: {r for r, one in reports.items() if name in [u.name for u in one.unfinished]} for name in names}
 
     def may_go_on(free: set[int]) -> set[int]:

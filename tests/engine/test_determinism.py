@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiers
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from processes import DEADLINE_SECONDS, Processes, RankProcess
@@ -177,9 +178,14 @@ def check(case: Case, results: Results, where: str, hosts: Sequence[int] = (), f
                 )
 
 
+@pytest.mark.longer
 @pytest.mark.timeout(300)
 @settings(
-    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    max_examples=tiers.pick(10, 60),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
 )
 @given(case=cases())
 def test_same_world_same_inputs_same_bits(case: Case) -> None:
@@ -189,9 +195,14 @@ def test_same_world_same_inputs_same_bits(case: Case) -> None:
                 check(case, run_round(world, case, 10 * number + turn), f"{transport}, turn {turn}", world.hosts)
 
 
+@pytest.mark.longer
 @pytest.mark.timeout(300)
 @settings(
-    max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    max_examples=tiers.pick(4, 20),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
 )
 @given(case=cases(adasum=True), other_threshold=st.sampled_from([0, 5_000, 128 << 20]))
 def test_adasum_has_the_same_bits_in_every_run_of_a_world(case: Case, other_threshold: int) -> None:
@@ -247,7 +258,7 @@ def run_stopped(ranks: list[RankProcess], case: Case, victim: int, stops: Stops)
     return [[rank.answer("bits", "error") for _ in range(TURNS)] for rank in ranks]
 
 
-@pytest.mark.slow
+@pytest.mark.longer
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("transport", ["shm", "tcp", "hosts"])
 def test_a_rank_that_stops_in_the_middle_changes_no_bit(transport: str) -> None:
@@ -255,7 +266,7 @@ def test_a_rank_that_stops_in_the_middle_changes_no_bit(transport: str) -> None:
         started = processes.start(5)
 
         # The first failure is the last: the processes may be in the middle of anything then.
-        @settings(max_examples=10, deadline=None, derandomize=True, phases=[Phase.generate])
+        @settings(max_examples=tiers.pick(2, 10), deadline=None, derandomize=True, phases=[Phase.generate])
         @given(drawn=stopped_cases())
         def body(drawn: tuple[Case, list[tuple[int, Stops]]]) -> None:
             case, runs = drawn

@@ -12,8 +12,6 @@ from gpu_world import GpuMember, GpuWorld, StandIns, ended
 from resources import eventually
 from world import ADASUM, ALLREDUCE, SUM
 
-pytestmark = pytest.mark.xdist_group("gpu")
-
 CHUNK = 64 << 10
 COUNTS = (0, 1, 5, 1000, 50_003)
 ONE_HOST = [0, 0, 0, 0]

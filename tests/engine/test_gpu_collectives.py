@@ -15,8 +15,6 @@ from gpu_world import GpuMember, GpuWorld, StandIns
 from oracle import assert_allreduced, reduced, values
 from world import ALLREDUCE, AVERAGE, MAX, MIN, PRODUCT, REDUCESCATTER, SUM
 
-pytestmark = pytest.mark.xdist_group("gpu")
-
 REDUCED = ("uint8", "int8", "int16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bool")
 MOVED = (*REDUCED, "uint16")
 SIZES = (0, 1, 7, 1000, 70_001)

@@ -10,8 +10,6 @@ from gpu_world import DeviceArray, Gpu, StandIns
 
 from horovod import _core
 
-pytestmark = pytest.mark.xdist_group("gpu")
-
 SIZES = (1, 16, 1000, 0, 70_000)
 
 

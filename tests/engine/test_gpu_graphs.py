@@ -8,8 +8,6 @@ from gpu_world import GpuWorld, StandIns, expect_error, now, ones, start
 from resources import eventually
 from world import ALLGATHER
 
-pytestmark = pytest.mark.xdist_group("gpu")
-
 
 @pytest.mark.parametrize("through_the_host", [False, True])
 def test_the_engine_works_while_a_graph_is_captured(libraries: StandIns, through_the_host: bool) -> None:

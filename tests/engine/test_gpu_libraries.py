@@ -70,6 +70,7 @@ def test_pytorchs_own_compiler_is_found(tmp_path: Path, monkeypatch: pytest.Monk
     assert nvrtc_file(resolve(explicit={"nvrtc_library": "/mine/nvrtc.so"})) == "/mine/nvrtc.so"
 
 
+@pytest.mark.longer  # make test-all installs what it needs
 def test_the_real_compiler_where_it_is_installed() -> None:
     """It needs no GPU. The stand-in for the driver runs the very same text, so what is left to check is that NVIDIA's
     compiler takes it."""
@@ -124,6 +125,7 @@ def test_check_build(libraries: tuple[str, str]) -> None:
     assert _in_another_process(code, HOROVOD_CUDA_LIBRARY="/nowhere/libcuda.so.1", **nccl) == "False"
 
 
+@pytest.mark.longer  # make test-all installs what it needs
 def test_the_real_one_where_it_is_installed() -> None:
     """It can be asked for its version without a GPU."""
     found = [
@@ -145,6 +147,7 @@ def _folder_of(header: str) -> Path | None:
     return next(found, None)
 
 
+@pytest.mark.longer  # make test-all installs what it needs
 def test_what_is_declared_is_what_the_real_headers_say(tmp_path: Path) -> None:
     """The engine declares what it calls by itself, so a wrong number or size would show on a GPU only."""
     folders = {header: _folder_of(header) for header in ("cuda.h", "nccl.h", "nvrtc.h")}

@@ -16,8 +16,6 @@ from world import ALLGATHER, ALLREDUCE, ALLTOALL, AVERAGE, BROADCAST, REDUCESCAT
 
 from horovod._core import TensorReader
 
-pytestmark = pytest.mark.xdist_group("gpu")
-
 
 # -- readiness and completion ------------------------------------------------------------------------------------------
 def test_the_host_never_waits_for_a_device(pair: GpuWorld) -> None:

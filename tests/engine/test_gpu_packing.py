@@ -15,8 +15,6 @@ from gpu_world import DeviceArray, GpuMember, GpuWorld, StandIns, ended, read
 from resources import eventually
 from world import ALLREDUCE, AVERAGE, BROADCAST, MAX, MIN, PRODUCT, SUM
 
-pytestmark = pytest.mark.xdist_group("gpu")
-
 COUNTS = (1, 0, 3, 64, 1000, 7, 7, 20_000, 1, 255, 4097, 2, 0, 16, 5000)
 DTYPES_OF_NUMBERS = ("uint8", "int8", "int32", "int64", "float16", "float32", "float64")
 WAYS = {

@@ -27,8 +27,6 @@ from world import (
     Member,
 )
 
-pytestmark = pytest.mark.xdist_group("gpu")
-
 CHUNK = 64 << 10
 
 

@@ -8,12 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from gpu_world import DeviceArray, GpuMember, GpuWorld, StandIns, now
 from resources import eventually
 from world import ALLREDUCE, MAX, SUM
-
-pytestmark = pytest.mark.xdist_group("gpu")
 
 STREAMS = 3
 COUNT = 10

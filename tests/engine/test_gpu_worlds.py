@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiers
 from gpu_world import Gpu, GpuMember, StandIns
 from native_builds import gpu_libraries
 from processes import Processes
@@ -20,7 +21,7 @@ from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.worker.runtime.formation import Context, form
 from horovod.worker.settings import resolve
 
-pytestmark = [pytest.mark.xdist_group("gpu"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 _EVERY_OPERATION = 31  # as bits
@@ -37,7 +38,7 @@ def libraries(files: list[str]) -> StandIns:
 
 
 # -- ranks that die ----------------------------------------------------------------------------------------------------
-@pytest.mark.slow
+@pytest.mark.longer
 @pytest.mark.parametrize("way", ["nccl", "nccl by sockets", "host"])
 @pytest.mark.parametrize("transport", ["shm", "tcp", "hosts"])
 def test_killed_at_any_point(files: list[str], monkeypatch: pytest.MonkeyPatch, transport: str, way: str) -> None:
@@ -51,7 +52,7 @@ def test_killed_at_any_point(files: list[str], monkeypatch: pytest.MonkeyPatch, 
         monkeypatch.setenv("STANDIN_NCCL_REMOTE_ERRORS", "1")
     with Processes() as processes:
         ranks = processes.start(3)
-        for _ in range(3):
+        for _ in range(tiers.pick(1, 3)):
             processes.form(ranks, transport, files, **options)
             for rank in ranks:
                 rank.tell("gpu_loop", elements=10_000, steps=1_000_000)
@@ -74,7 +75,6 @@ def test_killed_at_any_point(files: list[str], monkeypatch: pytest.MonkeyPatch, 
             ranks[victim] = processes.start(1)[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "tcp", "hosts"])
 def test_killed_while_the_kernels_of_the_others_wait_for_it(files: list[str], transport: str) -> None:
     """Their threads wait for their GPUs, so nobody but the engine's background thread can notice."""
@@ -90,12 +90,11 @@ def test_killed_while_the_kernels_of_the_others_wait_for_it(files: list[str], tr
             assert f"ank 1 (pid {ranks[1].pid}) on host here was lost" in str(error)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_who_is_missing_when_nccl_starts_is_named(files: list[str], transport: str) -> None:
     with Processes() as processes:
         ranks = processes.start(3)
-        processes.form(ranks, transport, files, progress_timeout_ms=3000)
+        processes.form(ranks, transport, files, progress_timeout_ms=1000)
         for number, rank in enumerate(ranks):
             rank.tell("gpu_loop", elements=1000, steps=1, stop=number == 1)
         for rank in (ranks[0], ranks[2]):

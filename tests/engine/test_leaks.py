@@ -1,4 +1,4 @@
-"""Flat over thousands of worlds and 100,000 steps: descriptors, threads, mappings, memory.
+"""Flat over many worlds and steps, and in make test-all over thousands: descriptors, threads, mappings, memory.
 
 HOROVOD_TEST_CYCLES and HOROVOD_TEST_STEPS set how many, for example for the full 10,000 worlds of every kind:
 HOROVOD_TEST_CYCLES=10000 python -m pytest --timeout 3600 tests/engine/test_leaks.py
@@ -10,6 +10,7 @@ import os
 
 import numpy as np
 import pytest
+import tiers
 from processes import Processes
 from resources import held, leaks
 from world import SUM, EngineWorld, Member
@@ -17,9 +18,9 @@ from world import SUM, EngineWorld, Member
 from horovod import _core
 
 CYCLES = int(os.environ.get("HOROVOD_TEST_CYCLES", "0"))
-STEPS = int(os.environ.get("HOROVOD_TEST_STEPS", "100000"))
-WARM_UP = 50
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600 + CYCLES)]
+STEPS = int(os.environ.get("HOROVOD_TEST_STEPS", str(tiers.pick(20_000, 100_000))))
+WARM_UP = tiers.pick(10, 50)
+pytestmark = [pytest.mark.longer, pytest.mark.timeout(600 + CYCLES)]
 
 
 def step(member: Member) -> None:
@@ -39,7 +40,7 @@ def test_worlds_of_one() -> None:
     for _ in range(WARM_UP):
         cycle()
     before = held()
-    for _ in range(CYCLES or 10_000):
+    for _ in range(CYCLES or tiers.pick(2_000, 10_000)):
         cycle()
     assert not leaks(before)
 
@@ -53,7 +54,7 @@ def test_pairs(transport: str) -> None:
     for _ in range(WARM_UP):
         cycle()
     before = held()
-    for _ in range(CYCLES or 600):
+    for _ in range(CYCLES or tiers.pick(100, 600)):
         cycle()
     assert not leaks(before)
 
@@ -73,7 +74,7 @@ def test_pairs_that_end_badly(transport: str) -> None:
     for _ in range(WARM_UP):
         cycle()
     before = held()
-    for _ in range((CYCLES or 600) // 10):
+    for _ in range((CYCLES or tiers.pick(100, 600)) // 10):
         cycle()
     assert not leaks(before)
 

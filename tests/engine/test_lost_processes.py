@@ -11,12 +11,13 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+import tiers
 from processes import Processes, RankProcess
 
 ELEMENTS = 2_000_000
 LARGE = 32_000_000  # takes far longer than it takes to notice that it has begun
 ENDLESS = 1_000_000
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
@@ -37,13 +38,14 @@ def errors_of(survivors: list[RankProcess]) -> list[str]:
     return [rank.answer("error", "done", "wrong") for rank in survivors]
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("elements", [100, ELEMENTS], ids=["small", "large"])
 @pytest.mark.parametrize("transport", ["shm", "tcp", "hosts"])
 def test_killed_at_any_point(processes: Processes, transport: str, elements: int) -> None:
     """Round after round in the surviving processes: a random rank dies at a random point, a new one replaces it."""
     chance = random.Random(f"{transport} {elements}")
     ranks = processes.start(3)
-    for _ in range(3):
+    for _ in range(tiers.pick(1, 5)):
         processes.form(ranks, transport)
         for rank in ranks:
             rank.tell("loop", elements=elements, steps=ENDLESS, report=True)

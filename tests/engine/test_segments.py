@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import struct
@@ -96,11 +97,15 @@ def genuine() -> Iterator[tuple[str, bytes, int]]:
         yield segment.address, memory[:4096], len(memory)
 
 
-def fake(page: bytes, size: int) -> tuple[int, str]:
-    """A memfd with this first page and size, and its address with the nonce that the page says."""
-    fd = os.memfd_create("horovod-test")
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def fake(page: bytes, size: int, seals: int = SEALS) -> tuple[int, str]:
+    """A memfd with this first page, size and seals, and its address with the nonce that the page says."""
+    fd = os.memfd_create("horovod-test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.pwrite(fd, page, 0)
     os.truncate(fd, size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     nonce = HEADER.unpack_from(page)[1]
     return fd, f"memfd:{os.getpid()}:{fd}:{nonce:016x}"
 
@@ -136,6 +141,23 @@ def test_a_wrong_size(genuine: tuple[str, bytes, int], change: int) -> None:
     os.close(fd)
 
 
+@pytest.mark.parametrize("missing", ["F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL"])
+def test_a_segment_that_its_owner_could_resize(genuine: tuple[str, bytes, int], missing: str) -> None:
+    """It would end this process with SIGBUS."""
+    fd, address = fake(*genuine[1:], SEALS & ~getattr(fcntl, missing))
+    assert "is not sealed" in refused(address)
+    os.close(fd)
+
+
+def test_our_own_segments_keep_their_size(genuine: tuple[str, bytes, int]) -> None:
+    fd = int(genuine[0].split(":")[2])
+    for size in (0, genuine[2] - 4096, genuine[2] + 4096):
+        with pytest.raises(PermissionError):
+            os.truncate(fd, size)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)  # nor can anybody take the peers' right to write
+
+
 def test_another_kind_of_file(tmp_path: object) -> None:
     """What the address names may be a pipe, a socket, a folder or a device: refused without blocking."""
     reading, writing = os.pipe()
@@ -165,8 +187,8 @@ print("made")
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stderr
     sentence, after = ended.stdout.splitlines()
-    assert sentence.startswith("Could not create a shared-memory segment (memfd)")
-    assert "Too many open files" in sentence
+    assert sentence.startswith("Could not create a shared-memory segment: this process has too many open files")
+    assert "ulimit -n" in sentence
     assert after == "made"
 
 

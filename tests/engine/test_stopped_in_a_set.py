@@ -13,7 +13,6 @@ OPTIONS = {"progress_timeout_ms": 600_000}  # who is stopped is waited for
 SLOW, OTHER = 1, 2  # the sets
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("stopped", [0, 2])
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

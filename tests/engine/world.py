@@ -220,7 +220,10 @@ class EngineWorld:
                 for rank in range(size)
             ]
         self.members = [Member(engine, rank, size) for rank, engine in enumerate(self.engines)]
-        self.negotiator = Negotiator(self.engines)
+        self.negotiator = self._negotiator()
+
+    def _negotiator(self) -> Any:
+        return Negotiator(self.engines)
 
     def _local_paths(self, hosts: Sequence[int], size: int) -> list[dict[str, Any]]:
         """What each member passes to share memory with others on its host; nothing on one host, or alone on each."""

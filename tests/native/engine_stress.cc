@@ -448,7 +448,7 @@ void run_world(uint64_t seed, Transport transport) {
       if (ending == Ending::abort) {
         victim.abort("rank ? on host stress was told to abort.");
       } else {
-        victim.close("");
+        CHECK_OK(victim.close(""));
       }
     }
     for (std::thread& worker : workers) worker.join();
@@ -460,12 +460,12 @@ void run_world(uint64_t seed, Transport transport) {
       }
       if (cut_short) {
         std::this_thread::sleep_for(std::chrono::microseconds(random() % 20000));  // anywhere, on purpose
-        engines[random() % size]->close("");
+        CHECK_OK(engines[random() % size]->close(""));
       }
       for (std::thread& joiner : joiners) joiner.join();
     }
     std::vector<std::thread> closers;
-    for (auto& engine : engines) closers.emplace_back([&] { engine->close(""); });
+    for (auto& engine : engines) closers.emplace_back([&] { CHECK_OK(engine->close("")); });
     for (std::thread& closer : closers) closer.join();
   }
   if (!recorded) return;

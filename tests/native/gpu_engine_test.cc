@@ -64,7 +64,7 @@ class GpuWorld {
     for (int rank = 0; rank < size; ++rank) planners_.emplace_back([this, rank] { plan(*engines[rank]); });
   }
   ~GpuWorld() {
-    each([&](int rank) { engines[rank]->close(""); });
+    each([&](int rank) { CHECK_OK(engines[rank]->close("")); });
     for (std::thread& planner : planners_) planner.join();
   }
   int size() const { return static_cast<int>(engines.size()); }

@@ -1,10 +1,9 @@
-// When a member that waits gives its processor away, and when one looks for another: with hints of members that are
-// where and wait for what the test says.
+// When a member that waits gives its processor away: with hints of members that are where and wait for what the test
+// says.
 #include "transport/processor_sharing.h"
 
 #include <array>
 #include <cstdint>
-#include <cstdio>
 #include <memory>
 #include <vector>
 
@@ -120,36 +119,9 @@ void test_hints_that_point_nowhere() {
   allow(before);
 }
 
-// Four members on two processors, all of them seen on one: the last two leave, and may go wherever they might before.
-void test_spread() {
-  const std::vector<int> before = allowed_processors();
-  if (before.size() < 2) {
-    std::printf("   skipped: this process may use one processor only\n");
-    return;
-  }
-  const int here = before[0], there = before[1];
-  for (int rank = 0; rank < 4; ++rank) {
-    int moved = 0, tries = 0;
-    constexpr int kTries = 20;
-    for (; tries < kTries; ++tries) {
-      allow({here});
-      allow({here, there});  // which moves nobody: this thread may still be where it is
-      Members members(4);
-      for (const auto& area : members.areas) area->hint.processor.store(static_cast<uint32_t>(here) + 1);
-      members.sharings[static_cast<size_t>(rank)].spread();
-      moved += sched_getcpu() == there;
-      CHECK(allowed_processors() == (std::vector<int>{here, there}));
-    }
-    // On a busy machine the scheduler moves threads for reasons of its own, now and then.
-    CHECK(rank < 2 ? moved < kTries / 2 : moved > kTries / 2, "rank %d moved %d times of %d", rank, moved, tries);
-  }
-  allow(before);
-}
-
 constexpr NamedTest kTests[] = {
     {"who_could_run", test_who_could_run},
     {"hints_that_point_nowhere", test_hints_that_point_nowhere},
-    {"spread", test_spread},
 };
 
 }  // namespace

@@ -1,6 +1,12 @@
 // The timeline without an engine: what events become, what happens where some are missing, and hooks of many threads
 // while files begin and end.
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <atomic>
+#include <csignal>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -8,6 +14,7 @@
 #include "check.h"
 #include "engine/timeline.h"
 #include "named_tests.h"
+#include "stuck_thread.h"
 #include "timeline_folder.h"
 
 namespace horovod {
@@ -138,10 +145,83 @@ void hooks_of_many_threads_while_files_begin_and_end() {
   CHECK(!running);
 }
 
+// Waits as often as a busy machine needs.
+Status stopped(Timeline& timeline) {
+  bool running = false;
+  for (;;) {
+    Status status = timeline.stop(running);
+    if (status.code() != Code::timeout) return status;
+  }
+}
+
+// A file system that does not answer holds the thread that writes, but not the program.
+void a_writer_that_is_stuck() {
+  const testing::TimelineFolder folder;
+  Timeline timeline(50'000);
+  CHECK_OK(timeline.start(folder.path(), false, 0));
+  bool running = false;
+  {
+    testing::StuckThread writer(testing::thread_named("hvd-timeline"));
+    const Status late = timeline.stop(running);
+    CHECK(running && late.code() == Code::timeout);
+    CHECK(testing::contains(late.message(), folder.path() + " is not complete after 50 ms"));
+    CHECK(!timeline.active());
+    CHECK(timeline.start(folder.path() + "2", false, 0).message() == late.message());
+    CHECK(!timeline.active());
+    ::unlink((folder.path() + "2").c_str());
+  }
+  CHECK_OK(stopped(timeline));
+  folder.check();
+  CHECK_OK(timeline.start(folder.path(), false, 0));
+  CHECK_OK(stopped(timeline));
+  folder.check();
+}
+
+void a_writer_that_outlives_the_timeline() {
+  const testing::TimelineFolder folder;
+  std::optional<testing::StuckThread> writer;
+  {
+    Timeline timeline(50'000);
+    CHECK_OK(timeline.start(folder.path(), false, 0));
+    writer.emplace(testing::thread_named("hvd-timeline"));
+  }
+  writer->let_go();
+  while (testing::has_thread("hvd-timeline")) std::this_thread::yield();
+  folder.check();
+}
+
+// There is room for the beginning of what is appended only; the array stays as it was.
+void a_disk_that_is_full() {
+  const testing::TimelineFolder folder;
+  const int descriptor = ::open(folder.path().c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  CHECK(descriptor >= 0);
+  TimelineFile file(descriptor, folder.path());
+  CHECK_OK(file.append("{}"));
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  CHECK(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+  for (const rlim_t room : {7, 8, 9, 10, 20}) {
+    const rlimit small{room, before.rlim_max};
+    CHECK(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+    const Status full = file.append(",\n{\"name\":\"something longer\"}");
+    CHECK(full.message() == "The timeline file " + folder.path() +
+                                " can't be written: File too large. It ends with what was written before.",
+          "%s", full.message().c_str());
+    folder.check();
+  }
+  CHECK(::setrlimit(RLIMIT_FSIZE, &before) == 0);
+  CHECK_OK(file.append(",\n{}"));  // there is room again
+  folder.check();
+  ::close(descriptor);
+}
+
 constexpr testing::NamedTest kTests[] = {
     {"an_operation_from_its_first_arrival_to_its_end", an_operation_from_its_first_arrival_to_its_end},
     {"where_events_are_missing_everything_ends_and_is_told", where_events_are_missing_everything_ends_and_is_told},
     {"hooks_of_many_threads_while_files_begin_and_end", hooks_of_many_threads_while_files_begin_and_end},
+    {"a_writer_that_is_stuck", a_writer_that_is_stuck},
+    {"a_writer_that_outlives_the_timeline", a_writer_that_outlives_the_timeline},
+    {"a_disk_that_is_full", a_disk_that_is_full},
 };
 
 }  // namespace

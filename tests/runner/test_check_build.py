@@ -51,7 +51,6 @@ def test_an_answer_is_what_happens_in_another_process() -> None:
     assert not module._runs("import os; os.abort()")
 
 
-@pytest.mark.slow
 def test_the_command_tells_the_truth(horovodrun: Callable[..., CompletedProcess[str]]) -> None:
     done = horovodrun("--check-build")
     assert done.returncode == 0
@@ -65,8 +64,6 @@ def test_the_command_tells_the_truth(horovodrun: Callable[..., CompletedProcess[
     assert ("    [X] TensorFlow" in lines) == (importlib.util.find_spec("horovod.tensorflow") is not None)
 
 
-@pytest.mark.slow
-@pytest.mark.xdist_group("gpu")
 @pytest.mark.parametrize(
     ("cuda", "nccl", "environ", "mark"),
     [

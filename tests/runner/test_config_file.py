@@ -18,7 +18,7 @@ autotune: {enabled: false, log_file: /tmp/tune.csv, warmup_samples: 1, steps_per
 timeline: {filename: /tmp/t.json, mark_cycles: true}
 stall_check: {enabled: false, warning_time_seconds: 7, shutdown_time_seconds: 9}
 library_options: {mpi_threads_disable: true, num_nccl_streams: 2, thread_affinity: 1, gloo_timeout_seconds: 20,
-                  pin_gpus: true}
+                  pin_gpus: true, set_num_threads: false}
 logging: {level: INFO, with_timestamp: false}
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from horovod.runner.flags import flag_environment, make_parser, parse_args, refusal, without_effect
+from horovod.runner.flags import flag_environment, make_parser, parse_args, refusal
 from horovod.worker.settings import SETTINGS
 
 ALL_FLAGS = """
@@ -19,7 +19,7 @@ ALL_FLAGS = """
 --mpi-threads-disable --no-mpi-threads-disable --mpi-args --tcp --binding-args --num-nccl-streams --thread-affinity
 --gloo-timeout-seconds --log-level --log-without-timestamp --log-with-timestamp --log-hide-timestamp
 --no-log-hide-timestamp -prefix-timestamp --prefix-output-with-timestamp -H --hosts -hostfile --hostfile
---host-discovery-script --gloo --mpi --jsrun
+--host-discovery-script --gloo --mpi --jsrun --set-num-threads --no-set-num-threads
 """
 
 
@@ -28,8 +28,7 @@ def environment(*argv: str) -> dict[str, str]:
 
 
 def refused(*argv: str) -> str | None:
-    args = parse_args(["-np", "1", *argv, "true"])
-    return refusal(args, flag_environment(args))
+    return refusal(parse_args(["-np", "1", *argv, "true"]))
 
 
 def mistake(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -98,6 +97,25 @@ def test_the_program_keeps_its_arguments() -> None:
     assert (args.command, args.num_proc, args.verbose) == (command, 2, True)
 
 
+@pytest.mark.parametrize(
+    ("argv", "names"),
+    [
+        (["--network-interface", "a"], "a"),
+        (["--network-interface", "a", "--network-interface", "b"], "a,b"),
+        (["--network-interface", "a, b"], "a,b"),  # as in earlier versions
+        (["--network-interfaces", "c,d"], "c,d"),
+        (["--network-interface", "a,b", "--network-interfaces", "b,c", "--network-interface", "d"], "a,b,d,c"),
+    ],
+)
+def test_options_for_interfaces_add_up(argv: list[str], names: str) -> None:
+    assert environment(*argv) == {"HOROVOD_NETWORK_INTERFACES": names}
+
+
+def test_an_interface_without_a_name_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="--network-interface='' is not usable: expected names"):
+        environment("--network-interface", ",")
+
+
 def test_two_dashes_end_the_options() -> None:
     assert parse_args(["-np", "2", "--", "-odd-name", "-x"]).command == ["-odd-name", "-x"]
 
@@ -125,6 +143,7 @@ def test_two_values() -> None:
         (["-np", "2", "--no", "true"], "Ambiguous option: --no"),
         (["true"], "-np is missing"),
         (["-np", "0", "true"], "-np must be >= 1, not 0"),
+        (["-np", "65537", "true"], "-np must be at most 65536, not 65537"),
         (["-np", "two", "true"], "invalid int value: 'two'"),
         (["-np"], "expected one argument"),
         (["-np", "2"], "There is no command to run"),
@@ -159,26 +178,17 @@ def test_what_cannot_be_had_is_refused_by_name(argv: list[str]) -> None:
     assert "leave it out" in sentence
 
 
-@pytest.mark.parametrize("name", ["autotune", "stall_shutdown_seconds"])
-def test_a_setting_that_would_be_missed_is_refused_until_it_works(name: str) -> None:
-    setting = next(setting for setting in SETTINGS if setting.name == name)
-    value = [] if setting.kind == "bool" else ["7"]
-    sentence = refused(str(setting.flag), *value)
-    assert sentence == (
-        None if setting.in_use else f"{setting.flag} ({setting.env}) is not available yet; leave it out."
-    )
-
-
 @pytest.mark.parametrize(
-    "argv", [["--gloo"], ["--no-autotune"], ["--disable-cache"], ["--cycle-time-ms", "1"], ["-p", "2"]]
+    "argv", [["--gloo"], ["--autotune"], ["--no-autotune"], ["--disable-cache"], ["--cycle-time-ms", "1"], ["-p", "2"]]
 )
 def test_what_changes_nothing_is_accepted(argv: list[str]) -> None:
     assert refused(*argv) is None
 
 
-def test_what_has_no_effect_can_be_named() -> None:
-    idle = [s for s in SETTINGS if s.flag and not s.in_use and s.name == "cycle_time_ms"]
-    assert without_effect({"HOROVOD_CYCLE_TIME": "2", "HOROVOD_LOG_LEVEL": "info"}) == [s.flag for s in idle]
+def test_help_says_what_has_no_effect() -> None:
+    text = " ".join(make_parser().format_help().split())
+    assert "--autotune no effect: there are no cycles to tune" in text
+    assert "--fusion-threshold-mb THRESHOLD operations are fused" in text
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

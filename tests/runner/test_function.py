@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
 import subprocess
 import sys
 import threading
@@ -133,17 +132,72 @@ def test_a_result_that_cannot_be_sent_names_its_rank() -> None:
         horovod.run(by_value(threading.Lock))
 
 
-def look_at_folder() -> tuple[int, int, str]:
-    folder = Path(sys.argv[1])
-    return folder.stat().st_mode, (folder / "function").stat().st_mode, str(folder)
+def look_at_descriptors() -> tuple[list[str], list[str]]:
+    """What is open here besides the standard three, and in a program that the function starts."""
+    import subprocess
+
+    def names(text: str) -> list[str]:
+        return sorted(line.split(" -> ")[1] for line in text.splitlines() if "horovod-run" in line)
+
+    mine = subprocess.run(["ls", "-l", f"/proc/{os.getpid()}/fd"], stdout=subprocess.PIPE, text=True, check=True)
+    child = subprocess.run(
+        ["ls", "-l", "/proc/self/fd"], stdout=subprocess.PIPE, text=True, close_fds=False, check=True
+    )
+    return names(mine.stdout), names(child.stdout)
 
 
-def test_nobody_else_can_read_the_function_and_nothing_is_left() -> None:
-    ((folder_mode, file_mode, folder),) = horovod.run(by_value(look_at_folder))
-    assert stat.S_IMODE(folder_mode) == 0o700
-    assert stat.S_IMODE(file_mode) == 0o600
-    assert not Path(folder).exists()
-    assert psutil.Process().children() == []
+def test_what_travels_is_in_no_folder_and_ends_with_the_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    before = len(os.listdir("/proc/self/fd"))
+    for mine, of_its_child in horovod.run(by_value(look_at_descriptors), num_proc=2):
+        assert len(mine) == 1, "the file of its own result"
+        assert of_its_child == []
+    assert list(tmp_path.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_caller_that_is_killed_leaves_no_folder(tmp_path: Path) -> None:
+    source = """
+import horovod
+def work():
+    import signal
+    print("up", flush=True)
+    signal.pause()
+horovod.run(work, num_proc=2)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", source], stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}
+    ) as process:
+        assert process.stdout is not None
+        assert "up" in process.stdout.readline()
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.wait()
+        assert still_alive(family) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_in_the_current_directory_are_the_functions_business(tmp_path: Path) -> None:
+    """A json.py there, or a folder called horovod, must not reach what Horovod itself imports."""
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("json", "horovod", "pickle", "struct", "cloudpickle", "typing", "signal", "grpc"):
+        (here / f"{name}.py").write_text("raise SystemExit('imported from the current directory')\n")
+    (here / "mine.py").write_text("answer = 42\n")
+    (tmp_path / "caller.py").write_text("""
+import horovod
+def work():
+    import mine
+    return mine.answer
+if __name__ == "__main__":
+    print(horovod.run(work, num_proc=2))
+""")
+    run = subprocess.run(
+        [sys.executable, str(tmp_path / "caller.py")], cwd=here, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (run.stdout, run.returncode) == ("[42, 42]\n", 0), run.stderr
 
 
 def test_output_goes_where_it_is_asked_to(tmp_path: Path) -> None:
@@ -165,6 +219,7 @@ def test_another_interpreter(tmp_path: Path) -> None:
         ({"use_gloo": True, "use_mpi": True}, "use_gloo and use_mpi exclude each other"),
         ({"use_mpi": True}, "no MPI"),
         ({"num_proc": 0}, "num_proc must be an integer >= 1, not 0"),
+        ({"num_proc": 10**8}, "num_proc must be at most 65536, not 100000000"),
         (
             {"num_proc": 3, "hosts": "localhost:2"},
             r"Requested more processes \(3\) than there are available slots \(2\)",

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -105,6 +106,28 @@ def test_a_guardian_that_was_killed_raises_nothing() -> None:
         os.waitid(os.P_PID, guardian.pid, os.WEXITED | os.WNOWAIT)
         guardian.add(1 << 22)
         guardian.drop(1 << 22)
+
+
+def test_a_guardian_that_was_stopped_holds_nobody_up() -> None:
+    with Guardian(close_timeout_s=0.05) as guardian:
+        os.kill(guardian.pid, signal.SIGSTOP)
+        for _ in range(10_000):  # more than a pipe takes
+            guardian.add(1 << 22)
+        helper = psutil.Process(guardian.pid)
+    assert not helper.is_running()
+
+
+def test_a_guardian_that_does_not_start_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = tmp_path / "python"
+    silent.write_text("#!/bin/sh\nexec sleep 1000\n")
+    silent.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(silent))
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match=r"did not start within 0\.05 s") as error:
+        Guardian(start_timeout_s=0.05)
+    assert "The helper that ends processes when their launcher is killed" in str(error.value)
+    assert psutil.Process().children() == []
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_the_session_of_a_dead_leader_is_found() -> None:

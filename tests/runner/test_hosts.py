@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,14 @@ def test_a_hostfile_that_cannot_be_used(tmp_path: Path) -> None:
 
 def test_processes_fill_host_by_host() -> None:
     assert fill(parse_hosts("a:2,b:2"), 3) == ("a", "a", "b")
+
+
+def test_slots_that_no_process_takes_cost_nothing() -> None:
+    tracemalloc.start()
+    assert fill(parse_hosts("a:100000000"), 2) == ("a", "a")
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 1 << 20
 
 
 def test_too_few_slots() -> None:

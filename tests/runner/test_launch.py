@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -105,14 +106,22 @@ def test_timestamps(horovodrun: Run, program: Program) -> None:
     assert len(done.stdout) == len("Thu Feb 29 01:02:03 2024[0]<stdout>:x\n")
 
 
-def test_flags_beat_the_environment_which_beats_the_file(horovodrun: Run, program: Program, tmp_path: Path) -> None:
+def test_flags_beat_the_file_which_beats_the_environment(horovodrun: Run, program: Program, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
-    config.write_text("params: {cycle_time_ms: 1.5, cache_capacity: 15, fusion_threshold_mb: 1}\n")
+    config.write_text("params: {cycle_time_ms: 1.5, cache_capacity: 15}\n")
     names = ["HOROVOD_CYCLE_TIME", "HOROVOD_CACHE_CAPACITY", "HOROVOD_FUSION_THRESHOLD"]
     show = program(f"print(*(os.environ[name] for name in {names}))")
-    environ = {"HOROVOD_CYCLE_TIME": "2.5", "HOROVOD_CACHE_CAPACITY": "25"}
+    environ = dict.fromkeys(names, "25")
     done = horovodrun("-np", "1", "--config-file", str(config), "--cycle-time-ms", "3.5", *show, environ=environ)
-    assert done.stdout == f"[0]<stdout>:3.5 25 {1 << 20}\n"
+    assert done.stdout == "[0]<stdout>:3.5 15 25\n"
+
+
+def test_interfaces_reach_nccl_unless_the_user_has_told_it_others(horovodrun: Run, program: Program) -> None:
+    show = program("print(os.environ['HOROVOD_NETWORK_INTERFACES'], os.environ['NCCL_SOCKET_IFNAME'])")
+    flags = ["--network-interface", "eth0,eth1", "--network-interfaces", "ib0"]
+    assert horovodrun("-np", "1", *flags, *show).stdout == "[0]<stdout>:eth0,eth1,ib0 eth0,eth1,ib0\n"
+    done = horovodrun("-np", "1", *flags, *show, environ={"NCCL_SOCKET_IFNAME": "=ib1"})
+    assert done.stdout == "[0]<stdout>:eth0,eth1,ib0 =ib1\n"
 
 
 def test_the_first_failure_is_the_exit_code(horovodrun: Run, program: Program) -> None:
@@ -236,3 +245,20 @@ def test_version_and_help(horovodrun: Run) -> None:
     done = horovodrun("--help")
     assert done.returncode == 0
     assert "--fusion-threshold-mb" in done.stdout
+
+
+def test_files_in_the_current_directory_do_not_reach_the_launcher(tmp_path: Path) -> None:
+    """They are there for the programs that it starts, as always."""
+    for name in ("json", "horovod", "pickle", "struct", "typing", "signal", "grpc", "psutil", "yaml"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the current directory')\n")
+    (tmp_path / "mine.py").write_text("answer = 42\n")
+    command = [str(Path(sys.executable).with_name("horovodrun"))]
+    for arguments, words in (
+        (["-np", "2", sys.executable, "-c", "import mine; print(mine.answer)"], "[1]<stdout>:42"),
+        (["--check-build"], "[X] Native"),
+    ):
+        done = subprocess.run(
+            [*command, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert words in done.stdout

@@ -15,8 +15,6 @@ from native_builds import gpu_libraries
 from horovod.worker.agent.agent import Slot
 from horovod.worker.agent.gpus import pinned, visible_gpus
 
-pytestmark = pytest.mark.xdist_group("gpu")
-
 Run = Callable[..., CompletedProcess[str]]
 Program = Callable[[str], list[str]]
 SHOW = "print(os.environ.get('CUDA_VISIBLE_DEVICES', 'unset'))"

@@ -104,7 +104,6 @@ def test_the_second_and_third_ctrl_c_are_for_deaf_ranks(launch: Launch, program:
     assert still_alive(family) == []
 
 
-@pytest.mark.slow
 def test_a_deaf_rank_is_killed_after_its_grace(launch: Launch, program: Program) -> None:
     launched = launch("-np", "2", *program(f"if rank == 1: print('ready'); sys.exit(4)\n{DEAF}"))
     family = ready(launched, 2)

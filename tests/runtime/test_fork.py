@@ -94,3 +94,17 @@ except HorovodInternalError as error:
             assert os.path.exists(f"/proc/{child}")  # it was there all the time
         finally:
             os.kill(child, signal.SIGKILL)
+
+
+def test_a_child_does_not_keep_the_proof_of_its_parents_world(coordinator):
+    script = """
+from horovod.worker.runtime import context
+hvd.init()
+assert context._last_world.last.rank == 0
+if os.fork() == 0:
+    print(context._last_world, flush=True)
+    os._exit(0)
+os.wait()
+"""
+    with Program(script, HOROVOD_COORDINATOR=coordinator.address, HOROVOD_SIZE="1") as program:
+        assert program.finish() == "None"

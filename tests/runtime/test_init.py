@@ -252,9 +252,8 @@ def test_a_rank_that_ends_is_named_by_the_others(coordinator, transport, end):
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_without_its_coordinator_a_world_goes_on_with_what_it_knows(coordinator, transport, monkeypatch):
-    monkeypatch.setattr("horovod.worker.runtime.negotiation.GRACE_SECONDS", 0.5)
-    with world(coordinator.address, 2, transport=transport) as contexts:
+def test_without_its_coordinator_a_world_goes_on_with_what_it_knows(coordinator, transport):
+    with world(coordinator.address, 2, transport=transport, reattach_grace_seconds=0.5) as contexts:
         assert allreduce_all(contexts, "known") == [2.0, 2.0]
         coordinator.stop()
         assert allreduce_all(contexts, "known") == [2.0, 2.0]
@@ -313,3 +312,18 @@ def test_a_protocol_of_another_version_is_refused(coordinator, monkeypatch):
     with pytest.raises(ValueError, match="99") as caught:
         hvd.init(coordinator.address, size=2)
     assert coordinator.address in str(caught.value)
+
+
+def test_processes_keep_their_ranks_over_shutdown_and_init(coordinator):
+    """They prove who they were; nobody requests a rank here, and any of them may be the first to come back."""
+    script = """
+for _ in range(5):
+    hvd.init()
+    print(hvd.rank(), end=" ")
+    allreduce("x")
+    hvd.shutdown()
+"""
+    common = {"HOROVOD_COORDINATOR": coordinator.address, "HOROVOD_SIZE": "2"}
+    with Program(script, **common) as one, Program(script, **common) as other:
+        ranks = [one.finish().split(), other.finish().split()]
+    assert sorted(ranks) == [["0"] * 5, ["1"] * 5]

@@ -10,12 +10,13 @@ import os
 from pathlib import Path
 
 import pytest
+import tiers
 from resources import held, leaks
 from runtime_harness import DEADLINE_SECONDS, Program
 
 from horovod.coordinator.server import EmbeddedCoordinator
 
-CYCLES = int(os.environ.get("HOROVOD_TEST_INITS", "50"))
+CYCLES = int(os.environ.get("HOROVOD_TEST_INITS", str(tiers.pick(15, 100))))
 SCRIPT = f"""
 sys.path.append({str(Path(__file__).parents[1])!r})
 from resources import held, leaks
@@ -34,7 +35,7 @@ print(leaks(before))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.longer
 @pytest.mark.timeout(120 + CYCLES)
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_init_and_shutdown(coordinator: EmbeddedCoordinator, transport: str) -> None:

@@ -84,9 +84,15 @@ def nearly_good(world: membership_pb2.World, size: int) -> membership_pb2.World:
     del world.members[size:]
     while len(world.members) < size:
         world.members.add()
+    del world.hosts[1:]
+    if not world.hosts:
+        world.hosts.add()
+    del world.local_ranks[:], world.cross_ranks[:]
     for rank, member in enumerate(world.members):
-        member.rank, member.member_id = rank, f"member-{rank}"
-        del member.endpoints[:]
+        member.host, member.member_id = 0, f"member-{rank}"
+        world.local_ranks.append(rank)
+        world.cross_ranks.append(0)
+        del member.interfaces[:], member.ports[:]
     world.secret, world.epoch = b"s" * 32, 1
     return world
 

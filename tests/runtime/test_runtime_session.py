@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
-import queue
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
+from resources import eventually
 from runtime_harness import threads_of_streams
+from tcp_proxy import Proxy
 
+from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.protos.v1 import membership_pb2, membership_pb2_grpc
-from horovod.worker.runtime import session as session_module
+from horovod.worker.runtime.channel import explain
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.probe import judge
-from horovod.worker.runtime.session import PROTOCOL_VERSION, Session, explain
+from horovod.worker.runtime.session import PROTOCOL_VERSION, Session
 
 Events = list[membership_pb2.MembershipEvent]
 
@@ -267,8 +267,11 @@ def test_every_status_has_a_sentence_with_the_address():
 # -- membership --------------------------------------------------------------------------------------------------------
 def one_world() -> membership_pb2.MembershipEvent:
     world = membership_pb2.World(job="job", epoch=7, secret=b"s" * 32)
+    world.hosts.add().identity.name = "node-a"
     for rank in range(2):
-        world.members.add(rank=rank, member_id=f"member-{rank}", pid=100 + rank).host.name = "node-a"
+        world.members.add(member_id=f"member-{rank}", pid=100 + rank)
+        world.local_ranks.append(rank)
+        world.cross_ranks.append(0)
     return membership_pb2.MembershipEvent(world=world)
 
 
@@ -338,45 +341,72 @@ def test_close_is_idempotent_and_works_without_a_join():
     session.close()
 
 
-class TimelessQueue:
-    """Waits that would time out do so at once, `TIMES` times; how long they would have lasted is in `waits_s`."""
+def test_a_world_of_more_than_4_mib_is_received(coordinator: EmbeddedCoordinator) -> None:
+    """gRPC's own limit. Few members say as much of themselves here as thousands do."""
+    members = 5
 
-    TIMES = 12
-    waits_s: list[float]
-    elapsed: threading.Event
+    def large(number: int) -> membership_pb2.JoinRequest:
+        made = request(size=members)()
+        made.member_id = f"large-{number}"
+        for interface in range(250):
+            made.endpoints.add(address="127.0.0.1", port=1, interface=f"{number} {interface} ".ljust(4000, "x"))
+        return made
 
-    def __init__(self) -> None:
-        self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.put = self._items.put
-
-    def get(self, timeout: float) -> Any:
-        if len(self.waits_s) == self.TIMES:
-            self.elapsed.set()
-            return self._items.get()
+    def join(number: int) -> int:
+        session = Session(coordinator.address)
         try:
-            return self._items.get_nowait()
-        except queue.Empty:
-            self.waits_s.append(timeout)
-            raise
-
-
-def test_a_quiet_session_has_five_heartbeats_before_it_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TimelessQueue, "waits_s", [], raising=False)
-    monkeypatch.setattr(TimelessQueue, "elapsed", threading.Event(), raising=False)
-    monkeypatch.setattr(session_module, "queue", SimpleNamespace(SimpleQueue=TimelessQueue, Empty=queue.Empty))
-    servicer = Scripted([one_world()], stay=True)
-    with scripted(servicer) as address:
-        session = Session(address)
-        try:
-            session.join(request(), time.monotonic() + 30)
-            assert TimelessQueue.elapsed.wait(30)
+            world = session.join(lambda: large(number), time.monotonic() + 30)
+            return sum(len(member.endpoints) for member in world.members)
         finally:
-            session.close("the end")
-        assert servicer.released.wait(30)
+            session.close()
 
-    kinds = [message.WhichOneof("message") for message in servicer.heard]
-    assert kinds == ["join", *["heartbeat"] * TimelessQueue.TIMES, "leave"]
-    assert {message.heartbeat.epoch for message in servicer.heard[1:-1]} <= {0, 7}  # 0 before the world came
-    assert set(TimelessQueue.waits_s) == {session_module.HEARTBEAT_SECONDS}
-    silence_s = inspect.signature(EmbeddedCoordinator).parameters["heartbeat_timeout_s"].default
-    assert silence_s > 5 * session_module.HEARTBEAT_SECONDS  # four may be late or lost and the fifth still counts
+    with futures.ThreadPoolExecutor(members) as pool:
+        assert list(pool.map(join, range(members))) == [members * 250] * members
+
+
+def test_a_coordinator_that_was_restarted_is_told_in_a_warning_and_the_engine_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first = EmbeddedCoordinator(token="token").start()
+    session = Session(first.address, "token")
+    try:
+        session.join(request(size=1), time.monotonic() + 30)
+        engine = Listening()
+        session.attach(engine)  # type: ignore[arg-type]
+        address = first.address
+        first.stop()
+        with EmbeddedCoordinator(address, token="token"):
+            assert eventually(lambda: bool(session.lost))
+        assert "it was restarted. Operations that every rank knows go on." in caplog.text
+        assert engine.heard == []
+    finally:
+        session.close()
+
+
+def test_a_member_that_was_declared_lost_ends_its_engine() -> None:
+    limits = Limits(reattach_grace_s=0.1)
+    with EmbeddedCoordinator(limits=limits, token="token") as coordinator, Proxy(coordinator.address) as proxy:
+        session = Session(proxy.address, "token")
+        other = Session(coordinator.address, "token")
+        try:
+            with futures.ThreadPoolExecutor(2) as pool:
+                member_ids = iter(("a", "b"))
+
+                def named() -> membership_pb2.JoinRequest:
+                    made = request(size=2)()
+                    made.member_id = next(member_ids)
+                    return made
+
+                joins = [pool.submit(one.join, named, time.monotonic() + 30) for one in (session, other)]
+                assert {join.result().size for join in joins} == {2}
+            engine, its_engine = Listening(), Listening()
+            session.attach(engine)  # type: ignore[arg-type]
+            other.attach(its_engine)  # type: ignore[arg-type]
+            proxy.refuse()
+            assert its_engine.enough.wait(30)
+            proxy.admit()
+            assert engine.enough.wait(30)
+            assert "was declared lost" in engine.heard[-1][1]
+        finally:
+            session.close()
+            other.close()

@@ -6,17 +6,19 @@ import dataclasses
 
 import pytest
 
+from horovod.coordinator.core import checks
+from horovod.worker import settings
 from horovod.worker.setting import split_address
 from horovod.worker.settings import SETTINGS, Settings, resolve
 
 
 def test_defaults_need_no_environment():
-    settings = resolve({})
-    assert settings == Settings()
-    assert settings.coordinator is None
-    assert settings.job == "default"
-    assert settings.fusion_threshold_bytes == 128 << 20
-    assert settings.start_timeout_seconds == 30
+    defaults = resolve({})
+    assert defaults == Settings()
+    assert defaults.coordinator is None
+    assert defaults.job == "default"
+    assert defaults.fusion_threshold_bytes == 128 << 20
+    assert defaults.start_timeout_seconds == 30
 
 
 def test_explicit_beats_environment_and_none_means_not_given():
@@ -32,9 +34,12 @@ def test_an_empty_variable_counts_as_unset():
 @pytest.mark.parametrize(
     ("variable", "value", "expected"),
     [
-        ("HOROVOD_SIZE", "0", "an integer >= 1"),
-        ("HOROVOD_SIZE", "two", "an integer >= 1"),
-        ("HOROVOD_RANK", "-1", "an integer >= 0"),
+        ("HOROVOD_SIZE", "0", "an integer from 1 to 65536"),
+        ("HOROVOD_SIZE", "two", "an integer from 1 to 65536"),
+        ("HOROVOD_SIZE", "65537", "an integer from 1 to 65536"),
+        ("HOROVOD_SIZE", "100000000", "an integer from 1 to 65536"),
+        ("HOROVOD_RANK", "-1", "an integer from 0 to 65535"),
+        ("HOROVOD_LOCAL_SIZE", "65537", "an integer from 1 to 65536"),
         ("HOROVOD_COORDINATOR", "node-a", "host:port"),
         ("HOROVOD_COORDINATOR", "node-a:0", "a port from 1 to 65535"),
         ("HOROVOD_COORDINATOR", "node-a:65536", "a port from 1 to 65535"),
@@ -64,6 +69,11 @@ def test_a_bad_value_is_named_with_what_is_expected(variable, value, expected):
 def test_a_bad_argument_is_named(name, value):
     with pytest.raises(ValueError, match=f"^{name}="):
         resolve({}, {name: value})
+
+
+def test_members_and_coordinator_agree_on_the_largest_world():
+    assert settings.MAX_SIZE == checks.MAX_SIZE
+    assert resolve({"HOROVOD_SIZE": str(checks.MAX_SIZE)}).size == checks.MAX_SIZE
 
 
 def test_an_unknown_argument_is_refused():

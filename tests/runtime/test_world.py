@@ -12,13 +12,16 @@ from horovod.worker.runtime.world import Endpoint, World
 
 
 def message(*hosts: str, secret: bytes = b"s" * 32) -> membership_pb2.World:
+    """Each member on a host entry of its own, which is not how a coordinator writes it, but allowed."""
     world = membership_pb2.World(job="job", epoch=7, secret=secret)
     for rank, host in enumerate(hosts):
-        member = world.members.add(rank=rank, member_id=f"m{rank}", pid=100 + rank, segment_address=f"s{rank}")
-        member.host.name = host
-        member.host.shared_memory_domain = "domain"
-        member.local_rank = hosts[:rank].count(host)
-        member.local_size = hosts.count(host)
+        identity = membership_pb2.HostIdentity(name=host, shared_memory_domain="domain")
+        world.hosts.add(identity=identity).interfaces.add(address="10.0.0.1", name="eth0")
+        member = world.members.add(host=rank, member_id=f"m{rank}", pid=100 + rank, segment_address=f"s{rank}")
+        member.interfaces.append(0)
+        member.ports.append(5000 + rank)
+        world.local_ranks.append(hosts[:rank].count(host))
+        world.cross_ranks.append(len({*hosts[:rank]} - {host}))
     return world
 
 
@@ -33,6 +36,8 @@ def test_a_message_becomes_a_world_seen_from_this_member():
     world = World.from_message(message("a", "a", "b"), "m1")
     assert (world.epoch, world.rank, world.size, world.local_rank, world.local_size) == (7, 1, 3, 1, 2)
     assert world.label(2) == "rank 2 (pid 102) on host b"
+    assert world.members[2].endpoints == (Endpoint("10.0.0.1", 5002, "eth0"),)
+    assert [(m.cross_rank, m.cross_size) for m in world.members] == [(0, 2), (0, 1), (1, 2)]
     assert not world.is_homogeneous
     assert World.from_message(message("a", "a", "b", "b"), "m0").is_homogeneous
 
@@ -44,11 +49,17 @@ def test_a_world_never_changes_and_never_shows_its_secret():
     assert "sss" not in repr(world)
 
 
-@pytest.mark.parametrize("broken", ["order", "missing me", "me twice", "short secret"])
+@pytest.mark.parametrize("broken", ["host", "interface", "ports", "places", "missing me", "me twice", "short secret"])
 def test_a_message_that_is_no_world_is_refused(broken):
     world = message("a", "a", secret=b"short" if broken == "short secret" else b"s" * 32)
-    if broken == "order":
-        world.members[0].rank = 1
+    if broken == "host":
+        world.members[0].host = 2
+    if broken == "interface":
+        world.members[0].interfaces[0] = 1
+    if broken == "ports":
+        world.members[0].ports.append(1)
+    if broken == "places":
+        world.local_ranks.append(0)
     if broken == "me twice":
         world.members[0].member_id = "m1"
     with pytest.raises(StartError, match="not usable"):
@@ -59,7 +70,7 @@ def test_memory_is_shared_on_one_host_in_one_domain_only():
     assert World.from_message(message("a", "a"), "m0").why_not_shared_memory() is None
     assert "another host" in (World.from_message(message("a", "b"), "m0").why_not_shared_memory() or "")
     elsewhere = message("a", "a")
-    elsewhere.members[1].host.shared_memory_domain = "other"
+    elsewhere.hosts[1].identity.shared_memory_domain = "other"
     assert "rank 1" in (World.from_message(elsewhere, "m0").why_not_shared_memory() or "")
     without = message("a", "a")
     without.members[1].segment_address = ""
@@ -75,7 +86,7 @@ def test_which_ranks_share_memory_where_not_all_do():
     assert World.from_message(message("a", "a", "b", "a", "b"), "m0").sharing_hosts() == [0, 0, 2, 0, 2]
     assert World.from_message(message("a", "b", "c"), "m0").sharing_hosts() == []
     split = message("a", "a", "b", "b")
-    split.members[1].host.shared_memory_domain = "another container"
+    split.hosts[1].identity.shared_memory_domain = "another container"
     assert World.from_message(split, "m2").sharing_hosts() == [0, 1, 2, 2]
     split.members[3].segment_address = ""
     assert World.from_message(split, "m3").sharing_hosts() == []

@@ -18,18 +18,13 @@ import atexit
 import ctypes
 import itertools
 import math
-import sys
 import weakref
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # of processes that only find what is beside this file
-
 from dlpack import CUDA, DLTensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 _DTYPES = {(0, 8): "int8", (0, 16): "int16", (0, 32): "int32", (0, 64): "int64", (1, 8): "uint8", (6, 8): "bool"}
 _DTYPES |= {(2, 16): "float16", (2, 32): "float32", (2, 64): "float64", (4, 16): "bfloat16"}
@@ -124,6 +119,8 @@ class OnGpu(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten.masked_fill.Scalar and not isinstance(args[1], OnGpu):
+            raise RuntimeError("masked_fill: expected self and mask to be on the same device")  # as CUDA's says
         plain = tree_map(_memory_of, (args, kwargs or {}))
         if function._schema.is_mutable:
             queue(lambda: _without_gradients(function, *plain))
@@ -252,7 +249,8 @@ def _memory_of(value: Any) -> Any:
 
 
 def _wrapped(memory: torch.Tensor) -> OnGpu:
-    made: OnGpu = torch.Tensor._make_subclass(OnGpu, memory)
+    # .data, so that changes are counted when they are queued, as those of a tensor on a GPU are.
+    made: OnGpu = torch.Tensor._make_subclass(OnGpu, memory.data)
     made.memory = memory
     return made
 

@@ -22,6 +22,14 @@ HERE = Path(__file__).parent
 _MAX_BYTES = 1 << 20
 
 
+def _folders_of_tests() -> list[str]:
+    """Where the tests find their modules and benchmarks, which the ranks import as well."""
+    tests = HERE.parent
+    return [
+        folder for folder in sys.path if tests.parent == Path(folder) or tests in (Path(folder), *Path(folder).parents)
+    ]
+
+
 class Forked:
     """A child of the server."""
 
@@ -55,7 +63,7 @@ class ForkServer:
             self._process = subprocess.Popen(
                 [sys.executable, str(HERE / "fork_server.py"), str(theirs.fileno())],
                 env={name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
-                | {"OMP_NUM_THREADS": "1"},
+                | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(_folders_of_tests())},
                 pass_fds=[theirs.fileno()],
             )
 

@@ -8,13 +8,13 @@ import weakref
 from collections.abc import Iterator
 
 import pytest
+import refusals
 import torch
+from op_cases import DTYPES, EIGHT_BIT_FLOATS, OPERATIONS, run_case
 
 import horovod.torch as hvd
 from horovod.torch import handles
 from horovod.worker.runtime.context import current
-
-pytestmark = pytest.mark.xdist_group("torch-alone")
 
 
 @pytest.fixture(autouse=True)
@@ -82,77 +82,16 @@ def test_an_elastic_world_of_one_reduces_because_it_may_grow(monkeypatch: pytest
 
 
 X = torch.ones(4)
-REFUSED = {
-    "not contiguous": (lambda: hvd.allreduce(torch.ones(4, 4).t()), "Tensor is required to be contiguous"),
-    "expanded": (lambda: hvd.allreduce_(torch.ones(1).expand(4)), "Tensor is required to be contiguous"),
-    "complex": (lambda: hvd.allreduce(torch.ones(2, dtype=torch.complex64)), r"Tensor type torch\.complex64 is not"),
-    "complex with a name": (
-        lambda: hvd.allreduce_(torch.ones(2, dtype=torch.complex128), name="waves"),
-        r"Tensor type torch\.complex128 is not .*view_as_real\(tensor\)\. It was given as 'allreduce\.waves'\.$",
-    ),
-    "complex, broadcast": (
-        lambda: hvd.broadcast(torch.ones(2, dtype=torch.complex64), 0, name="waves"),
-        r"Tensor type torch\.complex64 is not .* It was given as 'broadcast\.waves'\.$",
-    ),
-    "one of a group": (
-        lambda: hvd.grouped_allreduce([X, torch.ones(2, dtype=torch.complex64)], name="waves"),
-        r"Tensor type torch\.complex64 .* It was given as 'grouped_allreduce\.waves'\.$",
-    ),
-    "another device": (lambda: hvd.allreduce(torch.ones(2, device="meta")), "on device meta, which has no memory"),
-    "sparse": (lambda: hvd.allreduce(X.to_sparse()), "use hvd.sparse_allreduce_async"),
-    "dense to sparse": (lambda: hvd.sparse_allreduce_async(X, "s", hvd.Sum), "needs a sparse COO tensor"),
-    "sparse maximum": (lambda: hvd.sparse_allreduce_async(X.to_sparse(), "s", hvd.Max), "Average and op=hvd.Sum only"),
-    "no tensor": (lambda: hvd.allreduce([1.0, 2.0]), "A torch.Tensor is required, not list"),
-    "no tensor in place": (lambda: hvd.allreduce_(3.0), "A torch.Tensor is required, not float"),
-    "no tensor to gather": (lambda: hvd.allgather("rows"), "A torch.Tensor is required, not str"),
-    "op and average": (lambda: hvd.allreduce(X, average=True, op=hvd.Sum), "The op parameter supersedes average"),
-    "unknown op": (lambda: hvd.allreduce(X, op=17), "op=17 is not one of hvd.Average"),
-    "op by name": (lambda: hvd.allreduce_(X, op="Sum"), "op='Sum' is not one of hvd.Average"),
-    "average of bool": (lambda: hvd.allreduce(X > 0), "Average of bool is not defined"),
-    "root too large": (lambda: hvd.broadcast(X, 1), r"root_rank 1 is not a rank of this world: ranks go from 0 to 0"),
-    "root negative": (lambda: hvd.broadcast_(X, -1), "root_rank -1 is not a rank"),
-    "root no number": (lambda: hvd.broadcast_async_(X, "zero"), "root_rank 'zero' is not a rank"),
-    "object root": (lambda: hvd.broadcast_object(1, root_rank=3), "root_rank 3 is not a rank"),
-    "scalar to scatter": (lambda: hvd.reducescatter(torch.tensor(1.0)), "the tensor is a scalar"),
-    "too many splits": (lambda: hvd.alltoall(X, [2, 2]), "splits has 2 entries, but 1 ranks take part"),
-    "splits too large": (lambda: hvd.alltoall(X, [5]), "splits sum to 5, which is more than the first dimension"),
-    "negative splits": (lambda: hvd.alltoall(X, [-1]), "splits must not be negative"),
-    "splits of another type": (lambda: hvd.alltoall(X, torch.tensor([4])), r"of torch.int32, not .* of torch.int64"),
-    "splits that are no numbers of rows": (lambda: hvd.alltoall(X, [3.5]), r"whole numbers, not \[3\.5\]"),
-    "two-dimensional splits": (lambda: hvd.alltoall(X, torch.ones(1, 1, dtype=torch.int32)), "not 2-dimensional"),
-    "a group of letters": (lambda: hvd.grouped_allreduce("ab"), "A torch.Tensor is required, not str"),
-    "a group with a number": (lambda: hvd.grouped_allgather([X, 1.0]), "A torch.Tensor is required, not float"),
-    "a group with a gap": (lambda: hvd.grouped_allreduce_([X, None]), "A torch.Tensor is required, not NoneType"),
-    "a scalar in a group": (lambda: hvd.grouped_reducescatter([X, torch.tensor(1.0)]), "the tensor is a scalar"),
-    "op and average in place": (lambda: hvd.allreduce_(X, average=True, op=hvd.Sum), "op parameter supersedes average"),
-    "op and average grouped": (lambda: hvd.grouped_allreduce([X], True, op=hvd.Sum), "op parameter supersedes average"),
-    "adasum of integers": (lambda: hvd.allreduce(X.long(), op=hvd.Adasum), "needs a floating-point tensor"),
-    "no handle": (lambda: hvd.poll(None), "None was not created or has been cleared"),
-    "no process set": (lambda: hvd.allreduce(X, process_set=1), "process_set must be an hvd.ProcessSet, not int"),
-    "unregistered set": (lambda: hvd.allreduce(X, process_set=hvd.ProcessSet([0])), "is not registered"),
-    "unregistered set, barrier": (lambda: hvd.barrier(hvd.ProcessSet([0])), "is not registered"),
-    "handle that never was": (lambda: hvd.poll(12345), "12345 was not created or has been cleared"),
-}
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_with_a_sentence(case: str) -> None:
-    call, sentence = REFUSED[case]
-    with pytest.raises(ValueError, match=sentence):
-        call()
-    assert hvd.allreduce(torch.ones(1)).item() == 1, "the engine must stay usable"
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_matches_numpy(operation: str) -> None:
+    for dtype in (*DTYPES, *EIGHT_BIT_FLOATS):
+        run_case(operation, dtype)
 
 
-def test_refused_otherwise() -> None:
-    with pytest.raises(hvd.HorovodInternalError, match="Tensors in list must be on same device"):
-        hvd.grouped_allreduce([torch.ones(1), torch.ones(1, device="meta")])
-    for op in (hvd.Min, hvd.Max, hvd.Product):
-        with pytest.raises(hvd.HorovodInternalError, match=r"Average and op=hvd\.Sum only"):
-            hvd.reducescatter(X, op=op)
-    with pytest.raises(NotImplementedError, match="global process set"):
-        hvd.allreduce(X, op=hvd.Adasum, process_set=hvd.ProcessSet([0]))
-    with pytest.raises(NotImplementedError):
-        hvd.sparse_allreduce_async(X.to_sparse(), "s", hvd.Adasum)
+def test_wrong_use_is_refused_in_words() -> None:
+    refusals.run_in_the_world()
 
 
 def test_average_is_deprecated_but_works() -> None:

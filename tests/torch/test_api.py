@@ -141,7 +141,7 @@ def test_exported_names() -> None:
 
 def test_mpi_ops_has_the_same_functions() -> None:
     assert callable(mpi_ops.is_homogeneous)
-    shared = set(mpi_ops.__all__) - {"is_homogeneous"}
+    shared = set(mpi_ops.__all__) - {"gpu_available", "is_homogeneous", "num_rank_is_power_2"}
     assert all(getattr(mpi_ops, name) is getattr(hvd, name) for name in shared)
     assert {name for name in SIGNATURES if "all" in name} - {"allgather_object"} <= shared
 
@@ -184,3 +184,31 @@ def test_unknown_attribute() -> None:
 
     with pytest.raises(AttributeError, match="module 'horovod' has no attribute 'fly'"):
         _ = horovod.fly
+
+
+OLD_PATHS = """
+import horovod.torch as hvd
+assert hvd.mpi_ops.Sum == hvd.Sum and hvd.mpi_ops.is_homogeneous and hvd.mpi_ops.gpu_available("torch") in (True, False)
+assert hvd.functions.broadcast_object is hvd.broadcast_object
+assert hvd.compression.Compression is hvd.Compression
+assert hvd.optimizer.DistributedOptimizer is hvd.DistributedOptimizer
+assert hvd.sync_batch_norm.SyncBatchNorm is hvd.SyncBatchNorm
+assert hvd.elastic.state.TorchState is hvd.elastic.TorchState
+assert hvd.elastic.sampler.ElasticSampler is hvd.elastic.ElasticSampler
+from horovod.torch.mpi_ops import Adasum, allreduce_async_, num_rank_is_power_2, poll, synchronize
+from horovod.common.elastic import HostUpdateResult, ObjectState, State, notification_manager, run_fn
+from horovod.runner.elastic.worker import HostUpdateResult as same
+assert same is HostUpdateResult
+from horovod.common.util import (
+    ccl_built, check_extension, check_installed_version, ddl_built, env, extension_available, gloo_built, gpu_available,
+    is_iterable, mpi_built, nccl_built, num_rank_is_power_2, split_list
+)
+from horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from horovod.common.exceptions import HorovodInternalError, HorovodVersionMismatchError, HostsUpdatedInterrupt
+from horovod import run
+"""
+
+
+def test_old_import_paths_after_a_plain_import() -> None:
+    done = subprocess.run([sys.executable, "-c", OLD_PATHS], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from worlds import World
+from torch_fixtures import SHORT_WORLDS, world_id
+from worlds import Keeper, World
+
+from horovod.coordinator.core.standstill import StandstillTimes
+
+SOON = StandstillTimes(still_s=1.0, look_s=0.1)  # ranks report once in a second
+
+
+@pytest.fixture(scope="module", params=SHORT_WORLDS, ids=world_id)
+def keeper(request: pytest.FixtureRequest) -> Iterator[Keeper]:
+    with Keeper(*request.param, standstill=SOON) as keeper:
+        yield keeper
 
 
 def _parts(known: bool) -> str:
@@ -36,7 +48,8 @@ def _parts(known: bool) -> str:
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["new", "known"])
-def test_ranks_that_wait_for_each_other(world: World, known: bool) -> None:
+def test_ranks_that_wait_for_each_other(keeper: Keeper, known: bool) -> None:
+    world = keeper.get()
     sentences = world.run(_parts, known)
     others = "rank 1" if world.size == 2 else "ranks 1 and 2" if world.size == 3 else "ranks 1-3"
     have = "has" if world.size == 2 else "have"
@@ -64,7 +77,7 @@ def _parts_in_process_sets() -> str:
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_ring_of_process_sets(transport: str) -> None:
-    with World(3, transport, {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}) as world:
+    with World(3, transport, {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}, standstill=SOON) as world:
         sentences = world.run(_parts_in_process_sets)
     for rank, other in ((0, 1), (1, 2), (2, 0)):
         expected = f"rank {rank} waits for allreduce.ring in process set {rank + 1}, which rank {other} has not started"

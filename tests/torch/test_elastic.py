@@ -49,6 +49,79 @@ def _everything(state: Any) -> str:
     return repr((model, moments, groups, state.sampler.state_dict(), state.epoch, state.losses))
 
 
+def _schedulers() -> None:
+    """After restore() and sync() they steer the optimizer that trains, not a copy of it."""
+    import torch
+
+    import horovod.torch as hvd
+
+    class Warmup:
+        """Wraps another scheduler, as some of those outside of torch do."""
+
+        def __init__(self, after: Any) -> None:
+            self.after = after
+            self.steps = 0
+
+        def step(self) -> None:
+            self.steps += 1
+            self.after.step()
+
+        def state_dict(self) -> dict[str, Any]:
+            return self.__dict__
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.__dict__.update(state)
+
+    class Holder:
+        """A plain value that refers to the optimizer."""
+
+        def __init__(self, optimizer: Any) -> None:
+            self.optimizer = optimizer
+
+    model, plain = _adam(seed=0)
+    schedules = torch.optim.lr_scheduler
+    before = schedules.ExponentialLR(plain, gamma=0.5)
+    optimizer = hvd.DistributedOptimizer(plain, named_parameters=model.named_parameters())
+    after = schedules.ExponentialLR(optimizer, gamma=0.5)
+    warmup = Warmup(schedules.ExponentialLR(optimizer, gamma=0.5))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    state = hvd.elastic.TorchState(
+        model, optimizer, before=before, after=after, warmup=warmup, scaler=scaler, holder=Holder(optimizer), late=None
+    )
+    state.late = schedules.ExponentialLR(optimizer, gamma=0.5)
+    state.commit()
+    rate = optimizer.param_groups[0]["lr"]
+
+    def step_all() -> None:
+        scaler.scale(model(torch.ones(2, 3, dtype=torch.float64)).sum()).backward()
+        scaler.unscale_(optimizer)  # a failure in a step after this one would let the scaler refuse the next
+        for scheduler in (before, after, warmup, state.late):
+            scheduler.step()
+
+    step_all()
+    assert optimizer.param_groups[0]["lr"] == rate / 16
+    state.restore()
+    assert optimizer.param_groups[0]["lr"] == rate
+    assert (after.last_epoch, warmup.steps) == (0, 0)
+    step_all()
+    assert optimizer.param_groups[0]["lr"] == rate / 16
+    optimizer.zero_grad()
+    scaler.update()
+    state.sync()
+    assert optimizer.param_groups[0]["lr"] == rate / 16
+    step_all()
+    assert optimizer.param_groups[0]["lr"] == rate / 256
+    state.restore()
+    assert optimizer.param_groups[0]["lr"] == rate / 16
+    assert (after.last_epoch, warmup.steps) == (1, 1)
+    assert (state.before, state.after, state.warmup, state.scaler) == (before, after, warmup, scaler)
+    assert state.holder.optimizer is (optimizer if hvd.rank() == 0 else state.holder.optimizer)
+
+
+def test_schedulers_steer_the_optimizer_that_trains(pair: World) -> None:
+    pair.run(_schedulers)
+
+
 def _commit_restore_sync() -> list[str]:
     import horovod.torch as hvd
 
@@ -156,6 +229,28 @@ def _registry() -> list[Any]:
         set_handler_registry(before)
 
 
+def _changed_in_place() -> None:
+    import horovod.torch as hvd
+    from horovod.torch.elastic.state import StateHandler, get_handler_registry
+
+    class Kind(int):
+        pass
+
+    class KindHandler(StateHandler):
+        save = restore = sync = lambda self: None
+
+    get_handler_registry().insert(0, (Kind, KindHandler))
+    try:
+        state = hvd.elastic.TorchState(kind=Kind(3))
+        assert isinstance(state._handlers["kind"], KindHandler)
+    finally:
+        del get_handler_registry()[0]
+
+
+def test_the_registry_may_be_changed_in_place(pair: World) -> None:
+    pair.run(_changed_in_place)
+
+
 def test_handlers_of_ones_own(pair: World) -> None:
     assert pair.run(_registry) == [[(0, 1), (0, 1)]] * 2
 
@@ -252,7 +347,7 @@ def _hear_late(victim: int) -> None:
     """In the next world, the victim's process ends before this one's engine starts, and its news comes after that."""
     from horovod.worker.runtime import formation, session
 
-    choose, start, on_event = formation._choose_shared_memory, formation._engine, session.Session._on_event
+    choose, start, on_event = formation._choose_shared_memory, formation._engine, session.Session.on_event
     failed = threading.Event()
 
     def choose_later(settings: Any, world: Any) -> bool:
@@ -276,7 +371,7 @@ def _hear_late(victim: int) -> None:
         on_event(self, attempt, event)
 
     formation._choose_shared_memory, formation._engine = choose_later, start_or_tell
-    session.Session._on_event = hear_later  # type: ignore[method-assign]
+    session.Session.on_event = hear_later  # type: ignore[method-assign]
 
 
 def _be_killed(victim: int, deaths: int, lives: str, fifo: str, late: bool = False) -> dict[str, Any]:

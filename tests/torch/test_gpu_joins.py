@@ -12,8 +12,6 @@ import pytest
 from gpu_worlds import WORLDS, cuda_world
 from worlds import World
 
-pytestmark = pytest.mark.xdist_group("gpu")
-
 CYCLES = 20
 # What the driver and NCCL may keep for themselves, after they have settled. A communicator takes more.
 SLACK_BYTES = 8 << 20

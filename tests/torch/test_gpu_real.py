@@ -14,8 +14,6 @@ import pytest
 from gpu_worlds import cuda_world
 from worlds import Keeper
 
-pytestmark = pytest.mark.xdist_group("gpu")
-
 STEPS, ROWS = 5, 8
 
 

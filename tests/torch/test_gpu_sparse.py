@@ -12,8 +12,6 @@ import pytest
 from gpu_worlds import standin_world
 from worlds import Keeper
 
-pytestmark = pytest.mark.xdist_group("gpu")
-
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Keeper]:

@@ -14,8 +14,6 @@ import pytest
 from gpu_worlds import standin_world
 from worlds import Keeper
 
-pytestmark = pytest.mark.xdist_group("gpu")
-
 SHAPE = (3000, 100)  # more than a megabyte: handed over by the hook itself
 NAMES = ("communicators", "operations", "streams", "events", "contexts", "blocks")
 
@@ -167,6 +165,22 @@ def test_gradients_are_compared_without_the_host(pair: Keeper, same: bool) -> No
     assert on_1 == [[], [], [], []]
 
 
+def gradient_of_a_broadcast() -> list[float]:
+    import fake_gpu
+    import torch
+
+    import horovod.torch as hvd
+
+    x = fake_gpu.on_gpu(torch.ones(2)).requires_grad_()
+    hvd.broadcast(x, root_rank=1).backward(fake_gpu.on_gpu(torch.full((2,), 2.0 + hvd.rank())))
+    gradient: list[float] = x.grad.cpu().tolist()
+    return gradient
+
+
+def test_the_gradient_of_a_broadcast_stays_on_the_device(pair: Keeper) -> None:
+    assert pair.get().run(gradient_of_a_broadcast) == [[0.0, 0.0], [2.5, 2.5]]
+
+
 def normalize_while_the_device_stands_still() -> list[list[Any]]:
     """Output, gradient and running statistics: on the CPU, then on the GPU."""
     import fake_gpu
@@ -248,7 +262,6 @@ def cycles(number: int) -> tuple[dict[str, int], dict[str, int]]:
     return before, now
 
 
-@pytest.mark.slow
 def test_twenty_resets_leave_nothing_on_the_device(pair: Keeper) -> None:
     for before, now in pair.get().run(cycles, 20):
         assert all(now[name] <= before[name] for name in NAMES), (before, now)

@@ -1,61 +1,47 @@
-"""Every collective x every dtype x 2, 3 and 4 ranks x shared memory and TCP, against NumPy; also in process sets.
+"""Every collective x every dtype against NumPy: all of it in two worlds, and in each other one such a part that every
+pair of collective, dtype and world is tested somewhere. test_op_matrix_everywhere.py has all of it in all worlds.
 
-Three ranks over Gloo, where Horovod was built with it, do the same.
+The dtypes of a collective are rows of one test. Worlds are of 2, 3 and 4 ranks, over shared memory, TCP, both, and Gloo
+where Horovod was built with it; and process sets in them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from op_cases import DTYPES, OPERATIONS, run_case, run_row_in_a_set
-from worlds import Keeper, World
+from matrix_worlds import OTHER, SETS, WHOLE, matrix, members, part_of_the_dtypes
+from op_cases import DTYPES, OPERATIONS, run_row, run_row_in_a_set
+from worlds import Keeper
 
-from horovod import _core
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_matches_numpy(world: World, operation: str, dtype: str) -> None:
-    world.run(run_case, operation, dtype)
-
-
-@pytest.fixture(scope="module")
-def gloo() -> Iterator[Keeper]:
-    if "has no Gloo" in _core.gloo_obstacle():
-        pytest.skip("built without Gloo (libgloo-dev was not there)")
-    environment = {"HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
-    with Keeper(3, "auto", environment) as keeper:
-        yield keeper
-
-
-@pytest.mark.xdist_group("torch-gloo")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_matches_numpy_over_gloo(gloo: Keeper, operation: str, dtype: str) -> None:
-    gloo.get().run(run_case, operation, dtype)
-
-
-@pytest.mark.xdist_group("torch-gloo")
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_matches_numpy_in_a_process_set_over_gloo(gloo: Keeper, operation: str) -> None:
-    gloo.get().run(run_row_in_a_set, operation, [1, 2])
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param((size, transport), id=f"{size}-{transport}", marks=pytest.mark.xdist_group(f"row-{transport}"))
-        for size in (2, 3, 4)
-        for transport in ("shm", "tcp")
-    ],
-)
-def dynamic(request: pytest.FixtureRequest) -> Iterator[Keeper]:
-    with Keeper(*request.param, {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}) as keeper:
-        yield keeper
+__all__ = ["matrix"]
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_matches_numpy_in_a_process_set(dynamic: Keeper, operation: str) -> None:
-    """All ranks but the first one, so that no member has the same number in the set and in the world."""
-    dynamic.get().run(run_row_in_a_set, operation, list(range(1, dynamic.size)))
+@pytest.mark.parametrize("matrix", WHOLE, indirect=True)
+def test_matches_numpy(matrix: Keeper, operation: str) -> None:
+    matrix.get().run(run_row, operation, DTYPES)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(("matrix", "place"), [(name, OTHER.index(name)) for name in OTHER], indirect=["matrix"])
+def test_matches_numpy_in_part(matrix: Keeper, place: int, operation: str) -> None:
+    matrix.get().run(run_row, operation, part_of_the_dtypes(operation, place, len(OTHER)))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(("matrix", "place"), [(name, n) for n, name in enumerate(SETS)], indirect=["matrix"])
+def test_matches_numpy_in_a_process_set(matrix: Keeper, place: int, operation: str) -> None:
+    dtypes = part_of_the_dtypes(operation, place, len(SETS))
+    matrix.get().run(run_row_in_a_set, operation, dtypes, members(matrix))
+
+
+@pytest.mark.parametrize("parts", [len(OTHER), len(SETS)])
+def test_all_parts_have_each_pair(parts: int) -> None:
+    cells = {
+        (operation, dtype, part)
+        for operation in OPERATIONS
+        for part in range(parts)
+        for dtype in part_of_the_dtypes(operation, part, parts)
+    }
+    assert len({(operation, dtype) for operation, dtype, _ in cells}) == len(OPERATIONS) * len(DTYPES)
+    assert len({(operation, part) for operation, _, part in cells}) == len(OPERATIONS) * parts
+    assert len({(dtype, part) for _, dtype, part in cells}) == len(DTYPES) * parts

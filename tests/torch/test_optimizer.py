@@ -61,13 +61,66 @@ def test_construction(pair: World) -> None:
     pair.run(_construction)
 
 
+def _what_libraries_look_at() -> None:
+    import copy
+
+    import torch
+
+    import horovod.torch as hvd
+
+    for op in (hvd.Sum, hvd.Adasum):
+        model = linear()
+        optimizer = distributed_sgd(model, op=op, backward_passes_per_step=2, sparse_as_dense=True)
+        assert "horovod" in str(type(optimizer))
+        assert type(optimizer).__name__ == "SGD"
+        assert isinstance(optimizer, torch.optim.SGD)
+        assert (optimizer.op, optimizer.process_set) == (op, hvd.global_process_set)
+        assert (optimizer.backward_passes_per_step, optimizer.gradient_predivide_factor) == (2, 1.0)
+        assert optimizer.sparse_as_dense is True
+        assert optimizer._parameter_names == {model.weight: "weight", model.bias: "bias"}
+        assert optimizer._requires_update == {model.weight, model.bias}
+        assert isinstance(copy.deepcopy(optimizer), torch.optim.SGD)
+        assert optimizer._handles == {}
+        optimizer.set_backward_passes_per_step(1)
+        assert optimizer.backward_passes_per_step == 1
+        torch.nn.functional.linear(rows(), model.weight).sum().backward()
+        assert set(optimizer._handles) == ({model.weight} if op == hvd.Sum else set())
+        optimizer.step()
+        assert optimizer._handles == {}
+
+    class Custom(torch.optim.SGD):
+        op = "of the class"
+
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, lr=0.1)
+            self.process_set = "of the user"
+
+    assert hvd.DistributedOptimizer(Custom(linear().parameters())).process_set == "of the user"
+
+
+def test_what_libraries_look_at(pair: World) -> None:
+    pair.run(_what_libraries_look_at)
+
+
 # -- guards ------------------------------------------------------------------------------------------------------------
 def _guards() -> None:
+    import torch
+
     model = linear()
     optimizer = distributed_sgd(model)
-    model(rows()).sum().backward()
+    model.bias.requires_grad_(False)
+    torch.nn.functional.linear(rows(), model.weight).sum().backward()
+    model.bias.requires_grad_(True)
+    optimizer.zero_grad()  # nothing is being reduced any more
+    torch.nn.functional.linear(rows(), model.weight).sum().backward()  # the other parameter has no gradient
     with pytest.raises(AssertionError, match="race condition"):
         optimizer.zero_grad()
+    with pytest.raises(AssertionError, match="more than backward_passes_per_step times"):
+        model(rows()).sum().backward()
+    with pytest.raises(AssertionError, match="was changed while it was being reduced"):
+        optimizer.synchronize()
+    optimizer.zero_grad()
+    model(rows()).sum().backward()
     with pytest.raises(AssertionError, match="more than backward_passes_per_step times"):
         model(rows()).sum().backward()
     optimizer.synchronize()

@@ -230,7 +230,8 @@ def _overlap() -> tuple[int, int]:
 
 
 def test_reductions_start_during_the_backward_pass(pair: World) -> None:
-    assert pair.run(_overlap) == [(3, 4), (3, 4)]
+    """The fifth operation finds out that all ranks have made all gradients."""
+    assert pair.run(_overlap) == [(3, 5), (3, 5)]
 
 
 def _between_backward_and_step() -> None:

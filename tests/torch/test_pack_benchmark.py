@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from gpu_worlds import NO_DEVICE, standin_world
 from native_builds import gpu_libraries
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from benchmarks import packing
-
-pytestmark = pytest.mark.xdist_group("gpu")
 
 OURS = {f"{way}{how}" for way in ("pack", "unpack") for how in ("", " one by one")}
 TORCHS = {"pack foreach", "unpack foreach", "copy"}

@@ -26,7 +26,7 @@ def _warnings(data: str, steps: int = 5, **options: Any) -> list[str]:
             )
             (model(mine) * (0 if data == "zeros" else 1)).sum().backward()
             optimizer.step()
-    return [str(one.message) for one in caught if hvd.rank() == 0 or "same" in str(one.message)]
+    return [f"{one.filename}: {one.message}" for one in caught if hvd.rank() == 0 or "same" in str(one.message)]
 
 
 @pytest.mark.parametrize("options", [{}, {"groups": 1}, {"backward_passes_per_step": 1}], ids=["plain", "groups", "1"])
@@ -35,6 +35,7 @@ def test_the_same_data_on_all_ranks_is_told_once_on_rank_0(pair: World, options:
     assert len(on_0) == 1
     assert "In the first 3 steps every rank computed the same gradients" in on_0[0]
     assert "DistributedSampler" in on_0[0]
+    assert on_0[0].startswith(__file__), "the warning must point to the script"
     assert on_1 == []
 
 

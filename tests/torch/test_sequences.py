@@ -12,9 +12,11 @@ from typing import Any
 import op_cases
 import pytest
 import sequences
+import tiers
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from sequences import Operation
+from torch_fixtures import world_id
 from worlds import Keeper
 
 EXAMPLES = int(os.environ.get("SEQUENCES", "0"))
@@ -29,11 +31,8 @@ ROWS = (0, 1, 2, 5, 16, 700, 20_000)  # the last ones do not fit where small ten
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param((size, transport), id=f"{size}-{transport}", marks=pytest.mark.xdist_group(f"seq-{size}"))
-        for size in SETS
-        for transport in ("shm", "tcp")
-    ],
+    params=[(size, transport) for size in SETS for transport in ("shm", "tcp")],
+    ids=world_id,
 )
 def keeper(request: pytest.FixtureRequest) -> Iterator[Keeper]:
     size, transport = request.param
@@ -80,10 +79,11 @@ def operation(draw: st.DrawFn, size: int) -> Operation:
     )
 
 
+@pytest.mark.longer
 @pytest.mark.timeout(120 + 2 * EXAMPLES)
 @settings(
     phases=[Phase.generate, Phase.shrink] if EXAMPLES else [Phase.generate],  # each step may need another world
-    max_examples=EXAMPLES or 40,
+    max_examples=EXAMPLES or tiers.pick(10, 40),
     derandomize=not EXAMPLES,
     database=None,
     deadline=None,  # the world has one

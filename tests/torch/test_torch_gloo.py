@@ -14,10 +14,9 @@ from worlds import World
 
 from horovod import _core
 
-pytestmark = [
-    pytest.mark.skipif("has no Gloo" in _core.gloo_obstacle(), reason="built without Gloo (libgloo-dev was not there)"),
-    pytest.mark.xdist_group("torch-gloo"),
-]
+pytestmark = pytest.mark.skipif(
+    "has no Gloo" in _core.gloo_obstacle(), reason="built without Gloo (libgloo-dev was not there)"
+)
 
 
 def gloo_world(size: int) -> World:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from worlds import World
@@ -100,14 +99,10 @@ def test_process_sets_across_within_and_of_uneven_hosts() -> None:
 
 
 def _leaked(warm_up: int, cycles: int) -> dict[str, tuple[int, int]]:
-    import sys
-
     import torch
+    from resources import held, leaks
 
     import horovod.torch as hvd
-
-    sys.path.insert(0, str(Path(__file__).parents[1]))  # of the ranks, which only find what is beside this file
-    from resources import held, leaks
 
     before: dict[str, int] = {}
     for cycle in range(warm_up + cycles):

@@ -42,7 +42,11 @@ class Outcome:
 
 
 class World:
-    def __init__(self, size: int, transport: str = "shm", environment: dict[str, str] | None = None) -> None:
+    """coordinator: arguments of the EmbeddedCoordinator, such as shorter limits."""
+
+    def __init__(
+        self, size: int, transport: str = "shm", environment: dict[str, str] | None = None, **coordinator: Any
+    ) -> None:
         from horovod.coordinator.server import EmbeddedCoordinator  # the ranks do not need it
 
         self.size = size
@@ -51,7 +55,7 @@ class World:
         self._environment = environment or {}
         self._processes: list[fork_server.Forked] = []
         self._pipes: list[Connection] = []
-        self._coordinator = EmbeddedCoordinator()
+        self._coordinator = EmbeddedCoordinator(**coordinator)
 
     def __enter__(self) -> World:
         self._coordinator.start()
@@ -191,17 +195,19 @@ class Keeper:
         transport: str,
         environment: dict[str, str] | None = None,
         prepare: Callable[[World], None] = lambda _: None,
+        **coordinator: Any,
     ) -> None:
         self.size = size
         self.transport = transport
         self._environment = environment
         self._prepare = prepare
+        self._coordinator = coordinator
         self._world: World | None = None
 
     def get(self) -> World:
         if self._world is None or self._world.broken:
             self.close()
-            self._world = World(self.size, self.transport, self._environment).__enter__()
+            self._world = World(self.size, self.transport, self._environment, **self._coordinator).__enter__()
             self._prepare(self._world)
         return self._world
 

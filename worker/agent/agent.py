@@ -33,6 +33,7 @@ class Slot:
     command: Sequence[str]
     environ: Mapping[str, str] = field(repr=False)  # holds the job's token
     directory: str | None = None
+    descriptors: tuple[int, ...] = ()  # that the command inherits, beside the standard three
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,9 @@ class LocalAgent:
             for slot in slots:
                 if self._requested:
                     return self._outcomes  # asked to stop while starting; what runs is stopped below
-                process = TrainingProcess.start(slot.rank, slot.command, slot.environ, self._guardian, slot.directory)
+                process = TrainingProcess.start(
+                    slot.rank, slot.command, slot.environ, self._guardian, slot.directory, slot.descriptors
+                )
                 self._processes.append(process)
                 watchers.append(asyncio.create_task(self._watch(process)))
                 await process.connect(self._sink)

@@ -12,6 +12,7 @@ milliseconds, holds no thread, no lock and no gRPC state of its launcher, and ma
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -19,7 +20,12 @@ import subprocess
 import sys
 import time
 
+if __name__ != "__main__":  # in the launcher
+    from horovod.worker.words import reason_of
+
 DEFAULT_GRACE_S = 2.0
+START_TIMEOUT_S = 30.0  # for its first sign of life: a busy machine starts interpreters slowly
+CLOSE_TIMEOUT_S = 5.0  # from "bye" to its end
 _POLL_S = 0.02
 
 
@@ -117,8 +123,19 @@ class Guardian:
     A guardian that was itself killed is no reason to stop training: the calls then do nothing.
     """
 
-    def __init__(self, grace_s: float = DEFAULT_GRACE_S) -> None:
-        reader, self._pipe = os.pipe()
+    def __init__(
+        self,
+        grace_s: float = DEFAULT_GRACE_S,
+        *,
+        start_timeout_s: float = START_TIMEOUT_S,
+        close_timeout_s: float = CLOSE_TIMEOUT_S,
+    ) -> None:
+        """OSError with a sentence when it cannot be started."""
+        self._close_timeout_s = close_timeout_s
+        try:
+            reader, self._pipe = os.pipe()
+        except OSError as error:
+            raise _cannot_start(error) from error
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", __file__, str(reader), str(os.getpid()), str(grace_s)],
@@ -129,13 +146,27 @@ class Guardian:
                 pass_fds=(reader,),
                 start_new_session=True,
             )
+        except OSError as error:
+            os.close(self._pipe)
+            raise _cannot_start(error) from error
         except BaseException:
             os.close(self._pipe)
             raise
         finally:
             os.close(reader)
+        os.set_blocking(self._pipe, False)
         assert self._process.stdout is not None
         with self._process.stdout as ready:  # one byte: from here on it ignores the signals that it must survive
+            poll = select.poll()
+            poll.register(ready, select.POLLIN)
+            if not poll.poll(start_timeout_s * 1000):
+                self._kill()
+                os.close(self._pipe)
+                raise OSError(
+                    errno.ETIMEDOUT,
+                    f"The helper that ends processes when their launcher is killed (pid {self._process.pid}) did not "
+                    f"start within {start_timeout_s:g} s.",
+                )
             ready.read(1)
 
     @property
@@ -157,7 +188,10 @@ class Guardian:
             self._tell("bye\n")
             os.close(self._pipe)
             self._pipe = -1
-            self._process.wait()
+            try:
+                self._process.wait(self._close_timeout_s)
+            except subprocess.TimeoutExpired:  # it is stopped; there is nothing left that it must do
+                self._kill()
 
     def __enter__(self) -> Guardian:
         return self
@@ -165,9 +199,19 @@ class Guardian:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _kill(self) -> None:
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits in the kernel, where nobody can end it
+            self._process.wait(self._close_timeout_s)
+
     def _tell(self, line: str) -> None:
-        with contextlib.suppress(BrokenPipeError):
+        # BlockingIOError: it is stopped, and thousands of lines wait for it already.
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):
             os.write(self._pipe, line.encode())
+
+
+def _cannot_start(error: OSError) -> OSError:
+    return OSError(error.errno, f"The helper that ends processes cannot be started: {reason_of(error)}.")
 
 
 if __name__ == "__main__":

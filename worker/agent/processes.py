@@ -19,6 +19,7 @@ from typing import IO
 
 from horovod.worker.agent.guardian import Guardian, session_members, signal_session
 from horovod.worker.agent.output import Sink, Stream
+from horovod.worker.words import reason_of
 
 _GATE = str(Path(__file__).with_name("gate.py"))
 _POLL_S = 0.02
@@ -94,12 +95,16 @@ class TrainingProcess:
         environ: Mapping[str, str],
         guardian: Guardian,
         directory: str | None = None,
+        descriptors: Sequence[int] = (),
     ) -> TrainingProcess:
         """Starts `command`. OSError when the machine cannot; a command that does not exist ends with 127 instead.
 
         Called in the event loop, but nothing is awaited: a caller that is cancelled holds the process or has none.
         """
-        gate, opener = os.pipe()
+        try:
+            gate, opener = os.pipe()
+        except OSError as error:
+            raise _cannot_start(rank, error) from error
         try:
             process = subprocess.Popen(  # returns as soon as the gate runs: milliseconds
                 [sys.executable, "-I", "-S", _GATE, str(gate), str(os.getpid()), *command],
@@ -108,9 +113,12 @@ class TrainingProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                pass_fds=(gate,),
+                pass_fds=(gate, *descriptors),
                 start_new_session=True,
             )
+        except OSError as error:
+            os.close(opener)
+            raise _cannot_start(rank, error) from error
         except BaseException:
             os.close(opener)
             raise
@@ -207,3 +215,8 @@ class TrainingProcess:
     def _end(self, code: int) -> None:
         self.code = code
         self.ended.set()
+
+
+def _cannot_start(rank: int, error: OSError) -> OSError:
+    file = f" ({error.filename})" if error.filename else ""
+    return OSError(error.errno, f"rank {rank} cannot be started: {reason_of(error)}{file}")

@@ -13,63 +13,91 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
+from horovod.worker.runtime import logs
 from horovod.worker.runtime.errors import MemberLostError, StartError, print_as_a_sentence
 from horovod.worker.runtime.formation import Context, form
-from horovod.worker.settings import Settings, resolve
+from horovod.worker.settings import SETTINGS, Settings, resolve
+
+if TYPE_CHECKING:
+    from horovod.worker.runtime.proofs import Memory
 
 __all__ = ["Context", "MemberLostError", "StartError", "current", "init", "is_initialized", "shutdown"]
 
 NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
 
-_LOG_LEVELS = {
-    "trace": 5,
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-    "fatal": logging.CRITICAL,
-}
+log = logging.getLogger(__name__)
 
 _context: Context | None = None
 _lock = threading.RLock()
 _hooks_registered = False
 _parent_pid: int | None = None  # set in a forked child of an initialized process
+_told: set[str] = set()  # sentences on settings without effect; guarded by _lock
 _session_pid: int | None = None  # the process that has used gRPC, which does not survive a fork
+_last_world: Memory | None = None  # of this process; a forked child was in none
 
 
-def init(process_sets: Sequence[Sequence[int]] = (), **explicit: Any) -> Context:
+def init(
+    process_sets: Sequence[Sequence[int]] = (),
+    *,
+    joined: Callable[[Settings], AbstractContextManager[Settings]] = contextlib.nullcontext,
+    **explicit: Any,
+) -> Context:
     """Joins a world; names and values as in horovod.worker.settings, None for what the environment decides.
 
     process_sets: the ranks of the process sets that are formed at once, the same on all ranks.
+    joined: what completes the settings, and is left when the world stands or can't; ValueError as below.
 
     Does nothing when this process is a member already. ValueError ("Horovod initialization failed. ...") otherwise says
     what is wrong.
     """
-    global _context, _session_pid
+    global _context
     with _lock:
         if _context is not None:
             return _context
         try:
             settings = resolve(explicit=explicit)
-            _set_log_level(settings)
-            if settings.coordinator is not None:
-                if _session_pid not in (None, os.getpid()):
-                    raise StartError(
-                        f"This process (pid {os.getpid()}) is a forked child of process {_session_pid}, which called "
-                        "hvd.init(), and such a child cannot join a world. Start processes with the 'spawn' method of "
-                        "multiprocessing, or call hvd.init() in the child only."
-                    )
-                _session_pid = os.getpid()
-            _register_hooks()
-            _context = form(settings, process_sets)
+            logs.begin(settings)
+            with joined(settings) as settings:
+                _context = _join(settings, process_sets)
+            logs.know_rank(_context.world.rank)
+            if settings.coordinator is None:
+                log.info("This process is a world of one: no coordinator is given.")
+            if _context.world.rank == 0:
+                _tell_unheeded(settings)
         except ValueError as error:
             print_as_a_sentence()
             kind = MemberLostError if isinstance(error, MemberLostError) else StartError
             raise kind(f"Horovod initialization failed. {error}") from error
         return _context
+
+
+def _join(settings: Settings, process_sets: Sequence[Sequence[int]]) -> Context:
+    global _session_pid
+    logs.know_rank(settings.rank)
+    if settings.coordinator is not None:
+        if _session_pid not in (None, os.getpid()):
+            raise StartError(
+                f"This process (pid {os.getpid()}) is a forked child of process {_session_pid}, which called "
+                "hvd.init(), and such a child cannot join a world. Start processes with the 'spawn' method of "
+                "multiprocessing, or call hvd.init() in the child only."
+            )
+        _session_pid = os.getpid()
+    _register_hooks()
+    log.debug("Settings: %s.", _in_words(settings))
+    return form(settings, process_sets, _memory(settings))
+
+
+def _memory(settings: Settings) -> Memory | None:
+    global _last_world
+    if settings.coordinator is not None and _last_world is None:
+        from horovod.worker.runtime.proofs import Memory  # needs protobuf, which a world of one does without
+
+        _last_world = Memory()
+    return _last_world
 
 
 def shutdown(reason: str = "it called hvd.shutdown()") -> None:
@@ -79,6 +107,7 @@ def shutdown(reason: str = "it called hvd.shutdown()") -> None:
         context, _context = _context, None
         if context is not None:
             context.close(reason)
+            logs.know_rank(None)
 
 
 def is_initialized() -> bool:
@@ -107,10 +136,20 @@ def _because_of_fork() -> str:
     )
 
 
-def _set_log_level(settings: Settings) -> None:
-    logger = logging.getLogger("horovod")
-    if logger.level == logging.NOTSET:
-        logger.setLevel(_LOG_LEVELS[settings.log_level])
+def _tell_unheeded(settings: Settings) -> None:
+    """One line, once in a process, for each setting that the user gave and that nothing acts on."""
+    for setting in SETTINGS:
+        sentence = setting.unheeded(getattr(settings, setting.name))
+        if sentence and sentence not in _told:
+            _told.add(sentence)
+            log.warning("%s", sentence)
+
+
+def _in_words(settings: Settings) -> str:
+    """The settings that are not as they are by default."""
+    changed = [row for row in SETTINGS if getattr(settings, row.name) != row.default]
+    shown = (f"{row.env}={'(secret)' if row.secret else getattr(settings, row.name)}" for row in changed)
+    return ", ".join(shown) or "all as by default"
 
 
 # -- the end of the process and forks ----------------------------------------------------------------------------------
@@ -118,11 +157,12 @@ def _register_hooks() -> None:
     global _hooks_registered
     if not _hooks_registered:
         _hooks_registered = True
-        atexit.register(_at_exit)
+        atexit.register(at_exit)
         os.register_at_fork(after_in_child=_after_fork)
 
 
-def _at_exit() -> None:
+def at_exit() -> None:
+    """Leaves the world when the program has ended. Idempotent."""
     error = getattr(sys, "last_value", None)
     if error is None or hasattr(sys, "ps1"):
         shutdown("its program ended")
@@ -133,8 +173,9 @@ def _at_exit() -> None:
 
 def _after_fork() -> None:
     """In the child: forget the parent's world without a word to anyone."""
-    global _context, _lock, _parent_pid
+    global _context, _lock, _parent_pid, _last_world
     _lock = threading.RLock()
+    _last_world = None
     context, _context = _context, None
     if context is None:
         return

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from horovod._core import Engine, Segment
     from horovod.worker.runtime.mesh import Listeners
     from horovod.worker.runtime.negotiation import Negotiator
+    from horovod.worker.runtime.proofs import Memory
     from horovod.worker.runtime.session import Session
 
 log = logging.getLogger(__name__)
@@ -95,8 +96,11 @@ class Context:
 
     def close(self, reason: str = "") -> None:
         """Leaves the world in order. Idempotent."""
+        if self.session is not None and (lost := self.engine.lost_peer()):
+            self.session.report_lost(*lost)  # before the goodbye, in case the negotiator has not come to it
         sentence = f"{self.world.label(self.world.rank)} left the world{': ' + reason if reason else ''}."
-        self.engine.close(sentence[0].upper() + sentence[1:])
+        if problem := self.engine.close(sentence[0].upper() + sentence[1:]):
+            log.warning("%s", problem)
         self.timeline.stop()  # now that the last operations have ended
         if self.negotiator is not None:
             self.negotiator.close()
@@ -104,10 +108,12 @@ class Context:
             self.session.close(reason)
 
 
-def form(settings: Settings, process_sets: Sequence[Sequence[int]] = ()) -> Context:
+def form(settings: Settings, process_sets: Sequence[Sequence[int]] = (), memory: Memory | None = None) -> Context:
     """Blocks until the world stands and this process is connected to all of it; StartError or ValueError otherwise.
 
-    process_sets: ranks of the sets to begin with, equal on all ranks; their ids are 1, 2 and so on.
+    process_sets: ranks of the sets to begin with, equal on all ranks; their ids are 1, 2 and so on. memory: of the
+    world that this process was in before, so that it can prove who it was; keeps the new one, also when the start fails
+    later.
     """
     _check(settings)
     _tell_of_no_mpi(settings)
@@ -116,7 +122,7 @@ def form(settings: Settings, process_sets: Sequence[Sequence[int]] = ()) -> Cont
     size = settings.size or 1
     if problem := problem_of(process_sets, size, [range(size)]):
         raise StartError(problem)
-    context = _form(settings, process_sets)
+    context = _form(settings, process_sets, memory)
     try:
         context.timeline.start_as_set()
     except StartError:
@@ -133,14 +139,14 @@ def form(settings: Settings, process_sets: Sequence[Sequence[int]] = ()) -> Cont
     return context
 
 
-def _form(settings: Settings, process_sets: Sequence[Sequence[int]]) -> Context:
+def _form(settings: Settings, process_sets: Sequence[Sequence[int]], memory: Memory | None) -> Context:
     host = settings.hostname or socket.gethostname()
     if settings.coordinator is None:
         world = World.of_one(settings.job, host, os.getpid())
         return Context(settings, world, _engine(settings, world, timeout_seconds=settings.start_timeout_seconds))
     deadline = time.monotonic() + settings.start_timeout_seconds
     with contextlib.ExitStack() as made:
-        context = _join(settings, process_sets, host, deadline, made)
+        context = _join(settings, process_sets, host, deadline, made, memory)
         made.pop_all()
     return context
 
@@ -202,14 +208,19 @@ def _join(
     host: str,
     deadline: float,
     made: contextlib.ExitStack,
+    memory: Memory | None,
 ) -> Context:
     # gRPC and protobuf are imported only by processes that have a coordinator.
     from horovod.protos.v1 import membership_pb2, negotiation_pb2, types_pb2
     from horovod.worker.runtime.host import shared_memory_domain
     from horovod.worker.runtime.negotiation import Negotiator
+    from horovod.worker.runtime.proofs import PastWorld
     from horovod.worker.runtime.session import NOT_CONNECTED, PROTOCOL_VERSION, Session
+    from horovod.worker.runtime.token import given_token
+    from horovod.worker.runtime.witness import own_identity
 
     assert settings.coordinator is not None
+    token = given_token(settings)
     alone = settings.size == 1
     segment = None if alone or settings.transport == "tcp" else make_segment(settings)
     listeners = None if alone or settings.transport == "shm" else make_listeners(settings, optional=segment is not None)
@@ -219,11 +230,14 @@ def _join(
     options = {name: str(getattr(settings, name)) for name in AGREED}
     options["process_sets"] = _in_short([list(ranks) for ranks in process_sets])
 
+    coordinator = settings.coordinator
+
     def request() -> membership_pb2.JoinRequest:
+        member_id = secrets.token_urlsafe(12)  # short: a world has one of each member
         return membership_pb2.JoinRequest(
             protocol_version=PROTOCOL_VERSION,
             job=settings.job,
-            member_id=f"{host}/{os.getpid()}/{secrets.token_hex(8)}",
+            member_id=member_id,
             size=settings.size or 0,
             host=membership_pb2.HostIdentity(name=host, shared_memory_domain=shared_memory_domain()),
             requested_rank=settings.rank,
@@ -231,11 +245,20 @@ def _join(
             endpoints=[types_pb2.Endpoint(address=e.address, port=e.port, interface=e.interface) for e in endpoints],
             segment_address=segment.address if segment else "",
             options=options,
+            process=own_identity(),
+            rejoin=memory.rejoin(coordinator, settings.job, member_id) if memory else None,
         )
 
-    session = Session(settings.coordinator, settings.token)
+    session = Session(
+        coordinator,
+        token,
+        keepalive_timeout_seconds=settings.keepalive_timeout_seconds,
+        reattach_grace_seconds=settings.reattach_grace_seconds,
+    )
     made.callback(session.close, NOT_CONNECTED)
     world = session.join(request, deadline)
+    if memory is not None:
+        memory.last = PastWorld(coordinator, world.job, world.epoch, world.rank, world.secret)
     shared = _choose_shared_memory(settings, world)
     hosts = [] if shared else choose_hierarchy(settings, world)
     sockets: dict[int, list[int]] | None = None
@@ -268,6 +291,8 @@ def _join(
             epoch=world.epoch,
             address=session.address,
             metadata=session.metadata,
+            report_lost=session.report_lost,
+            grace_seconds=settings.reattach_grace_seconds,
         )
         negotiator.start()
     transport = "none" if world.size == 1 else "shm" if shared else "tcp+shm" if hosts else "tcp"

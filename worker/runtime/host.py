@@ -30,14 +30,21 @@ class Interface:
         return self.name.startswith(_LOCAL_BRIDGES)
 
 
-def shared_memory_domain() -> str:
-    """Equal for two processes exactly when they can open each other's segments: kernel, pid namespace and user."""
+def process_namespace() -> str:
+    """Equal for two processes exactly when they see each other's pids: kernel and pid namespace. "": not known."""
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        namespace = os.stat("/proc/self/ns/pid").st_ino
-    except OSError:  # no /proc: only the process itself is certain
+        return f"{boot_id}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
+
+
+def shared_memory_domain() -> str:
+    """Equal for two processes exactly when they can open each other's segments: kernel, pid namespace and user."""
+    namespace = process_namespace()
+    if not namespace:  # no /proc: only the process itself is certain
         return f"pid {os.getpid()} of {socket.gethostname()}"
-    return f"{boot_id}/{namespace}/{os.getuid()}"
+    return f"{namespace}/{os.getuid()}"
 
 
 def interfaces() -> tuple[Interface, ...]:

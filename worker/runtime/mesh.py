@@ -23,6 +23,7 @@ from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.handshake import Connecting, Greeting, Handshake, Listening, StrangerError
 from horovod.worker.runtime.host import Interface
 from horovod.worker.runtime.world import Endpoint, Member, World
+from horovod.worker.words import is_out_of_descriptors, reason_of
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,11 @@ class Listeners:
                 try:
                     self._listen(address, interface.name, backlog)
                 except OSError as error:  # for example IPv6 switched off; one address that works is enough
+                    if is_out_of_descriptors(error):
+                        self.close()
+                        raise StartError(
+                            f"Host {socket.gethostname()} cannot listen for its peers: {reason_of(error)}."
+                        ) from error
                     problems.append(f"{address} ({interface.name}): {error.strerror or error}")
         if not self.sockets:
             raise StartError(
@@ -220,6 +226,8 @@ class _Assembly:
             family = socket.AF_INET6 if ":" in endpoint.address else socket.AF_INET
             sock = socket.socket(family, socket.SOCK_STREAM)
         except OSError as error:
+            if is_out_of_descriptors(error):
+                self._give_one_up(error, "connect to")
             slot.problems[endpoint] = error.strerror or str(error)
             self._retry_later(slot, now)
             return
@@ -248,13 +256,8 @@ class _Assembly:
         try:
             sock, _ = listener.accept()
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                if not self._inbound:
-                    raise StartError(
-                        f"{self._world.label(self._world.rank)} has too many open files to accept its peers; raise the "
-                        "limit (ulimit -n)."
-                    ) from error
-                self._drop(next(iter(self._inbound)), "too many open files")
+            if is_out_of_descriptors(error):
+                self._give_one_up(error, "accept")
             return  # else the caller gave up again, or nobody was there
         sock.setblocking(False)
         if len(self._inbound) >= self._inbound_limit:
@@ -262,6 +265,13 @@ class _Assembly:
         link = _Link(sock, Listening(self._world.secret, self._admit), time.monotonic() + STRANGER_SECONDS)
         self._inbound[link] = None
         self._selector.register(sock, selectors.EVENT_READ, link)
+
+    def _give_one_up(self, error: OSError, what: str) -> None:
+        """Frees a descriptor that a stranger holds; StartError when none does."""
+        if not self._inbound:
+            me = self._world.label(self._world.rank)
+            raise StartError(f"{me[0].upper()}{me[1:]} cannot {what} its peers: {reason_of(error)}.") from error
+        self._drop(next(iter(self._inbound)), "too many open files")
 
     def _admit(self, greeting: Greeting) -> None:
         world = self._world

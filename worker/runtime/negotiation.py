@@ -11,22 +11,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 
 from horovod.protos.v1 import negotiation_pb2, negotiation_pb2_grpc, types_pb2
+from horovod.worker.runtime.channel import status_of, waiting_helps
 from horovod.worker.runtime.grpc_threads import GrpcThreads
-from horovod.worker.runtime.session import status_of, waiting_helps
+from horovod.worker.words import printable, printable_lines
 
 if TYPE_CHECKING:
     from horovod._core import Engine
 
 log = logging.getLogger(__name__)
 
-GRACE_SECONDS = 10.0
 RETRY_SECONDS = 0.25
+MAX_SENTENCE = 1 << 14  # characters
 CLOSE_SECONDS = 2.0
 OUTBOX_MS = 60_000  # close() of the engine ends the wait
 
@@ -46,8 +47,10 @@ class Negotiator:
         epoch: int,
         address: str,
         metadata: Sequence[tuple[str, str]] = (),
-        grace_seconds: float | None = None,
+        report_lost: Callable[[int, bool], None] = lambda rank, process_ended: None,
+        grace_seconds: float = 10.0,
     ) -> None:
+        """report_lost: hears of a peer that the data plane found to be lost, and whether its process has ended."""
         self._stub = negotiation_pb2_grpc.NegotiationStub(channel)
         self._grpc_threads = grpc_threads  # who closes the channel waits for them
         self._engine = engine
@@ -55,7 +58,8 @@ class Negotiator:
         self._epoch = epoch
         self._address = address
         self._metadata = tuple(metadata)
-        self._grace_seconds = GRACE_SECONDS if grace_seconds is None else grace_seconds
+        self._report_lost = report_lost
+        self._grace_seconds = grace_seconds
         self._changed = threading.Condition()
         self._undecided: dict[Key, types_pb2.Operation] = {}
         self._process_sets: dict[int, negotiation_pb2.ProcessSetChange] = {}  # that are registered
@@ -143,6 +147,8 @@ class Negotiator:
                     self._join = negotiation_pb2.Join(round=round_, contributes_none=contributes_none)
                     self._to_send.join.CopyFrom(self._join)
                     refused = self._refused
+                elif kind == "lost":
+                    self._report_lost(*parts)
                 elif kind == "note":
                     worth_saying, sentence = parts
                     log.log(logging.INFO if worth_saying else logging.DEBUG, "%s", sentence)
@@ -280,15 +286,16 @@ class Negotiator:
             self._engine.apply_plan(plan.process_set, plan.name, plan.id, _operation_of(plan))
         for error in decisions.errors:
             sentence = error.sentence or f"The coordinator refuses {error.name!r} and does not say why."
+            sentence = printable_lines(sentence, MAX_SENTENCE)
             self._engine.apply_error(error.process_set, error.name, sentence)
         for recall in decisions.recalls:
             self._engine.apply_recall(recall.process_set, list(recall.ids))
         for join in decisions.joins:
-            self._engine.apply_join(join.round, list(join.ranks), join.phase, join.sentence)
+            self._engine.apply_join(join.round, list(join.ranks), join.phase, printable(join.sentence))
         for warning in decisions.warnings:
-            log.warning("%s", warning)
+            log.warning("%s", printable_lines(warning, MAX_SENTENCE))
         if decisions.shutdown:
-            self._engine.abort(decisions.shutdown)
+            self._engine.abort(printable_lines(decisions.shutdown, MAX_SENTENCE))
 
     def _refuse(self, cause: str) -> None:
         with self._changed:

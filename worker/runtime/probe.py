@@ -10,6 +10,8 @@ import contextlib
 import socket
 from dataclasses import dataclass
 
+from horovod.worker.words import reason_of
+
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _EMPTY_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _FRAME_HEADER_BYTES = 9
@@ -40,7 +42,7 @@ def probe(host: str, port: int, timeout_seconds: float) -> Finding:
     except TimeoutError:
         return Finding("does not answer")
     except OSError as error:
-        return Finding(f"cannot be reached: {error.strerror or error}")
+        return Finding(f"cannot be reached: {reason_of(error)}")
     return judge(answer)
 
 

@@ -1,122 +1,80 @@
 """The session of a training process with its coordinator: join, stay a member, leave.
 
-One gRPC channel and one membership stream, read by one daemon thread. The stream's requests come from a queue, and
-whenever that is empty for some seconds a heartbeat goes out. Until the world stands, anything that fails is tried again
-until the deadline, unless waiting cannot help. Afterwards a member that is gone is told to the engine at once; a
-coordinator that is gone is not an error by itself: what was agreed goes on (negotiation.py does the rest).
+One gRPC channel and one membership stream at a time, read by one daemon thread. Until the world stands, anything that
+fails is tried again until the deadline, unless waiting cannot help. Afterwards a member that is gone is told to the
+engine at once. A stream that breaks is no end: the thread opens another one and proves that it belongs to the world
+(protos/v1/membership.proto), again and again for as long as the world runs. What was agreed goes on meanwhile, and
+also when the coordinator stays away (negotiation.py does the rest). Nothing is sent to show that this process lives:
+gRPC's keepalive does that without Python.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import queue
-import socket
+import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import grpc
 
 from horovod.protos.v1 import membership_pb2, membership_pb2_grpc
+from horovod.worker.runtime.channel import channel_options, explain, resolve, waiting_helps
 from horovod.worker.runtime.errors import MemberLostError, StartError
 from horovod.worker.runtime.grpc_threads import GrpcThreads
+from horovod.worker.runtime.membership_stream import MembershipStream
 from horovod.worker.runtime.probe import probe
+from horovod.worker.runtime.proofs import attach_proof
+from horovod.worker.runtime.token import Credential
+from horovod.worker.runtime.witness import lives
 from horovod.worker.runtime.world import World
 from horovod.worker.setting import split_address
+from horovod.worker.words import printable
 
 if TYPE_CHECKING:
     from horovod._core import Engine
 
 log = logging.getLogger(__name__)
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 NOT_CONNECTED = "it could not connect to the other members"  # why a member leaves a world that never stood
-HEARTBEAT_SECONDS = 5.0  # the coordinator declares a member lost after 30 without one (docs/adr/0005-keepalive.md)
 LEAVE_SECONDS = 2.0  # how long the coordinator has to acknowledge a leave by ending the stream
 FIRST_RETRY_SECONDS = 0.1
 LAST_RETRY_SECONDS = 1.0
 PROBE_SECONDS = 2.0
 
-CHANNEL_OPTIONS = (
-    # A coordinator that died is noticed at once (its connection is reset); these are for hosts that vanish. They are
-    # long because a false alarm costs the world: on a machine with ten times more work than processors a healthy
-    # process was seen to miss a limit of half a second (docs/adr/0005-keepalive.md).
-    ("grpc.keepalive_time_ms", 5_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.ping_timeout_ms", 20_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    # Also bounds one attempt to connect, so it must leave room for slow networks.
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    # A channel is this session's own: no connection or backoff is shared with an earlier session, no proxy is asked.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),
-)
-
-_HELPLESS = {
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.UNIMPLEMENTED,
-    grpc.StatusCode.INTERNAL,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.NOT_FOUND,
-    grpc.StatusCode.ALREADY_EXISTS,
-    grpc.StatusCode.ABORTED,
-    grpc.StatusCode.OUT_OF_RANGE,
-}
-
-
-def waiting_helps(code: grpc.StatusCode) -> bool:
-    """False for a status that the same request gets again."""
-    return code not in _HELPLESS
-
-
-def explain(code: grpc.StatusCode, details: str, address: str, with_token: bool) -> str:
-    """The sentence for a call that the coordinator ended with a status."""
-    details = details.strip() or "without a reason"
-    end = "" if details.endswith((".", "!", "?")) else "."
-    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-        which = "the token of this process" if with_token else "this process, which has no token"
-        return (
-            f"The coordinator at {address} refused {which}: {details}{end} Set HOROVOD_TOKEN to the token of its job."
-        )
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        return (
-            f"The gRPC server at {address} is not a Horovod coordinator ({details}). Check the host and the port in "
-            "HOROVOD_COORDINATOR."
-        )
-    if code is grpc.StatusCode.INTERNAL:
-        return (
-            f"What the server at {address} answered is not understood ({details}). Check that it is a Horovod "
-            "coordinator of this version."
-        )
-    return f"The coordinator at {address} ended the call: {details}{end}"
-
 
 class Session:
     """One membership of one world. `join` first, then `attach`, at last `close`; a session is not used twice."""
 
-    def __init__(self, address: str, token: str | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        token: str | None = None,
+        *,
+        keepalive_timeout_seconds: float = 20.0,
+        reattach_grace_seconds: float = 10.0,
+    ) -> None:
         self.address = address
-        self._with_token = token is not None
-        self.metadata: tuple[tuple[str, str], ...] = (("authorization", f"Bearer {token}"),) if token else ()
+        self._credential = Credential(address, token)
+        self.metadata: tuple[tuple[str, str], ...] = ()  # of the latest attempt to join
+        self._grace_seconds = reattach_grace_seconds
         self._host, self._port = split_address(address, "coordinator")
         self.addresses: frozenset[tuple[str, int]] = frozenset()  # numeric; known when the world stands
-        self.channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self.channel = grpc.insecure_channel(address, options=channel_options(keepalive_timeout_seconds))
         self.grpc_threads = GrpcThreads()  # of all streams on the channel
-        self._stub = membership_pb2_grpc.MembershipStub(self.channel)
-        self._changed = threading.Condition()
+        self.stub = membership_pb2_grpc.MembershipStub(self.channel)
+        self._changed = threading.Condition()  # guards all below and the fields of the attempt
         self._attempt: _Attempt | None = None
         self._engine: Engine | None = None
-        self._gone: list[membership_pb2.MemberGone] = []
+        self._gone: list[membership_pb2.MemberGone] = []  # all that were heard of
+        self._known: dict[int, bool] = {}  # their ranks; whether in order
+        self._reports: dict[int, membership_pb2.PeerLost] = {}  # by rank; told on every stream
         self._progress = ""
         self.world: World | None = None
-        self.lost = ""  # why the membership stream is over, as a sentence; empty while it stands
+        self.lost = ""  # why this process is no member any more, as a sentence; empty while it is or may be again
         self._closing = False
 
     # -- joining ---------------------------------------------------------------------------------------------------
@@ -129,6 +87,7 @@ class Session:
         delay = FIRST_RETRY_SECONDS
         warned = False
         while True:
+            self.metadata = self._credential.metadata()
             request = make_request()
             attempt = _Attempt(self, request)
             self._attempt = attempt
@@ -136,11 +95,12 @@ class Session:
             with self._changed:
                 self._changed.wait_for(attempt.is_decided, max(0.0, deadline - time.monotonic()))
                 if attempt.world is not None:
+                    self._credential.confirm()
                     self.world = World.from_message(attempt.world, request.member_id)
-                    self.addresses = _resolve(self._host, self._port)
+                    self.addresses = resolve(self._host, self._port)
                     return self.world
                 ended, reason = attempt.ended, attempt.reason
-            if attempt.final:
+            if attempt.final and not self._credential.is_outdated():
                 raise StartError(reason)
             if not attempt.heard:
                 finding = probe(self._host, self._port, min(PROBE_SECONDS, max(0.2, deadline - time.monotonic())))
@@ -177,9 +137,12 @@ class Session:
         """From now on the engine hears of members that are gone; also of those that went since the world stood."""
         with self._changed:
             self._engine = engine
-            gone, self._gone = self._gone, []
+            gone = list(self._gone)
+            removed = self._attempt.removed if self._attempt else ""
         for event in gone:
             _tell(engine, event)
+        if removed:
+            engine.abort(removed)
 
     def check(self, wait_seconds: float = 0.0) -> None:
         """Raises MemberLostError when a member is gone that others still need; for the time between world and engine.
@@ -191,65 +154,151 @@ class Session:
 
         def gone() -> str:
             needed = (event for event in self._gone if not event.orderly or NOT_CONNECTED in event.sentence)
-            return next((event.sentence for event in needed), "")
+            return next((event.sentence for event in needed), "") or (self._attempt.removed if self._attempt else "")
 
         with self._changed:
             self._changed.wait_for(lambda: gone() or self.lost, wait_seconds)
             if sentence := gone():
                 raise MemberLostError(sentence)
 
+    def report_lost(self, rank: int, process_ended: bool) -> None:
+        """The data plane found that a peer is lost: its process ended, or else a connection to it broke."""
+        with self._changed:
+            if self.world is None or rank in self._reports:
+                return
+            report = membership_pb2.PeerLost(epoch=self.world.epoch, rank=rank, process_ended=process_ended)
+            self._reports[rank] = report
+            if self._attempt is not None and self._attempt.attached:
+                self._attempt.stream.send(peer_lost=report)
+
     # -- called by the attempt's thread --------------------------------------------------------------------------------
-    def _on_event(self, attempt: _Attempt, event: membership_pb2.MembershipEvent) -> None:
-        engine: Engine | None = None
+    def on_event(self, attempt: _Attempt, event: membership_pb2.MembershipEvent) -> None:
+        abort = ""
+        news: list[membership_pb2.MemberGone] = []
         with self._changed:
             kind = event.WhichOneof("event")
             attempt.heard = True
+            _make_printable(event)
             if kind == "progress":
                 self._progress = event.progress.sentence
                 log.info("Waiting for the world: %s", self._progress)
             elif kind == "world":
                 if attempt.world is None:
                     attempt.world = event.world
+                    attempt.attached = True
+                    attempt.stream.send(received=membership_pb2.WorldReceived(epoch=event.world.epoch))
                 elif event.world.epoch != attempt.world.epoch:
-                    attempt.fail(
-                        f"The coordinator at {self.address} started epoch {event.world.epoch} without this process."
-                    )
-                    engine = self._engine
+                    abort = f"The coordinator at {self.address} started epoch {event.world.epoch} without this process."
             elif kind == "refused":
                 sentence = event.refused.sentence or "no reason was given."
-                attempt.fail(f"The coordinator at {self.address} refused this process: {sentence}")
-                engine = self._engine
-            elif kind == "gone" and attempt.world is not None and event.gone.epoch == attempt.world.epoch:
-                event.gone.sentence = event.gone.sentence or f"Rank {event.gone.rank} is gone, without a reason."
-                engine = self._engine
-                if engine is None:
-                    self._gone.append(event.gone)
+                sentence = f"The coordinator at {self.address} refused this process: {sentence}"
+                if event.refused.reason == membership_pb2.REFUSAL_REASON_UNKNOWN_WORLD:
+                    attempt.fail(sentence)
+                else:
+                    abort = sentence
+            elif kind == "gone":
+                news = self._new([event.gone], attempt)
+            elif kind == "attached":
+                news = self._new(event.attached.gone, attempt)
+                attempt.attached = True
+                for report in self._reports.values():
+                    attempt.stream.send(peer_lost=report)
+            elif kind == "challenge" and attempt.world is not None:
+                request = attempt.attach_request()
+                attempt.stream.send(proof=attach_proof(attempt.world.secret, request, event.challenge.nonce))
+            elif kind == "probe" and (alive := lives(event.probe.pid, event.probe.start_time)) is not None:
+                testimony = membership_pb2.Testimony(epoch=event.probe.epoch, rank=event.probe.rank, lives=alive)
+                attempt.stream.send(testimony=testimony)
+            if abort:
+                attempt.fail(abort)
+                attempt.removed = abort if attempt.world is not None else ""
+            engine = self._engine
             self._changed.notify_all()
         if engine is not None:
-            if kind == "gone":
-                _tell(engine, event.gone)
-            else:
-                engine.abort(attempt.reason)
+            for gone in news:
+                _tell(engine, gone)
+            if abort:
+                engine.abort(abort)
 
-    def _on_end(self, attempt: _Attempt, code: grpc.StatusCode, details: str) -> None:
+    def _new(self, all_gone: Iterable[membership_pb2.MemberGone], attempt: _Attempt) -> list[membership_pb2.MemberGone]:
+        """Those of this epoch that were not heard of before."""
+        news = []
+        for gone in all_gone:
+            stale = attempt.world is None or gone.epoch != attempt.world.epoch
+            if stale or self._known.get(gone.rank) in (False, gone.orderly):  # a loss is worse than a goodbye
+                continue
+            gone.sentence = gone.sentence or f"Rank {gone.rank} is gone, without a reason."
+            self._known[gone.rank] = gone.orderly
+            news.append(gone)
+        self._gone += news
+        return news
+
+    def on_end(self, attempt: _Attempt, code: grpc.StatusCode, details: str) -> None:
+        """The attempt's stream is over."""
         with self._changed:
-            if not attempt.reason:
-                attempt.reason = explain(code, details, self.address, self._with_token)
-                attempt.final = not waiting_helps(code)
+            attempt.attached = False
+            if not attempt.final:
+                attempt.reason = explain(code, details, self.address, bool(self.metadata))
+                # A member keeps trying: a status of some proxy on the way says nothing about the world.
+                attempt.final = attempt.world is None and not waiting_helps(code)
             attempt.ended = True
             if attempt.world is not None and not self._closing:
-                self.lost = attempt.reason
+                log.info("The membership stream to the coordinator at %s ended: %s", self.address, attempt.reason)
+                if attempt.final:
+                    self.lost = attempt.reason
+                    if not attempt.removed:
+                        log.warning("%s Operations that every rank knows go on.", attempt.reason)
+            self._changed.notify_all()
+
+    def stay(self, attempt: _Attempt) -> None:
+        """Comes back to the world again and again, until it is over for this process or the session is closed."""
+        broken_at, delay, warned = time.monotonic(), FIRST_RETRY_SECONDS, False
+        while True:
+            with self._changed:
+                # Spread, so that the members of a large world do not come all at once.
+                self._changed.wait_for(lambda: self._closing, delay * random.uniform(0.5, 1.0))
+                if self._closing or attempt.final:
+                    return
+            began = time.monotonic()
+            end = self._come_back(attempt)
+            was_attached = attempt.attached
+            self.on_end(attempt, *end)
+            lasted = time.monotonic() - began > LAST_RETRY_SECONDS
+            delay = FIRST_RETRY_SECONDS if was_attached and lasted else min(2 * delay, LAST_RETRY_SECONDS)
+            if was_attached:
+                broken_at, warned = time.monotonic(), False
+            elif not warned and not attempt.final and time.monotonic() - broken_at > self._grace_seconds:
+                warned = True
                 log.warning(
-                    "The connection to the coordinator at %s is lost: %s Operations that every rank knows go on.",
+                    "The coordinator at %s can't be reached: %s Operations that every rank knows go on; this process "
+                    "keeps trying to come back.",
                     self.address,
                     attempt.reason,
                 )
-            self._changed.notify_all()
+
+    def _come_back(self, attempt: _Attempt) -> tuple[grpc.StatusCode, str]:
+        """One more stream of the member, until it ends; how it did."""
+        try:
+            metadata = self._credential.metadata()
+        except StartError as error:  # another user's process listens there, which must not see the token
+            return grpc.StatusCode.UNAVAILABLE, str(error)
+        with self._changed:
+            if self._closing:
+                return grpc.StatusCode.CANCELLED, "the session is closed"
+            self.metadata = metadata
+            first = membership_pb2.MemberMessage(attach=attempt.attach_request())
+            try:
+                attempt.stream = MembershipStream(self, first)
+            except ValueError as error:  # the channel is closed
+                return grpc.StatusCode.CANCELLED, str(error)
+        return attempt.stream.read(lambda event: self.on_event(attempt, event))
 
     # -- leaving -----------------------------------------------------------------------------------------------------
     def close(self, reason: str = "") -> None:
         """Leaves in order when there is a world to leave, and ends the channel. Idempotent; never raises."""
-        self._closing = True
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
         if self._attempt is not None:
             self._attempt.leave(reason)
         self.channel.close()
@@ -261,22 +310,23 @@ class Session:
 
 
 class _Attempt:
-    """One membership stream. All fields are guarded by the session's condition."""
+    """One member id: an attempt to join and, when it succeeds, the membership, over one stream after another."""
 
     def __init__(self, session: Session, request: membership_pb2.JoinRequest) -> None:
         self._session = session
-        self._outgoing: queue.SimpleQueue[membership_pb2.MemberMessage | None] = queue.SimpleQueue()
-        self._outgoing.put(membership_pb2.MemberMessage(join=request))
+        self._request = request
         self.world: membership_pb2.World | None = None
+        self.attached = False  # the stream stands, and the coordinator knows that it is this member's
         self.heard = False  # it spoke to us, so it is a coordinator
-        self.ended = False
+        self.ended = False  # the stream is over
         self.final = False  # another attempt would end in the same way
+        self.removed = ""  # why this process is no member of its world any more
         self.reason = ""
-        self.thread = threading.Thread(target=self._read, name="horovod-membership", daemon=True)
+        self.stream: MembershipStream
+        self.thread = threading.Thread(target=self._run, name="horovod-membership", daemon=True)
 
     def start(self) -> None:
-        session = self._session
-        self._call = session.grpc_threads.start(session._stub.Join, self._requests(), session.metadata)
+        self.stream = MembershipStream(self._session, membership_pb2.MemberMessage(join=self._request))
         self.thread.start()
 
     def is_decided(self) -> bool:
@@ -285,53 +335,41 @@ class _Attempt:
     def fail(self, sentence: str) -> None:
         self.reason, self.final, self.ended = sentence, True, True
 
+    def attach_request(self) -> membership_pb2.Attach:
+        assert self.world is not None
+        ranks = (rank for rank, member in enumerate(self.world.members) if member.member_id == self._request.member_id)
+        return membership_pb2.Attach(
+            protocol_version=PROTOCOL_VERSION,
+            job=self._request.job,
+            epoch=self.world.epoch,
+            member_id=self._request.member_id,
+            rank=next(ranks, 0),
+            pid=self._request.pid,
+            process=self._request.process,
+        )
+
     def leave(self, reason: str) -> None:
-        if self.world is not None and not self.ended:
-            leave = membership_pb2.Leave(epoch=self.world.epoch, reason=reason)
-            self._outgoing.put(membership_pb2.MemberMessage(leave=leave))
-            self._outgoing.put(None)
+        if self.world is not None and self.attached:
+            self.stream.send(leave=membership_pb2.Leave(epoch=self.world.epoch, reason=reason))
+            self.stream.end()
             self.thread.join(LEAVE_SECONDS)
-        self._outgoing.put(None)
-        self._call.cancel()
+        self.stream.cancel()
 
-    def _requests(self) -> Iterator[membership_pb2.MemberMessage]:
-        # Runs in a thread of gRPC.
-        while True:
-            try:
-                message = self._outgoing.get(timeout=HEARTBEAT_SECONDS)
-            except queue.Empty:
-                epoch = self.world.epoch if self.world else 0
-                message = membership_pb2.MemberMessage(heartbeat=membership_pb2.Heartbeat(epoch=epoch))
-            if message is None:
-                return
-            yield message
-
-    def _read(self) -> None:
-        code, details = grpc.StatusCode.UNAVAILABLE, "it ended the membership stream"
-        try:
-            for event in self._call:
-                self._session._on_event(self, event)
-        except grpc.RpcError as error:
-            code, details = status_of(error)
-        finally:
-            self._outgoing.put(None)
-            self._session._on_end(self, code, details)
+    def _run(self) -> None:
+        session = self._session
+        session.on_end(self, *self.stream.read(lambda event: session.on_event(self, event)))
+        if self.world is not None:
+            session.stay(self)
 
 
-def _resolve(host: str, port: int) -> frozenset[tuple[str, int]]:
-    try:
-        rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError:
-        return frozenset()
-    return frozenset((str(row[4][0]), port) for row in rows)
-
-
-def status_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
-    """Code and text of an error. A sync call raises itself, which its class does not say."""
-    call: Any = error
-    if not hasattr(call, "code"):
-        return grpc.StatusCode.UNKNOWN, str(error)
-    return call.code(), call.details() or ""
+def _make_printable(event: membership_pb2.MembershipEvent) -> None:
+    """Sentences hold what other members sent."""
+    kind = event.WhichOneof("event")
+    parts = list(event.attached.gone) if kind == "attached" else []
+    if kind in ("progress", "refused", "gone"):
+        parts.append(getattr(event, kind))
+    for part in parts:
+        part.sentence = printable(part.sentence)
 
 
 def _tell(engine: Engine, gone: membership_pb2.MemberGone) -> None:

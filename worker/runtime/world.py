@@ -13,11 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from horovod.worker.runtime.errors import StartError
+from horovod.worker.words import printable
 
 if TYPE_CHECKING:
     from horovod.protos.v1 import membership_pb2
 
 _LEAST_SECRET_BYTES = 16
+MAX_TEXT = 4096  # characters; a coordinator takes no longer ones
 
 
 @dataclass(frozen=True)
@@ -76,23 +78,21 @@ class World:
     @classmethod
     def from_message(cls, message: membership_pb2.World, member_id: str) -> World:
         """Checks the coordinator's message. StartError when it is not a world that this member is part of."""
-        members = tuple(_member(m) for m in message.members)
+        try:
+            members = _members(message)
+        except (IndexError, ValueError) as error:
+            raise _unusable(message, str(error)) from error
         mine = [m.rank for m in members if m.member_id == member_id]
         useless = [str(e) for m in members for e in m.endpoints if not e.is_usable()]
         problem = ""
-        if [m.rank for m in members] != list(range(len(members))):
-            problem = f"its ranks are {[m.rank for m in members]}"
-        elif len(mine) != 1:
+        if len(mine) != 1:
             problem = f"this process is in it {len(mine)} times"
         elif len(members) > 1 and len(message.secret) < _LEAST_SECRET_BYTES:
             problem = f"its secret has {len(message.secret)} bytes, fewer than {_LEAST_SECRET_BYTES}"
         elif useless:
             problem = f"{useless[0]!r} is no address and port"
         if problem:
-            raise StartError(
-                f"The coordinator sent a world (job {message.job!r}, epoch {message.epoch}) that is not usable: "
-                f"{problem}. This is a bug of the coordinator; please report it."
-            )
+            raise _unusable(message, problem)
         return cls(message.job, message.epoch, mine[0], members, message.secret, dict(message.options))
 
     @property
@@ -181,17 +181,45 @@ class _Subset(World):
         return f"rank {self.world_ranks[rank]} (pid {member.pid}) on host {member.host}"
 
 
-def _member(message: membership_pb2.Member) -> Member:
-    return Member(
-        rank=message.rank,
-        local_rank=message.local_rank,
-        local_size=message.local_size,
-        cross_rank=message.cross_rank,
-        cross_size=message.cross_size,
-        member_id=message.member_id,
-        host=message.host.name,
-        shared_memory_domain=message.host.shared_memory_domain,
-        pid=message.pid,
-        endpoints=tuple(Endpoint(e.address, e.port, e.interface) for e in message.endpoints),
-        segment_address=message.segment_address,
+def _unusable(message: membership_pb2.World, problem: str) -> StartError:
+    return StartError(
+        f"The coordinator sent a world (job {message.job!r}, epoch {message.epoch}) that is not usable: "
+        f"{problem}. This is a bug of the coordinator; please report it."
     )
+
+
+def _members(message: membership_pb2.World) -> tuple[Member, ...]:
+    """IndexError or ValueError where parts of the message do not fit together."""
+    names = [printable(host.identity.name) for host in message.hosts]
+    for member in message.members:
+        if member.host >= len(names):
+            raise IndexError(f"a member is on host {member.host} of {len(names)}")
+    ranks = zip(message.members, message.local_ranks, message.cross_ranks, strict=True)
+    local_sizes = Counter(names[member.host] for member in message.members)
+    cross_sizes = Counter(message.local_ranks)
+    return tuple(
+        Member(
+            rank=rank,
+            local_rank=local_rank,
+            local_size=local_sizes[names[member.host]],
+            cross_rank=cross_rank,
+            cross_size=cross_sizes[local_rank],
+            member_id=member.member_id,
+            host=names[member.host],
+            shared_memory_domain=message.hosts[member.host].identity.shared_memory_domain,
+            pid=member.pid,
+            endpoints=_endpoints(member, message.hosts[member.host]),
+            segment_address=member.segment_address,
+        )
+        for rank, (member, local_rank, cross_rank) in enumerate(ranks)
+    )
+
+
+def _endpoints(member: membership_pb2.Member, host: membership_pb2.Host) -> tuple[Endpoint, ...]:
+    endpoints = []
+    for place, port in zip(member.interfaces, member.ports, strict=True):
+        if place >= len(host.interfaces):
+            raise IndexError(f"a member is at interface {place} of {len(host.interfaces)}")
+        interface = host.interfaces[place]
+        endpoints.append(Endpoint(printable(interface.address, MAX_TEXT), port, printable(interface.name, MAX_TEXT)))
+    return tuple(endpoints)

@@ -62,7 +62,7 @@ Product = 5
 
 def init(
     comm: str | Sequence[int] | None = None,
-    process_sets: str | Sequence[ProcessSet] | None = None,
+    process_sets: str | Iterable[ProcessSet] | None = None,
     *,
     coordinator: str | None = None,
     job: str | None = None,
@@ -76,8 +76,8 @@ def init(
     """Joins the world of this job and returns when all its processes have. A second call does nothing.
 
     Under horovodrun no argument is needed. Without a launcher, give the coordinator and the number of processes:
-    ``hvd.init("127.0.0.1:29400", size=2)``, or HOROVOD_COORDINATOR and HOROVOD_SIZE. With neither, this process is a
-    world of one.
+    ``hvd.init("127.0.0.1:29400", size=2)``, or HOROVOD_COORDINATOR and HOROVOD_SIZE. With neither, processes that
+    mpirun, mpiexec or srun started on one host find each other, and any other is a world of one.
 
     >>> hvd.init()
 
@@ -95,6 +95,8 @@ def init(
         ValueError: "Horovod initialization failed. ..." and what to do; or a wrong argument.
     """
     global _last_init
+    if isinstance(process_sets, Iterable) and not isinstance(process_sets, str):
+        process_sets = list(process_sets)  # an iterator gives them once, and elastic training needs them again
     arguments = {name: value for name, value in locals().items() if value is not None}
     ranks: list[int] | None = None
     if isinstance(comm, str):
@@ -117,8 +119,10 @@ def init(
         "start_timeout_seconds": start_timeout_seconds,
         "dynamic_process_sets": dynamic or None,
     }
+    from horovod.runner.clusters.join import joined, size_of_world
+
     if ranks:
-        everyone = list(range(resolve(explicit=given).size or 1))
+        everyone = list(range(size_of_world(resolve(explicit=given))))
         if sorted(ranks) != everyone:
             raise ValueError(
                 f"hvd.init(comm={ranks}) asks for a world of some ranks only, which needs MPI, and this build has "
@@ -128,7 +132,7 @@ def init(
 
     _core.set_error_types(HorovodInternalError)
     forget_all()  # of a world that ended without hvd.shutdown()
-    world = _context.init([one.ranks or [] for one in sets], **given).world
+    world = _context.init([one.ranks or [] for one in sets], joined=joined, **given).world
     global_process_set.ranks = list(range(world.size))
     for set_id, process_set in enumerate(sets, 1):
         register(process_set, set_id)
@@ -174,10 +178,8 @@ def _process_sets(given: object) -> tuple[list[ProcessSet], bool]:
         return [], False
     if isinstance(given, str) and given.lower() == "dynamic":
         return [], True
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        sets = [one for one in given if isinstance(one, ProcessSet)]
-        if len(sets) == len(given):
-            return [one for one in sets if one is not global_process_set], False
+    if isinstance(given, list) and all(isinstance(one, ProcessSet) for one in given):
+        return [one for one in given if one is not global_process_set], False
     raise ValueError(f"hvd.init(process_sets={given!r}) is not usable: expected a list of hvd.ProcessSet or 'dynamic'.")
 
 

@@ -155,8 +155,13 @@ class ObjectState(State):
         """The rank whose state counts, the same on all ranks."""
         return 0
 
+    def _kept(self) -> Iterable[Any]:
+        """What values may refer to and copies of them still refer to, without a copy of it."""
+        return ()
+
     def _copied(self, values: dict[str, Any]) -> dict[str, Any]:
-        memo: dict[int, Any] = {}  # one for all: what two attributes share they share in the copy
+        # One for all: what two attributes share they share in the copy.
+        memo: dict[int, Any] = {id(kept): kept for kept in self._kept()}
         copies = {}
         for name, value in values.items():
             try:

@@ -17,6 +17,7 @@ _FRAMEWORKS = {
 }
 _PROBES = {"MPI": "mpi_built", "Gloo": "gloo_built", "DDL": "ddl_built", "CCL": "ccl_built"}
 _TIMEOUT_S = 120
+_NOT_FROM_HERE = "import sys; sys.path[:] = [entry for entry in sys.path if entry]"  # -P is only in Python >= 3.11
 
 
 def check_build() -> str:
@@ -50,7 +51,7 @@ def _has(name: str) -> bool:
 def _runs(code: str) -> bool:
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code],
+            [sys.executable, "-c", f"{_NOT_FROM_HERE}\n{code}"],
             check=False,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

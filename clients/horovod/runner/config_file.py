@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from horovod.worker.setting import Setting
+from horovod.worker.setting import Setting, environment_text
 from horovod.worker.settings import SETTINGS
 
 _CONTROLLERS = ("gloo", "mpi")
@@ -50,15 +50,6 @@ def read_config(path: str | Path) -> dict[str, str]:
         elif keys is not None:
             raise ValueError(f"{where} has {section!r} with the value {keys!r}: expected keys below it.")
     return environ
-
-
-def environment_text(value: Any) -> str:
-    """How a checked value is written in an environment variable."""
-    if isinstance(value, bool):
-        return "1" if value else "0"
-    if isinstance(value, tuple):
-        return ",".join(value)
-    return str(value)
 
 
 def _text(setting: Setting, value: Any, source: str) -> str:

@@ -1,20 +1,19 @@
 """The command line of `horovodrun`. Options that are settings come from the settings table; the rest is listed here.
 
-An option is never ignored when that would change what the user gets: what does not exist yet is refused in a sentence
-(`refusal`), what has no effect yet is named (`without_effect`).
+An option is never ignored in silence: what would change the job and does not exist yet is refused in a sentence
+(`refusal`); what is accepted and has no effect says so in --help, and when it is used rank 0 says so at hvd.init().
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from horovod import __version__
-from horovod.runner.config_file import environment_text
-from horovod.worker.setting import Setting
-from horovod.worker.settings import SETTINGS
+from horovod.worker.setting import Setting, environment_text
+from horovod.worker.settings import MAX_SIZE, SETTINGS
 
 # Spellings beside the one in the table: (option, the value it stores). --help does not show these.
 _SPELLINGS: dict[str, tuple[tuple[str, bool], ...]] = {
@@ -25,6 +24,7 @@ _SPELLINGS: dict[str, tuple[tuple[str, bool], ...]] = {
     "--timeline-mark-cycles": (("--no-timeline-mark-cycles", False),),
     "--no-stall-check": (("--stall-check", False),),
     "--pin-gpus": (("--no-pin-gpus", False),),
+    "--set-num-threads": (("--no-set-num-threads", False),),
     "--mpi-threads-disable": (("--no-mpi-threads-disable", False),),
     "--log-without-timestamp": (
         ("--log-with-timestamp", False),
@@ -48,8 +48,6 @@ _REFUSED = {
     "tcp": ("--tcp", _MPI),
     "binding_args": ("--binding-args", _MPI),
 }
-# Settings that a user would miss while nothing acts on them; they are refused until the table says in_use.
-_MISSED = ("autotune", "stall_shutdown_seconds")
 
 
 class Parser(argparse.ArgumentParser):
@@ -66,8 +64,8 @@ def make_parser() -> Parser:
         prog="horovodrun",
         description="Starts a training program as several processes that train together.",
         usage="horovodrun -np N [options] command [arguments]",
-        epilog="Example: horovodrun -np 2 python train.py. Settings may also stand in the environment or, with the "
-        "lowest priority, in --config-file.",
+        epilog="Example: horovodrun -np 2 python train.py. Settings may also stand in --config-file or in the "
+        "environment; an option beats the file, and the file beats the environment.",
     )
     parser.add_argument("-v", "--version", action="version", version=__version__)
     parser.add_argument("-np", "--num-proc", type=int, metavar="N", help="number of processes")
@@ -125,6 +123,8 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         parser.error("-np is missing: say how many processes to start, for example -np 2")
     if args.num_proc < 1:
         parser.error(f"-np must be >= 1, not {args.num_proc}")
+    if args.num_proc > MAX_SIZE:
+        parser.error(f"-np must be at most {MAX_SIZE}, not {args.num_proc}")
     if args.hosts is not None and args.hostfile is not None:
         parser.error("-H and -hostfile exclude each other: name the hosts in one of them")
     if not args.command:
@@ -141,32 +141,31 @@ def flag_environment(args: argparse.Namespace) -> dict[str, str]:
             raise ValueError(f"{flag} must be >= 0, not {value:g}.")
         checked = setting.check(value * setting.flag_scale if setting.flag_scale != 1 else value, flag)
         environ[setting.env] = environment_text(checked)
-    if args.network_interface and args.network_interfaces is None:
-        environ["HOROVOD_NETWORK_INTERFACES"] = ",".join(args.network_interface)
+    if args.network_interface:
+        # The two options add up. In one --network-interface several names may stand, as in earlier versions.
+        names = [*",".join(args.network_interface).split(","), *(args.network_interfaces or "").split(",")]
+        environ["HOROVOD_NETWORK_INTERFACES"] = interface_list(names, "--network-interface")
     return environ
 
 
-def refusal(args: argparse.Namespace, asked: dict[str, str]) -> str | None:
-    """The sentence for the first thing in `args` or `asked` (variables of options and file) that cannot be had."""
+def interface_list(names: Iterable[str], source: str) -> str:
+    """HOROVOD_NETWORK_INTERFACES for `names`, each once; ValueError naming `source` when there is none."""
+    setting = next(setting for setting in SETTINGS if setting.name == "network_interfaces")
+    given = dict.fromkeys(name.strip() for name in names)
+    return environment_text(setting.check(",".join(name for name in given if name), source))
+
+
+def refusal(args: argparse.Namespace) -> str | None:
+    """The sentence for the first option that cannot be had."""
     for dest, (flag, reason) in _REFUSED.items():
         if getattr(args, dest) not in (None, False):
             return f"{flag} is not usable: {reason}."
-    for setting in SETTINGS:
-        if setting.name in _MISSED and not setting.in_use and setting.env in asked:
-            value = setting.parse(asked[setting.env])
-            if value != setting.default:
-                return f"{setting.flag} ({setting.env}) is not available yet; leave it out."
     return None
-
-
-def without_effect(asked: dict[str, str]) -> list[str]:
-    """Options among `asked` that are accepted and passed on, but that nothing acts on yet."""
-    return [str(s.flag) for s in SETTINGS if s.env in asked and not s.in_use and s.name not in _MISSED]
 
 
 def _add_setting(group: argparse._ArgumentGroup, setting: Setting, flag: str) -> None:
     dest = flag.removeprefix("--").replace("-", "_")
-    text = setting.help.replace("%", "%%") + ("" if setting.in_use else " (no effect yet)")
+    text = (f"no effect: {setting.no_effect}" if setting.no_effect else setting.help).replace("%", "%%")
     if setting.kind == "bool":
         group.add_argument(flag, dest=dest, action="store_const", const=True, default=None, help=text)
         for other, value in _SPELLINGS.get(flag, ()):

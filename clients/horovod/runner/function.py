@@ -1,7 +1,7 @@
 """`horovod.run`: a Python function on several processes of this host, its results by rank.
 
-Nothing is served to anybody: the function goes to the processes and the results come back through a folder that only
-this user can open.
+Nothing is served to anybody: the function goes to the processes and the results come back through files without a
+name (task.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import pickle
 import signal
 import sys
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from horovod.runner import task
+from horovod.runner.flags import interface_list
 from horovod.runner.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
 from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.output import Console, Writer
-from horovod.worker.settings import resolve
+from horovod.worker.settings import MAX_SIZE, resolve
 
 if TYPE_CHECKING:
     from horovod.runner.job import Job
@@ -68,12 +68,13 @@ def run(
 
     Raises ValueError for arguments that make no sense together, NotImplementedError for elastic jobs and other hosts,
     and RuntimeError when a rank fails, naming the rank and with its traceback; the other ranks are then stopped.
-    np, min_np, max_np and network_interface are deprecated names.
+    np, min_np, max_np and network_interface are deprecated names; network_interface adds to network_interfaces.
     """
     num_proc = _renamed("np", np, "num_proc", num_proc)
     min_num_proc = _renamed("min_np", min_np, "min_num_proc", min_num_proc)
     max_num_proc = _renamed("max_np", max_np, "max_num_proc", max_num_proc)
-    network_interfaces = _renamed("network_interface", network_interface, "network_interfaces", network_interfaces)
+    interfaces = _names(_renamed("network_interface", network_interface, "network_interfaces", None))
+    interfaces += _names(network_interfaces)
     if hosts is not None and hostfile is not None:
         raise ValueError("hosts and hostfile exclude each other: give one of them.")
     if use_gloo and use_mpi:
@@ -82,6 +83,8 @@ def run(
         raise ValueError("There is no MPI in this build: leave use_mpi and mpi_args out, horovod.run needs none.")
     if isinstance(num_proc, bool) or not isinstance(num_proc, int) or num_proc < 1:
         raise ValueError(f"num_proc must be an integer >= 1, not {num_proc!r}.")
+    if num_proc > MAX_SIZE:
+        raise ValueError(f"num_proc must be at most {MAX_SIZE}, not {num_proc}.")
     if not callable(func):
         raise ValueError(f"func must be callable, not {type(func).__name__}.")
     elastic = {
@@ -107,21 +110,20 @@ def run(
     environ = dict(os.environ)
     if start_timeout is not None:
         environ["HOROVOD_START_TIMEOUT"] = str(start_timeout)
-    if network_interfaces is not None:
-        given = network_interfaces if isinstance(network_interfaces, str) else ",".join(network_interfaces)
-        environ["HOROVOD_NETWORK_INTERFACES"] = given
+    if network_interface is not None or network_interfaces is not None:
+        environ["HOROVOD_NETWORK_INTERFACES"] = interface_list(interfaces, "network_interfaces")
     resolve(environ)
 
     # Guardian first: the job makes threads and gRPC channels.
-    with Guardian() as guardian, tempfile.TemporaryDirectory(prefix="horovod-run-") as folder:  # mode 0700
-        from horovod.runner.job import Job
+    with Guardian() as guardian, task.Exchange(len(names), func, tuple(args), dict(kwargs or {})) as exchange:
+        from horovod.runner.job import Job, share_of_cores
 
-        task.write_function(Path(folder), func, tuple(args), dict(kwargs or {}))
-        program = executable or sys.executable
-        job = Job([program, "-m", "horovod.runner.task", folder], names, environ)
+        environ.update(share_of_cores(environ, len(names)))
+        descriptors = [exchange.descriptors(rank) for rank in range(len(names))]
+        job = Job(exchange.command(executable or sys.executable), names, environ, descriptors)
         directory = Path(output_filename) if output_filename else None
         outcomes = _run_in_thread(job, guardian, directory, bool(verbose))
-        return _results(Path(folder), outcomes, job.host_names)
+        return _results(exchange, outcomes, job.host_names)
 
 
 def _run_in_thread(job: Job, guardian: Guardian, directory: Path | None, verbose: bool) -> list[Outcome]:
@@ -171,14 +173,13 @@ def _run_in_thread(job: Job, guardian: Guardian, directory: Path | None, verbose
     return outcomes
 
 
-def _results(folder: Path, outcomes: Sequence[Outcome], hosts: Sequence[str]) -> list[Any]:
+def _results(exchange: task.Exchange, outcomes: Sequence[Outcome], hosts: Sequence[str]) -> list[Any]:
     from horovod.runner.report import explain, first_failure
 
     left: dict[int, task.Result] = {}
     for rank in range(len(hosts)):
-        path = task.result_path(folder, rank)
-        if path.exists():
-            left[rank] = task.read_result(path)
+        if (result := exchange.result(rank)) is not None:
+            left[rank] = result
     first = first_failure(outcomes)
     if first is not None:
         # A process takes a while to end after its exception, and a peer that noticed may be faster: the clock decides.
@@ -194,6 +195,10 @@ def _results(folder: Path, outcomes: Sequence[Outcome], hosts: Sequence[str]) ->
             "there is no result. Does the function call sys.exit or os._exit?"
         )
     return [pickle.loads(left[rank].value) for rank in range(len(hosts))]  # noqa: S301
+
+
+def _names(given: Sequence[str] | str | None) -> list[str]:
+    return given.split(",") if isinstance(given, str) else list(given or ())
 
 
 def _renamed(old: str, old_value: Any, new: str, new_value: Any) -> Any:

@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import psutil
@@ -68,8 +69,8 @@ def fill(hosts: Sequence[HostSlots], count: int) -> tuple[str, ...]:
             + ", ".join(f"{host.name}:{host.slots}" for host in hosts)
             + "; ask for fewer with -np or give the hosts more slots."
         )
-    names = [host.name for host in hosts for _ in range(host.slots)]
-    return tuple(names[:count])
+    names = (host.name for host in hosts for _ in range(host.slots))
+    return tuple(islice(names, count))
 
 
 def remote(names: Iterable[str]) -> list[str]:

@@ -15,12 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from horovod.coordinator.core.ranks import Seat, assign
+from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.worker.agent.agent import LocalAgent, Outcome, Slot
 from horovod.worker.agent.gpus import pinned
 from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.output import Console
-from horovod.worker.settings import resolve
+from horovod.worker.agent.threads import thread_variables
+from horovod.worker.settings import SETTINGS, resolve
 
 _LOOPBACK = "127.0.0.1"
 _OUTPUT_GRACE_S = 1.0
@@ -34,6 +36,7 @@ class Job:
     command: Sequence[str]
     hosts: Sequence[str]
     environ: Mapping[str, str]
+    descriptors: Sequence[Sequence[int]] = ()  # by rank, which inherits them
 
     @property
     def host_names(self) -> list[str]:
@@ -44,13 +47,20 @@ class Job:
 def rank_environments(job: Job, coordinator: str, token: str) -> list[dict[str, str]]:
     """The environment of every rank, in rank order."""
     names = job.host_names
+    inherited = {name: value for name, value in job.environ.items() if name != "HOROVOD_TOKEN_FILE"}
+    setting = next(setting for setting in SETTINGS if setting.name == "network_interfaces")
+    given = job.environ.get(setting.env, "").strip()
+    interfaces = setting.parse(given) if given else ()
+    # NCCL uses the same interfaces as our own connections. What a user said to NCCL itself stays.
+    nccl = {"NCCL_SOCKET_IFNAME": ",".join(interfaces)} if interfaces else {}
     places = assign([Seat(str(number), name) for number, name in enumerate(names)])
     assert not isinstance(places, str)  # only members that ask for a rank can be refused
     environments = []
     for place in places:
         environments.append(
             {
-                **job.environ,
+                **nccl,
+                **inherited,
                 "HOROVOD_COORDINATOR": coordinator,
                 "HOROVOD_TOKEN": token,
                 "HOROVOD_RANK": str(place.rank),
@@ -65,6 +75,19 @@ def rank_environments(job: Job, coordinator: str, token: str) -> list[dict[str, 
             }
         )
     return environments
+
+
+def share_of_cores(environ: Mapping[str, str], processes: int) -> dict[str, str]:
+    """OMP_NUM_THREADS and MKL_NUM_THREADS for each of `processes`, unless settings or user decided otherwise."""
+    return thread_variables(environ, processes) if resolve(environ).set_num_threads else {}
+
+
+def threads_in_words(variables: Mapping[str, str]) -> str:
+    """For --verbose: what `share_of_cores` came to."""
+    if not variables:
+        return "OMP_NUM_THREADS and MKL_NUM_THREADS are left as they are."
+    shown = " and ".join(f"{name}={value}" for name, value in variables.items())
+    return f"each process gets {shown}, its share of this host's cores (--no-set-num-threads leaves them alone)."
 
 
 def terminal_size(environ: Mapping[str, str]) -> dict[str, str]:
@@ -84,10 +107,15 @@ def run_job(
     handler or another thread. OSError or ValueError when the job cannot be started.
     """
     token = secrets.token_urlsafe(32)
-    with EmbeddedCoordinator(token=token) as coordinator:
+    settings = resolve(job.environ)
+    limits = Limits(settings.keepalive_timeout_seconds, settings.reattach_grace_seconds)
+    with EmbeddedCoordinator(token=token, limits=limits) as coordinator:
         environments = rank_environments(job, coordinator.address, token)
-        slots = [Slot(rank, job.command, environ) for rank, environ in enumerate(environments)]
-        if resolve(job.environ).pin_gpus:
+        slots = [
+            Slot(rank, job.command, environ, descriptors=tuple(job.descriptors[rank]) if job.descriptors else ())
+            for rank, environ in enumerate(environments)
+        ]
+        if settings.pin_gpus:
             slots = pinned(slots)
         return asyncio.run(_run(slots, console, guardian, on_start))
 

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 from horovod.runner import flags
+from horovod.runner.clusters import task_of
 from horovod.runner.config_file import read_config
 from horovod.runner.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
 from horovod.worker.agent.agent import LocalAgent
@@ -25,6 +26,7 @@ from horovod.worker.agent.gate import NOT_EXECUTABLE, NOT_FOUND
 from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.output import Console, Writer
 from horovod.worker.settings import resolve
+from horovod.worker.words import is_out_of_descriptors, reason_of
 
 _USAGE = 2
 _FAILED = 1
@@ -60,10 +62,18 @@ def run_commandline(argv: Sequence[str] | None = None) -> None:
             traceback.print_exc()
         # RefusedError, ValueError and OSError carry a sentence for users; the type helps only with what nobody foresaw.
         known = isinstance(error, RefusedError | ValueError | OSError | RuntimeError)
-        _say(str(error) if known else f"{type(error).__name__}: {error} (--verbose shows where).")
+        text = f"{_in_words(error)}." if isinstance(error, OSError) else str(error)
+        _say(text if known else f"{type(error).__name__}: {error} (--verbose shows where).")
         code = error.code if isinstance(error, RefusedError) else _USAGE if isinstance(error, ValueError) else _FAILED
     if code != 0:
         sys.exit(code)
+
+
+def _in_words(error: OSError) -> str:
+    """Without a full stop. Errors of our own hold a sentence, those of system calls a number."""
+    if error.strerror and error.strerror != os.strerror(error.errno or 0):
+        return error.strerror.rstrip(".")
+    return reason_of(error) if is_out_of_descriptors(error) else str(error).rstrip(".")
 
 
 def _open_standard_descriptors() -> None:
@@ -88,20 +98,22 @@ def _launch(args: argparse.Namespace) -> int:
     _check_command(args.command[0], environ)
     with Guardian() as guardian:  # before anything that makes threads, so that nothing can come between
         # gRPC and the coordinator are loaded after the checks: a mistake is answered at once.
-        from horovod.runner.job import Job, run_job, terminal_size
+        from horovod.runner.job import Job, run_job, share_of_cores, terminal_size, threads_in_words
         from horovod.runner.report import exit_code, explain, first_failure
 
-        job = Job(args.command, hosts, {**environ, **terminal_size(environ)})
+        threads = share_of_cores(environ, len(hosts))
+        job = Job(args.command, hosts, {**environ, **threads, **terminal_size(environ)})
         writer = Writer()
         directory = Path(args.output_filename) if args.output_filename else None
         console = Console(writer, directory=directory, size=len(hosts), timestamps=args.prefix_output_with_timestamp)
         if args.verbose:
             console.note(f"horovodrun: starting {len(hosts)} processes: {' '.join(args.command)}")
+            console.note(f"horovodrun: {threads_in_words(threads)}")
         with _Control(console, writer) as control:
             try:
                 outcomes = run_job(job, console, guardian, control.attach)
             except OSError as error:
-                raise RefusedError(f"The job could not be started: {error}.", _FAILED) from error
+                raise RefusedError(f"The job could not be started: {_in_words(error)}.", _FAILED) from error
             finally:
                 console.close(timeout_s=1)
     sentence = explain(outcomes, job.host_names)
@@ -198,20 +210,22 @@ class _Control:
 
 
 def _environment(args: argparse.Namespace) -> dict[str, str]:
-    """The environment of the ranks: options beat the environment, which beats the file. Everything is checked here."""
+    """The environment of the ranks: options beat the file, which beats the environment. Everything is checked here."""
     from_file = read_config(args.config_file) if args.config_file else {}
     from_flags = flags.flag_environment(args)
-    asked = {**from_file, **from_flags}
-    sentence = flags.refusal(args, asked)
+    sentence = flags.refusal(args)
     if sentence is not None:
         raise RefusedError(sentence)
-    for flag in flags.without_effect(asked):
-        if args.verbose:
-            _say(f"{flag} is passed on to the processes, but nothing acts on it yet.")
     # An empty setting counts as unset; an empty CUDA_VISIBLE_DEVICES says that there is no GPU.
     own = {name: value for name, value in os.environ.items() if value.strip() or not name.startswith("HOROVOD_")}
-    environ = {**from_file, **own, **from_flags}
-    resolve(environ)
+    environ = {**own, **from_file, **from_flags}
+    task = task_of(resolve(environ), environ)
+    if task is not None and task.rank == 0:
+        _say(
+            f"This is one of {task.size} processes that {task.launcher} started, and each starts a job of its own. For "
+            f"one job start horovodrun without {task.launcher}, or the program by {task.launcher} without horovodrun; "
+            "HOROVOD_CLUSTER=none says that it is meant so."
+        )
     return environ
 
 

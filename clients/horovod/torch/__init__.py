@@ -149,3 +149,6 @@ __all__ = [
     "stop_timeline",
     "synchronize",
 ]
+
+# Scripts write hvd.mpi_ops.Sum. Last, because it takes all names from here.
+from horovod.torch import mpi_ops as mpi_ops

@@ -24,12 +24,31 @@ else:
     _Base = object
 
 
+def share_state(optimizer: torch.optim.Optimizer, original: torch.optim.Optimizer) -> None:
+    """Loading made new groups and state. A scheduler that knows the optimizer as it was before must steer these."""
+    original.param_groups = optimizer.param_groups
+    original.state = optimizer.state
+
+
 class AdasumOptimizer(_Base):
     """What the on-the-fly subclass adds. Comes first in the method resolution order, the user's class second."""
 
     _hvd_named: list[tuple[str, torch.Tensor]]
     _hvd_compression: type[Compressor]
     _hvd_original: torch.optim.Optimizer
+
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        return {parameter: name for name, parameter in self._hvd_named}
+
+    @property
+    def _requires_update(self) -> set[torch.Tensor]:
+        return {parameter for _, parameter in self._hvd_named if parameter.requires_grad}
+
+    @property
+    def _handles(self) -> dict[torch.Tensor, Any]:
+        """Empty: nothing travels but inside of `step`."""
+        return {}
 
     def synchronize(self) -> None:
         """Does nothing: gradients stay local, and `step` waits for the combined changes itself."""
@@ -57,6 +76,12 @@ class AdasumOptimizer(_Base):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Nothing depends on it: gradients of several backward passes add up, and `step` says when to go on."""
+        self.backward_passes_per_step = passes
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads the state."""
+        super().load_state_dict(state_dict)
+        share_state(self, self._hvd_original)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters, which take part from the next step on under default names."""

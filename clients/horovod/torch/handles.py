@@ -1,7 +1,8 @@
 """Handles of operations in flight: what `*_async` returns and `poll` and `synchronize` take.
 
-A handle, or the engine when nobody has one any more, holds what the operation reads and writes (the tensors) until it
-is over. A handle can end in three ways:
+A handle, or the engine when nobody has one any more, holds what the operation reads and writes (the tensors and their
+storages) until it is over. A tensor may so get another storage meanwhile, as `tensor.data = other` does; a storage that
+is itself resized or moved is gone, for which `synchronize` raises ValueError. A handle can end in three ways:
 
     synchronize(handle)         waits, hands over the result, and the handle is forgotten
     synchronize(handle) raises  the operation failed; the handle is forgotten
@@ -19,6 +20,7 @@ from typing import Any, TypeAlias
 
 from horovod._core import Handle
 from horovod.torch.tensors import current_stream
+from horovod.torch.undecided import UNDECIDED, before_waiting
 
 __all__ = ["poll", "synchronize"]
 
@@ -93,6 +95,8 @@ def synchronize(handle: Any) -> Any:
         HorovodInternalError: the operation failed (a rank was lost, or the ranks do not agree on it). The handle is
             forgotten then.
     """
+    if UNDECIDED:
+        before_waiting()
     if isinstance(handle, Handle):
         return _result_of(handle)
     return handle.result() if isinstance(handle, PartedHandle) else None

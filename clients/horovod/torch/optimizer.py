@@ -8,27 +8,32 @@ adds is small: construction checks, `synchronize` around `step`, and guards; hor
 from __future__ import annotations
 
 import contextlib
+import inspect
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.torch.adasum_optimizer import AdasumOptimizer
+from horovod.torch.adasum_optimizer import AdasumOptimizer, share_state
 from horovod.torch.compression import Compression, Compressor, GradientCompressor
 from horovod.torch.devices import warn_of_wrong_devices
 from horovod.torch.objects import allgather_object
 from horovod.torch.ops.submit import registered_number
-from horovod.torch.reducer import GradientReducer
+from horovod.torch.reducer import IN_FLIGHT, GradientReducer
 from horovod.worker.runtime.context import current
 
 if TYPE_CHECKING:
     _Base = torch.optim.Optimizer
 else:
     _Base = object
+
+# PyTorch before 2.3 has one for CUDA only; later that one is a subclass.
+_GRAD_SCALER: Final[Any] = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
+_FRAMES_TO_GRAD_SCALER: Final = 6
 
 
 class _DistributedOptimizer(_Base):
@@ -37,13 +42,33 @@ class _DistributedOptimizer(_Base):
     _hvd_reducer: GradientReducer
     _hvd_synchronized: bool  # by synchronize(), since the last step
     _hvd_skip: bool  # inside skip_synchronize()
+    backward_passes_per_step: int
     _hvd_original: torch.optim.Optimizer
+
+    # Scripts and libraries look at these three.
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        return self._hvd_reducer.names()
+
+    @property
+    def _requires_update(self) -> set[torch.Tensor]:
+        """The parameters whose gradients are reduced."""
+        return self._hvd_reducer.trained()
+
+    @property
+    def _handles(self) -> dict[torch.Tensor, Any]:
+        """Whose gradients are on their way, as keys; empty after a backward pass that waited for the averages."""
+        return self._hvd_reducer.on_their_way()
 
     def synchronize(self) -> None:
         """Waits until all gradients are reduced; afterwards they may be clipped or inspected.
 
-        Gradients that the backward pass did not make (unused parameters) take part as zeros. Call `step` inside
-        `skip_synchronize()` afterwards.
+        The backward pass that makes the last gradient has waited already, unless a parameter of some rank has none;
+        such gradients take part as zeros. Call `step` inside `skip_synchronize()` afterwards.
+
+        Raises:
+            AssertionError: a gradient was changed while it was being reduced; the message names the parameter.
+            HorovodInternalError: a rank was lost, or the ranks do not agree.
         """
         self._hvd_reducer.synchronize()
         self._hvd_synchronized = True
@@ -66,7 +91,8 @@ class _DistributedOptimizer(_Base):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronizes the gradients (outside skip_synchronize) and takes the optimizer's step.
 
-        With a closure, the gradients are synchronized each time after it has computed them.
+        With a closure, the gradients are synchronized each time after it has computed them. Raises what `synchronize`
+        does.
         """
         self._hvd_original._opt_called = True  # type: ignore[attr-defined]  # for a scheduler made before the wrapping
         if closure is not None and not self._hvd_skip:
@@ -77,7 +103,8 @@ class _DistributedOptimizer(_Base):
                 self._hvd_reducer.synchronize()
                 return loss
         elif not self._hvd_skip:
-            if self._hvd_synchronized and not self._hvd_reducer.stale:
+            reducer = self._hvd_reducer
+            if self._hvd_synchronized and not reducer.stale and not reducer.averaged:
                 warnings.warn(
                     "optimizer.step() called without optimizer.skip_synchronize() context after "
                     "optimizer.synchronize(). The gradients are reduced already and are not reduced again. Write: "
@@ -85,17 +112,25 @@ class _DistributedOptimizer(_Base):
                     stacklevel=2,
                 )
             else:
-                self._hvd_reducer.synchronize()
+                unscaled = reducer.in_flight and _is_called_by_grad_scaler()
+                reducer.synchronize()
+                if unscaled:
+                    raise AssertionError(f"GradScaler has divided gradients while they were being reduced, {IN_FLIGHT}")
+        self._hvd_reducer.forget_averages()
         self._hvd_synchronized = False
         return super().step() if closure is None else super().step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears the gradients. AssertionError while they are being reduced, because that would race."""
+        """Clears the gradients. AssertionError while they are being reduced, because that would race.
+
+        They are after a backward pass that could not wait for them, as `synchronize` says.
+        """
         if self._hvd_reducer.in_flight:
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
                 "optimizer.synchronize(). This is prohibited as it can cause a race condition."
             )
+        self._hvd_reducer.forget_averages()
         self._hvd_synchronized = False
         super().zero_grad(set_to_none)
 
@@ -103,6 +138,7 @@ class _DistributedOptimizer(_Base):
         """Reduces after `passes` backward passes from now on; the local gradients are summed up meanwhile."""
         _check_passes(passes)
         self._hvd_reducer.set_passes(passes)
+        self.backward_passes_per_step = passes
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the state and forgets reductions in flight."""
@@ -110,6 +146,7 @@ class _DistributedOptimizer(_Base):
         self._hvd_synchronized = False
         self._hvd_skip = False
         super().load_state_dict(state_dict)
+        share_state(self, self._hvd_original)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters, whose gradients are reduced from now on under default names."""
@@ -133,8 +170,11 @@ def DistributedOptimizer(  # noqa: N802
 ) -> Any:
     """An optimizer of the same class whose `step` uses gradients reduced over all ranks.
 
-    Each gradient is reduced while the backward pass is still computing others. Gradients of `backward_passes_per_step`
-    passes are summed up locally first. On a rank outside `process_set` it is the optimizer unchanged.
+    Each gradient is reduced while the backward pass is still computing others, and when the last one is made the pass
+    waits for the averages: they are in `.grad` when `backward()` returns, and may be clipped, as with
+    DistributedDataParallel. Where parameters have no gradient in a step on some rank, call `synchronize()` before that.
+    Gradients of `backward_passes_per_step` passes are summed up locally first. On a rank outside `process_set` it is
+    the optimizer unchanged.
 
     Example:
 
@@ -156,6 +196,9 @@ def DistributedOptimizer(  # noqa: N802
         groups: reduce gradients together: a number of groups of equal length, or lists of parameters.
         sparse_as_dense: reduce sparse gradients as dense ones.
         process_set: the ranks that take part.
+
+    The arguments op, process_set, backward_passes_per_step, gradient_predivide_factor and sparse_as_dense are
+    attributes of the result.
 
     Warns of an optimizer that is distributed already, of parameters on a device whose tensors can't be reduced and, in
     the third step, of ranks that all train on the same data.
@@ -182,6 +225,13 @@ def DistributedOptimizer(  # noqa: N802
         if groups is None:
             groups = num_groups
     _check_passes(backward_passes_per_step)
+    options = {
+        "op": op,
+        "process_set": process_set,
+        "backward_passes_per_step": backward_passes_per_step,
+        "gradient_predivide_factor": gradient_predivide_factor,
+        "sparse_as_dense": sparse_as_dense,
+    }
     _check_compression(compression, op, groups)
     size = current().world.size
     if op == Adasum:
@@ -190,7 +240,7 @@ def DistributedOptimizer(  # noqa: N802
         if size > 1:
             named = _named(optimizer, named_parameters)
             warn_of_wrong_devices(named)
-            return _adorn(optimizer, AdasumOptimizer, _hvd_named=named, _hvd_compression=compression)
+            return _adorn(optimizer, AdasumOptimizer, options, _hvd_named=named, _hvd_compression=compression)
     if process_set is not global_process_set:
         registered_number(process_set, "hvd.DistributedOptimizer")
     named = _named(optimizer, named_parameters)
@@ -211,20 +261,37 @@ def DistributedOptimizer(  # noqa: N802
         reducer.watch(named)
         if groups is not None:
             reducer.group(_partition(named, groups, process_set))
-    return _adorn(optimizer, _DistributedOptimizer, _hvd_reducer=reducer, _hvd_synchronized=False, _hvd_skip=False)
+    return _adorn(
+        optimizer, _DistributedOptimizer, options, _hvd_reducer=reducer, _hvd_synchronized=False, _hvd_skip=False
+    )
 
 
-def _adorn(optimizer: torch.optim.Optimizer, addition: type, **attributes: Any) -> Any:
+def _adorn(optimizer: torch.optim.Optimizer, addition: type, options: dict[str, Any], **attributes: Any) -> Any:
     base = type(optimizer)
-    distributed: Any = type(base.__name__, (addition, base), {"__module__": base.__module__})
+    # Named as the user's, in this module: some libraries look for "horovod" in str(type(optimizer)).
+    distributed: Any = type(base.__name__, (addition, base), {"__module__": __name__})
     # Not constructed anew: that would need the arguments of its own __init__ and would lose state and hooks.
     wrapped = object.__new__(distributed)
     wrapped.__dict__.update(optimizer.__dict__)
     # A learning-rate scheduler made before has put its own `step` on the instance; it would bypass ours.
     wrapped.__dict__.pop("step", None)
+    wrapped.__dict__.update({name: value for name, value in options.items() if name not in wrapped.__dict__})
     wrapped.__dict__.update(attributes)
     wrapped._hvd_original = optimizer
     return wrapped
+
+
+def _is_called_by_grad_scaler() -> bool:
+    """Whether torch's GradScaler calls `step`, through whatever schedulers and profilers have put around it.
+
+    It divides gradients in place, and nothing shows that they were.
+    """
+    frame = inspect.currentframe()
+    for _ in range(_FRAMES_TO_GRAD_SCALER):
+        frame = frame.f_back if frame is not None else None
+        if frame is not None and isinstance(frame.f_locals.get("self"), _GRAD_SCALER):
+            return True
+    return False
 
 
 def _default_names(group: int, parameters: Iterable[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:

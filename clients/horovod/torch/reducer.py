@@ -3,9 +3,15 @@
     hook fires, countdown 2 -> 1     local accumulation (backward_passes_per_step)
     hook fires, countdown 1 -> 0     the gradient is ready; with `groups`, the last member makes its group ready
     enough bytes are ready           they are handed to the engine, which reduces them while the backward pass goes on
-    the backward pass ends           the rest is handed over
-    synchronize()                    what no hook made ready (unused parameters: zeros) is handed over; waits for all,
-                                     and goes on where a GradientCompressor reduces something else next
+    the backward pass ends           the rest is handed over; if all gradients are made, on all ranks, it waits for the
+                                     averages, so that they are what the script finds in `.grad` after backward()
+    synchronize()                    if that was not so: what no hook made ready (unused parameters: zeros) is handed
+                                     over; waits for all, and goes on where a GradientCompressor reduces something else
+
+No rank waits in a backward pass for one that waits for another operation: with its last gradient it submits an
+operation of AllMade, in which a rank that has not made all gradients takes part before it waits for anything else
+(undecided.py), and then the average is not waited for. There the script must not touch the gradients before
+synchronize(). If it has changed one it gets an error, whether the change or the reduction came first.
 
 Small gradients are handed over together because waking the engine costs more than reducing one of them. Which gradients
 share a hand-over has no influence on the result, and ranks need not agree on it: each gradient is its own operation.
@@ -22,52 +28,33 @@ import torch
 from horovod._core import Handle
 from horovod.common.basics import Average, Sum
 from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.torch.all_made import AllMade
 from horovod.torch.compression import Compressor, GradientCompressor, NoneCompressor
+from horovod.torch.end_of_backward import EndOfBackward
 from horovod.torch.handles import synchronize
 from horovod.torch.ops.allreduce import start_group
 from horovod.torch.ops.sparse import sparse_allreduce_async
-from horovod.torch.ops.submit import ALLREDUCE, check_reduction, set_id
+from horovod.torch.ops.submit import ALLREDUCE, check_reduction, set_id, set_size
 from horovod.torch.rounds import Rounds
 from horovod.torch.same_gradients import SameGradients
+from horovod.torch.slots import Group, Slot
 from horovod.torch.tensors import READER, in_place_span
-from horovod.worker.runtime.context import current
+from horovod.torch.undecided import UNDECIDED
+from horovod.worker.runtime.context import Context, current
 
 # Ready gradients are handed to the engine when they have this many bytes together.
 HANDOVER_BYTES: Final = 1 << 20
+
+IN_FLIGHT: Final = (
+    "so it is neither the average nor what was meant, and may differ between ranks. Call optimizer.synchronize() after "
+    "loss.backward() and before gradients are changed (by clipping or GradScaler, for example), and then "
+    "optimizer.step() inside `with optimizer.skip_synchronize():`."
+)
 
 TOO_MANY_PASSES: Final = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). "
     "Increase backward_passes_per_step to accumulate gradients locally."
 )
-
-
-class _Slot:
-    """One parameter and where its gradient stands."""
-
-    __slots__ = ("countdown", "finish", "group", "name", "parameter", "queued", "sparse_dim", "wire")
-
-    def __init__(self, name: str, parameter: torch.Tensor, countdown: int) -> None:
-        self.name = name
-        self.wire = "allreduce." + name
-        self.parameter = parameter
-        self.countdown = countdown
-        self.group: _Group | None = None
-        self.queued = False  # ready, and on its way to the engine
-        # Waits for the reduction and stores the gradient. True: it has started another one; call it again.
-        self.finish: Callable[[], bool | None] | None = None
-        self.sparse_dim: int | None = None  # of the last sparse gradient
-
-
-class _Group:
-    """Parameters whose gradients are reduced as one operation."""
-
-    __slots__ = ("missing", "slots")
-
-    def __init__(self, slots: list[_Slot]) -> None:
-        self.slots = slots
-        self.missing = len(slots)
-        for slot in slots:
-            slot.group = self
 
 
 class GradientReducer:
@@ -95,14 +82,19 @@ class GradientReducer:
         self._postscale = gradient_predivide_factor
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
-        self._slots: dict[int, _Slot] = {}  # by id of the parameter, in the order of the names
-        self._groups: list[_Group] = []
-        self._waiting: list[_Slot] = []  # ready, not handed to the engine
+        self._slots: dict[int, Slot] = {}  # by id of the parameter, in the order of the names
+        self._groups: list[Group] = []
+        self._waiting: list[Slot] = []  # ready, not handed to the engine
         self._waiting_bytes = 0
-        self._end_of_backward = False  # flush() is queued for the end of this backward pass
+        self._queued = 0  # number of slots that are
+        self._end = EndOfBackward(inner=self._flush, outermost=self._backward_ended)
+        self._over = False  # a backward pass has ended, and gradients of it are in flight
+        self._undecided_in: Context | None = None  # the world in which this one was last put into UNDECIDED
+        self._all_made = AllMade()
         self._hooks: list[Any] = []
         self._frozen: list[tuple[str, torch.Tensor]] = []
         self._active = False
+        self._averaged = False  # a backward pass has waited for all averages; the script has not asked for them yet
         self.stale = False  # gradients were computed since the last synchronize()
         # An average of one rank, or one of what was made smaller, says nothing.
         comparable = enabled and op == Average and compression is NoneCompressor
@@ -112,11 +104,13 @@ class GradientReducer:
     # -- parameters ------------------------------------------------------------------------------------------------
     def watch(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Reduces these parameters' gradients from now on. Frozen ones join when they are unfrozen."""
+        named = list(named)
+        self._all_made.name(name for name, _ in named)
         for name, parameter in named:
             if not parameter.requires_grad:
                 self._frozen.append((name, parameter))
             elif id(parameter) not in self._slots:
-                slot = _Slot(name, parameter, self.passes)
+                slot = Slot(name, parameter, self.passes)
                 self._slots[id(parameter)] = slot
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(self._hook(slot)))  # type: ignore[no-untyped-call]
 
@@ -125,14 +119,14 @@ class GradientReducer:
         for parameters in groups:
             slots = [self._slots[id(parameter)] for parameter in parameters if id(parameter) in self._slots]
             if len(slots) > 1:
-                self._groups.append(_Group(slots))
+                self._groups.append(Group(slots))
 
     def set_passes(self, passes: int) -> None:
         self.passes = passes
         for slot in self._slots.values():
             slot.countdown = passes
 
-    def _hook(self, slot: _Slot) -> Callable[[torch.Tensor], None]:
+    def _hook(self, slot: Slot) -> Callable[[torch.Tensor], None]:
         # The parameter owns the hook: it must not keep the optimizer alive, nor reduce for one that is gone.
         reference = weakref.ref(self)
 
@@ -142,6 +136,10 @@ class GradientReducer:
                 return
             if slot.queued:
                 raise AssertionError(TOO_MANY_PASSES)
+            if reducer._averaged:
+                reducer.forget_averages()
+                if slot.was_added_to():
+                    raise AssertionError(TOO_MANY_PASSES)
             reducer.stale = True
             slot.countdown -= 1
             if slot.countdown <= 0:
@@ -151,26 +149,84 @@ class GradientReducer:
         untraced: Callable[[torch.Tensor], None] = torch.compiler.disable(accumulated)  # type: ignore[no-untyped-call]
         return untraced
 
+    def names(self) -> dict[torch.Tensor, str]:
+        """Of the parameters that are watched."""
+        return {slot.parameter: slot.name for slot in self._slots.values()}
+
+    def trained(self) -> set[torch.Tensor]:
+        """The parameters whose gradients are reduced in the next step."""
+        return {slot.parameter for slot in self._slots.values() if slot.parameter.requires_grad}
+
+    def on_their_way(self) -> dict[torch.Tensor, Callable[[], bool | None] | None]:
+        """The parameters whose gradients are in flight, with what waits for each or for its group."""
+        return {slot.parameter: slot.finish for slot in self._slots.values() if slot.queued}
+
     # -- the way to the engine --------------------------------------------------------------------------------------
-    def _ready(self, slot: _Slot) -> None:
+    def _ready(self, slot: Slot) -> None:
         slot.queued = self._active = True
+        self._queued += 1
         self._waiting.append(slot)
         gradient = slot.parameter.grad
         assert gradient is not None
         self._waiting_bytes += gradient.nbytes if gradient.layout is torch.strided else HANDOVER_BYTES
+        end_is_told = self._end.expect()
         if self._waiting_bytes >= HANDOVER_BYTES:
-            self._hand_over(wait_follows=False)
-        elif not self._end_of_backward:
-            self._end_of_backward = True
-            try:
-                torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
-            except RuntimeError:  # no backward pass of this kind is running (compiled autograd)
-                self._end_of_backward = False
-                self._hand_over(wait_follows=False)
+            self._flush()
+        if not end_is_told:  # so each gradient may be the last one
+            self._backward_ended()
+
+    def _flush(self) -> None:
+        self._hand_over(wait_follows=False)
 
     def _backward_ended(self) -> None:
-        self._end_of_backward = False
-        self._hand_over(wait_follows=False)
+        """Waits for the averages if all gradients are made. May be called again when nothing has happened since."""
+        if not self._active:
+            return
+        for slot in self._watch_unfrozen():
+            if slot.parameter.grad is not None:
+                slot.queued = True
+                self._queued += 1
+                self._waiting.append(slot)
+        if not self._all_made.said and self._has_made_all():
+            try:
+                self._hand_over(wait_follows=True)
+                self._start_parts_of_groups()
+                self._say_made(complete=True, quiet=True)
+                everywhere = self._all_made.everywhere()
+                if everywhere:
+                    self._finish()
+            except BaseException:
+                self.reset()
+                raise
+            if everywhere:
+                self.reset()
+                self._averaged = True
+                for slot in self._slots.values():
+                    slot.remember()
+                return
+        else:
+            self._flush()
+            if not self._all_made.said:
+                self._undecided_in = current()
+                UNDECIDED[id(self)] = weakref.ref(self)
+        self._over = True
+        for slot in self._slots.values():
+            slot.allow_changes(alone=True)
+
+    def _has_made_all(self) -> bool:
+        slots = self._slots.values()
+        return self._queued == len(slots) or all(slot.queued or not slot.parameter.requires_grad for slot in slots)
+
+    def say_incomplete(self) -> None:
+        """This rank waits for something else while gradients of this step are missing."""
+        if not self._all_made.said and self._undecided_in is current():
+            self._say_made(complete=False, quiet=False)
+
+    def _say_made(self, complete: bool, quiet: bool) -> None:
+        self._all_made.say(complete, self._submit_lacking, set_size(self._process_set) == 1, quiet)
+
+    def _submit_lacking(self, lacking: torch.Tensor, wire: str, quiet: bool) -> Handle:
+        return self._submit(lacking, wire, quiet, Average if self._op == Average else Sum)
 
     def _hand_over(self, wait_follows: bool) -> None:
         """Starts what waits. Only the last one wakes the engine, and none does when this thread waits next."""
@@ -191,14 +247,15 @@ class GradientReducer:
         finally:
             self._waiting[:0] = waiting[started:]  # after an error, synchronize() must not take them for reduced
 
-    def _start(self, slot: _Slot, quiet: bool) -> None:
+    def _start(self, slot: Slot, quiet: bool) -> None:
         gradient = slot.parameter.grad
         assert gradient is not None
+        slot.hand_over(gradient)
         if gradient.layout is not torch.strided:
             slot.sparse_dim = gradient.sparse_dim()
             if not self._sparse_as_dense:
                 wait = sparse_allreduce_async(gradient, slot.name, self._op, self._process_set)
-                slot.finish = lambda: _store(slot.parameter, wait())
+                slot.finish = lambda: slot.store(wait())
                 return
         if self._same is not None:
             self._same.before(slot.parameter, gradient)
@@ -209,12 +266,12 @@ class GradientReducer:
             return
         handle = self._submit(travelling, slot.wire, quiet)
         if restore is None:
-            slot.finish = lambda: _store(slot.parameter, synchronize(handle))
+            slot.finish = lambda: slot.store(synchronize(handle))
         else:
-            slot.finish = lambda: _store(slot.parameter, restore(synchronize(handle)))
+            slot.finish = lambda: slot.store(restore(synchronize(handle)))
 
-    def _submit(self, travelling: torch.Tensor, wire: str, quiet: bool) -> Handle:
-        op = self._op
+    def _submit(self, travelling: torch.Tensor, wire: str, quiet: bool, op: int | None = None) -> Handle:
+        op = self._op if op is None else op
         if op != Average and op != Sum:
             op = check_reduction(op, travelling, self._process_set, "Allreduce")
         number = 0 if self._process_set is global_process_set else set_id(self._process_set, "Allreduce")
@@ -245,7 +302,7 @@ class GradientReducer:
 
     def _start_rounds(
         self,
-        slot: _Slot,
+        slot: Slot,
         rounds: Rounds,
         dense: torch.Tensor,
         restore: Callable[[torch.Tensor], torch.Tensor] | None,
@@ -253,17 +310,18 @@ class GradientReducer:
     ) -> None:
         def go_on(quiet: bool = True) -> bool:
             reduced = rounds.advance(quiet)
+            slot.allow_changes(alone=False)  # the compressor may have used the memory of the gradient
             if reduced is None:
                 return True
             if restore is not None:
-                _store(slot.parameter, restore(reduced))
+                slot.store(restore(reduced))
             elif reduced is not dense:
                 dense.copy_(reduced)  # the memory of the gradient
             return False
 
         slot.finish = go_on if go_on(quiet) else None
 
-    def _start_group(self, group: _Group, quiet: bool) -> None:
+    def _start_group(self, group: Group, quiet: bool) -> None:
         packed = []
         for slot in group.slots:
             gradient = slot.parameter.grad
@@ -275,6 +333,7 @@ class GradientReducer:
                 )
             if self._same is not None:
                 self._same.before(slot.parameter, gradient)
+            slot.hand_over(gradient)
             packed.append(self._pack(gradient))
         handle = start_group(
             [travelling for travelling, _ in packed],
@@ -289,7 +348,7 @@ class GradientReducer:
 
         def finish() -> None:
             for slot, reduced, (_, restore) in zip(group.slots, synchronize(handle), packed, strict=True):
-                _store(slot.parameter, reduced if restore is None else restore(reduced))
+                slot.store(reduced if restore is None else restore(reduced))
 
         group.slots[0].finish = finish
 
@@ -322,69 +381,93 @@ class GradientReducer:
         """Whether gradients are on their way, so that they must not be touched."""
         return self._active
 
+    @property
+    def averaged(self) -> bool:
+        """Whether a backward pass has waited for all averages, and `synchronize` has nothing to do."""
+        return self._averaged
+
     def synchronize(self) -> None:
-        """Reduces what no hook made ready, waits for everything and leaves the reduced gradients in `.grad`."""
-        if self._frozen:
-            frozen, self._frozen = self._frozen, []
-            self.watch(frozen)
-        slots = list(self._slots.values())
+        """Reduces what no hook made ready, waits for everything and leaves the reduced gradients in `.grad`.
+
+        Raises AssertionError: the script has changed a gradient in flight. The others are reduced.
+        """
+        if self._averaged:
+            self.forget_averages()
+            return
+        UNDECIDED.pop(id(self), None)
+        self._watch_unfrozen()
         self._active = True
         try:
-            for slot in slots:
+            for slot in self._slots.values():
                 if not slot.queued and slot.parameter.requires_grad:
                     if slot.parameter.grad is None:
-                        slot.parameter.grad = _zeros(slot)
+                        slot.parameter.grad = slot.zeros()
                     slot.queued = True
                     self._waiting.append(slot)
             self._hand_over(wait_follows=True)
-            for group in self._groups:
-                # A member that was frozen meanwhile has no gradient of its own; the group needs it all the same.
-                if 0 < group.missing < len(group.slots):
-                    for slot in group.slots:
-                        if slot.parameter.grad is None:
-                            slot.parameter.grad = _zeros(slot)
-                    self._start_group(group, True)
-            unfinished = [slot.finish for slot in slots if slot.finish is not None]
-            while unfinished:
-                unfinished = [finish for finish in unfinished if finish()]
-            self.stale = False
-            if self._same is not None:
-                self._same.after()
-                if self._same.over:
-                    self._same = None
+            self._start_parts_of_groups()
+            if not self._all_made.said:
+                self._say_made(complete=True, quiet=True)
+            self._finish()
         finally:
             self.reset()
 
+    def _watch_unfrozen(self) -> list[Slot]:
+        """Those that were frozen when they were given, and are no more."""
+        unfrozen = [pair for pair in self._frozen if pair[1].requires_grad]
+        if not unfrozen:
+            return []
+        self._frozen = [pair for pair in self._frozen if not pair[1].requires_grad]
+        self.watch(unfrozen)
+        return [self._slots[id(parameter)] for _, parameter in unfrozen]
+
+    def _start_parts_of_groups(self) -> None:
+        for group in self._groups:
+            # A member that was frozen meanwhile has no gradient of its own; the group needs it all the same.
+            if 0 < group.missing < len(group.slots):
+                for slot in group.slots:
+                    if slot.parameter.grad is None:
+                        slot.parameter.grad = slot.zeros()
+                self._start_group(group, True)
+                group.missing = 0
+
+    def _finish(self) -> None:
+        """Waits for all that is in flight. AssertionError: the script has changed a gradient meanwhile."""
+        slots = list(self._slots.values())
+        changes = [(slot.name, change) for slot in slots if (change := slot.change(self._over))]
+        unfinished = [slot.finish for slot in slots if slot.finish is not None]
+        while unfinished:
+            unfinished = [finish for finish in unfinished if finish()]
+        self._all_made.wait()
+        self.stale = False
+        if self._same is not None:
+            self._same.after()
+            if self._same.over:
+                self._same = None
+        if changes:
+            name, change = changes[0]
+            more = f" (and {len(changes) - 1} more)" if len(changes) > 1 else ""
+            raise AssertionError(
+                f"The gradient of parameter {name!r}{more} was {change} while it was being reduced, {IN_FLIGHT}"
+            )
+
+    def forget_averages(self) -> None:
+        """The script has taken what a backward pass waited for: the next synchronize() reduces anew."""
+        self._averaged = False
+
     def reset(self) -> None:
         """Forgets what is in flight (the engine keeps the memory until it is done) and starts a new step."""
+        UNDECIDED.pop(id(self), None)
         self._waiting.clear()
-        self._waiting_bytes = 0
-        self._end_of_backward = self._active = False
+        self._waiting_bytes = self._queued = 0
+        self._active = self._averaged = self._over = False
+        self._end.forget()
+        self._all_made.reset()
         for slot in self._slots.values():
-            slot.queued = False
-            slot.finish = None
+            slot.end()
             slot.countdown = self.passes
         for group in self._groups:
             group.missing = len(group.slots)
-
-
-def _store(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-    if parameter.grad is not gradient:
-        parameter.grad = gradient
-
-
-def _zeros(slot: _Slot) -> torch.Tensor:
-    """The gradient of a parameter that the loss did not use."""
-    parameter = slot.parameter
-    if slot.sparse_dim is None:
-        return torch.zeros_like(parameter, requires_grad=False)
-    shape = parameter.shape
-    return torch.sparse_coo_tensor(
-        parameter.new_empty((slot.sparse_dim, 0), dtype=torch.int64),
-        parameter.new_empty((0, *shape[slot.sparse_dim :])),
-        shape,
-        check_invariants=False,
-    )
 
 
 def _to_sparse(dense: torch.Tensor, sparse_dim: int) -> torch.Tensor:

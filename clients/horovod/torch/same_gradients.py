@@ -8,6 +8,7 @@ is there.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 
 import torch
@@ -78,5 +79,14 @@ class SameGradients:
                 f"In the first {STEPS} steps every rank computed the same gradients, so all of them seem to train on "
                 "the same data. Give each rank its part, for example with DataLoader(sampler=DistributedSampler("
                 "dataset, hvd.size(), hvd.rank())).",
-                stacklevel=5,
+                stacklevel=_level_of_the_script(),
             )
+
+
+def _level_of_the_script() -> int:
+    """Of the line that called backward() or step(), for warnings.warn in the function that calls this one."""
+    level, frame = 1, inspect.currentframe()
+    frame = frame.f_back if frame is not None else None
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("horovod", "torch"):
+        level, frame = level + 1, frame.f_back
+    return level

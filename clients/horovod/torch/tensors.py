@@ -77,23 +77,6 @@ def current_stream(device: int) -> int:
     return torch.cuda.current_stream(device).cuda_stream
 
 
-def with_output(span: Span, address: int) -> Span:
-    """The same with its result elsewhere."""
-    return (span[0], address, span[2], span[3]) if len(span) == 4 else (span[0], address, *span[2:])
-
-
-def input_span(tensor: torch.Tensor) -> Span:
-    """The span of an operation whose result size only the engine knows; it allocates the output (see `adopt`)."""
-    return with_output(in_place_span(tensor), 0)
-
-
-def span_to_new(tensor: torch.Tensor) -> tuple[Span, torch.Tensor]:
-    """The span of an operation whose result goes to a new tensor of the same shape and dtype, and that tensor."""
-    span = in_place_span(tensor)
-    output = new_like(tensor)
-    return with_output(span, output.data_ptr()), output
-
-
 def new_like(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor for the result of an operation on `tensor`."""
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not _strided:
@@ -107,8 +90,10 @@ def check_tensor(tensor: torch.Tensor) -> None:
         raise refusal(tensor)
 
 
-# Subclasses may change what a tensor is.
-READER: Final = TensorReader((torch.Tensor, torch.nn.Parameter), in_place_span)
+# Subclasses may change what a tensor is. `tensor.data = other` and `tensor.set_()` give a tensor another storage.
+READER: Final = TensorReader(
+    (torch.Tensor, torch.nn.Parameter), in_place_span, torch.Tensor.untyped_storage, torch.UntypedStorage.data_ptr
+)
 
 
 def adopt(output: Output | torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ namespace horovod::cuda {
 namespace {
 
 // The oldest comes first: what it makes is understood by older drivers as well.
-constexpr const char* kSystemsOwn[] = {"libnvrtc.so.11.2", "libnvrtc.so.12", "libnvrtc.so.13"};
+constexpr const char* kCompilerFiles[] = {"libnvrtc.so.11.2", "libnvrtc.so.12", "libnvrtc.so.13"};
 
 std::string bind_all(Compiler& table, const ImportedLibrary& from) {
   std::string missing;
@@ -22,7 +22,7 @@ std::string bind_all(Compiler& table, const ImportedLibrary& from) {
 
 ImportedLibrary open_any(const std::string& file, std::string& opened) {
   ImportedLibrary library;
-  for (const char* systems : kSystemsOwn) {
+  for (const char* systems : kCompilerFiles) {
     opened = file.empty() ? systems : file;
     library = ImportedLibrary::open(opened);
     if (library.loaded() || !file.empty()) break;
@@ -30,7 +30,7 @@ ImportedLibrary open_any(const std::string& file, std::string& opened) {
   return library;
 }
 
-Status load(const std::string& file, Compiler& table) {
+Status load_compiler(const std::string& file, Compiler& table) {
   const ImportedLibrary from = open_any(file, table.file);
   if (!from.loaded()) {
     return {
@@ -123,7 +123,9 @@ class Program {
 
 }  // namespace
 
-const Compiler* compiler(const std::string& file, Status& status) { return loaded_once<Compiler>(file, load, status); }
+const Compiler* compiler(const std::string& file, Status& status) {
+  return loaded_once<Compiler>(file, load_compiler, status);
+}
 
 const CopyKernel* copy_kernel(const std::string& file, int capability, Status& status) {
   const auto make = [&](const std::string&, CopyKernel& kernel) -> Status {

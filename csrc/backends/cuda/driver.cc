@@ -3,7 +3,7 @@
 namespace horovod::cuda {
 namespace {
 
-constexpr const char* kSystemsOwn = "libcuda.so.1";
+constexpr const char* kDriverFile = "libcuda.so.1";
 constexpr int kOldest = 11020;  // 11.2, the first with pools of memory
 
 std::string bind_all(Driver& driver, const ImportedLibrary& library) {
@@ -20,7 +20,7 @@ std::string bind_all(Driver& driver, const ImportedLibrary& library) {
   return missing;
 }
 
-Status load(const std::string& file, Driver& driver) {
+Status load_driver(const std::string& file, Driver& driver) {
   const ImportedLibrary library = ImportedLibrary::open(file);
   if (!library.loaded()) {
     return {Code::invalid_argument,
@@ -56,7 +56,7 @@ Status Driver::failure(const char* function, int result) const {
 }
 
 const Driver* driver(const std::string& file, Status& status) {
-  return loaded_once<Driver>(file.empty() ? kSystemsOwn : file, load, status);
+  return loaded_once<Driver>(file.empty() ? kDriverFile : file, load_driver, status);
 }
 
 }  // namespace horovod::cuda

@@ -9,7 +9,7 @@ namespace {
 // The first message to a peer: bytes in all, rows of each tensor, and the first bytes of the data (or padding, because
 // its length must be known beforehand).
 constexpr size_t kHeadBytes = 1024;
-constexpr int64_t kMostBytes = int64_t{1} << 48;  // of a message; more is a broken peer
+constexpr int64_t kMostMessageBytes = int64_t{1} << 48;  // of a message; more is a broken peer
 
 uint64_t length_of(const std::vector<iovec>& pieces) {
   uint64_t bytes = 0;
@@ -76,7 +76,7 @@ Status RowExchange::exchange_counts() {
     int64_t bytes = 0;
     for (size_t i = 0; i < items && bytes >= 0; ++i) {
       const int64_t rows = rows_in[peer][i];
-      const bool sane = rows >= 0 && rows <= (kMostBytes - bytes) / std::max<int64_t>(row_bytes_[i], 1);
+      const bool sane = rows >= 0 && rows <= (kMostMessageBytes - bytes) / std::max<int64_t>(row_bytes_[i], 1);
       bytes = sane ? bytes + rows * row_bytes_[i] : -1;
     }
     if (bytes < 0 || static_cast<uint64_t>(bytes) != claimed) {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 
@@ -20,6 +21,8 @@ __all__ = [
     "OptimizerStateHandler",
     "SamplerStateHandler",
     "StateHandler",
+    "Stateful",
+    "StatefulHandler",
     "TorchState",
     "get_handler_registry",
     "set_handler_registry",
@@ -33,6 +36,8 @@ class StateHandler:
     """
 
     root_rank = 0  # whose value `sync` sends; TorchState sets it on all ranks alike
+    # What a copy of the state refers to as it is, without copying it: TorchState's models, optimizers and so on.
+    kept: Sequence[Any] = ()
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -85,6 +90,51 @@ class OptimizerStateHandler(StateHandler):
         broadcast_optimizer_state(self.value, self.root_rank)
 
 
+@runtime_checkable
+class Stateful(Protocol):
+    """What says itself what of it is to be saved, such as learning-rate schedulers and GradScaler."""
+
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
+
+
+_KEPT: Final = "kept"
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Travels in place of one of `StateHandler.kept`; a copy of it is the receiver's own."""
+
+    index: int
+
+    def __deepcopy__(self, memo: dict[str, Any]) -> Any:
+        return memo[_KEPT][self.index]
+
+
+class StatefulHandler(StateHandler):
+    """For Stateful. The object stays the one that it is, and so does the optimizer that it may refer to."""
+
+    def save(self) -> None:
+        self._saved = self._copied(self.value.state_dict())
+
+    def restore(self) -> None:
+        self.value.load_state_dict(self._copied(self._saved))
+        if isinstance(self.value, _GRAD_SCALER):
+            # What it knows of the failed step is in no state_dict, and would refuse the next unscale_().
+            self.value._per_optimizer_states.clear()
+
+    def sync(self) -> None:
+        is_root = rank() == self.root_rank
+        names = {id(one): _Kept(index) for index, one in enumerate(self.kept)}
+        sent = copy.deepcopy(self.value.state_dict(), names) if is_root else None
+        received = broadcast_object(sent, self.root_rank)
+        if not is_root:
+            self.value.load_state_dict(copy.deepcopy(received, {_KEPT: self.kept}))  # type: ignore[dict-item]
+
+    def _copied(self, state: Any) -> Any:
+        return copy.deepcopy(state, {id(one): one for one in self.kept})
+
+
 class SamplerStateHandler(StateHandler):
     """For ElasticSampler: how far the epoch is."""
 
@@ -98,29 +148,35 @@ class SamplerStateHandler(StateHandler):
         self.value.load_state_dict(broadcast_object(self.value.state_dict(), self.root_rank))
 
 
+# PyTorch before 2.3 has one for CUDA only; later that one is a subclass.
+_GRAD_SCALER: Any = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
+
 _registry: list[tuple[type, type[StateHandler]]] = [
     (torch.nn.Module, ModelStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
+    (Stateful, StatefulHandler),
 ]
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
-    """Which handler takes values of which class; the first that fits. A copy."""
-    return list(_registry)
+    """Which handler takes values of which class; the first that fits. To change it in place is to change it."""
+    return _registry
 
 
 def set_handler_registry(registry: Sequence[tuple[type, type[StateHandler]]]) -> None:
-    """Replaces the registry for states made from now on; the same on all ranks. To add a kind of value:
+    """Replaces the registry for values given from now on; the same on all ranks. To add a kind of value:
 
     >>> from horovod.torch.elastic.state import get_handler_registry, set_handler_registry
     >>> set_handler_registry([(MyTable, MyTableHandler), *get_handler_registry()])
     """
     global _registry
-    _registry = list(registry)
+    _registry = registry if isinstance(registry, list) else list(registry)
 
 
 def _handler_for(value: Any) -> StateHandler | None:
+    if isinstance(value, type):  # a class has the methods of its objects
+        return None
     for kind, handler in _registry:
         if isinstance(value, kind):
             return handler(value)
@@ -130,9 +186,10 @@ def _handler_for(value: Any) -> StateHandler | None:
 class TorchState(ObjectState):
     """The state of a PyTorch training: `state.model`, `state.optimizer` and every other name that is given.
 
-    Models, optimizers and ElasticSamplers are kept by handlers (horovod.torch.elastic.state), whatever their names;
-    other values are copied and pickled, so a learning-rate scheduler, which holds its optimizer, must be given as its
-    state_dict. Assigning another model, optimizer or sampler saves it at once. Example:
+    Models, optimizers, ElasticSamplers and what else has state_dict() and load_state_dict(), such as learning-rate
+    schedulers and GradScaler, are kept by handlers (horovod.torch.elastic.state), whatever their names; they stay the
+    objects that they are. Other values are copied and pickled. Assigning another model, optimizer and so on saves it
+    at once. Example:
 
         >>> state = hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=0)
         >>> state.epoch = 7
@@ -167,6 +224,8 @@ class TorchState(ObjectState):
         self._source = 0
         self.__dict__.update({name: handler.value for name, handler in handlers.items()})
         self._handlers = handlers
+        self._refer_to_each_other()
+        self.save()  # again: the first copies did not know what they refer to
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -175,9 +234,23 @@ class TorchState(ObjectState):
             return  # under construction
         if name in handlers:
             handlers[name].set_value(value)
+            self._refer_to_each_other()
         elif name in self._saved_state and (handler := _handler_for(value)) is not None:  # it was None until now
             handlers[name] = handler
             del self._saved_state[name]
+            self._refer_to_each_other()
+            handler.save()
+
+    def _refer_to_each_other(self) -> None:
+        values = [handler.value for _, handler in sorted(self._handlers.items())]  # in one order on all ranks
+        # A scheduler may hold the optimizer that was made distributed.
+        values += [value._hvd_original for value in values if hasattr(value, "_hvd_original")]
+        for handler in self._handlers.values():
+            handler.kept = values
+
+    def _kept(self) -> Sequence[Any]:
+        handlers = self.__dict__.get("_handlers")
+        return next((handler.kept for handler in handlers.values()), ()) if handlers else ()
 
     def save(self) -> None:
         for handler in self._handlers.values():

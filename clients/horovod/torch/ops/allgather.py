@@ -17,7 +17,8 @@ from horovod.torch.handles import AnyHandle
 from horovod.torch.ops.allreduce import _differentiable as reduce_differentiable
 from horovod.torch.ops.allreduce import gradient_name
 from horovod.torch.ops.submit import ALLGATHER, needs_gradient, run, set_id, start, start_parts
-from horovod.torch.tensors import adopt, by_dtype, check_one_device, input_span, named
+from horovod.torch.tensors import adopt, by_dtype, check_one_device, in_place_span, named
+from horovod.torch.undecided import UNDECIDED, before_waiting
 
 _UNNAMED = "allgather.noname"
 _UNNAMED_GROUP = "grouped_allgather.noname"
@@ -124,7 +125,8 @@ def _start_group(
     tensors = tuple(tensors)
     check_one_device(tensors)
     try:
-        spans = [input_span(tensor) for tensor in tensors]
+        for tensor in tensors:
+            in_place_span(tensor)  # refuses what can't travel before any part is on its way
     except ValueError as refusal:
         raise named(refusal, "grouped_allgather", name) from None
     number = set_id(process_set, "Allgather")
@@ -134,7 +136,7 @@ def _start_group(
             tensors,
             ALLGATHER,
             wire,
-            [spans[index] for index in indices],
+            [(tensors[index], None) for index in indices],
             set_id=number,
             finish=lambda outputs: tuple(adopt(output) for output in outputs),
             wait_follows=wait_follows,
@@ -146,6 +148,8 @@ def _start_group(
 def _plain_group(
     tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet
 ) -> tuple[torch.Tensor, ...]:
+    if UNDECIDED:
+        before_waiting()
     result: tuple[torch.Tensor, ...] = _start_group(tensors, name, process_set, wait_follows=True).result()
     return result
 

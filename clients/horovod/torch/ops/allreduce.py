@@ -28,7 +28,8 @@ from horovod.torch.ops.submit import (
     start,
     start_parts,
 )
-from horovod.torch.tensors import READER, by_dtype, check_one_device, in_place_span, named, new_like, span_to_new
+from horovod.torch.tensors import READER, Given, by_dtype, check_one_device, in_place_span, named, new_like
+from horovod.torch.undecided import UNDECIDED, before_waiting
 from horovod.worker.runtime.context import current
 
 _UNNAMED = "allreduce.noname"
@@ -146,6 +147,8 @@ def allreduce_(
     wire = _UNNAMED if name is None else "allreduce." + name
     number = 0 if process_set is global_process_set else set_id(process_set, "Allreduce")
     # As run() does it, without a call in between, which a small tensor notices.
+    if UNDECIDED:
+        before_waiting()
     current().engine.run(
         ALLREDUCE, wire, (tensor,), op, prescale_factor, postscale_factor, 0, None, number, tensor, READER
     )
@@ -260,6 +263,8 @@ def grouped_allreduce_(
         [tensor([2., 2.]), tensor([2.])]
     """
     op = reduce_op(op, average)
+    if UNDECIDED:
+        before_waiting()
     result: tuple[torch.Tensor, ...] = start_group(
         tensors, True, op, name, prescale_factor, postscale_factor, process_set, wait_follows=True
     ).result()
@@ -303,20 +308,22 @@ def start_group(
     tensors = tuple(tensors)
     check_one_device(tensors)
     try:
-        pairs = [(in_place_span(tensor), tensor) if in_place else span_to_new(tensor) for tensor in tensors]
+        for tensor in tensors:
+            in_place_span(tensor)  # refuses what can't travel before any part is on its way
     except ValueError as refusal:
         raise named(refusal, "grouped_allreduce", name) from None
-    spans = [span for span, _ in pairs]
+    outputs = tensors if in_place else tuple(new_like(tensor) for tensor in tensors)
+    given: Sequence[Given] = tensors if in_place else tuple(zip(tensors, outputs, strict=True))
     codes = [check_reduction(op, tensor, process_set, "Allreduce") for tensor in tensors]
     number = set_id(process_set, "Allreduce")
 
     def start_part(wire: str, indices: Sequence[int]) -> Handle:
-        part = tuple(pairs[index][1] for index in indices)
+        part = tuple(outputs[index] for index in indices)
         return start(
             (part, tensors),
             ALLREDUCE,
             wire,
-            [spans[index] for index in indices],
+            [given[index] for index in indices],
             codes[indices[0]],
             prescale,
             postscale,
@@ -385,6 +392,8 @@ def _plain_group(
     postscale: float,
     process_set: ProcessSet,
 ) -> tuple[torch.Tensor, ...]:
+    if UNDECIDED:
+        before_waiting()
     result: tuple[torch.Tensor, ...] = start_group(
         tensors, False, op, name, prescale, postscale, process_set, wait_follows=True
     ).result()

@@ -42,8 +42,8 @@ def alltoall(
         process_set: the ranks that take part.
 
     Returns:
-        The rows that this rank got, sum(received_splits) of them; with `splits` also received_splits, int32. What
-        `allgather` says of results on a GPU holds here as well.
+        The rows that this rank got, sum(received_splits) of them; with `splits` also received_splits, int32, on the
+        device of `splits` if that is a tensor. What `allgather` says of results on a GPU holds here as well.
 
     Raises:
         ValueError: splits that do not fit, a tensor that can't be sent, a name that is in flight already.
@@ -53,7 +53,7 @@ def alltoall(
         output, received = _Alltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]
         return output if splits is None else (output, received)
     output, counts = _exchange(tensor, splits, name, process_set)
-    return output if splits is None else (output, _count_tensor(counts))  # making a tensor costs more than the call
+    return output if splits is None else (output, _received(counts, splits))  # making a tensor costs more than the call
 
 
 def alltoall_async(
@@ -87,7 +87,7 @@ def alltoall_async(
         0,
         parts,
         number,
-        lambda answer: (adopt(answer[0][0]), _count_tensor(answer[1])),
+        lambda answer: (adopt(answer[0][0]), _received(answer[1], splits)),
     )
 
 
@@ -112,7 +112,7 @@ def _checked(
                 f"Alltoall: splits must be a one-dimensional tensor of torch.int32, not {splits.dim()}-dimensional "
                 f"of {splits.dtype}."
             )
-        parts = splits.tolist()
+        parts = splits.cpu().tolist()
     else:
         try:
             parts = [operator.index(part) for part in splits]
@@ -139,8 +139,12 @@ def _exchange(
     return adopt(outputs[0]), received
 
 
-def _count_tensor(counts: list[int]) -> torch.Tensor:
-    return torch.tensor(counts, dtype=torch.int32)
+def _received(counts: list[int], splits: Sequence[int] | torch.Tensor | None) -> torch.Tensor:
+    """received_splits, on the device of `splits`."""
+    received = torch.tensor(counts, dtype=torch.int32, device="cpu")
+    if isinstance(splits, torch.Tensor) and not splits.is_cpu:
+        return splits.new_empty(len(counts)).copy_(received)
+    return received
 
 
 class _Alltoall(torch.autograd.Function):
@@ -153,15 +157,15 @@ class _Alltoall(torch.autograd.Function):
         process_set: ProcessSet,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         output, counts = _exchange(tensor, splits, name, process_set)
-        received = _count_tensor(counts)
+        received = _received(counts, splits)
         ctx.mark_non_differentiable(received)
-        ctx.arguments = (tensor.shape[0], received, name, process_set)
+        ctx.arguments = (tensor.shape[0], counts, name, process_set)
         return output, received
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        rows, received, name, process_set = ctx.arguments
-        returned = alltoall(gradients[0].contiguous(), received, gradient_name(name), process_set)[0]
+        rows, counts, name, process_set = ctx.arguments
+        returned = alltoall(gradients[0].contiguous(), counts, gradient_name(name), process_set)[0]
         unsent = rows - returned.shape[0]
         if unsent:
             returned = torch.cat([returned, returned.new_zeros((unsent, *returned.shape[1:]))])

@@ -158,5 +158,5 @@ class _Broadcast(torch.autograd.Function):
         reduced = reduce_differentiable(gradients[0].contiguous(), Average, gradient_name(name), 1.0, 1.0, process_set)
         if current().world.rank != root_rank:
             # Zeros that stay part of the graph, so that a double backward meets the root's.
-            reduced = reduced.masked_fill(torch.ones((), dtype=torch.bool), 0)
+            reduced = reduced.masked_fill(reduced.new_ones((), dtype=torch.bool), 0)
         return reduced, None, None, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from horovod.torch.undecided import UNDECIDED, before_waiting
 from horovod.worker.runtime.context import current
 
 
@@ -37,4 +38,6 @@ def join(device: int = -1) -> int:
     """
     if not isinstance(device, int):
         raise TypeError(f"device must be the index of a GPU or -1, not {device!r}.")
+    if UNDECIDED:
+        before_waiting()
     return current().engine.join(device)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from horovod._core import Handle
-from horovod.common.basics import Average, Max, Min, Product, Sum
+from horovod.common.basics import Adasum, Average, Max, Min, Product, Sum
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.compression import Compression, Compressor
@@ -28,7 +28,8 @@ from horovod.torch.ops.submit import (
     start,
     start_parts,
 )
-from horovod.torch.tensors import adopt, by_dtype, check_one_device, check_tensor, input_span, named
+from horovod.torch.tensors import adopt, by_dtype, check_one_device, check_tensor, in_place_span, named
+from horovod.torch.undecided import UNDECIDED, before_waiting
 
 _UNNAMED = "reducescatter.noname"
 _UNNAMED_GROUP = "grouped_reducescatter.noname"
@@ -65,6 +66,7 @@ def reducescatter(
 
     Raises:
         ValueError: a scalar or another tensor that can't be reduced, a name that is in flight already.
+        NotImplementedError: hvd.Adasum.
         HorovodInternalError: another op, ranks that do not agree, or a lost rank.
     """
     small, context = compression.compress(tensor)
@@ -138,6 +140,8 @@ def grouped_reducescatter(
     if needs_gradient(*small):
         results = _GroupedReducescatter.apply(arguments, *small)  # type: ignore[no-untyped-call]
     else:
+        if UNDECIDED:
+            before_waiting()
         results = _start_group(small, op, name, prescale_factor, postscale_factor, process_set, True).result()
     return [compression.decompress(result, context) for result, (_, context) in zip(results, packed, strict=True)]
 
@@ -170,6 +174,8 @@ def _checked(tensor: torch.Tensor, op: int, process_set: ProcessSet) -> int:
             "Reducescatter: the tensor is a scalar, which has no rows to scatter. Use hvd.allreduce, or give it a "
             "dimension with tensor.reshape(1)."
         )
+    if op == Adasum:
+        raise NotImplementedError("Reducescatter does not support op=hvd.Adasum. Use hvd.Average or hvd.Sum.")
     if op in (Min, Max, Product):
         raise HorovodInternalError("Reducescatter supports op=hvd.Average and op=hvd.Sum only.")
     return check_reduction(op, tensor, process_set, "Reducescatter")
@@ -198,7 +204,8 @@ def _start_group(
     check_one_device(tensors)
     codes = [_checked(tensor, op, process_set) for tensor in tensors]
     try:
-        spans = [input_span(tensor) for tensor in tensors]
+        for tensor in tensors:
+            in_place_span(tensor)  # refuses what can't travel before any part is on its way
     except ValueError as refusal:
         raise named(refusal, "grouped_reducescatter", name) from None
     number = set_id(process_set, "Reducescatter")
@@ -208,7 +215,7 @@ def _start_group(
             tensors,
             REDUCESCATTER,
             wire,
-            [spans[index] for index in indices],
+            [(tensors[index], None) for index in indices],
             codes[indices[0]],
             prescale,
             postscale,
@@ -250,6 +257,8 @@ class _GroupedReducescatter(torch.autograd.Function):
     def forward(ctx: Any, arguments: tuple[Any, ...], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.arguments = arguments
         op, name, prescale, postscale, process_set = arguments
+        if UNDECIDED:
+            before_waiting()
         result: tuple[torch.Tensor, ...] = _start_group(
             tensors, op, name, prescale, postscale, process_set, True
         ).result()

@@ -17,6 +17,7 @@ from horovod.common.basics import Adasum, Average, Max, Min, Product, Sum
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.handles import AnyHandle, PartedHandle
 from horovod.torch.tensors import READER, Given, check_tensor
+from horovod.torch.undecided import UNDECIDED, before_waiting
 from horovod.worker.runtime.context import current
 
 # Numbers of horovod.protos.v1.types_pb2.OperationType; a world of one needs no protobuf, so they are written out.
@@ -43,6 +44,8 @@ def run(
     set_id: int = 0,
 ) -> Any:
     """Submits and waits. `keep` is what must stay alive until the engine is done, also when the wait is interrupted."""
+    if UNDECIDED:
+        before_waiting()
     return current().engine.run(kind, name, tensors, op, prescale, postscale, root, splits, set_id, keep, READER)
 
 
@@ -162,7 +165,7 @@ def check_reduction(op: int, tensor: torch.Tensor, process_set: ProcessSet, oper
             raise NotImplementedError(f"{operation}: hvd.Adasum works with the global process set only.")
         if not tensor.dtype.is_floating_point:
             raise ValueError(f"{operation}: hvd.Adasum needs a floating-point tensor.")
-        return op if current().world.size > 1 else Sum  # the Adasum of one tensor is that tensor
+        return op
     if op not in _REDUCTIONS:
         raise ValueError(f"{operation}: op={op!r} is not one of hvd.Average, Sum, Adasum, Min, Max, Product.")
     return op

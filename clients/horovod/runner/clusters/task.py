@@ -1,0 +1,42 @@
+"""What a plug-in finds out about this process from the variables of the launcher that started it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Task:
+    """One of `size` processes that a launcher other than ours started together."""
+
+    launcher: str  # as its users call it: "mpirun"
+    rank: int
+    size: int
+    one_host: bool  # all of them are on this host
+    # What names this run on this host, and no other: equal in all its processes. Empty where the variables do not tell.
+    run: tuple[str, ...] = ()
+    # Where `run` is empty: part of the name of the launcher's process that is an ancestor of all processes of a host.
+    ancestor: str = ""
+    first_host: str | None = None  # the host of rank 0, by a name that the others can connect to; None: not told
+    variable_option: str = ""  # how a user gives all processes a variable
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ValueError(
+                f"{self.launcher} says that this process is rank {self.rank} of {self.size}, which cannot be. Set "
+                "HOROVOD_CLUSTER=none, or HOROVOD_COORDINATOR, HOROVOD_RANK and HOROVOD_SIZE yourself."
+            )
+
+
+def number(environ: Mapping[str, str], name: str) -> int | None:
+    """The variable as a number, None when it is not set; ValueError with a sentence when it is none."""
+    text = environ.get(name, "").strip()
+    if not text:
+        return None
+    if not text.isascii() or not text.isdigit():
+        raise ValueError(
+            f"{name}={text!r} is not usable: a launcher sets it to a number. If no launcher did, unset it or set "
+            "HOROVOD_CLUSTER=none."
+        )
+    return int(text)

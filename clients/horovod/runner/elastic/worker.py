@@ -1,0 +1,5 @@
+"""Where older scripts import these from."""
+
+from horovod.common.elastic import HostUpdateResult as HostUpdateResult
+
+__all__ = ["HostUpdateResult"]

@@ -1,0 +1,67 @@
+"""Tells when a backward pass is over: the outermost one, where passes run inside of each other.
+
+torch.utils.checkpoint(use_reentrant=True) and functions like it call backward() inside of a backward pass. The engine
+of autograd calls back at the end of the pass that runs when it is asked to, so a hook that fires in an inner pass hears
+of the end of that one. From there the request moves on: the node of the outer pass that is running the inner one is
+known, and the first of the nodes after it asks again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_engine: Any = torch.autograd.Variable._execution_engine
+_current_pass: Callable[[], int] = torch._C._current_graph_task_id
+# None at the end of a pass that runs inside of no other.
+_current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
+
+
+class EndOfBackward:
+    """Calls `inner` when a pass inside of another one is over, and `outermost` when all of them are.
+
+    Both are methods, whose object is not kept alive. Either may be called more than once for a pass, and neither is
+    when the pass fails.
+    """
+
+    def __init__(self, inner: Callable[[], None], outermost: Callable[[], None]) -> None:
+        self._inner = weakref.WeakMethod(inner)
+        self._outermost = weakref.WeakMethod(outermost)
+        self._asked: int | None = None  # the pass whose end was asked for last
+        self._moving: list[Any] = []  # hooks on nodes of the outer pass, each of which would ask again
+
+    def expect(self) -> bool:
+        """Asks to be called; from a hook that runs in the pass. False where autograd's engine runs none."""
+        running = _current_pass()
+        if running == self._asked:
+            return True
+        try:
+            _engine.queue_callback(self._over)
+        except RuntimeError:  # compiled autograd
+            return False
+        self._asked = running
+        return True
+
+    def forget(self) -> None:
+        """A request that moves between passes ends."""
+        moving, self._moving = self._moving, []
+        for hook in moving:
+            hook.remove()
+
+    def _over(self) -> None:
+        self._asked = None
+        node = _current_node()
+        told = (self._outermost if node is None else self._inner)()
+        if told is not None:
+            told()
+        if node is None or told is None:
+            return
+        self.forget()
+        self._moving = [after.register_prehook(self._move) for after, _ in node.next_functions if after is not None]
+
+    def _move(self, _: object) -> None:
+        self.forget()
+        self.expect()

@@ -1,0 +1,32 @@
+"""The clock of a judge who may have been stopped himself.
+
+A coordinator that is suspended with its job (Ctrl-Z, a frozen container, a paused virtual machine) wakes up with a
+clock that has jumped. Members had no chance to be heard in that time, so it must not count for any limit: this clock
+advances by a bounded amount between two ticks, which come at regular intervals as long as the coordinator runs.
+"""
+
+
+class JudgeClock:
+    def __init__(self, now_s: float, tick_s: float, most_s: float) -> None:
+        """tick_s: the time between two ticks. most_s: from which on it is a jump, a few times as much."""
+        self._tick_s = tick_s
+        self._most_s = most_s
+        self._ticked_at_s = now_s
+        self._judged_s = now_s  # at that tick
+        self._given_s = now_s  # the latest answer
+
+    def read(self, now_s: float) -> float:
+        """The time that counts, when the true clock says `now_s`. Never goes back."""
+        passed_s = self._tick_s if self._has_jumped(now_s) else max(0.0, now_s - self._ticked_at_s)
+        self._given_s = max(self._given_s, self._judged_s + passed_s)
+        return self._given_s
+
+    def tick(self, now_s: float) -> bool:
+        """True when the clock has jumped since the last tick: limits of seconds begin anew."""
+        jumped = self._has_jumped(now_s)
+        self._judged_s = self.read(now_s)
+        self._ticked_at_s = now_s
+        return jumped
+
+    def _has_jumped(self, now_s: float) -> bool:
+        return now_s - self._ticked_at_s > self._most_s

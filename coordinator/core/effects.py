@@ -1,0 +1,58 @@
+"""What a decision about membership makes the caller do. Effects are carried out in their order."""
+
+from dataclasses import dataclass
+
+from horovod.protos.v1 import membership_pb2 as pb
+
+from .formation import Formation
+
+
+@dataclass(frozen=True)
+class Send:
+    """Nothing happens when the member is away."""
+
+    member_id: str
+    event: pb.MembershipEvent
+
+
+@dataclass(frozen=True)
+class Close:
+    """Nothing more will be sent to this member, which is no member any more."""
+
+    member_id: str
+
+
+@dataclass(frozen=True)
+class Form:
+    """Everybody is here: take the next epoch and call `Membership.formed` with it."""
+
+    formation: Formation
+
+
+@dataclass(frozen=True)
+class TellLater:
+    """Call `Membership.tell_progress` for the job after so many seconds."""
+
+    job: str
+    delay_s: float
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A rank of a running world left or was lost; what others must be told is in effects of its own."""
+
+    job: str
+    epoch: int
+    rank: int
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The last member of a world is gone."""
+
+    job: str
+    epoch: int
+
+
+Effect = Send | Close | Form | TellLater | Gone | Ended

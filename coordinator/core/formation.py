@@ -1,0 +1,69 @@
+"""A world about to form, and the message that says what it is once it has.
+
+The message goes to every member, so its size counts as often as there are members: hosts and their interfaces are in it
+once, and what follows from the order is two packed arrays (types.proto's Endpoint takes ten times as much).
+"""
+
+from dataclasses import dataclass
+
+from horovod.protos.v1 import membership_pb2 as pb
+
+from .ranks import Place
+
+MAX_WORLD_BYTES = 64 << 20  # what a member is ready to receive; worker/runtime/channel.py has the same number
+
+
+@dataclass(eq=False)
+class Formation:
+    """Compared by identity: when a member goes away meanwhile, a later one takes its place."""
+
+    job: str
+    requests: dict[str, pb.JoinRequest]
+    places: tuple[Place, ...]
+
+    def world(self, epoch: int, secret: bytes) -> pb.World:
+        hosts = _Hosts()
+        members = []
+        for place in self.places:
+            request = self.requests[place.member_id]
+            host = hosts.place_of(request.host)
+            member = pb.Member(
+                member_id=place.member_id, host=host, pid=request.pid, segment_address=request.segment_address
+            )
+            for endpoint in request.endpoints:
+                member.interfaces.append(hosts.interface(host, endpoint.address, endpoint.interface))
+                member.ports.append(endpoint.port)
+            members.append(member)
+        return pb.World(
+            job=self.job,
+            epoch=epoch,
+            members=members,
+            secret=secret,
+            options=next(iter(self.requests.values())).options,
+            hosts=hosts.messages,
+            local_ranks=[place.local_rank for place in self.places],
+            cross_ranks=[place.cross_rank for place in self.places],
+        )
+
+
+class _Hosts:
+    """Each host and each of its interfaces once."""
+
+    def __init__(self) -> None:
+        self.messages: list[pb.Host] = []
+        self._places: dict[tuple[str, str], int] = {}
+        self._interfaces: dict[tuple[int, str, str], int] = {}
+
+    def place_of(self, identity: pb.HostIdentity) -> int:
+        key = (identity.name, identity.shared_memory_domain)
+        if key not in self._places:
+            self._places[key] = len(self.messages)
+            self.messages.append(pb.Host(identity=identity))
+        return self._places[key]
+
+    def interface(self, host: int, address: str, name: str) -> int:
+        key = (host, address, name)
+        if key not in self._interfaces:
+            self._interfaces[key] = len(self.messages[host].interfaces)
+            self.messages[host].interfaces.add(address=address, name=name)
+        return self._interfaces[key]

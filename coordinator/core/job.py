@@ -1,0 +1,120 @@
+"""What is known of one job: who waits for its next world, its running world, and who of that is still there."""
+
+from dataclasses import dataclass, field
+
+from horovod.protos.v1 import membership_pb2 as pb
+
+from .formation import Formation
+from .life import Life
+from .waiting import Waiting
+from .words import plural, process_in_words, ranks_in_words, shortened
+
+
+@dataclass
+class Present:
+    """A member of the running world that has neither left nor been lost."""
+
+    rank: int
+    request: pb.JoinRequest
+    life: Life = field(default_factory=Life)
+
+    @property
+    def member_id(self) -> str:
+        return self.request.member_id
+
+    def __str__(self) -> str:
+        return process_in_words(self.rank, self.request.pid, self.request.host.name)
+
+
+@dataclass
+class LastWorld:
+    """What proofs of former members are held against, also after the world has ended."""
+
+    epoch: int
+    secret: bytes
+    used: set[str] = field(default_factory=set)  # member ids that came with a proof; each does once
+
+
+@dataclass
+class Job:
+    name: str
+    waiting: Waiting = field(default_factory=Waiting)
+    forming: Formation | None = None
+    refused: str = ""  # why the last one that tried to join could not; waiting members want to know
+    world: pb.World | None = None
+    present: dict[str, Present] = field(default_factory=dict)  # by member id
+    awaited: dict[str, Present] = field(default_factory=dict)  # those of them that have not joined again
+    troubled: dict[str, Present] = field(default_factory=dict)  # those of them that may be lost
+    by_rank: dict[int, Present] = field(default_factory=dict)
+    by_namespace: dict[str, list[Present]] = field(default_factory=dict)  # of processes; also those that are gone
+    gone: dict[int, pb.MemberGone] = field(default_factory=dict)  # of this world, by rank
+    causes: dict[str, str] = field(default_factory=dict)  # member id -> sentence, of those that were declared lost
+
+    def start(self, world: pb.World, requests: dict[str, pb.JoinRequest]) -> None:
+        """`world` is the running one from now on, and nobody waits any more."""
+        self.world = world
+        self.waiting = Waiting()
+        self.forming = None
+        self.present = {}
+        self.by_namespace = {}
+        for rank, member in enumerate(world.members):
+            one = Present(rank, requests[member.member_id])
+            self.present[member.member_id] = one
+            if namespace := one.request.process.namespace:
+                self.by_namespace.setdefault(namespace, []).append(one)
+        self.by_rank = {one.rank: one for one in self.present.values()}
+        self.awaited = dict(self.present)
+        self.troubled, self.gone, self.causes = {}, {}, {}
+
+    def remove_present(self, member_id: str) -> Present | None:
+        one = self.present.pop(member_id, None)
+        if one is not None:
+            self.awaited.pop(member_id, None)
+            self.troubled.pop(member_id, None)
+            del self.by_rank[one.rank]
+        return one
+
+    def claimed(self, rank: int) -> None:
+        """The member of that rank has joined again; its goodbye need not be waited for."""
+        if one := self.by_rank.get(rank):
+            self.awaited.pop(one.member_id, None)
+
+    def unclaimed(self, rank: int) -> None:
+        if one := self.by_rank.get(rank):
+            self.awaited[one.member_id] = one
+
+    def is_whole(self) -> bool:
+        """True when a world runs of which no member is gone, has joined again, or is away."""
+        return self.world is not None and len(self.awaited) == len(self.world.members) and not self.troubled
+
+    def connected(self) -> bool:
+        """Whether any member of the running world is not away."""
+        return len(self.troubled) < len(self.present) or any(
+            one.life.away_since_s is None for one in self.troubled.values()
+        )
+
+    def witnesses(self, one: Present) -> list[Present]:
+        """Members that can see the process of `one` and can be asked."""
+        return [
+            other
+            for other in self.by_namespace.get(one.request.process.namespace, ())
+            if other is not one and other.member_id in self.present and other.life.away_since_s is None
+        ]
+
+    def progress(self) -> str:
+        """What its waiting members wait for; "" while they wait for the store alone."""
+        first = self.waiting.first
+        if first is None or self.forming is not None:
+            return ""
+        missing = first.size - len(self.waiting)
+        parts: list[str] = []
+        if missing and first.HasField("requested_rank"):
+            parts.append(f"waiting for {ranks_in_words(set(range(first.size)) - self.waiting.by_rank.keys())}")
+        elif missing:
+            parts.append(f"waiting for {missing} more")
+        if self.awaited and self.world:
+            who = shortened([str(one) for one in self.awaited.values()], 4)
+            parts.append(f"waiting until the world of epoch {self.world.epoch} has ended, which still has {who}")
+        if self.refused:
+            parts.append(self.refused)
+        return f"{len(self.waiting)} of {plural(first.size, 'member')} of job {self.name!r} joined; {'; '.join(parts)}."

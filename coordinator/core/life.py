@@ -1,0 +1,90 @@
+"""When a member of a running world counts as lost: when there is evidence, never because it was silent.
+
+    evidence                                                        lost
+    its process ended (pidfd here, or a peer of its host says so)   when its stream has ended too, or ENDED_S later
+    a peer's connections to it broke, and its stream is away        at once
+    its stream is away for longer than the grace                    unless a witness vouches that its process lives
+    its stream ended before it had its world                        at once: it has no secret to come back with
+
+A witness is the coordinator's own pidfd, or a connected member in the same process namespace that was asked. A process
+that is stopped on the host of a witness is therefore never lost; only the limits of stalls end its job.
+
+`Life` is what is known of one member. Each method takes the time it needs and returns the cause of the loss, or "".
+A cause completes "rank 1 was lost: ..." and has no full stop.
+"""
+
+from dataclasses import dataclass
+
+ENDED_S = 1.0  # how long the goodbye of a process that has ended may still be on its way
+
+PROCESS_ENDED = "its process ended without leaving the job (it was killed or crashed; see its output)"
+EXECUTED = "its process runs another program now (exec), without having left the job"
+NEVER_HAD_ITS_WORLD = (
+    "its connection to the coordinator ended before it had its world; the process died or was killed (see its output), "
+    "or the network between them broke"
+)
+
+
+def peer_broke(peer: str) -> str:
+    return (
+        f"its connections to {peer} and to the coordinator broke; the process died or was killed (see its output), or "
+        "its host or network is down"
+    )
+
+
+def stayed_away(away_s: float) -> str:
+    return (
+        f"its connection to the coordinator broke and has not come back for {away_s:.0f} s "
+        "(HOROVOD_REATTACH_GRACE_SECONDS): the process, its host or the network between them is down, or the process "
+        "was stopped or in a C call that held Python's GIL while its connection broke"
+    )
+
+
+@dataclass
+class Life:
+    has_world: bool = False  # it said so, so it knows the secret
+    away_since_s: float | None = None  # None: its stream stands
+    vouched_at_s: float = 0.0  # since it is away
+    accused: str = ""  # the cause that follows from what a peer said of its connections
+    ended_at_s: float | None = None
+    ended: str = ""  # the cause of that
+
+    def needs_watching(self) -> bool:
+        return self.away_since_s is not None or self.ended_at_s is not None
+
+    def disconnected(self, now_s: float) -> str:
+        if not self.has_world:
+            return self.ended or NEVER_HAD_ITS_WORLD
+        if self.away_since_s is None:
+            self.away_since_s = self.vouched_at_s = now_s
+        return self.ended or self.accused
+
+    def attached(self) -> None:
+        self.away_since_s = None
+        self.has_world = True
+
+    def process_ended(self, cause: str, now_s: float) -> str:
+        if self.ended_at_s is None:
+            self.ended_at_s, self.ended = now_s, cause
+        return self.ended if self.away_since_s is not None else ""
+
+    def peer_broke(self, peer: str) -> str:
+        self.accused = self.accused or peer_broke(peer)
+        return self.accused if self.away_since_s is not None else ""
+
+    def vouched(self, now_s: float) -> None:
+        """A witness says that the process lives."""
+        self.vouched_at_s = now_s
+
+    def restart_limits(self, now_s: float) -> None:
+        if self.away_since_s is not None:
+            self.vouched_at_s = now_s
+        if self.ended_at_s is not None:
+            self.ended_at_s = now_s
+
+    def overdue(self, now_s: float, grace_s: float) -> str:
+        if self.ended_at_s is not None and now_s - self.ended_at_s > ENDED_S:
+            return self.ended
+        if self.away_since_s is not None and now_s - self.vouched_at_s > grace_s:
+            return stayed_away(now_s - self.away_since_s)
+        return ""

@@ -1,0 +1,65 @@
+"""The negotiation of one world, and the streams over which its ranks take part."""
+
+import logging
+from dataclasses import dataclass, field
+
+import grpc
+
+from horovod.coordinator.core.budget import Answers
+from horovod.coordinator.core.negotiation import Negotiation
+from horovod.coordinator.core.stall import StallWatch
+from horovod.protos.v1 import negotiation_pb2
+
+from .outbox import Outbox
+
+DecisionsOutbox = Outbox[negotiation_pb2.Decisions]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Talk:
+    """The negotiation of a job's running world and its streams."""
+
+    job: str
+    epoch: int
+    negotiation: Negotiation
+    store_revision: int
+    stalls: StallWatch
+    ignored: str = ""  # what rank 0 is to hear about the settings when it opens its stream
+    told_level: int = logging.WARNING
+    streams: dict[int, DecisionsOutbox] = field(default_factory=dict)  # by rank
+    seen: set[int] = field(default_factory=set)  # ranks that had a stream
+    shutdown: str = ""  # every rank is to end the epoch with this sentence
+
+    def send(self, answers: Answers) -> None:
+        for ranks, decisions in answers:
+            for rank in ranks:
+                if rank in self.streams:
+                    self.streams[rank].put(decisions)
+
+    def warn(self, sentence: str) -> None:
+        """In the log here, and on the stderr of rank 0."""
+        _log.log(self.told_level if 0 in self.streams else logging.WARNING, "Job %r: %s", self.job, sentence)
+        if 0 in self.streams:
+            self.streams[0].put(negotiation_pb2.Decisions(epoch=self.epoch, warnings=[sentence]))
+
+    def watch_stalls(self, now_s: float) -> None:
+        if not (after_s := self.stalls.times.shortest_s):
+            return
+        verdict = self.stalls.look(self.negotiation.stalls(now_s, after_s), now_s)
+        if verdict.warning:
+            self.warn(verdict.warning)
+        if verdict.shutdown:
+            self.shutdown = verdict.shutdown
+            _log.log(self.told_level, "Job %r: %s", self.job, verdict.shutdown)
+            for rank in self.streams:
+                self.tell_shutdown(rank)
+
+    def tell_shutdown(self, rank: int) -> None:
+        self.streams[rank].put(negotiation_pb2.Decisions(epoch=self.epoch, shutdown=self.shutdown))
+
+    def end(self, sentence: str) -> None:
+        for stream in self.streams.values():
+            stream.fail(grpc.StatusCode.FAILED_PRECONDITION, sentence)
+        self.streams.clear()

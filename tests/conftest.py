@@ -1,0 +1,23 @@
+"""Which tests belong to the tier that runs; see tiers.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiers
+
+FOLDER = Path(__file__).parent / "extended"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In the extended tier, of the tests outside of tests/extended those that do more there than in the short one."""
+    if not tiers.EXTENDED:
+        return
+    chosen = [item for item in items if FOLDER in item.path.parents or _does_more(item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+    items[:] = chosen
+
+
+def _does_more(item: pytest.Item) -> bool:
+    return item.get_closest_marker("longer") is not None or "world_keeper" in getattr(item, "fixturenames", ())

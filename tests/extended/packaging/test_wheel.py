@@ -1,0 +1,117 @@
+"""`pip wheel .` gives one wheel; installed where no framework is, it imports, launches and negotiates."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[3]
+FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "mxnet", "numpy")
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def run(*command: str | Path, **options: str) -> str:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HOROVOD_"))}
+    done = subprocess.run(
+        [str(part) for part in command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=options.pop("cwd", None),
+        env={**environ, **options},
+    )
+    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built with the tools of this environment, in the build folder that `make build` has filled."""
+    folder = tmp_path_factory.mktemp("wheels")
+    tools = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    run(
+        *(sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel"),
+        *("--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT),
+        PATH=tools,
+    )
+    (built,) = folder.iterdir()
+    return built
+
+
+def needed(name: str) -> set[str]:
+    """The distribution `name` and all that it requires when no extra is asked for."""
+    found, left = set(), [name]
+    while left:
+        found.add(this := left.pop())
+        for requirement in map(Requirement, metadata.requires(this) or []):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                left += {requirement.name} - found
+    return found
+
+
+@pytest.fixture(scope="module")
+def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of an environment that holds the wheel and what it requires, and nothing else."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, with_pip=False)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for distribution in needed("horovod") - {"horovod"}:
+        installed = metadata.distribution(distribution)
+        for name in {file.parts[0] for file in installed.files or () if file.parts[0] not in ("..", "__pycache__")}:
+            place = packages / name
+            if not place.exists():
+                place.symlink_to(Path(str(installed.locate_file(name))))
+    run(
+        *(sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", folder / "bin" / "python"),
+        *("install", "--no-deps", "--no-index", wheel),
+    )
+    return folder / "bin"
+
+
+def test_it_holds_all_packages_and_no_tests(wheel: Path) -> None:
+    assert wheel.name.startswith("horovod-1.0.0.dev0-")
+    names = zipfile.ZipFile(wheel).namelist()
+    for name in ("torch/__init__.py", "coordinator/__main__.py", "worker/runtime/formation.py", "_core.pyi"):
+        assert f"horovod/{name}" in names
+    protos = {Path(name).name for name in names if name.startswith("horovod/protos/") and "_pb2" in name}
+    assert {"negotiation_pb2.py", "negotiation_pb2.pyi", "negotiation_pb2_grpc.py"} <= protos
+    assert sum(name.startswith("horovod/_core.") and name.endswith(".so") for name in names) == 1
+    assert not [name for name in names if "tests/" in name or "__pycache__" in name]
+
+
+def test_nothing_of_a_framework_is_needed_to_build_it() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    requires = text[text.index("[build-system]") : text.index("[project]")]
+    assert not [name for name in FRAMEWORKS if name in requires]
+
+
+def test_it_imports_without_a_framework(bare: Path, tmp_path: Path) -> None:
+    program = f"""
+import importlib, importlib.util
+assert not [name for name in {FRAMEWORKS!r} if importlib.util.find_spec(name)]
+import horovod, horovod.protos, horovod._core, horovod.coordinator.server, horovod.worker.agent.agent
+assert horovod.__version__ == "1.0.0.dev0" and callable(horovod.run)
+try:
+    import horovod.torch
+except ImportError as error:
+    print(error)
+"""
+    assert "torch" in run(bare / "python", "-c", program, cwd=str(tmp_path))
+
+
+def test_its_commands_run_without_a_framework(bare: Path, tmp_path: Path) -> None:
+    said = run(bare / "horovodrun", "--check-build", cwd=str(tmp_path))
+    assert "[ ] PyTorch" in said
+    program = "import horovod.common.basics as hvd; hvd.init(); print(hvd.rank(), hvd.size())"
+    said = run(bare / "horovodrun", "-np", "2", bare / "python", "-c", program, cwd=str(tmp_path))
+    assert sorted(said.splitlines()) == ["[0]<stdout>:0 2", "[1]<stdout>:1 2"]

@@ -1,0 +1,67 @@
+"""Settings that are accepted and change nothing: rank 0 says so, once for each, and nobody else does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from subprocess import CompletedProcess
+
+import pytest
+
+from horovod.worker.settings import SETTINGS, Settings, resolve
+
+Run = Callable[..., CompletedProcess[str]]
+Program = Callable[[str], list[str]]
+
+TWICE = """
+from horovod.common import basics as hvd
+hvd.init()
+hvd.shutdown()
+hvd.init()
+hvd.shutdown()
+"""
+
+
+def test_rank_0_says_it_once(horovodrun: Run, program: Program) -> None:
+    environ = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_GLOO_IFACE": "lo", "HOROVOD_LOG_HIDE_TIME": "1"}
+    done = horovodrun("-np", "2", "--verbose", "--autotune", "--cycle-time-ms", "5", *program(TWICE), environ=environ)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "effect" in line or "autotune" in line]
+    start = "[0]<stderr>:horovod rank 0 WARNING: "
+    assert [line.removeprefix(start).partition(" has no effect: ")[0] for line in lines if line.startswith(start)] == [
+        "HOROVOD_CYCLE_TIME=5.0 (--cycle-time-ms)",
+        "HOROVOD_AUTOTUNE=1 (--autotune)",
+        "HOROVOD_CONTROLLER=mpi",
+        "HOROVOD_GLOO_IFACE=lo",
+    ]
+    assert all(line.startswith(start) for line in lines), "neither the launcher nor rank 1 says it again"
+
+
+def test_what_asks_for_nothing_special_is_not_mentioned() -> None:
+    environ = {"HOROVOD_AUTOTUNE": "0", "HOROVOD_CYCLE_TIME": "1", "HOROVOD_TORUS_ALLREDUCE": "0"}
+    settings = resolve(environ)
+    assert settings != Settings()
+    assert [row.unheeded(getattr(settings, row.name)) for row in SETTINGS if row.env in environ] == [""] * 3
+
+
+def test_every_reason_completes_its_sentence() -> None:
+    idle = [row for row in SETTINGS if row.no_effect]
+    names = {row.env for row in idle}
+    assert names >= {
+        "HOROVOD_CACHE_CAPACITY",
+        "HOROVOD_HIERARCHICAL_ALLGATHER",
+        "HOROVOD_ENABLE_XLA_OPS",
+        "HOROVOD_ADASUM_MPI_CHUNK_SIZE",
+        "HOROVOD_CCL_CACHE",
+        "HOROVOD_DISABLE_NVTX_RANGES",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT",
+    }
+    for row in idle:
+        assert not row.no_effect.endswith(".")
+        assert row.unheeded(row.default) == ""
+
+
+@pytest.mark.parametrize("text", ["foo", "nccl"])
+def test_a_value_that_was_never_one_is_an_error_still(text: str) -> None:
+    with pytest.raises(ValueError, match=f"HOROVOD_CONTROLLER='{text}' is not usable: expected one of mpi, gloo"):
+        resolve({"HOROVOD_CONTROLLER": text})

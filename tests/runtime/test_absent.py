@@ -1,0 +1,47 @@
+"""Parts of the API that do not exist yet say so when they are imported."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import horovod
+from horovod.absent import AbsentModules
+from horovod.common import util
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tensorflow", "tensorflow.keras", "keras", "mxnet", "jax", "ray", "spark", "spark.torch", "tensorflow.data"],
+)
+def test_importing_it_says_so(name: str) -> None:
+    with pytest.raises(ImportError, match=r"is not there in this version of Horovod \(.+\): .+\.$") as error:
+        importlib.import_module(f"horovod.{name}")
+    assert error.value.name == f"horovod.{name.partition('.')[0]}"
+
+
+def test_what_is_not_there_is_neither_found_nor_built() -> None:
+    for name in ("tensorflow", "mxnet", "jax"):
+        assert importlib.util.find_spec(f"horovod.{name}") is None
+        assert not util.extension_available(name)
+
+
+def test_another_name_is_python_s_own_error() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'horovod\.fly'$"):
+        importlib.import_module("horovod.fly")
+
+
+def test_a_package_that_exists_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "keras.py").write_text("there = True")
+    script = f"import horovod; horovod.__path__.append({str(tmp_path)!r}); import horovod.keras as k; assert k.there"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_one_finder_however_often_it_is_imported() -> None:
+    importlib.reload(horovod)
+    assert sum(isinstance(finder, AbsentModules) for finder in sys.meta_path) == 1

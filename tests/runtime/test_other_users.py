@@ -1,0 +1,137 @@
+"""What another user of the host can do to a job whose coordinator was started without a token, and what not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from other_user import OTHER_USER, start_as_other_user
+from runtime_harness import Program
+
+from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.coordinator.token import folders
+from horovod.worker.runtime.errors import StartError
+from horovod.worker.runtime.formation import form
+from horovod.worker.settings import resolve
+
+# Joins as a member would that has read the code, first without a token and then with whatever it can find.
+INTRUDER = """
+import os, sys, pathlib, grpc, socket
+from horovod.protos.v1 import membership_pb2 as pb, membership_pb2_grpc
+address, *folders = sys.argv[1:]
+print("uid", os.getuid())
+found = []
+for folder in folders:
+    try:
+        found += [path.read_text() for path in pathlib.Path(folder).iterdir()]
+    except OSError as error:
+        print("files:", error.strerror)
+for token in [None, "guessed", *found]:
+    metadata = (("authorization", f"Bearer {token}"),) if token else None
+    with grpc.insecure_channel(address) as channel:
+        join = pb.JoinRequest(protocol_version=1, job="default", member_id="intruder", size=2,
+                              host=pb.HostIdentity(name=socket.gethostname()), pid=os.getpid())
+        call = membership_pb2_grpc.MembershipStub(channel).Join(
+            iter([pb.MemberMessage(join=join)]), metadata=metadata, timeout=20)
+        try:
+            print("joined:", next(call))
+        except grpc.RpcError as error:
+            print("refused:", error.code().name, error.details())
+"""
+
+IMPOSTOR = """
+import asyncio, sys
+from horovod.coordinator.server import CoordinatorServer
+async def main():
+    server = CoordinatorServer()
+    print(await server.start("127.0.0.1:0"), flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def impostor() -> Iterator[str]:
+    """The address of a coordinator that another user runs and that asks for no token."""
+    with start_as_other_user(IMPOSTOR) as process:
+        assert process.stdout is not None
+        yield f"127.0.0.1:{process.stdout.readline().strip()}"
+        process.kill()
+
+
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """As /tmp is. (The folders above tmp_path are closed to others.)"""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o1777)
+        yield Path(folder)
+
+
+def test_another_user_can_not_join_first(coordinator: EmbeddedCoordinator) -> None:
+    """Whoever joins first is rank 0, whose objects the others unpickle."""
+    process = start_as_other_user(INTRUDER, coordinator.address, *map(str, folders()))
+    out, err = process.communicate(timeout=60)
+    assert f"uid {OTHER_USER}" in out, err
+    assert "files: Permission denied" in out
+    assert "joined:" not in out
+    assert "refused: UNAUTHENTICATED The coordinator asks for a token, but the call carried none." in out
+    assert "refused: UNAUTHENTICATED The coordinator asks for a token, but the call carried another one." in out
+    assert "HOROVOD_TOKEN_FILE" in out
+    # The user's own processes come in without a word about tokens.
+    common = {"HOROVOD_COORDINATOR": coordinator.address, "HOROVOD_SIZE": "2"}
+    script = "\nhvd.init()\nprint(hvd.rank(), hvd.size(), allreduce('x'))"
+    with Program(script, **common) as one, Program(script, **common) as other:
+        assert sorted([one.finish(), other.finish()]) == ["0 2 2.0", "1 2 2.0"]
+
+
+def test_a_member_joins_no_coordinator_of_another_user(impostor: str) -> None:
+    with pytest.raises(StartError) as error:
+        form(resolve({}, {"coordinator": impostor, "size": 1}))
+    assert f"What listens at {impostor} belongs to uid {OTHER_USER}, but this process to user root" in str(error.value)
+    assert "HOROVOD_TOKEN_FILE" in str(error.value)
+
+
+def test_who_gives_a_token_takes_part_in_the_job_of_another_user(impostor: str) -> None:
+    context = form(resolve({}, {"coordinator": impostor, "size": 1, "token": "any"}))
+    assert context.world.size == 1
+    context.close()
+
+
+def test_a_name_with_two_addresses_is_not_shared_with_another_user(impostor: str) -> None:
+    """The user's coordinator has localhost's first address, another user's the second one on the same port."""
+    port = impostor.rpartition(":")[2]
+    try:
+        mine = EmbeddedCoordinator(f"[::1]:{port}").start()
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    try:
+        with pytest.raises(StartError, match=f"belongs to uid {OTHER_USER}"):
+            form(resolve({}, {"coordinator": f"localhost:{port}", "size": 1}))
+    finally:
+        mine.stop()
+
+
+@pytest.mark.skipif(os.path.isdir(f"/run/user/{os.geteuid()}"), reason="this user has a directory of its own")
+def test_a_folder_that_another_user_made_first_is_not_used(public_folder: Path) -> None:
+    """In a directory for temporary files anybody can make a folder of any name."""
+    made = public_folder / f"horovod-{os.geteuid()}"
+    out, err = start_as_other_user("os.mkdir(sys.argv[1], 0o777)", str(made)).communicate(timeout=60)
+    assert made.stat().st_uid == OTHER_USER, out + err
+    environ = {name: value for name, value in os.environ.items() if name != "XDG_RUNTIME_DIR"}
+    run = subprocess.run(
+        [sys.executable, "-m", "horovod.coordinator", "--listen", "127.0.0.1:0"],
+        env={**environ, "TMPDIR": str(public_folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 1
+    assert f"Can't keep the coordinator's token in {str(made)!r}" in run.stderr
+    assert f"it belongs to uid {OTHER_USER}" in run.stderr
+    assert "--token-file FILE" in run.stderr
+    assert run.stderr.count("\n") == 1

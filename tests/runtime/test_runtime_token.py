@@ -1,0 +1,366 @@
+"""The token of a coordinator that was started without one: kept in a file, found by members of the same user."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from runtime_harness import Program, close_all, form_threads
+
+from horovod.coordinator import token as kept
+from horovod.coordinator.address import is_free
+from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.runner.job import Job, rank_environments
+from horovod.worker.runtime import token as found
+from horovod.worker.runtime.errors import StartError
+from horovod.worker.runtime.port_owner import owners
+from horovod.worker.settings import resolve
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the files of this test are."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path / "horovod"
+
+
+def metadata(address: str) -> tuple[tuple[str, str], ...]:
+    return found.Credential(address, None).metadata()
+
+
+# -- both sides agree --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("runtime", ["/run/user/7", "relative", ""])
+def test_both_sides_look_in_the_same_places(runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+    assert kept.folders() == found.folders()
+    assert kept.file_name("::1", 29400) == found.file_name("::1", 29400)
+    assert (kept.folders()[0] == Path("/run/user/7/horovod")) == (runtime == "/run/user/7")
+
+
+def readings(path: Path) -> Iterator[str]:
+    """What the coordinator and a member say of a token file."""
+    for read in (kept.read_token, found.read_token):
+        try:
+            yield read(str(path))
+        except (OSError, StartError) as error:
+            yield (getattr(error, "strerror", None) or str(error)).replace(" (HOROVOD_TOKEN_FILE)", "")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("secret\n", "secret"),
+        ("  spaced \r\n\n", "spaced"),
+        ("x" * 4096, "x" * 4096),
+        ("", "but it is empty."),
+        ("\n", "but it is empty."),
+        ("two words", "must hold one line of ASCII text without spaces"),
+        ("two\nlines", "must hold one line of ASCII text without spaces"),
+        ("caf\u00e9", "must hold one line of ASCII text without spaces"),
+        ("x" * 4097, "4096 characters at most"),
+        ("x" * 100_000, "4096 characters at most"),
+    ],
+)
+def test_both_sides_read_token_files_alike(content: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(content, encoding="utf-8")
+    path.chmod(0o600)
+    one, other = readings(path)
+    assert one == other
+    assert words in one
+
+
+def test_both_sides_tell_a_directory_and_a_missing_file(tmp_path: Path) -> None:
+    for path, words in ((tmp_path, "it is a directory"), (tmp_path / "none", "No such file or directory")):
+        one, other = readings(path)
+        assert one == other == f"Can't read the token file {str(path)!r}: {words}."
+
+
+def test_both_sides_read_from_a_pipe(tmp_path: Path) -> None:
+    """As the shell makes of --token-file <(pass show horovod)."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    for read in (kept.read_token, found.read_token):
+        writer = threading.Thread(target=path.write_text, args=("secret\n",))
+        writer.start()
+        assert read(str(path)) == "secret"
+        writer.join()
+
+
+def test_both_sides_warn_of_a_file_that_others_can_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "token"
+    path.write_text("secret")
+    for mode, words in ((0o644, "Other users may read the token file"), (0o620, "Other users may change"), (0o600, "")):
+        path.chmod(mode)
+        caplog.clear()
+        assert list(readings(path)) == ["secret", "secret"]
+        said = [record.getMessage() for record in caplog.records]
+        assert len(said) == (2 if words else 0)
+        assert all(words in one and f"mode {mode:04o}" in one for one in said)
+        assert len(set(said)) <= 1
+
+
+# -- found -------------------------------------------------------------------------------------------------------------
+
+
+def test_members_find_the_token_and_strangers_do_not_get_in(folder: Path) -> None:
+    with EmbeddedCoordinator() as coordinator:
+        (file,) = folder.iterdir()
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert file.read_text().strip() == coordinator.token
+        close_all(form_threads(coordinator.address, 2))
+        with pytest.raises(StartError, match="refused the token of this process"):
+            form_threads(coordinator.address, 1, token="guessed")
+    assert list(folder.iterdir()) == []
+
+
+def test_every_address_of_a_name_has_its_file(folder: Path) -> None:
+    with EmbeddedCoordinator("localhost:0") as coordinator:
+        port = coordinator.address.rpartition(":")[2]
+        names = {file.name.partition("-")[0] for file in folder.iterdir()}
+        assert names == {str(row[4][0]) for row in socket.getaddrinfo("localhost", int(port))}
+        assert metadata(f"localhost:{port}") == metadata(f"127.0.0.1:{port}") == metadata(coordinator.address) != ()
+
+
+def test_without_a_token_where_none_is_wanted(folder: Path) -> None:
+    with EmbeddedCoordinator(insecure=True) as coordinator:
+        assert coordinator.token is None
+        assert not folder.exists()
+        close_all(form_threads(coordinator.address, 1))
+
+
+def test_a_given_token_is_in_no_file(folder: Path) -> None:
+    with EmbeddedCoordinator(token="given") as coordinator:
+        assert coordinator.token == "given"
+        assert not folder.exists()
+        with pytest.raises(StartError) as error:
+            form_threads(coordinator.address, 1)
+        assert "HOROVOD_TOKEN_FILE" in str(error.value)
+
+
+@pytest.mark.parametrize("token", ["", "two words", "caf\u00e9", "x" * 4097])
+def test_a_token_that_no_header_can_carry_is_refused(token: str) -> None:
+    with pytest.raises(ValueError, match="expected one line of ASCII text without spaces") as error:
+        EmbeddedCoordinator(token=token).start()
+    assert not token or token not in str(error.value)
+
+
+def coordinator_program(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "horovod.coordinator", *arguments], stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_two_terminals_and_one_command_each(folder: Path) -> None:
+    with coordinator_program("--listen", "127.0.0.1:0") as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1]
+        common = {"HOROVOD_COORDINATOR": address, "HOROVOD_SIZE": "2"}
+        script = "\nhvd.init()\nprint(hvd.size(), allreduce('x'))"
+        with Program(script, **common) as one, Program(script, **common) as other:
+            assert (one.finish(), other.finish()) == ("2 2.0", "2 2.0")
+        assert len(list(folder.iterdir())) == 1
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert list(folder.iterdir()) == []
+
+
+def test_the_file_of_a_killed_coordinator_is_replaced_and_others_are_cleared_away(folder: Path) -> None:
+    with (
+        coordinator_program("--listen", "127.0.0.1:0") as first,
+        coordinator_program("--listen", "127.0.0.1:0") as other,
+    ):
+        assert first.stdout is not None
+        assert other.stdout is not None
+        address = first.stdout.readline().split()[-1]
+        other.stdout.readline()
+        first.kill()
+        other.kill()
+    stale = metadata_in(folder)
+    assert len(stale) == 2
+    assert metadata(address) == (), "nothing listens there"
+    with EmbeddedCoordinator(address) as coordinator:
+        assert metadata_in(folder) == {coordinator.token}
+        assert stale.isdisjoint({coordinator.token})
+        close_all(form_threads(address, 1))
+
+
+def metadata_in(folder: Path) -> set[str]:
+    return {file.read_text().strip() for file in folder.iterdir()}
+
+
+def test_a_coordinator_that_can_not_listen_leaves_the_file_of_the_one_that_does(folder: Path) -> None:
+    with EmbeddedCoordinator() as coordinator:
+        with pytest.raises(OSError, match="the port is in use"):
+            EmbeddedCoordinator(coordinator.address).start()
+        assert metadata_in(folder) == {coordinator.token}
+        with EmbeddedCoordinator():
+            assert len(metadata_in(folder)) == 2, "the file of one that runs is not stale"
+
+
+def test_a_member_that_came_before_the_coordinator_was_replaced_finds_the_new_token() -> None:
+    """Its first attempt carries the token of the coordinator that was there when it looked."""
+    with EmbeddedCoordinator() as coordinator:
+        address = coordinator.address
+        credential = found.Credential(address, None)
+        first = credential.metadata()
+        assert not credential.is_outdated()
+    with EmbeddedCoordinator(address):
+        assert credential.is_outdated()
+        assert credential.metadata() not in ((), first)
+        assert not credential.is_outdated()
+
+
+def test_a_file_that_was_cleaned_away_is_written_again(folder: Path) -> None:
+    with EmbeddedCoordinator(keep_token_s=0.01) as coordinator:
+        expected = metadata(coordinator.address)
+        shutil.rmtree(folder)
+        deadline = time.monotonic() + 20
+        while metadata(coordinator.address) != expected:
+            assert time.monotonic() < deadline
+    assert list(folder.iterdir()) == []
+
+
+def test_a_file_that_is_used_does_not_grow_old(folder: Path) -> None:
+    """Programs that clean directories for temporary files go by the time of the last change."""
+    files = kept.TokenFiles("secret")
+    files.write(["127.0.0.1"], 1)
+    (file,) = folder.iterdir()
+    os.utime(file, (0, 0))
+    files.keep()
+    assert file.stat().st_mtime > 0
+    assert file.read_text() == "secret\n"
+
+
+# -- what must not be believed -----------------------------------------------------------------------------------------
+
+
+def link(file: Path) -> None:
+    file.rename(file.with_suffix(".moved"))
+    file.symlink_to(file.with_suffix(".moved"))
+
+
+def open_to_others(file: Path) -> None:
+    file.chmod(0o644)
+
+
+def directory(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+@pytest.mark.parametrize("spoil", [link, open_to_others, directory])
+def test_a_file_that_others_may_have_made_is_not_used(spoil: Callable[[Path], None], folder: Path) -> None:
+    with EmbeddedCoordinator() as coordinator:
+        (file,) = folder.iterdir()
+        spoil(file)
+        with pytest.raises(StartError, match="expected a plain file that its owner alone can read and write") as error:
+            metadata(coordinator.address)
+        assert str(file) in str(error.value)
+
+
+def test_a_link_in_place_of_the_file_is_replaced_and_not_followed(folder: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "precious"
+    victim.write_text("mine")
+    with EmbeddedCoordinator() as coordinator:
+        (file,) = folder.iterdir()
+        address = coordinator.address
+    for name in (file.name, f".{file.name}"):
+        (folder / name).symlink_to(victim)
+    with EmbeddedCoordinator(address) as coordinator:
+        assert not file.is_symlink()
+        assert file.read_text().strip() == coordinator.token
+    assert victim.read_text() == "mine"
+
+
+def test_a_folder_that_is_none_is_refused_in_words(folder: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    folder.symlink_to(elsewhere)
+    with pytest.raises(OSError, match="it is not a directory, so it may have been put there by another user"):
+        EmbeddedCoordinator().start()
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_folder_that_is_open_to_others_is_closed(folder: Path) -> None:
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    with EmbeddedCoordinator():
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_an_answer_from_where_nobody_is_seen_to_listen_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the kernel forwards a port to another host."""
+    with EmbeddedCoordinator(insecure=True) as coordinator:
+        monkeypatch.setattr(found, "owners", lambda addresses, port: set())
+        with pytest.raises(StartError, match="It can't be told whose coordinator answers"):
+            form_threads(coordinator.address, 1)
+
+
+def test_owners_of_sockets() -> None:
+    me = os.geteuid()
+    with socket.socket() as one, socket.socket(socket.AF_INET6) as every:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+        assert owners(["127.0.0.1"], port) == set(), "bound is not listening"
+        one.listen()
+        assert owners(["127.0.0.1", "::1"], port) == {me}
+        assert owners(["127.0.0.2"], port) == set()
+        assert not is_free("127.0.0.1", port)
+        assert is_free("127.0.0.2", port)
+        every.bind(("::", 0))
+        every.listen()
+        port = every.getsockname()[1]
+        assert owners(["127.0.0.9"], port) == owners(["::1"], port) == {me}
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+def given(**environ: str) -> str | None:
+    return found.given_token(resolve(environ))
+
+
+def test_the_token_may_stand_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    file.chmod(0o600)
+    with EmbeddedCoordinator(token="secret") as coordinator:
+        common = {"HOROVOD_COORDINATOR": coordinator.address, "HOROVOD_SIZE": "1"}
+        with Program("\nhvd.init()\nprint(hvd.size())", **common, HOROVOD_TOKEN_FILE=str(file)) as program:
+            assert program.finish() == "1"
+    assert given() is None
+    assert given(HOROVOD_TOKEN="secret", HOROVOD_TOKEN_FILE=str(file)) == "secret"
+    with pytest.raises(StartError, match="hold two different tokens") as error:
+        given(HOROVOD_TOKEN="another", HOROVOD_TOKEN_FILE=str(file))
+    assert "secret" not in str(error.value)
+    assert "another" not in str(error.value)
+    assert found.given_token(resolve({"HOROVOD_TOKEN_FILE": str(file)}, {"token": "argument"})) == "argument"
+
+
+def test_ranks_of_a_launcher_get_its_token_and_no_file() -> None:
+    job = Job(["true"], ["localhost"], {"HOROVOD_TOKEN_FILE": "/the/user's", "HOROVOD_TOKEN": "of-the-user"})
+    (environ,) = rank_environments(job, "127.0.0.1:1", "of the job")
+    assert environ["HOROVOD_TOKEN"] == "of the job"
+    assert "HOROVOD_TOKEN_FILE" not in environ
+
+
+@pytest.mark.parametrize("token", ["two words", "caf\u00e9", "tab\there", "line\nbreak", "x" * 4097])
+def test_a_malformed_token_is_named_and_not_shown(token: str) -> None:
+    for make in (lambda: resolve({"HOROVOD_TOKEN": token}), lambda: resolve({}, {"token": token})):
+        with pytest.raises(ValueError, match=r"(?i)token is not usable: expected one line of ASCII text") as error:
+            make()
+        assert token not in str(error.value)

@@ -1,0 +1,19 @@
+"""Two tiers of tests: `make test` is short, `make test-all` runs what is left of CI.
+
+All files of tests/extended belong to the second tier. A test elsewhere that does more of the same there, more cases or
+more worlds, says so with the marker `longer` and takes its numbers from `pick`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TypeVar
+
+T = TypeVar("T")
+VARIABLE = "HOROVOD_TEST_TIER"
+EXTENDED = os.environ.get(VARIABLE) == "extended"
+
+
+def pick(short: T, extended: T) -> T:
+    """The one for the tier that runs."""
+    return extended if EXTENDED else short

@@ -1,0 +1,92 @@
+"""The gRPC channel to the coordinator: its options, and sentences for the statuses with which calls end."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import grpc
+
+from horovod.worker.words import printable
+
+KEEPALIVE_SECONDS = 5.0  # between two pings
+MAX_WORLD_BYTES = 64 << 20  # of 65,536 members; coordinator/core/formation.py has the same number
+
+
+def channel_options(keepalive_timeout_seconds: float) -> tuple[tuple[str, int], ...]:
+    # A coordinator that died is noticed at once: its connection is reset. Keepalive is for hosts that vanish; gRPC's
+    # threads send and answer it without the GIL. The limits are long because on a machine with ten times more work than
+    # processors a healthy process was seen to miss half a second (docs/adr/0015-liveness.md).
+    timeout_ms = max(1, int(keepalive_timeout_seconds * 1000))
+    return (
+        ("grpc.keepalive_time_ms", max(1, min(int(KEEPALIVE_SECONDS * 1000), timeout_ms))),
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        ("grpc.http2.ping_timeout_ms", timeout_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.max_receive_message_length", MAX_WORLD_BYTES),
+        ("grpc.initial_reconnect_backoff_ms", 50),
+        # Also bounds one attempt to connect, so it must leave room for slow networks.
+        ("grpc.min_reconnect_backoff_ms", 1000),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        # A channel is its session's own: no connection or backoff is shared with an earlier one, no proxy is asked.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", 0),
+    )
+
+
+_HELPLESS = {
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.ALREADY_EXISTS,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.OUT_OF_RANGE,
+}
+
+
+def waiting_helps(code: grpc.StatusCode) -> bool:
+    """False for a status that the same request gets again."""
+    return code not in _HELPLESS
+
+
+def explain(code: grpc.StatusCode, details: str, address: str, with_token: bool) -> str:
+    """The sentence for a call that the coordinator ended with a status."""
+    details = details.strip() or "without a reason"
+    end = "" if details.endswith((".", "!", "?")) else "."
+    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        which = "the token of this process" if with_token else "this process, which has no token"
+        return (
+            f"The coordinator at {address} refused {which}: {details}{end} Set HOROVOD_TOKEN to the token of its job."
+        )
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return (
+            f"The gRPC server at {address} is not a Horovod coordinator ({details}). Check the host and the port in "
+            "HOROVOD_COORDINATOR."
+        )
+    if code is grpc.StatusCode.INTERNAL:
+        return (
+            f"What the server at {address} answered is not understood ({details}). Check that it is a Horovod "
+            "coordinator of this version."
+        )
+    return f"The coordinator at {address} ended the call: {details}{end}"
+
+
+def status_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
+    """Code and text of an error. A sync call raises itself, which its class does not say."""
+    call: Any = error
+    if not hasattr(call, "code"):
+        return grpc.StatusCode.UNKNOWN, str(error)
+    return call.code(), printable(call.details() or "")
+
+
+def resolve(host: str, port: int) -> frozenset[tuple[str, int]]:
+    try:
+        rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return frozenset()
+    return frozenset((str(row[4][0]), port) for row in rows)

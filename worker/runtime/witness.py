@@ -1,0 +1,47 @@
+"""Which process this is, for witnesses of its life, and this process as a witness for others of its host."""
+
+from __future__ import annotations
+
+import os
+import select
+from pathlib import Path
+
+from horovod.protos.v1 import membership_pb2
+from horovod.worker.runtime.host import process_namespace
+
+_START_TIME = 22  # field of /proc/PID/stat (proc(5))
+
+
+def own_identity() -> membership_pb2.ProcessIdentity:
+    start_time = _start_time(os.getpid())
+    return membership_pb2.ProcessIdentity(namespace=process_namespace() if start_time else "", start_time=start_time)
+
+
+def lives(pid: int, start_time: int) -> bool | None:
+    """Whether `pid` is still the process that began then and has not ended; also one that is stopped lives.
+
+    None where this process can't know.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # too many open files, or a kernel before 5.3
+        return None
+    try:
+        # In this order: if it is the right one now, the descriptor is its, and tells of its end.
+        if (found := _start_time(pid)) != start_time:
+            return None if found == 0 else False
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return not poll.poll(0)
+    finally:
+        os.close(descriptor)
+
+
+def _start_time(pid: int) -> int:
+    """In ticks since boot; 0 where it is not known."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_START_TIME - 3])
+    except (OSError, ValueError, IndexError):
+        return 0
