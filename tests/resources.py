@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,13 +20,13 @@ SETTLE_SECONDS = 20.0
 
 def eventually(condition: Callable[[], bool], seconds: float = SETTLE_SECONDS) -> bool:
     """Polls what has no event; False when it does not come true in time."""
-    pause = threading.Event()
-    for _ in range(int(seconds / 0.05)):
-        if condition():
-            return True
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
         gc.collect()
-        pause.wait(0.05)
-    return condition()
+        time.sleep(0.05)
+    return True
 
 
 def descriptors() -> int:
