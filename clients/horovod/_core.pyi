@@ -23,6 +23,7 @@ __all__ = [
     "isa",
     "nccl_version",
     "set_error_types",
+    "stand_in",
 ]
 
 def isa() -> str:
@@ -44,6 +45,11 @@ def copy_kernel(file: str, capability: int) -> tuple[bytes, str]:
 
 def set_error_types(internal_error: type[Exception]) -> None:
     """The exception class that operations raise for every failure but bad arguments (which are ValueError)."""
+
+def stand_in(does: bool) -> None:
+    """Whether this thread now runs a call for which another thread waits: they count as one of the process's threads
+    where the engine tells whether all of them are blocked.
+    """
 
 @final
 class Copier:

@@ -19,6 +19,7 @@
 #include "bindings/errors.h"
 #include "bindings/operations.h"
 #include "bindings/tensor_reader.h"
+#include "engine/waiting_thread.h"
 #include "kernels/kernels.h"
 
 namespace py = pybind11;
@@ -52,6 +53,7 @@ PYBIND11_MODULE(_core, module) {
         return py::make_tuple(py::bytes(kernel ? kernel->image : std::string()), status.message());
       },
       py::arg("file"), py::arg("capability"));
+  module.def("stand_in", &WaitingThread::stand_in, py::arg("does"));
   module.def("set_error_types", &set_internal_error, py::arg("internal_error"));
 
   py::class_<PySegment>(module, "Segment")

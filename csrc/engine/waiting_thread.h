@@ -11,7 +11,9 @@ class WaitingThread {
   // A wait of the calling thread, from construction to destruction.
   class Wait {
    public:
-    Wait() { (void)&t_registered; }  // counts the thread at its first wait
+    Wait() {
+      if (!t_stands_in) (void)&t_registered;  // counts the thread at its first wait
+    }
     Wait(const Wait&) = delete;
     Wait& operator=(const Wait&) = delete;
     ~Wait() {
@@ -27,11 +29,15 @@ class WaitingThread {
     bool blocked_ = false;
   };
 
+  // From now on the calling thread runs (or no longer runs) a call for which another thread waits that may have waited
+  // here before. Both are blocked when this one is, so that its waits are counted in the place of the other's.
+  static void stand_in(bool does) { t_stands_in = does; }
+
   // Every living thread that has ever waited is blocked. A forked child inherits the numbers of threads that it does
   // not have; there this may never be true.
   static bool all_blocked() {
     const int blocked = blocked_threads_.load(std::memory_order_relaxed);
-    return blocked > 0 && blocked == threads_.load(std::memory_order_relaxed);
+    return blocked > 0 && blocked >= threads_.load(std::memory_order_relaxed);
   }
 
  private:
@@ -44,6 +50,7 @@ class WaitingThread {
   // between two states is put right by the next report.
   inline static std::atomic<int> threads_{0}, blocked_threads_{0};
   static thread_local Registered t_registered;
+  inline static thread_local bool t_stands_in = false;
 };
 
 inline thread_local WaitingThread::Registered WaitingThread::t_registered;

@@ -127,3 +127,46 @@ def _who_may_still_start_something() -> list[bool]:
 
 def test_a_thread_that_has_used_horovod_may_do_so_again(pair: World) -> None:
     assert pair.run(_who_may_still_start_something) == [[False]] * 2
+
+
+def _backward_in_a_thread_that_is_not_pythons() -> str:
+    """As on a GPU: the end of the backward pass runs in a thread of autograd's, while the script's waits for it."""
+    import _thread
+
+    import torch
+
+    import horovod.torch as hvd
+
+    model = torch.nn.Linear(2, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)  # from now on the script's thread counts
+    loss = model(torch.ones(1, 2)).sum()
+    sentences: list[str] = []
+    over = _thread.allocate_lock()
+    over.acquire()
+
+    def backward() -> None:
+        try:
+            loss.backward()
+        except hvd.HorovodInternalError as error:
+            sentences.append(str(error))
+        finally:
+            over.release()
+
+    try:
+        if hvd.rank() == 0:
+            _thread.start_new_thread(backward, ())
+            assert over.acquire(timeout=60), "the deadlock was not found"
+        else:
+            hvd.allreduce(torch.ones(1), name="another operation")
+    except hvd.HorovodInternalError as error:
+        sentences.append(str(error))
+    optimizer.zero_grad()
+    return sentences[0]
+
+
+def test_a_thread_of_autograd_stands_in_for_the_scripts() -> None:
+    with World(2, "shm", {}, standstill=SOON) as world:
+        sentences = world.run(_backward_in_a_thread_that_is_not_pythons)
+    for sentence in sentences:
+        assert "rank 1 waits for allreduce.another operation, which rank 0 has not started" in sentence

@@ -8,11 +8,15 @@ known, and the first of the nodes after it asks again.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+from horovod import _core
 
 _engine: Any = torch.autograd.Variable._execution_engine
 _current_pass: Callable[[], int] = torch._C._current_graph_task_id
@@ -65,3 +69,18 @@ class EndOfBackward:
     def _move(self, _: object) -> None:
         self.forget()
         self.expect()
+
+
+@contextlib.contextmanager
+def in_place_of_script() -> Iterator[None]:
+    """The end of a pass waits for other ranks. Of a pass on a GPU it is run by a thread of autograd's, which is not one
+    of Python's, while the thread of the script waits inside of backward().
+    """
+    if not isinstance(threading.current_thread(), threading._DummyThread):
+        yield
+        return
+    _core.stand_in(True)
+    try:
+        yield
+    finally:
+        _core.stand_in(False)

@@ -30,7 +30,7 @@ from horovod.common.basics import Average, Sum
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.all_made import AllMade
 from horovod.torch.compression import Compressor, GradientCompressor, NoneCompressor
-from horovod.torch.end_of_backward import EndOfBackward
+from horovod.torch.end_of_backward import EndOfBackward, in_place_of_script
 from horovod.torch.handles import synchronize
 from horovod.torch.ops.allreduce import start_group
 from horovod.torch.ops.sparse import sparse_allreduce_async
@@ -192,9 +192,10 @@ class GradientReducer:
                 self._hand_over(wait_follows=True)
                 self._start_parts_of_groups()
                 self._say_made(complete=True, quiet=True)
-                everywhere = self._all_made.everywhere()
-                if everywhere:
-                    self._finish()
+                with in_place_of_script():
+                    everywhere = self._all_made.everywhere()
+                    if everywhere:
+                        self._finish()
             except BaseException:
                 self.reset()
                 raise
