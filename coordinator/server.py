@@ -15,7 +15,7 @@ from horovod.protos.v1.negotiation_pb2_grpc import add_NegotiationServicer_to_se
 
 from .address import ListenAddress, is_free, reason_of
 from .core.formation import MAX_WORLD_BYTES
-from .core.standstill import USUAL_TIMES, StandstillTimes
+from .core.deadlock import USUAL_TIMES, DeadlockTimes
 from .limits import Limits
 from .services.auth import TokenInterceptor
 from .services.hub import Hub
@@ -53,12 +53,12 @@ class CoordinatorServer:
         limits: Limits | None = None,
         told_level: int = logging.WARNING,
         keep_token_s: float = KEEP_TOKEN_S,
-        standstill: StandstillTimes = USUAL_TIMES,
+        deadlock: DeadlockTimes = USUAL_TIMES,
     ) -> None:
         self._limits = limits or Limits()
         self._told_level = told_level
         self._keep_token_s = keep_token_s
-        self._standstill = standstill
+        self._deadlock = deadlock
         self._server: grpc.aio.Server | None = None
         self._hub: Hub | None = None
         self._clock_watch: asyncio.Task[None] | None = None
@@ -96,7 +96,7 @@ class CoordinatorServer:
         hub = Hub(
             store if store is not None else MemoryStore(),
             limits=self._limits,
-            standstill=self._standstill,
+            deadlock=self._deadlock,
             told_level=self._told_level,
         )
         add_MembershipServicer_to_server(MembershipService(hub), server)
@@ -198,14 +198,14 @@ class EmbeddedCoordinator:
         insecure: bool = False,
         limits: Limits | None = None,
         keep_token_s: float = KEEP_TOKEN_S,
-        standstill: StandstillTimes = USUAL_TIMES,
+        deadlock: DeadlockTimes = USUAL_TIMES,
     ) -> None:
         self._listen = listen
         self._finds_token = token is None and not insecure
         self._token = random_token() if self._finds_token else token
         self._limits = limits
         self._keep_token_s = keep_token_s
-        self._standstill = standstill
+        self._deadlock = deadlock
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._server: CoordinatorServer | None = None
@@ -241,7 +241,7 @@ class EmbeddedCoordinator:
             self._limits,
             told_level=logging.INFO,
             keep_token_s=self._keep_token_s,
-            standstill=self._standstill,
+            deadlock=self._deadlock,
         )
         try:
             self._port = self._call(self._server.start(self._listen, self._token, token_files=files), START_TIMEOUT_S)

@@ -255,7 +255,7 @@ class Engine:
         """operation: (kind, [(dtype, shape)], reduce_op, prescale, postscale, device), for a rank that has joined."""
 
     def apply_error(self, process_set: int, name: str, sentence: str) -> None: ...
-    def standstill(self) -> tuple[int, bool, bool, list[tuple[int, str, bool]]]:
+    def blocked_report(self) -> tuple[int, bool, bool, list[tuple[int, str, bool]]]:
         """What this rank holds: operations started so far; whether every thread of the process that has ever waited for
         one is blocked; whether the list is cut short; what was started and does not run yet, oldest first, as
         (process set, name, whether a thread waits for it).

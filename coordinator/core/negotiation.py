@@ -41,7 +41,7 @@ from .join import Joining
 from .operations import Signature, defect, is_unnamed, signature, user_name
 from .pending import PendingOperations
 from .stall import Stall
-from .standstill import USUAL_TIMES, Standstills, StandstillTimes
+from .deadlock import USUAL_TIMES, DeadlockDetector, DeadlockTimes
 from .words import printable, ranks_in_words
 
 MAX_PENDING = 1 << 16  # operations of one world that wait for a rank or for an id
@@ -103,7 +103,7 @@ class Negotiation:
         id_capacity: int = MAX_IDS,
         member_bytes: int = MAX_MEMBER_BYTES,
         world_bytes: int = MAX_WORLD_BYTES,
-        standstill: StandstillTimes = USUAL_TIMES,
+        deadlock: DeadlockTimes = USUAL_TIMES,
     ) -> None:
         self.epoch = epoch
         self.budget = Budget(epoch, member_bytes, world_bytes)
@@ -112,7 +112,7 @@ class Negotiation:
         self._sets: dict[int, _ProcessSet] = {}
         self._gone: set[int] = set()
         self._joining = Joining(size)
-        self._standstills = Standstills(standstill, self.budget)
+        self._deadlocks = DeadlockDetector(deadlock, self.budget)
         self._failures = Failures()
         self.add_process_set(0, range(size))
 
@@ -193,15 +193,15 @@ class Negotiation:
             self._join_changed(state, now_s, batch)
         if message.blocked:
             self._blocked(rank, message, now_s, batch)
-        if message.HasField("standstill"):
-            self._standstills.report(rank, message.standstill, now_s)
+        if message.HasField("blocked_report"):
+            self._deadlocks.report(rank, message.blocked_report, now_s)
             self._end_deadlock(now_s, batch)
 
     def forget(self, rank: int) -> Answers:
         """`rank` is gone. What the others wait for with it is failed by the data plane, not here."""
         batch = _Batch(self.epoch)
         self._gone.add(rank)
-        self._standstills.forget(rank)
+        self._deadlocks.forget(rank)
         self._failures.forget_rank(rank)
         for process_set in self._sets.values():
             process_set.pending.forget_rank(rank)
@@ -239,7 +239,7 @@ class Negotiation:
                 waited_s = max(repeated, default=0.0)
                 if waited_s > after_s:
                     started = {
-                        rank: self._standstills.has_started(rank, (number, name), now_s)
+                        rank: self._deadlocks.has_started(rank, (number, name), now_s)
                         for rank in self._working(process_set)
                         if rank not in reports
                     }
@@ -437,7 +437,7 @@ class Negotiation:
             process_set = self._sets.get(number)
             return self._working(process_set) if process_set is not None else ()
 
-        found = self._standstills.find(members, now_s)
+        found = self._deadlocks.find(members, now_s)
         for number, name in found.operations if found else ():
             assert found is not None
             process_set = self._sets[number]

@@ -20,7 +20,7 @@ from horovod.coordinator.core.formation import Formation
 from horovod.coordinator.core.membership import Membership
 from horovod.coordinator.core.negotiation import Negotiation
 from horovod.coordinator.core.stall import StallWatch, times_of
-from horovod.coordinator.core.standstill import USUAL_TIMES, StandstillTimes
+from horovod.coordinator.core.deadlock import USUAL_TIMES, DeadlockTimes
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.store import Store, StoreError
 from horovod.coordinator.store.jobs import next_epoch, publish_world, retract_world
@@ -28,7 +28,7 @@ from horovod.protos.v1 import membership_pb2, negotiation_pb2
 
 from .outbox import Outbox
 from .processes import ProcessWatch
-from .talk import DecisionsOutbox, Talk
+from .session import DecisionsOutbox, NegotiationSession
 
 STORE_RETRY_S = 0.5
 MOST_TICKS_LATE = 5  # a tick that comes later than this means that the coordinator itself was stopped
@@ -44,7 +44,7 @@ class Hub:
         store: Store,
         *,
         limits: Limits = Limits(),  # noqa: B008 - a frozen value
-        standstill: StandstillTimes = USUAL_TIMES,
+        deadlock: DeadlockTimes = USUAL_TIMES,
         told_level: int = logging.WARNING,
         clock: Callable[[], float] = time.monotonic,
         secret: Callable[[], bytes] = lambda: secrets.token_bytes(32),
@@ -58,9 +58,9 @@ class Hub:
         self._secret = secret
         self._membership = Membership(limits.reattach_grace_s)
         self._processes = ProcessWatch(self._process_ended)
-        self._standstill = standstill
+        self._deadlock = deadlock
         self._events: dict[str, EventOutbox] = {}  # by member id; of members that are away none
-        self._talks: dict[str, Talk] = {}  # by job
+        self._sessions: dict[str, NegotiationSession] = {}  # by job
         self._tasks: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()  # no world has a member
         self._empty.set()
@@ -167,14 +167,14 @@ class Hub:
             if not effects:  # a member went away meanwhile
                 await retract_world(self._store, formation.job, entry.revision)
                 return
-            if old := self._talks.pop(formation.job, None):
+            if old := self._sessions.pop(formation.job, None):
                 old.end(f"Epoch {old.epoch} of job {old.job!r} is over.")
             size = len(formation.places)
             times, ignored = times_of(next(iter(formation.requests.values())).options)
-            self._talks[formation.job] = Talk(
+            self._sessions[formation.job] = NegotiationSession(
                 formation.job,
                 epoch,
-                Negotiation(epoch, size, standstill=self._standstill),
+                Negotiation(epoch, size, deadlock=self._deadlock),
                 entry.revision,
                 StallWatch(times),
                 ignored,
@@ -186,58 +186,60 @@ class Hub:
 
     def _rank_gone(self, gone: Gone) -> None:
         _log.info("%s", gone.sentence)
-        talk = self._talks.get(gone.job)
-        if talk is None or talk.epoch != gone.epoch:
+        session = self._sessions.get(gone.job)
+        if session is None or session.epoch != gone.epoch:
             return
-        if stream := talk.streams.pop(gone.rank, None):
+        if stream := session.streams.pop(gone.rank, None):
             stream.fail(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"Rank {gone.rank} is no longer part of epoch {gone.epoch} of job {gone.job!r}.",
             )
-        talk.send(talk.negotiation.forget(gone.rank))
+        session.send(session.negotiation.forget(gone.rank))
 
     def _world_ended(self, ended: Ended) -> None:
-        talk = self._talks.get(ended.job)
-        if talk is not None and talk.epoch == ended.epoch:
-            del self._talks[ended.job]
-            if not self._talks:
+        session = self._sessions.get(ended.job)
+        if session is not None and session.epoch == ended.epoch:
+            del self._sessions[ended.job]
+            if not self._sessions:
                 self._empty.set()
-            talk.end(f"Epoch {talk.epoch} of job {talk.job!r} is over.")
-            self._start(retract_world(self._store, talk.job, talk.store_revision))
+            session.end(f"Epoch {session.epoch} of job {session.job!r} is over.")
+            self._start(retract_world(self._store, session.job, session.store_revision))
 
     # -- negotiation -------------------------------------------------------------------------------------------------
 
-    def open_talk(self, message: negotiation_pb2.NegotiationMessage, decisions: DecisionsOutbox) -> Talk | str:
+    def open_session(
+        self, message: negotiation_pb2.NegotiationMessage, decisions: DecisionsOutbox
+    ) -> NegotiationSession | str:
         """Admits a negotiation stream by its first message; or the sentence why not."""
         hello = message.hello
         sentence = self._membership.stranger(hello.job, message.epoch, hello.member_id, hello.rank)
-        talk = self._talks.get(hello.job)
-        if sentence or talk is None:
+        session = self._sessions.get(hello.job)
+        if sentence or session is None:
             return sentence or f"Epoch {message.epoch} of job {hello.job!r} is over."
-        if old := talk.streams.get(hello.rank):
+        if old := session.streams.get(hello.rank):
             old.fail(grpc.StatusCode.ABORTED, f"Rank {hello.rank} opened a newer stream.")
-        talk.streams[hello.rank] = decisions
-        if talk.shutdown:
-            talk.tell_shutdown(hello.rank)
-        if hello.rank == 0 and talk.ignored:
-            talk.warn(talk.ignored)
-            talk.ignored = ""
-        return talk
+        session.streams[hello.rank] = decisions
+        if session.shutdown:
+            session.tell_shutdown(hello.rank)
+        if hello.rank == 0 and session.ignored:
+            session.warn(session.ignored)
+            session.ignored = ""
+        return session
 
-    def negotiate(self, talk: Talk, rank: int, message: negotiation_pb2.NegotiationMessage) -> None:
+    def negotiate(self, session: NegotiationSession, rank: int, message: negotiation_pb2.NegotiationMessage) -> None:
         """May raise TooMuchError or ContradictionError."""
-        resumed = message.HasField("hello") and rank in talk.seen
-        talk.seen.add(rank)
+        resumed = message.HasField("hello") and rank in session.seen
+        session.seen.add(rank)
         try:
-            talk.send(talk.negotiation.receive(rank, message, self._clock(), resumed))
+            session.send(session.negotiation.receive(rank, message, self._clock(), resumed))
         except TooMuchError as error:
-            talk.send(error.answers)
+            session.send(error.answers)
             raise
 
-    def close_talk(self, talk: Talk, rank: int, decisions: DecisionsOutbox) -> None:
+    def close_session(self, session: NegotiationSession, rank: int, decisions: DecisionsOutbox) -> None:
         """The stream is over; its member may come back with another one."""
-        if talk.streams.get(rank) is decisions:
-            del talk.streams[rank]
+        if session.streams.get(rank) is decisions:
+            del session.streams[rank]
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -248,12 +250,12 @@ class Hub:
             if self._judge.tick(self._true_clock()):
                 _log.warning("This coordinator was stopped for a while; its limits begin anew.")
                 self._membership.restart_limits(self._clock())
-                for talk in self._talks.values():
-                    talk.negotiation.restart_limits(self._clock())
+                for session in self._sessions.values():
+                    session.negotiation.restart_limits(self._clock())
             for job in self._membership.jobs():
                 self._guarded(job, self._look_at_members, job)
-            for job, talk in list(self._talks.items()):
-                self._guarded(job, talk.watch_stalls, self._clock())
+            for job, session in list(self._sessions.items()):
+                self._guarded(job, session.watch_stalls, self._clock())
 
     def _look_at_members(self, job: str) -> None:
         vouched = {member_id for member_id in self._membership.troubled(job) if self._processes.lives(member_id)}
@@ -280,8 +282,8 @@ class Hub:
         self._processes.close()
         for events in self._events.values():
             events.fail(grpc.StatusCode.UNAVAILABLE, "The coordinator is stopping.")
-        for talk in self._talks.values():
-            for decisions in talk.streams.values():
+        for session in self._sessions.values():
+            for decisions in session.streams.values():
                 decisions.fail(grpc.StatusCode.UNAVAILABLE, "The coordinator is stopping.")
         for task in self._tasks:
             task.cancel()

@@ -13,7 +13,7 @@ from horovod.protos.v1.negotiation_pb2_grpc import NegotiationServicer
 from .hub import Hub
 from .outbox import Outbox
 from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
-from .talk import DecisionsOutbox
+from .session import DecisionsOutbox
 
 MAX_DECISIONS = 1 << 14  # messages that wait for one member to read them
 MAX_MESSAGE_BYTES = 1 << 20  # well below the 4 MiB that gRPC takes unless told otherwise
@@ -33,18 +33,20 @@ class NegotiationService(NegotiationServicer):
         rank = first.hello.rank
         who = f"rank {rank} of job {first.hello.job[:MAX_SHOWN]!r}"
         async with own_errors(context, who):
-            talk = self._hub.open_talk(first, decisions)
-        if isinstance(talk, str):
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, printable(talk))
+            session = self._hub.open_session(first, decisions)
+        if isinstance(session, str):
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, printable(session))
 
         def receive(message: pb.NegotiationMessage) -> None:
-            if message.epoch != talk.epoch:
-                sentence = f"Rank {rank} speaks of epoch {message.epoch}, but its stream belongs to epoch {talk.epoch}."
+            if message.epoch != session.epoch:
+                sentence = (
+                    f"Rank {rank} speaks of epoch {message.epoch}, but its stream belongs to epoch {session.epoch}."
+                )
                 raise RefusedError(grpc.StatusCode.FAILED_PRECONDITION, sentence)
             if decisions.ended.is_set():
                 return  # the world is over or the rank has opened a newer stream
             try:
-                self._hub.negotiate(talk, rank, message)
+                self._hub.negotiate(session, rank, message)
             except TooMuchError as error:
                 raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
             except ContradictionError as error:
@@ -58,7 +60,7 @@ class NegotiationService(NegotiationServicer):
         try:
             await converse(all_requests(), context, decisions, receive, combined, who)
         finally:
-            self._hub.close_talk(talk, rank, decisions)
+            self._hub.close_session(session, rank, decisions)
 
 
 def combined(items: list[pb.Decisions]) -> Iterator[pb.Decisions]:

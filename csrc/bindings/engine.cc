@@ -398,11 +398,11 @@ int PyEngine::join(int device) {
   }
 }
 
-py::tuple PyEngine::standstill() {
-  Standstill found;
+py::tuple PyEngine::blocked_report() {
+  BlockedReport found;
   {
     const py::gil_scoped_release release;
-    found = engine_->standstill();
+    found = engine_->blocked_report();
   }
   py::list unfinished;
   for (const Unfinished& one : found.unfinished) {

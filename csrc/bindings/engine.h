@@ -78,7 +78,7 @@ class PyEngine {
   void apply_join(uint32_t round, const std::vector<int>& ranks, int phase, const std::string& sentence);
   // Until all ranks have joined, or a signal's handler raises. device: for zeros, where this rank has used none yet.
   int join(int device);
-  pybind11::tuple standstill();
+  pybind11::tuple blocked_report();
 
   // -- life
   void peer_left(int rank, const std::string& sentence);

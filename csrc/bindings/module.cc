@@ -115,7 +115,7 @@ PYBIND11_MODULE(_core, module) {
            py::arg("operation") = py::none())
       .def("apply_error", &PyEngine::apply_error, py::arg("process_set"), py::arg("name"), py::arg("sentence"))
       .def("apply_recall", &PyEngine::apply_recall, py::arg("process_set"), py::arg("ids"))
-      .def("standstill", &PyEngine::standstill)
+      .def("blocked_report", &PyEngine::blocked_report)
       .def("apply_join", &PyEngine::apply_join, py::arg("rounds_over"), py::arg("ranks"), py::arg("phase"),
            py::arg("sentence"))
       .def("peer_left", &PyEngine::peer_left, py::arg("rank"), py::arg("sentence"))

@@ -34,7 +34,7 @@ void Communicator::attach(std::unique_ptr<Mesh> mesh, std::unique_ptr<Backend> b
     hierarchy_ =
         std::make_unique<Hierarchy>(mesh_.get(), region_.get(), std::move(*hosts), config_.slot_bytes * Region::kWide);
     plane_.hierarchy = hierarchy_.get();
-    if (region_) region_->set_companion([this](bool& busy) { return mesh_->progress(busy); });
+    if (region_) region_->set_network_progress([this](bool& busy) { return mesh_->progress(busy); });
   }
   make_mesh_log();
   start_background();

@@ -403,9 +403,9 @@ bool Engine::wait(Submission& submission, int64_t timeout_us) {
                : submission.state.load(std::memory_order_acquire) == Operation::done;
 }
 
-Standstill Engine::standstill() const {
+BlockedReport Engine::blocked_report() const {
   constexpr size_t kMostOperations = 1000, kMostBytes = 256 << 10;
-  Standstill found;
+  BlockedReport found;
   found.all_threads = WaitingThread::all_blocked();
   found.started = started_.load(std::memory_order_relaxed);
   for (const std::shared_ptr<Communicator>& one : communicators()) one->unfinished(found.unfinished);

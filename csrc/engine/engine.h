@@ -39,7 +39,7 @@ struct ProcessSetSpec {
 };
 
 // What a rank that does not get on holds; lets the coordinator find ranks that wait for each other.
-struct Standstill {
+struct BlockedReport {
   uint64_t started = 0;                // operations so far
   bool all_threads = false;            // every thread that has ever waited for an operation is blocked
   bool cut_short = false;              // there are more than these
@@ -84,7 +84,7 @@ class Engine {
   // Null for a set that does not exist or that this rank is not a member of.
   std::shared_ptr<Communicator> communicator(int process_set) const;
 
-  Standstill standstill() const;
+  BlockedReport blocked_report() const;
 
   void peer_left(int rank, const std::string& sentence);
   void abort(const std::string& sentence);

@@ -52,7 +52,7 @@ struct HostMemory {
   Word starved;
   Word taken;   // the leader's cursor in this ring
   Word heard;   // the owner's cursor in the leader's ring
-  Word asleep;  // of the leader: it sleeps where only the mesh can wake it, see Mesh::Beside
+  Word asleep;  // of the leader: it sleeps where only the mesh can wake it, see Mesh::PollSource
   alignas(64) std::byte ring[kBytes];
 };
 

@@ -34,7 +34,7 @@ HostLeaderLog::HostLeaderLog(Mesh& mesh, Region& region, const Hosts& hosts, Fus
     HostMemory& theirs = *reinterpret_cast<HostMemory*>(region.log(place));
     members_.emplace_back(theirs, theirs.taken.value, region.label(place));
   }
-  mesh.listen_beside(this);
+  mesh.set_poll_source(this);
 }
 
 void HostLeaderLog::watch(MeshOrderLog::Watch watch) {

@@ -24,7 +24,7 @@
 
 namespace horovod {
 
-class HostLeaderLog final : public OrderLog, private Mesh::Beside {
+class HostLeaderLog final : public OrderLog, private Mesh::PollSource {
  public:
   // region: of the ranks of this host, of which this one is the first.
   HostLeaderLog(Mesh& mesh, Region& region, const Hosts& hosts, FuseRule fuse, AbortSignal& abort);

@@ -104,15 +104,15 @@ class Mesh {
   virtual void listen_to(const std::vector<int>& peers) = 0;
 
   // A source of news beside the sockets, which ends a wait() too.
-  class Beside {
+  class PollSource {
    public:
-    virtual ~Beside() = default;
+    virtual ~PollSource() = default;
     virtual bool news() = 0;  // must only read; asked at every turn
     // True: the driver is about to sleep and then asks for news once more. Whoever has news for it from then on must
     // send it a `nudge`, until this is called with false.
     virtual void sleeping(bool asleep) = 0;
   };
-  virtual void listen_beside(Beside* beside) = 0;  // before the first wait
+  virtual void set_poll_source(PollSource* source) = 0;  // before the first wait
 
   // The driver's thread has nothing else to do: it may look for news longer before it sleeps.
   virtual void set_patient(bool patient) = 0;

@@ -16,8 +16,8 @@ size_t page_aligned(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 // After so many times the limit a member without progress is blamed though it shows signs of life.
 constexpr int64_t kMostPatience = 4;
 
-// How long the companion may wait for us. Sockets hold what a fast network brings meanwhile.
-constexpr int64_t kCompanionUs = 200;
+// How long the network may wait for us. Sockets hold what a fast network brings meanwhile.
+constexpr int64_t kNetworkTurnUs = 200;
 
 }  // namespace
 
@@ -47,19 +47,19 @@ Region::Region(int rank, std::vector<std::shared_ptr<Segment>> segments, std::ve
 }
 
 // As long as a slice, or until something is there to be done. A patient member gives the processor away at first, but
-// moves what the companion has to move at each turn: whom it waits for here often waits for that.
-Status Region::nap_beside_companion(const std::function<bool()>& ready, bool poll) {
+// moves what the network has to move at each turn: whom it waits for here often waits for that.
+Status Region::nap_with_progress(const std::function<bool()>& ready, bool poll) {
   const int64_t start_us = now_us();
   const int64_t end_us = start_us + kSliceUs;
   const int64_t yield_end_us = start_us + (poll && patient_ ? config_.yield_us : 0);
   bool busy = false;
   for (int64_t now = start_us; now < end_us; now = now_us()) {
     beat();
-    HVD_TRY(companion_(busy));
+    HVD_TRY(network_progress_(busy));
     if (ready()) return {};
     if (now < yield_end_us) {
       sched_yield();
-    } else if (sleep_until(ready, busy ? std::min(end_us, now + kCompanionUs) : end_us, poll && !patient_)) {
+    } else if (sleep_until(ready, busy ? std::min(end_us, now + kNetworkTurnUs) : end_us, poll && !patient_)) {
       return {};
     }
   }
@@ -74,8 +74,8 @@ Status Region::await_slowly(int member, const std::atomic<uint64_t>& value, uint
   int64_t last_change = started;
   int64_t last_sign = started;  // of life: it waits for others in its turn, which is no reason to blame it
   for (bool first = true;; first = false) {
-    if (companion_) {
-      HVD_TRY(nap_beside_companion(ready, first));
+    if (network_progress_) {
+      HVD_TRY(nap_with_progress(ready, first));
     } else {
       const Awaited awaited{member, &value, count};
       sleep_until(ready, INT64_MAX, first, &awaited);

@@ -55,8 +55,8 @@ struct RegionControl {
   Counter phases[kPhases];
   Doorbell bell;
   WaitHint waits;
-  // Beside a companion: counted up while the owner waits for anybody, so that whoever waits for it knows that it is not
-  // the one to blame. Owner writes, others compare; any order.
+  // Where the owner also moves a network while it waits: counted up while the owner waits for anybody, so that whoever
+  // waits for it knows that it is not the one to blame. Owner writes, others compare; any order.
   alignas(64) std::atomic<uint32_t> beats;
 };
 
@@ -129,8 +129,8 @@ class Region {
   // Work that must go on while this member waits for others here: it moves what it can without waiting, says whether
   // it is busy, and ends the wait by failing (the abort signal is raised, or will be by whoever asked). While it is
   // busy no sleep is longer than a moment. Before the first wait; called by the driver.
-  using Companion = std::function<Status(bool& busy)>;
-  void set_companion(Companion companion) { companion_ = std::move(companion); }
+  using NetworkProgress = std::function<Status(bool& busy)>;
+  void set_network_progress(NetworkProgress progress) { network_progress_ = std::move(progress); }
   // Called by the driver again and again while it waits for others here, which fails with it. Before the first wait.
   void while_waiting(std::function<Status()> act) { while_waiting_ = std::move(act); }
   // This member is alive and waits for somebody else. Driver only.
@@ -199,7 +199,7 @@ class Region {
     bell.rings.fetch_add(1, std::memory_order_release);
     futex_wake_all(&bell.rings);
   }
-  Status nap_beside_companion(const std::function<bool()>& ready, bool poll);
+  Status nap_with_progress(const std::function<bool()>& ready, bool poll);
   Status await_slowly(int member, const std::atomic<uint64_t>& value, uint64_t count);
 
   const int rank_;
@@ -208,7 +208,7 @@ class Region {
   const size_t offset_;
   const Config config_;
   AbortSignal& abort_;
-  Companion companion_;
+  NetworkProgress network_progress_;
   std::function<Status()> while_waiting_;
   std::vector<RegionControl*> controls_;
   std::vector<std::byte*> slots_;

@@ -49,7 +49,7 @@ class SocketMesh final : public Mesh {
   void wake() override;
   void set_patient(bool patient) override { patient_ = patient; }
   void listen_to(const std::vector<int>& peers) override;
-  void listen_beside(Beside* beside) override { beside_ = beside; }
+  void set_poll_source(PollSource* source) override { poll_source_ = source; }
   void announce_end(ControlKind kind, std::string_view sentence) override;
   void linger(int64_t limit_us) override;
 
@@ -69,11 +69,11 @@ class SocketMesh final : public Mesh {
   Status read(Line& line, bool& moved);
   Status judge();
   Status look_ahead(int64_t now);
-  Status rest(bool may_spin, int64_t& spin_until_us, int64_t limit_us, Beside* beside);
+  Status rest(bool may_spin, int64_t& spin_until_us, int64_t limit_us, PollSource* source);
   // To read from more connections than this, of which most have nothing, costs more than to ask poll() about all.
   static constexpr size_t kMostLikely = 4;
   void look();
-  void poll_lines(int timeout_ms, Beside* beside = nullptr);
+  void poll_lines(int timeout_ms, PollSource* source = nullptr);
   void nudge();
   void note_control(size_t from);
 
@@ -87,7 +87,7 @@ class SocketMesh final : public Mesh {
   std::vector<pollfd> polled_;             // one for each line, then the wake-up descriptor
   std::vector<wire::Connection*> likely_;  // where look() reads without asking poll(); empty: nowhere
   uint32_t looks_ = 0;
-  Beside* beside_ = nullptr;
+  PollSource* poll_source_ = nullptr;
   wire::Socket wake_fd_;
   std::deque<ControlFrame> inbox_;
   bool just_read_ = false;  // next_control() has given out a frame and not said "none" since

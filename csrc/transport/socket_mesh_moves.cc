@@ -252,7 +252,7 @@ void SocketMesh::note_control(size_t from) {
 }
 
 // Nothing could be moved: look again for a short time, then sleep until something can or the limit is near.
-Status SocketMesh::rest(bool may_spin, int64_t& spin_until_us, int64_t limit_us, Beside* beside) {
+Status SocketMesh::rest(bool may_spin, int64_t& spin_until_us, int64_t limit_us, PollSource* source) {
   const int64_t now = now_us();
   if (spin_until_us == 0) spin_until_us = now + (patient_ ? config_.yield_us : config_.spin_us);
   if (may_spin && now < spin_until_us) {
@@ -261,7 +261,7 @@ Status SocketMesh::rest(bool may_spin, int64_t& spin_until_us, int64_t limit_us,
     return {};
   }
   const int64_t sleep_us = std::max<int64_t>(limit_us - now, 0);
-  poll_lines(static_cast<int>(std::min<int64_t>((sleep_us + 999) / 1000, kSliceMs)), beside);
+  poll_lines(static_cast<int>(std::min<int64_t>((sleep_us + 999) / 1000, kSliceMs)), source);
   return {};
 }
 
@@ -285,7 +285,7 @@ void SocketMesh::look() {
   }
 }
 
-void SocketMesh::poll_lines(int timeout_ms, Beside* beside) {
+void SocketMesh::poll_lines(int timeout_ms, PollSource* source) {
   for (size_t i = 0; i < lines_.size(); ++i) {
     const Connection& connection = *lines_[i].connection;
     const bool reads = connection.wants_read();
@@ -299,14 +299,14 @@ void SocketMesh::poll_lines(int timeout_ms, Beside* beside) {
   if (timeout_ms > 0) {
     sleeping_.store(true);
     if (nudged_.exchange(false)) timeout_ms = 0;
-    if (beside) {
-      beside->sleeping(true);
-      if (beside->news()) timeout_ms = 0;
+    if (source) {
+      source->sleeping(true);
+      if (source->news()) timeout_ms = 0;
     }
   }
   const int ready = poll(polled_.data(), polled_.size(), timeout_ms);
   sleeping_.store(false);
-  if (beside) beside->sleeping(false);
+  if (source) source->sleeping(false);
   if (ready <= 0) return;
   constexpr short kEnd = POLLERR | POLLHUP | POLLNVAL;
   for (size_t i = 0; i < lines_.size(); ++i) {
@@ -363,7 +363,7 @@ Status SocketMesh::wait(int64_t timeout_us) {
     if (abort_.raised()) return fail(abort_.cause());
     if (!inbox_.empty()) return {};
     HVD_TRY(alive());
-    if (woken_.exchange(false) || (beside_ && beside_->news())) return {};
+    if (woken_.exchange(false) || (poll_source_ && poll_source_->news())) return {};
     bool moved = false;
     Status status = pass(moved);
     if (!inbox_.empty()) return {};
@@ -373,7 +373,7 @@ Status SocketMesh::wait(int64_t timeout_us) {
     const int64_t now = now_us();
     if (now >= limit_us) return {};
     HVD_TRY(look_ahead(now));
-    HVD_TRY(rest(lively, spin_until_us, limit_us, beside_));
+    HVD_TRY(rest(lively, spin_until_us, limit_us, poll_source_));
   }
 }
 

@@ -114,9 +114,9 @@ def test_reports_of_blocked_ranks_count() -> None:
     with pytest.raises(TooMuchError, match=r"for the report that it waits for .* would exceed"):
         negotiation.receive(0, message(blocked=[LARGE["tensors"](number) for number in range(3)]), 0.0)
     unfinished = [negotiation_pb2.Unfinished(name=f"allreduce.{number}") for number in range(1000)]
-    standstill = negotiation_pb2.Standstill(unfinished=unfinished)
+    report = negotiation_pb2.BlockedReport(unfinished=unfinished)
     with pytest.raises(TooMuchError, match="for its 1000 unfinished operations would exceed"):
-        negotiation.receive(1, negotiation_pb2.NegotiationMessage(standstill=standstill), 0.0)
+        negotiation.receive(1, negotiation_pb2.NegotiationMessage(blocked_report=report), 0.0)
     assert max(negotiation.budget.of(rank) for rank in range(3)) <= LIMIT
 
 
@@ -150,7 +150,7 @@ def counted_anew(negotiation: Negotiation) -> Counter[int]:
             found[one.ids._payer[number_of_key]] += key_bytes(key)
         if number:
             found[one.registrant] += _set_bytes(one.members)
-    for rank, standing in negotiation._standstills._standing.items():
+    for rank, standing in negotiation._deadlocks._standing.items():
         found[rank] += standing.bytes
     return +found
 
@@ -181,7 +181,7 @@ def test_whatever_happens_the_count_is_right(seed: int) -> None:
                 process_set=number, ranks=known.ranks if known else members, removed=dice.random() < 0.5
             )
         if dice.random() < 0.1:
-            one.standstill.unfinished.add(name="allreduce.1")
+            one.blocked_report.unfinished.add(name="allreduce.1")
         if dice.random() < 0.05:
             one.join.round = negotiation._joining._round
             one.join.contributes_none = dice.random() < 0.5

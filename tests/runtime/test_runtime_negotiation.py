@@ -42,7 +42,7 @@ class Outbox:
     def apply_recall(self, process_set: int, ids: list[int]) -> None:
         self.applied.put(("recall", process_set, ids))
 
-    def standstill(self) -> tuple[int, bool, bool, list[tuple[int, str, bool]]]:
+    def blocked_report(self) -> tuple[int, bool, bool, list[tuple[int, str, bool]]]:
         return 7, True, False, [(0, "x", True)]
 
     def apply_join(self, rounds_over: int, ranks: list[int], phase: int, sentence: str) -> None:
@@ -161,7 +161,7 @@ def test_all_kinds_of_items_are_sent(setup):
     assert [o.name for o in message.blocked] == ["x"]
     assert list(message.blocked_seconds) == [1.5]
     unfinished = negotiation_pb2.Unfinished(name="x", awaited=True)
-    assert message.standstill == negotiation_pb2.Standstill(started=7, all_threads=True, unfinished=[unfinished])
+    assert message.blocked_report == negotiation_pb2.BlockedReport(started=7, all_threads=True, unfinished=[unfinished])
     assert [(r.process_set, list(r.ids)) for r in message.recalled] == [(0, [5, 6])]
 
 

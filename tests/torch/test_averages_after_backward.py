@@ -13,7 +13,7 @@ import pytest
 from optimizer_model import distributed_sgd, expected_gradient, linear, rows
 from worlds import Keeper, World
 
-from horovod.coordinator.core.standstill import StandstillTimes
+from horovod.coordinator.core.deadlock import DeadlockTimes
 
 MAX_NORM = 0.1
 
@@ -413,7 +413,7 @@ def _no_gradient_on_rank_1() -> None:
 
 
 def test_a_rank_that_is_waited_for_in_vain_is_told_of() -> None:
-    with Keeper(2, "shm", standstill=StandstillTimes(still_s=1.0, look_s=0.1)) as keeper:
+    with Keeper(2, "shm", deadlock=DeadlockTimes(still_s=1.0, look_s=0.1)) as keeper:
         keeper.get().run(_no_gradient_on_rank_1)
 
 

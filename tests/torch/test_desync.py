@@ -9,14 +9,14 @@ import pytest
 from torch_fixtures import SHORT_WORLDS, world_id
 from worlds import Keeper, World
 
-from horovod.coordinator.core.standstill import StandstillTimes
+from horovod.coordinator.core.deadlock import DeadlockTimes
 
-SOON = StandstillTimes(still_s=1.0, look_s=0.1)  # ranks report once in a second
+SOON = DeadlockTimes(still_s=1.0, look_s=0.1)  # ranks report once in a second
 
 
 @pytest.fixture(scope="module", params=SHORT_WORLDS, ids=world_id)
 def keeper(request: pytest.FixtureRequest) -> Iterator[Keeper]:
-    with Keeper(*request.param, standstill=SOON) as keeper:
+    with Keeper(*request.param, deadlock=SOON) as keeper:
         yield keeper
 
 
@@ -77,7 +77,7 @@ def _parts_in_process_sets() -> str:
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_ring_of_process_sets(transport: str) -> None:
-    with World(3, transport, {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}, standstill=SOON) as world:
+    with World(3, transport, {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}, deadlock=SOON) as world:
         sentences = world.run(_parts_in_process_sets)
     for rank, other in ((0, 1), (1, 2), (2, 0)):
         expected = f"rank {rank} waits for allreduce.ring in process set {rank + 1}, which rank {other} has not started"
@@ -103,12 +103,12 @@ def _who_may_still_start_something() -> list[bool]:
         may_end.wait(30)
 
     def observer() -> None:
-        while not any(awaited for _, _, _, unfinished in [engine.standstill()] for _, _, awaited in unfinished):
+        while not any(awaited for _, _, _, unfinished in [engine.blocked_report()] for _, _, awaited in unfinished):
             blocked.wait(0.05)
-        seen.append(engine.standstill()[1])
+        seen.append(engine.blocked_report()[1])
         may_end.set()
         thread.join(30)
-        while not engine.standstill()[1]:
+        while not engine.blocked_report()[1]:
             blocked.wait(0.05)
         both = hvd.allreduce_async(torch.ones(1), name="both have seen it")
         while not hvd.poll(both):
@@ -166,7 +166,7 @@ def _backward_in_a_thread_that_is_not_pythons() -> str:
 
 
 def test_a_thread_of_autograd_stands_in_for_the_scripts() -> None:
-    with World(2, "shm", {}, standstill=SOON) as world:
+    with World(2, "shm", {}, deadlock=SOON) as world:
         sentences = world.run(_backward_in_a_thread_that_is_not_pythons)
     for sentence in sentences:
         assert "rank 1 waits for allreduce.another operation, which rank 0 has not started" in sentence

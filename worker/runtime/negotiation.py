@@ -133,10 +133,10 @@ class Negotiator:
 
     def _add(self, items: Sequence[tuple[str, object]]) -> None:
         refused = ""
-        standstill = self._standstill() if any(kind == "blocked" for kind, _ in items) else None
+        blocked_report = self._blocked_report() if any(kind == "blocked" for kind, _ in items) else None
         with self._changed:
-            if standstill is not None:
-                self._to_send.standstill.CopyFrom(standstill)
+            if blocked_report is not None:
+                self._to_send.blocked_report.CopyFrom(blocked_report)
             for kind, item in items:
                 parts = cast("tuple[Any, ...]", item)
                 if kind == "recalled":
@@ -165,9 +165,9 @@ class Negotiator:
         if refused:
             self._give_up(refused)
 
-    def _standstill(self) -> negotiation_pb2.Standstill:
-        started, all_threads, cut_short, unfinished = self._engine.standstill()
-        return negotiation_pb2.Standstill(
+    def _blocked_report(self) -> negotiation_pb2.BlockedReport:
+        started, all_threads, cut_short, unfinished = self._engine.blocked_report()
+        return negotiation_pb2.BlockedReport(
             started=started,
             all_threads=all_threads,
             cut_short=cut_short,
@@ -188,7 +188,7 @@ class Negotiator:
                 blocked_seconds=self._to_send.blocked_seconds,
                 recalled=self._to_send.recalled,
                 join=self._join,
-                standstill=self._to_send.standstill if self._to_send.HasField("standstill") else None,
+                blocked_report=self._to_send.blocked_report if self._to_send.HasField("blocked_report") else None,
                 process_sets=[
                     *self._process_sets.values(),
                     *(change for change in self._to_send.process_sets if change.removed),

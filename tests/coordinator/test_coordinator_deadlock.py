@@ -8,32 +8,36 @@ from hypothesis import strategies as st
 
 from horovod.coordinator.core.blocked import FORGET_S
 from horovod.coordinator.core.negotiation import Negotiation
-from horovod.coordinator.core.standstill import Deadlock, Standstills, StandstillTimes
+from horovod.coordinator.core.deadlock import Deadlock, DeadlockDetector, DeadlockTimes
 from horovod.protos.v1 import negotiation_pb2 as pb
 
-TIMES = StandstillTimes()
+TIMES = DeadlockTimes()
 
 
-def held(*operations: str, awaited: Collection[str] = (), started: int = 7, all_threads: bool = True) -> pb.Standstill:
+def held(
+    *operations: str, awaited: Collection[str] = (), started: int = 7, all_threads: bool = True
+) -> pb.BlockedReport:
     """`1:allreduce.x` is of process set 1. Without `awaited` a thread waits for the last of them."""
     unfinished = []
     for text in operations:
         number, _, name = text.rpartition(":")
         waits = text in awaited if awaited else text == operations[-1]
         unfinished.append(pb.Unfinished(process_set=int(number or 0), name=name, awaited=waits))
-    return pb.Standstill(started=started, all_threads=all_threads, unfinished=unfinished)
+    return pb.BlockedReport(started=started, all_threads=all_threads, unfinished=unfinished)
 
 
 def look(
-    reports: dict[int, pb.Standstill], members: dict[int, tuple[int, ...]] | None = None, seconds: float = TIMES.still_s
+    reports: dict[int, pb.BlockedReport],
+    members: dict[int, tuple[int, ...]] | None = None,
+    seconds: float = TIMES.still_s,
 ) -> Deadlock | None:
     """What is found when every rank reports each second for so long."""
     ranks = tuple(range(max(reports) + 1))
-    standstills, found, now_s = Standstills(TIMES), None, 100.0
+    detector, found, now_s = DeadlockDetector(TIMES), None, 100.0
     while now_s <= 100.0 + seconds + 1.0 and found is None:
         for rank, report in reports.items():
-            standstills.report(rank, report, now_s)
-        found = standstills.find(lambda number: (members or {}).get(number, ranks), now_s)
+            detector.report(rank, report, now_s)
+        found = detector.find(lambda number: (members or {}).get(number, ranks), now_s)
         now_s += 1.0
     return found
 
@@ -64,7 +68,7 @@ def test_what_is_only_slow_is_no_deadlock() -> None:
     short = held("b")
     short.cut_short = True
     assert look({0: held("a"), 1: short}) is None, "rank 1 may have started a"
-    assert look({0: held("a"), 1: pb.Standstill(started=1, all_threads=True)}) is None, "rank 1 waits for nothing"
+    assert look({0: held("a"), 1: pb.BlockedReport(started=1, all_threads=True)}) is None, "rank 1 waits for nothing"
 
 
 def test_a_rank_on_its_way_is_waited_for() -> None:
@@ -77,20 +81,20 @@ def test_a_rank_on_its_way_is_waited_for() -> None:
 
 
 def test_a_rank_that_starts_something_does_not_stand_still() -> None:
-    standstills = Standstills(TIMES)
+    detector = DeadlockDetector(TIMES)
     for second in range(30):
-        standstills.report(0, held("a"), float(second))
-        standstills.report(1, held("b", started=second), float(second))
-        assert standstills.find(lambda _: (0, 1), float(second)) is None
+        detector.report(0, held("a"), float(second))
+        detector.report(1, held("b", started=second), float(second))
+        assert detector.find(lambda _: (0, 1), float(second)) is None
 
 
 def test_reports_that_end_are_forgotten() -> None:
-    standstills = Standstills(TIMES)
+    detector = DeadlockDetector(TIMES)
     for second in range(6):
-        standstills.report(0, held("a"), float(second))
+        detector.report(0, held("a"), float(second))
     for second in range(6, 20):
-        standstills.report(1, held("b"), float(second))
-        assert standstills.find(lambda _: (0, 1), float(second)) is None or second <= 5 + FORGET_S
+        detector.report(1, held("b"), float(second))
+        assert detector.find(lambda _: (0, 1), float(second)) is None or second <= 5 + FORGET_S
 
 
 def test_a_cycle_through_process_sets() -> None:
@@ -117,7 +121,7 @@ def test_every_rank_gets_the_error_and_may_go_on() -> None:
         now_s += 1.0
         for rank, name in enumerate(["allreduce.known", "allreduce.new"]):
             said = message(blocked=[op(name)], waited_s=[now_s])
-            said.standstill.CopyFrom(held(name))
+            said.blocked_report.CopyFrom(held(name))
             for ranks, decisions in negotiation.receive(rank, said, now_s):
                 for one in ranks:
                     errors[one].update({error.name: error.sentence for error in decisions.errors})

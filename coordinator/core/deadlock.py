@@ -1,9 +1,9 @@
 """Finds ranks that wait for each other, each in another operation: the script takes other ways on different ranks.
 
-A rank with blocked threads says every second what it has started and not got through (Standstill). With that it is
+A rank with blocked threads says every second what it has started and not got through (BlockedReport). With that it is
 known of each of its operations which of the other standing ranks have started it too. A rank stands still when all its
 threads that ever waited for an operation are blocked, and it has started nothing and got through nothing for
-some seconds (StandstillTimes.still_s).
+some seconds (DeadlockTimes.still_s).
 
 Ranks wait for each other if they all stand still, and each operation that their threads wait for lacks one of them.
 The largest such set of ranks is what is left when those are taken out, again and again, that may go on: because an
@@ -11,7 +11,7 @@ operation they wait for lacks only ranks that are not in the set. What its membe
 
 Other ranks may still be on their way to the same operations. They come to a stop there as well, and one that came after
 the others got their errors would wait alone; so nothing is ended before all ranks of the process sets concerned stand
-still, unless that takes longer than StandstillTimes.patience_s.
+still, unless that takes longer than DeadlockTimes.patience_s.
 
 A rank that computes, or has a thread that may yet start something, does not stand still, so a job that is only slow is
 never taken for one that hangs.
@@ -34,20 +34,20 @@ Members = Callable[[int], Collection[int]]
 
 
 @dataclass(frozen=True)
-class StandstillTimes:
+class DeadlockTimes:
     still_s: float = 5.0  # without any progress, after which a rank stands still
     patience_s: float = 60.0  # with ranks that have not come to a stop yet
     look_s: float = 1.0  # between two searches: a large world sends a report every few milliseconds
 
 
-USUAL_TIMES = StandstillTimes()
+USUAL_TIMES = DeadlockTimes()
 
 
 @dataclass
 class _Standing:
     """What one rank said last."""
 
-    report: pb.Standstill
+    report: pb.BlockedReport
     since_s: float  # it has said the same since
     last_s: float
     bytes: int = 0  # charged to it
@@ -66,23 +66,23 @@ class Deadlock:
     sentence: str
 
 
-class Standstills:
+class DeadlockDetector:
     """The ranks of one world that have blocked threads."""
 
-    def __init__(self, times: StandstillTimes = USUAL_TIMES, budget: Budget | None = None) -> None:
+    def __init__(self, times: DeadlockTimes = USUAL_TIMES, budget: Budget | None = None) -> None:
         self._times = times
         self._budget = budget
         self._standing: dict[int, _Standing] = {}
         self._looked_s = -times.look_s
 
-    def report(self, rank: int, report: pb.Standstill, now_s: float) -> None:
+    def report(self, rank: int, report: pb.BlockedReport, now_s: float) -> None:
         """Raises TooMuchError."""
         old = self._standing.get(rank)
         if old is not None and old.report == report and now_s - old.last_s <= FORGET_S:
             old.last_s = now_s
             return
         self.forget(rank)
-        copy = pb.Standstill()
+        copy = pb.BlockedReport()
         copy.CopyFrom(report)  # a part of a message would keep the whole message in memory
         count = 2 * report.ByteSize() + sum(text_bytes(one.name) for one in report.unfinished)
         if self._budget is not None:
@@ -104,7 +104,7 @@ class Standstills:
         return None if standing.report.cut_short else False
 
     def find(self, members: Members, now_s: float) -> Deadlock | None:
-        """Ranks that wait for each other, if there are some; looks at most once in StandstillTimes.look_s."""
+        """Ranks that wait for each other, if there are some; looks at most once in DeadlockTimes.look_s."""
         if now_s - self._looked_s < self._times.look_s:
             return None
         self._looked_s = now_s

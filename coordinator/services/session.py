@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class Talk:
+class NegotiationSession:
     """The negotiation of a job's running world and its streams."""
 
     job: str
