@@ -93,6 +93,12 @@ class Program:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
+    def tell(self) -> None:
+        """Lets it go on that waits for a line."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
     def finish(self, seconds: float = DEADLINE_SECONDS) -> str:
         """What else it printed; it must end well, and in time."""
         out, err = self.process.communicate(timeout=seconds)
