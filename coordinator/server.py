@@ -14,8 +14,8 @@ from horovod.protos.v1.membership_pb2_grpc import add_MembershipServicer_to_serv
 from horovod.protos.v1.negotiation_pb2_grpc import add_NegotiationServicer_to_server
 
 from .address import ListenAddress, is_free, reason_of
-from .core.formation import MAX_WORLD_BYTES
 from .core.deadlock import USUAL_TIMES, DeadlockTimes
+from .core.formation import MAX_WORLD_BYTES
 from .limits import Limits
 from .services.auth import TokenInterceptor
 from .services.hub import Hub

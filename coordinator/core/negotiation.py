@@ -35,13 +35,13 @@ from .budget import (
     TooMuchError,
     text_bytes,
 )
+from .deadlock import USUAL_TIMES, DeadlockDetector, DeadlockTimes
 from .failures import Failures
 from .ids import MAX_IDS, IdTable, Key
 from .join import Joining
 from .operations import Signature, defect, is_unnamed, signature, user_name
 from .pending import PendingOperations
 from .stall import Stall
-from .deadlock import USUAL_TIMES, DeadlockDetector, DeadlockTimes
 from .words import printable, ranks_in_words
 
 MAX_PENDING = 1 << 16  # operations of one world that wait for a rank or for an id

@@ -15,12 +15,12 @@ import grpc
 
 from horovod.coordinator.core.budget import TooMuchError
 from horovod.coordinator.core.clock import JudgeClock
+from horovod.coordinator.core.deadlock import USUAL_TIMES, DeadlockTimes
 from horovod.coordinator.core.effects import Close, Effect, Ended, Form, Gone, Send, TellLater
 from horovod.coordinator.core.formation import Formation
 from horovod.coordinator.core.membership import Membership
 from horovod.coordinator.core.negotiation import Negotiation
 from horovod.coordinator.core.stall import StallWatch, times_of
-from horovod.coordinator.core.deadlock import USUAL_TIMES, DeadlockTimes
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.store import Store, StoreError
 from horovod.coordinator.store.jobs import next_epoch, publish_world, retract_world

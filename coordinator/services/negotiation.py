@@ -12,8 +12,8 @@ from horovod.protos.v1.negotiation_pb2_grpc import NegotiationServicer
 
 from .hub import Hub
 from .outbox import Outbox
-from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
 from .session import DecisionsOutbox
+from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
 
 MAX_DECISIONS = 1 << 14  # messages that wait for one member to read them
 MAX_MESSAGE_BYTES = 1 << 20  # well below the 4 MiB that gRPC takes unless told otherwise

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod.coordinator.core.blocked import FORGET_S
-from horovod.coordinator.core.negotiation import Negotiation
 from horovod.coordinator.core.deadlock import Deadlock, DeadlockDetector, DeadlockTimes
+from horovod.coordinator.core.negotiation import Negotiation
 from horovod.protos.v1 import negotiation_pb2 as pb
 
 TIMES = DeadlockTimes()
