@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from .address import ListenAddress
 from .limits import Limits
 from .server import CoordinatorServer
+from .store import Store, open_store
+from .store.open import MEMORY
 from .token import TokenFiles, random_token, read_token
 
 EXIT_OK = 0
@@ -43,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             token = random_token()
             files = TokenFiles(token)
         limits = Limits(arguments.keepalive_timeout_seconds, arguments.reattach_grace_seconds)
-        asyncio.run(_serve(address, token, files, limits))
+        asyncio.run(_serve(address, token, files, limits, open_store(arguments.store)))
     except ValueError as error:
         return _fail(error, EXIT_USAGE, arguments.verbose)
     except OSError as error:
@@ -86,6 +88,14 @@ def _parser() -> argparse.ArgumentParser:
         help="how long a member may be without a connection before it is lost, unless its process is seen to live "
         "(default: %(default)g)",
     )
+    parser.add_argument(
+        "--store",
+        metavar="ADDRESS",
+        default=MEMORY,
+        help="where epochs and worlds are kept: memory: (they end with this process), or "
+        "etcd://HOST:PORT[,HOST:PORT...][?ca=FILE&cert=FILE&key=FILE&user=NAME&password_file=FILE&prefix=TEXT] "
+        "(default: %(default)s)",
+    )
     parser.add_argument("--verbose", action="store_true", help="log what happens, and show tracebacks")
     return parser
 
@@ -100,12 +110,14 @@ def _seconds(text: str) -> float:
     return value
 
 
-async def _serve(address: ListenAddress, token: str | None, files: TokenFiles | None, limits: Limits) -> None:
+async def _serve(
+    address: ListenAddress, token: str | None, files: TokenFiles | None, limits: Limits, store: Store
+) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     server = CoordinatorServer(limits)
-    port = await server.start(str(address), token, token_files=files)
+    port = await server.start(str(address), token, store, token_files=files)
     print(f"horovod-coordinator is listening on {ListenAddress(address.host, port)}", flush=True)
     await stop.wait()
     await server.stop()

@@ -61,6 +61,7 @@ class CoordinatorServer:
         self._deadlock = deadlock
         self._server: grpc.aio.Server | None = None
         self._hub: Hub | None = None
+        self._store: Store | None = None
         self._clock_watch: asyncio.Task[None] | None = None
         self._token_files: TokenFiles | None = None
         self._token_watch: asyncio.Task[None] | None = None
@@ -76,6 +77,7 @@ class CoordinatorServer:
         """Serves on `listen` ("127.0.0.1:29400"; port 0 lets the system choose) and returns the port.
 
         token: members must know it; None serves anybody.
+        store: closed with the server.
         token_files: where processes of this user find the token while the coordinator runs.
 
         Raises ValueError for a malformed address or token and OSError when the address can't be listened on or the
@@ -93,8 +95,9 @@ class CoordinatorServer:
         # its process is seen to live, stopped or not, it is not lost.
         options = (*_OPTIONS, *self._limits.channel_options())
         server = grpc.aio.server(interceptors=interceptors, options=options)
+        self._store = store if store is not None else MemoryStore()
         hub = Hub(
-            store if store is not None else MemoryStore(),
+            self._store,
             limits=self._limits,
             deadlock=self._deadlock,
             told_level=self._told_level,
@@ -131,6 +134,8 @@ class CoordinatorServer:
             self._token_files.remove()
         await self._hub.stop()
         await server.stop(grace)
+        if self._store is not None:
+            await self._store.close()
 
 
 def _bind(server: grpc.aio.Server, address: ListenAddress) -> int:

@@ -1,10 +1,21 @@
 """What a coordinator must not forget: the epoch counter and the current world of each job.
 
 Written on membership changes only, never per training step, and always by compare-and-swap, so that any number of
-coordinators may share one store. `memory` is the embedded default.
+coordinators may share one store. `memory` is the embedded default, `etcd` the one that outlives its coordinators.
 """
 
-from .base import Change, CompactedError, Entry, LeaseLostError, Store, StoreError
+from .base import Change, CompactedError, Entry, LeaseLostError, Store, StoreError, UncertainError
 from .memory import MemoryStore
+from .open import open_store
 
-__all__ = ["Change", "CompactedError", "Entry", "LeaseLostError", "MemoryStore", "Store", "StoreError"]
+__all__ = [
+    "Change",
+    "CompactedError",
+    "Entry",
+    "LeaseLostError",
+    "MemoryStore",
+    "Store",
+    "StoreError",
+    "UncertainError",
+    "open_store",
+]

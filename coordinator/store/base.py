@@ -7,6 +7,7 @@ has seen everything up to revision r continues at r + 1 and misses nothing.
     StoreError              the store can't be reached or does not do what it should; try again later
      +- CompactedError      a watch wants changes that are no longer kept; read the range again, then watch from there
      +- LeaseLostError      the lease ended before; take a new one and write again
+     +- UncertainError      a write may have happened or not; read again, then decide
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -26,6 +27,10 @@ class CompactedError(StoreError):
 
 class LeaseLostError(StoreError):
     """The lease ended before this call."""
+
+
+class UncertainError(StoreError):
+    """The answer to a write was lost, so that it may have happened or not."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,10 @@ class Store(Protocol):
         """Entries whose keys begin with `prefix`, in key order, and the store's revision at that moment."""
 
     async def put(self, key: str, value: bytes, lease: int | None = None) -> Entry:
-        """Writes whatever is there. With a lease the entry goes away when the lease ends. Raises LeaseLostError."""
+        """Writes whatever is there. With a lease the entry goes away when the lease ends. Raises LeaseLostError.
+
+        This and the other writes raise UncertainError where their answer is lost.
+        """
 
     async def put_if(self, key: str, value: bytes, revision: int, lease: int | None = None) -> Entry | None:
         """Writes if the key's latest write was `revision` (MISSING: if there is no such key); else None."""
@@ -61,7 +69,7 @@ class Store(Protocol):
         """Deletes the key, with `revision` only if that was its latest write. False if nothing was deleted."""
 
     async def grant(self, ttl_s: float) -> int:
-        """A new lease; it ends unless kept alive at least every `ttl_s` seconds."""
+        """A new lease; it ends unless kept alive at least every `ttl_s` seconds. A store may round them up."""
 
     async def keep_alive(self, lease: int) -> None:
         """Gives the lease another full time to live. Raises LeaseLostError."""

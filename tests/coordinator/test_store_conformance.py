@@ -1,13 +1,15 @@
 """What every store must do. A new implementation joins by a line in STORES."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
+import etcd_server
 import pytest
+from etcd_server import Etcd
 
-from horovod.coordinator.store import Change, CompactedError, LeaseLostError, MemoryStore, Store, StoreError
+from horovod.coordinator.store import Change, LeaseLostError, Store, StoreError, open_store
 from horovod.coordinator.store.base import MISSING
 from horovod.coordinator.store.jobs import epoch_key, next_epoch, publish_world, retract_world, world_key
 from horovod.protos.v1 import membership_pb2
@@ -21,14 +23,31 @@ class Kind:
     short_ttl_s: float  # the shortest lease that it can give
 
 
-STORES = {"memory": Kind(MemoryStore, 0.02)}
+STORES = {"memory": 0.02, "etcd": 1.0}  # the shortest lease that each can give, in seconds
 
 Body = Callable[[Store], Awaitable[None]]
 
 
+@dataclass(frozen=True)
+class Kind:
+    make: Callable[[], Store]
+    short_ttl_s: float
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    if why := etcd_server.missing():
+        pytest.skip(why)
+    with Etcd(tmp_path_factory.mktemp("etcd")) as etcd:
+        yield etcd
+
+
 @pytest.fixture(params=list(STORES))
 def kind(request: pytest.FixtureRequest) -> Kind:
-    return STORES[request.param]
+    """Each test has keys of its own."""
+    name = request.param
+    url = "memory:" if name == "memory" else f"{request.getfixturevalue('etcd').url}?prefix={uuid.uuid4()}/"
+    return Kind(lambda: open_store(url), STORES[name])
 
 
 @pytest.fixture
@@ -211,86 +230,3 @@ def test_an_earlier_world_never_replaces_a_later_one(run: Callable[[Body], None]
 def test_job_names_cannot_reach_other_keys() -> None:
     assert world_key("a/epoch") != epoch_key("a")
     assert epoch_key("../x").count("/") == 2
-
-
-# -- only in memory: what is kept is bounded -------------------------------------------------------------------------
-
-
-def test_a_watch_from_too_long_ago_is_refused() -> None:
-    async def body() -> None:
-        store = MemoryStore(kept_changes=3)
-        for _ in range(5):
-            await store.put("a", b"1")
-        with pytest.raises(CompactedError, match="before revision 3 are gone, but 2"):
-            await store.watch("a", 2).__anext__()
-        assert await take(store.watch("a", 3), 3) == [("a", b"1")] * 3
-        await store.close()
-
-    asyncio.run(body())
-
-
-def test_a_watch_that_fell_behind_finds_out() -> None:
-    async def body() -> None:
-        store = MemoryStore(kept_changes=3)
-        await store.put("a", b"0")
-        changes = store.watch("a", 1)
-        assert (await changes.__anext__()).value == b"0"
-        for _ in range(10):
-            await store.put("a", b"1")
-        with pytest.raises(CompactedError):
-            await changes.__anext__()
-        with contextlib.suppress(StopAsyncIteration):
-            await changes.__anext__()
-        await store.close()
-
-    asyncio.run(body())
-
-
-def test_what_a_watch_can_look_back_on_is_bounded_in_bytes() -> None:
-    async def body() -> None:
-        store = MemoryStore(kept_bytes=3 * 1001)
-        for number in range(5):
-            await store.put("a", b"%d" % number * 1000)
-        with pytest.raises(CompactedError, match="before revision 3 are gone, but 2"):
-            await store.watch("a", 2).__anext__()
-        assert [value[:1] for _, value in await take(store.watch("a", 3), 3) if value] == [b"2", b"3", b"4"]
-        waiting = asyncio.create_task(take(store.watch("a", 6), 1))
-        await store.put("a", b"x" * 10_000)  # a change larger than the bound is seen all the same
-        assert await waiting == [("a", b"x" * 10_000)]
-        with pytest.raises(CompactedError):
-            await store.watch("a", 5).__anext__()
-        await store.close()
-
-    asyncio.run(body())
-
-
-def test_what_was_deleted_is_forgotten_after_a_while() -> None:
-    """A world holds the secret of its data plane."""
-
-    async def body() -> None:
-        forgotten = asyncio.Event()
-
-        class Value(bytes):
-            def __del__(self) -> None:
-                forgotten.set()
-
-        store = MemoryStore(kept_s=0.01)
-        value = Value(b"secret")
-        written = await store.put("world", value)
-        changes = store.watch("world", written.revision)
-        assert await changes.__anext__() == Change("world", b"secret", written.revision)
-        await store.delete("world", written.revision)
-        assert (await changes.__anext__()).value is None
-        await changes.aclose()
-        del written, value
-        await asyncio.wait_for(forgotten.wait(), WAIT_S)
-        assert await store.get("other") is None
-        with pytest.raises(CompactedError):
-            await store.watch("world", 1).__anext__()
-        following = store.watch("world", 3)
-        waiting = asyncio.create_task(take(following, 1))
-        await store.put("world", b"next")
-        assert await waiting == [("world", b"next")], "a watch that has seen everything misses nothing"
-        await store.close()
-
-    asyncio.run(body())

@@ -1,0 +1,112 @@
+"""A store in etcd: it outlives its coordinators, and any number of them share it.
+
+The store's revision is etcd's. A watch that lost its connection goes on, at whichever endpoint answers, where it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Sequence
+
+from horovod.protos.etcd import etcd_pb2 as pb
+
+from .base import Change, CompactedError, Entry, LeaseLostError
+from .etcd_address import EtcdAddress
+from .etcd_client import EtcdClient
+
+
+class EtcdStore:
+    """Belongs to one event loop; connects with its first call."""
+
+    def __init__(self, address: EtcdAddress) -> None:
+        self._client = EtcdClient(address)
+        self._prefix = address.prefix
+
+    async def get(self, key: str) -> Entry | None:
+        found = await self._range(pb.RangeRequest(key=self._key(key)))
+        return self._entry(found.kvs[0]) if found.kvs else None
+
+    async def range(self, prefix: str) -> tuple[Sequence[Entry], int]:
+        start = self._key(prefix)
+        found = await self._range(pb.RangeRequest(key=start, range_end=_after(start)))
+        return [self._entry(pair) for pair in found.kvs], found.header.revision
+
+    async def put(self, key: str, value: bytes, lease: int | None = None) -> Entry:
+        request = pb.PutRequest(key=self._key(key), value=value, lease=lease or 0)
+        answer = await self._client.write("/etcdserverpb.KV/Put", request, pb.PutResponse)
+        return Entry(key, value, answer.header.revision)
+
+    async def put_if(self, key: str, value: bytes, revision: int, lease: int | None = None) -> Entry | None:
+        put = pb.PutRequest(key=self._key(key), value=value, lease=lease or 0)
+        answer = await self._write_if(key, revision, pb.RequestOp(request_put=put))
+        return Entry(key, value, answer.header.revision) if answer.succeeded else None
+
+    async def delete(self, key: str, revision: int | None = None) -> bool:
+        request = pb.DeleteRangeRequest(key=self._key(key))
+        if revision is None:
+            gone = await self._client.write("/etcdserverpb.KV/DeleteRange", request, pb.DeleteRangeResponse)
+            return gone.deleted > 0
+        if revision == 0:  # of a key that does not exist
+            return False
+        return (await self._write_if(key, revision, pb.RequestOp(request_delete_range=request))).succeeded
+
+    async def grant(self, ttl_s: float) -> int:
+        request = pb.LeaseGrantRequest(TTL=max(1, math.ceil(ttl_s)))
+        # One that was granted without our hearing of it ends by itself.
+        return (await self._client.ask("/etcdserverpb.Lease/LeaseGrant", request, pb.LeaseGrantResponse)).ID
+
+    async def keep_alive(self, lease: int) -> None:
+        if await self._client.keep_alive(lease) <= 0:
+            raise LeaseLostError("The lease has ended or never was.")
+
+    async def revoke(self, lease: int) -> None:
+        try:
+            request = pb.LeaseRevokeRequest(ID=lease)
+            await self._client.ask("/etcdserverpb.Lease/LeaseRevoke", request, pb.LeaseRevokeResponse)
+        except LeaseLostError:
+            pass
+
+    async def watch(self, prefix: str, revision: int) -> AsyncIterator[Change]:
+        start = self._key(prefix)
+        following = revision
+        while True:
+            request = pb.WatchCreateRequest(key=start, range_end=_after(start), start_revision=following)
+            async for response in self._client.watch(request):
+                if response.compact_revision:
+                    raise CompactedError(
+                        f"Changes before revision {response.compact_revision} are gone, but {following} was asked for."
+                    )
+                changes = [self._change(event) for event in response.events]
+                if changes:  # those of one revision come in one response
+                    following = changes[-1].revision + 1
+                for change in changes:
+                    yield change
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+    async def _range(self, request: pb.RangeRequest) -> pb.RangeResponse:
+        return await self._client.ask("/etcdserverpb.KV/Range", request, pb.RangeResponse)
+
+    async def _write_if(self, key: str, revision: int, write: pb.RequestOp) -> pb.TxnResponse:
+        latest = pb.Compare(
+            result=pb.Compare.EQUAL, target=pb.Compare.MOD, key=self._key(key), mod_revision=revision
+        )
+        request = pb.TxnRequest(compare=[latest], success=[write])
+        return await self._client.write("/etcdserverpb.KV/Txn", request, pb.TxnResponse)
+
+    def _key(self, key: str) -> bytes:
+        return (self._prefix + key).encode()
+
+    def _entry(self, pair: pb.KeyValue) -> Entry:
+        return Entry(pair.key.decode().removeprefix(self._prefix), pair.value, pair.mod_revision)
+
+    def _change(self, event: pb.Event) -> Change:
+        entry = self._entry(event.kv)
+        return Change(entry.key, entry.value if event.type == pb.Event.PUT else None, entry.revision)
+
+
+def _after(prefix: bytes) -> bytes:
+    """The first key behind all keys that begin with `prefix`; it is UTF-8, so no byte of it is 255."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])

@@ -1,0 +1,251 @@
+"""Calls to a cluster of etcd: which endpoint answers, logins, deadlines, and what a failure says about the call.
+
+A request that only reads, or may be made twice, goes to one endpoint after the other until its deadline. A write goes
+out once, over a connection that stands: when its answer is lost nobody knows whether it happened, and sending it again
+could do it twice, or find what it has written itself and take that for somebody else's (UncertainError).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from horovod.protos.etcd import etcd_pb2 as pb
+
+from .base import LeaseLostError, StoreError, UncertainError
+from .etcd_address import EtcdAddress
+
+CALL_S = 5.0  # a call, with all its attempts
+ATTEMPT_S = 1.5  # of it at one endpoint, so that a node that is stopped costs no more
+WATCH_AGAIN_S = 0.1  # between attempts to go on with a watch
+
+_OPTIONS = (
+    # A host that vanishes is noticed in 13 s. etcd ends connections that ping more often than every 5 s.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.max_receive_message_length", -1),  # etcd limits what can be written
+    ("grpc.use_local_subchannel_pool", 1),
+)
+# A node that has lost its cluster refuses, instead of answering from what it knew or waiting.
+_REQUIRE_LEADER = ("hasleader", "true")
+_NO_LEADER = "etcdserver: no leader"
+_OLD_LOGINS = ("etcdserver: invalid auth token", "etcdserver: revision of auth store is old")
+_NOT_FROM_ETCD = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN)
+
+Answer = TypeVar("Answer", bound=Message)
+
+
+class EtcdClient:
+    """Belongs to one event loop."""
+
+    def __init__(self, address: EtcdAddress, call_s: float = CALL_S, attempt_s: float = ATTEMPT_S) -> None:
+        self._address = address
+        self._call_s = call_s
+        self._attempt_s = attempt_s
+        self._channels: list[grpc.aio.Channel] = []  # by endpoint; made with the first call
+        self._preferred = 0  # the endpoint that is asked first: one that has answered
+        self._token = ""
+        self._login = asyncio.Lock()  # one login at a time; the others use what it brings
+        self._closed = False
+
+    async def close(self) -> None:
+        self._closed = True
+        for channel in self._channels:
+            await channel.close()
+
+    async def ask(self, method: str, request: Message, answer: type[Answer]) -> Answer:
+        """For what may be done twice. Raises StoreError when no endpoint has answered in time."""
+        end = self._now() + self._call_s
+        why: object = "no answer in time"
+        while (left := end - self._now()) > 0:
+            try:
+                return await self._unary(method, request, answer, min(left, self._attempt_s))
+            except grpc.aio.AioRpcError as error:
+                why = error.details() or error.code().name
+                self._judge(error)
+            await self._next_endpoint()
+        raise self._unreachable(why)
+
+    async def write(self, method: str, request: Message, answer: type[Answer]) -> Answer:
+        """Once. Raises UncertainError when it may have happened, StoreError when it has not."""
+        end = self._now() + self._call_s
+        while True:
+            await self._connect(end)
+            try:
+                return await self._unary(method, request, answer, max(0.1, end - self._now()))
+            except grpc.aio.AioRpcError as error:
+                refused = _was_refused(error)
+                why = error.details() or error.code().name
+                self._judge(error)
+                await self._next_endpoint()
+                if not refused:
+                    raise UncertainError(
+                        f"{self._name()} did not answer whether a write was done: {why}. It may have been."
+                    ) from None
+                if self._now() >= end:
+                    raise self._unreachable(why) from None
+
+    async def watch(self, request: pb.WatchCreateRequest) -> AsyncIterator[pb.WatchResponse]:
+        """What changes, until the connection breaks or etcd ends it; each response is one that goes on.
+
+        Raises StoreError when the client was closed, or etcd refuses for good.
+        """
+        metadata = await self._metadata_or_wait()
+        if metadata is None:
+            return
+        call = self._channel().stream_stream(
+            "/etcdserverpb.Watch/Watch",
+            request_serializer=pb.WatchRequest.SerializeToString,
+            response_deserializer=pb.WatchResponse.FromString,
+        )(metadata=metadata)
+        try:
+            await call.write(pb.WatchRequest(create_request=request))
+            async for response in call:
+                if response.canceled and not response.compact_revision:
+                    self._token = ""  # an old login ends watches with a reason, not with a status
+                    break
+                yield response
+        except grpc.aio.AioRpcError as error:
+            self._judge(error)
+        except (asyncio.InvalidStateError, asyncio.CancelledError):  # InvalidStateError: the stream was dead at once
+            self._check_open()
+            if asyncio.current_task() is not None and asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                raise
+        finally:
+            call.cancel()
+        await self._next_endpoint()
+        await asyncio.sleep(WATCH_AGAIN_S)
+
+    async def keep_alive(self, lease: int) -> int:
+        """The seconds that it has again; 0: it has ended."""
+        end = self._now() + self._call_s
+        why: object = "no answer in time"
+        while (left := end - self._now()) > 0:
+            try:
+                call = self._channel().stream_stream(
+                    "/etcdserverpb.Lease/LeaseKeepAlive",
+                    request_serializer=pb.LeaseKeepAliveRequest.SerializeToString,
+                    response_deserializer=pb.LeaseKeepAliveResponse.FromString,
+                )(metadata=await self._metadata(), timeout=min(left, self._attempt_s))
+                try:
+                    await call.write(pb.LeaseKeepAliveRequest(ID=lease))
+                    response: Any = await call.read()
+                    if response is not grpc.aio.EOF:
+                        return int(response.TTL)
+                finally:
+                    call.cancel()
+            except grpc.aio.AioRpcError as error:
+                why = error.details() or error.code().name
+                self._judge(error)
+            except asyncio.InvalidStateError:  # the stream was dead before it was written to
+                why = "the connection broke"
+            await self._next_endpoint()
+        raise self._unreachable(why)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+    async def _unary(self, method: str, request: Message, answer: type[Answer], timeout_s: float) -> Answer:
+        call = self._channel().unary_unary(
+            method, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
+        )
+        metadata = await self._metadata()
+        response: Answer = await call(request, timeout=timeout_s, metadata=metadata)
+        return response
+
+    def _channel(self) -> grpc.aio.Channel:
+        self._check_open()
+        if not self._channels:
+            address = self._address
+            for endpoint in address.endpoints:
+                if address.ca is None:
+                    self._channels.append(grpc.aio.insecure_channel(endpoint, options=_OPTIONS))
+                else:
+                    credentials = grpc.ssl_channel_credentials(address.ca, address.key, address.cert)
+                    self._channels.append(grpc.aio.secure_channel(endpoint, credentials, options=_OPTIONS))
+        return self._channels[self._preferred]
+
+    async def _connect(self, end: float) -> None:
+        """Until the preferred endpoint has a connection; another one is preferred when it gets none."""
+        while (left := end - self._now()) > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._channel().channel_ready(), min(left, self._attempt_s))
+                return
+            await self._next_endpoint()
+        raise self._unreachable("no connection")
+
+    async def _next_endpoint(self) -> None:
+        self._check_open()
+        self._preferred = (self._preferred + 1) % len(self._address.endpoints)
+        if self._preferred == 0:
+            await asyncio.sleep(0.05)  # all have been asked; where they refuse connections that took no time
+
+    async def _metadata(self) -> tuple[tuple[str, str], ...]:
+        if self._address.user is None:
+            return (_REQUIRE_LEADER,)
+        if not self._token:
+            async with self._login:
+                if not self._token:
+                    self._token = await self._log_in()
+        return (_REQUIRE_LEADER, ("token", self._token))
+
+    async def _metadata_or_wait(self) -> tuple[tuple[str, str], ...] | None:
+        try:
+            return await self._metadata()
+        except grpc.aio.AioRpcError as error:
+            self._judge(error)
+            await self._next_endpoint()
+            await asyncio.sleep(WATCH_AGAIN_S)
+            return None
+
+    async def _log_in(self) -> str:
+        try:
+            password = self._address.password()
+        except ValueError as error:
+            raise StoreError(str(error)) from None
+        call = self._channel().unary_unary(
+            "/etcdserverpb.Auth/Authenticate",
+            request_serializer=pb.AuthenticateRequest.SerializeToString,
+            response_deserializer=pb.AuthenticateResponse.FromString,
+        )
+        request = pb.AuthenticateRequest(name=self._address.user or "", password=password)
+        response = await call(request, timeout=self._attempt_s)
+        return str(response.token)
+
+    def _judge(self, error: grpc.aio.AioRpcError) -> None:
+        """Raises what another attempt would not change."""
+        self._check_open()
+        details = error.details() or ""
+        if any(old in details for old in _OLD_LOGINS):
+            self._token = ""
+            return
+        if error.code() is grpc.StatusCode.NOT_FOUND and "lease" in details:
+            raise LeaseLostError("The lease has ended or never was.") from None
+        if _was_refused(error) and _NO_LEADER not in details:
+            raise StoreError(f"{self._name()} refuses: {details}.") from None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError("The store is closed.")
+
+    def _name(self) -> str:
+        return "etcd at " + ", ".join(self._address.endpoints)
+
+    def _unreachable(self, why: object) -> StoreError:
+        return StoreError(f"{self._name()} can't be reached: {why}.")
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _was_refused(error: grpc.aio.AioRpcError) -> bool:
+    """etcd has looked at the request and not done it."""
+    details = error.details() or ""
+    return error.code() not in (*_NOT_FROM_ETCD, grpc.StatusCode.CANCELLED) or _NO_LEADER in details

