@@ -9,6 +9,7 @@
 
 #include "collectives/alone.h"
 #include "collectives/shared/eager.h"
+#include "engine/fusion.h"
 #include "engine/shared_order_log.h"
 
 namespace horovod {
@@ -30,17 +31,6 @@ constexpr int64_t kPatientUs = 10'000;    // who has waited so long for one oper
 constexpr int64_t kLingerUs = 1'000'000;  // for peers that do not take the reason of an abort
 
 bool is_unnamed(const std::string& name) { return name.ends_with(".noname"); }
-
-bool uniform_dtype(const OpSpec& spec) {
-  return std::all_of(spec.tensors.begin(), spec.tensors.end(),
-                     [&](const TensorSpec& tensor) { return tensor.dtype == spec.tensors[0].dtype; });
-}
-
-size_t bytes_of(const OpSpec& spec) {
-  size_t bytes = 0;
-  for (const TensorSpec& tensor : spec.tensors) bytes += static_cast<size_t>(tensor.elements()) * size_of(tensor.dtype);
-  return bytes;
-}
 
 }  // namespace
 
@@ -66,9 +56,6 @@ Communicator::~Communicator() {
     std::abort();
   }
 }
-
-// -- submitting
-// ---------------------------------------------------------------------------------------------------------
 
 Status Communicator::submit(const std::shared_ptr<Submission>& submission, bool wait_follows) {
   counters_.submitted.fetch_add(1, std::memory_order_relaxed);
@@ -198,9 +185,6 @@ void Communicator::tell_coordinator(OutboxItem::Kind kind, const Submission& sub
   if (kind == OutboxItem::blocked) item.waited_us = submission.reported_us - submission.waited_since_us;
   outbox_.push(std::move(item));
 }
-
-// -- waiting and driving
-// --------------------------------------------------------------------------------------------------
 
 bool Communicator::wait(Submission& submission, int64_t timeout_us) {
   const auto done = [&] { return submission.state.load(std::memory_order_acquire) == Operation::done; };
@@ -445,32 +429,19 @@ void Communicator::background() {
   }
 }
 
-// -- fusing
-// -----------------------------------------------------------------------------------------------------------------
-
 size_t Communicator::fuse(const TensorId* ids, size_t count) {
-  const Submission* first = by_id_[ids[0]].load(std::memory_order_acquire);
-  if (!first) return 1;
-  const OpSpec& head = first->spec;
-  if (head.type == OpType::alltoall || head.type == OpType::barrier || !uniform_dtype(head)) return 1;
-  if (head.reduce_op == ReduceOp::adasum)
-    return 1;  // which rank sums which part of its dot products depends on the batch
-  size_t total = bytes_of(head);
-  const bool eager = is_eager(head, ids[0]);
-  size_t taken = 1;
-  for (; taken < count; ++taken) {
-    const Submission* next = by_id_[ids[taken]].load(std::memory_order_acquire);
-    if (!next) break;
-    const OpSpec& spec = next->spec;
-    total += bytes_of(spec);
-    if (total > config_.fusion_threshold_bytes || spec.type != head.type || spec.reduce_op != head.reduce_op ||
-        spec.device != head.device || spec.prescale != head.prescale || spec.postscale != head.postscale ||
-        spec.root != head.root || spec.tensors[0].dtype != head.tensors[0].dtype || !uniform_dtype(spec) ||
-        is_eager(spec, ids[taken]) != eager) {
-      break;
-    }
+  const auto spec_at = [this, ids](size_t index) -> const OpSpec* {
+    const Submission* const submission = by_id_[ids[index]].load(std::memory_order_acquire);
+    return submission ? &submission->spec : nullptr;
+  };
+  const OpSpec* const head = spec_at(0);
+  const bool eager = head && is_eager(*head, ids[0]);
+  size_t alike = 1;  // an unknown one ends the batch anyway
+  for (; alike < count; ++alike) {
+    const OpSpec* const next = spec_at(alike);
+    if (next && is_eager(*next, ids[alike]) != eager) break;
   }
-  return taken;
+  return fused_count(alike, spec_at, config_.fusion_threshold_bytes);
 }
 
 }  // namespace horovod
