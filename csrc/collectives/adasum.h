@@ -5,7 +5,7 @@
 #pragma once
 
 #include "collectives/batch.h"
-#include "collectives/topology.h"
+#include "collectives/data_plane.h"
 
 namespace horovod {
 

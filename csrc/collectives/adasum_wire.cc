@@ -4,7 +4,9 @@
 #include <array>
 #include <cstring>
 
+#include "transport/mesh.h"
 #include "transport/packets.h"
+#include "transport/region.h"
 
 namespace horovod {
 namespace {

@@ -9,8 +9,8 @@
 #include <memory>
 #include <vector>
 
+#include "collectives/data_plane.h"
 #include "collectives/mesh/reduce_slices.h"
-#include "collectives/topology.h"
 
 namespace horovod {
 

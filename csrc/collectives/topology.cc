@@ -4,7 +4,9 @@
 #include <cstring>
 
 #include "collectives/adasum.h"
+#include "collectives/backend.h"
 #include "collectives/dispatch.h"
+#include "collectives/hierarchical/collectives.h"
 #include "collectives/mesh/collectives.h"
 #include "collectives/shared/collectives.h"
 #include "kernels/kernels.h"

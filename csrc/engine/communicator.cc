@@ -8,9 +8,8 @@
 #include <pthread.h>
 
 #include "collectives/alone.h"
-#include "collectives/shared/eager.h"
+#include "collectives/topology.h"
 #include "engine/fusion.h"
-#include "engine/shared_order_log.h"
 
 namespace horovod {
 namespace {
@@ -158,9 +157,6 @@ void Communicator::begin(Submission& submission) {
   }
   by_id_[lane.id].store(&submission, std::memory_order_release);
   submission.arrived = true;
-  if (is_eager(submission.spec, lane.id)) {
-    shared::store_eager(*region_, submission, lane.id, shared_log_->next_generation(lane.id));
-  }
   // Another library's algorithms take the tensors as they are; ours may let small ones travel with the arrival.
   Status status = plane_.backend ? log_->arrive(lane.id) : log_->arrive_with(lane.id, submission);
   if (!status.ok()) {
@@ -269,10 +265,6 @@ void Communicator::unfinished(std::vector<Unfinished>& found) {
   }
 }
 
-bool Communicator::is_eager(const OpSpec& spec, TensorId id) const {
-  return shared_log_ && spec.device == DeviceKind::cpu && shared::is_eager(spec, id, size());
-}
-
 Status Communicator::run(const LogEvent& event) {
   const std::vector<TensorId>& ids = event.ids;
   std::vector<Operation*>& batch = batch_;
@@ -292,20 +284,8 @@ Status Communicator::run(const LogEvent& event) {
   counters_.agreed.fetch_add(ids.size(), std::memory_order_relaxed);
   counters_.bytes.fetch_add(bytes, std::memory_order_relaxed);
   if (timeline_.active()) [[unlikely]]
-    timeline_.running(batch, plane_, event.completed || is_eager(batch[0]->spec, ids[0]));
-  if (event.completed) {
-    // the results travelled with the arrivals and are in place
-  } else if (is_eager(batch[0]->spec, ids[0])) {  // then all are, by the fuse rule
-    std::vector<Operation*> rest;
-    for (size_t i = 0; i < ids.size(); ++i) {
-      bool done = false;
-      HVD_TRY(shared::run_eager(*region_, *batch[i], ids[i], shared_log_->generation(ids[i]), done));
-      if (!done) rest.push_back(batch[i]);
-    }
-    if (!rest.empty()) HVD_TRY(run_batch(plane_, rest));
-  } else {
-    HVD_TRY(run_batch(plane_, batch));
-  }
+    timeline_.running(batch, plane_, event.completed);
+  if (!event.completed) HVD_TRY(run_batch(plane_, batch));
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!stuck_.ok()) return ended_;  // close() did not wait any longer, and has failed them
@@ -434,14 +414,7 @@ size_t Communicator::fuse(const TensorId* ids, size_t count) {
     const Submission* const submission = by_id_[ids[index]].load(std::memory_order_acquire);
     return submission ? &submission->spec : nullptr;
   };
-  const OpSpec* const head = spec_at(0);
-  const bool eager = head && is_eager(*head, ids[0]);
-  size_t alike = 1;  // an unknown one ends the batch anyway
-  for (; alike < count; ++alike) {
-    const OpSpec* const next = spec_at(alike);
-    if (next && is_eager(*next, ids[alike]) != eager) break;
-  }
-  return fused_count(alike, spec_at, config_.fusion_threshold_bytes);
+  return fused_count(count, spec_at, config_.fusion_threshold_bytes);
 }
 
 }  // namespace horovod

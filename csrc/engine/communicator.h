@@ -25,11 +25,15 @@
 
 #include "base/abort.h"
 #include "base/config.h"
+#include "collectives/backend.h"
+#include "collectives/data_plane.h"
+#include "collectives/hierarchical/collectives.h"
 #include "collectives/operation.h"
-#include "collectives/topology.h"
 #include "engine/order_log.h"
 #include "engine/outbox.h"
 #include "engine/timeline.h"
+#include "transport/mesh.h"
+#include "transport/region.h"
 
 namespace horovod {
 
@@ -99,8 +103,6 @@ struct Joining {
   std::string others;        // somebody has joined: the coordinator's sentence on it; else empty
   int last_rank = -1;        // who joined last in the latest round that is over
 };
-
-class SharedOrderLog;
 
 struct SharedGpu;
 
@@ -191,7 +193,6 @@ class Communicator {
   void drive(const std::function<bool()>& enough, int64_t deadline_us, DeviceBackend* device);
   DeviceBackend* busy_device() const { return device_busy() ? device_.get() : nullptr; }
   Status run(const LogEvent& event);
-  bool is_eager(const OpSpec& spec, TensorId id) const;
   void answer_withdrawn(TensorId id);
   void finish_recall(Lane& lane);
   Status refusal(const OpSpec& spec) const;
@@ -237,7 +238,6 @@ class Communicator {
   std::unique_ptr<Hierarchy> hierarchy_;  // uses mesh_ and region_
   std::unique_ptr<Backend> backend_;      // uses mesh_
   std::unique_ptr<OrderLog> log_;
-  SharedOrderLog* shared_log_ = nullptr;   // log_ when this is shared memory
   std::unique_ptr<DeviceBackend> device_;  // null until prepare(); uses all of the above. Made with mutex_ held
   std::atomic<DeviceBackend*> watched_device_{nullptr};  // the same for the driver, which does not lock to wait
   int64_t watched_us_ = 0;                               // when it last looked there; driver only

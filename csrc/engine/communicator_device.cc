@@ -5,6 +5,7 @@
 
 #include "backends/gpu/backend.h"
 #include "base/clock.h"
+#include "collectives/topology.h"
 #include "engine/communicator.h"
 
 namespace horovod {

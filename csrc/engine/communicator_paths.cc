@@ -11,10 +11,8 @@ void Communicator::attach(std::unique_ptr<Region> region) {
   region_ = std::move(region);
   plane_.region = region_.get();
   region_->while_waiting([this] { return watch_device(); });
-  auto log = std::make_unique<SharedOrderLog>(
+  log_ = std::make_unique<SharedOrderLog>(
       *region_, [this](const TensorId* ids, size_t count) { return fuse(ids, count); }, abort_);
-  shared_log_ = log.get();
-  log_ = std::move(log);
   start_background();
 }
 

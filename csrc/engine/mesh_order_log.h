@@ -47,8 +47,6 @@
 
 namespace horovod {
 
-enum class Arrival : uint8_t { counted, taken_back, last };
-
 class MeshOrderLog final : public OrderLog {
  public:
   // hosts: null, or they are the log's members, and this is the leader of one.

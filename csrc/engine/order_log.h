@@ -26,8 +26,11 @@ struct LogEvent {
   };
   Kind kind = none;
   std::vector<TensorId> ids;
-  bool completed = false;  // batch: the results are in place already, see arrive_with()
+  bool completed = false;  // batch: all its results are in place already, see arrive_with(); else it has to be run
 };
+
+// What the log tells about arrivals to those who watch it: one was counted; one was taken back; all have arrived.
+enum class Arrival : uint8_t { counted, taken_back, last };
 
 // What arrive() and withdraw() answer to an id that there is not.
 inline Status bad_id(TensorId id) {
@@ -46,9 +49,9 @@ class OrderLog {
   // This rank has `id` ready. Once for each run of an id; again only after its batch was polled.
   virtual Status arrive(TensorId id) = 0;
 
-  // The same, and the log may read the operation's input at once and send it along when it is small; if it does so on
-  // all ranks, the batch comes as `completed`. The operation stays where it is until its batch or its withdrawal was
-  // polled.
+  // The same, and the log may read the operation's input at once and send it along when it is small. If it does so on
+  // all ranks, poll() writes the result, and the batch comes as `completed`: the log cuts batches where that changes,
+  // alike on every rank. The operation stays where it is until its batch or its withdrawal was polled.
   virtual Status arrive_with(TensorId id, Operation& operation) {
     (void)operation;
     return arrive(id);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "collectives/operation.h"
+#include "collectives/shared/eager.h"
 
 namespace horovod {
 namespace {
@@ -21,11 +21,15 @@ SharedOrderLog::SharedOrderLog(Region& region, FuseRule fuse, AbortSignal& abort
       fuse_(std::move(fuse)),
       abort_(abort),
       memory_(*reinterpret_cast<Memory*>(region.log())),
-      generations_(kMaxIds) {}
+      own_(kMaxIds) {}
 
-Status SharedOrderLog::arrive(TensorId id, bool alone) {
+Status SharedOrderLog::arrive(TensorId id, Operation* operation, bool alone) {
   std::atomic<uint64_t>& word = memory_.words[id];
-  generations_[id].store(next_generation(id), std::memory_order_release);
+  // The next generation can't begin before this member has arrived.
+  const auto generation = static_cast<uint32_t>(word.load(std::memory_order_relaxed) >> 32);
+  if (operation) shared::store_eager(region_, *operation, id, generation);
+  own_[id].small.store(operation, std::memory_order_relaxed);
+  own_[id].generation.store(generation, std::memory_order_release);
   const uint64_t before = word.fetch_add(1, std::memory_order_acq_rel);
   if ((before & kLow) + 1 < static_cast<uint64_t>(region_.size())) return {};
   word.store(((before >> 32) + 1) << 32, std::memory_order_release);
@@ -49,11 +53,14 @@ void SharedOrderLog::append(TensorId id, bool alone) {
   appended_.store(index + 1, std::memory_order_relaxed);
 }
 
-Status SharedOrderLog::arrive_with(TensorId id, Operation& operation) { return arrive(id, operation.waited_for); }
+Status SharedOrderLog::arrive_with(TensorId id, Operation& operation) {
+  const bool small = shared::is_eager(operation.spec, id, region_.size());
+  return arrive(id, small ? &operation : nullptr, operation.waited_for);
+}
 
 Status SharedOrderLog::withdraw(TensorId id) {
   std::atomic<uint64_t>& word = memory_.words[id];
-  const uint64_t generation = generations_[id].load(std::memory_order_relaxed);
+  const uint64_t generation = own_[id].generation.load(std::memory_order_relaxed);
   uint64_t value = word.load(std::memory_order_acquire);
   do {
     // Another generation, or complete and about to be appended: agreed, poll() will deliver it.
@@ -79,6 +86,7 @@ bool SharedOrderLog::entry(uint64_t index, TensorId& id, bool* alone) const {
 Status SharedOrderLog::poll(LogEvent& event) {
   event.kind = LogEvent::none;
   event.ids.clear();
+  event.completed = false;
   if (any_withdrawn_.load(std::memory_order_acquire)) [[unlikely]] {
     const std::lock_guard<std::mutex> lock(mutex_);
     event.kind = LogEvent::withdrawn;
@@ -93,11 +101,33 @@ Status SharedOrderLog::poll(LogEvent& event) {
   if (!entry(cursor, id, &alone)) return {};
   const uint64_t end = alone ? cursor + 1 : end_of_batch(cursor);
   event.kind = LogEvent::batch;
+  event.completed = is_complete(id);
   for (; cursor < end; ++cursor) {
     entry(cursor, id);  // published: the decider saw it, and its decision was acquired
+    if (!event.ids.empty() && is_complete(id) != event.completed) break;
+    HVD_TRY(finish(id, event.completed));
     event.ids.push_back(id);
   }
   cursor_.store(cursor, std::memory_order_relaxed);
+  return {};
+}
+
+// Whether all members' bytes of what is agreed as `id` are in the cells.
+bool SharedOrderLog::is_complete(TensorId id) const {
+  const Own& own = own_[id];
+  const uint32_t generation = own.generation.load(std::memory_order_acquire);
+  const Operation* const operation = own.small.load(std::memory_order_relaxed);
+  return operation && shared::is_complete(region_, operation->spec, id, generation);
+}
+
+// What the cells are good for: the result, or else the row counts.
+Status SharedOrderLog::finish(TensorId id, bool complete) {
+  const Own& own = own_[id];
+  const uint32_t generation = own.generation.load(std::memory_order_acquire);
+  Operation* const operation = own.small.load(std::memory_order_relaxed);
+  if (!operation) return {};
+  if (complete) return shared::run_eager(region_, *operation, id, generation);
+  shared::take_rows(region_, *operation, id, generation);
   return {};
 }
 
@@ -109,7 +139,10 @@ uint64_t SharedOrderLog::end_of_batch(uint64_t first) {
   // Of an earlier lap, when a batch ended here at the latest: nobody has decided this one yet.
   ready_.clear();
   TensorId id;
-  for (uint64_t index = first; index < first + kMaxIds && entry(index, id); ++index) ready_.push_back(id);
+  for (uint64_t index = first; index < first + kMaxIds && entry(index, id); ++index) {
+    if (!ready_.empty() && own_[id].is_small() != own_[ready_[0]].is_small()) break;
+    ready_.push_back(id);
+  }
   const uint64_t proposal = first + fuse_(ready_.data(), ready_.size());
   return boundary.compare_exchange_strong(end, proposal, std::memory_order_acq_rel) ? proposal : end;
 }

@@ -16,6 +16,11 @@
 // A line of the cache that comes from another processor is most of what a small operation costs. One that somebody
 // waits for takes two here: its word, and its place in the ring, which those who wait only read.
 //
+// Small operations need no data phase: their bytes are in cells before the arrival (collectives/shared/eager.h), and
+// poll() computes the results. What decides is agreed upon or read from cells that all members read, so all cut the log
+// into batches alike: the decider ends a batch where small operations meet others, and poll() where rows that did not
+// fit into a cell meet rows that did.
+//
 // Why nothing overflows: a member arrives at an id again only after it has run it, so no member is ever behind by more
 // than one log entry for each id, and the ring has as many places as there are ids.
 #pragma once
@@ -41,14 +46,7 @@ class SharedOrderLog final : public OrderLog {
 
   SharedOrderLog(Region& region, FuseRule fuse, AbortSignal& abort);
 
-  // The generation that this member's next arrival belongs to. It can't change before that arrival.
-  uint32_t next_generation(TensorId id) const {
-    return static_cast<uint32_t>(memory_.words[id].load(std::memory_order_relaxed) >> 32);
-  }
-  // The generation of this member's last arrival.
-  uint32_t generation(TensorId id) const { return generations_[id].load(std::memory_order_acquire); }
-
-  Status arrive(TensorId id) override { return arrive(id, false); }
+  Status arrive(TensorId id) override { return arrive(id, nullptr, false); }
   Status arrive_with(TensorId id, Operation& operation) override;
   Status withdraw(TensorId id) override;
   Status poll(LogEvent& event) override;
@@ -56,19 +54,31 @@ class SharedOrderLog final : public OrderLog {
   void wake() override;
 
  private:
-  Status arrive(TensorId id, bool alone);
+  struct Own {  // this member's last arrival at an id
+    // Released when all that the arrival leaves for others is written, acquired by this member's own driver: the words
+    // of the log order that as well, but by way of other processes, of which C++ and the sanitizers know nothing.
+    std::atomic<uint32_t> generation{0};
+    // Null unless its bytes are in the cells. Written before `generation`, read after it.
+    std::atomic<Operation*> small{nullptr};
+
+    bool is_small() const {
+      (void)generation.load(std::memory_order_acquire);
+      return small.load(std::memory_order_relaxed) != nullptr;
+    }
+  };
+
+  Status arrive(TensorId id, Operation* operation, bool alone);
   void append(TensorId id, bool alone);
   bool entry(uint64_t index, TensorId& id, bool* alone = nullptr) const;
   uint64_t end_of_batch(uint64_t first);
+  bool is_complete(TensorId id) const;
+  Status finish(TensorId id, bool complete);
 
   Region& region_;
   const FuseRule fuse_;
   AbortSignal& abort_;
   Memory& memory_;
-  // Of this member's last arrival. Released when all that it leaves for others is written, acquired by its own driver:
-  // the words of the log order that as well, but by way of other processes, of which C++ and the sanitizers know
-  // nothing.
-  std::vector<std::atomic<uint32_t>> generations_;
+  std::vector<Own> own_;               // by id
   std::atomic<uint64_t> cursor_{0};    // next log index to run; the driver writes, append() takes it as a lower bound
   std::atomic<uint64_t> appended_{0};  // behind this member's last entry: a lower bound too. Both: any order
   std::vector<TensorId> ready_;        // scratch of poll()

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "collectives/backend.h"
 
 namespace horovod {
 namespace {

@@ -20,8 +20,9 @@
 #include <vector>
 
 #include "base/status.h"
-#include "collectives/topology.h"
-#include "engine/mesh_order_log.h"
+#include "collectives/batch.h"
+#include "collectives/data_plane.h"
+#include "engine/order_log.h"
 #include "engine/timeline_trace.h"
 
 namespace horovod {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
 #include <random>
 #include <vector>
 
@@ -126,10 +127,79 @@ void test_withdrawals() {
   }
 }
 
+// An allgather, or an allreduce in place, of `count` floats that are `value`.
+struct Small {
+  Small(OpType type, size_t count, float value) : floats(count, value) {
+    auto* const memory = reinterpret_cast<std::byte*>(floats.data());
+    operation.spec.type = type;
+    operation.spec.tensors = {{DType::float32, {static_cast<int64_t>(count)}}};
+    operation.spans = {{memory, type == OpType::allreduce ? memory : nullptr, static_cast<int64_t>(count)}};
+  }
+
+  std::vector<float> floats;
+  Operation operation;
+};
+
+// Small operations are over when their batch is reported, others are not, and no batch has both. Of an allgather whose
+// rows one member could not send along both members know the row counts, and run the rest.
+void test_completed() {
+  constexpr size_t kMany = kEagerBytes / sizeof(float) + 1;
+  struct Step {
+    TensorId id;
+    OpType type;
+    size_t counts[2];
+    bool completed;
+  };
+  const std::vector<Step> steps = {
+      {3, OpType::allreduce, {5, 5}, true},      {kEagerIds, OpType::allreduce, {5, 5}, false},
+      {4, OpType::allreduce, {5, 5}, true},      {5, OpType::allreduce, {kMany, kMany}, false},
+      {6, OpType::allgather, {2, 3}, true},      {7, OpType::allgather, {2, kMany}, false},
+      {8, OpType::allgather, {kMany, 0}, false}, {9, OpType::allgather, {0, 1}, true},
+  };
+  OneHost world(2);
+  SharedOrderLog logs[] = {world.log(0), world.log(1)};
+  std::deque<Small> operations[2];
+  for (const Step& step : steps) {
+    for (const int rank : {0, 1}) {
+      Small& small = operations[rank].emplace_back(step.type, step.counts[rank], static_cast<float>(rank + 1));
+      CHECK_OK(logs[rank].arrive_with(step.id, small.operation));
+    }
+  }
+  const auto step_of = [&](TensorId id) {
+    return static_cast<size_t>(
+        std::find_if(steps.begin(), steps.end(), [id](const Step& step) { return step.id == id; }) - steps.begin());
+  };
+  Batches seen[2];
+  for (const int rank : {0, 1}) {
+    for (size_t reported = 0; reported < steps.size();) {
+      const LogEvent event = next_event(logs[rank]);
+      seen[rank].push_back(event.ids);
+      reported += event.ids.size();
+      for (const TensorId id : event.ids) {
+        const Step& step = steps[step_of(id)];
+        const Small& small = operations[rank][step_of(id)];
+        CHECK(event.completed == step.completed);
+        const bool gathers = step.type == OpType::allgather;
+        CHECK(small.operation.told_rows.size() == (gathers && !step.completed ? 2 : 0));
+        for (size_t from = 0; from < small.operation.told_rows.size(); ++from) {
+          CHECK(small.operation.told_rows[from] == static_cast<int64_t>(step.counts[from]));
+        }
+        if (!gathers) CHECK(small.floats[0] == (step.completed ? 3.0F : static_cast<float>(rank + 1)));
+        if (!gathers || !step.completed) continue;
+        const auto* const result = reinterpret_cast<const float*>(small.operation.outputs[0].data.get());
+        for (size_t i = 0; i < step.counts[0] + step.counts[1]; ++i) CHECK(result[i] == (i < step.counts[0] ? 1 : 2));
+      }
+    }
+  }
+  CHECK(seen[0] == seen[1]);
+  CHECK((seen[0] == Batches{{3}, {kEagerIds}, {4}, {5}, {6}, {7, 8}, {9}}));
+}
+
 constexpr NamedTest kTests[] = {
     {"waited_for", test_waited_for},
     {"agreement", test_agreement},
     {"withdrawals", test_withdrawals},
+    {"completed", test_completed},
 };
 
 }  // namespace

@@ -12,7 +12,7 @@
 #include "backends/cuda/peers.h"
 #include "backends/gpu/shared_gpu.h"
 #include "collectives/backend.h"
-#include "collectives/topology.h"
+#include "collectives/data_plane.h"
 
 namespace horovod {
 

@@ -8,6 +8,7 @@
 #include "backends/staging/collectives.h"
 #include "base/clock.h"
 #include "collectives/dispatch.h"
+#include "transport/mesh.h"
 
 namespace horovod {
 namespace {

@@ -11,7 +11,7 @@
 #include "backends/cuda/peers.h"
 #include "backends/cuda/pinned.h"
 #include "collectives/backend.h"
-#include "collectives/topology.h"
+#include "collectives/data_plane.h"
 
 namespace horovod {
 

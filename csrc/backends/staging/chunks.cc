@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "collectives/topology.h"
+
 namespace horovod::staging {
 namespace {
 

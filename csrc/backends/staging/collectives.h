@@ -4,7 +4,8 @@
 #pragma once
 
 #include "backends/staging/pipeline.h"
-#include "collectives/topology.h"
+#include "collectives/batch.h"
+#include "collectives/data_plane.h"
 
 namespace horovod::staging {
 

@@ -10,8 +10,8 @@
 //
 // So every host sends and receives 2 (H - 1) / H of the array for H hosts, from all of its members at once. Steps of
 // different blocks overlap: while one block is combined those before it are on the wire. No member ever waits for its
-// host without moving bytes of the wire (see Region::set_network_progress), so waiting for both can't end in a circle: of all
-// members the one that is furthest behind finds everything it waits for done.
+// host without moving bytes of the wire (see Region::set_network_progress), so waiting for both can't end in a circle:
+// of all members the one that is furthest behind finds everything it waits for done.
 #include "collectives/hierarchical/reduce_slices.h"
 
 #include <algorithm>

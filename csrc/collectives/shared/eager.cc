@@ -34,7 +34,9 @@ int64_t row_bytes(const TensorSpec& tensor) {
   return tensor.row_elements() * static_cast<int64_t>(size_of(tensor.dtype));
 }
 
-RowsHeader& header(Region& region, int member, uint32_t id, uint32_t generation) {
+bool tells_rows(const OpSpec& spec) { return spec.type == OpType::allgather || spec.type == OpType::alltoall; }
+
+RowsHeader& header(const Region& region, int member, uint32_t id, uint32_t generation) {
   return *reinterpret_cast<RowsHeader*>(region.cell(member, id, generation));
 }
 
@@ -169,7 +171,7 @@ void run_broadcast(Region& region, Operation& operation, uint32_t id, uint32_t g
 }  // namespace
 
 bool is_eager(const OpSpec& spec, uint32_t id, int size) {
-  if (id >= kEagerIds) return false;
+  if (id >= kEagerIds || spec.device != DeviceKind::cpu) return false;
   switch (spec.type) {
     case OpType::barrier:
       return false;
@@ -190,7 +192,7 @@ bool is_eager(const OpSpec& spec, uint32_t id, int size) {
 
 void store_eager(Region& region, const Operation& operation, uint32_t id, uint32_t generation) {
   const OpSpec& spec = operation.spec;
-  if (spec.type == OpType::allgather || spec.type == OpType::alltoall) {
+  if (tells_rows(spec)) {
     store_rows(header(region, region.rank(), id, generation), operation, region.size());
     return;
   }
@@ -209,27 +211,32 @@ void store_eager(Region& region, const Operation& operation, uint32_t id, uint32
   }
 }
 
-Status run_eager(Region& region, Operation& operation, uint32_t id, uint32_t generation, bool& done) {
-  done = true;
+bool is_complete(const Region& region, const OpSpec& spec, uint32_t id, uint32_t generation) {
+  if (!tells_rows(spec)) return true;
+  for (int member = 0; member < region.size(); ++member) {
+    if (header(region, member, id, generation).fits == 0) return false;
+  }
+  return true;
+}
+
+Status run_eager(Region& region, Operation& operation, uint32_t id, uint32_t generation) {
   const OpType type = operation.spec.type;
   if (type == OpType::broadcast) {
     run_broadcast(region, operation, id, generation);
     return {};
   }
-  if (type != OpType::allgather && type != OpType::alltoall) return run_reduction(region, operation, id, generation);
+  if (!tells_rows(operation.spec)) return run_reduction(region, operation, id, generation);
   std::vector<const RowsHeader*> cells;
-  for (int member = 0; member < region.size(); ++member) {
-    cells.push_back(&header(region, member, id, generation));
-    done = done && cells.back()->fits != 0;
-  }
-  if (!done) {
-    const auto count = static_cast<std::ptrdiff_t>(counts_of(operation.spec, region.size()));
-    for (const RowsHeader* cell : cells) {
-      operation.told_rows.insert(operation.told_rows.end(), cell->counts, cell->counts + count);
-    }
-    return {};
-  }
+  for (int member = 0; member < region.size(); ++member) cells.push_back(&header(region, member, id, generation));
   return type == OpType::allgather ? run_allgather(region, operation, cells) : run_alltoall(region, operation, cells);
+}
+
+void take_rows(const Region& region, Operation& operation, uint32_t id, uint32_t generation) {
+  const auto count = static_cast<std::ptrdiff_t>(counts_of(operation.spec, region.size()));
+  for (int member = 0; member < region.size(); ++member) {
+    const int64_t* const counts = header(region, member, id, generation).counts;
+    operation.told_rows.insert(operation.told_rows.end(), counts, counts + count);
+  }
 }
 
 }  // namespace horovod::shared

@@ -8,7 +8,7 @@
 //
 // Where the sizes are agreed upon (allreduce, broadcast, reducescatter) so is whether the cells are large enough. Where
 // only their owner knows them (allgather, alltoall) every cell begins with its row counts and says whether the rows are
-// in it; all members read all cells, so they agree whether to run the operation from them.
+// in it; all members read all cells, so they agree whether the operation runs from them.
 #pragma once
 
 #include "collectives/batch.h"
@@ -22,8 +22,10 @@ bool is_eager(const OpSpec& spec, uint32_t id, int size);
 // Before the arrival of generation `generation`: this member's bytes into its cell.
 void store_eager(Region& region, const Operation& operation, uint32_t id, uint32_t generation);
 
-// After agreement: the result from all members' cells. done = false: some member's rows did not fit into its cell, so
-// only the row counts were taken (Operation::told_rows); the same on all members.
-Status run_eager(Region& region, Operation& operation, uint32_t id, uint32_t generation, bool& done);
+// After agreement, and the same on all members: whether all bytes are in the cells. Then run_eager() computes the
+// result from them; else take_rows() takes the row counts (Operation::told_rows) for the data phase.
+bool is_complete(const Region& region, const OpSpec& spec, uint32_t id, uint32_t generation);
+Status run_eager(Region& region, Operation& operation, uint32_t id, uint32_t generation);
+void take_rows(const Region& region, Operation& operation, uint32_t id, uint32_t generation);
 
 }  // namespace horovod::shared

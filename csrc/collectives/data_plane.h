@@ -1,0 +1,25 @@
+// What a communicator moves data with.
+#pragma once
+
+#include <vector>
+
+namespace horovod {
+
+class Backend;
+class DeviceBackend;
+class Mesh;
+class Region;
+struct Hierarchy;
+
+// A region or a mesh, none of them for a world of one.
+struct DataPlane {
+  Region* region = nullptr;  // of all members
+  Mesh* mesh = nullptr;
+  Hierarchy* hierarchy = nullptr;   // beside the mesh, where some members share memory
+  Backend* backend = nullptr;       // runs over the mesh, in place of our own algorithms
+  DeviceBackend* device = nullptr;  // for operations on a device; beside all others, which it uses
+  // Of the mesh, the members who run batches here, this one among them; empty: all. Only Adasum can be run by some.
+  std::vector<int> members;
+};
+
+}  // namespace horovod
