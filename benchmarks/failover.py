@@ -36,7 +36,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-ALLREDUCE, FLOAT32 = 0, 7  # of horovod.protos.v1.types_pb2
 GPU = "gpu"
 TRANSPORTS = ("shm", "tcp", GPU)
 STEPS_BEFORE = 5
@@ -216,6 +215,7 @@ def _rank(size_bytes: int, absent: bool, on_gpu: bool) -> int:
     import numpy as np
 
     from benchmarks.device import Device
+    from horovod._core import DType, OpSpec, OpType
     from horovod.common import basics as hvd
     from horovod.common.exceptions import HorovodInternalError
     from horovod.worker.runtime.context import current
@@ -226,14 +226,15 @@ def _rank(size_bytes: int, absent: bool, on_gpu: bool) -> int:
     if on_gpu:
         device = Device(hvd.rank(), hvd.size())
         address = device.zeros(size_bytes)
-        tensor = (address, address, FLOAT32, (size_bytes // 4,), device.ordinal, device.stream)
+        tensor = (address, address, DType.FLOAT32, (size_bytes // 4,), device.ordinal, device.stream)
     else:
         gradient = np.zeros(size_bytes // 4, np.float32)
-        tensor = (gradient.ctypes.data, gradient.ctypes.data, FLOAT32, gradient.shape)
+        tensor = (gradient.ctypes.data, gradient.ctypes.data, DType.FLOAT32, gradient.shape)
     step = 0
     try:
+        spec = OpSpec(OpType.ALLREDUCE)
         while True:
-            handle = engine.submit(ALLREDUCE, "allreduce.gradient", [tensor], wait_follows=True)
+            handle = engine.submit(spec, "allreduce.gradient", [tensor], wait_follows=True)
             if on_gpu:
                 handle.result(device.stream)
                 device.synchronize()

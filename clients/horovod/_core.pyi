@@ -1,20 +1,32 @@
-"""The native engine (built from csrc/). Everything here is private; horovod.worker.runtime is its only user.
+"""The native engine (built from csrc/). Private: horovod.worker makes engines, horovod.common.ops submits operations.
 
-Numbers (dtypes, operation types, reduce operations) equal the enums of horovod.protos.v1.types_pb2.
+Numbers (dtypes, operation types, reduce operations) equal the enums of horovod.protos.v1; a test compares them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from enum import IntEnum
+from typing import Any, Final, final
 
 from typing_extensions import CapsuleType
 
 _Addresses = tuple[int, int, int, tuple[int, ...]] | tuple[int, int, int, tuple[int, ...], int, int]
 
 __all__ = [
+    "C_API",
+    "MAX_DIMENSIONS",
+    "MAX_IDS",
+    "MAX_NAME_LENGTH",
+    "MAX_TENSORS",
     "Copier",
+    "DType",
+    "DeviceKind",
     "Engine",
     "Handle",
+    "JoinPhase",
+    "OpSpec",
+    "OpType",
     "Output",
+    "ReduceOp",
     "Segment",
     "TensorReader",
     "copy_kernel",
@@ -22,9 +34,94 @@ __all__ = [
     "gloo_obstacle",
     "isa",
     "nccl_version",
+    "set_current_engine",
     "set_error_types",
     "stand_in",
 ]
+
+C_API: Final[CapsuleType]  # "horovod._core.C_API": a const HorovodApi* (csrc/bindings/c_api.h), for as long as the process
+
+def set_current_engine(engine: Engine | None) -> None:
+    """Which engine HorovodApi.current_engine() returns; None: none. It is not kept alive."""
+
+MAX_IDS: Final[int]  # the coordinator's numbers of operations are below this
+# Of one operation: characters of its name, tensors, dimensions of each.
+MAX_NAME_LENGTH: Final[int]
+MAX_TENSORS: Final[int]
+MAX_DIMENSIONS: Final[int]
+
+class OpType(IntEnum):
+    ALLREDUCE = ...
+    ALLGATHER = ...
+    BROADCAST = ...
+    ALLTOALL = ...
+    REDUCESCATTER = ...
+    BARRIER = ...
+
+class ReduceOp(IntEnum):
+    AVERAGE = ...
+    SUM = ...
+    ADASUM = ...
+    MIN = ...
+    MAX = ...
+    PRODUCT = ...
+
+class DType(IntEnum):
+    UINT8 = ...
+    INT8 = ...
+    INT16 = ...
+    INT32 = ...
+    INT64 = ...
+    FLOAT16 = ...
+    BFLOAT16 = ...
+    FLOAT32 = ...
+    FLOAT64 = ...
+    BOOL = ...
+    UINT16 = ...
+    FLOAT8_E4M3FN = ...
+    FLOAT8_E5M2 = ...
+    UINT32 = ...
+    UINT64 = ...
+
+class DeviceKind(IntEnum):
+    CPU = ...
+    GPU = ...
+
+class JoinPhase(IntEnum):
+    OPEN = ...
+    ENDING = ...
+    OVER = ...
+
+@final
+class OpSpec:
+    """What a call says of an operation beside its name and tensors. Immutable and of no world: make it once."""
+
+    def __init__(
+        self,
+        type: int,  # noqa: A002
+        *,
+        op: int = ...,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        root: int = 0,
+        process_set: int = 0,
+    ) -> None:
+        """type: an OpType. op: a ReduceOp, of allreduce and reducescatter; SUM by default. root: of a broadcast, a rank
+        of the world. process_set: the number under which Engine.add_process_set registered it, 0 for the world.
+        ValueError for numbers that mean nothing.
+        """
+    @property
+    def type(self) -> int: ...
+    @property
+    def op(self) -> int: ...
+    @property
+    def prescale(self) -> float: ...
+    @property
+    def postscale(self) -> float: ...
+    @property
+    def root(self) -> int: ...
+    @property
+    def process_set(self) -> int: ...
 
 def isa() -> str:
     """Instruction set of the reduction kernels: portable, avx2 or avx512."""
@@ -166,48 +263,42 @@ class Engine:
     # -- operations ------------------------------------------------------------------------------------------------
     def submit(
         self,
-        kind: int,
+        spec: OpSpec,
         name: str,
         tensors: Sequence[_Addresses | object],
-        reduce_op: int = 1,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        root: int = 0,
-        splits: Sequence[int] | None = None,
-        process_set: int = 0,
-        wait_follows: bool = False,
         keep: object = None,
-        finish: Callable[[Any], Any] | None = None,
         reader: TensorReader | None = None,
+        splits: Sequence[int] | None = None,
+        finish: Callable[[Any], Any] | None = None,
+        wait_follows: bool = False,
     ) -> Handle:
         """Starts an operation.
 
         tensors: (input address, output address or 0, dtype, shape) each; or with `reader` a tensor that is changed in
         place, or a pair of one and a tensor for the result, which the caller alone has, None where the engine allocates
         that. Their memory must stay alive until the operation is over; so long the handle, or the engine when nobody
-        has that any more, references `keep` and what owns the memory of the tensors that `reader` has read. A name that
-        ends in ".noname" marks an unnamed operation: such operations match by their order. wait_follows: the caller
-        calls result() next, so no background thread is woken. finish: see Handle.result. On a GPU the tuples go on with
-        the number of the GPU and the CUDA stream (0 for the default one) whose work by now makes the tensors ready;
-        such an operation is done when it is queued there, and all that is referenced until the GPU has worked it off.
+        has that any more, references `keep` and what owns the memory of the tensors that `reader` has read. splits: of
+        an alltoall, the rows for each member of the set; None is equal parts. A name that ends in ".noname" marks an
+        unnamed operation: such operations match by their order. wait_follows: the caller calls result() next, so no
+        background thread is woken. finish: see Handle.result. On a GPU the tuples go on with the number of the GPU and
+        the CUDA stream (0 for the default one) whose work by now makes the tensors ready; such an operation is done
+        when it is queued there, and all that is referenced until the GPU has worked it off.
         Raises ValueError (bad argument, duplicate name) or the internal error (the epoch is over).
         """
 
     def run(
         self,
-        kind: int,
+        spec: OpSpec,
         name: str,
         tensors: Sequence[_Addresses | object],
-        reduce_op: int = 1,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        root: int = 0,
-        splits: Sequence[int] | None = None,
-        process_set: int = 0,
         keep: object = None,
         reader: TensorReader | None = None,
+        splits: Sequence[int] | None = None,
     ) -> list[Output] | tuple[list[Output], list[int]] | None:
         """submit() and result() in one. If a signal cuts it short, `keep` is referenced until the operation is over."""
+
+    def c_engine(self) -> CapsuleType:
+        """"horovod.engine": a HorovodEngine* for HorovodApi, valid as long as the capsule; retain_engine() for longer."""
 
     def join(self, device: int = -1) -> int:
         """Contributes zeros to the allreduces of others in the world until all ranks are here; the last one's rank.
@@ -247,12 +338,14 @@ class Engine:
         Items: ("announce", op), ("blocked", op), ("recalled", (process_set, [ids])), ("join", (rounds that were over,
         no zeros of this rank are under way any more)), ("note", (is it worth saying aloud, a sentence for the log)),
         ("lost", (the rank that this engine found to be lost, has its process ended)),
-        where op is a tuple (name, kind, [(dtype, shape)], reduce_op, prescale, postscale, root, process_set, device);
+        where op is a tuple (name, type, [(dtype, shape)], reduce_op, prescale, postscale, root, process_set, device);
         that of "blocked" ends with the seconds that a thread has waited for this very submission.
         """
 
     def apply_plan(self, process_set: int, name: str, id: int, operation: tuple[object, ...] | None = None) -> None:  # noqa: A002
-        """operation: (kind, [(dtype, shape)], reduce_op, prescale, postscale, device), for a rank that has joined."""
+        """operation: (type, [(dtype, shape)], reduce_op, prescale, postscale, device), for a rank that has joined. An
+        id that is not below MAX_IDS ends the epoch.
+        """
 
     def apply_error(self, process_set: int, name: str, sentence: str) -> None: ...
     def blocked_report(self) -> tuple[int, bool, bool, list[tuple[int, str, bool]]]:
@@ -262,7 +355,7 @@ class Engine:
         """
 
     def apply_join(self, rounds_over: int, ranks: Sequence[int], phase: int, sentence: str) -> None:
-        """Who has joined by now, in order; phase: a protos.v1.JoinPhase; sentence: for errors of what can't run."""
+        """Who has joined by now, in order; phase: a JoinPhase; sentence: for errors of what can't run."""
 
     def apply_recall(self, process_set: int, ids: Sequence[int]) -> None: ...
 

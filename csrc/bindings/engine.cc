@@ -7,6 +7,7 @@
 #include "base/interrupt.h"
 #include "bindings/errors.h"
 #include "bindings/remembered.h"
+#include "bindings/spec.h"
 #include "bindings/tensor_reader.h"
 #include "engine/waiting_thread.h"
 
@@ -37,12 +38,13 @@ bool is_done(const Submission& submission) {
   return submission.state.load(std::memory_order_acquire) == Operation::done;
 }
 
-// Whether nothing uses its tensors any more: on a device that is later than when it is done.
-bool is_over(const Submission& submission) {
-  if (!is_done(submission)) return false;
-  if (!submission.on_device || !submission.on_device->finished) return true;
-  bool passed = false;
-  return !submission.on_device->finished->passed(passed).ok() || passed;
+// A reference that the engine may let go of on any thread.
+KeepAlive keep_alive(py::object object) {
+  return {object.release().ptr(), [](void* reference) {
+            if (!Py_IsInitialized()) return;  // the process ends
+            const py::gil_scoped_acquire gil;
+            Py_XDECREF(static_cast<PyObject*>(reference));
+          }};
 }
 
 }  // namespace
@@ -97,13 +99,6 @@ py::tuple to_tuple(const std::vector<int64_t>& values) {
   return result;
 }
 
-void check_numbers(int kind, int reduce_op) {
-  if (kind < 0 || kind >= kOpTypeCount) throw py::value_error("Unknown kind of operation.");
-  if (reduce_op < 0 || reduce_op > static_cast<int>(ReduceOp::product)) {
-    throw py::value_error("Unknown reduce operation " + std::to_string(reduce_op) + ".");
-  }
-}
-
 PyEngine::PyEngine(int rank, int size, uint64_t epoch, std::vector<std::string> labels, const PySegment* segment,
                    std::vector<std::string> segment_addresses, std::optional<std::map<int, std::vector<int>>> sockets,
                    std::vector<int> hosts, std::vector<int> placement, const std::map<std::string, int64_t>& options,
@@ -125,21 +120,17 @@ PyEngine::PyEngine(int rank, int size, uint64_t epoch, std::vector<std::string> 
   Status status;
   {
     const py::gil_scoped_release release;
-    engine_ = Engine::create(std::move(world), config, status);
+    engine_ = {Engine::create(std::move(world), config, status).release(),
+               [](Engine* engine) { Engine::dispose(std::unique_ptr<Engine>(engine)); }};
   }
   if (!engine_) raise_status(status);
 }
 
 PyEngine::~PyEngine() {
   Remembered<PyEngine>::forget(this);
-  {
-    const py::gil_scoped_release release;
-    if (process_ == getpid()) (void)engine_->close("");
-    const bool stuck = engine_->stuck();
-    Engine::dispose(std::move(engine_));
-    if (!stuck) return;  // nothing uses the memory of what is abandoned any more
-  }
-  new std::vector<Kept>(std::move(abandoned_));
+  const py::gil_scoped_release release;
+  if (process_ == getpid()) (void)engine_->close("");
+  engine_.reset();
 }
 
 // -- operations -------------------------------------------------------------------------------------------------------
@@ -200,26 +191,13 @@ void PyEngine::await_device(const Submission& submission) {
 
 void PyEngine::abandon(std::shared_ptr<Submission> submission, py::object keep) {
   if (process_ != getpid()) return;  // nothing runs in a forked child
-  if (is_over(*submission) && !engine_->stuck()) return;
-  abandoned_.emplace_back(std::move(submission), std::move(keep));
+  engine_->abandon(std::move(submission), keep_alive(std::move(keep)));
 }
 
 py::object PyEngine::result_of(const std::shared_ptr<Submission>& submission, std::optional<uintptr_t> stream,
                                const py::object& keep, const Owners& owners, const TensorReader* reader) {
-  if (submission->on_device) [[unlikely]] {
-    const uintptr_t submitted_on = submission->on_device->stream;
-    const uintptr_t handed_to = stream.value_or(submitted_on);
-    const Status status = engine_->hand_over(*submission, handed_to);
-    // The stream on which the tensors were used waits for the end from now on, and a framework gives their memory to
-    // others in the order of that stream. A gradient that is dropped after synchronize() makes room at once.
-    if (!status.ok() || handed_to != submitted_on) on_device_.emplace_back(submission, bundle(keep, owners));
-    if (!status.ok()) raise_status(status);
-  }
-  if (!submission->status.ok()) {
-    if (engine_->stuck()) [[unlikely]]
-      abandoned_.emplace_back(submission, bundle(keep, owners));
-    raise_status(submission->status);
-  }
+  const Status status = engine_->collect(submission, stream, [&] { return keep_alive(bundle(keep, owners)); });
+  if (!status.ok()) raise_status(status);
   if (submission->outputs.empty() || !submission->outputs[0].data) return py::none();
   py::list outputs;
   for (size_t i = 0; i < submission->outputs.size(); ++i) {
@@ -235,29 +213,6 @@ py::object PyEngine::result_of(const std::shared_ptr<Submission>& submission, st
     return py::make_tuple(outputs, py::cast(submission->received_splits));
   }
   return outputs;
-}
-
-void PyEngine::sweep() {
-  if (!abandoned_.empty()) sweep_abandoned();
-  if (!on_device_.empty()) [[unlikely]]
-    sweep_device();
-}
-
-// Letting go runs destructors, which may abandon others.
-void PyEngine::sweep_abandoned() {
-  if (engine_->stuck()) return;  // what is over may be in use all the same
-  std::vector<Kept> over, rest;
-  for (Kept& one : abandoned_) (is_over(*one.first) ? over : rest).push_back(std::move(one));
-  abandoned_ = std::move(rest);
-}
-
-// Oldest first; what is behind one that is not over waits with it.
-void PyEngine::sweep_device() {
-  std::vector<Kept> over;
-  while (!on_device_.empty() && is_over(*on_device_.front().first)) {
-    over.push_back(std::move(on_device_.front()));
-    on_device_.pop_front();
-  }
 }
 
 // -- process sets -----------------------------------------------------------------------------------------------------
@@ -349,11 +304,7 @@ void PyEngine::apply_plan(int process_set, const std::string& name, uint32_t id,
   if (!operation.is_none()) {
     const auto [kind, tensors, reduce_op, prescale, postscale, device] =
         operation.cast<std::tuple<int, std::vector<std::pair<int, std::vector<int64_t>>>, int, double, double, int>>();
-    check_numbers(kind, reduce_op);
-    spec.type = static_cast<OpType>(kind);
-    spec.reduce_op = static_cast<ReduceOp>(reduce_op);
-    spec.prescale = prescale;
-    spec.postscale = postscale;
+    spec = make_spec(kind, reduce_op, prescale, postscale, 0, process_set);
     if (device < 0 || device > static_cast<int>(DeviceKind::gpu)) throw py::value_error("Unknown kind of device.");
     spec.device = static_cast<DeviceKind>(device);
     for (const auto& [dtype, shape] : tensors) spec.tensors.push_back({dtype_of(dtype), shape});

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -16,6 +15,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "bindings/c_engine.h"
 #include "bindings/dlpack.h"
 #include "bindings/tensor_reader.h"
 #include "engine/engine.h"
@@ -53,15 +53,14 @@ class PyEngine {
   void await(Submission& submission);
   // Nobody will wait for it any more; what it uses is kept until it is over.
   void abandon(std::shared_ptr<Submission> submission, pybind11::object keep);
+  // For callers in C; a new reference.
+  HorovodEngine* c_engine() const { return make_c_engine(engine_); }
   // Whether waiting for it has an end at once.
   bool over(const Submission& submission) const { return engine_->over(submission); }
-  // What came of an operation that is done; called once. What one on a device uses is kept until that has come so far,
-  // unless the stream that used it waits. Results in engine memory are tensors where the reader makes them, else
-  // Output.
+  // What came of an operation that is done; called once. Results in engine memory are tensors where the reader makes
+  // them, else Output.
   pybind11::object result_of(const std::shared_ptr<Submission>& submission, std::optional<uintptr_t> stream,
                              const pybind11::object& keep, const Owners& owners, const TensorReader* reader);
-  // Lets go of what operations used that are over.
-  void sweep();
 
   // -- process sets
   void add_process_set(int number, std::vector<int> ranks, const PySegment* segment,
@@ -96,23 +95,13 @@ class PyEngine {
   void forget_timeline() { engine_->timeline().after_fork(); }
 
  private:
-  using Kept = std::pair<std::shared_ptr<Submission>, pybind11::object>;
-
   bool wait_slice(Submission& submission);
   void await_device(const Submission& submission);
-  void sweep_abandoned();
-  void sweep_device();
   template <typename Action>
   void with_set(int process_set, Action&& action);
 
   const int process_ = getpid();
-  std::unique_ptr<Engine> engine_;
-  // What must live until an operation is over, because the engine reads and writes its memory; both guarded by the GIL.
-  std::vector<Kept> abandoned_;  // of operations for which nobody will wait
-  std::deque<Kept> on_device_;   // of those for which a stream waits that did not use it, until the device passes them
+  std::shared_ptr<Engine> engine_;  // callers in C have weak references
 };
-
-// Refuses numbers that mean nothing.
-void check_numbers(int kind, int reduce_op);
 
 }  // namespace horovod

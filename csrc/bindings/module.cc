@@ -13,11 +13,13 @@
 #include "backends/cuda/driver.h"
 #include "backends/gloo/backend.h"
 #include "backends/nccl/library.h"
+#include "bindings/c_engine.h"
 #include "bindings/copier.h"
 #include "bindings/dlpack.h"
 #include "bindings/engine.h"
 #include "bindings/errors.h"
 #include "bindings/operations.h"
+#include "bindings/spec.h"
 #include "bindings/tensor_reader.h"
 #include "engine/waiting_thread.h"
 #include "kernels/kernels.h"
@@ -55,6 +57,12 @@ PYBIND11_MODULE(_core, module) {
       py::arg("file"), py::arg("capability"));
   module.def("stand_in", &WaitingThread::stand_in, py::arg("does"));
   module.def("set_error_types", &set_internal_error, py::arg("internal_error"));
+
+  add_specs(module);
+  module.attr("C_API") = py::capsule(horovod_api(), "horovod._core.C_API");
+  module.def(
+      "set_current_engine", [](const PyEngine* engine) { set_current(engine ? engine->c_engine() : nullptr); },
+      py::arg("engine"));
 
   py::class_<PySegment>(module, "Segment")
       .def(py::init([](bool in_process, const std::map<std::string, int64_t>& options) {
@@ -108,6 +116,13 @@ PYBIND11_MODULE(_core, module) {
            py::arg("segment") = nullptr, py::arg("segment_addresses") = std::vector<std::string>(),
            py::arg("sockets") = py::none(), py::arg("hosts") = std::vector<int>())
       .def("remove_process_set", &PyEngine::remove_process_set, py::arg("number"))
+      .def("c_engine",
+           [](const PyEngine& self) {
+             return py::capsule(self.c_engine(), "horovod.engine", [](PyObject* capsule) {
+               horovod_api()->release_engine(
+                   static_cast<HorovodEngine*>(PyCapsule_GetPointer(capsule, "horovod.engine")));
+             });
+           })
       .def("pending", &PyEngine::pending, py::arg("process_set"))
       .def("next_outbox", &PyEngine::next_outbox, py::arg("timeout_ms"))
       .def("join", &PyEngine::join, py::arg("device") = -1)

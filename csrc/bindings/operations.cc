@@ -10,6 +10,7 @@
 #include "bindings/engine.h"
 #include "bindings/errors.h"
 #include "bindings/remembered.h"
+#include "bindings/spec.h"
 #include "bindings/tensor_reader.h"
 
 namespace py = pybind11;
@@ -57,53 +58,29 @@ bool bind(const Signature& signature, PyObject* const* arguments, Py_ssize_t pos
   return true;
 }
 
-int integer(PyObject* value, int otherwise) {
-  if (!value) return otherwise;
-  const long number = PyLong_AsLong(value);
-  if (number == -1 && PyErr_Occurred()) throw py::error_already_set();
-  if (number != static_cast<int>(number)) throw py::value_error(std::to_string(number) + " is no number in use.");
-  return static_cast<int>(number);
-}
-
-double real(PyObject* value) {
-  if (!value) return 1.0;
-  const double number = PyFloat_AsDouble(value);
-  if (number == -1.0 && PyErr_Occurred()) throw py::error_already_set();
-  return number;
-}
-
 py::object or_none(PyObject* value) { return value ? py::reinterpret_borrow<py::object>(value) : py::none(); }
 
-// The parameters that submit and run have in common, in their order.
-struct Parameters {
-  PyObject *kind, *name, *tensors, *reduce_op, *prescale, *postscale, *root, *splits, *process_set, *keep, *reader;
-};
+// The parameters that submit and run have in common, in their order; submit has more behind them.
+enum : size_t { kSpec, kName, kTensors, kKeep, kReader, kSplits, kCommon };
 
 const TensorReader* reader_of(PyObject* given) {
   return given && given != Py_None ? &Remembered<TensorReader>::of(given) : nullptr;
 }
 
 // watch: the owners are to tell at the end whether the memory is still theirs.
-std::shared_ptr<Submission> make_submission(const Parameters& given, bool watch, Owners& owners) {
+std::shared_ptr<Submission> make_submission(PyObject* const* given, bool watch, Owners& owners) {
   auto submission = std::make_shared<Submission>();
   OpSpec& spec = submission->spec;
-  const int kind = integer(given.kind, 0);
-  const int reduce_op = integer(given.reduce_op, static_cast<int>(ReduceOp::sum));
-  check_numbers(kind, reduce_op);
-  spec.type = static_cast<OpType>(kind);
-  spec.reduce_op = static_cast<ReduceOp>(reduce_op);
-  if (!PyUnicode_Check(given.name)) throw py::type_error("The name of an operation must be a str.");
+  spec = Remembered<PySpec>::of(given[kSpec]).spec;
+  if (!PyUnicode_Check(given[kName])) throw py::type_error("The name of an operation must be a str.");
   Py_ssize_t length = 0;
-  const char* const name = PyUnicode_AsUTF8AndSize(given.name, &length);
+  const char* const name = PyUnicode_AsUTF8AndSize(given[kName], &length);
   if (!name) throw py::error_already_set();
   spec.name.assign(name, static_cast<size_t>(length));
-  spec.prescale = real(given.prescale);
-  spec.postscale = real(given.postscale);
-  spec.root = integer(given.root, 0);
-  spec.process_set = integer(given.process_set, 0);
-  const auto tensors = py::reinterpret_steal<py::object>(PySequence_Fast(given.tensors, "tensors must be a sequence"));
+  const auto tensors =
+      py::reinterpret_steal<py::object>(PySequence_Fast(given[kTensors], "tensors must be a sequence"));
   if (!tensors) throw py::error_already_set();
-  const TensorReader* const reader = reader_of(given.reader);
+  const TensorReader* const reader = reader_of(given[kReader]);
   const Py_ssize_t count = PySequence_Fast_GET_SIZE(tensors.ptr());
   spec.tensors.reserve(static_cast<size_t>(count));
   submission->spans.reserve(static_cast<size_t>(count));
@@ -116,8 +93,8 @@ std::shared_ptr<Submission> make_submission(const Parameters& given, bool watch,
     if (!refusal.matches(PyExc_ValueError) || spec.name.find(".noname") != std::string::npos) throw;
     throw py::value_error(py::str(refusal.value()).cast<std::string>() + " It was given as '" + spec.name + "'.");
   }
-  if (given.splits && given.splits != Py_None) {
-    submission->splits = py::handle(given.splits).cast<std::vector<int32_t>>();
+  if (given[kSplits] && given[kSplits] != Py_None) {
+    submission->splits = py::handle(given[kSplits]).cast<std::vector<int32_t>>();
   }
   return submission;
 }
@@ -224,50 +201,42 @@ PyObject* result(PyObject* self, PyObject* const* arguments, Py_ssize_t position
 // -- Engine -----------------------------------------------------------------------------------------------------------
 
 PyObject* submit(PyObject* self, PyObject* const* arguments, Py_ssize_t positional, PyObject* names) {
-  static constexpr const char* kNames[] = {"kind",      "name",   "tensors", "reduce_op",   "prescale",
-                                           "postscale", "root",   "splits",  "process_set", "wait_follows",
-                                           "keep",      "finish", "reader"};
-  static constexpr Signature kSignature{"submit", 3, 13, kNames};
-  PyObject* given[13];
+  enum : size_t { kFinish = kCommon, kWaitFollows, kCount };
+  static constexpr const char* kNames[kCount] = {"spec",   "name",   "tensors", "keep",
+                                                 "reader", "splits", "finish",  "wait_follows"};
+  static constexpr Signature kSignature{"submit", 3, kCount, kNames};
+  PyObject* given[kCount];
   if (!bind(kSignature, arguments, positional, names, given)) return nullptr;
   return guarded([&] {
     auto& engine = Remembered<PyEngine>::of(self);
-    engine.sweep();
     Owners owners;
-    std::shared_ptr<Submission> submission =
-        make_submission({given[0], given[1], given[2], given[3], given[4], given[5], given[6], given[7], given[8],
-                         given[10], given[12]},
-                        true, owners);
-    const int wait_follows = given[9] ? PyObject_IsTrue(given[9]) : 0;
+    std::shared_ptr<Submission> submission = make_submission(given, true, owners);
+    const int wait_follows = given[kWaitFollows] ? PyObject_IsTrue(given[kWaitFollows]) : 0;
     if (wait_follows < 0) throw py::error_already_set();
     engine.start(submission, wait_follows != 0);
-    return new_handle(self, engine, std::move(submission), std::move(owners), or_none(given[10]), or_none(given[11]),
-                      py::reinterpret_borrow<py::object>(given[12]));
+    return new_handle(self, engine, std::move(submission), std::move(owners), or_none(given[kKeep]),
+                      or_none(given[kFinish]), py::reinterpret_borrow<py::object>(given[kReader]));
   });
 }
 
 PyObject* run(PyObject* self, PyObject* const* arguments, Py_ssize_t positional, PyObject* names) {
-  static constexpr const char* kNames[] = {"kind", "name",   "tensors",     "reduce_op", "prescale", "postscale",
-                                           "root", "splits", "process_set", "keep",      "reader"};
-  static constexpr Signature kSignature{"run", 3, 11, kNames};
-  PyObject* given[11];
+  static constexpr const char* kNames[kCommon] = {"spec", "name", "tensors", "keep", "reader", "splits"};
+  static constexpr Signature kSignature{"run", 3, kCommon, kNames};
+  PyObject* given[kCommon];
   if (!bind(kSignature, arguments, positional, names, given)) return nullptr;
   return guarded([&] {
     auto& engine = Remembered<PyEngine>::of(self);
-    engine.sweep();
     Owners owners;
-    const std::shared_ptr<Submission> submission = make_submission(
-        {given[0], given[1], given[2], given[3], given[4], given[5], given[6], given[7], given[8], given[9], given[10]},
-        false, owners);
+    const std::shared_ptr<Submission> submission = make_submission(given, false, owners);
+    const py::object keep = or_none(given[kKeep]);
     engine.start_and_wait(submission);
     try {
       engine.await(*submission);
     } catch (const py::error_already_set&) {
-      engine.abandon(submission, bundle(or_none(given[9]), owners));
+      engine.abandon(submission, bundle(keep, owners));
       throw;
     }
-    const py::object keep = or_none(given[9]);
-    return engine.result_of(submission, std::nullopt, keep, owners, reader_of(given[10])).release().ptr();
+    return engine.result_of(submission, std::nullopt, keep, owners, reader_of(given[kReader])).release().ptr();
   });
 }
 

@@ -8,11 +8,6 @@
 namespace horovod {
 namespace {
 
-// Equal those of coordinator/core/operations.py.
-constexpr size_t kMostNameCharacters = 4096;
-constexpr size_t kMostTensors = 1u << 16;
-constexpr size_t kMostDimensions = 64;
-
 // Of UTF-8: every byte but those that continue a character.
 size_t characters(const std::string& text) {
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));

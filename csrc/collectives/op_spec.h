@@ -2,6 +2,7 @@
 // an operation is the same as one agreed before. Everything that holds for "an operation" reads it and nothing else.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -25,6 +26,11 @@ inline constexpr int kOpTypeCount = 6;
 const char* name_of(OpType type);
 
 enum class DeviceKind : uint8_t { cpu = 0, gpu = 1 };
+
+// What an operation may be at most; a coordinator refuses more (coordinator/core/operations.py).
+inline constexpr size_t kMostNameCharacters = 4096;
+inline constexpr size_t kMostTensors = 1u << 16;
+inline constexpr size_t kMostDimensions = 64;
 
 struct TensorSpec {
   DType dtype = DType::float32;

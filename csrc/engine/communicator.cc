@@ -9,6 +9,7 @@
 
 #include "collectives/alone.h"
 #include "collectives/topology.h"
+#include "engine/completions.h"
 #include "engine/fusion.h"
 
 namespace horovod {
@@ -59,7 +60,12 @@ Communicator::~Communicator() {
 Status Communicator::submit(const std::shared_ptr<Submission>& submission, bool wait_follows) {
   counters_.submitted.fetch_add(1, std::memory_order_relaxed);
   submission->waited_for = wait_follows;
-  if (!log_) return submit_alone(*submission);
+  if (!log_) {
+    HVD_TRY(submit_alone(*submission));
+    if (submission->completions) [[unlikely]]
+      submission->completions->add(submission);
+    return {};
+  }
   bool wake_background = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -315,6 +321,8 @@ void Communicator::complete(Submission& submission, Status status) {
   submission.entry->in_flight = false;
   submission.status = std::move(status);
   submission.state.store(Operation::done, std::memory_order_release);
+  if (submission.completions) [[unlikely]]
+    submission.completions->add(keep);
   if (!lane.active && !lane.waiting.empty()) {
     Submission* next = lane.waiting.front();
     lane.waiting.pop_front();

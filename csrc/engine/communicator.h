@@ -37,6 +37,7 @@
 
 namespace horovod {
 
+class Completions;
 struct Lane;
 struct NameEntry;
 
@@ -53,6 +54,9 @@ struct Submission final : Operation {
   int64_t waited_since_us = 0;       // when a thread first waited for it
   int64_t reported_us = 0;           // when the coordinator was last told that a thread is blocked on it
   std::atomic<bool> running{false};  // every rank has arrived; set by the driver before the batch runs
+  // Called once when it is done, by the thread of `completions` (set where this is); not if it was not accepted.
+  std::function<void(const std::shared_ptr<Submission>&)> on_done;
+  Completions* completions = nullptr;
 
   // As the coordinator knows it.
   std::string announced_name() const { return unnamed ? spec.name + "." + std::to_string(*unnamed) : spec.name; }
@@ -195,6 +199,7 @@ class Communicator {
   Status run(const LogEvent& event);
   void answer_withdrawn(TensorId id);
   void finish_recall(Lane& lane);
+  void refuse_id(const std::string& what, TensorId id);
   Status refusal(const OpSpec& spec) const;
   void refuse_others();
   Lane& learn(const std::string& name, const OpSpec& operation);

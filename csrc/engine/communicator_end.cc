@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/communicator.h"
+#include "engine/completions.h"
 
 namespace horovod {
 namespace {
@@ -43,6 +44,8 @@ void Communicator::fail_locked(const Status& status) {
     if (submission->traced) [[unlikely]]
       timeline_.ended(*submission, submission->status);
     submission->state.store(Operation::done, std::memory_order_release);
+    if (submission->completions) [[unlikely]]
+      submission->completions->add(owner);
   }
   in_flight_.clear();
   pending_ = 0;

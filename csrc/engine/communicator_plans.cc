@@ -14,7 +14,7 @@ constexpr int64_t kServeUs = 2'000'000;  // how long whoever is asked listens to
 
 void Communicator::apply_plan(const std::string& name, TensorId id, const OpSpec* operation) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (id >= kMaxIds) return;
+  if (id >= kMaxIds) return refuse_id("gave " + name, id);
   const auto found = announced_.find(name);
   if (found == announced_.end()) {
     if (!operation || !joining_.mine || !ended_.ok() || lane_of_id_[id]) return;  // failed or closed meanwhile
@@ -28,6 +28,13 @@ void Communicator::apply_plan(const std::string& name, TensorId id, const OpSpec
   submission.lane->id = id;
   lane_of_id_[id] = submission.lane;
   begin(submission);
+}
+
+// This rank can't do what the others now do with the id, so the epoch ends.
+void Communicator::refuse_id(const std::string& what, TensorId id) {
+  abort_.raise({Code::internal, "The coordinator " + what + " an id that there is not: " + bad_id(id).message() +
+                                    " Use one release of horovod on all hosts."});
+  if (log_) log_->wake();
 }
 
 // Between hosts a member that takes an arrival back asks the sequencer, or one of two asks the other, or it asks the
@@ -68,7 +75,7 @@ void Communicator::apply_recall(const std::vector<TensorId>& ids) {
   const std::lock_guard<std::mutex> lock(mutex_);
   serve_peers();
   for (TensorId id : ids) {
-    if (id >= kMaxIds) continue;
+    if (id >= kMaxIds) return refuse_id("recalls", id);
     ++recalls_open_;
     Lane* lane = lane_of_id_[id];
     if (lane && lane->active && lane->active->arrived) {

@@ -198,6 +198,7 @@ Engine::~Engine() {
   new std::shared_ptr<Communicator>(std::move(global_));
   new std::map<int, ProcessSet>(std::move(sets_));
   new std::unique_ptr<Timeline>(std::move(timeline_));
+  new std::unique_ptr<Completions>(std::move(completions_));
   new SharedGpu(std::move(gpu_));
 }
 
@@ -387,10 +388,15 @@ Status Engine::route(Submission& submission, std::shared_ptr<Communicator>& comm
 }
 
 Status Engine::start(const std::shared_ptr<Submission>& submission, bool wait_follows) {
+  kept_.sweep(stuck());
   std::shared_ptr<Communicator> communicator;
   HVD_TRY(route(*submission, communicator));
   if (submission->on_device) [[unlikely]]
     HVD_TRY(prepare_device(*submission, *communicator));
+  if (submission->on_done) [[unlikely]] {
+    completions_->start();
+    submission->completions = completions_.get();
+  }
   submission->number = started_.fetch_add(1, std::memory_order_relaxed);
   return communicator->submit(submission, wait_follows);
 }
@@ -401,6 +407,26 @@ bool Engine::wait(Submission& submission, int64_t timeout_us) {
   // A set that is removed has finished or failed everything.
   return found ? found->wait(submission, timeout_us)
                : submission.state.load(std::memory_order_acquire) == Operation::done;
+}
+
+void Engine::abandon(std::shared_ptr<Submission> submission, KeepAlive used) {
+  if (!is_over(*submission) || stuck()) kept_.add(std::move(submission), std::move(used));
+}
+
+Status Engine::collect(const std::shared_ptr<Submission>& submission, std::optional<uintptr_t> stream,
+                       const std::function<KeepAlive()>& used) {
+  if (submission->on_device) [[unlikely]] {
+    const uintptr_t submitted_on = submission->on_device->stream;
+    const uintptr_t handed_to = stream.value_or(submitted_on);
+    const Status status = hand_over(*submission, handed_to);
+    // The stream on which the tensors were used waits for the end from now on, and a framework gives their memory to
+    // others in the order of that stream. A gradient that is dropped after this makes room at once.
+    if (!status.ok() || handed_to != submitted_on) kept_.add_in_order(submission, used());
+    if (!status.ok()) return status;
+  }
+  if (!submission->status.ok() && stuck()) [[unlikely]]
+    kept_.add(submission, used());
+  return submission->status;
 }
 
 BlockedReport Engine::blocked_report() const {

@@ -7,12 +7,15 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "backends/gpu/shared_gpu.h"
 #include "engine/communicator.h"
+#include "engine/completions.h"
+#include "engine/kept.h"
 
 namespace horovod {
 
@@ -60,9 +63,14 @@ class Engine {
   // Checks the arguments and starts the operation. wait_follows: as for Communicator::submit().
   Status start(const std::shared_ptr<Submission>& submission, bool wait_follows);
   bool wait(Submission& submission, int64_t timeout_us);
-  // For one on a device that is done, in time for the caller: what is queued on the framework's `stream` from now on
-  // finds the result. Fails when the epoch ended before the device had come so far.
-  Status hand_over(Submission& submission, uintptr_t stream);
+  // What came of an operation that is done; called once. On a device, what is queued on the framework's `stream`
+  // (default: that of the submission) from now on finds the result, or it fails, when the epoch ended before the device
+  // had come so far. What `used` returns is kept where something may use the memory of tensors after this: a device,
+  // for which another stream waits, or a thread that is stuck.
+  Status collect(const std::shared_ptr<Submission>& submission, std::optional<uintptr_t> stream,
+                 const std::function<KeepAlive()>& used);
+  // Nobody will wait for the operation any more: keeps what it uses until it is over. start() looks for what is.
+  void abandon(std::shared_ptr<Submission> submission, KeepAlive used);
   // Whether waiting for it has an end at once: it is done, and where the host waits for devices the result is there.
   bool over(const Submission& submission) const;
 
@@ -108,6 +116,7 @@ class Engine {
   using Counts = std::map<std::string, uint64_t>;
 
   Engine() = default;
+  Status hand_over(Submission& submission, uintptr_t stream);
   Status prepare_device(Submission& submission, Communicator& communicator);
   // The one that is used already, whichever that is, or else this one.
   Status open_gpu(int ordinal, SharedGpu& gpu);
@@ -136,6 +145,8 @@ class Engine {
   AbortSignal abort_;
   Outbox outbox_;
   std::unique_ptr<Timeline> timeline_ = std::make_unique<Timeline>();
+  Kept kept_;
+  std::unique_ptr<Completions> completions_ = std::make_unique<Completions>();  // before communicators, which add to it
   std::shared_ptr<Communicator> global_;
   int owner_process_ = 0;
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from dlpack import CUDA, DLTensor
 from resources import eventually
-from world import ALLREDUCE, DTYPES, SUM, EngineWorld, Member
+from world import ALLREDUCE, DTYPES, SUM, EngineWorld, Member, spec
 
 from horovod import _core
 
@@ -234,7 +234,9 @@ class GpuMember(Member):
             (a.address, 0 if o is None else o.address, DTYPES[dtype or str(a.dtype)], a.shape, *where)
             for a, o in zip(arrays, outputs, strict=True)
         ]
-        return self.engine.submit(kind, name, tensors, keep=(arrays, outputs), finish=lambda results: results, **kw)
+        return self.engine.submit(
+            spec(kind, kw), name, tensors, keep=(arrays, outputs), finish=lambda results: results, **kw
+        )
 
     def finish(self, handle: _core.Handle) -> list[AdoptedArray] | tuple[list[AdoptedArray], list[int]] | None:
         stream = self.current_stream

@@ -17,10 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from horovod._core import OpSpec
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from reductions import Op, digest, inputs, submit
 from resources import held, leaks
-from world import ALLREDUCE, DTYPES, SUM, hosts_of
+from world import ALLREDUCE, DTYPES, hosts_of
 from world import Member as EngineMember
 
 from horovod import _core
@@ -131,9 +133,7 @@ class Process:
         pointer = array.ctypes.data
         tensor = (pointer, pointer, DTYPES["float32"], array.shape)
         name = f"allreduce.t{number}"
-        return self.engine.submit(
-            ALLREDUCE, name, [tensor], reduce_op=SUM, wait_follows=wait_follows, process_set=process_set
-        )
+        return self.engine.submit(OpSpec(ALLREDUCE, process_set=process_set), name, [tensor], wait_follows=wait_follows)
 
     def total(self, process_set: int = 0) -> float:
         """What comes out where each rank brings its number plus one."""
@@ -206,7 +206,7 @@ class Process:
                 array = gpu.array(np.full(elements, self.world.rank + 1, np.float32))
                 tensor = (array.address, array.address, DTYPES["float32"], array.shape, self.world.rank, 0)
                 name = f"allreduce.t{step % 8}"
-                self.engine.submit(ALLREDUCE, name, [tensor], reduce_op=SUM, wait_follows=True).result()
+                self.engine.submit(OpSpec(ALLREDUCE), name, [tensor], wait_follows=True).result()
                 if stand_still and step == 1:
                     say(stands_still=True)
                 if not (array.numpy() == expected).all():

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from world import AVERAGE, DTYPES, PRODUCT, REDUCESCATTER, Member
 
+from horovod._core import OpSpec
+
 
 @dataclass(frozen=True)
 class Op:
@@ -100,7 +102,7 @@ def submit(member: Member, op: Op, arrays: list[np.ndarray]) -> int:
         for a, o in zip(arrays, outputs, strict=True)
     ]
     handle: int = member.engine.submit(
-        op.kind, op.name, tensors, reduce_op=op.reduce_op, prescale=op.prescale, postscale=op.postscale
+        OpSpec(op.kind, op=op.reduce_op, prescale=op.prescale, postscale=op.postscale), op.name, tensors
     )
     member._keep[handle] = (arrays, outputs)
     return handle

@@ -16,6 +16,7 @@ from world import (
     ADASUM,
     ALLGATHER,
     ALLREDUCE,
+    ALLREDUCE_SUM,
     ALLTOALL,
     AVERAGE,
     BARRIER,
@@ -26,11 +27,12 @@ from world import (
     EngineWorld,
 )
 
+from horovod._core import DType, OpSpec
 from horovod.coordinator.core.agreement import disagreement
 from horovod.coordinator.core.operations import MAX_DIMENSIONS, MAX_NAME_LENGTH, MAX_TENSORS, defect
 from horovod.protos.v1 import types_pb2 as pb
 
-FLOAT32 = 7
+FLOAT32 = DType.FLOAT32
 MEMORY = np.zeros(64, np.float32)
 Shapes = tuple[tuple[int, ...], ...]
 Case = tuple[int, str, Shapes, int, int]  # kind, name, shapes, reduce operation, root's distance from the only member
@@ -82,9 +84,9 @@ def outcome_of(engine, case: Case, rank: int, process_set: int) -> tuple[str, st
     address = MEMORY.ctypes.data
     in_place = kind in (ALLREDUCE, BROADCAST)
     tensors = [(address, address if in_place else 0, FLOAT32, shape) for shape in shapes]
-    options = {"reduce_op": reduce_op, "root": rank + root, "process_set": process_set}
+    spec = OpSpec(kind, op=reduce_op, root=rank + root, process_set=process_set)
     try:
-        handle = engine.submit(kind, name, tensors, **options)
+        handle = engine.submit(spec, name, tensors)
     except (ValueError, RuntimeError) as error:
         return "call", str(error)
     try:
@@ -123,8 +125,8 @@ def test_after_the_end_nothing_is_accepted() -> None:
     with EngineWorld(1) as world:
         world.engines[0].abort("rank 0 on host here gave up.")
         with pytest.raises(RuntimeError, match=r"gave up\. \(Rank 0 was running allreduce\.x\.\)"):
-            world.engines[0].submit(ALLREDUCE, "allreduce.x", [tensor])
+            world.engines[0].submit(ALLREDUCE_SUM, "allreduce.x", [tensor])
     with EngineWorld(1) as world:
         world.engines[0].close()
         with pytest.raises(RuntimeError, match=r"Horovod has been shut down\."):
-            world.engines[0].submit(ALLREDUCE, "allreduce.x", [tensor])
+            world.engines[0].submit(ALLREDUCE_SUM, "allreduce.x", [tensor])

@@ -8,6 +8,7 @@ import pytest
 from world import ALLREDUCE, AVERAGE, DTYPES, MAX, REDUCESCATTER, SUM, EngineWorld, Member
 
 from horovod import _core
+from horovod._core import OpSpec
 
 
 @pytest.fixture(scope="module", params=[2, 3, 4])
@@ -55,7 +56,7 @@ def bfloat16(values: list[float]) -> np.ndarray:
 def test_bfloat16(op: int, expected: float) -> None:
     def submit(member: Member, array: np.ndarray) -> None:
         tensor = (array.ctypes.data, array.ctypes.data, DTYPES["bfloat16"], array.shape)
-        member.engine.submit(ALLREDUCE, "allreduce.noname", [tensor], reduce_op=op).result()
+        member.engine.submit(OpSpec(ALLREDUCE, op=op), "allreduce.noname", [tensor]).result()
 
     def body(member: Member) -> np.ndarray:
         array = bfloat16([3.0 if member.rank == 0 else -2.0] * 5)

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from resources import descriptors, held, leaks
-from world import ALLREDUCE, AVERAGE, EVERY_TRANSPORT, EngineWorld, Member, connect
+from world import ALLREDUCE, AVERAGE, BARRIER, EVERY_TRANSPORT, EngineWorld, Member, connect
+
+from horovod._core import OpSpec
 
 
 @pytest.fixture(params=EVERY_TRANSPORT)
@@ -258,7 +260,7 @@ def test_a_rank_that_leaves_is_named_by_those_who_wait_in_a_set(world: EngineWor
     number = world.add_set(1, 0, 1)
     world.run(in_set((0, 1), lambda m: m.barrier(process_set=number)))
     handle = world.members[0].submit(ALLREDUCE, "allreduce.never", [full(1)], [full(1)], process_set=number)
-    known = world.members[0].engine.submit(5, "barrier.noname", [], process_set=number)
+    known = world.members[0].engine.submit(OpSpec(BARRIER, process_set=number), "barrier.noname", [])
     world.engines[1].close()
     with pytest.raises(RuntimeError, match=r"rank 1 .*on host here has shut down"):
         known.result()

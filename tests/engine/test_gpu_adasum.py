@@ -10,7 +10,9 @@ import pytest
 from adasum_reference import adasum, gradient
 from gpu_world import GpuMember, GpuWorld, StandIns, ended
 from resources import eventually
-from world import ADASUM, ALLREDUCE, SUM
+from world import ADASUM, ALLREDUCE, BARRIER, SUM
+
+from horovod._core import OpSpec
 
 CHUNK = 64 << 10
 COUNTS = (0, 1, 5, 1000, 50_003)
@@ -142,7 +144,7 @@ def test_a_failure_in_any_step_ends_the_epoch_everywhere(libraries: StandIns, fu
             for step in range(100):
                 own = [arrays[member.rank]]
                 member.finish(member.start(ALLREDUCE, f"allreduce.{step}", own, list(own), reduce_op=ADASUM))
-                member.engine.submit(5, "barrier.noname", []).result()
+                member.engine.submit(OpSpec(BARRIER), "barrier.noname", []).result()
 
         def body(member: GpuMember) -> str:
             with pytest.raises(RuntimeError) as raised:

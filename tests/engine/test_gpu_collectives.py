@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from gpu_world import GpuMember, GpuWorld, StandIns
 from oracle import assert_allreduced, reduced, values
-from world import ALLREDUCE, AVERAGE, MAX, MIN, PRODUCT, REDUCESCATTER, SUM
+from world import ALLREDUCE, ALLREDUCE_SUM, AVERAGE, MAX, MIN, PRODUCT, REDUCESCATTER, SUM
 
 REDUCED = ("uint8", "int8", "int16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bool")
 MOVED = (*REDUCED, "uint16")
@@ -231,7 +231,7 @@ def test_tensors_of_both_kinds_side_by_side(world: GpuWorld) -> None:
             others = []
             for i, array in enumerate(host):
                 tensor = (array.ctypes.data, array.ctypes.data, 7, array.shape)
-                others.append(member.engine.submit(ALLREDUCE, f"allreduce.cpu{i}", [tensor], reduce_op=SUM, keep=array))
+                others.append(member.engine.submit(ALLREDUCE_SUM, f"allreduce.cpu{i}", [tensor], array))
             expected = sum(rank + step for rank in range(member.size))
             for handle, array in zip(others, host, strict=True):
                 handle.result()

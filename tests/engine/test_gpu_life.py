@@ -12,9 +12,20 @@ import pytest
 from exchange import CUDA, Tensor
 from gpu_world import DeviceArray, GpuMember, GpuWorld, StandIns, ended, expect_error, now, ones, start
 from resources import eventually
-from world import ALLGATHER, ALLREDUCE, ALLTOALL, AVERAGE, BROADCAST, REDUCESCATTER, SUM, EngineWorld
+from world import (
+    ALLGATHER,
+    ALLREDUCE,
+    ALLREDUCE_SUM,
+    ALLTOALL,
+    AVERAGE,
+    BARRIER,
+    BROADCAST,
+    REDUCESCATTER,
+    SUM,
+    EngineWorld,
+)
 
-from horovod._core import TensorReader
+from horovod._core import OpSpec, TensorReader
 
 
 # -- readiness and completion ------------------------------------------------------------------------------------------
@@ -126,9 +137,9 @@ def test_tensors_are_kept_until_nothing_can_come_before_the_device(pair: GpuWorl
         kept, array = Kept(), ones(member)
         tensor = [(array.address, array.address, 7, array.shape, member.rank, 0)]
         if ending == "run":
-            member.engine.run(ALLREDUCE, "allreduce.x", tensor, SUM, keep=kept)
+            member.engine.run(ALLREDUCE_SUM, "allreduce.x", tensor, keep=kept)
         else:
-            handle = member.engine.submit(ALLREDUCE, "allreduce.x", tensor, SUM, keep=kept)
+            handle = member.engine.submit(ALLREDUCE_SUM, "allreduce.x", tensor, keep=kept)
             if ending == "wait":
                 handle.result()
             elif ending == "wait_on_another_stream":
@@ -140,7 +151,7 @@ def test_tensors_are_kept_until_nothing_can_come_before_the_device(pair: GpuWorl
     answers = pair.run(body)
 
     def submit_another(member: GpuMember) -> None:
-        member.engine.submit(5, "barrier.noname", []).result()
+        member.engine.submit(OpSpec(BARRIER), "barrier.noname", []).result()
 
     free_at_once = ending in ("wait", "run")
     assert all((kept() is None) == free_at_once for kept, _ in answers)
@@ -215,7 +226,7 @@ def test_a_framework_s_tensors_are_read_with_its_current_stream(
         array = ones(member)
         there = {"data": array.address, "device_type": CUDA, "device_id": array.gpu.ordinal}
         tensor = Tensor(np.ones(array.shape, np.float32), **there)
-        handle = member.engine.submit(ALLREDUCE, "allreduce.x", (tensor,), SUM, keep=array, reader=reader)
+        handle = member.engine.submit(ALLREDUCE_SUM, "allreduce.x", (tensor,), keep=array, reader=reader)
         assert handle.device == array.gpu.ordinal
         handle.result()
         np.testing.assert_array_equal(array.numpy(), 2)
@@ -231,10 +242,10 @@ def test_a_rank_has_one_gpu(pair: GpuWorld) -> None:
 
     def submit(*devices: int) -> None:
         tensors = [(array.address, array.address, 7, array.shape, device, 0) for device in devices]
-        member.engine.submit(ALLREDUCE, "allreduce.y", tensors, SUM)
+        member.engine.submit(ALLREDUCE_SUM, "allreduce.y", tensors)
 
     def submit_mixed() -> None:
-        member.engine.submit(ALLREDUCE, "allreduce.y", [(1, 1, 7, (1,)), (1, 1, 7, (1,), 0, 0)], SUM)
+        member.engine.submit(ALLREDUCE_SUM, "allreduce.y", [(1, 1, 7, (1,)), (1, 1, 7, (1,), 0, 0)])
 
     expect_error(lambda: submit(99), ValueError, r"allreduce\.y: There is no GPU 99: this process sees 8")
     pair.run(lambda m: m.allreduce(np.ones(4, np.float32)))
@@ -249,7 +260,7 @@ def test_without_a_driver_cpu_tensors_go_on(libraries: StandIns) -> None:
         array = np.ones(4, np.float32)
         tensor = [(array.ctypes.data, array.ctypes.data, 7, array.shape, 0, 0)]
         expect_error(
-            lambda: world.engines[0].submit(ALLREDUCE, "allreduce.x", tensor, SUM),
+            lambda: world.engines[0].submit(ALLREDUCE_SUM, "allreduce.x", tensor),
             ValueError,
             r"allreduce\.x: There is no NVIDIA driver on this host: .*/nowhere/lib\.so",
         )
@@ -291,7 +302,7 @@ def test_a_failure_while_queueing_ends_the_epoch_everywhere(pair: GpuWorld, libr
     def steps(member: GpuMember) -> None:
         for step in range(100):
             member.finish(start(member, arrays[member.rank], f"allreduce.{step}"))
-            member.engine.submit(5, "barrier.noname", []).result()
+            member.engine.submit(OpSpec(BARRIER), "barrier.noname", []).result()
 
     def body(member: GpuMember) -> str:
         with pytest.raises(RuntimeError) as raised:
@@ -316,7 +327,7 @@ def test_an_asynchronous_error_is_noticed_though_nobody_asks(
 
     def wait(member: GpuMember) -> None:
         try:
-            member.engine.run(ALLREDUCE, f"allreduce.of_rank_{member.rank}", [tensor], SUM, keep=array)
+            member.engine.run(ALLREDUCE_SUM, f"allreduce.of_rank_{member.rank}", [tensor], keep=array)
         except RuntimeError as error:
             errors.append(str(error))
 

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from gpu_world import DeviceArray, GpuMember, GpuWorld, StandIns, ended, read
 from resources import eventually
-from world import ALLREDUCE, AVERAGE, BROADCAST, MAX, MIN, PRODUCT, SUM
+from world import ALLREDUCE, AVERAGE, BARRIER, BROADCAST, MAX, MIN, PRODUCT, SUM
+
+from horovod._core import OpSpec
 
 COUNTS = (1, 0, 3, 64, 1000, 7, 7, 20_000, 1, 255, 4097, 2, 0, 16, 5000)
 DTYPES_OF_NUMBERS = ("uint8", "int8", "int32", "int64", "float16", "float32", "float64")
@@ -211,7 +213,7 @@ def test_a_failure_to_pack_ends_the_epoch_everywhere(libraries: StandIns, functi
             mine = arrays[member.rank]
             for step in range(100):
                 member.finish(member.start(ALLREDUCE, f"allreduce.{step}", mine, list(mine), reduce_op=SUM))
-                member.engine.submit(5, "barrier.noname", []).result()
+                member.engine.submit(OpSpec(BARRIER), "barrier.noname", []).result()
 
         def body(member: GpuMember) -> str:
             with pytest.raises(RuntimeError) as raised:

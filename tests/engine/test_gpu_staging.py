@@ -25,6 +25,7 @@ from world import (
     REDUCESCATTER,
     SUM,
     Member,
+    spec,
 )
 
 CHUNK = 64 << 10
@@ -51,7 +52,9 @@ def on_cpu(member: GpuMember, kind: int, name: str, array: np.ndarray, dtype: st
     array = array.copy()
     output = array.ctypes.data if kind == ALLREDUCE else 0
     tensor = (array.ctypes.data, output, DTYPES[dtype], array.shape)
-    result = member.engine.submit(kind, name, [tensor], **options, finish=lambda received: received).result()
+    result = member.engine.submit(
+        spec(kind, options), name, [tensor], **options, finish=lambda received: received
+    ).result()
     return array if result is None else Member._adopt(result[0], array.dtype)
 
 

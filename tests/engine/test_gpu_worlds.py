@@ -15,7 +15,7 @@ import tiers
 from gpu_world import Gpu, GpuMember, StandIns
 from native_builds import gpu_libraries
 from processes import Processes
-from world import ALLGATHER, ALLREDUCE, AVERAGE, SUM
+from world import ALLGATHER, ALLREDUCE, ALLREDUCE_SUM, AVERAGE, SUM
 
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.worker.runtime.formation import Context, form
@@ -143,7 +143,7 @@ def test_a_cpu_tensor_against_gpu_tensors_is_told(trio: World) -> None:
         array = np.ones(4, np.float32)
         if member.rank == 1:
             handle = member.engine.submit(
-                ALLREDUCE, "allreduce.x", [(array.ctypes.data, array.ctypes.data, 7, (4,))], SUM
+                ALLREDUCE_SUM, "allreduce.x", [(array.ctypes.data, array.ctypes.data, 7, (4,))]
             )
         else:
             handle = member.allreduce_async(array, "allreduce.x")

@@ -34,7 +34,7 @@ def test_worlds_of_one() -> None:
 
     def cycle() -> None:
         engine = _core.Engine(rank=0, size=1, epoch=1, labels=["rank 0 on host here"])
-        engine.submit(0, "allreduce.x", [tensor]).result()
+        engine.submit(_core.OpSpec(0), "allreduce.x", [tensor]).result()
         engine.close()
 
     for _ in range(WARM_UP):

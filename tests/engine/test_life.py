@@ -9,7 +9,7 @@ import weakref
 
 import numpy as np
 import pytest
-from world import ALLREDUCE, BROADCAST, DTYPES, EVERY_TRANSPORT, SUM, EngineWorld, Member
+from world import ALLREDUCE_SUM, BROADCAST, DTYPES, EVERY_TRANSPORT, SUM, EngineWorld, Member
 
 
 @pytest.fixture(params=EVERY_TRANSPORT)
@@ -114,14 +114,16 @@ def test_a_handle_makes_the_result_of_what_the_engine_gives(pair: EngineWorld) -
         array = ones()
         tensor = (array.ctypes.data, array.ctypes.data, DTYPES["float32"], array.shape)
         submit = member.engine.submit
-        assert submit(ALLREDUCE, "allreduce.a", [tensor], keep="kept").result() == "kept"
-        finished = submit(ALLREDUCE, "allreduce.b", [tensor], keep="kept", finish=lambda received: (received, "made"))
+        assert submit(ALLREDUCE_SUM, "allreduce.a", [tensor], keep="kept").result() == "kept"
+        finished = submit(
+            ALLREDUCE_SUM, "allreduce.b", [tensor], keep="kept", finish=lambda received: (received, "made")
+        )
         assert finished.result() == (None, "made")
 
         def fails(received: object) -> None:
             raise LookupError("of the caller's own")
 
-        broken = submit(ALLREDUCE, "allreduce.c", [tensor], finish=fails)
+        broken = submit(ALLREDUCE_SUM, "allreduce.c", [tensor], finish=fails)
         with pytest.raises(LookupError, match="of the caller's own"):
             broken.result()
         assert broken.result() is None
@@ -299,7 +301,7 @@ def test_what_is_kept_lives_until_an_abandoned_operation_is_over(pair: EngineWor
     alive = weakref.ref(owner)
     tensor = (array.ctypes.data, array.ctypes.data, DTYPES["float32"], array.shape)
     engine = pair.engines[0]
-    handle = engine.submit(ALLREDUCE, "allreduce.x", [tensor], keep=owner)
+    handle = engine.submit(ALLREDUCE_SUM, "allreduce.x", [tensor], keep=owner)
     del owner, handle
     assert engine.pending(0) == 1
     gc.collect()
@@ -317,11 +319,11 @@ def test_what_is_kept_is_let_go_when_the_operation_was_waited_for(pair: EngineWo
         tensor = (array.ctypes.data, array.ctypes.data, DTYPES["float32"], array.shape)
         owners = [Owner(), Owner(), Owner()]
         alive = [weakref.ref(owner) for owner in owners]
-        handle = member.engine.submit(ALLREDUCE, "allreduce.x", [tensor], keep=owners[0])
+        handle = member.engine.submit(ALLREDUCE_SUM, "allreduce.x", [tensor], keep=owners[0])
         handle.result()
-        member.engine.run(ALLREDUCE, "allreduce.y", [tensor], keep=owners[1])
-        with pytest.raises(ValueError, match="Unknown kind"):
-            member.engine.submit(99, "allreduce.z", [tensor], keep=owners[2])
+        member.engine.run(ALLREDUCE_SUM, "allreduce.y", [tensor], keep=owners[1])
+        with pytest.raises(TypeError, match="must be a str"):
+            member.engine.submit(ALLREDUCE_SUM, 99, [tensor], keep=owners[2])
         del owners
         assert [ref() for ref in alive] == [None, None, None]
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from exchange import CPU, CUDA, FUTURE, ONLY_FUTURE, Made, Special, Tensor, offer
-from world import ALLGATHER, ALLREDUCE, DTYPES, SUM, EngineWorld
+from world import ALLGATHER, ALLREDUCE, ALLREDUCE_SUM, DTYPES, MAX, EngineWorld
 
-from horovod._core import Engine, Handle, TensorReader
+from horovod._core import Engine, Handle, OpSpec, TensorReader
 
 
 class Described:
@@ -34,7 +34,7 @@ def engine() -> Iterator[Engine]:
 
 
 def double(engine: Engine, reader: TensorReader, tensors: Any) -> Any:
-    return engine.run(ALLREDUCE, "allreduce.x", tensors, SUM, 2.0, reader=reader)
+    return engine.run(OpSpec(ALLREDUCE, prescale=2.0), "allreduce.x", tensors, reader=reader)
 
 
 DESCRIBED: dict[str, Callable[[np.ndarray], Tensor]] = {
@@ -54,7 +54,12 @@ DESCRIBED: dict[str, Callable[[np.ndarray], Tensor]] = {
 def test_every_dtype_is_read(engine: Engine, dtype: str) -> None:
     describe = Described()
     array = np.ones((2, 3), dtype)
-    engine.run(ALLREDUCE, "allreduce.x", (Tensor(array),), 4, 2.0, reader=TensorReader((Tensor,), describe))
+    engine.run(
+        OpSpec(ALLREDUCE, op=MAX, prescale=2.0),
+        "allreduce.x",
+        (Tensor(array),),
+        reader=TensorReader((Tensor,), describe),
+    )
     np.testing.assert_array_equal(array, np.full((2, 3), 2).astype(dtype))
     assert describe.asked == []
 
@@ -110,7 +115,7 @@ def test_the_result_goes_to_another_tensor_or_to_memory_of_the_engine(engine: En
 def test_results_in_memory_of_the_engine_are_tensors(engine: Engine, how: str) -> None:
     def gathered(reader: TensorReader) -> Any:
         array = np.arange(6, dtype=np.float32).reshape(3, 2)
-        arguments: Any = (ALLGATHER, "allgather.x", ((Tensor(array), None),))
+        arguments: Any = (OpSpec(ALLGATHER), "allgather.x", ((Tensor(array), None),))
         if how == "run":
             return engine.run(*arguments, reader=reader)
         return engine.submit(*arguments, reader=reader, finish=lambda outputs: outputs).result()
@@ -145,22 +150,27 @@ def test_functions_of_another_version_lead_to_older_ones(engine: Engine) -> None
 
 
 MISUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
-    "too few": (lambda e: e.submit(0, "x"), TypeError, r"submit\(\) is missing its argument 'tensors'"),
-    "too many": (lambda e: e.run(*range(12)), TypeError, r"run\(\) takes at most 11 arguments \(12 given\)"),
-    "unknown": (lambda e: e.run(0, "x", (), colour=1), TypeError, "got an unexpected keyword argument 'colour'"),
-    "twice": (lambda e: e.run(0, "x", (), kind=1), TypeError, "got multiple values for argument 'kind'"),
-    "no kind": (lambda e: e.run("allreduce", "x", ()), TypeError, "cannot be interpreted as an integer"),
-    "unknown kind": (lambda e: e.run(9, "x", ()), ValueError, "Unknown kind of operation"),
-    "a large kind": (lambda e: e.run(1 << 40, "x", ()), ValueError, "1099511627776 is no number in use"),
-    "unknown op": (lambda e: e.run(0, "x", (), 9), ValueError, "Unknown reduce operation 9"),
-    "no name": (lambda e: e.run(0, b"x", ()), TypeError, "The name of an operation must be a str"),
-    "no list": (lambda e: e.run(0, "x", 5), TypeError, "tensors must be a sequence"),
-    "no number": (lambda e: e.run(0, "x", (), 1, "much"), TypeError, "must be real number, not str"),
-    "no reader": (lambda e: e.run(0, "x", ("t",), reader=1), RuntimeError, "Unable to cast"),
-    "no tensor": (lambda e: e.run(0, "x", ("t",)), ValueError, r"A tensor is a tuple \(input address"),
-    "no dtype": (lambda e: e.run(0, "x", ((1, 1, 99, (1,)),)), ValueError, "Unknown dtype 99"),
-    "no GPU": (lambda e: e.run(0, "x", ((1, 1, 7, (1,), -2, 0),)), ValueError, "There is no GPU -2"),
-    "no engine": (lambda e: Engine.run(3, 0, "x", ()), TypeError, "doesn't apply to a 'int' object"),
+    "too few": (lambda e: e.submit(ALLREDUCE_SUM, "x"), TypeError, r"submit\(\) is missing its argument 'tensors'"),
+    "too many": (lambda e: e.run(*range(12)), TypeError, r"run\(\) takes at most 6 arguments \(12 given\)"),
+    "unknown": (
+        lambda e: e.run(ALLREDUCE_SUM, "x", (), colour=1),
+        TypeError,
+        "got an unexpected keyword argument 'colour'",
+    ),
+    "twice": (lambda e: e.run(ALLREDUCE_SUM, "x", (), spec=1), TypeError, "multiple values for argument 'spec'"),
+    "no spec": (lambda e: e.run(0, "x", ()), RuntimeError, "Unable to cast"),
+    "unknown kind": (lambda e: OpSpec(9), ValueError, "Unknown kind of operation"),
+    "a large kind": (lambda e: OpSpec(1 << 40), TypeError, "incompatible constructor arguments"),
+    "unknown op": (lambda e: OpSpec(0, op=9), ValueError, "Unknown reduce operation 9"),
+    "no name": (lambda e: e.run(ALLREDUCE_SUM, b"x", ()), TypeError, "The name of an operation must be a str"),
+    "no list": (lambda e: e.run(ALLREDUCE_SUM, "x", 5), TypeError, "tensors must be a sequence"),
+    "no number": (lambda e: OpSpec(0, prescale="much"), TypeError, "incompatible constructor arguments"),
+    "no reader": (lambda e: e.run(ALLREDUCE_SUM, "x", ("t",), reader=1), RuntimeError, "Unable to cast"),
+    "no tensor": (lambda e: e.run(ALLREDUCE_SUM, "x", ("t",)), ValueError, r"A tensor is a tuple \(input address"),
+    "no dtype": (lambda e: e.run(ALLREDUCE_SUM, "x", ((1, 1, 99, (1,)),)), ValueError, "Unknown dtype 99"),
+    "no GPU": (lambda e: e.run(ALLREDUCE_SUM, "x", ((1, 1, 7, (1,), -2, 0),)), ValueError, "There is no GPU -2"),
+    "no engine": (lambda e: Engine.run(3, ALLREDUCE_SUM, "x", ()), TypeError, "doesn't apply to a 'int' object"),
+    "a spec that is changed": (lambda e: setattr(OpSpec(0), "root", 1), AttributeError, "OpSpec"),
     "a handle by hand": (lambda e: Handle(), TypeError, "cannot create"),
 }
 
@@ -176,10 +186,10 @@ def test_a_handle_takes_a_stream_by_name_or_place(engine: Engine) -> None:
     reader = TensorReader((Tensor,), Described())
     for ask in (lambda h: h.result(), lambda h: h.result(None), lambda h: h.result(stream=5)):
         array = np.ones(1, np.float32)
-        handle = engine.submit(ALLREDUCE, "allreduce.x", (Tensor(array),), keep="kept", reader=reader)
+        handle = engine.submit(ALLREDUCE_SUM, "allreduce.x", (Tensor(array),), keep="kept", reader=reader)
         assert ask(handle) == "kept"
         assert ask(handle) is None
-    handle = engine.submit(ALLREDUCE, "allreduce.x", (Tensor(array),), reader=reader)
+    handle = engine.submit(ALLREDUCE_SUM, "allreduce.x", (Tensor(array),), reader=reader)
     with pytest.raises(TypeError):
         handle.result("now")  # type: ignore[arg-type]
     assert handle.done()  # it did not end

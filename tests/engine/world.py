@@ -18,26 +18,21 @@ import pytest
 
 from horovod import _core
 
-DTYPES = {
-    "uint8": 0,
-    "int8": 1,
-    "int16": 2,
-    "int32": 3,
-    "int64": 4,
-    "float16": 5,
-    "bfloat16": 6,
-    "float32": 7,
-    "float64": 8,
-    "bool": 9,
-    "uint16": 10,
-    "uint32": 13,
-    "uint64": 14,
-}
-ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = range(6)
-AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
+DTYPES = {dtype.name.lower(): dtype for dtype in _core.DType if "FLOAT8" not in dtype.name}
+ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = _core.OpType
+AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = _core.ReduceOp
+ALLREDUCE_SUM = _core.OpSpec(ALLREDUCE, op=SUM)
 TRANSPORTS = ("in_process", "shm", "tcp")  # with our own algorithms
 EVERY_TRANSPORT = (*TRANSPORTS, "hosts", "gloo")
 SOCKETS = ("tcp", "gloo", "hosts")
+
+
+def spec(kind: int, options: dict[str, Any]) -> _core.OpSpec:
+    """The spec of an operation; what belongs to it is taken out of `options`."""
+    names = {"op": "reduce_op"}
+    fields = ("op", "prescale", "postscale", "root", "process_set")
+    found = {field: options.pop(names.get(field, field)) for field in fields if names.get(field, field) in options}
+    return _core.OpSpec(kind, **found)
 
 
 class Member:
@@ -56,7 +51,7 @@ class Member:
             (a.ctypes.data, 0 if o is None else o.ctypes.data, DTYPES[str(a.dtype)], a.shape)
             for a, o in zip(arrays, outputs, strict=True)
         ]
-        handle = self.engine.submit(kind, name, tensors, **kw)
+        handle = self.engine.submit(spec(kind, kw), name, tensors, **kw)
         self._keep[handle] = (arrays, outputs)
         return handle
 
@@ -99,7 +94,7 @@ class Member:
         return self.wait(self.submit(REDUCESCATTER, name, [array], [None], reduce_op=op, wait_follows=True, **kw))
 
     def barrier(self, name: str = "barrier.noname", **kw: Any) -> None:
-        self.engine.submit(BARRIER, name, [], wait_follows=True, **kw).result()
+        self.engine.submit(spec(BARRIER, kw), name, [], wait_follows=True, **kw).result()
 
 
 class Negotiator:

@@ -35,6 +35,7 @@ print(total.tolist(), hvd.rank(), hvd.size())
 # The same without PyTorch, whose import takes longer than all the rest.
 ENGINE = """
 from array import array
+from horovod._core import OpSpec
 from horovod.common import basics as hvd
 from horovod.common.exceptions import HorovodInternalError
 from horovod.worker.runtime.context import current
@@ -42,7 +43,7 @@ from horovod.worker.runtime.context import current
 def allreduce(values, name="noname"):
     data = array("f", values)
     pointer = data.buffer_info()[0]
-    current().engine.submit(0, "allreduce." + name, [(pointer, pointer, 7, (len(data),))], 1).result()
+    current().engine.submit(OpSpec(0), "allreduce." + name, [(pointer, pointer, 7, (len(data),))]).result()
     return data.tolist()
 
 hvd.init()

@@ -23,6 +23,7 @@ STEM = (
 PRELUDE = """
 import logging, threading
 from array import array
+from horovod._core import OpSpec
 from horovod.common import basics as hvd
 from horovod.common.exceptions import HorovodInternalError
 from horovod.worker.runtime.context import current
@@ -33,7 +34,7 @@ def allreduce(name):
     data = array("f", [1.0])
     pointer = data.buffer_info()[0]
     engine = current().engine
-    engine.submit(0, "allreduce." + name, [(pointer, pointer, 7, (1,))], 1).result()
+    engine.submit(OpSpec(0), "allreduce." + name, [(pointer, pointer, 7, (1,))]).result()
     return data[0]
 
 def the_other_may_come():

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from horovod._core import DType, OpSpec, OpType
 from horovod.worker.runtime.formation import Context, form
 from horovod.worker.settings import resolve
 
-FLOAT32, ALLREDUCE, SUM = 7, 0, 1
 DEADLINE_SECONDS = 60.0
 
 
@@ -45,7 +45,9 @@ def allreduce(context: Context, name: str, value: float = 1.0) -> float:
     """The sum of `value` over all ranks."""
     data = array("f", [value])
     pointer = data.buffer_info()[0]
-    handle = context.engine.submit(ALLREDUCE, f"allreduce.{name}", [(pointer, pointer, FLOAT32, (1,))], SUM)
+    handle = context.engine.submit(
+        OpSpec(OpType.ALLREDUCE), f"allreduce.{name}", [(pointer, pointer, DType.FLOAT32, (1,))]
+    )
     handle.result()
     return data[0]
 
@@ -63,6 +65,7 @@ def threads_of_streams() -> list[str]:
 PRELUDE = """
 import os, signal, sys, threading, time
 from array import array
+from horovod._core import OpSpec
 from horovod.common import basics as hvd
 from horovod.common.exceptions import HorovodInternalError
 from horovod.worker.runtime.context import current
@@ -71,7 +74,7 @@ def allreduce(name, value=1.0):
     data = array("f", [value])
     pointer = data.buffer_info()[0]
     engine = current().engine
-    engine.submit(0, "allreduce." + name, [(pointer, pointer, 7, (1,))], 1).result()
+    engine.submit(OpSpec(0), "allreduce." + name, [(pointer, pointer, 7, (1,))]).result()
     return data[0]
 """
 

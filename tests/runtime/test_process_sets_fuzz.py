@@ -10,6 +10,7 @@ from typing import Any, cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from horovod._core import OpSpec
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.process_sets import ProcessSets, read_answers
 from horovod.worker.runtime.world import Member, World
@@ -87,7 +88,7 @@ class OtherRanksSay:
         self._said = said
         self.sets: set[int] = set()
 
-    def run(self, kind: int, name: str, tensors: list[tuple[Any, ...]], keep: bytearray) -> list[bytes]:
+    def run(self, spec: OpSpec, name: str, tensors: list[tuple[Any, ...]], keep: bytearray) -> list[bytes]:
         address, _, _, shape = tensors[0]
         mine = ctypes.string_at(address, shape[0])
         assert mine == bytes(keep)

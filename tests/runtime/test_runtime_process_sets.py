@@ -113,7 +113,7 @@ def total(process_set):
     context = current()
     number = context.process_sets.number(process_set.process_set_id, process_set.ranks)
     tensors = [(pointer, pointer, 7, (1,))]
-    context.engine.submit(0, "allreduce.total", tensors, 1, process_set=number).result()
+    context.engine.submit(OpSpec(0, process_set=number), "allreduce.total", tensors).result()
     return data[0]
 
 def refused(act, *arguments, **options):

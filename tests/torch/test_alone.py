@@ -13,7 +13,7 @@ import torch
 from op_cases import DTYPES, EIGHT_BIT_FLOATS, OPERATIONS, run_case
 
 import horovod.torch as hvd
-from horovod.torch import handles
+from horovod.common.ops import handles
 from horovod.worker.runtime.context import current
 
 

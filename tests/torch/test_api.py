@@ -10,7 +10,6 @@ import pytest
 
 import horovod.torch as hvd
 from horovod.torch import mpi_ops
-from horovod.torch.ops import submit
 from horovod.torch.tensors import DTYPE_CODES
 
 G = "process_set=gps"
@@ -149,8 +148,6 @@ def test_mpi_ops_has_the_same_functions() -> None:
 def test_numbers_equal_those_of_the_protocol() -> None:
     from horovod.protos.v1 import types_pb2
 
-    for name in ("ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER", "BARRIER"):
-        assert getattr(submit, name) == types_pb2.OperationType.Value(f"OPERATION_TYPE_{name}")
     for name in ("Average", "Sum", "Adasum", "Min", "Max", "Product"):
         assert getattr(hvd, name) == types_pb2.ReduceOp.Value(f"REDUCE_OP_{name.upper()}")
     for dtype, code in DTYPE_CODES.items():

@@ -63,9 +63,9 @@ def train_distributed(name: str, passes: int = 1, handover_bytes: int = 1 << 20,
     import torch.nn.functional as F
 
     import horovod.torch as hvd
-    from horovod.torch import reducer
+    from horovod.common.ops import buckets
 
-    reducer.HANDOVER_BYTES = handover_bytes  # type: ignore[misc]
+    buckets.HANDOVER_BYTES = handover_bytes  # type: ignore[misc]
     model = _model()
     if hvd.rank() != 0:
         with torch.no_grad():

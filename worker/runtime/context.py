@@ -63,6 +63,7 @@ def init(
             logs.begin(settings)
             with joined(settings) as settings:
                 _context = _join(settings, process_sets)
+            _offer_to_c(_context)
             logs.know_rank(_context.world.rank)
             if settings.coordinator is None:
                 log.info("This process is a world of one: no coordinator is given.")
@@ -91,6 +92,13 @@ def _join(settings: Settings, process_sets: Sequence[Sequence[int]]) -> Context:
     return form(settings, process_sets, _memory(settings))
 
 
+def _offer_to_c(context: Context | None) -> None:
+    """Native operations of frameworks reach the engine through a table in C."""
+    from horovod._core import set_current_engine
+
+    set_current_engine(context.engine if context is not None else None)
+
+
 def _memory(settings: Settings) -> Memory | None:
     global _last_world
     if settings.coordinator is not None and _last_world is None:
@@ -106,6 +114,7 @@ def shutdown(reason: str = "it called hvd.shutdown()") -> None:
     with _lock:
         context, _context = _context, None
         if context is not None:
+            _offer_to_c(None)
             context.close(reason)
             logs.know_rank(None)
 

@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
 GLOBAL: Final = 0  # id and number of the set of all ranks
 
-# Numbers of horovod.protos.v1.types_pb2; a world of one needs no protobuf.
-_ALLGATHER: Final = 1
-_UINT8: Final = 0
 _LENGTH: Final = struct.Struct("<Q")
 _WIRE_NAME: Final = "horovod.process_sets"
 _ADVICE: Final = (
@@ -141,10 +138,12 @@ class ProcessSets:
     def _exchange(self, saying: dict[str, Any]) -> list[dict[str, Any]]:
         """What every rank says, in rank order."""
         payload = json.dumps(saying).encode()
+        from horovod._core import DType, OpSpec, OpType
+
         framed = bytearray(_LENGTH.pack(len(payload)) + payload)
         address = ctypes.addressof(ctypes.c_char.from_buffer(framed))
-        tensor = (address, 0, _UINT8, (len(framed),))
-        outputs = self._engine.run(_ALLGATHER, _WIRE_NAME, [tensor], keep=framed)
+        tensor = (address, 0, DType.UINT8, (len(framed),))
+        outputs = self._engine.run(OpSpec(OpType.ALLGATHER), _WIRE_NAME, [tensor], framed)
         assert isinstance(outputs, list)
         return read_answers(memoryview(outputs[0]), self._world.size, saying.keys())
 

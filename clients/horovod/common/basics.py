@@ -9,6 +9,8 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+from horovod import _core
+from horovod._core import ReduceOp
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet, forget_all, global_process_set, register
 from horovod.worker.runtime import context as _context
@@ -51,13 +53,13 @@ log = logging.getLogger(__name__)
 
 _last_init: dict[str, Any] | None = None  # the arguments of the init() that made the latest world
 
-# How a reduction combines ranks. Opaque; the numbers are those of horovod.protos.v1.types_pb2.ReduceOp.
-Average = 0
-Sum = 1
-Adasum = 2
-Min = 3
-Max = 4
-Product = 5
+# How a reduction combines ranks. Opaque; plain numbers, because scripts print and pickle them.
+Average = int(ReduceOp.AVERAGE)
+Sum = int(ReduceOp.SUM)
+Adasum = int(ReduceOp.ADASUM)
+Min = int(ReduceOp.MIN)
+Max = int(ReduceOp.MAX)
+Product = int(ReduceOp.PRODUCT)
 
 
 def init(
@@ -128,8 +130,6 @@ def init(
                 f"hvd.init(comm={ranks}) asks for a world of some ranks only, which needs MPI, and this build has "
                 f"none. Leave comm out to use all ranks (here {everyone})."
             )
-    from horovod import _core
-
     _core.set_error_types(HorovodInternalError)
     forget_all()  # of a world that ended without hvd.shutdown()
     world = _context.init([one.ranks or [] for one in sets], joined=joined, **given).world
@@ -306,8 +306,6 @@ def gloo_built() -> bool:
 
     >>> operations = "gloo" if hvd.gloo_built() else "native"  # for HOROVOD_CPU_OPERATIONS
     """
-    from horovod import _core
-
     return not _core.gloo_obstacle()
 
 
@@ -319,8 +317,6 @@ def nccl_built() -> int:
 
     >>> fast = hvd.nccl_built() > 0
     """
-    from horovod import _core
-
     version, _ = _core.nccl_version(nccl_file(_settings()))
     return version
 
@@ -348,8 +344,6 @@ def cuda_built() -> bool:
 
     >>> device = "cuda" if hvd.cuda_built() else "cpu"
     """
-    from horovod import _core
-
     return not _core.cuda_obstacle(cuda_file(_settings()))
 
 

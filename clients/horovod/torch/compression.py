@@ -11,9 +11,11 @@ What is made smaller must be something that can be reduced element by element, b
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
+
+from horovod.common.ops.compression import CastCompressor
 
 __all__ = ["Compression", "Compressor", "GradientCompressor"]
 
@@ -97,20 +99,16 @@ class NoneCompressor(Compressor):
         return tensor
 
 
-class _CastCompressor(Compressor):
+class _CastCompressor(CastCompressor, Compressor):
     """Casts floating-point tensors to `dtype` and back; all others travel unchanged."""
 
-    dtype: ClassVar[torch.dtype]
-
-    @classmethod
-    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        if tensor.dtype.is_floating_point and tensor.dtype != cls.dtype:
-            return tensor.to(cls.dtype), tensor.dtype
-        return tensor, None
+    @staticmethod
+    def is_floating(tensor: torch.Tensor) -> bool:
+        return tensor.dtype.is_floating_point
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        return tensor if ctx is None else tensor.to(ctx)
+    def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return tensor.to(dtype)
 
 
 class FP16Compressor(_CastCompressor):

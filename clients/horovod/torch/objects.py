@@ -1,24 +1,13 @@
-"""Python objects over the wire, as cloudpickle in uint8 tensors. Only what authenticated peers sent is unpickled."""
+"""Python objects over the wire, as cloudpickle in bytes. Only what authenticated peers sent is unpickled."""
 
 from __future__ import annotations
 
-import struct
-from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import TypeVar
 
-import cloudpickle
-import torch
-
+from horovod.common.ops import objects
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.torch.ops.allgather import allgather
-from horovod.torch.ops.broadcast import broadcast_, check_root
-from horovod.worker.runtime.context import current
 
 T = TypeVar("T")
-
-_LENGTH: Final = struct.Struct("<Q")
-# The first broadcast has this size on every call, so it is negotiated once, and small objects need no second one.
-_HEAD_BYTES: Final = 1024
 
 
 def broadcast_object(
@@ -42,29 +31,7 @@ def broadcast_object(
         HorovodInternalError: a rank was lost.
         Exception: on the root, what pickling raises; the other ranks get ValueError with its text.
     """
-    check_root(root_rank, process_set)
-    name = name or "broadcast_object"
-    is_root = current().world.rank == root_rank
-    pickled, error = _pickled(obj, "broadcast_object") if is_root else (b"", None)
-    payload = memoryview(pickled)
-    head = bytearray(_HEAD_BYTES)
-    if is_root:
-        _LENGTH.pack_into(head, 0, len(payload))
-        inside = payload[: _HEAD_BYTES - _LENGTH.size]
-        head[_LENGTH.size : _LENGTH.size + len(inside)] = inside
-    broadcast_(torch.frombuffer(head, dtype=torch.uint8), root_rank, f"{name}.sz", process_set)
-    (length,) = _LENGTH.unpack_from(head)
-    if length <= _HEAD_BYTES - _LENGTH.size:
-        received = memoryview(head)[_LENGTH.size : _LENGTH.size + length]
-    else:
-        body = bytearray(_rounded(length))
-        if is_root:
-            body[:length] = payload
-        broadcast_(torch.frombuffer(body, dtype=torch.uint8), root_rank, f"{name}.t", process_set)
-        received = memoryview(body)[:length]
-    if error is not None:
-        raise error
-    return obj if is_root else _loads(received)
+    return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
 def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
@@ -83,49 +50,4 @@ def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = 
         HorovodInternalError: a rank was lost.
         Exception: what pickling raises on this rank.
     """
-    payload, error = _pickled(obj, "allgather_object")
-    own = bytearray(_LENGTH.pack(len(payload)) + payload)
-    gathered = allgather(torch.frombuffer(own, dtype=torch.uint8), name or "allgather_object", process_set)
-    if error is not None:
-        raise error
-    everything = memoryview(gathered.numpy().data)
-    objects = []
-    while len(everything):
-        (length,) = _LENGTH.unpack_from(everything)
-        everything = everything[_LENGTH.size :]
-        objects.append(_loads(everything[:length]))
-        everything = everything[length:]
-    return objects
-
-
-def _rounded(length: int) -> int:
-    """`length` rounded up by at most an eighth: sizes that repeat are agreed on already."""
-    step = max(64, 1 << (length.bit_length() - 4))
-    return -(-length // step) * step
-
-
-@dataclass(frozen=True)
-class _Failed:
-    """Travels in place of an object that its rank could not pickle, so that the others do not wait for it."""
-
-    sentence: str
-
-
-def _pickled(obj: Any, function: str) -> tuple[bytes, Exception | None]:
-    """What travels for the object, and why it is not the object."""
-    try:
-        return cloudpickle.dumps(obj), None
-    except Exception as error:  # of any class: objects define how they are pickled
-        world = current().world
-        sentence = (
-            f"{function}: rank {world.rank} can't pickle its object, a {type(obj).__name__} "
-            f"({type(error).__name__}: {error}). Send what can be pickled, for example a state_dict."
-        )
-        return cloudpickle.dumps(_Failed(sentence)), error
-
-
-def _loads(payload: memoryview) -> Any:
-    received = cloudpickle.loads(payload)
-    if isinstance(received, _Failed):
-        raise ValueError(received.sentence)
-    return received
+    return objects.allgather_object(obj, name, process_set)

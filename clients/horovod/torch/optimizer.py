@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from horovod.common.basics import Adasum, Average, Sum
+from horovod.common.ops.specs import registered_number
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.adasum_optimizer import AdasumOptimizer, share_state
 from horovod.torch.compression import Compression, Compressor, GradientCompressor
 from horovod.torch.devices import warn_of_wrong_devices
 from horovod.torch.objects import allgather_object
-from horovod.torch.ops.submit import registered_number
 from horovod.torch.reducer import IN_FLIGHT, GradientReducer
 from horovod.worker.runtime.context import current
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from horovod.common.ops.collectives import check_root
 from horovod.common.process_sets import global_process_set
 from horovod.torch.objects import broadcast_object
-from horovod.torch.ops.broadcast import check_root
 from horovod.torch.parameters import broadcast_tensors
 from horovod.worker.runtime.context import current
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from horovod.torch.handles import AnyHandle, synchronize
+from horovod.common.ops.handles import AnyHandle
+from horovod.torch.handles import synchronize
 from horovod.torch.ops.broadcast import broadcast_async_
 from horovod.torch.tensors import device_obstacle
 

@@ -12,9 +12,6 @@ No rank waits in a backward pass for one that waits for another operation: with 
 operation of AllMade, in which a rank that has not made all gradients takes part before it waits for anything else
 (undecided.py), and then the average is not waited for. There the script must not touch the gradients before
 synchronize(). If it has changed one it gets an error, whether the change or the reduction came first.
-
-Small gradients are handed over together because waking the engine costs more than reducing one of them. Which gradients
-share a hand-over has no influence on the result, and ranks need not agree on it: each gradient is its own operation.
 """
 
 from __future__ import annotations
@@ -25,25 +22,22 @@ from typing import Any, Final
 
 import torch
 
-from horovod._core import Handle
+from horovod._core import Handle, OpSpec
 from horovod.common.basics import Average, Sum
+from horovod.common.ops.all_made import AllMade
+from horovod.common.ops.buckets import HANDOVER_BYTES, Buckets, Group
+from horovod.common.ops.specs import allreduce_spec, set_number, set_size
+from horovod.common.ops.undecided import UNDECIDED
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.torch.all_made import AllMade
 from horovod.torch.compression import Compressor, GradientCompressor, NoneCompressor
 from horovod.torch.end_of_backward import EndOfBackward, in_place_of_script
 from horovod.torch.handles import synchronize
-from horovod.torch.ops.allreduce import start_group
 from horovod.torch.ops.sparse import sparse_allreduce_async
-from horovod.torch.ops.submit import ALLREDUCE, check_reduction, set_id, set_size
 from horovod.torch.rounds import Rounds
 from horovod.torch.same_gradients import SameGradients
-from horovod.torch.slots import Group, Slot
-from horovod.torch.tensors import READER, in_place_span
-from horovod.torch.undecided import UNDECIDED
+from horovod.torch.slots import Slot
+from horovod.torch.tensors import COLLECTIVES, READER
 from horovod.worker.runtime.context import Context, current
-
-# Ready gradients are handed to the engine when they have this many bytes together.
-HANDOVER_BYTES: Final = 1 << 20
 
 IN_FLIGHT: Final = (
     "so it is neither the average nor what was meant, and may differ between ranks. Call optimizer.synchronize() after "
@@ -83,9 +77,8 @@ class GradientReducer:
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
         self._slots: dict[int, Slot] = {}  # by id of the parameter, in the order of the names
-        self._groups: list[Group] = []
-        self._waiting: list[Slot] = []  # ready, not handed to the engine
-        self._waiting_bytes = 0
+        self._groups: list[Group[Slot]] = []
+        self._buckets = Buckets[Slot]()  # ready, not handed to the engine
         self._queued = 0  # number of slots that are
         self._end = EndOfBackward(inner=self._flush, outermost=self._backward_ended)
         self._over = False  # a backward pass has ended, and gradients of it are in flight
@@ -165,12 +158,11 @@ class GradientReducer:
     def _ready(self, slot: Slot) -> None:
         slot.queued = self._active = True
         self._queued += 1
-        self._waiting.append(slot)
         gradient = slot.parameter.grad
         assert gradient is not None
-        self._waiting_bytes += gradient.nbytes if gradient.layout is torch.strided else HANDOVER_BYTES
+        enough = self._buckets.add(slot, gradient.nbytes if gradient.layout is torch.strided else HANDOVER_BYTES)
         end_is_told = self._end.expect()
-        if self._waiting_bytes >= HANDOVER_BYTES:
+        if enough:
             self._flush()
         if not end_is_told:  # so each gradient may be the last one
             self._backward_ended()
@@ -186,7 +178,7 @@ class GradientReducer:
             if slot.parameter.grad is not None:
                 slot.queued = True
                 self._queued += 1
-                self._waiting.append(slot)
+                self._buckets.add(slot)
         if not self._all_made.said and self._has_made_all():
             try:
                 self._hand_over(wait_follows=True)
@@ -224,29 +216,11 @@ class GradientReducer:
             self._say_made(complete=False, quiet=False)
 
     def _say_made(self, complete: bool, quiet: bool) -> None:
-        self._all_made.say(complete, self._submit_lacking, set_size(self._process_set) == 1, quiet)
-
-    def _submit_lacking(self, lacking: torch.Tensor, wire: str, quiet: bool) -> Handle:
-        return self._submit(lacking, wire, quiet, Average if self._op == Average else Sum)
+        spec = self._spec(Average if self._op == Average else Sum)
+        self._all_made.say(complete, spec, set_size(self._process_set) == 1, quiet)
 
     def _hand_over(self, wait_follows: bool) -> None:
-        """Starts what waits. Only the last one wakes the engine, and none does when this thread waits next."""
-        waiting, self._waiting = self._waiting, []
-        self._waiting_bytes = 0
-        started = 0
-        try:
-            for slot in waiting:
-                quiet = wait_follows or started + 1 < len(waiting)
-                if slot.group is None:
-                    self._start(slot, quiet)
-                elif slot.group.missing > 1:
-                    slot.group.missing -= 1
-                else:
-                    self._start_group(slot.group, quiet)
-                    slot.group.missing = 0
-                started += 1
-        finally:
-            self._waiting[:0] = waiting[started:]  # after an error, synchronize() must not take them for reduced
+        self._buckets.hand_over(self._start, self._start_group, wait_follows)
 
     def _start(self, slot: Slot, quiet: bool) -> None:
         gradient = slot.parameter.grad
@@ -271,35 +245,25 @@ class GradientReducer:
         else:
             slot.finish = lambda: slot.store(restore(synchronize(handle)))
 
-    def _submit(self, travelling: torch.Tensor, wire: str, quiet: bool, op: int | None = None) -> Handle:
-        op = self._op if op is None else op
-        if op != Average and op != Sum:
-            op = check_reduction(op, travelling, self._process_set, "Allreduce")
-        number = 0 if self._process_set is global_process_set else set_id(self._process_set, "Allreduce")
+    def _submit(self, travelling: torch.Tensor, wire: str, quiet: bool) -> Handle:
+        if self._op != Average and self._op != Sum:
+            COLLECTIVES.check_reduction(self._op, travelling, self._process_set, "Allreduce")
         try:
             return current().engine.submit(
-                ALLREDUCE,
-                wire,
-                (travelling,),
-                op,
-                self._prescale,
-                self._postscale,
-                0,
-                None,
-                number,
-                quiet,
-                travelling,
-                None,
-                READER,
+                self._spec(self._op), wire, (travelling,), travelling, READER, wait_follows=quiet
             )
         except ValueError:
             try:
-                in_place_span(travelling)
+                COLLECTIVES.framework.view(travelling)
             except ValueError as refusal:
                 raise ValueError(
                     f"The gradient of {wire.removeprefix('allreduce.')!r} can't be reduced: {refusal}"
                 ) from None
             raise
+
+    def _spec(self, op: int) -> OpSpec:
+        number = 0 if self._process_set is global_process_set else set_number(self._process_set, "Allreduce")
+        return allreduce_spec(op, self._prescale, self._postscale, number)
 
     def _start_rounds(
         self,
@@ -322,7 +286,7 @@ class GradientReducer:
 
         slot.finish = go_on if go_on(quiet) else None
 
-    def _start_group(self, group: Group, quiet: bool) -> None:
+    def _start_group(self, group: Group[Slot], quiet: bool) -> None:
         packed = []
         for slot in group.slots:
             gradient = slot.parameter.grad
@@ -336,7 +300,7 @@ class GradientReducer:
                 self._same.before(slot.parameter, gradient)
             slot.hand_over(gradient)
             packed.append(self._pack(gradient))
-        handle = start_group(
+        handle = COLLECTIVES.start_allreduces(
             [travelling for travelling, _ in packed],
             True,
             self._op,
@@ -404,7 +368,7 @@ class GradientReducer:
                     if slot.parameter.grad is None:
                         slot.parameter.grad = slot.zeros()
                     slot.queued = True
-                    self._waiting.append(slot)
+                    self._buckets.add(slot)
             self._hand_over(wait_follows=True)
             self._start_parts_of_groups()
             if not self._all_made.said:
@@ -459,8 +423,8 @@ class GradientReducer:
     def reset(self) -> None:
         """Forgets what is in flight (the engine keeps the memory until it is done) and starts a new step."""
         UNDECIDED.pop(id(self), None)
-        self._waiting.clear()
-        self._waiting_bytes = self._queued = 0
+        self._buckets.clear()
+        self._queued = 0
         self._active = self._averaged = self._over = False
         self._end.forget()
         self._all_made.reset()

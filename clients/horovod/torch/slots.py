@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -31,7 +32,7 @@ class Slot:
         self.wire = "allreduce." + name
         self.parameter = parameter
         self.countdown = countdown
-        self.group: Group | None = None
+        self.group: Any = None  # a Group of slots
         self.queued = False  # ready, and on its way to the engine
         # Waits for the reduction and stores the gradient. True: it has started another one; call it again.
         self.finish: Callable[[], bool | None] | None = None
@@ -110,18 +111,6 @@ class Slot:
             shape,
             check_invariants=False,
         )
-
-
-class Group:
-    """Parameters whose gradients are reduced as one operation."""
-
-    __slots__ = ("missing", "slots")
-
-    def __init__(self, slots: list[Slot]) -> None:
-        self.slots = slots
-        self.missing = len(slots)
-        for slot in slots:
-            slot.group = self
 
 
 def _version(tensor: torch.Tensor) -> int:

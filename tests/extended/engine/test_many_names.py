@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from horovod._core import OpSpec
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "engine"))
 from recalling import RecallingWorld
 from world import Member
@@ -25,7 +27,7 @@ def test_memory_stays_flat() -> None:
         mine = array.copy()
         for first in range(0, NAMES, 1000):
             names = [f"allreduce.{'x' * 200}.{first + number}" for number in range(1000)]
-            handles = [member.engine.submit(0, name, [_tensor(mine)]) for name in names]
+            handles = [member.engine.submit(OpSpec(0), name, [_tensor(mine)]) for name in names]
             for handle in handles:
                 handle.result()
             if member.rank == 0 and first in (40_000, NAMES - 1000):

@@ -60,9 +60,10 @@ if hvd.rank() == 0:
 from array import array
 data = array("f", [1.0])
 pointer = data.buffer_info()[0]
+from horovod._core import OpSpec
 from horovod.worker.runtime.context import current
 try:
-    current().engine.submit(0, "allreduce.x", [(pointer, pointer, 7, (1,))], 1).result()
+    current().engine.submit(OpSpec(0), "allreduce.x", [(pointer, pointer, 7, (1,))]).result()
 except RuntimeError as error:
     os.write(1, f"{error}\\n".encode())
 """

@@ -5,23 +5,18 @@ Ranks may contribute different numbers of rows (also none); all other dimensions
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from horovod._core import Handle
 from horovod.common.basics import Average
+from horovod.common.ops.handles import AnyHandle
+from horovod.common.ops.specs import gradient_name, position
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.torch.handles import AnyHandle
-from horovod.torch.ops.allreduce import _differentiable as reduce_differentiable
-from horovod.torch.ops.allreduce import gradient_name
-from horovod.torch.ops.submit import ALLGATHER, needs_gradient, run, set_id, start, start_parts
-from horovod.torch.tensors import adopt, by_dtype, check_one_device, in_place_span, named
-from horovod.torch.undecided import UNDECIDED, before_waiting
-
-_UNNAMED = "allgather.noname"
-_UNNAMED_GROUP = "grouped_allgather.noname"
+from horovod.torch.ops.allreduce import differentiable as reduce_differentiable
+from horovod.torch.ops.gradients import needs_gradient
+from horovod.torch.tensors import COLLECTIVES
 
 
 def allgather(
@@ -55,7 +50,7 @@ def allgather(
     if needs_gradient(tensor):
         result: torch.Tensor = _Allgather.apply(tensor, name, process_set)  # type: ignore[no-untyped-call]
         return result
-    return _plain(tensor, name, process_set)
+    return COLLECTIVES.allgather(tensor, name, process_set)
 
 
 def allgather_async(
@@ -72,9 +67,7 @@ def allgather_async(
     Raises:
         ValueError: as `allgather`. HorovodInternalError is raised by `synchronize`.
     """
-    wire = _UNNAMED if name is None else "allgather." + name
-    number = set_id(process_set, "Allgather")
-    return start(tensor, ALLGATHER, wire, ((tensor, None),), set_id=number, finish=lambda outputs: adopt(outputs[0]))
+    return COLLECTIVES.allgather_async(tensor, name, process_set)
 
 
 def grouped_allgather(
@@ -94,7 +87,7 @@ def grouped_allgather(
     if needs_gradient(*tensors):
         result: tuple[torch.Tensor, ...] = _GroupedAllgather.apply(name, process_set, *tensors)  # type: ignore[no-untyped-call]
         return result
-    return _plain_group(tensors, name, process_set)
+    return COLLECTIVES.wait(COLLECTIVES.start_allgathers, tensors, name, process_set)
 
 
 def grouped_allgather_async(
@@ -110,70 +103,22 @@ def grouped_allgather_async(
 
     Raises what `grouped_allgather` does; what goes wrong after the start is raised by `synchronize`.
     """
-    return _start_group(tensors, name, process_set)
-
-
-def _plain(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
-    wire = _UNNAMED if name is None else "allgather." + name
-    outputs = run(tensor, ALLGATHER, wire, ((tensor, None),), set_id=set_id(process_set, "Allgather"))
-    return adopt(outputs[0])
-
-
-def _start_group(
-    tensors: Iterable[torch.Tensor], name: str | None, process_set: ProcessSet, wait_follows: bool = False
-) -> AnyHandle:
-    tensors = tuple(tensors)
-    check_one_device(tensors)
-    try:
-        for tensor in tensors:
-            in_place_span(tensor)  # refuses what can't travel before any part is on its way
-    except ValueError as refusal:
-        raise named(refusal, "grouped_allgather", name) from None
-    number = set_id(process_set, "Allgather")
-
-    def start_part(wire: str, indices: Sequence[int]) -> Handle:
-        return start(
-            tensors,
-            ALLGATHER,
-            wire,
-            [(tensors[index], None) for index in indices],
-            set_id=number,
-            finish=lambda outputs: tuple(adopt(output) for output in outputs),
-            wait_follows=wait_follows,
-        )
-
-    return start_parts(by_dtype(tensors), _UNNAMED_GROUP if name is None else "grouped_allgather." + name, start_part)
-
-
-def _plain_group(
-    tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet
-) -> tuple[torch.Tensor, ...]:
-    if UNDECIDED:
-        before_waiting()
-    result: tuple[torch.Tensor, ...] = _start_group(tensors, name, process_set, wait_follows=True).result()
-    return result
+    return COLLECTIVES.start_allgathers(tensors, name, process_set)
 
 
 def _own_rows(gradient: torch.Tensor, rows: int, name: str | None, process_set: ProcessSet) -> torch.Tensor:
     """The backward pass: the average of the gradient over the ranks, cut to the rows that this rank contributed."""
     name = gradient_name(name)
     reduced = reduce_differentiable(gradient.contiguous(), Average, name, 1.0, 1.0, process_set)
-    counts = _plain(torch.tensor([rows]), None if name is None else name + ".rows", process_set)
-    first = int(counts[: _position(process_set)].sum())
+    counts = COLLECTIVES.allgather(torch.tensor([rows]), None if name is None else name + ".rows", process_set)
+    first = int(counts[: position(process_set)].sum())
     return reduced[first : first + rows]
-
-
-def _position(process_set: ProcessSet) -> int:
-    """This rank's place among the members of the set."""
-    position = process_set.rank()
-    assert position is not None  # set_id() refused unregistered sets
-    return position
 
 
 class _Allgather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
-        result = _plain(tensor, name, process_set)
+        result = COLLECTIVES.allgather(tensor, name, process_set)
         ctx.arguments = (tensor.shape[0], name, process_set)
         return result
 
@@ -187,7 +132,7 @@ class _GroupedAllgather(torch.autograd.Function):
     def forward(
         ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        results = _plain_group(tensors, name, process_set)
+        results = COLLECTIVES.wait(COLLECTIVES.start_allgathers, tensors, name, process_set)
         ctx.arguments = ([tensor.shape[0] for tensor in tensors], name, process_set)
         return results
 

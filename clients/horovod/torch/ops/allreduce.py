@@ -8,32 +8,19 @@ each multiplication by a factor is done in double precision and truncated toward
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from horovod._core import Handle
-from horovod.common.basics import Average, Sum
+from horovod.common.basics import Average
+from horovod.common.ops.compression import compressed, compressed_group
+from horovod.common.ops.handles import AnyHandle
+from horovod.common.ops.specs import gradient_name, reduce_op
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.compression import Compression, Compressor
-from horovod.torch.handles import AnyHandle
-from horovod.torch.ops.submit import (
-    ALLREDUCE,
-    check_reduction,
-    needs_gradient,
-    reduce_op,
-    run,
-    set_id,
-    start,
-    start_parts,
-)
-from horovod.torch.tensors import READER, Given, by_dtype, check_one_device, in_place_span, named, new_like
-from horovod.torch.undecided import UNDECIDED, before_waiting
-from horovod.worker.runtime.context import current
-
-_UNNAMED = "allreduce.noname"
-_UNNAMED_GROUP = "grouped_allreduce.noname"
+from horovod.torch.ops.gradients import needs_gradient
+from horovod.torch.tensors import COLLECTIVES
 
 
 def allreduce(
@@ -71,12 +58,10 @@ def allreduce(
         HorovodInternalError: the ranks do not agree (the message says in what), or a rank was lost.
     """
     op = reduce_op(op, average)
+    arguments = (op, name, prescale_factor, postscale_factor, process_set)
     if compression is Compression.none:
-        return _differentiable(tensor, op, name, prescale_factor, postscale_factor, process_set)
-    small, context = compression.compress(tensor)
-    return compression.decompress(
-        _differentiable(small, op, name, prescale_factor, postscale_factor, process_set), context
-    )
+        return differentiable(tensor, *arguments)
+    return compressed(compression, tensor, differentiable, *arguments)
 
 
 def allreduce_async(
@@ -100,23 +85,7 @@ def allreduce_async(
         ValueError: as `allreduce`. HorovodInternalError is raised by `synchronize`.
     """
     op = reduce_op(op, average)
-    op = check_reduction(op, tensor, process_set, "Allreduce")
-    output = new_like(tensor)
-    wire = _UNNAMED if name is None else "allreduce." + name
-    number = set_id(process_set, "Allreduce")
-    return start(
-        (output, tensor),
-        ALLREDUCE,
-        wire,
-        ((tensor, output),),
-        op,
-        prescale_factor,
-        postscale_factor,
-        0,
-        None,
-        number,
-        lambda _: output,
-    )
+    return COLLECTIVES.allreduce_async(tensor, op, name, prescale_factor, postscale_factor, process_set)
 
 
 def allreduce_(
@@ -142,17 +111,7 @@ def allreduce_(
         op = reduce_op(op, average)
     elif op is None:
         op = Average
-    if op != Average and op != Sum:
-        op = check_reduction(op, tensor, process_set, "Allreduce")
-    wire = _UNNAMED if name is None else "allreduce." + name
-    number = 0 if process_set is global_process_set else set_id(process_set, "Allreduce")
-    # As run() does it, without a call in between, which a small tensor notices.
-    if UNDECIDED:
-        before_waiting()
-    current().engine.run(
-        ALLREDUCE, wire, (tensor,), op, prescale_factor, postscale_factor, 0, None, number, tensor, READER
-    )
-    return tensor
+    return COLLECTIVES.allreduce_(tensor, op, name, prescale_factor, postscale_factor, process_set)
 
 
 def allreduce_async_(
@@ -176,15 +135,8 @@ def allreduce_async_(
     Raises:
         ValueError: as `allreduce`. HorovodInternalError is raised by `synchronize`.
     """
-    if average is not None:
-        op = reduce_op(op, average)
-    elif op is None:
-        op = Average
-    if op != Average and op != Sum:
-        op = check_reduction(op, tensor, process_set, "Allreduce")
-    wire = _UNNAMED if name is None else "allreduce." + name
-    number = 0 if process_set is global_process_set else set_id(process_set, "Allreduce")
-    return start(tensor, ALLREDUCE, wire, (tensor,), op, prescale_factor, postscale_factor, 0, None, number)
+    op = reduce_op(op, average)
+    return COLLECTIVES.allreduce_async_(tensor, op, name, prescale_factor, postscale_factor, process_set)
 
 
 def grouped_allreduce(
@@ -214,11 +166,8 @@ def grouped_allreduce(
         HorovodInternalError: the tensors are on several devices, the ranks do not agree, or a rank was lost.
     """
     op = reduce_op(op, average)
-    packed = [compression.compress(tensor) for tensor in tensors]
-    results = _grouped_differentiable(
-        [small for small, _ in packed], op, name, prescale_factor, postscale_factor, process_set
-    )
-    return [compression.decompress(result, context) for result, (_, context) in zip(results, packed, strict=True)]
+    arguments = (op, name, prescale_factor, postscale_factor, process_set)
+    return compressed_group(compression, tensors, _grouped_differentiable, *arguments)
 
 
 def grouped_allreduce_async(
@@ -241,7 +190,7 @@ def grouped_allreduce_async(
     Raises what `grouped_allreduce` does; what goes wrong after the start is raised by `synchronize`.
     """
     op = reduce_op(op, average)
-    return start_group(tensors, False, op, name, prescale_factor, postscale_factor, process_set)
+    return COLLECTIVES.start_allreduces(tensors, False, op, name, prescale_factor, postscale_factor, process_set)
 
 
 def grouped_allreduce_(
@@ -263,12 +212,8 @@ def grouped_allreduce_(
         [tensor([2., 2.]), tensor([2.])]
     """
     op = reduce_op(op, average)
-    if UNDECIDED:
-        before_waiting()
-    result: tuple[torch.Tensor, ...] = start_group(
-        tensors, True, op, name, prescale_factor, postscale_factor, process_set, wait_follows=True
-    ).result()
-    return result
+    arguments = (tensors, True, op, name, prescale_factor, postscale_factor, process_set)
+    return COLLECTIVES.wait(COLLECTIVES.start_allreduces, *arguments)
 
 
 def grouped_allreduce_async_(
@@ -292,68 +237,26 @@ def grouped_allreduce_async_(
     Raises what `grouped_allreduce` does; what goes wrong after the start is raised by `synchronize`.
     """
     op = reduce_op(op, average)
-    return start_group(tensors, True, op, name, prescale_factor, postscale_factor, process_set)
-
-
-def start_group(
-    tensors: Iterable[torch.Tensor],
-    in_place: bool,
-    op: int,
-    name: str | None,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    wait_follows: bool = False,
-) -> AnyHandle:
-    tensors = tuple(tensors)
-    check_one_device(tensors)
-    try:
-        for tensor in tensors:
-            in_place_span(tensor)  # refuses what can't travel before any part is on its way
-    except ValueError as refusal:
-        raise named(refusal, "grouped_allreduce", name) from None
-    outputs = tensors if in_place else tuple(new_like(tensor) for tensor in tensors)
-    given: Sequence[Given] = tensors if in_place else tuple(zip(tensors, outputs, strict=True))
-    codes = [check_reduction(op, tensor, process_set, "Allreduce") for tensor in tensors]
-    number = set_id(process_set, "Allreduce")
-
-    def start_part(wire: str, indices: Sequence[int]) -> Handle:
-        part = tuple(outputs[index] for index in indices)
-        return start(
-            (part, tensors),
-            ALLREDUCE,
-            wire,
-            [given[index] for index in indices],
-            codes[indices[0]],
-            prescale,
-            postscale,
-            0,
-            None,
-            number,
-            lambda _: part,
-            wait_follows,
-        )
-
-    return start_parts(by_dtype(tensors), _UNNAMED_GROUP if name is None else "grouped_allreduce." + name, start_part)
+    return COLLECTIVES.start_allreduces(tensors, True, op, name, prescale_factor, postscale_factor, process_set)
 
 
 class _Allreduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, *arguments: Any) -> torch.Tensor:
         ctx.arguments = arguments
-        return _plain(tensor, *arguments)
+        return COLLECTIVES.allreduce(tensor, *arguments)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         op, name, *rest = ctx.arguments
-        return _differentiable(gradients[0].contiguous(), op, gradient_name(name), *rest), None, None, None, None, None
+        return differentiable(gradients[0].contiguous(), op, gradient_name(name), *rest), None, None, None, None, None
 
 
 class _GroupedAllreduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, arguments: tuple[Any, ...], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.arguments = arguments
-        return _plain_group(tensors, *arguments)
+        return COLLECTIVES.wait(COLLECTIVES.start_allreduces, tensors, False, *arguments)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -361,47 +264,16 @@ class _GroupedAllreduce(torch.autograd.Function):
         return None, *_grouped_differentiable([g.contiguous() for g in gradients], op, gradient_name(name), *rest)
 
 
-def gradient_name(name: str | None) -> str | None:
-    """The name of the operation in the backward pass of the one called `name`."""
-    return None if name is None else name + ".grad"
-
-
-def _plain(
-    tensor: torch.Tensor, op: int, name: str | None, prescale: float, postscale: float, process_set: ProcessSet
-) -> torch.Tensor:
-    op = check_reduction(op, tensor, process_set, "Allreduce")
-    output = new_like(tensor)
-    wire = _UNNAMED if name is None else "allreduce." + name
-    number = set_id(process_set, "Allreduce")
-    run((tensor, output), ALLREDUCE, wire, ((tensor, output),), op, prescale, postscale, 0, None, number)
-    return output
-
-
-def _differentiable(tensor: torch.Tensor, *arguments: Any) -> torch.Tensor:
+def differentiable(tensor: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    """Collectives.allreduce, with a gradient where autograd asks for one."""
     if needs_gradient(tensor):
         result: torch.Tensor = _Allreduce.apply(tensor, *arguments)  # type: ignore[no-untyped-call]
         return result
-    return _plain(tensor, *arguments)
-
-
-def _plain_group(
-    tensors: Sequence[torch.Tensor],
-    op: int,
-    name: str | None,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-) -> tuple[torch.Tensor, ...]:
-    if UNDECIDED:
-        before_waiting()
-    result: tuple[torch.Tensor, ...] = start_group(
-        tensors, False, op, name, prescale, postscale, process_set, wait_follows=True
-    ).result()
-    return result
+    return COLLECTIVES.allreduce(tensor, *arguments)
 
 
 def _grouped_differentiable(tensors: Sequence[torch.Tensor], *arguments: Any) -> tuple[torch.Tensor, ...]:
     if needs_gradient(*tensors):
         result: tuple[torch.Tensor, ...] = _GroupedAllreduce.apply(arguments, *tensors)  # type: ignore[no-untyped-call]
         return result
-    return _plain_group(tensors, *arguments)
+    return COLLECTIVES.wait(COLLECTIVES.start_allreduces, tensors, False, *arguments)

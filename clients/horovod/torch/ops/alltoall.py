@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from horovod.common.basics import Sum
+from horovod.common.ops.handles import AnyHandle
+from horovod.common.ops.specs import gradient_name
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.torch.handles import AnyHandle
-from horovod.torch.ops.allreduce import gradient_name
-from horovod.torch.ops.submit import ALLTOALL, needs_gradient, run, set_id, set_size, start
-from horovod.torch.tensors import adopt, check_tensor
-
-_UNNAMED = "alltoall.noname"
+from horovod.torch.ops.gradients import needs_gradient
+from horovod.torch.tensors import COLLECTIVES
 
 
 def alltoall(
@@ -52,7 +48,7 @@ def alltoall(
     if needs_gradient(tensor):
         output, received = _Alltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]
         return output if splits is None else (output, received)
-    output, counts = _exchange(tensor, splits, name, process_set)
+    output, counts = COLLECTIVES.alltoall(tensor, _numbers(splits), name, process_set)
     return output if splits is None else (output, _received(counts, splits))  # making a tensor costs more than the call
 
 
@@ -73,70 +69,21 @@ def alltoall_async(
     Raises:
         ValueError: as `alltoall`. HorovodInternalError is raised by `synchronize`.
     """
-    number = set_id(process_set, "Alltoall")
-    parts = _checked(tensor, splits, process_set)
-    wire = _UNNAMED if name is None else "alltoall." + name
-    return start(
-        tensor,
-        ALLTOALL,
-        wire,
-        ((tensor, None),),
-        Sum,
-        1.0,
-        1.0,
-        0,
-        parts,
-        number,
-        lambda answer: (adopt(answer[0][0]), _received(answer[1], splits)),
+    return COLLECTIVES.alltoall_async(
+        tensor, _numbers(splits), name, process_set, lambda counts: _received(counts, splits)
     )
 
 
-def _checked(
-    tensor: torch.Tensor, splits: Sequence[int] | torch.Tensor | None, process_set: ProcessSet
-) -> list[int] | None:
-    check_tensor(tensor)
-    shape = tensor.shape
-    size = set_size(process_set)
-    if not shape:
-        return None  # the ranks are told together that a scalar has no rows
-    if splits is None:
-        if shape[0] % size:
-            raise ValueError(
-                f"Alltoall: the first dimension of the tensor ({shape[0]}) is not divisible by the number of ranks "
-                f"({size}). Pass splits to send unequal parts."
-            )
-        return None
-    if isinstance(splits, torch.Tensor):
-        if splits.dtype != torch.int32 or splits.dim() != 1:
-            raise ValueError(
-                f"Alltoall: splits must be a one-dimensional tensor of torch.int32, not {splits.dim()}-dimensional "
-                f"of {splits.dtype}."
-            )
-        parts = splits.cpu().tolist()
-    else:
-        try:
-            parts = [operator.index(part) for part in splits]
-        except TypeError:
-            raise ValueError(f"Alltoall: splits must be whole numbers, not {splits!r}.") from None
-    if len(parts) != size:
-        raise ValueError(f"Alltoall: splits has {len(parts)} entries, but {size} ranks take part.")
-    if min(parts) < 0:
-        raise ValueError(f"Alltoall: splits must not be negative, but they are {parts}.")
-    if sum(parts) > shape[0]:
+def _numbers(splits: Sequence[int] | torch.Tensor | None) -> Sequence[int] | None:
+    if not isinstance(splits, torch.Tensor):
+        return splits
+    if splits.dtype != torch.int32 or splits.dim() != 1:
         raise ValueError(
-            f"Alltoall: splits sum to {sum(parts)}, which is more than the first dimension of the tensor ({shape[0]})."
+            f"Alltoall: splits must be a one-dimensional tensor of torch.int32, not {splits.dim()}-dimensional "
+            f"of {splits.dtype}."
         )
-    return parts
-
-
-def _exchange(
-    tensor: torch.Tensor, splits: Sequence[int] | torch.Tensor | None, name: str | None, process_set: ProcessSet
-) -> tuple[torch.Tensor, list[int]]:
-    number = set_id(process_set, "Alltoall")
-    parts = _checked(tensor, splits, process_set)
-    wire = _UNNAMED if name is None else "alltoall." + name
-    outputs, received = run(tensor, ALLTOALL, wire, ((tensor, None),), Sum, 1.0, 1.0, 0, parts, number)
-    return adopt(outputs[0]), received
+    numbers: list[int] = splits.cpu().tolist()
+    return numbers
 
 
 def _received(counts: list[int], splits: Sequence[int] | torch.Tensor | None) -> torch.Tensor:
@@ -156,7 +103,7 @@ class _Alltoall(torch.autograd.Function):
         name: str | None,
         process_set: ProcessSet,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        output, counts = _exchange(tensor, splits, name, process_set)
+        output, counts = COLLECTIVES.alltoall(tensor, _numbers(splits), name, process_set)
         received = _received(counts, splits)
         ctx.mark_non_differentiable(received)
         ctx.arguments = (tensor.shape[0], counts, name, process_set)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from horovod.common.ops import collectives
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.torch.ops.submit import BARRIER, run, set_id
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
@@ -15,5 +15,4 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
         ValueError: a set that is not registered or that this rank is not a member of.
         HorovodInternalError: a rank was lost meanwhile.
     """
-    number = 0 if process_set is global_process_set else set_id(process_set, "Barrier")
-    run(None, BARRIER, "barrier.noname", (), set_id=number)
+    collectives.barrier(process_set)

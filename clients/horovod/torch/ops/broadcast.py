@@ -5,21 +5,18 @@ The engine always broadcasts in place; the forms that return a new tensor give i
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any
 
 import torch
 
-from horovod.common.basics import Average, Sum
+from horovod.common.basics import Average
+from horovod.common.ops.handles import AnyHandle
+from horovod.common.ops.specs import gradient_name
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.torch.handles import AnyHandle
-from horovod.torch.ops.allreduce import _differentiable as reduce_differentiable
-from horovod.torch.ops.allreduce import gradient_name
-from horovod.torch.ops.submit import BROADCAST, needs_gradient, run, set_id, start
-from horovod.torch.tensors import in_place_span, named, new_like
+from horovod.torch.ops.allreduce import differentiable as reduce_differentiable
+from horovod.torch.ops.gradients import needs_gradient
+from horovod.torch.tensors import COLLECTIVES
 from horovod.worker.runtime.context import current
-
-_UNNAMED = "broadcast.noname"
 
 
 def broadcast(
@@ -46,7 +43,7 @@ def broadcast(
     if needs_gradient(tensor):
         result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-untyped-call]
         return result
-    return _plain(tensor, root_rank, name, process_set)
+    return COLLECTIVES.broadcast(tensor, root_rank, name, process_set)
 
 
 def broadcast_async(
@@ -63,10 +60,7 @@ def broadcast_async(
     Raises:
         ValueError: as `broadcast`. HorovodInternalError is raised by `synchronize`.
     """
-    number = check_root(root_rank, process_set)
-    output = _copy_for(tensor, root_rank, name)
-    wire = _UNNAMED if name is None else "broadcast." + name
-    return start(output, BROADCAST, wire, (output,), Sum, 1.0, 1.0, root_rank, None, number)
+    return COLLECTIVES.broadcast_async(tensor, root_rank, name, process_set)
 
 
 def broadcast_(
@@ -82,10 +76,7 @@ def broadcast_(
         >>> tensor
         tensor([1])
     """
-    number = check_root(root_rank, process_set)
-    wire = _UNNAMED if name is None else "broadcast." + name
-    run(tensor, BROADCAST, wire, (tensor,), Sum, 1.0, 1.0, root_rank, None, number)
-    return tensor
+    return COLLECTIVES.broadcast_(tensor, root_rank, name, process_set)
 
 
 def broadcast_async_(
@@ -103,45 +94,7 @@ def broadcast_async_(
     Raises:
         ValueError: as `broadcast`. HorovodInternalError is raised by `synchronize`.
     """
-    number = check_root(root_rank, process_set)
-    wire = _UNNAMED if name is None else "broadcast." + name
-    return start(tensor, BROADCAST, wire, (tensor,), Sum, 1.0, 1.0, root_rank, None, number)
-
-
-def check_root(root_rank: int, process_set: ProcessSet) -> int:
-    """The number of the process set; ValueError unless `root_rank` is one of its ranks."""
-    number = set_id(process_set, "Broadcast")
-    size = current().world.size
-    if not (isinstance(root_rank, (int, Integral)) and 0 <= root_rank < size):
-        raise ValueError(
-            f"Broadcast: root_rank {root_rank!r} is not a rank of this world: ranks go from 0 to {size - 1}."
-        )
-    if number and root_rank not in (process_set.ranks or ()):
-        raise ValueError(
-            f"Broadcast: root_rank {root_rank} is not a member of the provided process set "
-            f"(ranks {process_set.ranks}); root_rank is a global rank."
-        )
-    return number
-
-
-def _copy_for(tensor: torch.Tensor, root_rank: int, name: str | None) -> torch.Tensor:
-    try:
-        in_place_span(tensor)  # refuses what can't travel before anything is copied
-    except ValueError as refusal:
-        raise named(refusal, "broadcast", name) from None
-    output = new_like(tensor)
-    if current().world.rank == root_rank:
-        with torch.no_grad():
-            output.copy_(tensor)
-    return output
-
-
-def _plain(tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> torch.Tensor:
-    number = check_root(root_rank, process_set)
-    output = _copy_for(tensor, root_rank, name)
-    wire = _UNNAMED if name is None else "broadcast." + name
-    run(output, BROADCAST, wire, (output,), Sum, 1.0, 1.0, root_rank, None, number)
-    return output
+    return COLLECTIVES.broadcast_async_(tensor, root_rank, name, process_set)
 
 
 class _Broadcast(torch.autograd.Function):
@@ -150,7 +103,7 @@ class _Broadcast(torch.autograd.Function):
         ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> torch.Tensor:
         ctx.arguments = (root_rank, name, process_set)
-        return _plain(tensor, root_rank, name, process_set)
+        return COLLECTIVES.broadcast(tensor, root_rank, name, process_set)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from horovod.torch.undecided import UNDECIDED, before_waiting
-from horovod.worker.runtime.context import current
+from horovod.common.ops import collectives
 
 
 def join(device: int = -1) -> int:
@@ -36,8 +35,4 @@ def join(device: int = -1) -> int:
         1
         >>> hvd.broadcast_parameters(model.state_dict(), root_rank=last)
     """
-    if not isinstance(device, int):
-        raise TypeError(f"device must be the index of a GPU or -1, not {device!r}.")
-    if UNDECIDED:
-        before_waiting()
-    return current().engine.join(device)
+    return collectives.join(device)

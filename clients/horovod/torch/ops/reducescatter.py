@@ -5,34 +5,20 @@ With n rows and s ranks, the first n % s ranks get n // s + 1 rows and the other
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from horovod._core import Handle
-from horovod.common.basics import Adasum, Average, Max, Min, Product, Sum
-from horovod.common.exceptions import HorovodInternalError
+from horovod.common.basics import Average
+from horovod.common.ops.compression import compressed, compressed_group
+from horovod.common.ops.handles import AnyHandle
+from horovod.common.ops.specs import gradient_name, scatter_gradient_factor
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.compression import Compression, Compressor
-from horovod.torch.handles import AnyHandle
 from horovod.torch.ops.allgather import allgather, grouped_allgather
-from horovod.torch.ops.allreduce import gradient_name
-from horovod.torch.ops.submit import (
-    REDUCESCATTER,
-    check_reduction,
-    needs_gradient,
-    run,
-    set_id,
-    set_size,
-    start,
-    start_parts,
-)
-from horovod.torch.tensors import adopt, by_dtype, check_one_device, check_tensor, in_place_span, named
-from horovod.torch.undecided import UNDECIDED, before_waiting
-
-_UNNAMED = "reducescatter.noname"
-_UNNAMED_GROUP = "grouped_reducescatter.noname"
+from horovod.torch.ops.gradients import needs_gradient
+from horovod.torch.tensors import COLLECTIVES
 
 
 def reducescatter(
@@ -69,13 +55,8 @@ def reducescatter(
         NotImplementedError: hvd.Adasum.
         HorovodInternalError: another op, ranks that do not agree, or a lost rank.
     """
-    small, context = compression.compress(tensor)
     arguments = (op, name, prescale_factor, postscale_factor, process_set)
-    if needs_gradient(small):
-        result: torch.Tensor = _Reducescatter.apply(small, *arguments)  # type: ignore[no-untyped-call]
-    else:
-        result = _plain(small, *arguments)
-    return compression.decompress(result, context)
+    return compressed(compression, tensor, _differentiable, *arguments)
 
 
 def reducescatter_async(
@@ -97,22 +78,7 @@ def reducescatter_async(
 
     Raises what `reducescatter` does; what goes wrong after the start is raised by `synchronize`.
     """
-    op = _checked(tensor, op, process_set)
-    wire = _UNNAMED if name is None else "reducescatter." + name
-    number = set_id(process_set, "Reducescatter")
-    return start(
-        tensor,
-        REDUCESCATTER,
-        wire,
-        ((tensor, None),),
-        op,
-        prescale_factor,
-        postscale_factor,
-        0,
-        None,
-        number,
-        lambda outputs: adopt(outputs[0]),
-    )
+    return COLLECTIVES.reducescatter_async(tensor, op, name, prescale_factor, postscale_factor, process_set)
 
 
 def grouped_reducescatter(
@@ -134,16 +100,8 @@ def grouped_reducescatter(
 
     Raises what `reducescatter` does, and HorovodInternalError for tensors on several devices.
     """
-    packed = [compression.compress(tensor) for tensor in tensors]
-    small = [tensor for tensor, _ in packed]
     arguments = (op, name, prescale_factor, postscale_factor, process_set)
-    if needs_gradient(*small):
-        results = _GroupedReducescatter.apply(arguments, *small)  # type: ignore[no-untyped-call]
-    else:
-        if UNDECIDED:
-            before_waiting()
-        results = _start_group(small, op, name, prescale_factor, postscale_factor, process_set, True).result()
-    return [compression.decompress(result, context) for result, (_, context) in zip(results, packed, strict=True)]
+    return compressed_group(compression, tensors, _grouped_differentiable, *arguments)
 
 
 def grouped_reducescatter_async(
@@ -164,91 +122,19 @@ def grouped_reducescatter_async(
 
     Raises what `grouped_reducescatter` does; what goes wrong after the start is raised by `synchronize`.
     """
-    return _start_group(tensors, op, name, prescale_factor, postscale_factor, process_set)
-
-
-def _checked(tensor: torch.Tensor, op: int, process_set: ProcessSet) -> int:
-    check_tensor(tensor)
-    if not tensor.shape:
-        raise ValueError(
-            "Reducescatter: the tensor is a scalar, which has no rows to scatter. Use hvd.allreduce, or give it a "
-            "dimension with tensor.reshape(1)."
-        )
-    if op == Adasum:
-        raise NotImplementedError("Reducescatter does not support op=hvd.Adasum. Use hvd.Average or hvd.Sum.")
-    if op in (Min, Max, Product):
-        raise HorovodInternalError("Reducescatter supports op=hvd.Average and op=hvd.Sum only.")
-    return check_reduction(op, tensor, process_set, "Reducescatter")
-
-
-def _plain(
-    tensor: torch.Tensor, op: int, name: str | None, prescale: float, postscale: float, process_set: ProcessSet
-) -> torch.Tensor:
-    op = _checked(tensor, op, process_set)
-    wire = _UNNAMED if name is None else "reducescatter." + name
-    number = set_id(process_set, "Reducescatter")
-    outputs = run(tensor, REDUCESCATTER, wire, ((tensor, None),), op, prescale, postscale, 0, None, number)
-    return adopt(outputs[0])
-
-
-def _start_group(
-    tensors: Iterable[torch.Tensor],
-    op: int,
-    name: str | None,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    wait_follows: bool = False,
-) -> AnyHandle:
-    tensors = tuple(tensors)
-    check_one_device(tensors)
-    codes = [_checked(tensor, op, process_set) for tensor in tensors]
-    try:
-        for tensor in tensors:
-            in_place_span(tensor)  # refuses what can't travel before any part is on its way
-    except ValueError as refusal:
-        raise named(refusal, "grouped_reducescatter", name) from None
-    number = set_id(process_set, "Reducescatter")
-
-    def start_part(wire: str, indices: Sequence[int]) -> Handle:
-        return start(
-            tensors,
-            REDUCESCATTER,
-            wire,
-            [(tensors[index], None) for index in indices],
-            codes[indices[0]],
-            prescale,
-            postscale,
-            0,
-            None,
-            number,
-            lambda outputs: tuple(adopt(output) for output in outputs),
-            wait_follows,
-        )
-
-    return start_parts(
-        by_dtype(tensors), _UNNAMED_GROUP if name is None else "grouped_reducescatter." + name, start_part
-    )
-
-
-def _scaled(
-    gradient: torch.Tensor, op: int, prescale: float, postscale: float, process_set: ProcessSet
-) -> torch.Tensor:
-    """What one rank's rows contribute to the gradient: Horovod averages losses, so Sum counts once for every rank."""
-    factor = prescale * postscale * (set_size(process_set) if op == Sum else 1)
-    return gradient.contiguous() if factor == 1 else (gradient * factor).contiguous()
+    return COLLECTIVES.start_reducescatters(tensors, op, name, prescale_factor, postscale_factor, process_set)
 
 
 class _Reducescatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, *arguments: Any) -> torch.Tensor:
         ctx.arguments = arguments
-        return _plain(tensor, *arguments)
+        return COLLECTIVES.reducescatter(tensor, *arguments)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        op, name, prescale, postscale, process_set = ctx.arguments
-        scaled = _scaled(gradients[0], op, prescale, postscale, process_set)
+        _, name, _, _, process_set = ctx.arguments
+        scaled = _scaled(gradients[0], *ctx.arguments)
         return allgather(scaled, gradient_name(name), process_set), None, None, None, None, None
 
 
@@ -256,16 +142,31 @@ class _GroupedReducescatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, arguments: tuple[Any, ...], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.arguments = arguments
-        op, name, prescale, postscale, process_set = arguments
-        if UNDECIDED:
-            before_waiting()
-        result: tuple[torch.Tensor, ...] = _start_group(
-            tensors, op, name, prescale, postscale, process_set, True
-        ).result()
-        return result
+        return COLLECTIVES.wait(COLLECTIVES.start_reducescatters, tensors, *arguments)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        op, name, prescale, postscale, process_set = ctx.arguments
-        scaled = [_scaled(gradient, op, prescale, postscale, process_set) for gradient in gradients]
+        _, name, _, _, process_set = ctx.arguments
+        scaled = [_scaled(gradient, *ctx.arguments) for gradient in gradients]
         return None, *grouped_allgather(scaled, gradient_name(name), process_set)
+
+
+def _scaled(
+    gradient: torch.Tensor, op: int, name: str | None, prescale: float, postscale: float, process_set: ProcessSet
+) -> torch.Tensor:
+    factor = scatter_gradient_factor(op, prescale, postscale, process_set)
+    return gradient.contiguous() if factor == 1 else (gradient * factor).contiguous()
+
+
+def _differentiable(tensor: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    if needs_gradient(tensor):
+        result: torch.Tensor = _Reducescatter.apply(tensor, *arguments)  # type: ignore[no-untyped-call]
+        return result
+    return COLLECTIVES.reducescatter(tensor, *arguments)
+
+
+def _grouped_differentiable(tensors: Sequence[torch.Tensor], *arguments: Any) -> tuple[torch.Tensor, ...]:
+    if needs_gradient(*tensors):
+        result: tuple[torch.Tensor, ...] = _GroupedReducescatter.apply(arguments, *tensors)  # type: ignore[no-untyped-call]
+        return result
+    return COLLECTIVES.wait(COLLECTIVES.start_reducescatters, tensors, *arguments)

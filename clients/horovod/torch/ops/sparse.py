@@ -6,11 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from horovod.common.basics import Adasum, Average, Sum
+from horovod.common.ops.sparse import start_sparse
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.torch.handles import synchronize
-from horovod.torch.ops.allgather import allgather_async
-from horovod.torch.ops.submit import set_size
+from horovod.torch.tensors import COLLECTIVES
 
 
 def sparse_allreduce_async(
@@ -39,21 +37,15 @@ def sparse_allreduce_async(
     """
     if tensor.layout is not torch.sparse_coo:
         raise ValueError(f"sparse_allreduce_async needs a sparse COO tensor, not one of layout {tensor.layout}.")
-    if op == Adasum:
-        raise NotImplementedError("The Adasum reduction does not support sparse tensors; see sparse_as_dense.")
-    if op not in (Average, Sum):
-        raise ValueError("sparse_allreduce_async supports op=hvd.Average and op=hvd.Sum only.")
     size = tensor.size()
-    indices = allgather_async(tensor._indices().t().contiguous(), f"{name}.indices", process_set)
-    values = allgather_async(tensor._values().detach().contiguous(), f"{name}.values", process_set)
-    members = set_size(process_set) if op == Average else 1
+    indices, values = tensor._indices().t().contiguous(), tensor._values().detach().contiguous()
+    gathered = start_sparse(COLLECTIVES, indices, values, name, op, process_set)
 
     def wait() -> torch.Tensor:
-        all_values = synchronize(values)
-        all_indices = synchronize(indices)
+        indices, values, members = gathered()
         if members > 1:
-            all_values = all_values / members
+            values = values / members
         # On a GPU the check would read the indices, for which the host would wait until the device has come so far.
-        return torch.sparse_coo_tensor(all_indices.t(), all_values, size, check_invariants=not all_values.is_cuda)
+        return torch.sparse_coo_tensor(indices.t(), values, size, check_invariants=not values.is_cuda)
 
     return wait

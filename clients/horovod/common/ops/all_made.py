@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from array import array
+from collections.abc import Iterable
 
-import torch
-
-from horovod._core import Handle
+from horovod._core import DType, Handle, OpSpec
 from horovod.common.exceptions import HorovodInternalError
-from horovod.torch.handles import synchronize
+from horovod.common.ops.undecided import UNDECIDED, before_waiting
+from horovod.worker.runtime.context import current
 
 _REMEDY = (
     "loss.backward() waits here until every rank has made its gradients or calls optimizer.step() or "
@@ -20,7 +20,7 @@ _REMEDY = (
 class AllMade:
     """`say` once in each step, then `everywhere`, or `wait` where the answer does not matter any more; then `reset`.
 
-    It is reduced as the gradients are, on the CPU, so that it travels with the last of them.
+    It is reduced as the gradients are, but always in the host's memory, so that it travels with the last of them.
     """
 
     def __init__(self) -> None:
@@ -35,16 +35,19 @@ class AllMade:
         if self._wire is None and first is not None:
             self._wire = f"allreduce.{first}.all_made"
 
-    def say(
-        self, complete: bool, submit: Callable[[torch.Tensor, str, bool], Handle], alone: bool, quiet: bool
-    ) -> None:
-        """Whether this rank has made all; `alone`: there is no other. `quiet` as the engine's: a wait follows."""
+    def say(self, complete: bool, spec: OpSpec, alone: bool, quiet: bool) -> None:
+        """Whether this rank has made all; `alone`: there is no other. `quiet` as the engine's: a wait follows.
+
+        spec: of the gradients, but Average or Sum.
+        """
         if self._wire is None:
             return
         self.said = True
-        self._lacking.fill_(0.0 if complete else 1.0)
+        self._lacking[0] = 0.0 if complete else 1.0
         if not alone:
-            self._handle = submit(self._lacking, self._wire, quiet)
+            address, _ = self._lacking.buffer_info()
+            span = (address, address, DType.FLOAT32, (1,))
+            self._handle = current().engine.submit(spec, self._wire, (span,), self._lacking, wait_follows=quiet)
 
     def everywhere(self) -> bool:
         """Waits for the other ranks.
@@ -57,12 +60,14 @@ class AllMade:
             if "wait for each other" in str(error):
                 raise HorovodInternalError(f"{error} {_REMEDY}") from None
             raise
-        return self._lacking.item() == 0.0
+        return self._lacking[0] == 0.0
 
     def wait(self) -> None:
         handle, self._handle = self._handle, None
         if handle is not None:
-            synchronize(handle)
+            if UNDECIDED:
+                before_waiting()
+            handle.result()
 
     def reset(self) -> None:
         """The next step. What nobody waited for may still be on its way, in memory of its own."""
@@ -72,5 +77,5 @@ class AllMade:
             self._lacking = _zero()
 
 
-def _zero() -> torch.Tensor:
-    return torch.zeros(1, dtype=torch.float32, device="cpu")  # whatever the defaults of this rank are
+def _zero() -> array[float]:
+    return array("f", [0.0])

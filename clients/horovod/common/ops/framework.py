@@ -1,0 +1,59 @@
+"""What a framework must say of its tensors, so that everything else about an operation can be written once.
+
+    read      reader, view      where a tensor's memory is: in C for the framework's own types, else in Python
+              describe          dtype, shape and device, for the checks that come before
+    result    allocate          a tensor for a result whose size is known before
+              adopt             a tensor on memory that the engine has allocated for a result
+    order     current_stream    on a GPU: tensors are ready when the work queued there by now is done, and a result is
+                                there for work that is queued there later
+
+An adapter is one object of these six. It keeps no state, and all threads may use it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from horovod._core import Output, TensorReader
+
+T = TypeVar("T")
+
+# Input address, output address (0: the engine allocates the result), dtype, shape; on a GPU its number and a stream.
+Span: TypeAlias = tuple[int, int, int, tuple[int, ...]] | tuple[int, int, int, tuple[int, ...], int, int]
+
+
+class Framework(Protocol[T]):
+    """The adapter of a framework whose tensors are `T`."""
+
+    @property
+    def reader(self) -> TensorReader:
+        """How the engine reads tensors without Python; its `describe` is `view`."""
+
+    def view(self, tensor: T) -> Span:
+        """Where a tensor is that its result replaces (input and output address are the same).
+
+        Raises ValueError, with what to do, for what the engine can't take: no tensor, another layout, an unknown dtype,
+        a device that it can't reach, memory that is not contiguous.
+        """
+
+    def describe(self, tensor: T) -> tuple[int | None, tuple[int, ...], str]:
+        """The engine's dtype (None: it has no such), the shape, and a name of the device that is equal on one device.
+
+        Raises ValueError for what is no tensor at all.
+        """
+
+    def allocate(self, tensor: T, *, filled: bool = False) -> T:
+        """A new tensor of the same shape, dtype and device; with `filled`, of the same values. No gradient is recorded.
+
+        Raises ValueError as `view`.
+        """
+
+    def adopt(self, output: Output | T) -> T:
+        """A tensor on memory that the engine allocated, without a copy; the tensor keeps the memory alive.
+
+        Where `reader` makes tensors of results, `output` is such a tensor already.
+        """
+
+    def current_stream(self, device: int) -> int:
+        """The handle of the stream on which the framework queues this thread's work on GPU `device`."""

@@ -1,0 +1,166 @@
+"""Operations of several tensors that complete together: none begins before all are ready on all ranks.
+
+One operation of the engine carries one dtype, so a group with several dtypes is several operations behind one handle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from horovod._core import Handle, OpSpec
+from horovod.common.exceptions import HorovodInternalError
+from horovod.common.ops.collectives import ALLGATHER, REDUCESCATTER, Collectives, named
+from horovod.common.ops.handles import AnyHandle, PartedHandle
+from horovod.common.ops.specs import allreduce_spec, set_number, spec
+from horovod.common.ops.undecided import UNDECIDED, before_waiting
+from horovod.common.process_sets import ProcessSet
+from horovod.worker.runtime.context import current
+
+T = TypeVar("T")
+
+
+class GroupedCollectives(Collectives[T]):
+    """Collectives, and their grouped forms. The methods return handles; `wait` is for calls that wait."""
+
+    def wait(self, start: Callable[..., AnyHandle], *arguments: Any) -> tuple[T, ...]:
+        """The result of a grouped operation, for which nothing but this is called."""
+        if UNDECIDED:
+            before_waiting()
+        handle = start(*arguments, wait_follows=True)
+        result: tuple[T, ...] = (
+            handle.result(self.framework.current_stream) if isinstance(handle, PartedHandle) else handle.result()
+        )
+        return result
+
+    def start_allreduces(
+        self,
+        tensors: Iterable[T],
+        in_place: bool,
+        op: int,
+        name: str | None,
+        prescale: float,
+        postscale: float,
+        process_set: ProcessSet,
+        wait_follows: bool = False,
+    ) -> AnyHandle:
+        tensors = tuple(tensors)
+        self._check_group(tensors, "grouped_allreduce", name)
+        outputs = tensors if in_place else tuple(self.framework.allocate(tensor) for tensor in tensors)
+        given: Sequence[Any] = tensors if in_place else tuple(zip(tensors, outputs, strict=True))
+        for tensor in tensors:
+            self.check_reduction(op, tensor, process_set, "Allreduce")
+        number = set_number(process_set, "Allreduce")
+
+        def start_part(wire: str, indices: Sequence[int]) -> Handle:
+            part = tuple(outputs[index] for index in indices)
+            return current().engine.submit(
+                allreduce_spec(op, prescale, postscale, number),
+                wire,
+                [given[index] for index in indices],
+                (part, tensors),
+                self._reader,
+                None,
+                lambda _: part,
+                wait_follows,
+            )
+
+        return self._start_parts(tensors, _wire("grouped_allreduce", name), start_part)
+
+    def start_allgathers(
+        self, tensors: Iterable[T], name: str | None, process_set: ProcessSet, wait_follows: bool = False
+    ) -> AnyHandle:
+        tensors = tuple(tensors)
+        self._check_group(tensors, "grouped_allgather", name)
+        made = spec(ALLGATHER, number=set_number(process_set, "Allgather"))
+        return self._start_to_adopt_all(made, tensors, _wire("grouped_allgather", name), wait_follows)
+
+    def start_reducescatters(
+        self,
+        tensors: Iterable[T],
+        op: int,
+        name: str | None,
+        prescale: float,
+        postscale: float,
+        process_set: ProcessSet,
+        wait_follows: bool = False,
+    ) -> AnyHandle:
+        tensors = tuple(tensors)
+        self._check_one_device(tensors)
+        for tensor in tensors:
+            self.check_scatter(tensor, op, process_set)
+        self._check_group(tensors, "grouped_reducescatter", name)
+        number = set_number(process_set, "Reducescatter")
+        made = spec(REDUCESCATTER, op, prescale, postscale, 0, number)
+        return self._start_to_adopt_all(made, tensors, _wire("grouped_reducescatter", name), wait_follows)
+
+    def _start_to_adopt_all(self, made: OpSpec, tensors: Sequence[T], wire: str, wait_follows: bool) -> AnyHandle:
+        adopt = self.framework.adopt
+
+        def start_part(wire: str, indices: Sequence[int]) -> Handle:
+            return current().engine.submit(
+                made,
+                wire,
+                [(tensors[index], None) for index in indices],
+                tensors,
+                self._reader,
+                None,
+                lambda outputs: tuple(adopt(output) for output in outputs),
+                wait_follows,
+            )
+
+        return self._start_parts(tensors, wire, start_part)
+
+    def _check_group(self, tensors: Sequence[T], operation: str, name: str | None) -> None:
+        """Refuses what can't travel before any part is on its way."""
+        self._check_one_device(tensors)
+        try:
+            for tensor in tensors:
+                self.framework.view(tensor)
+        except ValueError as refusal:
+            raise named(refusal, operation, name) from None
+
+    def _check_one_device(self, tensors: Sequence[T]) -> None:
+        """A grouped call moves all its tensors together, so they must live on one device."""
+        devices = {self.framework.describe(tensor)[2] for tensor in tensors}
+        if len(devices) > 1:
+            raise HorovodInternalError(f"Tensors in list must be on same device. Found: {', '.join(sorted(devices))}.")
+
+    def _start_parts(
+        self, tensors: Sequence[T], wire: str, start_part: Callable[[str, Sequence[int]], Handle]
+    ) -> AnyHandle:
+        """One operation for each dtype, in order of appearance, behind one handle with the results in tensors' order.
+
+        The first part has the name itself, so that ranks which differ in dtype still meet and are told of it.
+        """
+        by_dtype: dict[int | None, list[int]] = {}
+        for index, tensor in enumerate(tensors):
+            by_dtype.setdefault(self.framework.describe(tensor)[0], []).append(index)
+        parts = list(by_dtype.values())
+        if len(parts) == 1:
+            return start_part(wire, parts[0])
+        if not parts:
+            current()  # an empty group has nothing to wait for, but is an error before init like any other
+        handles = [start_part(_part_name(wire, part, len(parts)), indices) for part, indices in enumerate(parts)]
+
+        def in_order(results: list[Any]) -> tuple[Any, ...]:
+            found = {
+                index: value
+                for indices, values in zip(parts, results, strict=True)
+                for index, value in zip(indices, values, strict=True)
+            }
+            return tuple(found[index] for index in range(len(found)))
+
+        return PartedHandle(handles, in_order)
+
+
+def _wire(operation: str, name: str | None) -> str:
+    return f"{operation}.{'noname' if name is None else name}"
+
+
+def _part_name(wire: str, part: int, count: int) -> str:
+    if part == 0:
+        return wire
+    # The engine knows what has no name, and may overlap with its like, by its ending.
+    ending = ".noname" if wire.endswith(".noname") else ""
+    return f"{wire.removesuffix(ending)}.{part + 1}of{count}{ending}"

@@ -1,0 +1,120 @@
+"""Python objects over the wire, as cloudpickle in bytes. Only what authenticated peers sent is unpickled."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import cloudpickle
+
+from horovod._core import DType
+from horovod.common.ops.collectives import ALLGATHER, BROADCAST, check_root
+from horovod.common.ops.framework import Span
+from horovod.common.ops.specs import set_number, spec
+from horovod.common.ops.undecided import UNDECIDED, before_waiting
+from horovod.common.process_sets import ProcessSet
+from horovod.worker.runtime.context import current
+
+T = TypeVar("T")
+
+_LENGTH: Final = struct.Struct("<Q")
+# The first broadcast has this size on every call, so it is negotiated once, and small objects need no second one.
+_HEAD_BYTES: Final = 1024
+
+
+def broadcast_object(obj: T, root_rank: int, name: str | None, process_set: ProcessSet) -> T:
+    number = check_root(root_rank, process_set)
+    name = name or "broadcast_object"
+    is_root = current().world.rank == root_rank
+    pickled, error = _pickled(obj, "broadcast_object") if is_root else (b"", None)
+    payload = memoryview(pickled)
+    head = bytearray(_HEAD_BYTES)
+    if is_root:
+        _LENGTH.pack_into(head, 0, len(payload))
+        inside = payload[: _HEAD_BYTES - _LENGTH.size]
+        head[_LENGTH.size : _LENGTH.size + len(inside)] = inside
+    _broadcast(head, root_rank, f"{name}.sz", number)
+    (length,) = _LENGTH.unpack_from(head)
+    if length <= _HEAD_BYTES - _LENGTH.size:
+        received = memoryview(head)[_LENGTH.size : _LENGTH.size + length]
+    else:
+        body = bytearray(_rounded(length))
+        if is_root:
+            body[:length] = payload
+        _broadcast(body, root_rank, f"{name}.t", number)
+        received = memoryview(body)[:length]
+    if error is not None:
+        raise error
+    return obj if is_root else _loads(received)
+
+
+def allgather_object(obj: T, name: str | None, process_set: ProcessSet) -> list[T]:
+    payload, error = _pickled(obj, "allgather_object")
+    own = bytearray(_LENGTH.pack(len(payload)) + payload)
+    gathered = _allgather(own, name or "allgather_object", set_number(process_set, "Allgather"))
+    if error is not None:
+        raise error
+    everything = gathered
+    objects = []
+    while len(everything):
+        (length,) = _LENGTH.unpack_from(everything)
+        everything = everything[_LENGTH.size :]
+        objects.append(_loads(everything[:length]))
+        everything = everything[length:]
+    return objects
+
+
+def _span(buffer: bytearray, output: bool) -> Span:
+    address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    return address, address if output else 0, DType.UINT8, (len(buffer),)
+
+
+def _broadcast(buffer: bytearray, root_rank: int, name: str, number: int) -> None:
+    if UNDECIDED:
+        before_waiting()
+    made = spec(BROADCAST, root=root_rank, number=number)
+    current().engine.run(made, "broadcast." + name, (_span(buffer, True),), buffer)
+
+
+def _allgather(buffer: bytearray, name: str, number: int) -> memoryview:
+    if UNDECIDED:
+        before_waiting()
+    outputs: Any = current().engine.run(
+        spec(ALLGATHER, number=number), "allgather." + name, (_span(buffer, False),), buffer
+    )
+    return memoryview(outputs[0])
+
+
+def _rounded(length: int) -> int:
+    """`length` rounded up by at most an eighth: sizes that repeat are agreed on already."""
+    step = max(64, 1 << (length.bit_length() - 4))
+    return -(-length // step) * step
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """Travels in place of an object that its rank could not pickle, so that the others do not wait for it."""
+
+    sentence: str
+
+
+def _pickled(obj: Any, function: str) -> tuple[bytes, Exception | None]:
+    """What travels for the object, and why it is not the object."""
+    try:
+        return cloudpickle.dumps(obj), None
+    except Exception as error:  # of any class: objects define how they are pickled
+        world = current().world
+        sentence = (
+            f"{function}: rank {world.rank} can't pickle its object, a {type(obj).__name__} "
+            f"({type(error).__name__}: {error}). Send what can be pickled, for example a state_dict."
+        )
+        return cloudpickle.dumps(_Failed(sentence)), error
+
+
+def _loads(payload: memoryview) -> Any:
+    received = cloudpickle.loads(payload)
+    if isinstance(received, _Failed):
+        raise ValueError(received.sentence)
+    return received

@@ -1,0 +1,113 @@
+"""What every call settles before it goes to the engine: its reduction, its process set and its spec."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Final
+
+from horovod._core import DType, OpSpec, OpType
+from horovod.common.basics import Adasum, Average, Max, Min, Product, Sum
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.worker.runtime.context import current
+
+_REDUCTIONS: Final = frozenset((Average, Sum, Min, Max, Product))
+_FLOATING: Final = frozenset(dtype for dtype in DType if "FLOAT" in dtype.name)
+_SUM: Final = OpSpec(OpType.ALLREDUCE, op=Sum)
+_AVERAGE: Final = OpSpec(OpType.ALLREDUCE, op=Average)
+
+
+@functools.lru_cache(256)  # what repeats is made once
+def spec(
+    kind: int, op: int = Sum, prescale: float = 1.0, postscale: float = 1.0, root: int = 0, number: int = 0
+) -> OpSpec:
+    """number: of the process set, as `set_number` returns it."""
+    return OpSpec(kind, op=op, prescale=prescale, postscale=postscale, root=root, process_set=number)
+
+
+def allreduce_spec(op: int, prescale: float, postscale: float, number: int) -> OpSpec:
+    """The same for an allreduce; quicker for the usual ones, which a small tensor notices."""
+    if number == 0 and prescale == 1.0 and postscale == 1.0:
+        if op == Average:
+            return _AVERAGE
+        if op == Sum:
+            return _SUM
+    return spec(OpType.ALLREDUCE, op, prescale, postscale, 0, number)
+
+
+def reduce_op(op: int | None, average: bool | None = None) -> int:
+    """What `op` and the deprecated `average` together ask for. Average is the default."""
+    if average is not None:
+        if op is not None:
+            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        warnings.warn(
+            "Parameter `average` has been replaced with `op` and will be removed: use op=hvd.Average or op=hvd.Sum.",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        return Average if average else Sum
+    return Average if op is None else op
+
+
+def check_reduction(op: int, dtype: int | None, process_set: ProcessSet, operation: str) -> None:
+    """Refuses a reduction that does not exist, or not for tensors of this dtype in `process_set`."""
+    if op == Adasum:
+        if process_set is not global_process_set:
+            raise NotImplementedError(f"{operation}: hvd.Adasum works with the global process set only.")
+        if dtype not in _FLOATING:
+            raise ValueError(f"{operation}: hvd.Adasum needs a floating-point tensor.")
+    elif op not in _REDUCTIONS:
+        raise ValueError(f"{operation}: op={op!r} is not one of hvd.Average, Sum, Adasum, Min, Max, Product.")
+
+
+def set_number(process_set: ProcessSet, operation: str) -> int:
+    """The engine's number of a process set; ValueError if it is not registered or this rank is not a member."""
+    if process_set is global_process_set:
+        return 0
+    number = registered_number(process_set, operation)
+    if not process_set.included():
+        raise ValueError(
+            f"{operation}: Rank {current().world.rank} is not a member of the provided process set "
+            f"(ranks {process_set.ranks})."
+        )
+    return number
+
+
+def registered_number(process_set: ProcessSet, operation: str) -> int:
+    """The engine's number of a process set of this world, also on a rank that is not a member; or ValueError."""
+    if not isinstance(process_set, ProcessSet):
+        raise ValueError(f"process_set must be an hvd.ProcessSet, not {type(process_set).__name__}.")
+    number = current().process_sets.number(process_set.process_set_id, process_set.ranks)
+    if number is None:
+        raise ValueError(
+            f"{operation}: {process_set} is not registered. Pass it to hvd.init(process_sets=[...]) "
+            "or to hvd.add_process_set() on every rank first."
+        )
+    return number
+
+
+def set_size(process_set: ProcessSet) -> int:
+    """Number of members of a process set that `set_number` accepted."""
+    if process_set is global_process_set:
+        return current().world.size
+    return len(process_set.ranks or ())
+
+
+def position(process_set: ProcessSet) -> int:
+    """This rank's place among the members of a process set that `set_number` accepted."""
+    place = process_set.rank()
+    assert place is not None
+    return place
+
+
+def gradient_name(name: str | None) -> str | None:
+    """The name of the operation in the backward pass of the one called `name`."""
+    return None if name is None else name + ".grad"
+
+
+def scatter_gradient_factor(op: int, prescale: float, postscale: float, process_set: ProcessSet) -> float:
+    """By what a reducescatter's gradient is multiplied before the allgather that is its backward pass.
+
+    Horovod averages losses, so Sum counts once for every rank.
+    """
+    return prescale * postscale * (set_size(process_set) if op == Sum else 1)

@@ -1,0 +1,40 @@
+// What callers' operations use that nobody waits for any more, or that a device still works on: it lives until the
+// operation is over, because the engine reads and writes its memory. What it is, only whoever gave it knows.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "engine/communicator.h"
+
+namespace horovod {
+
+// Destroyed when the engine uses nothing of it any more, on whatever thread notices, with no lock of the engine's held.
+using KeepAlive = std::shared_ptr<void>;
+
+// Whether nothing uses its tensors any more: on a device that is later than when it is done.
+bool is_over(const Submission& submission);
+
+class Kept {
+ public:
+  void add(std::shared_ptr<Submission> submission, KeepAlive alive);
+  // Of operations on one device, which are over in the order in which they are added.
+  void add_in_order(std::shared_ptr<Submission> submission, KeepAlive alive);
+  // Lets go of what is over. Quick while there is nothing. stuck: what was added by add() may be in use all the same.
+  void sweep(bool stuck);
+
+ private:
+  using One = std::pair<std::shared_ptr<Submission>, KeepAlive>;
+
+  std::mutex mutex_;  // guards the next two; destructors of what is kept run without it, since they may add others
+  std::vector<One> any_order_;
+  std::deque<One> in_order_;
+  // Whether there is any. Written with mutex_ held; read without (relaxed): who misses the last one finds it next time.
+  std::atomic<bool> any_{false};
+};
+
+}  // namespace horovod
