@@ -30,7 +30,11 @@ def ctl(endpoint: str, *arguments: str) -> str:
     assert program is not None
     return subprocess.run(
         [str(program), f"--endpoints={endpoint}", *arguments],
-        check=True, capture_output=True, text=True, env={"ETCDCTL_API": "3"}, timeout=READY_S,
+        check=True,
+        capture_output=True,
+        text=True,
+        env={"ETCDCTL_API": "3"},
+        timeout=READY_S,
     ).stdout
 
 
@@ -38,11 +42,13 @@ class Etcd:
     """A cluster of `size` nodes that keep their data under `folder`.
 
     flags: more of etcd's own for every node.
+    scheme: of what clients connect to.
     """
 
-    def __init__(self, folder: Path, size: int = 1, flags: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, size: int = 1, flags: Sequence[str] = (), scheme: str = "http") -> None:
         self._folder = folder
         self._flags = list(flags)
+        self._scheme = scheme
         ports = _free_ports(2 * size)
         self.endpoints = [f"127.0.0.1:{port}" for port in ports[:size]]
         self._peers = [f"http://127.0.0.1:{port}" for port in ports[size:]]
@@ -54,7 +60,7 @@ class Etcd:
 
     def start(self, node: int) -> threading.Event:
         """The event comes when it serves."""
-        name, client = f"node{node}", f"http://{self.endpoints[node]}"
+        name, client = f"node{node}", f"{self._scheme}://{self.endpoints[node]}"
         cluster = ",".join(f"node{number}={peer}" for number, peer in enumerate(self._peers))
         program = _program("etcd")
         assert program is not None
@@ -62,8 +68,8 @@ class Etcd:
             str(program), "--name", name, "--data-dir", str(self._folder / name),
             "--listen-client-urls", client, "--advertise-client-urls", client,
             "--listen-peer-urls", self._peers[node], "--initial-advertise-peer-urls", self._peers[node],
-            "--initial-cluster", cluster, "--unsafe-no-fsync", "--heartbeat-interval", "50", "--election-timeout", "500",
-            *self._flags,
+            "--initial-cluster", cluster, "--unsafe-no-fsync",
+            "--heartbeat-interval", "50", "--election-timeout", "500", *self._flags,
         ]  # fmt: skip
         process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         self.nodes[node] = process

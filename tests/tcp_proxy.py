@@ -1,4 +1,4 @@
-"""A TCP proxy between members and their coordinator whose connections a test can break in the ways that networks do."""
+"""A TCP proxy whose connections a test can break in the ways that networks do; members reach a coordinator by it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._wake, self._woken = socket.socketpair()
-        self._lock = threading.Lock()  # guards the four below
+        self._lock = threading.Lock()  # guards the five below
         self._other: dict[socket.socket, socket.socket] = {}
+        self._far: set[socket.socket] = set()  # those to the coordinator
         self._muted: set[socket.socket] = set()
         self._closed = False
         self._refusing = False
@@ -61,10 +62,10 @@ class Proxy:
         with self._lock:
             self._refusing = False
 
-    def mute(self) -> int:
-        """Nothing gets through on the connections that there are, and nobody is told; new ones work."""
+    def mute(self, answers_only: bool = False) -> int:
+        """Nothing (or no answer) gets through on the connections that there are, unnoticed; new ones work."""
         with self._lock:
-            self._muted |= set(self._other)
+            self._muted |= self._far if answers_only else set(self._other)
             count = len(self._other) // 2
         self._wake.send(b"x")
         return count
@@ -76,6 +77,7 @@ class Proxy:
                 continue
             self._other.pop(end, None)
             self._muted.discard(end)
+            self._far.discard(end)
             if reset:
                 with contextlib.suppress(OSError):
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -104,6 +106,7 @@ class Proxy:
                     return
                 far = socket.create_connection(self._target)
                 self._other[near], self._other[far] = far, near
+                self._far.add(far)
             return
         with self._lock:
             if (other := self._other.get(one)) is None or one in self._muted:

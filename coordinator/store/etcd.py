@@ -12,14 +12,17 @@ from horovod.protos.etcd import etcd_pb2 as pb
 
 from .base import Change, CompactedError, Entry, LeaseLostError
 from .etcd_address import EtcdAddress
-from .etcd_client import EtcdClient
+from .etcd_client import CALL_S, EtcdClient
 
 
 class EtcdStore:
-    """Belongs to one event loop; connects with its first call."""
+    """Belongs to one event loop; connects with its first call.
 
-    def __init__(self, address: EtcdAddress) -> None:
-        self._client = EtcdClient(address)
+    call_s: how long a call may take, with attempts at all endpoints.
+    """
+
+    def __init__(self, address: EtcdAddress, call_s: float = CALL_S) -> None:
+        self._client = EtcdClient(address, call_s)
         self._prefix = address.prefix
 
     async def get(self, key: str) -> Entry | None:
@@ -90,9 +93,7 @@ class EtcdStore:
         return await self._client.ask("/etcdserverpb.KV/Range", request, pb.RangeResponse)
 
     async def _write_if(self, key: str, revision: int, write: pb.RequestOp) -> pb.TxnResponse:
-        latest = pb.Compare(
-            result=pb.Compare.EQUAL, target=pb.Compare.MOD, key=self._key(key), mod_revision=revision
-        )
+        latest = pb.Compare(result=pb.Compare.EQUAL, target=pb.Compare.MOD, key=self._key(key), mod_revision=revision)
         request = pb.TxnRequest(compare=[latest], success=[write])
         return await self._client.write("/etcdserverpb.KV/Txn", request, pb.TxnResponse)
 

@@ -21,7 +21,7 @@ from .base import LeaseLostError, StoreError, UncertainError
 from .etcd_address import EtcdAddress
 
 CALL_S = 5.0  # a call, with all its attempts
-ATTEMPT_S = 1.5  # of it at one endpoint, so that a node that is stopped costs no more
+ATTEMPT_SHARE = 0.3  # of it at one endpoint, so that a node that is stopped costs no more
 WATCH_AGAIN_S = 0.1  # between attempts to go on with a watch
 
 _OPTIONS = (
@@ -46,10 +46,10 @@ Answer = TypeVar("Answer", bound=Message)
 class EtcdClient:
     """Belongs to one event loop."""
 
-    def __init__(self, address: EtcdAddress, call_s: float = CALL_S, attempt_s: float = ATTEMPT_S) -> None:
+    def __init__(self, address: EtcdAddress, call_s: float) -> None:
         self._address = address
         self._call_s = call_s
-        self._attempt_s = attempt_s
+        self._attempt_s = call_s * ATTEMPT_SHARE
         self._channels: list[grpc.aio.Channel] = []  # by endpoint; made with the first call
         self._preferred = 0  # the endpoint that is asked first: one that has answered
         self._token = ""

@@ -8,6 +8,7 @@ from test_store_conformance import WAIT_S, take
 
 from horovod.coordinator.store import Change, CompactedError, MemoryStore
 
+
 def test_a_watch_from_too_long_ago_is_refused() -> None:
     async def body() -> None:
         store = MemoryStore(kept_changes=3)

@@ -17,12 +17,6 @@ from horovod.protos.v1 import membership_pb2
 WAIT_S = 20.0
 
 
-@dataclass(frozen=True)
-class Kind:
-    make: Callable[[], Store]
-    short_ttl_s: float  # the shortest lease that it can give
-
-
 STORES = {"memory": 0.02, "etcd": 1.0}  # the shortest lease that each can give, in seconds
 
 Body = Callable[[Store], Awaitable[None]]

@@ -177,10 +177,11 @@ class Collectives(Generic[T]):
         wire = _ALLTOALL if name is None else "alltoall." + name
         if UNDECIDED:
             before_waiting()
-        outputs, received = current().engine.run(  # type: ignore[misc]
+        answer: Any = current().engine.run(
             spec(ALLTOALL, number=number), wire, ((tensor, None),), tensor, self._reader, rows
         )
-        return self.framework.adopt(outputs[0]), received  # type: ignore[return-value]
+        outputs, received = answer
+        return self.framework.adopt(outputs[0]), received
 
     def alltoall_async(
         self,

@@ -1,0 +1,284 @@
+"""What only etcd can do to a store: nodes that die, stop and come back, encryption, logins, histories that are cut."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import etcd_server
+import pytest
+import trustme
+from etcd_server import Etcd, ctl, stopped
+from resources import eventually
+from tcp_proxy import Proxy
+from test_store_conformance import WAIT_S, take
+
+from horovod.coordinator.store import CompactedError, Store, StoreError, UncertainError, open_store
+from horovod.coordinator.store.base import MISSING
+from horovod.coordinator.store.etcd import EtcdStore
+from horovod.coordinator.store.etcd_address import EtcdAddress
+from horovod.coordinator.store.etcd_client import CALL_S
+from horovod.coordinator.store.jobs import next_epoch
+
+pytestmark = pytest.mark.skipif(bool(etcd_server.missing()), reason=etcd_server.missing())
+
+SHORT_S = 1.0  # for calls that can't succeed
+
+Body = Callable[[Store], Awaitable[None]]
+
+
+def with_store(url: str, body: Body, call_s: float = CALL_S) -> None:
+    async def main() -> None:
+        store = EtcdStore(EtcdAddress.parse(url), call_s)
+        try:
+            await asyncio.wait_for(body(store), 3 * WAIT_S)
+        finally:
+            await store.close()
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[Etcd]:
+    with Etcd(tmp_path, 3) as etcd:
+        yield etcd
+
+
+def test_nodes_may_be_lost_one_after_the_other(three: Etcd) -> None:
+    async def body(store: Store) -> None:
+        _, revision = await store.range("")
+        changes = store.watch("", revision + 1)
+        lease = await store.grant(60)
+        written = 0
+        for node in range(3):
+            await store.put("a", b"%d" % written)
+            assert await take(changes, 1) == [("a", b"%d" % written)]
+            written += 1
+            three.kill(node)
+            for _ in range(5):  # the other two go on, at once or when they have a leader
+                while True:
+                    with contextlib.suppress(UncertainError):
+                        await store.put("a", b"%d" % written)
+                        break
+                written += 1
+            values = [int(value or b"") for _, value in await take(changes, 5)]
+            while values[-1] < written - 1:  # of writes that were uncertain, some have happened
+                values += [int(value or b"") for _, value in await take(changes, 1)]
+            assert sorted(set(values)) == list(range(written - 5, written)), "a change is missing"
+            await store.keep_alive(lease)
+            ready = three.start(node)
+            assert await asyncio.to_thread(ready.wait, WAIT_S)
+
+    with_store(three.url, body)
+
+
+def test_a_node_that_is_stopped_is_left(three: Etcd) -> None:
+    async def body(store: Store) -> None:
+        epochs = [await next_epoch(store, "job")]
+        with stopped(three, 0):
+            epochs += [await next_epoch(store, "job") for _ in range(3)]
+        epochs += [await next_epoch(store, "job")]
+        assert epochs == sorted(set(epochs))
+
+    with_store(three.url, body)
+
+
+def test_without_a_majority_nothing_is_answered(three: Etcd) -> None:
+    async def body(store: Store) -> None:
+        await store.put("a", b"1")
+        for node in (1, 2):
+            three.kill(node)
+        impatient = EtcdStore(EtcdAddress.parse(three.url), SHORT_S)
+        with pytest.raises(StoreError, match=r"etcd at 127.0.0.1:"):
+            await impatient.get("a")
+        with pytest.raises(StoreError):
+            await impatient.put("a", b"2")
+        await impatient.close()
+        for ready in [three.start(node) for node in (1, 2)]:
+            assert await asyncio.to_thread(ready.wait, WAIT_S)
+        entry = await store.get("a")
+        assert entry is not None
+        assert entry.value in (b"1", b"2")
+
+    with_store(three.url, body)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    with Etcd(tmp_path_factory.mktemp("etcd")) as etcd:
+        yield etcd
+
+
+def test_nobody_takes_his_own_lost_answer_for_anothers_write(one: Etcd) -> None:
+    """The write happens, its answer is lost: it must be neither repeated nor denied."""
+    with Proxy(one.endpoints[0]) as proxy:
+
+        async def body(store: Store) -> None:
+            first = await store.put_if("lost/a", b"1", MISSING)
+            assert first is not None
+            proxy.mute(answers_only=True)
+            writing = asyncio.create_task(store.put_if("lost/a", b"2", first.revision))
+            await asyncio.to_thread(_await_value, one, "lost/a", "2")
+            proxy.cut()
+            with pytest.raises(UncertainError, match="did not answer whether a write was done"):
+                await writing
+            entry = await store.get("lost/a")
+            assert entry is not None
+            assert entry.value == b"2"
+
+            epochs = [await next_epoch(store, "lost")]
+            proxy.mute(answers_only=True)
+            direct = open_store(one.url)
+            # Its first read has no answer either, so the number is taken by somebody else meanwhile.
+            pending = asyncio.create_task(next_epoch(store, "lost"))
+            epochs.append(await next_epoch(direct, "lost"))
+            proxy.cut()
+            epochs.append(await pending)
+            await direct.close()
+            assert epochs == sorted(set(epochs)), "an epoch was given twice"
+
+        with_store(f"etcd://{proxy.address}", body)
+
+
+def test_a_watch_that_wants_what_was_compacted_is_told(one: Etcd) -> None:
+    async def body(store: Store) -> None:
+        first = await store.put("compacted/a", b"1")
+        last = await store.put("compacted/a", b"2")
+        ctl(one.endpoints[0], "compact", str(last.revision))
+        with pytest.raises(CompactedError, match=f"before revision {last.revision} are gone, but {first.revision}"):
+            await take(store.watch("compacted/", first.revision), 1)
+        assert await take(store.watch("compacted/", last.revision), 1) == [("compacted/a", b"2")]
+
+    with_store(one.url, body)
+
+
+def test_prefixes_keep_clusters_apart(one: Etcd) -> None:
+    async def body(store: Store) -> None:
+        await store.put("apart", b"1")
+        other = open_store(one.url + "?prefix=other/")
+        assert await other.get("apart") is None
+        assert (await other.range(""))[0] == []
+        await other.close()
+
+    with_store(one.url, body)
+
+
+def _await_value(etcd: Etcd, key: str, value: str) -> None:
+    def is_there() -> bool:
+        return ctl(etcd.endpoints[0], "get", "--print-value-only", f"horovod/{key}").strip() == value
+
+    assert eventually(is_there)
+
+
+# -- who is let in -----------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certificates")
+    ca = trustme.CA()
+    ca.cert_pem.write_to_path(str(folder / "ca.pem"))
+    trustme.CA().cert_pem.write_to_path(str(folder / "other.pem"))
+    for name, made in (("server", ca.issue_cert("127.0.0.1")), ("me", ca.issue_cert("me@example.org"))):
+        made.private_key_pem.write_to_path(str(folder / f"{name}.key"))
+        for index, blob in enumerate(made.cert_chain_pems):
+            blob.write_to_path(str(folder / f"{name}.pem"), append=index > 0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def mutual(tmp_path_factory: pytest.TempPathFactory, certificates: Path) -> Iterator[Etcd]:
+    """It wants a certificate of its clients."""
+    flags = [
+        "--cert-file", str(certificates / "server.pem"), "--key-file", str(certificates / "server.key"),
+        "--trusted-ca-file", str(certificates / "ca.pem"), "--client-cert-auth",
+    ]  # fmt: skip
+    with Etcd(tmp_path_factory.mktemp("etcd"), 1, flags, scheme="https") as etcd:
+        yield etcd
+
+
+async def _writes(store: Store) -> None:
+    assert (await store.put("a", b"1")) == await store.get("a")
+    changes = store.watch("a", 1)
+    assert (await take(changes, 1))[0][0] == "a"
+
+
+async def _is_refused(store: Store) -> None:
+    with pytest.raises(StoreError, match="can't be reached"):
+        await store.get("a")
+
+
+def test_both_sides_show_a_certificate(mutual: Etcd, certificates: Path) -> None:
+    ours = f"?ca={certificates}/ca.pem&cert={certificates}/me.pem&key={certificates}/me.key"
+    with_store(mutual.url + ours, _writes)
+    with_store(mutual.url + f"?ca={certificates}/ca.pem", _is_refused, SHORT_S)
+    with_store(mutual.url + ours.replace("/ca.pem", "/other.pem"), _is_refused, SHORT_S)
+    with_store(mutual.url, _is_refused, SHORT_S)
+
+
+def test_users_log_in_again_when_they_have_to(tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("secret\n")
+    with Etcd(tmp_path / "data", 1, ["--auth-token-ttl", "1"]) as etcd:
+        for command in (["user", "add", "root:secret"], ["user", "grant-role", "root", "root"], ["auth", "enable"]):
+            ctl(etcd.endpoints[0], *command)
+
+        async def body(store: Store) -> None:
+            await _writes(store)
+            latest = (await store.range(""))[1]
+            changes = store.watch("later", latest + 1)
+            waiting = asyncio.create_task(take(changes, 1))
+            await asyncio.wait([waiting], timeout=2.5)  # longer than a login lasts
+            await store.put("later", b"1")
+            assert await waiting == [("later", b"1")]
+            lease = await store.grant(60)
+            ctl(etcd.endpoints[0], "--user=root:secret", "user", "add", "another:one")  # makes logins old
+            await store.keep_alive(lease)
+
+        with_store(f"{etcd.url}?user=root&password_file={password}", body)
+        password.write_text("wrong")
+
+        async def refused(store: Store) -> None:
+            with pytest.raises(StoreError, match=r"refuses: .*authentication failed"):
+                await store.get("a")
+
+        with_store(f"{etcd.url}?user=root&password_file={password}", refused)
+        with_store(etcd.url, _is_not_let_in)
+
+
+async def _is_not_let_in(store: Store) -> None:
+    with pytest.raises(StoreError, match=r"refuses: .*user name is empty"):
+        await store.put("a", b"1")
+
+
+# -- addresses ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("redis://h:1", "There is no store 'redis://h:1'"),
+        ("etcd://", "names no host"),
+        ("etcd://h1", "has 'h1' where HOST:PORT is expected"),
+        ("etcd://h1:2379,h2:x", "has 'h2:x' where HOST:PORT is expected"),
+        ("etcd://me@h1:2379", "is no address of etcd"),
+        ("etcd://h1:2379/path", "is no address of etcd"),
+        ("etcd://h1:2379?tls=yes", "has 'tls' after the '?'"),
+        ("etcd://h1:2379?ca", "has 'ca' after the '?'"),
+        ("etcd://h1:2379?ca=/does/not/exist", "/does/not/exist, which the store's address names, can't be read"),
+        ("etcd://h1:2379?ca=/dev/null&cert=/dev/null", "gives 'cert' without 'key'"),
+        ("etcd://h1:2379?cert=/dev/null&key=/dev/null", "gives 'cert' without 'ca'"),
+        ("etcd://h1:2379?user=me", "gives 'user' without 'password_file'"),
+    ],
+)
+def test_addresses_that_make_no_sense(text: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence.replace("?", r"\?")):
+        open_store(text)
+
+
+def test_nobody_listens_there() -> None:
+    async def body(store: Store) -> None:
+        with pytest.raises(StoreError, match=r"etcd at 127.0.0.1:9 can't be reached: .*refused"):
+            await store.get("a")
+        with pytest.raises(StoreError, match="can't be reached: no connection"):
+            await store.put("a", b"1")
+
+    with_store("etcd://127.0.0.1:9", body, SHORT_S)
