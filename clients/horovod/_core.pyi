@@ -39,9 +39,8 @@ __all__ = [
     "stand_in",
 ]
 
-C_API: Final[
-    CapsuleType
-]  # "horovod._core.C_API": a const HorovodApi* (csrc/bindings/c_api.h), for as long as the process
+# Named "horovod._core.C_API": a const HorovodApi* (csrc/bindings/c_api.h), valid as long as the process.
+C_API: Final[CapsuleType]
 
 def set_current_engine(engine: Engine | None) -> None:
     """Which engine HorovodApi.current_engine() returns; None: none. It is not kept alive."""
@@ -300,7 +299,7 @@ class Engine:
         """submit() and result() in one. If a signal cuts it short, `keep` is referenced until the operation is over."""
 
     def c_engine(self) -> CapsuleType:
-        """ "horovod.engine": a HorovodEngine* for HorovodApi, valid with the capsule; retain_engine() for longer."""
+        """Named "horovod.engine": a HorovodEngine* for HorovodApi, valid as long as the capsule."""
 
     def join(self, device: int = -1) -> int:
         """Contributes zeros to the allreduces of others in the world until all ranks are here; the last one's rank.
