@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,30 +12,40 @@ Kind = Literal["int", "float", "bool", "text", "list", "choice", "address", "tok
 
 MAX_TOKEN_LENGTH = 4096  # gRPC refuses headers above 8 KiB
 
+_KINDS = {"int": "int", "float": "float", "bool": "bool", "str": "text", "tuple[str, ...]": "list"}
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table. `flag` and `yaml` are None where `horovodrun` has no such option."""
+    """One row of the table: all that is known about a setting, from which everything else follows."""
 
     name: str  # attribute of Settings; the unit is its last word
     env: str
-    flag: str | None  # "--fusion-threshold-mb"
-    yaml: str | None  # "params.fusion_threshold_mb": section and key
     kind: Kind
-    unit: str | None  # of the environment variable
     default: Any
     help: str
+    flag: str | None = None  # of `horovodrun`: "--fusion-threshold-mb"
+    yaml: str | None = None  # section and key in its --config-file: "params.fusion_threshold_mb"
+    unit: str | None = None  # of the variable
     choices: tuple[str, ...] = ()  # lower case; kind "choice"
     minimum: float | None = None
     maximum: float | None = None
-    flag_scale: int = 1  # environment value = flag or YAML value * flag_scale (MB on the command line, bytes beyond)
-    yaml_inverted: bool = False  # the YAML key says "enabled" where the variable says "disable"
+    multiple: int = 1  # the value is one of this
+    flag_unit: str | None = None  # of flag and key, where it is another one than the variable's:
+    flag_scale: int = 1  # value of the variable = value of flag or key * flag_scale
+    yaml_inverted: bool = False  # the key says "enabled" where the variable says "disable"
+    agreed: bool = False  # the coordinator refuses a process whose value differs
+    engine: str | None = None  # the engine's option (a field of csrc/base/config.h) that the value becomes
+    engine_scale: int = 1  # value of the option = value of the setting * engine_scale
     secret: bool = False  # the value appears in no message
-    launcher: bool = False  # set by launchers for each process, never by a person
+    launcher: bool = False  # internal: set by launchers for each process, never by a person
     no_effect: str = ""  # why nothing acts on a value that is checked and accepted, to end a sentence with; "": it acts
+
+    def text(self, environ: Mapping[str, str]) -> str:
+        """What the variable says; "" where it is unset or empty, which is the same."""
+        return environ.get(self.env, "").strip()
 
     def parse(self, text: str, source: str | None = None) -> Any:
         """The value of `text`; ValueError with a sentence that names `source` (default: the variable)."""
@@ -87,12 +98,32 @@ class Setting:
             return self.parse(",".join(str(item) for item in value), where)
         raise self._bad(where, value)
 
+    def from_option(self, value: Any, source: str) -> str:
+        """The variable's text for the `value` of a flag or key; ValueError with a sentence that names `source`."""
+        row, scale = self, self.flag_scale
+        if scale != 1:
+            limits = {name: getattr(self, name) // scale for name in ("minimum", "maximum", "default")}
+            row = dataclasses.replace(self, unit=self.flag_unit, **limits)
+        try:
+            checked = row.check(value, source)
+        except ValueError as error:
+            if self.kind in ("int", "float") and str(value).strip().startswith("-"):
+                raise ValueError(f"{source} must be >= 0, not {value}.") from error
+            raise
+        return environment_text(checked * scale if scale != 1 else checked)
+
     def unheeded(self, value: Any) -> str:
         """The sentence that a checked `value` has no effect; "" where it has one, or asks for nothing special."""
         if not self.no_effect or value is None or value is False or value == self.default:
             return ""
         flag = f" ({self.flag})" if self.flag else ""
         return f"{self.env}={environment_text(value)}{flag} has no effect: {self.no_effect}."
+
+    def meaning(self) -> str:
+        """What --help and the documentation say of it."""
+        if self.no_effect:
+            return f"no effect: {self.no_effect}"
+        return f"{self.help}; must agree on all ranks" if self.agreed else self.help
 
     def expected(self) -> str:
         """What a value must be, to end a sentence with: "an integer >= 1 (bytes)"."""
@@ -108,42 +139,56 @@ class Setting:
             "token": f"one line of ASCII text without spaces, {MAX_TOKEN_LENGTH} characters at most",
         }[self.kind]
         if self.minimum is not None and self.maximum is not None:
-            words += f" from {self.minimum:g} to {self.maximum:g}"
+            words += f" from {_plain(self.minimum)} to {_plain(self.maximum)}"
         elif self.minimum is not None:
-            words += f" >= {self.minimum:g}"
+            words += f" >= {_plain(self.minimum)}"
+        if self.multiple != 1:
+            words += f", a multiple of {self.multiple}"
         return f"{words} ({self.unit})" if self.unit else words
 
     def _in_range(self, value: float, given: object, where: str) -> float:
         low = self.minimum is not None and value < self.minimum
         high = self.maximum is not None and value > self.maximum
-        if low or high or not math.isfinite(value):
+        if low or high or not math.isfinite(value) or (self.multiple != 1 and value % self.multiple):
             raise self._bad(where, given)
         return value
 
     def _bad(self, where: str, value: object) -> ValueError:
         shown = "" if self.secret else f"={value!r}"
-        return ValueError(f"{where}{shown} is not usable: expected {self.expected()}.")
+        default = "" if self.default in (None, ()) else f"; leave it out for {environment_text(self.default)}"
+        return ValueError(f"{where}{shown} is not usable: expected {self.expected()}{default}.")
 
 
 def row(
     env: str,
-    kind: Kind,
     default: Any,
     help: str,  # noqa: A002
     *,
+    section: str | None = None,
     flag: str | None = None,
-    yaml: str | None = None,
-    unit: str | None = None,
+    key: str | None = None,
     **more: Any,
 ) -> Any:
-    """A field of a dataclass that `rows` makes a Setting of; `more` are those of Setting that have a default."""
-    values = {"env": env, "flag": flag, "yaml": yaml, "kind": kind, "unit": unit, "default": default, "help": help}
-    return dataclasses.field(default=default, metadata={"row": {**values, **more}})
+    """A field of a dataclass that `rows` makes a Setting of; `more` are other fields of Setting.
+
+    section: of the configuration file; a setting in one also has a flag. Flag and key are made of the variable's name,
+    unless they are given: HOROVOD_SLOT_BYTES in the section params has --slot-bytes and params.slot_bytes.
+    """
+    values = {"env": env, "default": default, "help": help, **more}
+    if section is not None:
+        flag = flag or "--" + env.removeprefix("HOROVOD_").lower().replace("_", "-")
+        key = key or flag.removeprefix("--").replace("-", "_").removeprefix(f"{section}_")
+        values |= {"flag": flag, "yaml": f"{section}.{key}"}
+    return dataclasses.field(default=default, metadata=values)
 
 
 def rows(table: type) -> tuple[Setting, ...]:
-    """The settings that the fields of the dataclass `table` are, in their order."""
-    return tuple(Setting(name=field.name, **field.metadata["row"]) for field in dataclasses.fields(table))
+    """The settings that the fields of the dataclass `table` are, in their order; the kind follows from the type."""
+    found = []
+    for field in dataclasses.fields(table):
+        kind = "choice" if field.metadata.get("choices") else _KINDS[str(field.type).removesuffix(" | None")]
+        found.append(Setting(name=field.name, **{"kind": kind, **field.metadata}))
+    return tuple(found)
 
 
 def is_token(text: str) -> bool:
@@ -158,6 +203,11 @@ def environment_text(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(value)
     return str(value)
+
+
+def _plain(number: float) -> str:
+    """Without the exponent that :g would write."""
+    return str(int(number)) if number == int(number) else str(number)
 
 
 def split_address(text: str, source: str) -> tuple[str, int]:

@@ -29,6 +29,7 @@ __all__ = [
     "ReduceOp",
     "Segment",
     "TensorReader",
+    "complete_options",
     "copy_kernel",
     "cuda_obstacle",
     "gloo_obstacle",
@@ -143,6 +144,9 @@ def copy_kernel(file: str, capability: int) -> tuple[bytes, str]:
 
 def set_error_types(internal_error: type[Exception]) -> None:
     """The exception class that operations raise for every failure but bad arguments (which are ValueError)."""
+
+def complete_options(options: Mapping[str, int]) -> dict[str, int]:
+    """All options of an engine that is given `options`, the others by default. ValueError for a name that is none."""
 
 def stand_in(does: bool) -> None:
     """Whether this thread now runs a call for which another thread waits: they count as one of the process's threads

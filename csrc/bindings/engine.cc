@@ -6,6 +6,7 @@
 
 #include "base/interrupt.h"
 #include "bindings/errors.h"
+#include "bindings/options.h"
 #include "bindings/remembered.h"
 #include "bindings/spec.h"
 #include "bindings/tensor_reader.h"
@@ -48,50 +49,6 @@ KeepAlive keep_alive(py::object object) {
 }
 
 }  // namespace
-
-Config config_from(const std::map<std::string, int64_t>& options) {
-  Config config;
-  for (const auto& [name, value] : options) {
-    if (name == "fusion_threshold_bytes") {
-      config.fusion_threshold_bytes = static_cast<size_t>(value);
-    } else if (name == "spin_us") {
-      config.spin_us = value;
-    } else if (name == "yield_us") {
-      config.yield_us = value;
-    } else if (name == "background_cpu") {
-      config.background_cpu = static_cast<int>(value);
-    } else if (name == "progress_timeout_ms") {
-      config.progress_timeout_ms = value;
-    } else if (name == "close_timeout_ms") {
-      config.close_timeout_ms = value;
-    } else if (name == "slot_bytes") {
-      config.slot_bytes = static_cast<size_t>(value);
-    } else if (name == "slot_count") {
-      config.slot_count = static_cast<int>(value);
-    } else if (name == "gloo") {
-      config.gloo = value != 0;
-    } else if (name == "nccl_streams") {
-      config.nccl_streams = static_cast<int>(value);
-    } else if (name == "nccl_operations") {
-      config.nccl_operations = static_cast<unsigned>(value);
-    } else if (name == "host_operations") {
-      config.host_operations = static_cast<unsigned>(value);
-    } else if (name == "staging_bytes") {
-      config.staging_bytes = static_cast<size_t>(value);
-    } else if (name == "gpu_pack_threshold_bytes") {
-      config.gpu_pack_threshold_bytes = static_cast<size_t>(value);
-    } else if (name == "gpu_pack_count") {
-      config.gpu_pack_count = static_cast<size_t>(value);
-    } else if (name == "batched_copies") {
-      config.batched_copies = value != 0;
-    } else if (name == "async_completion") {
-      config.async_completion = value != 0;
-    } else {
-      throw py::value_error("Unknown engine option '" + name + "'.");
-    }
-  }
-  return config;
-}
 
 py::tuple to_tuple(const std::vector<int64_t>& values) {
   py::tuple result(values.size());

@@ -22,8 +22,6 @@
 
 namespace horovod {
 
-Config config_from(const std::map<std::string, int64_t>& options);
-
 pybind11::tuple to_tuple(const std::vector<int64_t>& values);
 
 struct PySegment {

@@ -19,6 +19,7 @@
 #include "bindings/engine.h"
 #include "bindings/errors.h"
 #include "bindings/operations.h"
+#include "bindings/options.h"
 #include "bindings/spec.h"
 #include "bindings/tensor_reader.h"
 #include "engine/waiting_thread.h"
@@ -55,6 +56,9 @@ PYBIND11_MODULE(_core, module) {
         return py::make_tuple(py::bytes(kernel ? kernel->image : std::string()), status.message());
       },
       py::arg("file"), py::arg("capability"));
+  module.def(
+      "complete_options", [](Options options) { return options_of(config_from(std::move(options))); },
+      py::arg("options"));
   module.def("stand_in", &WaitingThread::stand_in, py::arg("does"));
   module.def("set_error_types", &set_internal_error, py::arg("internal_error"));
 
@@ -65,13 +69,13 @@ PYBIND11_MODULE(_core, module) {
       py::arg("engine"));
 
   py::class_<PySegment>(module, "Segment")
-      .def(py::init([](bool in_process, const std::map<std::string, int64_t>& options) {
+      .def(py::init([](bool in_process, const Options& options) {
              Status status;
              PySegment segment{Segment::create(Engine::segment_bytes(config_from(options)), in_process, status)};
              if (!segment.segment) raise_status(status);
              return segment;
            }),
-           py::kw_only(), py::arg("in_process") = false, py::arg("options") = std::map<std::string, int64_t>())
+           py::kw_only(), py::arg("in_process") = false, py::arg("options") = Options())
       .def_property_readonly("address", [](const PySegment& self) { return self.segment->address(); })
       .def(
           "await_attached",

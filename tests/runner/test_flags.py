@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from horovod.runner.flags import flag_environment, make_parser, parse_args, refusal
-from horovod.worker.settings import SETTINGS
 
 ALL_FLAGS = """
 -v --version -np --num-proc -cb --check-build --disable-cache --start-timeout --network-interfaces --network-interface
@@ -43,10 +42,6 @@ def mistake(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 def test_every_flag_of_the_contract_exists() -> None:
     assert set(ALL_FLAGS.split()) <= make_parser()._option_string_actions.keys()
-
-
-def test_every_flag_of_the_settings_table_exists() -> None:
-    assert {setting.flag for setting in SETTINGS if setting.flag} <= make_parser()._option_string_actions.keys()
 
 
 @pytest.mark.parametrize(
@@ -87,7 +82,7 @@ def test_negative_values(flag: str) -> None:
 def test_values_are_checked_by_the_table() -> None:
     with pytest.raises(ValueError, match="--log-level='loud' is not usable: expected one of trace, debug"):
         environment("--log-level", "loud")
-    with pytest.raises(ValueError, match=r"--autotune-gaussian-process-noise=2.* from 0 to 1"):
+    with pytest.raises(ValueError, match=r"--autotune-gaussian-process-noise='2'.* from 0 to 1"):
         environment("--autotune-gaussian-process-noise", "2")
 
 
@@ -188,7 +183,7 @@ def test_what_changes_nothing_is_accepted(argv: list[str]) -> None:
 def test_help_says_what_has_no_effect() -> None:
     text = " ".join(make_parser().format_help().split())
     assert "--autotune no effect: there are no cycles to tune" in text
-    assert "--fusion-threshold-mb THRESHOLD operations are fused" in text
+    assert "--fusion-threshold-mb MB operations are fused" in text
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -225,7 +225,7 @@ def test_another_interpreter(tmp_path: Path) -> None:
             r"Requested more processes \(3\) than there are available slots \(2\)",
         ),
         ({"hosts": "localhost"}, "'localhost' in the host list"),
-        ({"start_timeout": -1}, "HOROVOD_START_TIMEOUT"),
+        ({"start_timeout": -1}, "start_timeout must be >= 0"),
     ],
 )
 def test_arguments_that_make_no_sense(arguments: dict[str, Any], words: str) -> None:

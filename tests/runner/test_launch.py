@@ -215,7 +215,7 @@ def test_a_script_without_interpreter_is_said_by_its_rank(horovodrun: Run, tmp_p
         (["-np", "2", "--cycle-time-ms", "-1", "true"], "--cycle-time-ms must be >= 0, not -1"),
         (["-np", "2", "--config-file", "/no/such/file", "true"], "cannot be read: No such file"),
         (["-np", "2", "--output-filename", "/dev/null/x", "true"], "--output-filename '/dev/null/x' is not usable"),
-        (["-np", "2", "--start-timeout", "x", "true"], "invalid float value: 'x'"),
+        (["-np", "2", "--start-timeout", "x", "true"], "--start-timeout='x' is not usable: expected a number"),
     ],
 )
 def test_mistakes_are_one_sentence(horovodrun: Run, argv: list[str], words: str) -> None:

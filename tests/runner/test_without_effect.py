@@ -1,7 +1,8 @@
-"""Settings that are accepted and change nothing: rank 0 says so, once for each, and nobody else does."""
+"""Settings that are accepted and change nothing, and misspelt ones: rank 0 alone says so, once for each."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from subprocess import CompletedProcess
 
@@ -22,16 +23,22 @@ hvd.shutdown()
 
 
 def test_rank_0_says_it_once(horovodrun: Run, program: Program) -> None:
-    environ = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_GLOO_IFACE": "lo", "HOROVOD_LOG_HIDE_TIME": "1"}
+    environ = {
+        "HOROVOD_CONTROLLER": "mpi",
+        "HOROVOD_GLOO_IFACE": "lo",
+        "HOROVOD_LOG_HIDE_TIME": "1",
+        "HOROVOD_SLOT_BYTE": "1",
+    }
     done = horovodrun("-np", "2", "--verbose", "--autotune", "--cycle-time-ms", "5", *program(TWICE), environ=environ)
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stderr.splitlines() if "effect" in line or "autotune" in line]
+    lines = [line for line in done.stderr.splitlines() if re.search("effect|autotune|SLOT_BYTE", line)]
     start = "[0]<stderr>:horovod rank 0 WARNING: "
     assert [line.removeprefix(start).partition(" has no effect: ")[0] for line in lines if line.startswith(start)] == [
         "HOROVOD_CYCLE_TIME=5.0 (--cycle-time-ms)",
         "HOROVOD_AUTOTUNE=1 (--autotune)",
         "HOROVOD_CONTROLLER=mpi",
         "HOROVOD_GLOO_IFACE=lo",
+        "HOROVOD_SLOT_BYTE is not a setting; did you mean HOROVOD_SLOT_BYTES?",
     ]
     assert all(line.startswith(start) for line in lines), "neither the launcher nor rank 1 says it again"
 

@@ -75,7 +75,9 @@ def _entries(text: str) -> list[str]:
 
 def count_gpus(environ: Mapping[str, str]) -> tuple[int, str]:
     """How many GPUs a process with this environment would find, and what to tell about that."""
-    file = environ.get("HOROVOD_CUDA_LIBRARY", "").strip() or _LIBRARY
+    from horovod.worker.settings import ROWS  # not at the top: the script has the standard library only
+
+    file = ROWS["cuda_library"].text(environ) or _LIBRARY
     command = [sys.executable, "-I", "-S", __file__, file]
     try:
         done = subprocess.run(

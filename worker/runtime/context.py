@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from horovod.worker.runtime import logs
 from horovod.worker.runtime.errors import MemberLostError, StartError, print_as_a_sentence
 from horovod.worker.runtime.formation import Context, form
-from horovod.worker.settings import SETTINGS, Settings, resolve
+from horovod.worker.settings import SETTINGS, Settings, misspelt, resolve
 
 if TYPE_CHECKING:
     from horovod.worker.runtime.proofs import Memory
@@ -146,9 +146,9 @@ def _because_of_fork() -> str:
 
 
 def _tell_unheeded(settings: Settings) -> None:
-    """One line, once in a process, for each setting that the user gave and that nothing acts on."""
-    for setting in SETTINGS:
-        sentence = setting.unheeded(getattr(settings, setting.name))
+    """One line, once in a process, for each setting that the user gave, or meant to give, and that nothing acts on."""
+    unheeded = [setting.unheeded(getattr(settings, setting.name)) for setting in SETTINGS]
+    for sentence in [*unheeded, *misspelt(os.environ)]:
         if sentence and sentence not in _told:
             _told.add(sentence)
             log.warning("%s", sentence)

@@ -6,6 +6,8 @@ import os
 import sys
 import types
 
+from horovod.worker.settings import ROWS
+
 
 class StartError(ValueError):
     """A whole sentence: what was wrong, where, and what to do. A ValueError because hvd.init() promises one."""
@@ -23,7 +25,7 @@ def print_as_a_sentence() -> None:
     """
     if sys.excepthook is not sys.__excepthook__:
         return
-    if os.environ.get("HOROVOD_LOG_LEVEL", "").lower() in ("debug", "trace"):
+    if ROWS["log_level"].text(os.environ).lower() in ("debug", "trace"):
         return
     sys.excepthook = _sentence_hook
 

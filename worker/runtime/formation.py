@@ -25,7 +25,7 @@ from horovod.worker.runtime.offers import choose_hierarchy, engine_options, make
 from horovod.worker.runtime.process_sets import ProcessSets, problem_of
 from horovod.worker.runtime.timeline import Timeline
 from horovod.worker.runtime.world import Endpoint, World
-from horovod.worker.settings import Settings
+from horovod.worker.settings import SETTINGS, Settings
 
 if TYPE_CHECKING:
     from horovod._core import Engine, Segment
@@ -41,30 +41,6 @@ CHECK_SECONDS = 0.05
 
 # How long the coordinator has to tell of a member whose end this process has noticed by itself, as its memory is gone.
 NEWS_SECONDS = 10.0
-
-# Settings that change how ranks work together, so the coordinator refuses members that do not agree on them.
-AGREED = (
-    "transport",
-    "cpu_operations",
-    "hierarchical_allreduce",
-    "fusion_threshold_bytes",
-    "slot_bytes",
-    "slot_count",
-    "connections_per_peer",
-    "num_nccl_streams",
-    "gpu_operations",
-    "gpu_allreduce",
-    "gpu_allgather",
-    "gpu_broadcast",
-    "gpu_alltoall",
-    "gpu_reducescatter",
-    "gpu_pack_threshold_bytes",
-    "gpu_pack_count",
-    "dynamic_process_sets",
-    "stall_check_disable",  # these three for the coordinator, which watches for stalls
-    "stall_check_seconds",
-    "stall_shutdown_seconds",
-)
 
 
 class Context:
@@ -227,7 +203,7 @@ def _join(
     if listeners is not None:
         made.callback(listeners.close)
     endpoints: list[Endpoint] = listeners.endpoints if listeners else []
-    options = {name: str(getattr(settings, name)) for name in AGREED}
+    options = {row.name: str(getattr(settings, row.name)) for row in SETTINGS if row.agreed}
     options["process_sets"] = _in_short([list(ranks) for ranks in process_sets])
 
     coordinator = settings.coordinator

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from horovod.worker.settings import Settings
+from horovod.worker.settings import ROWS, Settings
 
 _PACKAGED_NCCL = (Path("nvidia", "nccl", "lib", "libnccl.so.2"),)
 # The older one first where both are: older drivers understand what it makes.
@@ -26,13 +26,13 @@ def nccl_file(settings: Settings | None = None, path: Iterable[str] | None = Non
 
     settings: those of the world; before there is one the environment decides. path: default sys.path.
     """
-    given = os.environ.get("HOROVOD_NCCL_LIBRARY", "").strip() if settings is None else settings.nccl_library
+    given = ROWS["nccl_library"].text(os.environ) if settings is None else settings.nccl_library
     return given or _packaged(_PACKAGED_NCCL, path)
 
 
 def nvrtc_file(settings: Settings | None = None, path: Iterable[str] | None = None) -> str:
     """What HOROVOD_NVRTC_LIBRARY names, or the file of an nvidia-cuda-nvrtc package, or "" for the system's."""
-    given = os.environ.get("HOROVOD_NVRTC_LIBRARY", "").strip() if settings is None else settings.nvrtc_library
+    given = ROWS["nvrtc_library"].text(os.environ) if settings is None else settings.nvrtc_library
     return given or _packaged(_PACKAGED_NVRTC, path)
 
 
@@ -43,7 +43,7 @@ def _packaged(names: Iterable[Path], path: Iterable[str] | None) -> str:
 
 def cuda_file(settings: Settings | None = None) -> str:
     """What HOROVOD_CUDA_LIBRARY names, or "" for the system's."""
-    given = os.environ.get("HOROVOD_CUDA_LIBRARY", "").strip() if settings is None else settings.cuda_library
+    given = ROWS["cuda_library"].text(os.environ) if settings is None else settings.cuda_library
     return given or ""
 
 

@@ -11,7 +11,7 @@ from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.gpu import gpu_operations
 from horovod.worker.runtime.world import World
 from horovod.worker.setting import split_address
-from horovod.worker.settings import Settings
+from horovod.worker.settings import SETTINGS, Settings
 
 if TYPE_CHECKING:
     from horovod._core import Segment
@@ -59,20 +59,11 @@ def choose_hierarchy(settings: Settings, world: World) -> list[int]:
 
 
 def engine_options(settings: Settings) -> dict[str, int]:
-    """Fields of csrc/base/config.h."""
-    gloo = settings.cpu_operations == "gloo"
-    progress_timeout_seconds = (gloo and settings.gloo_timeout_seconds) or settings.progress_timeout_seconds
-    return {
-        "fusion_threshold_bytes": settings.fusion_threshold_bytes,
-        "spin_us": settings.spin_us,
-        "progress_timeout_ms": max(1, int(progress_timeout_seconds * 1000)),
-        "slot_bytes": settings.slot_bytes,
-        "slot_count": settings.slot_count,
-        "gloo": int(gloo),
-        "nccl_streams": max(1, settings.num_nccl_streams),
-        **gpu_operations(settings),
-        "gpu_pack_threshold_bytes": settings.gpu_pack_threshold_bytes,
-        "gpu_pack_count": settings.gpu_pack_count,
-        "batched_copies": int(settings.batch_d2d_memcopies),
-        "async_completion": int(settings.async_completion),
-    }
+    """Fields of csrc/base/config.h: those that rows name, and those on which several settings decide."""
+    options = {row.engine: int(getattr(settings, row.name) * row.engine_scale) for row in SETTINGS if row.engine}
+    options |= gpu_operations(settings)
+    options["nccl_streams"] = max(1, settings.num_nccl_streams)
+    options["gloo"] = int(settings.cpu_operations == "gloo")
+    if options["gloo"] and settings.gloo_timeout_seconds:
+        options["progress_timeout_ms"] = settings.gloo_timeout_seconds * 1000
+    return options

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from horovod.worker.setting import Setting, environment_text
+from horovod.worker.setting import Setting
 from horovod.worker.settings import SETTINGS
 
 _CONTROLLERS = ("gloo", "mpi")
@@ -53,14 +53,11 @@ def read_config(path: str | Path) -> dict[str, str]:
 
 
 def _text(setting: Setting, value: Any, source: str) -> str:
-    if setting.kind in ("int", "float") and isinstance(value, int | float) and not isinstance(value, bool):
-        if value < 0:
-            raise ValueError(f"{source} must be >= 0, not {value}.")
-        value = value * setting.flag_scale
-    elif setting.kind == "list" and not isinstance(value, list):
+    if setting.kind == "list" and not isinstance(value, list):
         value = str(value)
-    checked = setting.check(value, source)
-    return environment_text(not checked if setting.yaml_inverted else checked)
+    if setting.yaml_inverted:
+        value = not setting.check(value, source)
+    return setting.from_option(value, source)
 
 
 def _check_controller(value: Any, where: str) -> None:

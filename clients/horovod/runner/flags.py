@@ -1,7 +1,7 @@
 """The command line of `horovodrun`. Options that are settings come from the settings table; the rest is listed here.
 
-An option is never ignored in silence: what would change the job and does not exist yet is refused in a sentence
-(`refusal`); what is accepted and has no effect says so in --help, and when it is used rank 0 says so at hvd.init().
+An option that would change the job and does not exist yet is refused in a sentence (`refusal`). One that is accepted
+and has no effect says so in --help; if it is a setting, rank 0 says so at hvd.init() when it is used.
 """
 
 from __future__ import annotations
@@ -9,23 +9,14 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from horovod import __version__
-from horovod.worker.setting import Setting, environment_text
-from horovod.worker.settings import MAX_SIZE, SETTINGS
+from horovod.worker.setting import Setting
+from horovod.worker.settings import MAX_SIZE, ROWS, SETTINGS
 
-# Spellings beside the one in the table: (option, the value it stores). --help does not show these.
-_SPELLINGS: dict[str, tuple[tuple[str, bool], ...]] = {
-    "--hierarchical-allreduce": (("--no-hierarchical-allreduce", False),),
-    "--hierarchical-allgather": (("--no-hierarchical-allgather", False),),
-    "--torus-allreduce": (("--no-torus-allreduce", False),),
-    "--autotune": (("--no-autotune", False),),
-    "--timeline-mark-cycles": (("--no-timeline-mark-cycles", False),),
-    "--no-stall-check": (("--stall-check", False),),
-    "--pin-gpus": (("--no-pin-gpus", False),),
-    "--set-num-threads": (("--no-set-num-threads", False),),
-    "--mpi-threads-disable": (("--no-mpi-threads-disable", False),),
+# Options of earlier versions that mean the same as one in the table: (option, the value it stores). --help hides them.
+_OLD_SPELLINGS = {
     "--log-without-timestamp": (
         ("--log-with-timestamp", False),
         ("--log-hide-timestamp", True),
@@ -59,7 +50,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser() -> Parser:
-    """All options of API and table."""
+    """Knows the options that are listed here and those of the settings table."""
     parser = Parser(
         prog="horovodrun",
         description="Starts a training program as several processes that train together.",
@@ -135,24 +126,21 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
 def flag_environment(args: argparse.Namespace) -> dict[str, str]:
     """Environment variables for the settings that were given as options. ValueError for a bad value."""
     environ: dict[str, str] = {}
-    for setting, value in _given(args):
-        flag = str(setting.flag)
-        if setting.kind in ("int", "float") and value < 0:
-            raise ValueError(f"{flag} must be >= 0, not {value:g}.")
-        checked = setting.check(value * setting.flag_scale if setting.flag_scale != 1 else value, flag)
-        environ[setting.env] = environment_text(checked)
+    for setting in SETTINGS:
+        if setting.flag is not None and (value := getattr(args, _dest(setting.flag))) is not None:
+            environ[setting.env] = setting.from_option(value, setting.flag)
     if args.network_interface:
         # The two options add up. In one --network-interface several names may stand, as in earlier versions.
         names = [*",".join(args.network_interface).split(","), *(args.network_interfaces or "").split(",")]
-        environ["HOROVOD_NETWORK_INTERFACES"] = interface_list(names, "--network-interface")
+        environ |= interface_variable(names, "--network-interface")
     return environ
 
 
-def interface_list(names: Iterable[str], source: str) -> str:
-    """HOROVOD_NETWORK_INTERFACES for `names`, each once; ValueError naming `source` when there is none."""
-    setting = next(setting for setting in SETTINGS if setting.name == "network_interfaces")
+def interface_variable(names: Iterable[str], source: str) -> dict[str, str]:
+    """The environment variable for `names`, each once; ValueError naming `source` when there is none."""
+    setting = ROWS["network_interfaces"]
     given = dict.fromkeys(name.strip() for name in names)
-    return environment_text(setting.check(",".join(name for name in given if name), source))
+    return {setting.env: setting.from_option(",".join(name for name in given if name), source)}
 
 
 def refusal(args: argparse.Namespace) -> str | None:
@@ -164,26 +152,21 @@ def refusal(args: argparse.Namespace) -> str | None:
 
 
 def _add_setting(group: argparse._ArgumentGroup, setting: Setting, flag: str) -> None:
-    dest = flag.removeprefix("--").replace("-", "_")
-    text = (f"no effect: {setting.no_effect}" if setting.no_effect else setting.help).replace("%", "%%")
+    dest = _dest(flag)
+    text = setting.meaning().replace("%", "%%")
     if setting.kind == "bool":
+        opposite = "--" + flag.removeprefix("--no-") if flag.startswith("--no-") else "--no-" + flag.removeprefix("--")
+        other_help = f"the opposite of {flag}" if setting.default else argparse.SUPPRESS
         group.add_argument(flag, dest=dest, action="store_const", const=True, default=None, help=text)
-        for other, value in _SPELLINGS.get(flag, ()):
-            group.add_argument(other, dest=dest, action="store_const", const=value, help=argparse.SUPPRESS)
+        for other, value in _OLD_SPELLINGS.get(flag, ((opposite, False),)):
+            group.add_argument(other, dest=dest, action="store_const", const=value, help=other_help)
         return
-    kinds = {"int": int, "float": float}
-    shown = setting.env.removeprefix("HOROVOD_").split("_")[-1]
-    group.add_argument(flag, dest=dest, type=kinds.get(setting.kind, str), metavar=shown, help=text)
+    shown = setting.flag_unit or setting.unit or setting.env.split("_")[-1]
+    group.add_argument(flag, dest=dest, metavar=shown.upper(), help=text)
 
 
-def _given(args: argparse.Namespace) -> list[tuple[Setting, Any]]:
-    found = []
-    for setting in SETTINGS:
-        if setting.flag is not None:
-            value = getattr(args, setting.flag.removeprefix("--").replace("-", "_"))
-            if value is not None:
-                found.append((setting, value))
-    return found
+def _dest(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
 
 
 def _command_start(parser: Parser, argv: Sequence[str]) -> int:

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from horovod.runner import task
-from horovod.runner.flags import interface_list
+from horovod.runner.flags import interface_variable
 from horovod.runner.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
 from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.output import Console, Writer
-from horovod.worker.settings import MAX_SIZE, resolve
+from horovod.worker.settings import MAX_SIZE, ROWS, resolve
 
 if TYPE_CHECKING:
     from horovod.runner.job import Job
@@ -109,9 +109,10 @@ def run(
         raise NotImplementedError(f"Starting processes on other hosts ({', '.join(others)}) is not available yet.")
     environ = dict(os.environ)
     if start_timeout is not None:
-        environ["HOROVOD_START_TIMEOUT"] = str(start_timeout)
+        setting = ROWS["start_timeout_seconds"]
+        environ[setting.env] = setting.from_option(start_timeout, "start_timeout")
     if network_interface is not None or network_interfaces is not None:
-        environ["HOROVOD_NETWORK_INTERFACES"] = interface_list(interfaces, "network_interfaces")
+        environ |= interface_variable(interfaces, "network_interfaces")
     resolve(environ)
 
     # Guardian first: the job makes threads and gRPC channels.

@@ -22,7 +22,7 @@ from horovod.worker.agent.gpus import pinned
 from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.output import Console
 from horovod.worker.agent.threads import thread_variables
-from horovod.worker.settings import SETTINGS, resolve
+from horovod.worker.settings import ROWS, resolve, variables
 
 _LOOPBACK = "127.0.0.1"
 _OUTPUT_GRACE_S = 1.0
@@ -47,10 +47,8 @@ class Job:
 def rank_environments(job: Job, coordinator: str, token: str) -> list[dict[str, str]]:
     """The environment of every rank, in rank order."""
     names = job.host_names
-    inherited = {name: value for name, value in job.environ.items() if name != "HOROVOD_TOKEN_FILE"}
-    setting = next(setting for setting in SETTINGS if setting.name == "network_interfaces")
-    given = job.environ.get(setting.env, "").strip()
-    interfaces = setting.parse(given) if given else ()
+    inherited = {name: value for name, value in job.environ.items() if name != ROWS["token_file"].env}
+    interfaces = resolve(job.environ).network_interfaces
     # NCCL uses the same interfaces as our own connections. What a user said to NCCL itself stays.
     nccl = {"NCCL_SOCKET_IFNAME": ",".join(interfaces)} if interfaces else {}
     places = assign([Seat(str(number), name) for number, name in enumerate(names)])
@@ -61,15 +59,17 @@ def rank_environments(job: Job, coordinator: str, token: str) -> list[dict[str, 
             {
                 **nccl,
                 **inherited,
-                "HOROVOD_COORDINATOR": coordinator,
-                "HOROVOD_TOKEN": token,
-                "HOROVOD_RANK": str(place.rank),
-                "HOROVOD_SIZE": str(len(places)),
-                "HOROVOD_LOCAL_RANK": str(place.local_rank),
-                "HOROVOD_LOCAL_SIZE": str(place.local_size),
-                "HOROVOD_CROSS_RANK": str(place.cross_rank),
-                "HOROVOD_CROSS_SIZE": str(place.cross_size),
-                "HOROVOD_HOSTNAME": names[int(place.member_id)],
+                **variables(
+                    coordinator=coordinator,
+                    token=token,
+                    rank=place.rank,
+                    size=len(places),
+                    local_rank=place.local_rank,
+                    local_size=place.local_size,
+                    cross_rank=place.cross_rank,
+                    cross_size=place.cross_size,
+                    hostname=names[int(place.member_id)],
+                ),
                 # Lines appear when they are printed, although stdout is a pipe now.
                 "PYTHONUNBUFFERED": "1",
             }

@@ -21,6 +21,8 @@ from typing import Any
 
 import cloudpickle
 
+from horovod.worker.settings import ROWS
+
 _LENGTH = struct.Struct("<Q")  # of what follows; 0 until all of it is there
 
 # The program of a rank. Nothing is imported from the current directory before the function runs: a json.py there is
@@ -112,7 +114,7 @@ def _pieces(descriptor: int, length: int) -> Iterator[bytes]:
 def main(arguments: list[str]) -> int:
     """Runs the function; the exit code."""
     function_file, results = int(arguments[0]), arguments[1].split(",")
-    result_file = int(results[int(os.environ["HOROVOD_RANK"])])
+    result_file = int(results[int(os.environ[ROWS["rank"].env])])
     for descriptor in (function_file, result_file):
         os.set_inheritable(descriptor, False)  # what the function starts is not to hold them
     try:

@@ -1,0 +1,74 @@
+"""docs/settings.md, made from the settings table: `python -m horovod.runner.settings > docs/settings.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from horovod.worker.setting import Setting, environment_text
+from horovod.worker.settings import SETTINGS
+
+_BEGIN = """# Settings
+
+This page is made from the table in `worker/settings.py` by `python -m horovod.runner.settings > docs/settings.md`.
+
+A setting is an environment variable of the training processes, and an option of `horovodrun` and a key in its YAML file
+(`--config-file`), which set the variable. An option beats the file, and the file beats the environment; an argument of
+`hvd.init()` beats them all. Values are checked by `horovodrun` before anything starts, and by `hvd.init()` before a
+process contacts the coordinator. An empty variable counts as unset. A switch takes 1 or 0 (also true/false, yes/no,
+on/off), and each has an option for 0: `--no-pin-gpus` beside `--pin-gpus`. A key such as `params.slot_bytes` is
+`slot_bytes` in the section `params`:
+
+```yaml
+params:
+  slot_bytes: 65536
+```
+"""
+_LAUNCHER = """
+## Set by launchers
+
+`horovodrun` decides these for each process, so they have neither an option nor a key. Set them for processes that are
+started without a launcher.
+"""
+_NO_EFFECT = """
+## Without effect
+
+Accepted for programs that were written for earlier versions. Values are checked, and nothing else is done with them;
+rank 0 says so when one is set.
+"""
+
+
+def markdown() -> str:
+    """The page."""
+    acting = [setting for setting in SETTINGS if not setting.no_effect]
+    return "\n".join(
+        [
+            _BEGIN,
+            *_table(setting for setting in acting if setting.flag),
+            _LAUNCHER,
+            *_table(setting for setting in acting if not setting.flag),
+            _NO_EFFECT,
+            *_table(setting for setting in SETTINGS if setting.no_effect),
+            "",
+        ]
+    )
+
+
+def _table(settings: Iterable[Setting]) -> list[str]:
+    head = ["| variable, option, key | value | default | meaning |", "|---|---|---|---|"]
+    return head + [_line(setting) for setting in settings]
+
+
+def _line(setting: Setting) -> str:
+    names = "<br>".join(f"`{name}`" for name in (setting.env, setting.flag, setting.yaml) if name)
+    value = "1 or 0" if setting.kind == "bool" else setting.expected()
+    if setting.flag_unit:
+        value += f"; option and key in {setting.flag_unit}"
+    meaning = setting.meaning()
+    if setting.yaml_inverted:
+        meaning += "; the key says the opposite"
+    default = "" if setting.default in (None, ()) else f"`{environment_text(setting.default)}`"
+    return f"| {names} | {value} | {default} | {meaning} |"
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

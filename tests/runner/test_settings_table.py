@@ -1,0 +1,216 @@
+"""What is derived from the settings table: errors, flags, keys, agreement, the engine's options, the page in docs."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from horovod import _core
+from horovod.common import basics as hvd
+from horovod.coordinator.__main__ import _seconds
+from horovod.coordinator.limits import Limits
+from horovod.runner.config_file import read_config
+from horovod.runner.flags import flag_environment, parse_args
+from horovod.runner.job import Job, rank_environments
+from horovod.runner.settings import markdown
+from horovod.worker.runtime.gpu import GPU_OPERATION_NAMES
+from horovod.worker.runtime.offers import engine_options
+from horovod.worker.setting import Setting, environment_text
+from horovod.worker.settings import ROWS, SETTINGS, Settings, misspelt, resolve
+
+ROOT = Path(__file__).parents[2]
+LIVE = [row for row in SETTINGS if not row.no_effect]
+ENGINE = [row for row in SETTINGS if row.engine]
+
+
+def other_than_default(row: Setting) -> str:
+    """A value of the variable that its row accepts."""
+    if row.kind == "bool":
+        return environment_text(not row.default)
+    if row.kind == "choice":
+        return next(choice for choice in row.choices if choice != row.default)
+    if row.kind in ("int", "float"):
+        least = row.minimum or 0
+        value = least if least != row.default else least + row.multiple * row.flag_scale
+        return environment_text(int(value) if row.kind == "int" else float(value))
+    return "something"
+
+
+def as_option(row: Setting) -> str:
+    text = other_than_default(row)
+    return str(int(text) // row.flag_scale) if row.flag_scale != 1 else text
+
+
+def config(tmp_path: Path, row: Setting, text: str) -> Path:
+    path = tmp_path / "config.yaml"
+    section, _, key = str(row.yaml).partition(".")
+    path.write_text(f"{section}: {{{key}: {text}}}")
+    return path
+
+
+WRONG = [
+    ("slot_bytes", "5000", "an integer from 4096 to 67108864, a multiple of 4096 (bytes); leave it out for 262144."),
+    ("slot_bytes", "134217728", "an integer from 4096 to 67108864, a multiple of 4096 (bytes)"),
+    ("slot_bytes", "4096.0", "an integer from 4096"),
+    ("slot_count", "1", "an integer from 2 to 64; leave it out for 4."),
+    ("progress_timeout_seconds", "0", "a number from 0.001 to 10000000 (seconds); leave it out for 300.0."),
+    ("progress_timeout_seconds", "soon", "a number from 0.001"),
+    ("num_nccl_streams", "4294967297", "an integer from 0 to 1024"),  # which is 1 in 32 bits
+    ("gpu_operations", "smoke", "one of auto, nccl, host, mpi, gloo; leave it out for auto."),
+    ("network_interfaces", ",", "names separated by commas."),
+    ("nccl_library", " ", "a text that is not empty."),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "words"), WRONG)
+def test_a_bad_value_is_named_by_where_it_stands(name: str, value: str, words: str, tmp_path: Path) -> None:
+    row = ROWS[name]
+    if value.strip():  # an empty variable counts as unset
+        with pytest.raises(ValueError, match=re.escape(f"{row.env}='{value}' is not usable: expected {words}")):
+            resolve({row.env: value})
+    with pytest.raises(ValueError, match=re.escape(f"{row.flag}='{value.strip()}' is not usable: expected {words}")):
+        flag_environment(parse_args(["-np", "1", f"{row.flag}={value.strip()}", "true"]))
+    path = config(tmp_path, row, repr(value))
+    with pytest.raises(ValueError, match=re.escape(f"{row.yaml} in {path}='{value.strip()}' is not usable: expected")):
+        read_config(path)
+
+
+def test_a_bad_switch_is_named(tmp_path: Path) -> None:
+    row = ROWS["dynamic_process_sets"]
+    with pytest.raises(ValueError, match="HOROVOD_DYNAMIC_PROCESS_SETS='2' is not usable: expected 1 or 0"):
+        resolve({row.env: "2"})
+    with pytest.raises(ValueError, match=r"params.dynamic_process_sets in .*=2 is not usable: expected 1 or 0"):
+        read_config(config(tmp_path, row, "2"))
+
+
+def test_limits_are_told_in_the_unit_of_the_option(tmp_path: Path) -> None:
+    row = ROWS["fusion_threshold_bytes"]
+    words = re.escape("='1.5' is not usable: expected an integer from 0 to 4398046511104 (MB); leave it out for 128.")
+    with pytest.raises(ValueError, match=f"^--fusion-threshold-mb{words}"):
+        flag_environment(parse_args(["-np", "1", "--fusion-threshold-mb", "1.5", "true"]))
+    with pytest.raises(ValueError, match=f"^params.fusion_threshold_mb in .*{words}"):
+        read_config(config(tmp_path, row, "'1.5'"))
+
+
+def test_init_checks_before_it_contacts_the_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
+    monkeypatch.setenv("HOROVOD_SLOT_BYTES", "5000")
+    with socket.create_server(("127.0.0.1", 0)) as coordinator:
+        with pytest.raises(ValueError, match=r"initialization failed\. HOROVOD_SLOT_BYTES='5000' is not usable"):
+            hvd.init(f"127.0.0.1:{coordinator.getsockname()[1]}", size=2)
+        coordinator.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            coordinator.accept()
+
+
+def test_horovodrun_checks_before_it_starts_anything(
+    horovodrun: Callable[..., CompletedProcess[str]], tmp_path: Path
+) -> None:
+    mark = tmp_path / "started"
+    done = horovodrun("-np", "2", "touch", str(mark), environ={"HOROVOD_SLOT_BYTES": "5000"})
+    assert (done.returncode, mark.exists()) == (2, False)
+    assert done.stderr.startswith("horovodrun: HOROVOD_SLOT_BYTES='5000' is not usable: expected an integer from 4096")
+
+
+def test_every_setting_is_a_variable_a_flag_and_a_key(tmp_path: Path) -> None:
+    without = {row.name for row in LIVE if not row.flag}
+    assert without == {row.name for row in LIVE if row.launcher} | {"coordinator", "token", "token_file", "size"}
+    assert {row.name for row in SETTINGS if row.yaml} == {row.name for row in SETTINGS if row.flag}
+
+
+@pytest.mark.parametrize("row", [row for row in SETTINGS if row.flag], ids=lambda row: row.name)
+def test_flag_and_key_reach_the_ranks(row: Setting, tmp_path: Path) -> None:
+    option, expected = as_option(row), {row.env: other_than_default(row)}
+    assert row.parse(expected[row.env]) != row.default
+    given = [str(row.flag), option]
+    if row.kind == "bool":
+        no = str(row.flag).startswith("--no-")
+        given = [str(row.flag)] if option == "1" else [f"--{'' if no else 'no-'}{str(row.flag)[5 if no else 2 :]}"]
+    assert flag_environment(parse_args(["-np", "1", *given, "true"])) == expected
+    value = environment_text(option != "1") if row.yaml_inverted else option
+    assert read_config(config(tmp_path, row, f"'{value}'")) == expected
+    job = Job(["true"], ["localhost"] * 2, expected)
+    assert [environ[row.env] for environ in rank_environments(job, "127.0.0.1:1", "token")] == [*expected.values()] * 2
+
+
+def test_defaults_of_table_and_engine_are_the_same() -> None:
+    assert _core.complete_options(engine_options(Settings())) == _core.complete_options({})
+
+
+@pytest.mark.parametrize("row", ENGINE, ids=lambda row: row.name)
+def test_every_engine_row_changes_the_engine(row: Setting) -> None:
+    before = _core.complete_options({})
+    # NCCL has at least one stream.
+    given = {row.env: other_than_default(row) if row.name != "num_nccl_streams" else "2"}
+    after = _core.complete_options(engine_options(resolve(given)))
+    assert {name for name in before if before[name] != after[name]} == {row.engine}
+
+
+@pytest.mark.parametrize("row", [row for row in LIVE if not row.engine], ids=lambda row: row.name)
+def test_other_rows_change_no_option_that_has_a_row(row: Setting) -> None:
+    decides = {"cpu_operations", "gpu_operations", *(f"gpu_{name}" for name in GPU_OPERATION_NAMES)}
+    given = {row.name: "gloo"} if row.name in decides else {}
+    given = given or {row.name: "h:1" if row.kind == "address" else other_than_default(row)}
+    after = engine_options(resolve({}, given))
+    assert (after != engine_options(Settings())) == (row.name in decides)
+
+
+def test_the_engine_knows_no_other_option() -> None:
+    with pytest.raises(ValueError, match="Unknown engine option 'slot_byte'"):
+        _core.complete_options({"slot_byte": 4096})
+
+
+@pytest.mark.parametrize("row", [row for row in ENGINE if row.kind == "int"], ids=lambda row: row.name)
+def test_the_engine_accepts_what_the_table_does(row: Setting) -> None:
+    for limit in (row.minimum, row.maximum):
+        options = engine_options(resolve({row.env: str(limit)}))
+        _core.Engine(rank=0, size=1, epoch=1, labels=["rank 0 on host here"], options=options).close()
+
+
+def test_coordinator_and_members_have_the_same_limits() -> None:
+    assert Limits() == Limits(Settings().keepalive_timeout_seconds, Settings().reattach_grace_seconds)
+    for name in ("keepalive_timeout_seconds", "reattach_grace_seconds"):
+        assert (_seconds(str(ROWS[name].minimum)), _seconds(str(ROWS[name].maximum))) == (0.001, 10_000_000)
+
+
+def test_init_documents_the_variables_of_its_arguments() -> None:
+    rows = [ROWS[name] for name in inspect.signature(hvd.init).parameters if name in ROWS]
+    assert len(rows) >= 8
+    assert [row.env for row in rows if row.env not in str(hvd.init.__doc__)] == []
+
+
+def test_the_page_in_docs_is_current() -> None:
+    page = (ROOT / "docs" / "settings.md").read_text()
+    assert page == markdown(), "python -m horovod.runner.settings > docs/settings.md"
+    assert [row.env for row in SETTINGS if f"`{row.env}`" not in page] == []
+
+
+def test_sources_name_settings_only_and_read_them_by_their_row() -> None:
+    known = {row.env for row in SETTINGS}
+    for folder in ("clients", "worker", "coordinator", "csrc"):
+        for path in [path for ending in ("py", "cc", "h") for path in (ROOT / folder).rglob(f"*.{ending}")]:
+            text = path.read_text()
+            for name in set(re.findall(r"HOROVOD_[A-Z0-9_]*[A-Z0-9]", text)):
+                assert name in known or any(one.startswith(f"{name}_") for one in known), f"{path}: {name}"
+            assert not re.search(r"(environ\S*[\[(]|getenv\()\s*\"HOROVOD_", text), path
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("SLOT_BYTE", "SLOT_BYTES"), ("FUSION_THRESHOLD_MB", "FUSION_THRESHOLD"), ("LOGLEVEL", "LOG_LEVEL")],
+)
+def test_a_misspelt_variable_is_told(given: str, meant: str) -> None:
+    sentence = f"HOROVOD_{given} is not a setting; did you mean HOROVOD_{meant}?"
+    assert misspelt({f"HOROVOD_{given}": "1", "HOROVOD_SIZE": "1", "PATH": "/bin"}) == [sentence]
+
+
+def test_variables_of_the_build_and_of_other_launchers_are_not_misspelt() -> None:
+    others = ("WITH_GLOO", "WITHOUT_GLOO", "NCCL_HOME", "NCCL_LIB", "GPU", "SPARK_START_TIMEOUT", "TEST_TIER")
+    assert misspelt({f"HOROVOD_{name}": "1" for name in others}) == []
