@@ -51,16 +51,12 @@ class Setting:
         """The value of `text`; ValueError with a sentence that names `source` (default: the variable)."""
         where = source or self.env
         text = text.strip()
-        if self.kind == "int":
+        if self.kind in ("int", "float"):
             try:
-                return self._in_range(int(text), text, where)
+                number = int(text) if self.kind == "int" else float(text)
             except ValueError as error:
                 raise self._bad(where, text) from error
-        if self.kind == "float":
-            try:
-                return self._in_range(float(text), text, where)
-            except ValueError as error:
-                raise self._bad(where, text) from error
+            return self._in_range(number, text, where)
         if self.kind == "bool":
             if text.lower() in _TRUE:
                 return True
@@ -167,14 +163,17 @@ def row(
     section: str | None = None,
     flag: str | None = None,
     key: str | None = None,
+    limits: tuple[float | None, float | None] = (None, None),
     **more: Any,
 ) -> Any:
     """A field of a dataclass that `rows` makes a Setting of; `more` are other fields of Setting.
 
     section: of the configuration file; a setting in one also has a flag. Flag and key are made of the variable's name,
     unless they are given: HOROVOD_SLOT_BYTES in the section params has --slot-bytes and params.slot_bytes.
+    limits: smallest and greatest number.
     """
-    values = {"env": env, "default": default, "help": help, **more}
+    minimum, maximum = limits
+    values = {"env": env, "default": default, "help": help, "minimum": minimum, "maximum": maximum, **more}
     if section is not None:
         flag = flag or "--" + env.removeprefix("HOROVOD_").lower().replace("_", "-")
         key = key or flag.removeprefix("--").replace("-", "_").removeprefix(f"{section}_")

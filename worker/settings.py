@@ -26,9 +26,9 @@ _COORDINATOR = "processes meet at a coordinator, which the launcher starts or HO
 MAX_SIZE = 1 << 16  # what a coordinator accepts (horovod.coordinator.core.checks; a test compares the two)
 GPU_OPERATIONS = ("auto", "nccl", "host", "mpi", "gloo")
 
-_PATIENCE: dict[str, Any] = {"unit": "seconds", "minimum": 0.001, "maximum": 10_000_000}
-_PLACE: dict[str, Any] = {"minimum": 0, "maximum": MAX_SIZE - 1, "launcher": True}
-_COUNT: dict[str, Any] = {"minimum": 1, "maximum": MAX_SIZE}
+_PATIENCE: dict[str, Any] = {"unit": "seconds", "limits": (0.001, 10_000_000)}
+_PLACE: dict[str, Any] = {"limits": (0, MAX_SIZE - 1), "launcher": True}
+_COUNT: dict[str, Any] = {"limits": (1, MAX_SIZE)}
 _TUNING: dict[str, Any] = {"section": "autotune", "no_effect": _NO_TUNING}
 
 
@@ -139,8 +139,7 @@ class Settings:
         "TCP connections between two ranks, for networks that limit each; without it one for each network interface "
         "that both have",
         section="params",
-        minimum=1,
-        maximum=64,
+        limits=(1, 64),
         agreed=True,
     )
     fusion_threshold_bytes: int = row(
@@ -150,8 +149,7 @@ class Settings:
         section="params",
         flag="--fusion-threshold-mb",
         unit="bytes",
-        minimum=0,
-        maximum=1 << 62,
+        limits=(0, 1 << 62),
         flag_unit="MB",
         flag_scale=1 << 20,
         agreed=True,
@@ -163,8 +161,7 @@ class Settings:
         "how long a waiting thread polls before it sleeps",
         section="params",
         unit="microseconds",
-        minimum=0,
-        maximum=1_000_000,
+        limits=(0, 1_000_000),
         engine="spin_us",
     )
     slot_bytes: int = row(
@@ -173,8 +170,7 @@ class Settings:
         "size of one shared-memory staging slot",
         section="params",
         unit="bytes",
-        minimum=4096,
-        maximum=64 << 20,
+        limits=(4096, 64 << 20),
         multiple=4096,
         agreed=True,
         engine="slot_bytes",
@@ -184,8 +180,7 @@ class Settings:
         4,
         "staging slots of each rank where all ranks share a host",
         section="params",
-        minimum=2,
-        maximum=64,
+        limits=(2, 64),
         agreed=True,
         engine="slot_count",
     )
@@ -207,7 +202,7 @@ class Settings:
         section="params",
         flag="--cycle-time-ms",
         unit="milliseconds",
-        minimum=0,
+        limits=(0, None),
         no_effect="there is no cycle: what gets ready while data travels is the next batch",
     )
     cache_capacity: int = row(
@@ -215,7 +210,7 @@ class Settings:
         1024,
         "operations whose agreement is remembered",
         section="params",
-        minimum=0,
+        limits=(0, None),
         no_effect="every agreement is remembered",
     )
     dynamic_process_sets: bool = row(
@@ -271,7 +266,7 @@ class Settings:
         "how long a changed world may take to form again",
         section="params",
         unit="seconds",
-        minimum=0,
+        limits=(0, None),
         no_effect="HOROVOD_START_TIMEOUT says how long a changed world may take",
     )
 
@@ -336,7 +331,7 @@ class Settings:
         section="stall_check",
         flag="--stall-check-warning-time-seconds",
         unit="seconds",
-        minimum=0,
+        limits=(0, None),
         agreed=True,
     )
     stall_shutdown_seconds: float = row(
@@ -346,7 +341,7 @@ class Settings:
         section="stall_check",
         flag="--stall-check-shutdown-time-seconds",
         unit="seconds",
-        minimum=0,
+        limits=(0, None),
         agreed=True,
     )
 
@@ -356,20 +351,19 @@ class Settings:
         "HOROVOD_AUTOTUNE_LOG", None, "CSV file of what autotune tried", flag="--autotune-log-file", **_TUNING
     )
     autotune_warmup_samples: int = row(
-        "HOROVOD_AUTOTUNE_WARMUP_SAMPLES", 3, "samples that autotune throws away first", minimum=0, **_TUNING
+        "HOROVOD_AUTOTUNE_WARMUP_SAMPLES", 3, "samples that autotune throws away first", limits=(0, None), **_TUNING
     )
     autotune_steps_per_sample: int = row(
-        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", 10, "steps in one sample of autotune", minimum=0, **_TUNING
+        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", 10, "steps in one sample of autotune", limits=(0, None), **_TUNING
     )
     autotune_bayes_opt_max_samples: int = row(
-        "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", 20, "samples after which autotune stops", minimum=0, **_TUNING
+        "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", 20, "samples after which autotune stops", limits=(0, None), **_TUNING
     )
     autotune_gaussian_process_noise: float = row(
         "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
         0.8,
         "noise that autotune assumes in its samples",
-        minimum=0,
-        maximum=1,
+        limits=(0, 1),
         **_TUNING,
     )
 
@@ -394,8 +388,7 @@ class Settings:
         1,
         "batches of GPU tensors that may overlap, each on a CUDA stream of its own",
         section="library_options",
-        minimum=0,
-        maximum=1024,
+        limits=(0, 1024),
         agreed=True,
         engine="nccl_streams",
     )
@@ -406,8 +399,7 @@ class Settings:
         "none are",
         section="library_options",
         unit="bytes",
-        minimum=0,
-        maximum=1 << 30,
+        limits=(0, 1 << 30),
         agreed=True,
         engine="gpu_pack_threshold_bytes",
     )
@@ -416,8 +408,7 @@ class Settings:
         8,
         "fewer small GPU tensors than this stay where they are",
         section="library_options",
-        minimum=1,
-        maximum=1 << 20,
+        limits=(1, 1 << 20),
         agreed=True,
         engine="gpu_pack_count",
     )
@@ -461,8 +452,7 @@ class Settings:
         "how long a peer may make no progress in an operation of Gloo; 0 leaves it to HOROVOD_PROGRESS_TIMEOUT",
         section="library_options",
         unit="seconds",
-        minimum=0,
-        maximum=10_000_000,
+        limits=(0, 10_000_000),
     )
     mpi_threads_disable: bool = row(
         "HOROVOD_MPI_THREADS_DISABLE",
