@@ -91,7 +91,8 @@ Struct known(const void* given, size_t bytes) {
 }
 
 Status add_c_tensor(const HorovodTensor& tensor, Submission& submission) {
-  if (tensor.dtype < 0 || tensor.dtype >= kDTypeCount) return invalid("Unknown dtype " + std::to_string(tensor.dtype) + ".");
+  if (tensor.dtype < 0 || tensor.dtype >= kDTypeCount)
+    return invalid("Unknown dtype " + std::to_string(tensor.dtype) + ".");
   if (tensor.dimensions < 0 || (tensor.dimensions > 0 && !tensor.shape)) return invalid("A tensor has no shape.");
   TensorSpec spec;
   spec.dtype = static_cast<DType>(tensor.dtype);
