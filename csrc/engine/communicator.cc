@@ -15,11 +15,6 @@
 namespace horovod {
 namespace {
 
-constexpr uint64_t kUnnamedLanes = 32;        // how many unnamed operations of one signature may overlap
-constexpr size_t kUnnamedVariants = 512;      // how many signatures of one kind of unnamed operations are known
-constexpr int64_t kBlockedAfterUs = 500'000;  // a wait of this long is told to the coordinator,
-constexpr int64_t kBlockedAgainUs =
-    1'000'000;  // and told again: only a report that is newer than what it contradicts counts
 constexpr int64_t kLeftGraceUs = 1'000'000;  // how long the data plane has to notice a departure by itself
 constexpr int64_t kGatherUs = 200;           // how long the background thread lets small operations gather
 constexpr int64_t kGatherAgainUs = 1'000;    // and how long once more when some came meanwhile: it costs a wake-up
@@ -29,8 +24,6 @@ constexpr int64_t kTendMs = 10;              // how often somebody looks what a 
 constexpr int64_t kDriveSliceUs = 100'000;
 constexpr int64_t kPatientUs = 10'000;    // who has waited so long for one operation sleeps, whoever is late
 constexpr int64_t kLingerUs = 1'000'000;  // for peers that do not take the reason of an abort
-
-bool is_unnamed(const std::string& name) { return name.ends_with(".noname"); }
 
 }  // namespace
 
@@ -47,8 +40,8 @@ Communicator::Communicator(int process_set, int rank, std::vector<int> ranks, st
       outbox_(outbox),
       timeline_(timeline),
       on_abort_(std::move(on_abort)),
-      lane_of_id_(kMaxIds, nullptr),
-      by_id_(kMaxIds) {}
+      table_(process_set),
+      join_(table_, ranks_[rank_], [this](Submission& zeros) { return make_zeros(zeros); }) {}
 
 Communicator::~Communicator() {
   if (const Status stuck = close(""); !stuck.ok()) {  // whoever owns this had to keep it
@@ -72,30 +65,17 @@ Status Communicator::submit(const std::shared_ptr<Submission>& submission, bool 
     if (!ended_.ok()) return with_context(ended_, *submission);
     if (abort_.raised()) return with_context(abort_.cause(), *submission);
     if (closed_) return {Code::aborted, closed_why_};
-    if (joining_.mine || !joining_.others.empty()) [[unlikely]]
-      HVD_TRY(refusal(submission->spec));
-    NameEntry& entry = names_[submission->spec.name];
-    entry.unnamed = entry.variants.empty() ? is_unnamed(submission->spec.name) : entry.unnamed;
-    if (entry.in_flight) {
+    if (join_.restricts()) [[unlikely]]
+      HVD_TRY(join_.refusal(submission->spec));
+    if (!table_.submit(submission, effects_)) {
       return {Code::invalid_argument, "Requested to submit " + submission->spec.name + " on rank " +
                                           std::to_string(ranks_[rank_]) +
                                           ", a tensor with the same name as another tensor that is currently being "
                                           "processed. Give each operation in flight a name of its own, or synchronize "
                                           "the earlier one first."};
     }
-    entry.in_flight = !entry.unnamed;
-    submission->entry = &entry;
-    submission->lane = &lane_for(entry, *submission);
-    ++submission->lane->users;
-    in_flight_.emplace(submission.get(), submission);
-    ++pending_;
     ++activity_;
-    if (entry.unnamed) submission->unnamed = entry.submitted++;
-    if (submission->lane->active) {
-      submission->lane->waiting.push_back(submission.get());
-    } else {
-      begin(*submission);
-    }
+    apply_effects();
     if (!wait_follows && needs_background() && !driving_) {
       unstarted_bytes_ += bytes_of(submission->spec);
       wake_background = background_idle_ || unstarted_bytes_ >= kStartBytes;
@@ -129,52 +109,58 @@ Status Communicator::submit_alone(Submission& submission) {
   return {};
 }
 
-Lane& Communicator::lane_for(NameEntry& entry, const Submission& submission) {
-  NameEntry::Variant* variant = nullptr;
-  for (const std::unique_ptr<NameEntry::Variant>& known : entry.variants) {
-    if (known->lanes[0]->spec.agrees_with(submission.spec)) {
-      variant = known.get();
-      break;
+bool Communicator::apply_effects() {
+  bool ended = false;
+  for (Effect& effect : effects_) {
+    Submission* const submission = effect.submission;
+    switch (effect.kind) {
+      case Effect::arrive: {
+        if (timeline_.active() && !submission->zeros) [[unlikely]]
+          timeline_.begun(*submission, effect.id, ranks_);
+        // Another library's algorithms take the tensors as they are; ours may let small ones travel with the arrival.
+        Status status = plane_.backend ? log_->arrive(effect.id) : log_->arrive_with(effect.id, *submission);
+        if (!status.ok()) {
+          abort_.raise(std::move(status));
+          log_->wake();
+        }
+        break;
+      }
+      case Effect::withdraw:
+        if (Status failed = log_->withdraw(effect.id); !failed.ok()) abort_.raise(std::move(failed));
+        break;
+      case Effect::announce:
+        if (timeline_.active() && !submission->traced) [[unlikely]]
+          timeline_.begun(*submission, TimelineEvent::kNoId, ranks_);
+        tell_coordinator(OutboxItem::announce, *submission);
+        counters_.announced.fetch_add(1, std::memory_order_relaxed);
+        break;
+      case Effect::tell_blocked:
+        tell_coordinator(OutboxItem::blocked, *submission);
+        break;
+      case Effect::recalled:
+        outbox_.push({.kind = OutboxItem::recalled, .process_set = process_set_, .ids = std::move(effect.ids)});
+        break;
+      case Effect::tell_joined:
+        outbox_.push({.kind = OutboxItem::join, .round = effect.round, .without_zeros = effect.without_zeros});
+        break;
+      case Effect::complete:
+        if (effect.done->traced) [[unlikely]]
+          timeline_.ended(*effect.done, effect.done->status);
+        effect.done->state.store(Operation::done, std::memory_order_release);
+        if (effect.done->completions) [[unlikely]]
+          effect.done->completions->add(std::move(effect.done));
+        ended = true;
+        break;
     }
   }
-  if (!variant) {
-    if (entry.unnamed && entry.variants.size() >= kUnnamedVariants) make_room(entry);
-    entry.variants.push_back(std::make_unique<NameEntry::Variant>());
-    variant = entry.variants.back().get();
-  }
-  variant->latest = entry.submitted;
-  // The lane depends on the number of earlier operations only, so all members choose alike.
-  const size_t index = entry.unnamed ? variant->submitted++ % kUnnamedLanes : 0;
-  if (index == variant->lanes.size()) {
-    variant->lanes.push_back(std::make_unique<Lane>());
-    variant->lanes.back()->spec = submission.spec;
-  }
-  return *variant->lanes[index];
+  effects_.clear();
+  return ended;
 }
 
-void Communicator::begin(Submission& submission) {
-  Lane& lane = *submission.lane;
-  lane.active = &submission;
-  if (timeline_.active() && !submission.zeros) [[unlikely]]
-    timeline_.begun(submission, lane.id, ranks_);
-  if (lane.id == Lane::kNoId) {
-    announce(submission);
-    return;
-  }
-  by_id_[lane.id].store(&submission, std::memory_order_release);
-  submission.arrived = true;
-  // Another library's algorithms take the tensors as they are; ours may let small ones travel with the arrival.
-  Status status = plane_.backend ? log_->arrive(lane.id) : log_->arrive_with(lane.id, submission);
-  if (!status.ok()) {
-    abort_.raise(status);
-    log_->wake();
-  }
-}
-
-void Communicator::announce(Submission& submission) {
-  announced_[submission.announced_name()] = &submission;
-  tell_coordinator(OutboxItem::announce, submission);
-  counters_.announced.fetch_add(1, std::memory_order_relaxed);
+void Communicator::apply_effects_beside_driver() {
+  if (!apply_effects()) return;
+  driver_changed_.notify_all();
+  log_->wake();
 }
 
 void Communicator::tell_coordinator(OutboxItem::Kind kind, const Submission& submission) {
@@ -215,10 +201,9 @@ bool Communicator::wait(Submission& submission, int64_t timeout_us) {
   }
   --helpers_;
   ++activity_;
-  if (!done() && !submission.running.load(std::memory_order_relaxed) &&
-      now - submission.waited_since_us > kBlockedAfterUs && now - submission.reported_us > kBlockedAgainUs) {
-    submission.reported_us = now;
-    tell_coordinator(OutboxItem::blocked, submission);
+  if (!done()) {
+    table_.waits(submission, now, effects_);
+    apply_effects();
   }
   const bool wake_background = farewell_due_ || ((needs_background() || device_busy()) && background_idle_);
   lock.unlock();
@@ -263,21 +248,13 @@ void Communicator::drive(const std::function<bool()>& enough, int64_t deadline_u
   }
 }
 
-void Communicator::unfinished(std::vector<Unfinished>& found) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& [submission, owner] : in_flight_) {
-    if (submission->zeros || submission->running.load(std::memory_order_relaxed)) continue;
-    found.push_back({submission->number, process_set_, submission->announced_name(), submission->waited_since_us != 0});
-  }
-}
-
 Status Communicator::run(const LogEvent& event) {
   const std::vector<TensorId>& ids = event.ids;
   std::vector<Operation*>& batch = batch_;
   batch.clear();
   uint64_t bytes = 0;
   for (const TensorId id : ids) {
-    Submission* const submission = id < kMaxIds ? by_id_[id].load(std::memory_order_acquire) : nullptr;
+    Submission* const submission = table_.arrived(id);
     if (!submission) {
       return {Code::internal, "The order log agreed on id " + std::to_string(id) + " that rank " +
                                   std::to_string(ranks_[rank_]) + " did not submit; please report this."};
@@ -295,40 +272,30 @@ Status Communicator::run(const LogEvent& event) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!stuck_.ok()) return ended_;  // close() did not wait any longer, and has failed them
-    for (Operation* operation : batch) complete(static_cast<Submission&>(*operation), {});
+    for (Operation* operation : batch) {
+      Submission& submission = static_cast<Submission&>(*operation);
+      if (submission.zeros) [[unlikely]] {
+        join_.settled(submission, effects_);
+      } else {
+        table_.ran(submission, effects_);
+      }
+    }
+    apply_effects();
     if (helpers_ > 1 || background_drives_) driver_changed_.notify_all();
   }
   return {};
 }
 
-void Communicator::complete(Submission& submission, Status status) {
-  if (submission.zeros) [[unlikely]] {
-    complete_zeros(submission);
-    return;
+void Communicator::answer_withdrawn(TensorId id) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Submission* const submission = table_.arrived(id);
+  if (!submission) return;
+  if (submission->zeros) {
+    join_.settled(*submission, effects_);
+  } else {
+    table_.withdrawn(*submission, effects_);
   }
-  if (submission.traced) [[unlikely]]
-    timeline_.ended(submission, status);
-  const auto owner = in_flight_.find(&submission);
-  const std::shared_ptr<Submission> keep = owner->second;
-  in_flight_.erase(owner);
-  --pending_;
-  Lane& lane = *submission.lane;
-  if (lane.active == &submission) {
-    lane.active = nullptr;
-    if (lane.id != Lane::kNoId) forget(lane.id, submission);
-    if (submission.withdrawing && lane.id != Lane::kNoId && submission.withdrawn_status.ok()) finish_recall(lane);
-  }
-  submission.entry->in_flight = false;
-  submission.status = std::move(status);
-  submission.state.store(Operation::done, std::memory_order_release);
-  if (submission.completions) [[unlikely]]
-    submission.completions->add(keep);
-  if (!lane.active && !lane.waiting.empty()) {
-    Submission* next = lane.waiting.front();
-    lane.waiting.pop_front();
-    begin(*next);
-  }
-  release(lane);
+  if (apply_effects()) driver_changed_.notify_all();
 }
 
 void Communicator::start_background() {
@@ -419,7 +386,7 @@ void Communicator::background() {
 
 size_t Communicator::fuse(const TensorId* ids, size_t count) {
   const auto spec_at = [this, ids](size_t index) -> const OpSpec* {
-    const Submission* const submission = by_id_[ids[index]].load(std::memory_order_acquire);
+    const Submission* const submission = table_.arrived(ids[index]);
     return submission ? &submission->spec : nullptr;
   };
   return fused_count(count, spec_at, config_.fusion_threshold_bytes);

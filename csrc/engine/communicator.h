@@ -1,8 +1,5 @@
-// The operations of one process set on this member: which are in flight, under which ids they run, and who runs them.
-//
-// Life of an operation: submit() finds the lane of its name and signature. A lane that has an id arrives in the order
-// log at once; a new one is announced to the coordinator, whose plan gives it an id. When the log says that every
-// member has arrived, the driver runs the batch and completes the operation.
+// The operations of one process set on this member: what is decided in the tensor table is carried out here, towards
+// the order log, the coordinator and the callers that wait.
 //
 // The driver is whichever thread holds `driving_`: a caller that waits for a result drives itself (no hand-over to
 // another thread on the critical path); while nobody waits but operations are pending the background thread drives.
@@ -29,84 +26,15 @@
 #include "collectives/data_plane.h"
 #include "collectives/hierarchical/collectives.h"
 #include "collectives/operation.h"
+#include "engine/join.h"
 #include "engine/order_log.h"
 #include "engine/outbox.h"
+#include "engine/tensor_table.h"
 #include "engine/timeline.h"
 #include "transport/mesh.h"
 #include "transport/region.h"
 
 namespace horovod {
-
-class Completions;
-struct Lane;
-struct NameEntry;
-
-// An operation with what the communicator keeps about it; guarded by Communicator::mutex_ but for the base.
-struct Submission final : Operation {
-  Lane* lane = nullptr;
-  NameEntry* entry = nullptr;
-  std::optional<uint64_t> unnamed;   // its number among those without a name of their own
-  uint64_t number = 0;               // of all operations that this rank has started
-  bool arrived = false;              // in the order log
-  bool withdrawing = false;          // withdraw() was asked; the answer decides
-  bool zeros = false;                // nobody's: what this member contributes after it has joined
-  Status withdrawn_status;           // ends with this when withdrawn; ok means announce again
-  int64_t waited_since_us = 0;       // when a thread first waited for it
-  int64_t reported_us = 0;           // when the coordinator was last told that a thread is blocked on it
-  std::atomic<bool> running{false};  // every rank has arrived; set by the driver before the batch runs
-  // Called once when it is done, by the thread of `completions` (set where this is); not if it was not accepted.
-  std::function<void(const std::shared_ptr<Submission>&)> on_done;
-  Completions* completions = nullptr;
-
-  // As the coordinator knows it.
-  std::string announced_name() const { return unnamed ? spec.name + "." + std::to_string(*unnamed) : spec.name; }
-};
-
-// Operations of one name and signature run one after another under one id. Lives as long as it has an id or operations;
-// one of unnamed operations as long as its variant, because it counts.
-struct Lane {
-  static constexpr TensorId kNoId = ~TensorId{0};
-  OpSpec spec;
-  size_t users = 0;  // operations that refer to it
-  TensorId id = kNoId;
-  TensorId next_id = kNoId;  // of a member that has joined: known already, while `id` is still being taken back
-  Submission* active = nullptr;
-  std::deque<Submission*> waiting;  // unnamed operations only: they come in order and may overlap
-};
-
-struct NameEntry {
-  struct Variant {
-    uint64_t submitted = 0;
-    uint64_t latest = 0;  // unnamed only: `submitted` of the entry when it was last used
-    std::vector<std::unique_ptr<Lane>> lanes;
-  };
-  bool unnamed = false;
-  bool in_flight = false;                          // named only
-  uint64_t submitted = 0;                          // unnamed only: numbers the announcements
-  std::vector<std::unique_ptr<Variant>> variants;  // one for each signature
-};
-
-// An operation that waits for other ranks.
-struct Unfinished {
-  uint64_t number = 0;
-  int process_set = 0;
-  std::string name;      // as the coordinator knows it
-  bool awaited = false;  // by a thread
-};
-
-// hvd.join(), see communicator_join.cc. Numbers equal horovod.protos.v1.JoinPhase.
-enum class JoinPhase : uint8_t { open = 0, ending = 1, over = 2 };
-
-// Guarded by Communicator::mutex_.
-struct Joining {
-  uint32_t round = 0;        // rounds that are over
-  bool mine = false;         // a thread of this member is in join(), or was interrupted there: nothing is submitted
-  bool contributes = false;  // zeros go out for every allreduce that has an id
-  bool ending = false;       // the zeros are being taken back, which the coordinator waits for
-  size_t zeros = 0;          // submissions of zeros in flight
-  std::string others;        // somebody has joined: the coordinator's sentence on it; else empty
-  int last_rank = -1;        // who joined last in the latest round that is over
-};
 
 struct SharedGpu;
 
@@ -137,7 +65,7 @@ class Communicator {
   // Operations that have been submitted and are not done.
   int64_t pending() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return pending_;
+    return static_cast<int64_t>(table_.in_flight().size());
   }
   // Of how many kinds of operations (names and signatures) something is kept.
   size_t known();
@@ -180,14 +108,12 @@ class Communicator {
   void make_mesh_log();
   size_t fuse(const TensorId* ids, size_t count);
   Status submit_alone(Submission& submission);
-  void begin(Submission& submission);
-  void announce(Submission& submission);
+  // Carries out effects_, with mutex_ held. True when operations have ended.
+  bool apply_effects();
+  // The same for a thread that is not the driver, which is told.
+  void apply_effects_beside_driver();
   void tell_coordinator(OutboxItem::Kind kind, const Submission& submission);
-  Lane& lane_for(NameEntry& entry, const Submission& submission);
-  void complete(Submission& submission, Status status);
-  void forget(TensorId id, const Submission& submission) {
-    if (by_id_[id].load(std::memory_order_relaxed) == &submission) by_id_[id].store(nullptr, std::memory_order_relaxed);
-  }
+  bool make_zeros(Submission& zeros);
   void end(const Status& status);
   void fail_locked(const Status& status);
   Status give_up_locked();
@@ -198,24 +124,12 @@ class Communicator {
   DeviceBackend* busy_device() const { return device_busy() ? device_.get() : nullptr; }
   Status run(const LogEvent& event);
   void answer_withdrawn(TensorId id);
-  void finish_recall(Lane& lane);
   void refuse_id(const std::string& what, TensorId id);
-  Status refusal(const OpSpec& spec) const;
-  void refuse_others();
-  Lane& learn(const std::string& name, const OpSpec& operation);
-  void take_next_id(Lane& lane);
-  void contribute(Lane& lane);
-  void complete_zeros(Submission& zeros);
-  void release(Lane& lane);
-  void forget_if_unused(Lane& lane);
-  void make_room(NameEntry& entry);
-  void take_zeros_back();
-  void tell_joined(bool without_zeros);
-  void forget_unnamed();
   void start_background();
   void background();
+  bool is_pending() const { return !table_.in_flight().empty(); }
   bool needs_background() const {
-    return ended_.ok() && helpers_ == 0 && (pending_ > 0 || joining_.mine || now_us() < serving_until_us_);
+    return ended_.ok() && helpers_ == 0 && (is_pending() || join_.joined() || now_us() < serving_until_us_);
   }
   void serve_peers();
   void run_alone(Submission& submission);
@@ -250,17 +164,10 @@ class Communicator {
   DataPlane plane_;         // plane_.device: written before the first operation on a device arrives, read when one runs
   Counters counters_;
 
-  std::mutex mutex_;  // guards everything down to the next comment
-  // Bounded by the ids that there are and the operations in flight, see forget_if_unused() and make_room().
-  std::unordered_map<std::string, NameEntry> names_;
-  std::unordered_map<const Lane*, std::unique_ptr<Lane>> retired_;  // of forgotten variants, while they are in use
-  std::unordered_map<std::string, Submission*> announced_;          // waiting for the coordinator's plan
-  std::unordered_map<Submission*, std::shared_ptr<Submission>> in_flight_;  // owns
-  std::vector<Lane*> lane_of_id_;
-  std::vector<TensorId> recalled_;  // ids of a recall that are settled, to be answered together
-  size_t recalls_open_ = 0;
-  Joining joining_;
-  int64_t pending_ = 0;
+  std::mutex mutex_;   // guards everything down to the next comment
+  TensorTable table_;  // the driver reads what has arrived without the lock, see TensorTable::arrived()
+  Join join_;
+  Effects effects_;  // empty but between a call of the two above and apply_effects()
   int64_t serving_until_us_ =
       0;                  // drive until then though nothing is pending here: peers may ask to take arrivals back
   int helpers_ = 0;       // threads inside wait()
@@ -283,11 +190,6 @@ class Communicator {
   std::condition_variable driver_changed_;  // the driver let go, or operations completed
   // needs_background(), device_busy(), farewell_due_, device_end_due_ or stopping_ became true
   std::condition_variable background_wanted_;
-
-  // What has arrived in the log under an id. Written with mutex_ held: set (release) before the arrival, cleared when
-  // it has run or was taken back. Read (acquire) by the driver, which alone ends what has arrived: what it finds here
-  // stays while it looks, so the log may ask the fuse rule under a lock of its own.
-  std::vector<std::atomic<Submission*>> by_id_;
 
   // Scratch of the driver.
   LogEvent event_;

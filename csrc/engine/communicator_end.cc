@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "engine/communicator.h"
-#include "engine/completions.h"
 
 namespace horovod {
 namespace {
@@ -35,23 +34,10 @@ void Communicator::end(const Status& status) {
 
 void Communicator::fail_locked(const Status& status) {
   if (ended_.ok()) ended_ = status;
-  announced_.clear();
-  for (auto& [submission, owner] : in_flight_) {
-    submission->lane->active = nullptr;
-    submission->lane->waiting.clear();
-    if (submission->entry) submission->entry->in_flight = false;
-    submission->status = with_context(ended_, *submission);
-    if (submission->traced) [[unlikely]]
-      timeline_.ended(*submission, submission->status);
-    submission->state.store(Operation::done, std::memory_order_release);
-    if (submission->completions) [[unlikely]]
-      submission->completions->add(owner);
-  }
-  in_flight_.clear();
-  pending_ = 0;
-  joining_.contributes = false;
-  joining_.zeros = 0;
-  for (std::atomic<Submission*>& submission : by_id_) submission.store(nullptr, std::memory_order_relaxed);
+  join_.close();
+  table_.end(effects_);
+  for (const Effect& effect : effects_) effect.done->status = with_context(ended_, *effect.done);
+  apply_effects();
 }
 
 void Communicator::abort_raised() {
@@ -73,7 +59,7 @@ void Communicator::abort_raised() {
 // A thread is somewhere in an operation, and does not look whether the epoch is over.
 Status Communicator::give_up_locked() {
   std::string what;
-  for (const auto& [submission, owner] : in_flight_) {
+  for (const auto& [submission, owner] : table_.in_flight()) {
     stuck_operations_.push_back(owner);
     if (what.empty() && submission->running.load(std::memory_order_relaxed)) what = submission->spec.name;
   }
@@ -104,25 +90,12 @@ Status Communicator::close(const std::string& farewell, const std::string& why) 
     if (closed_) return stuck_;
     closed_ = true;
     closed_why_ = why;
-    joining_.contributes = false;
-    // What no plan covers yet can't be agreed any more; what has arrived is taken back unless it is agreed.
-    std::vector<Submission*> arrived, rest;
-    for (const auto& [submission, owner] : in_flight_) (submission->arrived ? arrived : rest).push_back(submission);
-    announced_.clear();
-    for (Submission* submission : rest) {
-      submission->lane->waiting.clear();
-      if (submission->lane->active == submission) submission->lane->active = nullptr;
-    }
-    for (Submission* submission : rest) complete(*submission, status);
-    for (Submission* submission : arrived) {
-      submission->withdrawn_status = status;
-      if (submission->withdrawing) continue;
-      submission->withdrawing = true;
-      if (Status failed = log_->withdraw(submission->lane->id); !failed.ok()) abort_.raise(failed);
-    }
+    join_.close();
+    table_.close(status, effects_);
+    apply_effects();
     const int64_t deadline = now_us() + kCloseUs;
     ++helpers_;
-    while (pending_ > 0 && ended_.ok() && now_us() < deadline) {
+    while (is_pending() && ended_.ok() && now_us() < deadline) {
       if (driving_) {
         if (background_drives_) log_->wake();
         driver_changed_.wait_for(lock, std::chrono::microseconds(std::max<int64_t>(1, deadline - now_us())));
@@ -134,7 +107,7 @@ Status Communicator::close(const std::string& farewell, const std::string& why) 
       drive(
           [&] {
             const std::lock_guard<std::mutex> check(mutex_);
-            return pending_ == 0;
+            return !is_pending();
           },
           deadline, device);
       lock.lock();
@@ -144,7 +117,7 @@ Status Communicator::close(const std::string& farewell, const std::string& why) 
     // With nothing pending no operation can hold the driver: it waits for news, or is about to let go, and is only
     // woken.
     const int64_t close_us = config_.close_timeout_ms * 1000;
-    for (const int64_t limit = now_us() + close_us; driving_ && pending_ == 0 && now_us() < limit;) {
+    for (const int64_t limit = now_us() + close_us; driving_ && !is_pending() && now_us() < limit;) {
       log_->wake();
       driver_changed_.wait_for(lock, std::chrono::milliseconds(50));
     }
@@ -155,7 +128,7 @@ Status Communicator::close(const std::string& farewell, const std::string& why) 
     while (device_busy() && !abort_.raised() && now_us() < device_deadline) {
       driver_changed_.wait_for(lock, std::chrono::milliseconds(1));
     }
-    for (const int64_t limit = now_us() + close_us; driving_ && pending_ == 0 && now_us() < limit;) {
+    for (const int64_t limit = now_us() + close_us; driving_ && !is_pending() && now_us() < limit;) {
       driver_changed_.wait_for(lock, std::chrono::milliseconds(1));
     }
     orderly = !abort_.raised() && !device_busy();

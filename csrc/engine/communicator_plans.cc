@@ -1,6 +1,7 @@
-// What the coordinator says about operations: their ids, that the ranks do not agree, that ids are taken back, that a
-// peer has left.
+// What the coordinator says about operations: their ids, that the ranks do not agree, that ids are recalled, who has
+// joined, that a peer has left.
 #include <algorithm>
+#include <cstdlib>
 
 #include "base/clock.h"
 #include "engine/communicator.h"
@@ -8,26 +9,15 @@
 namespace horovod {
 namespace {
 
-constexpr int64_t kServeUs = 2'000'000;  // how long whoever is asked listens to members that take arrivals back
+constexpr int64_t kServeUs = 2'000'000;  // how long a member that may be asked listens to others that withdraw
 
 }  // namespace
 
 void Communicator::apply_plan(const std::string& name, TensorId id, const OpSpec* operation) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (id >= kMaxIds) return refuse_id("gave " + name, id);
-  const auto found = announced_.find(name);
-  if (found == announced_.end()) {
-    if (!operation || !joining_.mine || !ended_.ok() || lane_of_id_[id]) return;  // failed or closed meanwhile
-    Lane& lane = learn(name, *operation);
-    lane.next_id = id;
-    take_next_id(lane);
-    return;
-  }
-  Submission& submission = *found->second;
-  announced_.erase(found);
-  submission.lane->id = id;
-  lane_of_id_[id] = submission.lane;
-  begin(submission);
+  if (!table_.plan(name, id, effects_) && operation && ended_.ok()) join_.plan(name, id, *operation, effects_);
+  apply_effects();
 }
 
 // This rank can't do what the others now do with the id, so the epoch ends.
@@ -37,9 +27,9 @@ void Communicator::refuse_id(const std::string& what, TensorId id) {
   if (log_) log_->wake();
 }
 
-// Between hosts a member that takes an arrival back asks the sequencer, or one of two asks the other, or it asks the
-// rank that speaks for its host, and who is asked may have nothing pending. Whatever makes members do so (an error, a
-// recall) is told to all of them by the coordinator, so it knows to listen.
+// Between hosts a member that withdraws an arrival asks the sequencer, or one of two asks the other, or it asks the
+// rank that speaks for its host, and the member that is asked may have nothing pending. Whatever makes members do so
+// (an error, a recall) is told to all of them by the coordinator, so it knows to listen.
 void Communicator::serve_peers() {
   if (!mesh_ || (rank_ != 0 && size() > 2 && (!hierarchy_ || (region_ && region_->rank() > 0)))) return;
   serving_until_us_ = now_us() + kServeUs;
@@ -49,137 +39,114 @@ void Communicator::serve_peers() {
 void Communicator::apply_error(const std::string& name, const std::string& sentence) {
   const std::lock_guard<std::mutex> lock(mutex_);
   serve_peers();
-  const Status status(Code::precondition, sentence);
-  if (const auto found = announced_.find(name); found != announced_.end()) {
-    Submission& submission = *found->second;
-    announced_.erase(found);
-    complete(submission, status);
-    driver_changed_.notify_all();
-    if (log_) log_->wake();
-    return;
-  }
-  // It may run under an id already (the ranks turned out to wait for different things): take it back.
-  for (const auto& [submission, owner] : in_flight_) {
-    if (submission->zeros) continue;
-    if (submission->announced_name() != name) continue;
-    if (submission->arrived && !submission->withdrawing) {
-      submission->withdrawing = true;
-      submission->withdrawn_status = status;
-      if (Status failed = log_->withdraw(submission->lane->id); !failed.ok()) abort_.raise(failed);
-    }
-    return;
-  }
+  table_.refuse(name, {Code::precondition, sentence}, effects_);
+  apply_effects_beside_driver();
 }
 
 void Communicator::apply_recall(const std::vector<TensorId>& ids) {
   const std::lock_guard<std::mutex> lock(mutex_);
   serve_peers();
-  for (TensorId id : ids) {
+  for (const TensorId id : ids) {
     if (id >= kMaxIds) return refuse_id("recalls", id);
-    ++recalls_open_;
-    Lane* lane = lane_of_id_[id];
-    if (lane && lane->active && lane->active->arrived) {
-      Submission& submission = *lane->active;
-      if (submission.withdrawing && submission.withdrawn_status.ok()) {  // told again
-        --recalls_open_;
-        continue;
-      }
-      if (!submission.withdrawing) {
-        submission.withdrawing = true;
-        if (Status failed = log_->withdraw(id); !failed.ok()) abort_.raise(failed);
-        continue;  // settled when the log answers
-      }
-    }
-    if (lane) {
-      finish_recall(*lane);
-      take_next_id(*lane);
-      forget_if_unused(*lane);
-    } else {
-      recalled_.push_back(id);
-      --recalls_open_;
-    }
   }
-  if (recalls_open_ == 0 && !recalled_.empty()) {
-    OutboxItem item;
-    item.kind = OutboxItem::recalled;
-    item.process_set = process_set_;
-    item.ids.swap(recalled_);
-    outbox_.push(std::move(item));
+  join_.recall(ids, effects_);
+  apply_effects();
+}
+
+void Communicator::apply_join(uint32_t round, const std::vector<int>& ranks, JoinPhase phase,
+                              const std::string& sentence) {
+  if (!log_) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!ended_.ok() || closed_ || round != join_.round() || ranks.empty()) return;  // over, or told again
+  serve_peers();
+  join_.apply(ranks, phase, sentence, effects_);
+  apply_effects();
+  driver_changed_.notify_all();
+  background_wanted_.notify_one();
+  log_->wake();
+}
+
+Status Communicator::join(int64_t timeout_us, int64_t& ticket, int& last_rank) {
+  last_rank = -1;
+  if (!log_) {
+    last_rank = ranks_[rank_];
+    return {};
+  }
+  const int64_t deadline = now_us() + timeout_us;
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    if (ticket != kNoTicket && join_.round() > ticket) {
+      last_rank = join_.last_rank();
+      return {};
+    }
+    if (!ended_.ok() || closed_) {
+      const std::string why = ended_.ok() ? closed_why_ : ended_.message();
+      return {ended_.ok() ? Code::aborted : ended_.code(),
+              why + " (Rank " + std::to_string(ranks_[rank_]) + " was in hvd.join().)"};
+    }
+    const int64_t left = deadline - now_us();
+    if (left <= 0) return {};
+    if (ticket == kNoTicket && !join_.joined() && is_pending()) {
+      const std::shared_ptr<Submission> own = table_.in_flight().begin()->second;
+      lock.unlock();
+      wait(*own, left);  // an error is told to whoever collects its result
+      lock.lock();
+      continue;
+    }
+    if (ticket == kNoTicket) {
+      ticket = join_.round();
+      if (!join_.joined()) {
+        join_.begin(effects_);
+        apply_effects();
+        background_wanted_.notify_one();
+      }
+    }
+    driver_changed_.wait_for(lock, std::chrono::microseconds(left));
   }
 }
 
-// The lane's id is free on this member.
-void Communicator::finish_recall(Lane& lane) {
-  recalled_.push_back(lane.id);
-  lane_of_id_[lane.id] = nullptr;
-  lane.id = Lane::kNoId;
-  if (recalls_open_ > 0 && --recalls_open_ == 0) {
-    OutboxItem item;
-    item.kind = OutboxItem::recalled;
-    item.process_set = process_set_;
-    item.ids.swap(recalled_);
-    outbox_.push(std::move(item));
+// Each has a result of its own: a batch may send on from there what it has just reduced.
+bool Communicator::make_zeros(Submission& zeros) {
+  const OpSpec& spec = zeros.spec;
+  if (spec.device == DeviceKind::gpu) [[unlikely]] {
+    Status failed = device_
+                        ? device_->add_zeros(zeros)
+                        : Status(Code::internal,
+                                 "it has not used a GPU tensor in this process set, so it does not know on which "
+                                 "GPU. Name it: hvd.join(device), or let every rank take part in one operation there "
+                                 "before.");
+    if (failed.ok()) return true;
+    abort_.raise({Code::internal, "Rank " + std::to_string(ranks_[rank_]) +
+                                      " has joined, but can't contribute zeros to " + spec.name +
+                                      " on a GPU: " + failed.message()});
+    return false;
   }
+  for (const TensorSpec& tensor : spec.tensors) {
+    const int64_t count = tensor.elements();
+    const size_t bytes = std::max<size_t>(1, static_cast<size_t>(count) * size_of(tensor.dtype));
+    OutputBuffer input, result;
+    input.data = {static_cast<std::byte*>(std::calloc(1, bytes)), std::free};  // never written: costs no pages if large
+    if (!input.data || !result.allocate(bytes)) {
+      abort_.raise({Code::internal, "Rank " + std::to_string(ranks_[rank_]) +
+                                        " has joined, but has no memory for the " + std::to_string(bytes) +
+                                        " bytes of " + spec.name + "."});
+      return false;
+    }
+    zeros.spans.push_back({input.data.get(), result.data.get(), count});
+    zeros.outputs.push_back(std::move(input));
+    zeros.outputs.push_back(std::move(result));
+  }
+  return true;
 }
 
 size_t Communicator::known() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  size_t lanes = retired_.size();
-  for (const auto& [name, entry] : names_) {
-    for (const std::unique_ptr<NameEntry::Variant>& variant : entry.variants) lanes += variant->lanes.size();
-  }
-  return lanes;
+  return table_.known();
 }
 
-// An operation of the lane is over.
-void Communicator::release(Lane& lane) {
-  --lane.users;
-  forget_if_unused(lane);
-}
-
-// What has neither an id nor an operation is like what never was: the next operation of that name is announced anew.
-// All members lose an id at the same time, by a recall, so ids bound what is known. Unnamed operations are counted,
-// which only make_room() may end.
-void Communicator::forget_if_unused(Lane& lane) {
-  if (lane.users > 0 || lane.id != Lane::kNoId || lane.next_id != Lane::kNoId) return;
-  if (retired_.erase(&lane) > 0) return;
-  const auto found = names_.find(lane.spec.name);
-  if (found == names_.end() || found->second.unnamed) return;
-  std::vector<std::unique_ptr<NameEntry::Variant>>& variants = found->second.variants;
-  std::erase_if(variants, [&](const std::unique_ptr<NameEntry::Variant>& one) { return one->lanes[0].get() == &lane; });
-  if (variants.empty()) names_.erase(found);
-}
-
-// Forgets the signature that was used longest ago. All members do so at the same operation, since they start unnamed
-// operations in the same order; what is still in use of it is kept until it is not, and its ids until their recall.
-void Communicator::make_room(NameEntry& entry) {
-  const auto oldest = std::min_element(entry.variants.begin(), entry.variants.end(),
-                                       [](const auto& a, const auto& b) { return a->latest < b->latest; });
-  for (std::unique_ptr<Lane>& lane : (*oldest)->lanes) {
-    if (lane->users == 0 && lane->id == Lane::kNoId && lane->next_id == Lane::kNoId) continue;
-    const Lane* const key = lane.get();
-    retired_.emplace(key, std::move(lane));
-  }
-  entry.variants.erase(oldest);
-}
-
-void Communicator::answer_withdrawn(TensorId id) {
+void Communicator::unfinished(std::vector<Unfinished>& found) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  Submission* const submission = by_id_[id].exchange(nullptr, std::memory_order_acquire);
-  if (!submission) return;
-  submission->arrived = submission->withdrawing = false;
-  if (submission->zeros) {
-    if (submission->withdrawn_status.ok()) finish_recall(*submission->lane);
-    complete_zeros(*submission);
-    return;
-  }
-  if (!submission->withdrawn_status.ok()) {
-    complete(*submission, submission->withdrawn_status);
-    driver_changed_.notify_all();
-    return;
-  }
-  finish_recall(*submission->lane);
-  announce(*submission);
+  table_.unfinished(found);
 }
 
 void Communicator::peer_left(int member, const std::string& sentence) {

@@ -41,7 +41,7 @@ def test_names_that_the_ranks_disagree_on() -> None:
 
 def test_unnamed_operations_of_ever_new_shapes() -> None:
     """Forgotten at the same operation by all ranks, although these are at different ones and have others in flight."""
-    signatures = 512  # kUnnamedVariants in csrc/engine/communicator.cc
+    signatures = 512  # kUnnamedVariants in csrc/engine/lane_table.h
 
     def body(member: Member) -> None:
         handles = []

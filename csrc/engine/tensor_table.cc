@@ -1,0 +1,216 @@
+#include "engine/tensor_table.h"
+
+namespace horovod {
+
+bool TensorTable::submit(const std::shared_ptr<Submission>& submission, Effects& effects) {
+  if (!lanes_.enter(*submission)) return false;
+  in_flight_.emplace(submission.get(), submission);
+  if (submission->lane->active) {
+    submission->lane->waiting.push_back(submission.get());
+  } else {
+    begin(*submission, effects);
+  }
+  return true;
+}
+
+void TensorTable::begin(Submission& submission, Effects& effects) {
+  Lane& lane = *submission.lane;
+  lane.active = &submission;
+  if (lane.id == Lane::kNoId) return announce(submission, effects);
+  by_id_[lane.id].store(&submission, std::memory_order_release);
+  submission.arrived = true;
+  effects.push_back({.kind = Effect::arrive, .id = lane.id, .submission = &submission});
+}
+
+void TensorTable::announce(Submission& submission, Effects& effects) {
+  announced_[submission.announced_name()] = &submission;
+  effects.push_back({.kind = Effect::announce, .submission = &submission});
+}
+
+void TensorTable::settle(Submission& submission, Effects& effects) {
+  Lane& lane = *submission.lane;
+  if (lane.active != &submission) return;
+  lane.active = nullptr;
+  if (lane.id == Lane::kNoId) return;
+  by_id_[lane.id].store(nullptr, std::memory_order_relaxed);
+  if (lane.recalled) free_id(lane, effects);
+}
+
+void TensorTable::complete(Submission& submission, Status status, Effects& effects) {
+  Lane& lane = *submission.lane;
+  settle(submission, effects);
+  submission.status = std::move(status);
+  const auto owner = in_flight_.find(&submission);
+  effects.push_back({.kind = Effect::complete, .done = std::move(owner->second)});
+  in_flight_.erase(owner);
+  if (!lane.active && !lane.waiting.empty()) {
+    Submission* const next = lane.waiting.front();
+    lane.waiting.pop_front();
+    begin(*next, effects);
+  }
+  lanes_.leave(submission);
+}
+
+void TensorTable::withdrawn(Submission& submission, Effects& effects) {
+  submission.arrived = submission.withdrawing = false;
+  if (!submission.withdrawn_status.ok()) return complete(submission, std::move(submission.withdrawn_status), effects);
+  settle(submission, effects);
+  begin(submission, effects);
+}
+
+void TensorTable::waits(Submission& submission, int64_t now_us, Effects& effects) {
+  if (submission.running.load(std::memory_order_relaxed) || now_us - submission.waited_since_us <= kBlockedAfterUs ||
+      now_us - submission.reported_us <= kBlockedAgainUs) {
+    return;
+  }
+  submission.reported_us = now_us;
+  effects.push_back({.kind = Effect::tell_blocked, .submission = &submission});
+}
+
+bool TensorTable::plan(const std::string& name, TensorId id, Effects& effects) {
+  const auto found = announced_.find(name);
+  if (found == announced_.end()) return false;
+  Submission& submission = *found->second;
+  announced_.erase(found);
+  submission.lane->id = id;
+  lane_of_id_[id] = submission.lane;
+  begin(submission, effects);
+  return true;
+}
+
+void TensorTable::refuse(const std::string& name, const Status& why, Effects& effects) {
+  if (const auto found = announced_.find(name); found != announced_.end()) {
+    Submission& submission = *found->second;
+    announced_.erase(found);
+    return complete(submission, why, effects);
+  }
+  // It may run under an id already: the ranks turned out to wait for different operations.
+  for (const auto& [submission, owner] : in_flight_) {
+    if (submission->zeros || submission->announced_name() != name) continue;
+    if (submission->arrived) withdraw(*submission, why, effects);
+    return;
+  }
+}
+
+void TensorTable::withdraw(Submission& submission, const Status& why, Effects& effects) {
+  if (submission.withdrawing) return;
+  submission.withdrawing = true;
+  submission.withdrawn_status = why;
+  effects.push_back({.kind = Effect::withdraw, .id = submission.lane->id});
+}
+
+void TensorTable::recall(const std::vector<TensorId>& ids, Effects& effects) {
+  for (const TensorId id : ids) {
+    Lane* const lane = lane_of_id_[id];
+    if (!lane) {
+      recalled_.push_back(id);
+    } else if (lane->next_id == id) {  // not in use yet
+      lane_of_id_[id] = nullptr;
+      lane->next_id = Lane::kNoId;
+      recalled_.push_back(id);
+    } else if (!lane->recalled) {  // else it is told again
+      lane->recalled = true;
+      ++recalls_open_;
+    }
+  }
+  for (const TensorId id : ids) {
+    Lane* const lane = lane_of_id_[id];
+    if (!lane || !lane->recalled) continue;
+    if (lane->active) {
+      withdraw(*lane->active, {}, effects);
+    } else {
+      free_id(*lane, effects);
+      lanes_.forget_if_unused(*lane);
+    }
+  }
+  answer_recalls(effects);
+}
+
+void TensorTable::free_id(Lane& lane, Effects& effects) {
+  recalled_.push_back(lane.id);
+  lane_of_id_[lane.id] = nullptr;
+  lane.id = Lane::kNoId;
+  lane.recalled = false;
+  --recalls_open_;
+  take_next_id(lane);
+  answer_recalls(effects);
+}
+
+void TensorTable::answer_recalls(Effects& effects) {
+  if (recalls_open_ > 0 || recalled_.empty()) return;
+  effects.push_back({.kind = Effect::recalled, .ids = std::move(recalled_)});
+  recalled_.clear();
+}
+
+void TensorTable::close(const Status& why, Effects& effects) {
+  announced_.clear();
+  std::vector<Submission*> arrived, rest;
+  for (const auto& [submission, owner] : in_flight_) (submission->arrived ? arrived : rest).push_back(submission);
+  for (Submission* const submission : rest) {
+    submission->lane->waiting.clear();
+    if (submission->lane->active == submission) submission->lane->active = nullptr;
+  }
+  for (Submission* const submission : rest) complete(*submission, why, effects);
+  for (Submission* const submission : arrived) {
+    withdraw(*submission, why, effects);
+    submission->withdrawn_status = why;  // also if it was to be announced again
+  }
+}
+
+void TensorTable::end(Effects& effects) {
+  announced_.clear();
+  for (auto& [submission, owner] : in_flight_) {
+    submission->lane->active = nullptr;
+    submission->lane->waiting.clear();
+    if (submission->entry) submission->entry->in_flight = false;
+    effects.push_back({.kind = Effect::complete, .done = std::move(owner)});
+  }
+  in_flight_.clear();
+  for (std::atomic<Submission*>& submission : by_id_) submission.store(nullptr, std::memory_order_relaxed);
+}
+
+void TensorTable::unfinished(std::vector<Unfinished>& found) const {
+  for (const auto& [submission, owner] : in_flight_) {
+    if (submission->zeros || submission->running.load(std::memory_order_relaxed)) continue;
+    found.push_back({submission->number, process_set_, submission->announced_name(), submission->waited_since_us != 0});
+  }
+}
+
+void TensorTable::start(const std::shared_ptr<Submission>& submission, Lane& lane, Effects& effects) {
+  submission->lane = &lane;
+  ++lane.users;
+  in_flight_.emplace(submission.get(), submission);
+  begin(*submission, effects);
+}
+
+void TensorTable::drop(Submission& settled) {
+  const auto owner = in_flight_.extract(&settled);
+  lanes_.leave(settled);
+}
+
+void TensorTable::complete_waiting(Submission& submission, Status why, Effects& effects) {
+  std::erase(submission.lane->waiting, &submission);
+  complete(submission, std::move(why), effects);
+}
+
+void TensorTable::learn(const std::string& name, TensorId id, const OpSpec& operation) {
+  if (lane_of_id_[id]) return;
+  Lane& lane = lanes_.learn(name, operation, process_set_);
+  if (lane.next_id != Lane::kNoId) lane_of_id_[lane.next_id] = nullptr;
+  lane.next_id = id;
+  lane_of_id_[id] = &lane;
+  take_next_id(lane);
+}
+
+void TensorTable::take_next_id(Lane& lane) {
+  if (lane.next_id == Lane::kNoId || lane.id != Lane::kNoId || lane.active) return;
+  lane.id = std::exchange(lane.next_id, Lane::kNoId);
+}
+
+void TensorTable::forget_unnamed() {
+  std::vector<TensorId> ids;
+  lanes_.forget_unnamed(ids);
+  for (const TensorId id : ids) lane_of_id_[id] = nullptr;
+}
+
+}  // namespace horovod
