@@ -12,7 +12,13 @@ Kind = Literal["int", "float", "bool", "text", "list", "choice", "address", "tok
 
 MAX_TOKEN_LENGTH = 4096  # gRPC refuses headers above 8 KiB
 
-_KINDS = {"int": "int", "float": "float", "bool": "bool", "str": "text", "tuple[str, ...]": "list"}
+_KINDS: dict[str, Kind] = {  # by the type of the field of Settings
+    "int": "int",
+    "float": "float",
+    "bool": "bool",
+    "str": "text",
+    "tuple[str, ...]": "list",
+}
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
@@ -32,8 +38,8 @@ class Setting:
     choices: tuple[str, ...] = ()  # lower case; kind "choice"
     minimum: float | None = None
     maximum: float | None = None
-    multiple: int = 1  # the value is one of this
-    flag_unit: str | None = None  # of flag and key, where it is another one than the variable's:
+    multiple: int = 1  # the value is a multiple of this
+    flag_unit: str | None = None  # of flag and key; None: that of the variable
     flag_scale: int = 1  # value of the variable = value of flag or key * flag_scale
     yaml_inverted: bool = False  # the key says "enabled" where the variable says "disable"
     agreed: bool = False  # the coordinator refuses a process whose value differs
