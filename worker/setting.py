@@ -12,13 +12,8 @@ Kind = Literal["int", "float", "bool", "text", "list", "choice", "address", "tok
 
 MAX_TOKEN_LENGTH = 4096  # gRPC refuses headers above 8 KiB
 
-_KINDS: dict[str, Kind] = {  # by the type of the field of Settings
-    "int": "int",
-    "float": "float",
-    "bool": "bool",
-    "str": "text",
-    "tuple[str, ...]": "list",
-}
+# By the type of the field of Settings.
+_KINDS: dict[str, Kind] = {"int": "int", "float": "float", "bool": "bool", "str": "text", "tuple[str, ...]": "list"}
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
