@@ -197,7 +197,9 @@ def test_sources_name_settings_only_and_read_them_by_their_row() -> None:
     for folder in ("clients", "worker", "coordinator", "csrc"):
         for path in [path for ending in ("py", "cc", "h") for path in (ROOT / folder).rglob(f"*.{ending}")]:
             text = path.read_text()
-            for name in set(re.findall(r"HOROVOD_[A-Z0-9_]*[A-Z0-9]", text)):
+            # C++ also has constants of such names; those of settings stand in the sentences.
+            said = text if path.suffix == ".py" else " ".join(re.findall(r'"[^"\n]*"', text))
+            for name in set(re.findall(r"HOROVOD_[A-Z0-9_]*[A-Z0-9]", said)):
                 assert name in known or any(one.startswith(f"{name}_") for one in known), f"{path}: {name}"
             assert not re.search(r"(environ\S*[\[(]|getenv\()\s*\"HOROVOD_", text), path
 
