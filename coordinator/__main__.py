@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _allow_many_connections() -> None:
-    """Each member takes one, and the usual soft limit is 1024. (It exists for programs that call select(2).)"""
+    """Raises the limit of open descriptors to what is allowed: each member takes one, and the usual limit is 1024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

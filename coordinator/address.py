@@ -86,7 +86,7 @@ def reason_of(number: int) -> str:
 def is_free(address: str, port: int) -> bool:
     """Whether no process listens on the numeric address.
 
-    This binds a socket, but does not listen on it, so it is in nobody's way.
+    This binds a socket and does not listen on it, so no client connects to it.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:

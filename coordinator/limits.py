@@ -21,7 +21,7 @@ class Limits:
         return max(0.02, min(1.0, self.reattach_grace_s / 4))
 
     def channel_options(self) -> tuple[tuple[str, int], ...]:
-        """gRPC's. Its threads send and answer pings without Python, so a member whose GIL is held is there."""
+        """gRPC's. Its threads send and answer pings without Python, so a member answers also while it holds the GIL."""
         timeout_ms = max(1, int(self.keepalive_timeout_s * 1000))
         return (
             ("grpc.keepalive_time_ms", max(1, min(int(KEEPALIVE_S * 1000), timeout_ms))),

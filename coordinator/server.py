@@ -1,4 +1,4 @@
-"""Store, core and services put together: `CoordinatorServer` for an event loop, `EmbeddedCoordinator` for anybody."""
+"""A coordinator to run: `CoordinatorServer` in an event loop, `EmbeddedCoordinator` in a thread of any program."""
 
 import asyncio
 import errno
@@ -35,7 +35,8 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),  # else two coordinators on one port would each get some of the members
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", MAX_WORLD_BYTES),
-    # Members ping as often as this server does; by default a server takes that for an attack.
+    # Members ping every few seconds. By default a server ends the connection of a client that pings that often while
+    # nothing else is sent.
     ("grpc.http2.min_ping_interval_without_data_ms", 10),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10),
     ("grpc.http2.max_ping_strikes", 0),
@@ -76,7 +77,7 @@ class CoordinatorServer:
     ) -> int:
         """Serves on `listen` ("127.0.0.1:29400"; port 0 lets the system choose) and returns the port.
 
-        token: members must know it; None serves anybody.
+        token: members must know it; None serves every process that can connect.
         store: closed with the server.
         token_files: where processes of this user find the token while the coordinator runs.
 
@@ -192,7 +193,7 @@ class EmbeddedCoordinator:
 
     token: members must know it. Without one the coordinator makes one, `token`; when it listens on the loopback
         interface only, as it does by default, processes of this user find it by themselves, others of this host don't.
-    insecure: serves anybody, without a token.
+    insecure: serves every process that can connect, without a token.
     """
 
     def __init__(
@@ -225,7 +226,7 @@ class EmbeddedCoordinator:
 
     @property
     def token(self) -> str | None:
-        """What members must know (HOROVOD_TOKEN); None when it serves anybody."""
+        """What members must know (HOROVOD_TOKEN); None when it asks for none."""
         return self._token
 
     def start(self) -> "EmbeddedCoordinator":
@@ -241,7 +242,7 @@ class EmbeddedCoordinator:
             raise OSError(number, f"The coordinator cannot be started: {reason_of(number)}.") from error
         self._thread = threading.Thread(target=self._loop.run_forever, name="horovod-coordinator", daemon=True)
         self._thread.start()
-        # Rank 0 mostly writes to the same terminal, where nobody wants to read everything twice.
+        # Rank 0 mostly writes to the same terminal, so a sentence on both would be read twice.
         self._server = CoordinatorServer(
             self._limits,
             told_level=logging.INFO,

@@ -1,9 +1,9 @@
 """How much of the coordinator's memory one world may take, by bytes: for each member, and for all of them together.
 
-Everything that the negotiation keeps because of what a member said is charged to that member before it is kept, and
-given back when it is dropped. What all ranks of a process set have agreed on stays charged to the one that said it
-first, so that agreeing can't fail for want of bytes. The charges are estimates from above, measured on CPython 3.11
-with protobuf 7: names several times, and for each tensor and dimension what a message of protobuf takes for it.
+Everything that the negotiation keeps because of what a member said is charged to that member before it is kept, until
+it is dropped. What all ranks of a process set have agreed on stays charged to the one that said it
+first, so that agreeing can't fail for want of bytes. The charges are upper estimates, measured on CPython 3.11
+with protobuf 7: names count several times, and each tensor and dimension as much as it takes in a protobuf message.
 
 No honest member comes near a limit: its operations are a few thousand of some hundred bytes.
 """

@@ -1,7 +1,7 @@
-"""The clock of a judge who may have been stopped himself.
+"""The clock by which the coordinator decides that time is up; it leaves out time in which the coordinator was stopped.
 
 A coordinator that is suspended with its job (Ctrl-Z, a frozen container, a paused virtual machine) wakes up with a
-clock that has jumped. Members had no chance to be heard in that time, so it must not count for any limit: this clock
+clock that has jumped. No message of a member was read in that time, so it must not count for any limit: this clock
 advances by a bounded amount between two ticks, which come at regular intervals as long as the coordinator runs.
 """
 

@@ -1,17 +1,18 @@
-"""Finds ranks that wait for each other, each in another operation: the script takes other ways on different ranks.
+"""Finds a deadlock: ranks that wait for each other, each in another operation, because their scripts took other ways.
 
-A rank with blocked threads says every second what it has started and not got through (BlockedReport). With that it is
-known of each of its operations which of the other standing ranks have started it too. A rank stands still when all its
-threads that ever waited for an operation are blocked, and it has started nothing and got through nothing for
-some seconds (DeadlockTimes.still_s).
+A rank with blocked threads reports every second which operations it has started that are not complete (BlockedReport).
+From the reports follows, for each operation, which of the reporting ranks have started it and which have not. A rank
+stands still when all its threads that ever waited for an operation are blocked, and it has started and completed
+nothing for some seconds (DeadlockTimes.still_s).
 
-Ranks wait for each other if they all stand still, and each operation that their threads wait for lacks one of them.
-The largest such set of ranks is what is left when those are taken out, again and again, that may go on: because an
-operation they wait for lacks only ranks that are not in the set. What its members wait for can never complete.
+A set of ranks is in a deadlock if all of them stand still, and each operation that their threads wait for has not been
+started by some rank of the set. To find the largest such set, begin with all ranks that stand still, and remove, until
+nothing changes, each rank that may go on: one that waits for an operation which only ranks outside of the set have not
+started. What the ranks that are left wait for can never complete.
 
-Other ranks may still be on their way to the same operations. They come to a stop there as well, and one that came after
-the others got their errors would wait alone; so nothing is ended before all ranks of the process sets concerned stand
-still, unless that takes longer than DeadlockTimes.patience_s.
+Other ranks may still be on their way to the same operations. If the waiting ranks got their errors first, such a rank
+would then wait alone; so no operation is ended before all ranks of the process sets concerned stand still, unless that
+takes longer than DeadlockTimes.patience_s.
 
 A rank that computes, or has a thread that may yet start something, does not stand still, so a job that is only slow is
 never taken for one that hangs.

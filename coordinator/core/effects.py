@@ -9,7 +9,7 @@ from .formation import Formation
 
 @dataclass(frozen=True)
 class Send:
-    """Nothing happens when the member is away."""
+    """Send `event` to the member; nothing happens when it is away."""
 
     member_id: str
     event: pb.MembershipEvent
@@ -17,14 +17,14 @@ class Send:
 
 @dataclass(frozen=True)
 class Close:
-    """Nothing more will be sent to this member, which is no member any more."""
+    """End the stream: this process is no member any more, and nothing more will be sent to it."""
 
     member_id: str
 
 
 @dataclass(frozen=True)
 class Form:
-    """Everybody is here: take the next epoch and call `Membership.formed` with it."""
+    """All members are here: take the next epoch and call `Membership.formed` with it."""
 
     formation: Formation
 

@@ -1,7 +1,7 @@
 """A world about to form, and the message that says what it is once it has.
 
-The message goes to every member, so its size counts as often as there are members: hosts and their interfaces are in it
-once, and what follows from the order is two packed arrays (types.proto's Endpoint takes ten times as much).
+The message goes to every member, so it is kept small: each host and each of its interfaces is in it once, and members
+refer to them by number in two packed arrays (an Endpoint of types.proto for each would take ten times as much).
 """
 
 from dataclasses import dataclass

@@ -28,7 +28,7 @@ class Present:
 
 @dataclass
 class LastWorld:
-    """What proofs of former members are held against, also after the world has ended."""
+    """What proofs of former members are checked with, also after the world has ended."""
 
     epoch: int
     secret: bytes
@@ -51,7 +51,7 @@ class Job:
     causes: dict[str, str] = field(default_factory=dict)  # member id -> sentence, of those that were declared lost
 
     def start(self, world: pb.World, requests: dict[str, pb.JoinRequest]) -> None:
-        """`world` is the running one from now on, and nobody waits any more."""
+        """`world` is the running one from now on, and no member waits any more."""
         self.world = world
         self.waiting = Waiting()
         self.forming = None

@@ -4,10 +4,10 @@ A round goes through three phases, each told to all ranks of the world:
 
     open    some have joined. A rank joins when nothing that it started itself is in flight, and then contributes zeros
             to every allreduce it knows of, ahead of the others; so what the others do needs no word from here.
-    ending  all have joined, so nobody will start anything, and the zeros that still wait are taken back. The last rank
-            never gave any: otherwise the zeros of all would meet, and reduce zeros for ever.
-    over    all have taken their zeros back. Only now may ranks go on, because zeros that are left would be taken for
-            arrivals.
+    ending  all have joined, so no rank starts anything, and the zeros that still wait are withdrawn. The last rank
+            never contributed any: otherwise the zeros of all ranks would meet, and reduce zeros for ever.
+    over    all have withdrawn their zeros. Only now may ranks go on, because zeros that are left would be taken for
+            arrivals of the next operations.
 
 Which phase comes next follows from what the ranks say, and saying something again changes nothing.
 """

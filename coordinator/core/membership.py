@@ -1,6 +1,6 @@
 """The life of a job's worlds: who joins, when a world forms, who leaves, who is lost.
 
-    join ----> waiting --(size members, nobody of the old world left)--> forming --(epoch from the store)--> world
+    join ----> waiting --(size members, none left of the old world)--> forming --(epoch from the store)--> world
                  ^                                                          |
                  +--------------- a member went away meanwhile -------------+
 
@@ -33,8 +33,8 @@ from .words import capitalized, plural, shortened
 
 MAX_REMEMBERED_JOBS = 1024
 MAX_WITNESSES = 2  # asked about one member
-# A world of which no member is connected: it may well train on, and only the way to this coordinator be broken. Nobody
-# waits for a verdict, so its members have this time to come back, unless somebody wants to join the job.
+# How long a world without any connected member is kept: its members may still train, when only their connections to
+# this coordinator broke. A process that wants to join the job ends the wait.
 DORMANT_S = 3600.0
 
 
@@ -42,7 +42,7 @@ class Membership:
     """All jobs of one coordinator."""
 
     def __init__(self, grace_s: float = 10.0) -> None:
-        """grace_s: how long a member may be away for whom nobody vouches."""
+        """grace_s: how long a member may be away while no witness says that its process lives."""
         self._grace_s = grace_s
         self._jobs: dict[str, Job] = {}
         self._job_of: dict[str, Job] = {}  # by member id
@@ -61,7 +61,7 @@ class Membership:
         if request.member_id not in self._job_of and (claim := self._proven_rank(request)) is not None:
             self._last[job.name].used.add(request.member_id)
             if (earlier := job.waiting.claims.get(claim)) is not None:
-                # The same process, which gave up an attempt of which the end has not come here yet.
+                # The same process tries again; the end of its earlier attempt has not been seen here yet.
                 effects += self._remove(earlier, orderly=False, cause="it joined once more", now_s=now_s)
         refusal = self._refusal(job, request, claim)
         if refusal:
@@ -164,7 +164,7 @@ class Membership:
         job = self._jobs[formation.job]
         effects: list[Effect] = []
         if job.world is not None:
-            # Only members that have joined again are left: their goodbyes are late, and nobody waits for them.
+            # Only members that have joined again are left: their goodbyes are late and change nothing.
             effects += [Close(member_id) for member_id in job.present]
             effects.append(Ended(job.name, job.world.epoch))
             for member_id in job.present:
@@ -231,7 +231,7 @@ class Membership:
             job.troubled.pop(attach.member_id, None)
         event = pb.MembershipEvent(attached=pb.Attached(gone=job.gone.values()))
         effects: list[Effect] = [Send(attach.member_id, event)]
-        if job.is_whole():  # and nobody has joined again: whoever waited for the world's end waited in vain
+        if job.is_whole():  # and no member has joined again: who waited for the end of this world is refused
             no = pb.MembershipEvent(refused=pb.Refused(sentence=_already_runs(job)))
             for member_id in list(job.waiting.requests):
                 effects.append(Send(member_id, no))
@@ -306,7 +306,7 @@ class Membership:
         ]
 
     def restart_limits(self, now_s: float) -> None:
-        """The judge's clock has jumped: nobody could be heard in that time."""
+        """The coordinator was stopped for a while (clock.py), and read no message in that time."""
         for job in self._jobs.values():
             for one in job.troubled.values():
                 one.life.restart_limits(now_s)
@@ -394,7 +394,7 @@ class Membership:
         return job.world if job else None
 
     def stranger(self, job_name: str, epoch: int, member_id: str, rank: int) -> str:
-        """Why somebody who says to be `rank` of that world is not believed, or ""."""
+        """Why the claim to be `rank` of that world is not believed, or "" when it is."""
         job = self._jobs.get(job_name)
         if job is None or job.world is None:
             return f"Job {job_name!r} has no running world; epoch {epoch} is over."

@@ -211,7 +211,7 @@ class Negotiation:
         return batch.answers()
 
     def restart_limits(self, now_s: float) -> None:
-        """The judge's clock has jumped."""
+        """The coordinator was stopped for a while (clock.py): limits of seconds begin anew."""
         for process_set in self._sets.values():
             process_set.reports.restart(now_s)
 

@@ -47,7 +47,7 @@ class PendingOperations(Mapping[str, Mapping[int, Announced]]):
         self._by_name[name] = announced
 
     def pop(self, name: str) -> dict[int, Announced]:
-        """Takes the operation out; empty when nobody has announced it."""
+        """Removes the operation and returns it by rank; empty when no rank has announced it."""
         announced = self._by_name.pop(name, {})
         for rank, one in announced.items():
             self._budget.release(rank, one.bytes)

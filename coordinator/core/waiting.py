@@ -17,7 +17,7 @@ class Waiting:
     bytes: int = 0  # of all requests without the options, which every member has alike
     told: dict[str, str] = field(default_factory=dict)  # progress sentence that each saw last
     told_at_s: float | None = None
-    tell_later: bool = False  # somebody will ask for the progress
+    tell_later: bool = False  # an effect TellLater is on its way
 
     def __len__(self) -> int:
         return len(self.requests)

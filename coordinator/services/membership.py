@@ -1,4 +1,4 @@
-"""The Membership service: one stream for each member. That it breaks is not the member's end (core/life.py)."""
+"""The Membership service: one stream for each member. A member whose stream breaks may come back (core/life.py)."""
 
 from collections.abc import AsyncIterator, Iterator
 

@@ -55,7 +55,7 @@ def own_error(error: Exception, who: str) -> str:
 
 @contextlib.asynccontextmanager
 async def own_errors(context: Context, who: str) -> AsyncIterator[None]:
-    """Around what a servicer does outside of `converse`: an error that nobody foresaw ends the stream in words."""
+    """For what a servicer does outside of `converse`: an unexpected error ends the stream with a sentence."""
     try:
         yield
     except grpc.aio.AbortError:
@@ -80,7 +80,7 @@ async def converse(
     who: the peer, as in "rank 1 of job 'digits'".
 
     Whatever a peer sends may end its own stream only. When it is the peer's fault (RefusedError, bytes that are no
-    message, a connection that broke) the log stays quiet; an error that nobody foresaw is the coordinator's own.
+    message, a connection that broke) the log stays quiet; an unexpected error is the coordinator's own.
     """
 
     async def read() -> None:

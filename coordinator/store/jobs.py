@@ -44,5 +44,5 @@ async def publish_world(store: Store, world: membership_pb2.World) -> Entry | No
 
 
 async def retract_world(store: Store, job: str, revision: int) -> None:
-    """Takes back what `publish_world` wrote, unless a later world has replaced it."""
+    """Deletes what `publish_world` wrote, unless a later world has replaced it."""
     await store.delete(world_key(job), revision)
