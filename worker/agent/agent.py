@@ -153,7 +153,7 @@ class LocalAgent:
                     wait.cancel()
             if all(process.code is not None for process in self._processes):
                 return
-        # Only a process stuck in the kernel gets here. Nothing more can be done; waiting for it helps nobody.
+        # Only a process stuck in the kernel gets here. Nothing more can be done, and a longer wait changes nothing.
         for process in self._processes:
             process.ended.set()
 

@@ -113,7 +113,7 @@ def main(pipe: int, launcher: int, grace_s: float) -> None:
         signal.signal(signum, signal.SIG_IGN)
     os.write(1, b"r")
     null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 1)  # so that nobody who waits for the end of the launcher's output waits for us
+    os.dup2(null, 1)  # so that a reader of the launcher's output sees its end without waiting for this process
     _stop(_watch(pipe, launcher), grace_s)
 
 

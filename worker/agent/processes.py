@@ -149,7 +149,7 @@ class TrainingProcess:
             pump.resume()
 
     def abandon_output(self) -> None:
-        """Gives up what it has printed and nobody has read yet."""
+        """Gives up the output that has not been read yet."""
         for pump in self._pumps:
             pump.abandon()
 
@@ -178,7 +178,7 @@ class TrainingProcess:
         self._pumps.append(pump)
 
     def _watch_end(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Sees to it that `_end` is called."""
+        """Arranges that `_end` is called when the process has ended."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except (AttributeError, OSError):  # before Linux 5.3, or forbidden: a thread waits, and the order is less exact

@@ -50,7 +50,7 @@ _HELPLESS = {
 
 
 def waiting_helps(code: grpc.StatusCode) -> bool:
-    """False for a status that the same request gets again."""
+    """Whether a later call may succeed; False for a status that the same request always gets."""
     return code not in _HELPLESS
 
 

@@ -14,11 +14,11 @@ class StartError(ValueError):
 
 
 class MemberLostError(StartError):
-    """Another member was gone again before the world stood. Whoever joins once more may get another world."""
+    """Another member was lost before the world stood. A process that joins once more may get another world."""
 
 
 def print_as_a_sentence() -> None:
-    """From now on a StartError that nobody catches ends the program with its sentence alone, without a traceback.
+    """From now on a StartError that is not caught ends the program with its sentence alone, without a traceback.
 
     What went wrong is outside the program then, and the stack would only bury it. HOROVOD_LOG_LEVEL=debug (or trace)
     keeps the traceback, and so does a program that has set sys.excepthook itself.

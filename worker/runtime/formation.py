@@ -128,7 +128,7 @@ def _form(settings: Settings, process_sets: Sequence[Sequence[int]], memory: Mem
 
 
 def _check(settings: Settings) -> None:
-    """What no single value is to blame for."""
+    """Refuses settings that are right one by one but not together."""
     size, rank = settings.size, settings.rank
     if settings.coordinator is None and ((size or 1) > 1 or (rank or 0) > 0):
         wanted = f"HOROVOD_SIZE={size}" if (size or 1) > 1 else f"HOROVOD_RANK={rank}"

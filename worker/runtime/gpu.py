@@ -62,7 +62,7 @@ def gpu_operations(settings: Settings) -> dict[str, int]:
 def gpu_obstacle(settings: Settings | None = None) -> str:
     """Why GPU tensors can't be communicated on this host and what to do, or ""; asks for no GPU.
 
-    settings: those of the world; without them nobody demands NCCL, and a driver is all that it takes.
+    settings: those of the world; without them NCCL is not demanded, and a driver is enough.
     """
     from horovod import _core
 

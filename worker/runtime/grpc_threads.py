@@ -25,7 +25,7 @@ class GrpcThreads:
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards the two below
         self._threads: set[threading.Thread] = set()
-        self._unknown = 0  # threads of streams that have not told who they are yet
+        self._unknown = 0  # streams whose threads are not known yet
 
     def start(
         self,

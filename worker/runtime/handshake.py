@@ -91,7 +91,7 @@ class Connecting(Handshake):
 
 
 class Listening(Handshake):
-    """`admit` looks at a proven greeting and raises StrangerError when it is not one that is waited for."""
+    """`admit` looks at a proven greeting and raises StrangerError when no such connection is expected."""
 
     def __init__(self, secret: bytes, admit: Callable[[Greeting], None]) -> None:
         super().__init__()

@@ -3,7 +3,7 @@
 Listeners are made before the process joins, because their addresses go into the join request. When the world is known,
 the higher rank of each pair connects to the lower one, `connections` times, spread over the lower one's interfaces. One
 thread runs everything with non-blocking sockets and one deadline; an attempt that fails is made again, at the next
-address, until then. Strangers on the port get no answer, are bounded in number and time, and hold nobody up.
+address, until then. Strangers on the port get no answer, are bounded in number and time, and delay no member.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from horovod.worker.words import is_out_of_descriptors, reason_of
 log = logging.getLogger(__name__)
 
 ATTEMPT_SECONDS = 3.0  # one address may take this long to connect and prove itself before the next is tried
-STRANGER_SECONDS = 5.0  # who connected to us has this long for the whole handshake
+STRANGER_SECONDS = 5.0  # an incoming connection has this long for the whole handshake
 MAX_STRANGERS = 128  # unproven connections at one time, above those that are expected
 FIRST_RETRY_SECONDS = 0.02
 LAST_RETRY_SECONDS = 0.5
@@ -103,7 +103,7 @@ def connect_peers(
 
 @dataclass(eq=False)
 class _Slot:
-    """One connection that is wanted."""
+    """One connection that is to be made."""
 
     rank: int
     index: int

@@ -93,7 +93,7 @@ class Negotiator:
             self._changed.notify_all()
 
     def remove_process_set(self, number: int) -> None:
-        """Nothing happens when the set was not added."""
+        """The coordinator hears that the set is gone; nothing happens when it was not added."""
         with self._changed:
             change = self._process_sets.pop(number, None)
             if change is None:

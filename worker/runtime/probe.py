@@ -47,7 +47,7 @@ def probe(host: str, port: int, timeout_seconds: float) -> Finding:
 
 
 def judge(answer: bytes) -> Finding:
-    """What the first bytes of an answer say about who sent them."""
+    """What the first bytes of an answer say about the program that sent them."""
     if len(answer) == _FRAME_HEADER_BYTES and answer[3] == _SETTINGS and answer[5:] == b"\0\0\0\0":
         return Finding("speaks gRPC but ended the connection", speaks_grpc=True)
     if not answer:

@@ -134,7 +134,7 @@ class Session:
 
     # -- being a member ----------------------------------------------------------------------------------------------
     def attach(self, engine: Engine) -> None:
-        """From now on the engine hears of members that are gone; also of those that went since the world stood."""
+        """From now on the engine hears of members that are gone, also of those that went before this call."""
         with self._changed:
             self._engine = engine
             gone = list(self._gone)
@@ -363,7 +363,7 @@ class _Attempt:
 
 
 def _make_printable(event: membership_pb2.MembershipEvent) -> None:
-    """Sentences hold what other members sent."""
+    """Makes sentences safe to print: they quote what other members sent."""
     kind = event.WhichOneof("event")
     parts = list(event.attached.gone) if kind == "attached" else []
     if kind in ("progress", "refused", "gone"):

@@ -1,4 +1,4 @@
-"""Which process this is, for witnesses of its life, and this process as a witness for others of its host."""
+"""What identifies this process, so that others can tell whether it lives; and whether others of its host live."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Endpoint:
         return f"{host}:{self.port} ({self.interface})" if self.interface else f"{host}:{self.port}"
 
     def is_usable(self) -> bool:
-        """A port at a numeric address: nobody is asked for a name."""
+        """A port at a numeric address, so that no name has to be looked up."""
         try:
             ipaddress.ip_address(self.address)
         except ValueError:
