@@ -9,7 +9,7 @@
       +-- state.on_reset() <- reset(): leave the world and join the next one
 
 A process that is new in a world calls sync() first as well, so all ranks begin a world with the same collectives.
-Nobody skips it: `HostsUpdatedInterrupt.skip_sync` says what rank 0 knew of the hosts when it was interrupted, but a
+No rank skips it: `HostsUpdatedInterrupt.skip_sync` says what rank 0 knew of the hosts when it was interrupted, but a
 process may have come since, and it would wait in sync() for ranks that train already. In vain, a sync costs some
 broadcasts.
 """
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class HostUpdateResult(IntFlag):
-    """What happened to the set of hosts; `mixed` is both."""
+    """What happened to the set of hosts: some came, some went, or both (`mixed`)."""
 
     no_update = 0
     removed = 1
@@ -93,7 +93,7 @@ class State:
             raise HostsUpdatedInterrupt(update_res == HostUpdateResult.removed)
 
     def _latest_update(self) -> tuple[bool, HostUpdateResult]:
-        """Empties the queue: whether something newer than before was in it, and all that happened since."""
+        """Empties the queue: whether it held newer news than the last call found, and what happened in all of it."""
         updated, all_updates = False, HostUpdateResult.no_update
         while True:
             try:
@@ -156,11 +156,11 @@ class ObjectState(State):
         return 0
 
     def _kept(self) -> Iterable[Any]:
-        """What values may refer to and copies of them still refer to, without a copy of it."""
+        """Objects that copies of the values share with the values, because they must not be copied."""
         return ()
 
     def _copied(self, values: dict[str, Any]) -> dict[str, Any]:
-        # One for all: what two attributes share they share in the copy.
+        # One copy of all values: an object that two attributes share is shared in the copy as well.
         memo: dict[int, Any] = {id(kept): kept for kept in self._kept()}
         copies = {}
         for name, value in values.items():
@@ -186,12 +186,12 @@ class NotificationManager:
         self._listeners: list[State] = []
 
     def register_listener(self, listener: State) -> None:
-        """`listener` is told from now on."""
+        """From now on `listener` is called with all news."""
         with self._lock:
             self._listeners.append(listener)
 
     def remove_listener(self, listener: State) -> None:
-        """Takes back one `register_listener`; nothing happens without one."""
+        """Undoes one `register_listener`; does nothing for a listener that is not registered."""
         with self._lock:
             for index, known in enumerate(self._listeners):
                 if known is listener:

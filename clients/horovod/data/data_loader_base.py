@@ -1,4 +1,4 @@
-"""The two classes of horovod.data: what a loader is, and what makes its batches in the background.
+"""The two classes of horovod.data: the base of all loaders, and the mixin that makes batches in the background.
 
 class Loader(BaseDataLoader)                          batches are made when the training asks for them
 class AsyncLoader(AsyncDataLoaderMixin, Loader)       batches are made ahead, by a thread of each iteration
@@ -37,7 +37,7 @@ class BaseDataLoader:
 
 
 class AsyncDataLoaderMixin:
-    """Runs `_iterate` of the class behind it in a thread, which makes batches ahead of the training.
+    """Runs `_iterate` of the next base class in a thread, which makes batches ahead of the training.
 
     Comes first among the base classes:
 

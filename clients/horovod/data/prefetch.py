@@ -1,4 +1,4 @@
-"""One pass over an iterable, whose items a thread makes ahead of whoever takes them.
+"""One pass over an iterable: a thread makes its items ahead of the thread that takes them.
 
     the thread        makes an item, waits while `size` of them are ready, goes on; then says that it has ended, and how
     next(prefetch)    takes the oldest item, or waits for one; after the last raises what the thread ended with
@@ -35,7 +35,7 @@ class Prefetch:
         self._items: deque[Any] = deque()
         self._error: BaseException | None = None
         self._ended = False  # the thread makes no more items
-        self._closed = False  # nobody wants more items
+        self._closed = False  # close() was called: no more items are taken
         # Reentrant, because a garbage collection may close another pass, or this one, in either thread at any time.
         self._changed = threading.Condition(threading.RLock())
         self._pid = os.getpid()
@@ -81,7 +81,7 @@ class Prefetch:
                 self._thread.join()
 
     def _close(self) -> bool:
-        """Tells the thread to end; whether there is one."""
+        """Tells the thread to end; returns whether there is one."""
         if os.getpid() != self._pid:
             return False  # forked: the lock may be held for ever, by a thread that was not copied
         with self._changed:
@@ -106,10 +106,10 @@ class Prefetch:
             self._changed.notify_all()
         _running.discard(self)
         if error is not None:
-            raise error  # nobody asks for another item; threading.excepthook shows it
+            raise error  # no thread takes another item, so none would raise it; threading.excepthook shows it
 
     def _offer(self, item: Any) -> bool:
-        """Waits until there is room for `item`; False if nobody wants it any more."""
+        """Waits until there is room for `item`; False after close()."""
         with self._changed:
             if len(self._items) >= self._size and not self._closed:
                 begun = time.perf_counter()

@@ -21,7 +21,7 @@ _NOT_FROM_HERE = "import sys; sys.path[:] = [entry for entry in sys.path if entr
 
 
 def check_build() -> str:
-    """The table. Every answer comes from a process of its own: importing a framework may take long, or crash."""
+    """The table. Each framework is asked in a process of its own: importing it may take long, or crash."""
     names = [*_FRAMEWORKS, *_PROBES, "NCCL", "Native"]
     with ThreadPoolExecutor(max_workers=4) as pool:
         has = dict(zip(names, pool.map(_has, names), strict=True))

@@ -1,7 +1,7 @@
 """`horovod.run`: a Python function on several processes of this host, its results by rank.
 
-Nothing is served to anybody: the function goes to the processes and the results come back through files without a
-name (task.py).
+No port is opened for them: the function goes to the processes and the results come back through files without a name
+(task.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Launchers other than ours: who of how many processes this one is, where mpirun, srun and the like started it.
+"""Launchers other than ours: rank and size of a process that mpirun, srun or the like has started.
 
 One file for each: a function from the environment's variables to a Task, or None where that launcher has not started
 this process. A new one is such a file and its line in CLUSTERS. What follows from a Task is in join.py.
@@ -13,7 +13,7 @@ from horovod.runner.clusters.task import Task
 from horovod.worker.settings import Settings
 
 # In the order in which they are asked. An mpirun inside of a Slurm allocation leaves Slurm's variables of the step in
-# which its own helpers run, so it goes first; a srun with PMI sets the variables of both, and Slurm's say more.
+# which its own helpers run, so Open MPI is first; a srun with PMI sets the variables of both, and Slurm's say more.
 CLUSTERS: dict[str, Callable[[Mapping[str, str]], Task | None]] = {
     "openmpi": openmpi.find,
     "slurm": slurm.find,

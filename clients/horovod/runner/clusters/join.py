@@ -137,7 +137,7 @@ def _meet_on_this_host(task: Task, settings: Settings) -> _Met:
 
 
 def _ancestor(task: Task) -> list[str]:
-    """What names the launcher's process above this one; its number alone may be another's tomorrow."""
+    """Names the launcher's process above this one; its number alone may be given to another process later."""
     import psutil
 
     with contextlib.suppress(psutil.Error):
@@ -152,7 +152,7 @@ def _ancestor(task: Task) -> list[str]:
 
 # -- between hosts -----------------------------------------------------------------------------------------------------
 def _meet_between_hosts(task: Task, host: str, token: str, timeout_s: float) -> _Met:
-    # Whoever does not know the token can't tell the port either, and so not listen there before rank 0 does.
+    # Who does not know the token can't compute the port either, and so can't listen there before rank 0 does.
     digest = hmac.digest(token.encode(), chr(0).join(task.run).encode(), "sha256")
     port = _PORTS[int.from_bytes(digest[:8], "big") % len(_PORTS)]
     if task.rank != 0:
@@ -163,7 +163,7 @@ def _meet_between_hosts(task: Task, host: str, token: str, timeout_s: float) -> 
 
 
 def _await_listener(task: Task, host: str, port: int, deadline: float) -> None:
-    """Until rank 0 listens. That it does not yet is no reason for a warning on each of the others."""
+    """Waits until rank 0 listens, without a warning on each rank that came before it."""
     while True:
         try:
             socket.create_connection((host, port), timeout=_CONNECT_S).close()
@@ -179,7 +179,7 @@ def _await_listener(task: Task, host: str, port: int, deadline: float) -> None:
 
 
 def _own_address() -> str:
-    """Not the host's name: that often means the loopback interface, which would then be taken for tensors as well."""
+    """A numeric address. The host's name often means the loopback interface, which tensors would then use as well."""
     from horovod.worker.runtime.host import choose_interfaces, interfaces
 
     addresses = [address for interface in choose_interfaces(interfaces()) for address in interface.addresses]

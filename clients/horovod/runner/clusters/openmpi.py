@@ -15,7 +15,7 @@ _RUN = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMIX_SERVER_URI2", "PMIX_S
 
 
 def find(environ: Mapping[str, str]) -> Task | None:
-    """None where Open MPI has not started this process."""
+    """Rank and size by Open MPI's variables; None where it has not started this process."""
     rank, size = number(environ, "OMPI_COMM_WORLD_RANK"), number(environ, "OMPI_COMM_WORLD_SIZE")
     if rank is None or size is None:
         return None

@@ -14,7 +14,10 @@ _OPTION = "mpiexec -genv HOROVOD_COORDINATOR HOST:29400 -genv HOROVOD_TOKEN ..."
 
 
 def find(environ: Mapping[str, str]) -> Task | None:
-    """None where no such launcher has started this process. ValueError where one has, but not how many."""
+    """Rank and size by PMI's variables; None where no such launcher has started this process.
+
+    ValueError where one has, and does not say how many processes there are.
+    """
     rank, size = number(environ, "PMI_RANK"), number(environ, "PMI_SIZE")
     if rank is not None and size is not None:
         local_size = number(environ, "MPI_LOCALNRANKS")

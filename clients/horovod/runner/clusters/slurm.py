@@ -13,7 +13,7 @@ from horovod.runner.clusters.task import Task, number
 
 
 def find(environ: Mapping[str, str]) -> Task | None:
-    """None where srun has not started this process, or has started it alone."""
+    """Rank and size by Slurm's variables; None where srun has not started this process, or has started it alone."""
     rank, size = number(environ, "SLURM_PROCID"), number(environ, "SLURM_STEP_NUM_TASKS")
     if rank is None or size is None or not environ.get("SLURM_STEP_ID", "").isdigit():
         return None

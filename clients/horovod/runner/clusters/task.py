@@ -1,4 +1,4 @@
-"""What a plug-in finds out about this process from the variables of the launcher that started it."""
+"""What the variables of a launcher say of the process that it started."""
 
 from __future__ import annotations
 
