@@ -210,7 +210,7 @@ def test_the_end_of_a_process_of_this_host_needs_no_grace(crew: Crew, process: "
 def test_a_process_that_is_seen_to_live_is_never_lost(
     impatient: Crew, process: "subprocess.Popen[bytes]", lie: str
 ) -> None:
-    """And a process that is another one than the member says vouches for nobody."""
+    """Unless the member has named another process than its own: that one says nothing about the member."""
     said = this_host(process)
     if lie:
         said[lie] = {"pid": 4_000_000, "namespace": "other", "start_time": 1}[lie]

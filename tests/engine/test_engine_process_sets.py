@@ -205,7 +205,7 @@ def test_what_runs_in_a_removed_set_fails_in_words(world: EngineWorld) -> None:
 
 
 def test_a_set_whose_driver_is_still_busy_is_removed_without_harm(world: EngineWorld) -> None:
-    """After an operation was taken back the members of a set listen to each other for a while."""
+    """After an operation was withdrawn the members of a set listen to each other for a while."""
     for number in range(1, 11):
         world.add_set(number, 0, 1)
         world.run(in_set((0, 1), lambda m, s=number: m.allreduce(full(1), "allreduce.known", process_set=s)))

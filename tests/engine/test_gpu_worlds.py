@@ -42,7 +42,7 @@ def libraries(files: list[str]) -> StandIns:
 @pytest.mark.parametrize("way", ["nccl", "nccl by sockets", "host"])
 @pytest.mark.parametrize("transport", ["shm", "tcp", "hosts"])
 def test_killed_at_any_point(files: list[str], monkeypatch: pytest.MonkeyPatch, transport: str, way: str) -> None:
-    """Kernels never end once a peer is gone: the others are freed, told who it was, and form the next world.
+    """Kernels never end once a peer is gone: the others are freed, told which rank it was, and form the next world.
 
     Where NCCL uses sockets it has an error of its own, which comes as early as ours and names nobody.
     """

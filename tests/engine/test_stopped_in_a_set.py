@@ -1,4 +1,4 @@
-"""Process sets of real processes make progress each for itself: a rank that stops holds up nobody but its own set."""
+"""Process sets of real processes make progress independently: a rank that stops holds up only its own sets."""
 
 from __future__ import annotations
 

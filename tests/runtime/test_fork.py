@@ -1,4 +1,4 @@
-"""Forked children of an initialized process: they are told so, and their lives and deaths disturb nobody else."""
+"""Forked children of an initialized process: they can't call Horovod, and what they do disturbs no other process."""
 
 from __future__ import annotations
 

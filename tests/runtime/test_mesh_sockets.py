@@ -139,7 +139,7 @@ def addresses_of(fds: list[int]) -> list[str]:
 
 
 def connect_and_look(world: Ranks) -> dict[tuple[int, int], list[str]]:
-    """Where each rank's connections to a lower one go to, by (rank, lower rank), when nobody says how many."""
+    """Where each rank's connections to a lower one go to, by (rank, lower rank), when their number is not set."""
     futures = [world.connect(r, None) for r in range(len(world.worlds))]
     found = [{peer: addresses_of(fds) for peer, fds in future.result().items()} for future in futures]
     for rank, peers in enumerate(found):

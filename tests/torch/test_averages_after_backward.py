@@ -287,7 +287,7 @@ def _unfrozen() -> None:
 
 
 def _other_defaults() -> None:
-    """What torch makes tensors of on one rank concerns nobody else."""
+    """Ranks may have different default dtypes."""
     import torch
 
     import horovod.torch as hvd
