@@ -1,4 +1,4 @@
-"""Forked children of an initialized process: they can't call Horovod, and what they do disturbs no other process."""
+"""Forked children of an initialized process: they are told that they are in no world, and disturb no other process."""
 
 from __future__ import annotations
 
