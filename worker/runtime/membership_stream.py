@@ -38,7 +38,7 @@ class MembershipStream:
         self._call.cancel()
 
     def read(self, on_event: Callable[[membership_pb2.MembershipEvent], None]) -> tuple[grpc.StatusCode, str]:
-        """Takes every event until the stream ends; how it did."""
+        """Reads every event until the stream ends; returns how it ended."""
         try:
             for event in self._call:
                 on_event(event)

@@ -258,7 +258,7 @@ class _Assembly:
         except OSError as error:
             if is_out_of_descriptors(error):
                 self._give_one_up(error, "accept")
-            return  # else the caller gave up again, or nobody was there
+            return  # else the peer has gone already, or no connection waited
         sock.setblocking(False)
         if len(self._inbound) >= self._inbound_limit:
             self._drop(next(iter(self._inbound)), "too many connections without proof")

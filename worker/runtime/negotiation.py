@@ -1,4 +1,4 @@
-"""Takes what the engine wants to agree on to the coordinator and brings its decisions back.
+"""Sends what the engine announces to the coordinator and brings the coordinator's decisions back.
 
 Three threads: `horovod-outbox` drains the engine, gRPC's own thread sends everything that has come together since the
 last message, and `horovod-negotiation` reads decisions. An announcement is remembered until it is decided, so a broken

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def make_segment(settings: Settings) -> Segment | None:
-    """None when there cannot be one and TCP may do instead."""
+    """This member's segment; None when there can't be one and TCP may be used instead."""
     from horovod._core import Segment
 
     try:
@@ -34,7 +34,7 @@ def make_segment(settings: Settings) -> Segment | None:
 
 
 def make_listeners(settings: Settings, *, optional: bool) -> Listeners | None:
-    """None when there cannot be any and shared memory may do instead."""
+    """This member's listeners; None when there can't be any and shared memory may be used instead."""
     from horovod.worker.runtime.host import choose_interfaces, interfaces, is_loopback
     from horovod.worker.runtime.mesh import Listeners
 

@@ -3,7 +3,7 @@
 Adding and removing are collectives of the whole world, over its own data plane:
 
     exchange   every rank says which sets it means, and where its own part of them can be reached
-    judge      all ranks look at the same answers, so all come to the same verdict
+    judge      all ranks look at the same answers, so all come to the same result
     connect    members map each other's segments or connect sockets; the coordinator is told
     settle     every rank says whether that worked; if it did not for one of them, all undo it
 
@@ -53,7 +53,7 @@ class _Entry:
 
 
 class ProcessSets:
-    """The process sets of one world. Thread-safe; but which thread adds what first must be the same on all ranks."""
+    """The process sets of one world. Thread-safe, but all ranks must add and remove sets in the same order."""
 
     def __init__(self, settings: Settings, world: World, engine: Engine, negotiator: Negotiator | None) -> None:
         self._settings = settings

@@ -221,7 +221,7 @@ class Session:
                 engine.abort(abort)
 
     def _new(self, all_gone: Iterable[membership_pb2.MemberGone], attempt: _Attempt) -> list[membership_pb2.MemberGone]:
-        """Those of this epoch that were not heard of before."""
+        """The members of this epoch that are gone and were not heard of before."""
         news = []
         for gone in all_gone:
             stale = attempt.world is None or gone.epoch != attempt.world.epoch
@@ -251,7 +251,7 @@ class Session:
             self._changed.notify_all()
 
     def stay(self, attempt: _Attempt) -> None:
-        """Comes back to the world again and again, until it is over for this process or the session is closed."""
+        """Opens one stream after another, until the world is over for this process or the session is closed."""
         broken_at, delay, warned = time.monotonic(), FIRST_RETRY_SECONDS, False
         while True:
             with self._changed:
@@ -277,7 +277,7 @@ class Session:
                 )
 
     def _come_back(self, attempt: _Attempt) -> tuple[grpc.StatusCode, str]:
-        """One more stream of the member, until it ends; how it did."""
+        """Runs one more stream of the member until it ends; returns how it ended."""
         try:
             metadata = self._credential.metadata()
         except StartError as error:  # another user's process listens there, which must not see the token

@@ -53,14 +53,14 @@ class Timeline:
             self._engine.start_timeline(name, mark_cycles, time.time_ns() // 1000)
 
     def stop(self) -> bool:
-        """Completes the file; False when there is none."""
+        """Completes the file; returns False when there is none."""
         running, problem = self._engine.stop_timeline()
         if problem:
             log.warning("The timeline is not complete. %s", problem)
         return running
 
     def stop_as_asked(self) -> None:
-        """hvd.stop_timeline(): says it when there is nothing to stop."""
+        """hvd.stop_timeline(): logs a sentence when there is nothing to stop."""
         if not self.stop() and self._writes:
             log.info("hvd.stop_timeline() has nothing to do: no timeline is being written.")
 
