@@ -10,10 +10,10 @@
 
 namespace horovod {
 
-// What this member itself has found of another one, as a witness for the coordinator.
+// A peer that this member found to be lost, for the coordinator to hear.
 struct LostPeer {
   std::string label;           // of the rank
-  bool process_ended = false;  // its pidfd says so; else a connection to it broke
+  bool process_ended = false;  // the pidfd of its process says so; else a connection to it broke
 };
 
 class AbortSignal {

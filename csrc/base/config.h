@@ -19,8 +19,8 @@ struct Config {
   int64_t progress_timeout_ms = 300'000;
   // Once the epoch is over: how long close() waits for a thread that is in the middle of an operation.
   int64_t close_timeout_ms = 30'000;
-  // How often a rank that waits for a peer looks, behind data of others that it has no use for yet, whether their epoch
-  // has ended.
+  // A rank that waits for one peer may have data of another that it can't use yet. How often it looks whether that
+  // other peer's epoch has ended, which the peer says behind the data.
   int64_t look_ahead_us = 100'000;
   // Shared-memory staging: bytes of one slot and number of slots of each rank. Must agree on all ranks of a host.
   size_t slot_bytes = 256u << 10;
@@ -29,21 +29,21 @@ struct Config {
   int background_cpu = -1;
   // Members connected by a mesh move tensors with Gloo's algorithms. Must agree on all ranks.
   bool gloo = false;
-  // For tensors on a GPU. The files of the driver, of NCCL and of NVIDIA's run-time compiler; empty: the system's.
+  // For tensors on a GPU: the files of the driver, of NCCL and of NVIDIA's run-time compiler. Empty means the system's.
   std::string cuda_file, nccl_file, nvrtc_file;
-  // So many batches may overlap on the device. Must agree on all ranks.
+  // How many batches may overlap on the device. Must agree on all ranks.
   int nccl_streams = 1;
-  // Bits by OpType: these demand NCCL, and these go through the host's memory though there is NCCL. The rest uses NCCL
-  // where all ranks have it.
+  // One bit for each OpType: operations that demand NCCL, and operations that go through the host's memory even where
+  // there is NCCL. All others use NCCL where all ranks have it.
   unsigned nccl_operations = 0, host_operations = 0;
-  // Through the host's memory tensors go in chunks of this size. Must agree on all ranks.
+  // GPU tensors that go through the host's memory go in chunks of this many bytes. Must agree on all ranks.
   size_t staging_bytes = 4u << 20;
-  // So many tensors of one dtype or more, each up to this size, are copied into one buffer (of up to
-  // fusion_threshold_bytes) and run as one. 0 bytes: none are. Both must agree on all ranks.
+  // When at least gpu_pack_count tensors of one dtype have up to gpu_pack_threshold_bytes each, they are copied into
+  // one buffer (of up to fusion_threshold_bytes) and run as one. 0 bytes turns that off. Both must agree on all ranks.
   size_t gpu_pack_threshold_bytes = 64u << 10;
   size_t gpu_pack_count = 8;
-  // That copying is done by one kernel, which is compiled when the first tensor on a GPU comes; otherwise one after
-  // another.
+  // One kernel makes these copies; it is compiled when the first tensor on a GPU comes. Otherwise they are made one
+  // after another.
   bool batched_copies = true;
   // wait() leaves the waiting to the caller's stream and returns; otherwise the host waits until the result is there.
   bool async_completion = true;

@@ -11,7 +11,8 @@
 
 namespace horovod {
 
-// A library of the process, open for good: what drives a device has threads and state that don't survive an unloading.
+// A library of the process, never closed: the libraries that drive a device have threads and state that don't survive
+// unloading.
 class ImportedLibrary {
  public:
   // Null `handle` when it can't be loaded; `why` then is the loader's reason.
@@ -26,7 +27,7 @@ class ImportedLibrary {
   std::string why_;
 };
 
-// One function of it, called by its name. All of those that we import answer with a number, 0 for success.
+// One function of the library, called by its name. Each function that we import returns a number, 0 for success.
 template <typename... Arguments>
 struct Imported {
   const char* name;

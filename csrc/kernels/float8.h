@@ -1,7 +1,7 @@
 // Eight-bit floats (Micikevicius et al., "FP8 Formats for Deep Learning", 2022): e4m3fn has no infinity and one NaN of
 // either sign, e5m2 is the upper half of a float16. Computed in float32 and rounded once, to nearest even, like
 // float16; what is too large becomes the largest number of e4m3fn and infinity of e5m2, as PyTorch and CUDA convert.
-// Scalar: nobody's gradients come here often, because GPUs that have these types reduce them by NCCL.
+// Scalar, because speed matters little here: GPUs that have these types reduce them by NCCL.
 #pragma once
 
 #include <cstddef>

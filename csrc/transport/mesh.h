@@ -1,5 +1,5 @@
-// Connected, authenticated stream sockets to every peer of a communicator, and the two things done with them: data
-// exchanges that both sides know are next, and small control frames that may come at any time.
+// Connected, authenticated stream sockets to every peer of a communicator, and what is done with them: exchanges of
+// data, which both sides know to be next, and small control frames, which may come at any time.
 //
 // Sockets arrive already connected and proven (worker/runtime/mesh.py does the handshake), so nothing here parses a
 // byte from a stranger. Every connection still checks every header: a peer of another epoch, a wrong length or garbage
@@ -56,7 +56,7 @@ struct Transfer {
 
 // Transfers that were started together. Belongs to the caller and must live until finish() returned.
 struct Flight {
-  int open = 0;  // stripes that still move; nobody but the mesh changes it
+  int open = 0;  // stripes that still move; only the mesh changes it
 };
 
 class Mesh {
@@ -99,8 +99,8 @@ class Mesh {
   virtual Status wait(int64_t timeout_us) = 0;
   virtual void wake() = 0;
 
-  // From whom control frames are expected: while the driver looks again and again, and expects no data, it looks there,
-  // and at the other connections now and then and before it sleeps. Before the first wait.
+  // The peers from which control frames are expected. While the driver polls and expects no data, it looks at their
+  // connections at each turn, and at all others now and then and before it sleeps. Before the first wait.
   virtual void listen_to(const std::vector<int>& peers) = 0;
 
   // A source of news beside the sockets, which ends a wait() too.
@@ -108,8 +108,8 @@ class Mesh {
    public:
     virtual ~PollSource() = default;
     virtual bool news() = 0;  // must only read; asked at every turn
-    // True: the driver is about to sleep and then asks for news once more. Whoever has news for it from then on must
-    // send it a `nudge`, until this is called with false.
+    // True: the driver is about to sleep and then asks for news once more. From then on, and until this is called with
+    // false, a member that has news for it must send it a `nudge`.
     virtual void sleeping(bool asleep) = 0;
   };
   virtual void set_poll_source(PollSource* source) = 0;  // before the first wait

@@ -108,7 +108,7 @@ class Connection {
   // Throws away what has arrived, so that closing the socket does not reset the connection under what was sent.
   void discard_input();
 
-  // The last system call did not say "would block"; poll() sets these again.
+  // Whether the last system call did not say "would block"; poll() sets these again.
   bool readable = true;
   bool writable = true;
 

@@ -1,13 +1,14 @@
-// Members that share memory, and with more members than processors those too: who waits where and for what.
+// Where members share memory and there are more members than processors: which member waits on which processor, for
+// what.
 //
-// A member that waits gives its processor away to whoever has use for it. But a change of processes costs more than a
-// small operation, so it looks first: where all members that were last seen on this processor wait for something that
-// has not come, what everybody waits for can only come from another processor, and to poll on is faster. For operations
-// in a row, two changes for each operation on a processor become one: each rank ends one operation and starts the next
-// before it gives way.
+// A member that waits yields its processor. But to switch processes costs more than a small operation, so it looks
+// first: when every member that was last seen on this processor waits for something that has not come, only a member on
+// another processor can bring it, and polling on is faster than yielding. With one operation after another, a processor
+// then switches once for each operation and not twice: each rank ends one operation and starts the next before it
+// yields.
 //
-// All of it is hints. A wrong one (a member has moved, two words of a hint are read while they change) costs a turn:
-// who polls on does so for config's spin_us at most.
+// All of this is hints. A wrong hint (a member has moved, or its two words were read while they changed) costs one turn
+// of polling, which ends after config's spin_us.
 #pragma once
 
 #include <atomic>

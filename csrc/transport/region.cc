@@ -13,10 +13,10 @@ namespace {
 
 size_t page_aligned(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
-// After so many times the limit a member without progress is blamed though it shows signs of life.
+// After this many times the limit a member without progress is blamed although it shows signs of life.
 constexpr int64_t kMostPatience = 4;
 
-// How long the network may wait for us. Sockets hold what a fast network brings meanwhile.
+// How long the network is left alone at most. Sockets hold what a fast network brings in that time.
 constexpr int64_t kNetworkTurnUs = 200;
 
 }  // namespace
@@ -46,8 +46,8 @@ Region::Region(int rank, std::vector<std::shared_ptr<Segment>> segments, std::ve
   sharing_.emplace(rank, std::move(areas), log_offset() + page_aligned(log_bytes), std::move(hints));
 }
 
-// As long as a slice, or until something is there to be done. A patient member gives the processor away at first, but
-// moves what the network has to move at each turn: whom it waits for here often waits for that.
+// Waits for at most kSliceUs, or until there is something to do. A patient member yields the processor at first, and
+// moves what the network has to move at each turn: the member that it waits for here often waits for that.
 Status Region::nap_with_progress(const std::function<bool()>& ready, bool poll) {
   const int64_t start_us = now_us();
   const int64_t end_us = start_us + kSliceUs;
@@ -84,7 +84,7 @@ Status Region::await_slowly(int member, const std::atomic<uint64_t>& value, uint
     if (abort_.raised()) return abort_.cause();
     HVD_TRY(check_members());
     if (while_waiting_) {
-      // Raised, so that whoever has transfers under way beside this lets go of them as at the end of an epoch.
+      // Raised, so that transfers that are under way at the same time end as at the end of an epoch.
       if (Status failed = while_waiting_(); !failed.ok() && failed.code() != Code::left) {
         abort_.raise(failed);
         return abort_.cause();

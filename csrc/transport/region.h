@@ -55,8 +55,8 @@ struct RegionControl {
   Counter phases[kPhases];
   Doorbell bell;
   WaitHint waits;
-  // Where the owner also moves a network while it waits: counted up while the owner waits for anybody, so that whoever
-  // waits for it knows that it is not the one to blame. Owner writes, others compare; any order.
+  // Where the owner also moves data over a network: counted up while the owner waits for another member, so that a
+  // member that waits for the owner does not blame it for the delay. Owner writes, others compare; any order.
   alignas(64) std::atomic<uint32_t> beats;
 };
 
@@ -78,10 +78,10 @@ class Region {
   std::byte* slot(int member, uint64_t round) const {
     return slots_[member] + (round % config_.slot_count) * config_.slot_bytes;
   }
-  // In a hierarchy a member stages what it does for members of all hosts, so there slots are so many times larger:
-  // parts stay worth a frame. There are two: with more nobody would get further ahead there, and what is filled in turn
-  // should stay in the caches. A region has either kind of slots, in the same memory, of which only what is used is
-  // taken.
+  // In a hierarchy a slot holds data for the members of all hosts, so slots are kWide times larger there: what goes to
+  // one host is then still worth a frame. There are only two such slots, because more would not let a member get
+  // further ahead, and slots that are filled in turn should stay in the caches. Both kinds of slots lie in the same
+  // memory, and a region uses one kind; memory that is not touched is not taken.
   static constexpr size_t kWide = 8;
   static constexpr uint64_t kWideSlots = 2;
   std::byte* wide_slot(int member, uint64_t round) const {
@@ -90,7 +90,7 @@ class Region {
   std::byte* cell(int member, uint32_t id, uint32_t generation) const {
     return cells_[member] + (size_t{id} * 2 + generation % 2) * kCellStride;
   }
-  // One place for each member, for whoever reads something of all of them. Driver only.
+  // Scratch memory of the driver: one pointer for each member, for an algorithm that reads data of all members.
   std::vector<const void*>& inputs() { return inputs_; }
   // The order log of all members lives in the area of member 0; beside a mesh each has a part of it.
   std::byte* log(int member = 0) const { return area(member) + log_offset(); }
@@ -126,18 +126,18 @@ class Region {
   Status await_slot(uint64_t round) { return await_round_of(round, static_cast<uint64_t>(slot_count())); }
   Status await_wide_slot(uint64_t round) { return await_round_of(round, kWideSlots); }
 
-  // Work that must go on while this member waits for others here: it moves what it can without waiting, says whether
-  // it is busy, and ends the wait by failing (the abort signal is raised, or will be by whoever asked). While it is
-  // busy no sleep is longer than a moment. Before the first wait; called by the driver.
+  // Work that must go on while this member waits for others in shared memory. The function moves what it can without
+  // waiting, says whether it is busy, and ends the wait by failing; then the abort signal is raised, or its caller
+  // raises it. While it is busy every sleep is short. To be set before the first wait; called by the driver.
   using NetworkProgress = std::function<Status(bool& busy)>;
   void set_network_progress(NetworkProgress progress) { network_progress_ = std::move(progress); }
-  // Called by the driver again and again while it waits for others here, which fails with it. Before the first wait.
+  // The driver calls `act` again and again while it waits here; the wait fails when `act` does. Before the first wait.
   void while_waiting(std::function<Status()> act) { while_waiting_ = std::move(act); }
   // This member is alive and waits for somebody else. Driver only.
   void beat() { control(rank_).beats.fetch_add(1, std::memory_order_relaxed); }
 
-  // Whether the driver is a caller that has nothing else to do: it then goes on polling for a while, giving the
-  // processor to whoever wants it, because to be woken on a busy machine takes far longer. Driver only.
+  // Whether the driver is a caller that has nothing else to do. It then polls for longer and yields its processor at
+  // each turn, because on a busy machine a sleeping thread is woken far later. Driver only.
   void set_patient(bool patient) { patient_ = patient; }
 
   // How long a member sleeps at most before it looks whether its peers are alive.

@@ -205,9 +205,9 @@ Status SocketMesh::judge() {
   return {};
 }
 
-// This rank waits, and a peer has sent it data that it has no use for before others have done their part. Should that
-// peer's epoch have ended, nobody else may ever do so. Called again and again; it looks now and then, and only where
-// a stall has lasted.
+// Looks for the end of a peer's epoch behind data of that peer. This rank can't use such data before other ranks have
+// done their part, which they may never do when an epoch has ended. Called again and again; it looks only now and then,
+// and only at peers whose data was there at the last look as well.
 Status SocketMesh::look_ahead(int64_t now) {
   if (now - looked_ahead_us_ < config_.look_ahead_us) return {};
   looked_ahead_us_ = now;
@@ -217,7 +217,7 @@ Status SocketMesh::look_ahead(int64_t now) {
     if (!std::exchange(peer.stalled, connection.stalled()) || !connection.stalled()) continue;
     wire::Ahead ahead = connection.look_ahead(std::min(kMostAheadBytes, kAllAheadBytes / peers_.size()));
     if (ahead.end) {
-      // Who left in order had done its part: what it sent before is all that anybody needs of it.
+      // A peer that left in order had done its part: what it sent before is all that others need of it.
       if (ahead.end->kind == ControlKind::leave) continue;
       inbox_.push_back(std::move(*ahead.end));
       note_control(inbox_.size() - 1);
