@@ -10,10 +10,10 @@ namespace horovod {
 void Communicator::attach(std::unique_ptr<Region> region) {
   region_ = std::move(region);
   plane_.region = region_.get();
-  region_->while_waiting([this] { return watch_device(); });
+  region_->while_waiting([this] { return device_.watch(); });
   log_ = std::make_unique<SharedOrderLog>(
       *region_, [this](const TensorId* ids, size_t count) { return fuse(ids, count); }, abort_);
-  start_background();
+  driver_.start(*log_, config_.background_cpu);
 }
 
 void Communicator::attach(std::unique_ptr<Mesh> mesh, std::unique_ptr<Backend> backend, std::optional<Hosts> hosts,
@@ -25,9 +25,9 @@ void Communicator::attach(std::unique_ptr<Mesh> mesh, std::unique_ptr<Backend> b
   plane_.backend = backend_.get();
   mesh_->while_waiting([this] {
     if (region_) region_->beat();
-    return watch_device();
+    return device_.watch();
   });
-  if (region_) region_->while_waiting([this] { return watch_device(); });
+  if (region_) region_->while_waiting([this] { return device_.watch(); });
   if (hosts) {
     hierarchy_ =
         std::make_unique<Hierarchy>(mesh_.get(), region_.get(), std::move(*hosts), config_.slot_bytes * Region::kWide);
@@ -35,7 +35,7 @@ void Communicator::attach(std::unique_ptr<Mesh> mesh, std::unique_ptr<Backend> b
     if (region_) region_->set_network_progress([this](bool& busy) { return mesh_->progress(busy); });
   }
   make_mesh_log();
-  start_background();
+  driver_.start(*log_, config_.background_cpu);
 }
 
 void Communicator::make_mesh_log() {
@@ -43,7 +43,7 @@ void Communicator::make_mesh_log() {
   const Hosts* const hosts = hierarchy_ ? &hierarchy_->hosts : nullptr;
   const auto watch = [this](int member, TensorId id, Arrival what) {
     if (timeline_.active()) [[unlikely]]
-      timeline_.arrival(process_set_, ranks_[member], id, what);
+      timeline_.arrival(members_.process_set, members_.ranks[member], id, what);
   };
   if (hosts && region_ && region_->rank() > 0) {
     log_ = std::make_unique<HostMemberLog>(*mesh_, *region_, *hosts, abort_);

@@ -14,7 +14,7 @@ constexpr int64_t kServeUs = 2'000'000;  // how long a member that may be asked 
 }  // namespace
 
 void Communicator::apply_plan(const std::string& name, TensorId id, const OpSpec* operation) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(driver_.mutex());
   if (id >= kMaxIds) return refuse_id("gave " + name, id);
   if (!table_.plan(name, id, effects_) && operation && ended_.ok()) join_.plan(name, id, *operation, effects_);
   apply_effects();
@@ -31,20 +31,22 @@ void Communicator::refuse_id(const std::string& what, TensorId id) {
 // rank that speaks for its host, and the member that is asked may have nothing pending. Whatever makes members do so
 // (an error, a recall) is told to all of them by the coordinator, so it knows to listen.
 void Communicator::serve_peers() {
-  if (!mesh_ || (rank_ != 0 && size() > 2 && (!hierarchy_ || (region_ && region_->rank() > 0)))) return;
+  if (!mesh_ || (rank() != 0 && size() > 2 && (!hierarchy_ || (region_ && region_->rank() > 0)))) return;
   serving_until_us_ = now_us() + kServeUs;
-  background_wanted_.notify_one();
+  driver_.wake_background();
 }
 
 void Communicator::apply_error(const std::string& name, const std::string& sentence) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(driver_.mutex());
   serve_peers();
   table_.refuse(name, {Code::precondition, sentence}, effects_);
-  apply_effects_beside_driver();
+  if (!apply_effects()) return;
+  driver_.wake_waiting();
+  log_->wake();
 }
 
 void Communicator::apply_recall(const std::vector<TensorId>& ids) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(driver_.mutex());
   serve_peers();
   for (const TensorId id : ids) {
     if (id >= kMaxIds) return refuse_id("recalls", id);
@@ -56,24 +58,24 @@ void Communicator::apply_recall(const std::vector<TensorId>& ids) {
 void Communicator::apply_join(uint32_t round, const std::vector<int>& ranks, JoinPhase phase,
                               const std::string& sentence) {
   if (!log_) return;
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(driver_.mutex());
   if (!ended_.ok() || closed_ || round != join_.round() || ranks.empty()) return;  // over, or told again
   serve_peers();
   join_.apply(ranks, phase, sentence, effects_);
   apply_effects();
-  driver_changed_.notify_all();
-  background_wanted_.notify_one();
+  driver_.wake_waiting();
+  driver_.wake_background();
   log_->wake();
 }
 
 Status Communicator::join(int64_t timeout_us, int64_t& ticket, int& last_rank) {
   last_rank = -1;
   if (!log_) {
-    last_rank = ranks_[rank_];
+    last_rank = members_.ranks[members_.rank];
     return {};
   }
   const int64_t deadline = now_us() + timeout_us;
-  std::unique_lock<std::mutex> lock(mutex_);
+  Driver::Lock lock(driver_.mutex());
   for (;;) {
     if (ticket != kNoTicket && join_.round() > ticket) {
       last_rank = join_.last_rank();
@@ -82,7 +84,7 @@ Status Communicator::join(int64_t timeout_us, int64_t& ticket, int& last_rank) {
     if (!ended_.ok() || closed_) {
       const std::string why = ended_.ok() ? closed_why_ : ended_.message();
       return {ended_.ok() ? Code::aborted : ended_.code(),
-              why + " (Rank " + std::to_string(ranks_[rank_]) + " was in hvd.join().)"};
+              why + " (Rank " + members_.own_rank() + " was in hvd.join().)"};
     }
     const int64_t left = deadline - now_us();
     if (left <= 0) return {};
@@ -98,10 +100,10 @@ Status Communicator::join(int64_t timeout_us, int64_t& ticket, int& last_rank) {
       if (!join_.joined()) {
         join_.begin(effects_);
         apply_effects();
-        background_wanted_.notify_one();
+        driver_.wake_background();
       }
     }
-    driver_changed_.wait_for(lock, std::chrono::microseconds(left));
+    driver_.sleep(lock, left);
   }
 }
 
@@ -109,16 +111,15 @@ Status Communicator::join(int64_t timeout_us, int64_t& ticket, int& last_rank) {
 bool Communicator::make_zeros(Submission& zeros) {
   const OpSpec& spec = zeros.spec;
   if (spec.device == DeviceKind::gpu) [[unlikely]] {
-    Status failed = device_
-                        ? device_->add_zeros(zeros)
+    Status failed = device_.backend()
+                        ? device_.backend()->add_zeros(zeros)
                         : Status(Code::internal,
                                  "it has not used a GPU tensor in this process set, so it does not know on which "
                                  "GPU. Name it: hvd.join(device), or let every rank take part in one operation there "
                                  "before.");
     if (failed.ok()) return true;
-    abort_.raise({Code::internal, "Rank " + std::to_string(ranks_[rank_]) +
-                                      " has joined, but can't contribute zeros to " + spec.name +
-                                      " on a GPU: " + failed.message()});
+    abort_.raise({Code::internal, "Rank " + members_.own_rank() + " has joined, but can't contribute zeros to " +
+                                      spec.name + " on a GPU: " + failed.message()});
     return false;
   }
   for (const TensorSpec& tensor : spec.tensors) {
@@ -127,9 +128,8 @@ bool Communicator::make_zeros(Submission& zeros) {
     OutputBuffer input, result;
     input.data = {static_cast<std::byte*>(std::calloc(1, bytes)), std::free};  // never written: costs no pages if large
     if (!input.data || !result.allocate(bytes)) {
-      abort_.raise({Code::internal, "Rank " + std::to_string(ranks_[rank_]) +
-                                        " has joined, but has no memory for the " + std::to_string(bytes) +
-                                        " bytes of " + spec.name + "."});
+      abort_.raise({Code::internal, "Rank " + members_.own_rank() + " has joined, but has no memory for the " +
+                                        std::to_string(bytes) + " bytes of " + spec.name + "."});
       return false;
     }
     zeros.spans.push_back({input.data.get(), result.data.get(), count});
@@ -140,18 +140,18 @@ bool Communicator::make_zeros(Submission& zeros) {
 }
 
 size_t Communicator::known() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(driver_.mutex());
   return table_.known();
 }
 
 void Communicator::unfinished(std::vector<Unfinished>& found) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(driver_.mutex());
   table_.unfinished(found);
 }
 
 void Communicator::peer_left(int member, const std::string& sentence) {
-  if (!log_ || member == rank_) return;
-  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!log_ || member == rank()) return;
+  const std::lock_guard<std::mutex> lock(driver_.mutex());
   if (!left_sentence_.empty()) return;
   left_sentence_ = sentence;
   left_since_us_ = now_us();

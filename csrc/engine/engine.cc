@@ -90,9 +90,9 @@ std::unique_ptr<Engine> Engine::create(WorldSpec world, const Config& config, St
   engine->placement_ = std::move(world.placement);
   std::vector<int> ranks(static_cast<size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);
-  engine->global_ = std::make_shared<Communicator>(0, world.rank, std::move(ranks), world.labels, engine->placement_,
-                                                   config, engine->abort_, engine->outbox_, *engine->timeline_,
-                                                   [self = engine.get()] { self->tell_abort(); });
+  engine->global_ = std::make_shared<Communicator>(
+      Members{0, world.rank, std::move(ranks), world.labels, engine->placement_}, config, engine->abort_,
+      engine->outbox_, *engine->timeline_, [self = engine.get()] { self->tell_abort(); });
   status = engine->connect(
       *engine->global_, std::move(world.labels),
       {std::move(world.segment), std::move(world.segment_addresses), descriptors.release(), std::move(world.hosts)});
@@ -234,9 +234,9 @@ Status Engine::add_process_set(ProcessSetSpec spec) {
       placement.push_back(placement_[rank]);
     }
     DescriptorOwner strangers(sockets);
-    made.communicator = std::make_shared<Communicator>(spec.number, static_cast<int>(mine - spec.ranks.begin()),
-                                                       spec.ranks, labels, std::move(placement), config_, abort_,
-                                                       outbox_, *timeline_, [this] { tell_abort(); });
+    Members members{spec.number, static_cast<int>(mine - spec.ranks.begin()), spec.ranks, labels, std::move(placement)};
+    made.communicator = std::make_shared<Communicator>(std::move(members), config_, abort_, outbox_, *timeline_,
+                                                       [this] { tell_abort(); });
     HVD_TRY(connect(
         *made.communicator, std::move(labels),
         {std::move(spec.segment), std::move(spec.segment_addresses), std::move(by_member), std::move(spec.hosts)}));

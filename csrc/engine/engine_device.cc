@@ -16,7 +16,7 @@ Status Engine::open_gpu(int ordinal, SharedGpu& gpu) {
 // Zeros on a GPU are wanted only if others have tensors there, so what is missing here is not said before.
 void Engine::join_from(int ordinal) {
   SharedGpu gpu;
-  if (open_gpu(ordinal, gpu).ok()) (void)global_->use(gpu);
+  if (open_gpu(ordinal, gpu).ok()) (void)global_->device().use(gpu);
 }
 
 Status Engine::prepare_device(Submission& submission, Communicator& communicator) {
@@ -32,7 +32,7 @@ Status Engine::prepare_device(Submission& submission, Communicator& communicator
                                         ", and a rank communicates from one GPU. Call "
                                         "torch.cuda.set_device(hvd.local_rank()) before tensors are made."};
   }
-  return communicator.prepare(submission, gpu);
+  return communicator.device().prepare(submission, gpu);
 }
 
 bool Engine::over(const Submission& submission) const {

@@ -1,0 +1,190 @@
+#include "engine/driver.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include <pthread.h>
+
+#include "base/clock.h"
+#include "engine/fusion.h"
+
+namespace horovod {
+namespace {
+
+constexpr int64_t kGatherUs = 200;          // how long the background thread lets small operations gather
+constexpr int64_t kGatherAgainUs = 1'000;   // and how long once more when some came meanwhile: it costs a wake-up
+constexpr int64_t kMostGatherUs = 5'000;    // in all
+constexpr uint64_t kStartBytes = 1u << 20;  // so many pending bytes are worth starting at once
+constexpr int64_t kTendMs = 10;             // how often somebody looks what a device has done
+constexpr int64_t kDriveSliceUs = 100'000;
+constexpr int64_t kPatientUs = 10'000;  // a caller that has waited so long for one operation sleeps, whoever is late
+
+std::chrono::microseconds until(int64_t deadline_us) {
+  return std::chrono::microseconds(std::max<int64_t>(1, deadline_us - now_us()));
+}
+
+}  // namespace
+
+void Driver::start(OrderLog& log, int cpu) {
+  log_ = &log;
+  background_ = std::thread([this] {
+    background();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    background_over_ = true;
+    changed_.notify_all();
+  });
+  pthread_setname_np(background_.native_handle(), "hvd-progress");
+  if (cpu >= 0) {  // the caller checked that this process may use it
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(cpu, &set);
+    pthread_setaffinity_np(background_.native_handle(), sizeof set, &set);
+  }
+}
+
+bool Driver::submitted(const OpSpec& spec, bool wait_follows) {
+  ++activity_;
+  if (wait_follows || driving_ || !needs_background()) return false;
+  unstarted_bytes_ += bytes_of(spec);
+  return background_idle_ || unstarted_bytes_ >= kStartBytes;
+}
+
+void Driver::completed() {
+  if (helpers_ > 1 || background_drives_) changed_.notify_all();
+}
+
+int64_t Driver::help(Lock& lock, const std::function<bool()>& done, int64_t since_us, int64_t deadline_us) {
+  const Helper helper(*this);
+  int64_t now = now_us();
+  while (!done() && now < deadline_us) {
+    if (driving_) {
+      if (background_drives_) log_->wake();  // it lets go at the next chance: a waiting caller is faster
+      changed_.wait_for(lock, std::chrono::microseconds(deadline_us - now));
+    } else {
+      DeviceBackend* const device = work_.busy_device();
+      const Turn turn(*this, lock, false);
+      work_.set_patient(now - since_us < kPatientUs);
+      drive(done, deadline_us, device);
+    }
+    if (!done()) now = now_us();
+  }
+  return now;
+}
+
+bool Driver::helped() {
+  ++activity_;
+  return farewell_due_ || (background_idle_ && (needs_background() || work_.busy_device()));
+}
+
+void Driver::sleep(Lock& lock, int64_t us) { changed_.wait_for(lock, std::chrono::microseconds(us)); }
+
+void Driver::drive(const std::function<bool()>& enough, int64_t deadline_us, DeviceBackend* device) {
+  for (bool in_vain = false; !enough();) {
+    Status status = abort_.raised() ? abort_.cause() : log_->poll(event_);
+    if (status.ok() && event_.kind == LogEvent::batch) {
+      status = work_.run(event_);
+      in_vain = false;
+    } else if (status.ok() && event_.kind == LogEvent::withdrawn) {
+      work_.withdrawn(event_.ids[0]);
+    } else if (status.ok()) {
+      // After a wait that brought nothing, but not before a first one, which a small operation would notice.
+      if (in_vain || work_.watches_device()) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        device = work_.busy_device();
+        const int64_t now = now_us();
+        status = work_.overdue(now);
+        if (status.ok() && now >= deadline_us) return;
+      }
+      if (status.ok() && device) [[unlikely]]
+        status = device->tend();
+      if (status.ok()) status = log_->wait(device ? std::min(deadline_us, now_us() + kTendMs * 1000) : deadline_us);
+      in_vain = true;
+    }
+    if (!status.ok()) return work_.end(status);
+  }
+}
+
+void Driver::background() {
+  Lock lock(mutex_);
+  for (;;) {
+    rest(lock);
+    if (device_end_due_) {
+      device_end_due_ = false;
+      lock.unlock();
+      work_.abort_device();
+      lock.lock();
+      continue;
+    }
+    if (!stopping_ && !driving_ && work_.busy_device()) {
+      {
+        const Turn turn(*this, lock, true);
+        work_.tend_device();
+      }
+      if (!farewell_due_ && !needs_background()) continue;
+    }
+    if (farewell_due_ && !driving_) {
+      farewell_due_ = false;
+      const Turn turn(*this, lock, true);
+      work_.linger();
+      continue;
+    }
+    gather(lock);
+    if (stopping_) return;
+    if (farewell_due_ || device_end_due_ || driving_ || !needs_background()) continue;
+    unstarted_bytes_ = 0;
+    DeviceBackend* const device = work_.busy_device();
+    const auto enough = [this] {
+      const std::lock_guard<std::mutex> check(mutex_);
+      return stopping_ || !needs_background();
+    };
+    const Turn turn(*this, lock, true);
+    work_.set_patient(false);
+    drive(enough, now_us() + kDriveSliceUs, device);
+  }
+}
+
+void Driver::rest(Lock& lock) {
+  const auto wanted = [this] {
+    return stopping_ || device_end_due_ || (!driving_ && (farewell_due_ || needs_background()));
+  };
+  background_idle_ = true;
+  if (work_.busy_device()) {
+    background_wanted_.wait_for(lock, std::chrono::milliseconds(kTendMs), wanted);
+  } else {
+    background_wanted_.wait(lock, [&] { return wanted() || work_.busy_device(); });
+  }
+  background_idle_ = false;
+}
+
+// Small operations seldom come alone: a moment's patience makes one batch of them, or leaves them to a caller that
+// waits. Large ones are worth starting at once.
+void Driver::gather(Lock& lock) {
+  const int64_t limit_us = now_us() + kMostGatherUs;
+  int64_t slice_us = kGatherUs;
+  for (bool more = true; more; slice_us = kGatherAgainUs) {
+    const uint64_t seen = activity_;
+    const bool enough = background_wanted_.wait_for(lock, std::chrono::microseconds(slice_us), [&] {
+      return stopping_ || farewell_due_ || device_end_due_ || (unstarted_bytes_ >= kStartBytes && !driving_);
+    });
+    more = !enough && activity_ != seen && now_us() < limit_us;
+  }
+}
+
+void Driver::bid_farewell() {
+  farewell_due_ = true;
+  background_wanted_.notify_one();
+}
+
+bool Driver::wait_idle(Lock& lock, int64_t deadline_us) {
+  return changed_.wait_for(lock, until(deadline_us), [this] { return !driving_; });
+}
+
+bool Driver::stop(Lock& lock, int64_t deadline_us) {
+  stopping_ = true;
+  changed_.notify_all();
+  background_wanted_.notify_all();
+  log_->wake();
+  return changed_.wait_for(lock, until(deadline_us), [this] { return background_over_; });
+}
+
+}  // namespace horovod

@@ -1,0 +1,146 @@
+// Who drives: polls the order log and runs what it says, one thread at a time.
+//
+// The driver is whichever thread has the Turn. A caller that waits for a result helps: it drives itself, so no result
+// is handed over to another thread on the critical path. While no caller helps but operations are in flight, the
+// background thread drives. It also looks after devices every few milliseconds, because callers don't wait for them and
+// nobody else would notice a failure there, and sees to it that peers are told why an epoch has ended.
+//
+// The driver owns the lock of its communicator. It is not held while a batch runs or a thread sleeps in the log.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "base/abort.h"
+#include "collectives/backend.h"
+#include "collectives/op_spec.h"
+#include "engine/order_log.h"
+
+namespace horovod {
+
+class Driver {
+ public:
+  using Lock = std::unique_lock<std::mutex>;
+
+  // What is driven. The first three are called with the lock held, the others by the driver without it.
+  class Work {
+   public:
+    virtual ~Work() = default;
+    // Somebody has to drive although no caller may be waiting.
+    virtual bool needs_driver() = 0;
+    // Where something is queued that will pass; or null.
+    virtual DeviceBackend* busy_device() = 0;
+    // Why nothing more will come though the log is silent; or ok.
+    virtual Status overdue(int64_t now_us) = 0;
+
+    virtual Status run(const LogEvent& batch) = 0;
+    virtual void withdrawn(TensorId id) = 0;
+    virtual void end(const Status& why) = 0;
+    virtual bool watches_device() = 0;  // there may be something on a device
+    virtual void tend_device() = 0;
+    virtual void abort_device() = 0;
+    virtual void linger() = 0;  // until the peers have been told of the end, for a while
+    virtual void set_patient(bool patient) = 0;
+  };
+
+  // A caller is at it, so the background thread need not drive. With the lock held.
+  class Helper {
+   public:
+    explicit Helper(Driver& driver) : driver_(driver) { ++driver_.helpers_; }
+    ~Helper() { --driver_.helpers_; }
+    Helper(const Helper&) = delete;
+    Helper& operator=(const Helper&) = delete;
+
+   private:
+    Driver& driver_;
+  };
+
+  Driver(Work& work, AbortSignal& abort) : work_(work), abort_(abort) {}
+
+  std::mutex& mutex() { return mutex_; }
+  // Before the first operation. cpu: where the background thread is to run; negative: anywhere.
+  void start(OrderLog& log, int cpu);
+
+  // An operation was submitted. True when the background thread is to be woken, without the lock.
+  bool submitted(const OpSpec& spec, bool wait_follows);
+  void wake_background() { background_wanted_.notify_one(); }
+  // The driver has completed operations: whoever waits for them meanwhile looks again.
+  void completed();
+  // Something else has changed that a thread in help() or sleep() may wait for.
+  void wake_waiting() { changed_.notify_all(); }
+
+  // Drives, or waits for who does, until done() or the deadline; returns what time it is. done() is asked with and
+  // without the lock. since_us: when the caller first waited for the same.
+  int64_t help(Lock& lock, const std::function<bool()>& done, int64_t since_us, int64_t deadline_us);
+  // A caller that has helped goes: whether the background thread is to be woken, without the lock.
+  bool helped();
+  // Sleeps until operations are completed or the driver has changed.
+  void sleep(Lock& lock, int64_t us);
+
+  bool is_driving() const { return driving_; }
+  // The epoch was aborted: the background thread is to tell the peers why.
+  void bid_farewell();
+  // The epoch was aborted: the background thread is to end what runs on the device.
+  void end_device() { device_end_due_ = true; }
+  // Until nobody drives; false when the time is over.
+  bool wait_idle(Lock& lock, int64_t deadline_us);
+  // Ends the background thread; false when the time is over, and then it is left alone.
+  bool stop(Lock& lock, int64_t deadline_us);
+  void join() { background_.join(); }  // after stop() was true; without the lock
+  void detach() { background_.detach(); }
+
+ private:
+  // While it lives the calling thread is the driver, and does not hold the lock.
+  class Turn {
+   public:
+    Turn(Driver& driver, Lock& lock, bool background) : driver_(driver), lock_(lock) {
+      driver_.driving_ = true;
+      driver_.background_drives_ = background;
+      lock_.unlock();
+    }
+    ~Turn() {
+      lock_.lock();
+      driver_.driving_ = driver_.background_drives_ = false;
+      driver_.changed_.notify_all();
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    Driver& driver_;
+    Lock& lock_;
+  };
+
+  // device: busy_device() by now.
+  void drive(const std::function<bool()>& enough, int64_t deadline_us, DeviceBackend* device);
+  bool needs_background() { return helpers_ == 0 && work_.needs_driver(); }
+  void background();
+  void rest(Lock& lock);
+  void gather(Lock& lock);
+
+  Work& work_;
+  AbortSignal& abort_;
+  OrderLog* log_ = nullptr;
+  LogEvent event_;  // the driver's
+
+  std::mutex mutex_;      // guards everything down to the condition variables, and what is driven
+  int helpers_ = 0;       // threads inside help()
+  bool driving_ = false;  // some thread is the driver
+  bool background_drives_ = false;
+  bool background_idle_ = false;  // the background thread waits for work
+  bool farewell_due_ = false;
+  bool device_end_due_ = false;
+  uint64_t unstarted_bytes_ = 0;  // submitted without a waiting caller since the background thread last drove
+  uint64_t activity_ = 0;         // submissions, and waits that are over: callers are at it
+  bool stopping_ = false;
+  bool background_over_ = false;     // it uses nothing of this any more
+  std::condition_variable changed_;  // the driver let go, or operations completed
+  // needs_background(), busy_device(), farewell_due_, device_end_due_ or stopping_ became true
+  std::condition_variable background_wanted_;
+  std::thread background_;
+};
+
+}  // namespace horovod
