@@ -52,7 +52,7 @@ void Communicator::make_mesh_log() {
     log->watch(watch);
     log_ = std::move(log);
   } else {
-    auto log = std::make_unique<MeshOrderLog>(*mesh_, fuse, abort_, hosts);
+    auto log = MeshOrderLog::make(*mesh_, fuse, abort_, hosts);
     log->watch([watch, hosts](int member, TensorId id, Arrival what) {
       if (!hosts || what == Arrival::last) return watch(hosts ? hosts->leader(member) : member, id, what);
       for (const int rank : hosts->members(member)) watch(rank, id, what);

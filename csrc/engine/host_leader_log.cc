@@ -27,7 +27,7 @@ HostLeaderLog::HostLeaderLog(Mesh& mesh, Region& region, const Hosts& hosts, Fus
       host_(hosts.host(mesh.rank())),
       abort_(abort),
       memory_(*reinterpret_cast<HostMemory*>(region.log(0))),
-      between_(mesh, std::move(fuse), abort, &hosts),
+      between_(MeshOrderLog::make(mesh, std::move(fuse), abort, &hosts)),
       counts_(kMaxIds),
       to_members_(memory_, cursors(region)) {
   for (int place = 1; place < region.size(); ++place) {
@@ -40,7 +40,7 @@ HostLeaderLog::HostLeaderLog(Mesh& mesh, Region& region, const Hosts& hosts, Fus
 void HostLeaderLog::watch(MeshOrderLog::Watch watch) {
   if (mesh_.rank() != 0) return;
   watch_ = std::move(watch);
-  between_.watch([this](int host, TensorId id, Arrival what) {
+  between_->watch([this](int host, TensorId id, Arrival what) {
     if (what == Arrival::last) {
       watch_(hosts_.leader(host), id, what);
     } else if (host != host_) {
@@ -66,8 +66,8 @@ Status HostLeaderLog::withdraw(TensorId id) {
   bool taken_out = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    HVD_TRY(regret(0, id, taken_out));
-    if (taken_out) taken_back_.push_back(id);
+    HVD_TRY(withdraw_of(0, id, taken_out));
+    if (taken_out) withdrawn_.push_back(id);
   }
   if (taken_out) wake();
   return {};
@@ -79,7 +79,7 @@ Status HostLeaderLog::count(size_t place, TensorId id, const std::string_view* b
   if (count.here.empty()) {
     count.here.resize(size);
     count.brought.resize(size);
-    count.regrets.resize(size);
+    count.withdrawing.resize(size);
     count.bytes.resize(size);
   }
   if (count.here[place]) {
@@ -93,24 +93,24 @@ Status HostLeaderLog::count(size_t place, TensorId id, const std::string_view* b
   if (watch_) watch_(hosts_.members(host_)[place], id, Arrival::counted);
   if (++count.arrived < size) return {};
   count.forwarded = true;
-  if (count.plain > 0) return between_.arrive(id);
+  if (count.plain > 0) return between_->arrive(id);
   std::string combined;
   HVD_TRY(mesh::combine_host(*count.operation, hosts_, host_, count.bytes, combined));
-  return between_.arrive_combined(id, *count.operation, std::move(combined));
+  return between_->arrive_combined(id, *count.operation, std::move(combined));
 }
 
 void HostLeaderLog::take_out(size_t place, TensorId id) {
   Count& count = counts_[id];
-  count.here[place] = count.regrets[place] = false;
+  count.here[place] = count.withdrawing[place] = false;
   count.bytes[place] = {};
   if (place == 0) count.operation = nullptr;
   --count.arrived;
   count.plain -= count.brought[place] ? 0 : 1;
-  if (watch_) watch_(hosts_.members(host_)[place], id, Arrival::taken_back);
+  if (watch_) watch_(hosts_.members(host_)[place], id, Arrival::withdrawn);
 }
 
-// A rank wants its arrival back. taken_out: it is; else its batch or the answer of the log between hosts is to come.
-Status HostLeaderLog::regret(size_t place, TensorId id, bool& taken_out) {
+// A rank withdraws its arrival. taken_out: at once; else its batch or the answer of the log between hosts is to come.
+Status HostLeaderLog::withdraw_of(size_t place, TensorId id, bool& taken_out) {
   Count& count = counts_[id];
   if (count.here.empty() || !count.here[place]) return {};
   taken_out = !count.forwarded;
@@ -118,9 +118,9 @@ Status HostLeaderLog::regret(size_t place, TensorId id, bool& taken_out) {
     take_out(place, id);
     return {};
   }
-  const bool first = std::find(count.regrets.begin(), count.regrets.end(), true) == count.regrets.end();
-  count.regrets[place] = true;
-  return first ? between_.withdraw(id) : Status();
+  const bool first = std::find(count.withdrawing.begin(), count.withdrawing.end(), true) == count.withdrawing.end();
+  count.withdrawing[place] = true;
+  return first ? between_->withdraw(id) : Status();
 }
 
 // -- the driver -------------------------------------------------------------------------------------------------------
@@ -139,15 +139,15 @@ Status HostLeaderLog::poll(LogEvent& event) {
   }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!taken_back_.empty()) {
+    if (!withdrawn_.empty()) {
       event.kind = LogEvent::withdrawn;
-      event.ids.push_back(taken_back_.back());
-      taken_back_.pop_back();
+      event.ids.push_back(withdrawn_.back());
+      withdrawn_.pop_back();
       return {};
     }
   }
   for (;;) {
-    HVD_TRY(between_.poll(event));
+    HVD_TRY(between_->poll(event));
     if (event.kind == LogEvent::withdrawn && !settle(event.ids[0])) continue;
     break;
   }
@@ -188,7 +188,7 @@ Status HostLeaderLog::take(const HostMessage& message, size_t place, std::string
     bool taken_out = false;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      HVD_TRY(regret(place, message.id, taken_out));
+      HVD_TRY(withdraw_of(place, message.id, taken_out));
     }
     if (taken_out) answer(place, message.id);
     return {};
@@ -217,7 +217,7 @@ void HostLeaderLog::publish(const LogEvent& event) {
       count.arrived = count.plain = 0;
       count.forwarded = false;
       std::fill(count.here.begin(), count.here.end(), false);
-      std::fill(count.regrets.begin(), count.regrets.end(), false);
+      std::fill(count.withdrawing.begin(), count.withdrawing.end(), false);
       for (std::string& bytes : count.bytes) bytes = {};
     }
   }
@@ -235,7 +235,7 @@ void HostLeaderLog::publish(const LogEvent& event) {
   region_.ring_sleepers();
 }
 
-// The host's arrival was taken back, and so are those of the ranks that wanted theirs. True: this rank is one of them.
+// The host's arrival is withdrawn, and so are those of its ranks that withdraw theirs. True: this rank is one of them.
 bool HostLeaderLog::settle(TensorId id) {
   std::vector<size_t> others;
   bool mine = false;
@@ -243,8 +243,8 @@ bool HostLeaderLog::settle(TensorId id) {
     const std::lock_guard<std::mutex> lock(mutex_);
     Count& count = counts_[id];
     count.forwarded = false;
-    for (size_t place = 0; place < count.regrets.size(); ++place) {
-      if (!count.regrets[place]) continue;
+    for (size_t place = 0; place < count.withdrawing.size(); ++place) {
+      if (!count.withdrawing[place]) continue;
       take_out(place, id);
       mine = mine || place == 0;
       if (place > 0) others.push_back(place);
@@ -268,7 +268,7 @@ Status HostLeaderLog::wait(int64_t until_us) {
     return look_at_members();
   }
   if (news()) return {};
-  Status status = between_.wait(until_us);
+  Status status = between_->wait(until_us);
   if (status.ok()) return look_at_members();
   if (status.code() == Code::left && !closing_told_) {
     closing_told_ = true;
@@ -284,13 +284,13 @@ Status HostLeaderLog::wait(int64_t until_us) {
 Status HostLeaderLog::look_at_members() {
   if (departure_told_) return {};
   const int64_t now = now_us();
-  if (now - looked_us_ < Region::kSliceUs && !between_.anyone_departed()) return {};
+  if (now - looked_us_ < Region::kSliceUs && !between_->anyone_departed()) return {};
   looked_us_ = now;
   HVD_TRY(region_.check_members());
   if (region_.departed() < 0) return {};
   departure_told_ = true;
   HVD_TRY(read_members());
-  return between_.depart(region_.departure_sentence(region_.departed()));
+  return between_->depart(region_.departure_sentence(region_.departed()));
 }
 
 }  // namespace horovod

@@ -34,7 +34,7 @@ class HostLeaderLog final : public OrderLog, private Mesh::PollSource {
   Status withdraw(TensorId id) override;
   Status poll(LogEvent& event) override;
   Status wait(int64_t until_us) override;
-  void wake() override { between_.wake(); }
+  void wake() override { between_->wake(); }
 
   // As MeshOrderLog::watch(), by rank in the mesh. Other hosts' ranks are seen when all of their host have arrived.
   void watch(MeshOrderLog::Watch watch);
@@ -47,7 +47,7 @@ class HostLeaderLog final : public OrderLog, private Mesh::PollSource {
     bool forwarded = false;  // the host has arrived in the log between hosts
     std::vector<bool> here;  // by place on the host
     std::vector<bool> brought;
-    std::vector<bool> regrets;  // wants it back, and the host has arrived
+    std::vector<bool> withdrawing;  // asked to, and the host has arrived
     std::vector<std::string> bytes;
   };
 
@@ -55,7 +55,7 @@ class HostLeaderLog final : public OrderLog, private Mesh::PollSource {
   // With mutex_ held:
   Status count(size_t place, TensorId id, const std::string_view* bytes);
   void take_out(size_t place, TensorId id);
-  Status regret(size_t place, TensorId id, bool& taken_out);
+  Status withdraw_of(size_t place, TensorId id, bool& taken_out);
 
   Status read_members();
   Status take(const HostMessage& message, size_t place, std::string_view payload);
@@ -73,11 +73,11 @@ class HostLeaderLog final : public OrderLog, private Mesh::PollSource {
   AbortSignal& abort_;
   HostMemory& memory_;  // this rank's
   MeshOrderLog::Watch watch_;
-  MeshOrderLog between_;
+  const std::unique_ptr<MeshOrderLog> between_;
 
   std::mutex mutex_;  // guards the next block; taken before the lock of between_
   std::vector<Count> counts_;
-  std::vector<TensorId> taken_back_;  // of this rank, to be reported by poll()
+  std::vector<TensorId> withdrawn_;  // of this rank, to be reported by poll()
 
   // The rest belongs to the driver.
   std::vector<HostReader> members_;  // by place on the host, less one

@@ -47,7 +47,7 @@ Status HostMemberLog::withdraw(TensorId id) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (closed_) {
-      if (own_[id].arrived) taken_back_.push_back(id);
+      if (own_[id].arrived) withdrawn_.push_back(id);
     } else {
       to_leader_.send({HostMessage::withdraw, id, static_cast<uint32_t>(region_.rank()), 0}, [](std::byte*) {});
       starving_.store(to_leader_.starving(), std::memory_order_relaxed);
@@ -71,10 +71,10 @@ bool HostMemberLog::forget(TensorId id, Operation*& operation) {
   return std::exchange(own_[id].arrived, false);
 }
 
-bool HostMemberLog::is_taken_back(TensorId id) {
+bool HostMemberLog::is_withdrawn(TensorId id) {
   if (id >= kMaxIds) return false;
   const std::lock_guard<std::mutex> lock(mutex_);
-  return own_[id].taken_back;
+  return own_[id].withdrawn;
 }
 
 Status HostMemberLog::poll(LogEvent& event) {
@@ -85,10 +85,10 @@ Status HostMemberLog::poll(LogEvent& event) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (to_leader_.starving()) starving_.store(!to_leader_.flush(), std::memory_order_relaxed);
-    if (!taken_back_.empty()) {
+    if (!withdrawn_.empty()) {
       event.kind = LogEvent::withdrawn;
-      event.ids.push_back(taken_back_.back());
-      taken_back_.pop_back();
+      event.ids.push_back(withdrawn_.back());
+      withdrawn_.pop_back();
       own_[event.ids[0]] = {nullptr, false, true};
       return {};
     }
@@ -117,7 +117,7 @@ Status HostMemberLog::take(const HostMessage& message, std::string_view payload,
   switch (message.kind) {
     case HostMessage::done: {
       if (!forget(message.id, operation) || !operation) {
-        return is_taken_back(message.id) ? Status() : bad("the result of what this rank has not brought");
+        return is_withdrawn(message.id) ? Status() : bad("the result of what this rank has not brought");
       }
       HVD_TRY(mesh::take_result(*operation, payload));
       event.kind = LogEvent::batch;
@@ -132,14 +132,14 @@ Status HostMemberLog::take(const HostMessage& message, std::string_view payload,
       std::memcpy(event.ids.data(), payload.data(), payload.size());
       for (const TensorId id : event.ids) {
         if (forget(id, operation)) continue;
-        return is_taken_back(id) ? Status(Code::left, why_closed_)
-                                 : bad("a batch with what this rank has not arrived at");
+        return is_withdrawn(id) ? Status(Code::left, why_closed_)
+                                : bad("a batch with what this rank has not arrived at");
       }
       return {};
     case HostMessage::withdrawn:
       if (message.member != static_cast<uint32_t>(region_.rank())) return {};
       if (!forget(message.id, operation)) {
-        return is_taken_back(message.id) ? Status() : bad("the withdrawal of what this rank has not arrived at");
+        return is_withdrawn(message.id) ? Status() : bad("the withdrawal of what this rank has not arrived at");
       }
       event.kind = LogEvent::withdrawn;
       event.ids.push_back(message.id);

@@ -35,14 +35,14 @@ class HostMemberLog final : public OrderLog {
   struct Own {
     Operation* operation = nullptr;
     bool arrived = false;
-    bool taken_back = false;  // by this member alone, the log being closed: what the leader says of it comes too late
+    bool withdrawn = false;  // by this member alone, the log being closed: what the leader says of it comes too late
   };
 
   Status arrive(TensorId id, Operation* operation);
   Status tell_leader();
   Status take(const HostMessage& message, std::string_view payload, LogEvent& event);
   bool forget(TensorId id, Operation*& operation);
-  bool is_taken_back(TensorId id);
+  bool is_withdrawn(TensorId id);
   Status look_around();
 
   Mesh& mesh_;
@@ -55,8 +55,8 @@ class HostMemberLog final : public OrderLog {
 
   std::mutex mutex_;  // guards the next block; innermost
   HostWriter to_leader_;
-  std::vector<Own> own_;              // by id
-  std::vector<TensorId> taken_back_;  // after the log was closed
+  std::vector<Own> own_;             // by id
+  std::vector<TensorId> withdrawn_;  // after the log was closed
   bool closed_ = false;
   std::atomic<bool> starving_{false};  // to_leader_ is; a hint for wait(), set with the lock held
 

@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "collectives/mesh/eager.h"
 #include "collectives/mesh/eager_records.h"
+#include "engine/pair_order_log.h"
 
 namespace horovod {
 namespace {
@@ -16,6 +17,13 @@ constexpr int64_t kCloseGraceUs = 1'000'000;
 constexpr size_t kEagerFrameBytes = 64u << 10;
 
 }  // namespace
+
+std::unique_ptr<MeshOrderLog> MeshOrderLog::make(Mesh& mesh, FuseRule fuse, AbortSignal& abort, const Hosts* hosts) {
+  if ((hosts ? hosts->count() : mesh.size()) == 2) {
+    return std::make_unique<PairOrderLog>(mesh, std::move(fuse), abort, hosts);
+  }
+  return std::make_unique<MeshOrderLog>(mesh, std::move(fuse), abort, hosts);
+}
 
 MeshOrderLog::MeshOrderLog(Mesh& mesh, FuseRule fuse, AbortSignal& abort, const Hosts* hosts)
     : mesh_(mesh), fuse_(std::move(fuse)), abort_(abort), hosts_(hosts), own_(kMaxIds) {
@@ -39,27 +47,14 @@ Status MeshOrderLog::arrive(TensorId id, Operation* operation, std::string* comb
     Own& own = own_[id];
     own.operation = operation;
     own.arrived = true;
-    own.brought = own.revoked = own.settled = false;
-    const bool eager = combined || (operation && mesh::is_eager(operation->spec, size()));
-    std::string bytes;
-    if (eager) bytes = combined ? std::move(*combined) : mesh::pack_eager(*operation, mesh_.rank());
-    if (!sequences() || (eager && pair())) {
-      Gathered& frame = gather(sequences() ? ControlKind::offer : ControlKind::ready, id);
-      own.brought = eager && frame.bytes.size() < kEagerFrameBytes;
-      if (own.brought) mesh::append_record(frame.bytes, id, bytes);
-      wake = waiting_;
+    own.settled = false;
+    std::string packed;
+    if (!combined && operation && mesh::is_eager(operation->spec, size())) {
+      packed = mesh::pack_eager(*operation, mesh_.rank());
+      combined = &packed;
     }
-    if (sequences()) {
-      const size_t agreed = agreed_.size();
-      const std::string_view brought = bytes;
-      if (!count(0, id, own.brought || (eager && !pair()) ? &brought : nullptr)) {
-        return {Code::internal, "This rank has arrived twice at id " + std::to_string(id) + " of the order log."};
-      }
-      wake = wake || (waiting_ && agreed_.size() > agreed);
-    } else if (pair()) {
-      own.bytes = std::move(bytes);
-      match(id);
-    }
+    HVD_TRY(add(id, combined));
+    wake = waiting_ && (any_gathered_.load(std::memory_order_relaxed) || any_decided_.load(std::memory_order_relaxed));
   }
   if (wake) mesh_.wake();
   return {};
@@ -72,13 +67,9 @@ Status MeshOrderLog::withdraw(TensorId id) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (closed_ && !sequences()) {  // it can't be agreed any more
       const bool agreed = std::any_of(agreed_.begin(), agreed_.end(), [id](const Agreed& a) { return a.id == id; });
-      if (!agreed) give_back(id);
-    } else if (!sequences()) {
-      gather(ControlKind::withdraw, id);
-    } else if (own_[id].brought && !closed_) {  // the other of two members may have used it
-      if (counts_[id].members[0]) gather(ControlKind::withdraw, id);
-    } else if (take_back(0, id)) {
-      give_back(id);
+      if (!agreed) report_withdrawn(id);
+    } else {
+      withdraw_own(id);
     }
     wake = waiting_;
   }
@@ -86,13 +77,37 @@ Status MeshOrderLog::withdraw(TensorId id) {
   return {};
 }
 
-MeshOrderLog::Gathered& MeshOrderLog::gather(ControlKind kind, TensorId id) {
+Status MeshOrderLog::add(TensorId id, std::string* bytes) {
+  if (sequences()) return count_own(id, bytes);
+  gather(ControlKind::ready, id, bytes);
+  return {};
+}
+
+void MeshOrderLog::withdraw_own(TensorId id) {
+  if (!sequences()) {
+    gather(ControlKind::withdraw, id);
+  } else if (uncount(0, id)) {
+    report_withdrawn(id);
+  }
+}
+
+Status MeshOrderLog::count_own(TensorId id, const std::string* bytes) {
+  const std::string_view brought = bytes ? std::string_view(*bytes) : std::string_view();
+  if (count(0, id, bytes ? &brought : nullptr)) return {};
+  return {Code::internal, "This rank has arrived twice at id " + std::to_string(id) + " of the order log."};
+}
+
+// Says whether the bytes travel with the id: not where there are none, or the frame is full.
+bool MeshOrderLog::gather(ControlKind kind, TensorId id, const std::string* bytes) {
   if (gathered_.empty() || gathered_.back().kind != kind || gathered_.back().ids.size() == kMaxIds) {
     gathered_.push_back({kind, {}, {}});
   }
-  gathered_.back().ids.push_back(id);
+  Gathered& frame = gathered_.back();
+  frame.ids.push_back(id);
   any_gathered_.store(true, std::memory_order_relaxed);
-  return gathered_.back();
+  if (!bytes || frame.bytes.size() >= kEagerFrameBytes) return false;
+  mesh::append_record(frame.bytes, id, *bytes);
+  return true;
 }
 
 void MeshOrderLog::agree(TensorId id, bool plain) {
@@ -100,8 +115,8 @@ void MeshOrderLog::agree(TensorId id, bool plain) {
   any_decided_.store(true, std::memory_order_relaxed);
 }
 
-void MeshOrderLog::give_back(TensorId id) {
-  taken_back_.push_back(id);
+void MeshOrderLog::report_withdrawn(TensorId id) {
+  withdrawn_.push_back(id);
   any_decided_.store(true, std::memory_order_relaxed);
 }
 
@@ -118,7 +133,7 @@ bool MeshOrderLog::count(int member, TensorId id, const std::string_view* bytes)
   count.plain += bytes ? 0 : 1;
   if (bytes) count.bytes[member] = *bytes;
   if (watch_) watch_(member, id, Arrival::counted);
-  if (++count.arrived < peers_.size() || (closed_ && !pair())) return true;
+  if (++count.arrived < peers_.size() || (closed_ && needs_others(count.plain > 0))) return true;
   if (watch_) watch_(member, id, Arrival::last);
   agree(id, count.plain > 0);
   if (count.plain == 0) {
@@ -131,25 +146,14 @@ bool MeshOrderLog::count(int member, TensorId id, const std::string_view* bytes)
   return true;
 }
 
-bool MeshOrderLog::take_back(int member, TensorId id) {
+bool MeshOrderLog::uncount(int member, TensorId id) {
   Count& count = counts_[id];
   if (count.members.empty() || !count.members[member]) return false;
   count.members[member] = false;
-  if (watch_) watch_(member, id, Arrival::taken_back);
+  if (watch_) watch_(member, id, Arrival::withdrawn);
   --count.arrived;
   count.plain -= count.brought[member] ? 0 : 1;
   return true;
-}
-
-// The other of two members: has this one arrived, with its bytes, at something that was offered?
-void MeshOrderLog::match(TensorId id) {
-  Own& own = own_[id];
-  if (!own.brought || !own.offered) return;
-  agree(id, false);
-  agreed_.back().bytes.push_back(std::move(own.offer));
-  agreed_.back().bytes.push_back(std::move(own.bytes));
-  own.brought = own.offered = false;
-  own.settled = true;
 }
 
 // -- the driver -------------------------------------------------------------------------------------------------------
@@ -173,7 +177,7 @@ Status MeshOrderLog::wait(int64_t until_us) {
   if (!entries_.empty()) return {};
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!taken_back_.empty() || !agreed_.empty() || !gathered_.empty()) return {};
+    if (!withdrawn_.empty() || !agreed_.empty() || !gathered_.empty()) return {};
     if (closed_) return {Code::left, why_closed_};
     waiting_ = true;  // from here on arrive() and withdraw() wake us
   }
@@ -219,7 +223,7 @@ Status MeshOrderLog::receive() {
   }
 }
 
-// Lists what was taken back here, computes what came with its bytes, and cuts the rest into batches.
+// Lists what was withdrawn here, computes what came with its bytes, and cuts the rest into batches.
 Status MeshOrderLog::decide() {
   if (!any_decided_.load(std::memory_order_relaxed)) return {};
   std::vector<Agreed> agreed;
@@ -227,17 +231,17 @@ Status MeshOrderLog::decide() {
     const std::lock_guard<std::mutex> lock(mutex_);
     any_decided_.store(false, std::memory_order_relaxed);
     agreed.swap(agreed_);
-    for (const TensorId id : taken_back_) entries_.push_back({LogEvent::withdrawn, {id}});
-    taken_back_.clear();
-    // In nobody's batch yet, and they would need the member that has just gone; except where all bytes are here.
-    if (closed_) std::erase_if(agreed, [this](const Agreed& entry) { return entry.plain || !pair(); });
+    for (const TensorId id : withdrawn_) entries_.push_back({LogEvent::withdrawn, {id}});
+    withdrawn_.clear();
+    // They are in no member's batch yet, and may need the member that has just left.
+    if (closed_) std::erase_if(agreed, [this](const Agreed& entry) { return needs_others(entry.plain); });
   }
   if (agreed.empty()) return {};
-  if (pair()) HVD_TRY(send_gathered());  // nobody may look for what this member has brought to what it now finishes
+  HVD_TRY(send_gathered());  // the other of two members looks for what this one has brought
   // Eager ones first, so that they do not come between others that can be fused.
   const auto plain =
       std::stable_partition(agreed.begin(), agreed.end(), [](const Agreed& entry) { return !entry.plain; });
-  HVD_TRY(run({agreed.begin(), plain}));
+  HVD_TRY(finish({agreed.begin(), plain}));
   std::vector<TensorId> ids;
   for (auto begin = plain; begin < agreed.end(); begin += static_cast<ptrdiff_t>(ids.size())) {
     ids.clear();
@@ -249,21 +253,25 @@ Status MeshOrderLog::decide() {
   return {};
 }
 
-// Computes what came with all its bytes. With more than two members the others wait for the results.
-Status MeshOrderLog::run(std::span<const Agreed> agreed) {
+Status MeshOrderLog::compute(const Agreed& agreed, Operation*& operation) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    operation = own_[agreed.id].operation;
+  }
+  return mesh::run_eager(*operation, agreed.bytes, hosts_);
+}
+
+// The other members wait for the results.
+Status MeshOrderLog::finish(std::span<const Agreed> agreed) {
   std::vector<TensorId> ids;
   std::string results;
   for (size_t i = 0; i < agreed.size(); ++i) {
     Operation* operation = nullptr;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      operation = own_[agreed[i].id].operation;
-    }
-    HVD_TRY(mesh::run_eager(*operation, agreed[i].bytes, hosts_));
+    HVD_TRY(compute(agreed[i], operation));
     ids.push_back(agreed[i].id);
-    if (!pair()) mesh::append_record(results, agreed[i].id, mesh::pack_result(*operation));
+    mesh::append_record(results, agreed[i].id, mesh::pack_result(*operation));
     if (i + 1 < agreed.size() && results.size() < kEagerFrameBytes) continue;
-    if (!pair()) HVD_TRY(send_batch(ids, results));
+    HVD_TRY(send_batch(ids, results));
     entries_.push_back({LogEvent::batch, std::move(ids), true});
     ids.clear();
     results.clear();
@@ -286,7 +294,8 @@ bool MeshOrderLog::report(LogEvent& event) {
   for (const TensorId id : event.ids) {
     Own& own = own_[id];
     own.operation = nullptr;
-    own.arrived = own.brought = own.settled = false;
+    own.arrived = own.settled = false;
+    over(id, false);
   }
   return true;
 }
@@ -306,8 +315,7 @@ bool MeshOrderLog::close(std::string sentence) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (closed_) return false;
   closed_ = true;
-  // Nothing that this member has sent since can have reached a sequencer that is gone.
-  if (!sequences()) std::erase_if(agreed_, [this](const Agreed& entry) { return own_[entry.id].revoked; });
+  closing();
   why_closed_ = std::move(sentence);
   return true;
 }

@@ -3,7 +3,7 @@
 // connection, so the log is the same everywhere.
 //
 //   ready      member -> sequencer   ids this member has arrived at, in order, and the small data of some of them
-//   withdraw   member -> sequencer   ids it wants back; answered by `withdrawn`, or by the batch that is on its way
+//   withdraw   member -> sequencer   ids it withdraws; answered by `withdrawn`, or by the batch that is on its way
 //   batch      sequencer -> member   one batch. Without ids: the log is closed, the text says why
 //   withdrawn  sequencer -> member   the answer
 //   closing    member -> sequencer   somebody this member speaks for has left
@@ -19,20 +19,14 @@
 // Small operations need no data phase. Their bytes come with `ready`; when all arrivals brought theirs, the sequencer
 // computes the result, and it travels with `batch`. Whether an arrival brings bytes is each member's own choice; if one
 // does not, the batch runs the ordinary way.
-//
-// Two members need no sequencer for that: each sends its bytes to the other (`ready` one way, `offer` the other), and
-// whoever has both computes the result at once. Such batches are in no common order with others, which nothing needs:
-// they use no connection. So an arrival of the sequencer that was offered is not its own to take back:
-//
-//   offer      sequencer -> member   small data of what the sequencer has arrived at
-//   withdraw   sequencer -> member   offers it wants back; answered by `withdrawn`, or by the `ready` that is on its
-//                                    way; a sequencer that leaves without either has not finished them
+// Two members do without the sequencer for that: pair_order_log.h.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
@@ -47,8 +41,11 @@
 
 namespace horovod {
 
-class MeshOrderLog final : public OrderLog {
+class MeshOrderLog : public OrderLog {
  public:
+  // The log for so many members. Arguments as of the constructor.
+  static std::unique_ptr<MeshOrderLog> make(Mesh& mesh, FuseRule fuse, AbortSignal& abort,
+                                            const Hosts* hosts = nullptr);
   // hosts: null, or they are the log's members, and this is the leader of one.
   MeshOrderLog(Mesh& mesh, FuseRule fuse, AbortSignal& abort, const Hosts* hosts = nullptr);
 
@@ -63,7 +60,7 @@ class MeshOrderLog final : public OrderLog {
   Status wait(int64_t until_us) override;
   void wake() override { mesh_.wake(); }
 
-  // The sequencer calls it for each arrival that it counts and for each that is taken back, with the innermost lock
+  // The sequencer calls it for each arrival that it counts and for each that is withdrawn, with the innermost lock
   // held; after the one that completes an id, with `last` too. Before the first arrive().
   using Watch = std::function<void(int member, TensorId id, Arrival what)>;
   void watch(Watch watch) { watch_ = std::move(watch); }
@@ -73,16 +70,11 @@ class MeshOrderLog final : public OrderLog {
   // Some rank that is not the sequencer has left, and the log is not closed yet.
   bool anyone_departed() const { return !departed_.empty(); }
 
- private:
+ protected:
   struct Own {  // what this member knows of an id
     Operation* operation = nullptr;
     bool arrived = false;  // and its batch was not reported yet
     bool settled = false;  // its batch or its withdrawal has come, and waits to be reported
-    bool brought = false;  // its bytes travel with the arrival
-    std::string bytes;     // they, where both of two members compute
-    bool offered = false;  // by the other of two members, and not used yet
-    std::string offer;
-    bool revoked = false;  // the other wanted it back when this member had arrived already
   };
   struct Count {  // what the sequencer knows of an id
     uint32_t arrived = 0;
@@ -104,32 +96,44 @@ class MeshOrderLog final : public OrderLog {
 
   int size() const { return static_cast<int>(peers_.size()); }
   bool sequences() const { return mesh_.rank() == 0; }
-  bool pair() const { return size() == 2; }
-  Status arrive(TensorId id, Operation* operation, std::string* combined = nullptr);
+
+  // What PairOrderLog does otherwise. With mutex_ held:
+  virtual Status add(TensorId id, std::string* bytes);  // this member has arrived and, unless null, brings these bytes
+  virtual void withdraw_own(TensorId id);
+  virtual void over(TensorId /*id*/, bool /*ran*/) {}  // this member's arrival: it ran, or was withdrawn
+  virtual void closing() {}
+  virtual bool needs_others(bool /*plain*/) const { return true; }  // to finish what is agreed, once the log is closed
+  // Driver, without it:
+  virtual Status finish(std::span<const Agreed> agreed);  // computes what came with all its bytes
+  virtual Status handle_offers(const ControlFrame& /*frame*/, bool& /*known*/) { return {}; }
+
   // With mutex_ held:
+  Status count_own(TensorId id, const std::string* bytes);
   bool count(int member, TensorId id, const std::string_view* bytes);  // false: it has arrived already
-  bool take_back(int member, TensorId id);                             // false: agreed or never arrived
-  Gathered& gather(ControlKind kind, TensorId id);
+  bool uncount(int member, TensorId id);                               // false: agreed or never arrived
+  bool gather(ControlKind kind, TensorId id, const std::string* bytes = nullptr);
   void agree(TensorId id, bool plain);
-  void give_back(TensorId id);
-  void match(TensorId id);
+  void report_withdrawn(TensorId id);
 
   Status send_gathered();
+  Status compute(const Agreed& agreed, Operation*& operation);
+  Status bad_frame(const ControlFrame& frame, const std::string& what) const;
+
+ private:
+  Status arrive(TensorId id, Operation* operation, std::string* combined = nullptr);
   Status receive();
   Status handle(ControlFrame& frame);
   Status handle_as_sequencer(int member, ControlFrame& frame);
   Status handle_ready(int member, const ControlFrame& frame);
   Status handle_as_member(int member, ControlFrame& frame);
   Status handle_batch(ControlFrame& frame);
-  Status handle_offer(const ControlFrame& frame);
-  Status handle_withdraw(const ControlFrame& frame);
   Status decide();
-  Status run(std::span<const Agreed> agreed);
   Status send_batch(std::span<const TensorId> ids, std::string_view text, int except = 0);
   bool report(LogEvent& event);
   bool close(std::string sentence);
   Status close_for_all(const std::string& sentence, int except);
 
+ protected:
   Mesh& mesh_;
   const FuseRule fuse_;
   AbortSignal& abort_;
@@ -140,12 +144,12 @@ class MeshOrderLog final : public OrderLog {
 
   // Innermost lock of the log: neither the fuse rule nor the mesh is called with it. Guards the next block.
   std::mutex mutex_;
-  std::deque<Gathered> gathered_;     // to be sent to the sequencer, or by it to the other of two members
-  std::vector<Own> own_;              // by id
-  std::vector<Count> counts_;         // sequencer, by id
-  std::vector<Agreed> agreed_;        // every member has arrived; in order, not yet in a batch
-  std::vector<TensorId> taken_back_;  // own ids, to be reported by poll()
-  // gathered_, and agreed_ or taken_back_, are not empty. Written with mutex_ held; read (relaxed) without it by the
+  std::deque<Gathered> gathered_;    // to be sent to the sequencer, or by it to the other of two members
+  std::vector<Own> own_;             // by id
+  std::vector<Count> counts_;        // sequencer, by id
+  std::vector<Agreed> agreed_;       // every member has arrived; in order, not yet in a batch
+  std::vector<TensorId> withdrawn_;  // own ids, to be reported by poll()
+  // gathered_, and agreed_ or withdrawn_, are not empty. Written with mutex_ held; read (relaxed) without it by the
   // driver, which so does not lock to find nothing: a change that it misses it sees in wait(), which locks before it
   // sleeps.
   std::atomic<bool> any_gathered_{false}, any_decided_{false};
@@ -154,6 +158,8 @@ class MeshOrderLog final : public OrderLog {
 
   // The rest belongs to the driver.
   std::deque<LogEvent> entries_;  // of the log, not yet reported
+
+ private:
   std::string why_closed_;
   std::string departed_;  // another rank than the sequencer has left, and the sequencer has not closed the log yet
   int64_t departed_since_us_ = 0;

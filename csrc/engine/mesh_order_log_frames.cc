@@ -7,14 +7,14 @@
 namespace horovod {
 namespace {
 
-Status bad_frame(const ControlFrame& frame, const std::string& what) {
-  return {Code::aborted, "Rank " + std::to_string(frame.peer) + " of the mesh sent " + what +
-                             " in a frame of the order log; this epoch can't go on."};
-}
-
 std::string unexpected(TensorId id) { return "id " + std::to_string(id) + ", which this rank does not wait for,"; }
 
 }  // namespace
+
+Status MeshOrderLog::bad_frame(const ControlFrame& frame, const std::string& what) const {
+  return {Code::aborted, "Rank " + std::to_string(frame.peer) + " of the mesh sent " + what +
+                             " in a frame of the order log; this epoch can't go on."};
+}
 
 Status MeshOrderLog::handle(ControlFrame& frame) {
   for (const TensorId id : frame.ids) {
@@ -31,6 +31,9 @@ Status MeshOrderLog::handle(ControlFrame& frame) {
     return {};
   }
   if (member < 0) return bad_frame(frame, "what only the first rank of a host may send");
+  bool known = false;
+  HVD_TRY(handle_offers(frame, known));
+  if (known) return {};
   return sequences() ? handle_as_sequencer(member, frame) : handle_as_member(member, frame);
 }
 
@@ -38,19 +41,13 @@ Status MeshOrderLog::handle_as_sequencer(int member, ControlFrame& frame) {
   if (frame.kind == ControlKind::leave) return close_for_all(frame.text, member);
   if (frame.kind == ControlKind::closing) return close_for_all(frame.text, 0);
   if (frame.kind == ControlKind::ready) return handle_ready(member, frame);
+  if (frame.kind != ControlKind::withdraw) return bad_frame(frame, "what only rank 0 may send");
   std::vector<TensorId> withdrawn;
-  if (frame.kind == ControlKind::withdraw) {
+  {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (const TensorId id : frame.ids) {
-      if (take_back(member, id)) withdrawn.push_back(id);
+      if (uncount(member, id)) withdrawn.push_back(id);
     }
-  } else if (frame.kind == ControlKind::withdrawn && pair()) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (const TensorId id : frame.ids) {
-      if (take_back(0, id)) give_back(id);
-    }
-  } else {
-    return bad_frame(frame, "what only rank 0 may send");
   }
   if (withdrawn.empty()) return {};
   return mesh_.send_control(frame.peer, ControlKind::withdrawn, withdrawn);
@@ -83,8 +80,6 @@ Status MeshOrderLog::handle_as_member(int member, ControlFrame& frame) {
     return {};
   }
   if (member == 0 && frame.kind == ControlKind::batch) return handle_batch(frame);
-  if (member == 0 && frame.kind == ControlKind::offer && pair()) return handle_offer(frame);
-  if (member == 0 && frame.kind == ControlKind::withdraw && pair()) return handle_withdraw(frame);
   if (member != 0 || frame.kind != ControlKind::withdrawn) {
     return bad_frame(frame, "what only goes to rank 0 or comes from it");
   }
@@ -93,7 +88,7 @@ Status MeshOrderLog::handle_as_member(int member, ControlFrame& frame) {
     Own& own = own_[id];
     if (!own.arrived || own.settled) return bad_frame(frame, "the withdrawal of " + unexpected(id));
     own.settled = true;
-    own.brought = false;  // an offer that comes next is not for this arrival
+    over(id, false);
     entries_.push_back({LogEvent::withdrawn, {id}});
   }
   return {};
@@ -113,7 +108,7 @@ Status MeshOrderLog::handle_batch(ControlFrame& frame) {
       Own& own = own_[id];
       if (!own.arrived || own.settled) return bad_frame(frame, "a batch with " + unexpected(id));
       own.settled = true;
-      own.brought = own.offered = false;  // it runs the ordinary way, or is done
+      over(id, true);
       operation = own.operation;
     }
     if (!completed) continue;
@@ -126,43 +121,6 @@ Status MeshOrderLog::handle_batch(ControlFrame& frame) {
   if (!text.empty()) return bad_frame(frame, "results that belong to no operation");
   entries_.push_back({LogEvent::batch, std::move(frame.ids), completed});
   return {};
-}
-
-Status MeshOrderLog::handle_offer(const ControlFrame& frame) {
-  for (std::string_view text = frame.text; !text.empty();) {
-    uint32_t id = 0;
-    std::string_view bytes;
-    HVD_TRY(mesh::next_record(0, text, id, bytes));
-    if (id >= kMaxIds) return bad_frame(frame, "id " + std::to_string(id));
-    const std::lock_guard<std::mutex> lock(mutex_);
-    Own& own = own_[id];
-    if (own.offered) return bad_frame(frame, "id " + std::to_string(id) + " twice");
-    own.offered = true;
-    own.offer = bytes;
-    match(id);
-  }
-  return {};
-}
-
-// What was offered is given back unless it was used already, or this member has arrived without bytes: then its own
-// arrival is on the way. An arrival that is settled is an earlier one, which did not use this offer.
-Status MeshOrderLog::handle_withdraw(const ControlFrame& frame) {
-  std::vector<TensorId> withdrawn;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (const TensorId id : frame.ids) {
-      Own& own = own_[id];
-      if (!own.offered) {
-        own.revoked = own.arrived;
-        continue;
-      }
-      if (own.arrived && !own.settled) continue;
-      own.offered = false;
-      withdrawn.push_back(id);
-    }
-  }
-  if (withdrawn.empty()) return {};
-  return mesh_.send_control(0, ControlKind::withdrawn, withdrawn);
 }
 
 }  // namespace horovod

@@ -22,15 +22,15 @@ struct LogEvent {
   enum Kind : uint8_t {
     none,       // nothing new
     batch,      // every rank has submitted `ids`; run them now, as one fused operation
-    withdrawn,  // the single id in `ids` was taken back before it was agreed; it will not appear
+    withdrawn,  // the single id in `ids` was withdrawn before it was agreed; it will not appear
   };
   Kind kind = none;
   std::vector<TensorId> ids;
   bool completed = false;  // batch: all its results are in place already, see arrive_with(); else it has to be run
 };
 
-// What the log tells about arrivals to those who watch it: one was counted; one was taken back; all have arrived.
-enum class Arrival : uint8_t { counted, taken_back, last };
+// What the log tells about arrivals to those who watch it: one was counted; one was withdrawn; all have arrived.
+enum class Arrival : uint8_t { counted, withdrawn, last };
 
 // What arrive() and withdraw() answer to an id that there is not.
 inline Status bad_id(TensorId id) {
@@ -57,7 +57,7 @@ class OrderLog {
     return arrive(id);
   }
 
-  // Asks to take an arrival back. The answer comes through poll(): either `withdrawn`, or a batch with the id in it
+  // Asks to withdraw an arrival. The answer comes through poll(): either `withdrawn`, or a batch with the id in it
   // when the last rank arrived first.
   virtual Status withdraw(TensorId id) = 0;
 

@@ -124,7 +124,8 @@ Status run(Mesh& mesh, AbortSignal& abort, Action action, int hostile) {
   const Hosts hosts(hosts_of(action, mesh.size()));
   if (of_hosts && hosts.leader(hosts.host(mesh.rank())) != mesh.rank()) return {};  // not a member of the log
   const FuseRule two = [](const TensorId*, size_t count) { return std::min<size_t>(count, 2); };
-  MeshOrderLog log(mesh, two, abort, of_hosts ? &hosts : nullptr);
+  const auto owner = MeshOrderLog::make(mesh, two, abort, of_hosts ? &hosts : nullptr);
+  MeshOrderLog& log = *owner;
   for (uint32_t id = 0; id < kIds; ++id) {  // two plain ones, the others bring their bytes
     if (id < 2) {
       HVD_TRY(log.arrive(id));

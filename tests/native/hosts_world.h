@@ -48,7 +48,7 @@ struct HostsWorld : World {
   }
   std::unique_ptr<OrderLog> log(int rank) {
     Region* const region = regions[rank].get();
-    if (!region) return std::make_unique<MeshOrderLog>((*this)[rank], kThree, aborts[rank], &hosts);
+    if (!region) return MeshOrderLog::make((*this)[rank], kThree, aborts[rank], &hosts);
     if (region->rank() > 0) return std::make_unique<HostMemberLog>((*this)[rank], *region, hosts, aborts[rank]);
     return std::make_unique<HostLeaderLog>((*this)[rank], *region, hosts, kThree, aborts[rank]);
   }

@@ -36,7 +36,8 @@ double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock:
 // One rank of the benchmark. Prints algorithm bandwidth; small sizes also with the order log.
 void bench_rank(Mesh& mesh, AbortSignal& abort, size_t least, size_t most) {
   const int n = mesh.size();
-  MeshOrderLog log(mesh, kThree, abort);
+  const auto owner = MeshOrderLog::make(mesh, kThree, abort);
+  MeshOrderLog& log = *owner;
   const auto measure = [&](const char* what, size_t bytes, const std::function<void()>& run) {
     for (int i = 0; i < (bytes > (1u << 24) ? 1 : 5); ++i) run();
     std::vector<double> times;

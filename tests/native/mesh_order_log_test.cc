@@ -28,7 +28,8 @@ void test_order_log() {
     World world(n, Wire::tcp, n == 3 ? 2 : 1);
     std::vector<Batches> seen(n);
     in_ranks(n, [&](int rank) {
-      MeshOrderLog log(world[rank], kThree, world.aborts[rank]);
+      const auto owner = MeshOrderLog::make(world[rank], kThree, world.aborts[rank]);
+      MeshOrderLog& log = *owner;
       seen[rank] = run_rounds(
           log, rank, ids, 5, [&](TensorId id, std::mt19937&) { CHECK_OK(log.arrive(id)); },
           [&](const std::vector<TensorId>& batch) {
@@ -52,7 +53,8 @@ void test_eager() {
       std::atomic<int> completed{0}, withdrawn{0};
       in_ranks(n, [&](int rank) {
         std::mt19937 random(static_cast<unsigned>(rank * 10 + regretful));
-        MeshOrderLog log(world[rank], kThree, world.aborts[rank]);
+        const auto owner = MeshOrderLog::make(world[rank], kThree, world.aborts[rank]);
+        MeshOrderLog& log = *owner;
         struct Slot {
           Operation operation;
           float in[9], out[9];
@@ -133,7 +135,8 @@ void test_withdraw() {
   std::vector<std::vector<LogEvent::Kind>> answers(n);
   std::vector<int> batches(n);
   in_ranks(n, [&](int rank) {
-    MeshOrderLog log(world[rank], kThree, world.aborts[rank]);
+    const auto owner = MeshOrderLog::make(world[rank], kThree, world.aborts[rank]);
+    MeshOrderLog& log = *owner;
     for (uint32_t id = 0; id < kRounds; ++id) {
       CHECK_OK(log.arrive(id));
       const bool regrets = static_cast<int>(id % n) == rank;
@@ -161,7 +164,9 @@ void test_withdraw() {
 // back: it gets it back, though the other takes in both and the withdrawal with one look.
 void test_withdraw_of_the_next_offer() {
   World world(2);
-  MeshOrderLog sequencer(world[0], kThree, world.aborts[0]), member(world[1], kThree, world.aborts[1]);
+  const auto first = MeshOrderLog::make(world[0], kThree, world.aborts[0]);
+  const auto second = MeshOrderLog::make(world[1], kThree, world.aborts[1]);
+  MeshOrderLog &sequencer = *first, &member = *second;
   Job mine(0, OpType::allreduce, DType::float32, {{{5}}}, true, true);
   Job theirs(1, OpType::allreduce, DType::float32, {{{5}}}, true, true);
   LogEvent event;
@@ -187,7 +192,8 @@ void test_order_log_leave() {
     constexpr int n = 3;
     World world(n, Wire::tcp);
     in_ranks(n, [&](int rank) {
-      MeshOrderLog log(world[rank], kThree, world.aborts[rank]);
+      const auto owner = MeshOrderLog::make(world[rank], kThree, world.aborts[rank]);
+      MeshOrderLog& log = *owner;
       for (const TensorId id : {1u, 2u, 3u}) CHECK_OK(log.arrive(id));
       for (size_t got = 0; got < 3;) got += next_event(log).ids.size();  // all that was agreed
       if (rank == leaver) {
@@ -225,7 +231,8 @@ void test_order_log_failures() {
         world.meshes[2].reset();
         return;
       }
-      MeshOrderLog log(world[rank], kThree, world.aborts[rank]);
+      const auto owner = MeshOrderLog::make(world[rank], kThree, world.aborts[rank]);
+      MeshOrderLog& log = *owner;
       CHECK_OK(log.arrive(9));
       LogEvent event;
       do {
@@ -241,7 +248,8 @@ void test_order_log_failures() {
       for (const uint32_t id : {3u, kMaxIds}) {
         World world(2);
         const int target = at_sequencer ? 0 : 1;
-        MeshOrderLog log(world[target], kThree, world.aborts[target]);
+        const auto owner = MeshOrderLog::make(world[target], kThree, world.aborts[target]);
+        MeshOrderLog& log = *owner;
         const auto kind = at_sequencer == (id != 3u) ? ControlKind::ready : ControlKind::batch;  // the wrong one for 3
         CHECK_OK(world[1 - target].send_control(target, kind, {&id, 1}));
         LogEvent event;
@@ -258,7 +266,8 @@ void test_order_log_failures() {
   for (const ControlKind kind : {ControlKind::batch, ControlKind::withdrawn}) {
     for (const std::vector<TensorId>& ids : {std::vector<TensorId>{8}, {9, 9}}) {
       World world(3);
-      MeshOrderLog log(world[1], kThree, world.aborts[1]);
+      const auto owner = MeshOrderLog::make(world[1], kThree, world.aborts[1]);
+      MeshOrderLog& log = *owner;
       CHECK_OK(log.arrive(9));
       CHECK_OK(world[0].send_control(1, kind, ids));
       LogEvent event;
@@ -278,7 +287,8 @@ void test_order_log_failures() {
     std::string text;
     mesh::append_record(text, fault == 1 ? kMaxIds : fault == 2 ? 8 : 9, bytes);
     if (fault == 0) text.pop_back();
-    MeshOrderLog log(world[0], kThree, world.aborts[0]);
+    const auto owner = MeshOrderLog::make(world[0], kThree, world.aborts[0]);
+    MeshOrderLog& log = *owner;
     Job job(0, OpType::allreduce, DType::float32, {{{5}}}, true, true);
     CHECK_OK(log.arrive_with(9, job.operations[0]));
     const uint32_t id = 9;
@@ -292,7 +302,8 @@ void test_order_log_failures() {
     CHECK(contains(status.message(), "epoch"));
   }
   World world(2);
-  MeshOrderLog log(world[0], kThree, world.aborts[0]);
+  const auto owner = MeshOrderLog::make(world[0], kThree, world.aborts[0]);
+  MeshOrderLog& log = *owner;
   CHECK(log.arrive(kMaxIds).code() == Code::invalid_argument);
   CHECK_OK(log.arrive(1));
   CHECK(log.arrive(1).code() == Code::internal);
