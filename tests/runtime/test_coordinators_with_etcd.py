@@ -73,11 +73,14 @@ def test_epochs_go_on_behind_those_of_a_coordinator_that_was_killed(etcd: Etcd) 
             assert one.line() == other.line() == "3"
             first.process.kill()
             first.process.wait()
-    with Coordinator(etcd, first.address) as second, Program(SCRIPT, **environment) as one:
-        with Program(SCRIPT, **environment) as other:
-            assert second.address == first.address
-            assert one.line() == other.line() == "4"
-            assert finish(one, other) == [["5", "6"]] * 2
+    with (
+        Coordinator(etcd, first.address) as second,
+        Program(SCRIPT, **environment) as one,
+        Program(SCRIPT, **environment) as other,
+    ):
+        assert second.address == first.address
+        assert one.line() == other.line() == "4"
+        assert finish(one, other) == [["5", "6"]] * 2
 
 
 def test_an_ended_world_leaves_nothing_but_its_number(etcd: Etcd) -> None:
@@ -98,8 +101,7 @@ def test_a_store_that_can_not_be_reached_forms_no_world_and_is_named(tmp_path: P
 
 
 def test_a_store_that_makes_no_sense_is_a_usage_error() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "horovod.coordinator", "--store", "etcd://h1"], capture_output=True, text=True, timeout=60
-    )
+    command = [sys.executable, "-m", "horovod.coordinator", "--store", "etcd://h1"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
     assert "has 'h1' where HOST:PORT is expected" in ended.stderr
