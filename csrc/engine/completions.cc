@@ -4,7 +4,7 @@
 #include <deque>
 #include <utility>
 
-#include "engine/communicator.h"
+#include "engine/submission.h"
 
 namespace horovod {
 

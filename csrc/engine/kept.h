@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/communicator.h"
+#include "engine/submission.h"
 
 namespace horovod {
 
