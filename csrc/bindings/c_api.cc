@@ -174,8 +174,7 @@ void c_release(HorovodOperation* operation) {
 }
 
 int32_t c_submit(HorovodEngine* engine, const HorovodCall* given, HorovodOperation** out) {
-  return guarded_call([&]() -> Status {
-    if (out) *out = nullptr;
+  const int32_t code = guarded_call([&]() -> Status {
     if (!engine || !given) return invalid("submit() needs an engine and a call.");
     const HorovodCall call = known<HorovodCall>(given, given->struct_bytes);
     KeepAlive used;
@@ -195,15 +194,13 @@ int32_t c_submit(HorovodEngine* engine, const HorovodCall* given, HorovodOperati
                             made = operation.get()](const std::shared_ptr<Submission>&) { completed(made, context); };
     }
     const std::shared_ptr<Submission> started = operation->submission;
-    HorovodOperation* const made = operation.release();  // from here on `completed` may release it
-    if (out) *out = made;
-    if (Status status = living->start(started, call.waits_next != 0); !status.ok()) {
-      if (out) *out = nullptr;
-      delete made;
-      return status;
-    }
+    if (out) *out = operation.get();
+    HVD_TRY(living->start(started, call.waits_next != 0));
+    (void)operation.release();  // theirs; `completed` may have released it already
     return {};
   });
+  if (code != HOROVOD_OK && out) *out = nullptr;
+  return code;
 }
 
 int32_t c_wait(HorovodOperation* operation, int64_t timeout_us) {

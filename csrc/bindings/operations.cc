@@ -71,7 +71,7 @@ const TensorReader* reader_of(PyObject* given) {
 std::shared_ptr<Submission> make_submission(PyObject* const* given, bool watch, Owners& owners) {
   auto submission = std::make_shared<Submission>();
   OpSpec& spec = submission->spec;
-  spec = Remembered<PySpec>::of(given[kSpec]).spec;
+  spec.set_arguments(Remembered<PySpec>::of(given[kSpec]).spec);
   if (!PyUnicode_Check(given[kName])) throw py::type_error("The name of an operation must be a str.");
   Py_ssize_t length = 0;
   const char* const name = PyUnicode_AsUTF8AndSize(given[kName], &length);

@@ -52,6 +52,16 @@ struct OpSpec {
   int process_set = 0;
   DeviceKind device = DeviceKind::cpu;
 
+  // Takes from `other` what does not belong to tensors.
+  void set_arguments(const OpSpec& other) {
+    type = other.type;
+    reduce_op = other.reduce_op;
+    prescale = other.prescale;
+    postscale = other.postscale;
+    root = other.root;
+    process_set = other.process_set;
+  }
+
   // True when both may run under one id: all that ranks must agree on is equal. Names are not compared, nor the first
   // dimension of allgather and alltoall, which may differ between ranks and steps.
   bool agrees_with(const OpSpec& other) const;

@@ -1,4 +1,4 @@
-"""The engine in C (csrc/bindings/c_api.h), as native operations of frameworks use it: from a library in plain C11."""
+"""The engine in C (csrc/bindings/c_api.h), as a native operation of a framework uses it: a library in plain C11."""
 
 from __future__ import annotations
 

@@ -199,6 +199,12 @@ std::vector<std::unique_ptr<Engine>> make_world(int size, Transport transport, c
   return engines;
 }
 
+// Operations with on_done. The mutex is held while one is started, and taken where it is told.
+struct {
+  std::mutex mutex;
+  int started = 0, told = 0;
+} g_told;
+
 struct Pending {
   std::shared_ptr<Submission> submission;
   std::vector<float> data;
@@ -291,7 +297,21 @@ bool run_thread(Engine& engine, int rank, int set, const std::vector<int>& ranks
     auto* memory = reinterpret_cast<std::byte*>(one->data.data());
     const bool in_place = spec.type == OpType::allreduce || spec.type == OpType::broadcast;
     one->submission->spans = {{memory, in_place ? memory : nullptr, length}};
-    const Status status = engine.start(one->submission, false);
+    const bool tells = i % 3 == 0;
+    if (tells) {
+      one->submission->on_done = [](const std::shared_ptr<Submission>& done) {
+        CHECK(done->state.load(std::memory_order_acquire) == Operation::done, "told too early");
+        const std::lock_guard<std::mutex> lock(g_told.mutex);
+        ++g_told.told;
+      };
+    }
+    Status status;
+    {
+      std::unique_lock<std::mutex> lock(g_told.mutex, std::defer_lock);
+      if (tells) lock.lock();
+      status = engine.start(one->submission, false);
+      if (tells && status.ok()) ++g_told.started;
+    }
     if (!status.ok()) {
       CHECK(may_abort, "rank %d: %s", rank, status.message().c_str());
       break;
@@ -486,6 +506,7 @@ int main(int argc, char** argv) {
     const auto found = std::find(names.begin(), names.end(), name);
     CHECK(found != names.end(), "there is no transport %s", name.c_str());
     run_world(seed + i, static_cast<Transport>(found - names.begin()));
+    CHECK(g_told.told == g_told.started, "%d of %d operations were told to be done", g_told.told, g_told.started);
   }
   std::printf("engine_stress: %d worlds, seed %llu, %s: ok\n", worlds, static_cast<unsigned long long>(seed),
               transport.c_str());

@@ -26,20 +26,30 @@ class NumpyFramework:
         self.reader = TensorReader((), self.view)
 
     def view(self, tensor: np.ndarray) -> Span:
-        dtype, shape, _ = self.describe(tensor)
+        dtype = self.dtype(tensor)
         if dtype is None:
             raise ValueError(f"An array of {tensor.dtype} can't be sent.")
         if not tensor.flags.c_contiguous:
             raise ValueError("The array must be contiguous.")
-        return tensor.ctypes.data, tensor.ctypes.data, dtype, shape
+        return tensor.ctypes.data, tensor.ctypes.data, dtype, tensor.shape
 
-    def describe(self, tensor: np.ndarray) -> tuple[int | None, tuple[int, ...], str]:
+    def dtype(self, tensor: np.ndarray) -> int | None:
+        return DTYPES.get(self._checked(tensor).dtype)
+
+    def shape(self, tensor: np.ndarray) -> tuple[int, ...]:
+        return self._checked(tensor).shape
+
+    def device(self, tensor: np.ndarray) -> str:
+        self._checked(tensor)
+        return "host"
+
+    def _checked(self, tensor: np.ndarray) -> np.ndarray:
         if not isinstance(tensor, np.ndarray):
             raise ValueError(f"A NumPy array is required, not {type(tensor).__name__}.")
-        return DTYPES.get(tensor.dtype), tensor.shape, "host"
+        return tensor
 
     def allocate(self, tensor: np.ndarray, *, filled: bool = False) -> np.ndarray:
-        self.describe(tensor)
+        self._checked(tensor)
         return tensor.copy() if filled else np.empty_like(tensor)
 
     def adopt(self, output: Output | np.ndarray) -> np.ndarray:

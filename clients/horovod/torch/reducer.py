@@ -22,13 +22,13 @@ from typing import Any, Final
 
 import torch
 
-from horovod._core import Handle, OpSpec
+from horovod._core import Handle, OpType
 from horovod.common.basics import Average, Sum
 from horovod.common.ops.all_made import AllMade
 from horovod.common.ops.buckets import HANDOVER_BYTES, Buckets, Group
-from horovod.common.ops.specs import allreduce_spec, set_number, set_size
+from horovod.common.ops.specs import reduction, set_number, set_size
 from horovod.common.ops.undecided import UNDECIDED
-from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.common.process_sets import ProcessSet
 from horovod.torch.compression import Compressor, GradientCompressor, NoneCompressor
 from horovod.torch.end_of_backward import EndOfBackward, in_place_of_script
 from horovod.torch.handles import synchronize
@@ -216,7 +216,9 @@ class GradientReducer:
             self._say_made(complete=False, quiet=False)
 
     def _say_made(self, complete: bool, quiet: bool) -> None:
-        spec = self._spec(Average if self._op == Average else Sum)
+        op = Average if self._op == Average else Sum
+        number = set_number(self._process_set, "Allreduce")
+        spec = reduction(OpType.ALLREDUCE, op, self._prescale, self._postscale, number)
         self._all_made.say(complete, spec, set_size(self._process_set) == 1, quiet)
 
     def _hand_over(self, wait_follows: bool) -> None:
@@ -246,12 +248,9 @@ class GradientReducer:
             slot.finish = lambda: slot.store(restore(synchronize(handle)))
 
     def _submit(self, travelling: torch.Tensor, wire: str, quiet: bool) -> Handle:
-        if self._op != Average and self._op != Sum:
-            COLLECTIVES.check_reduction(self._op, travelling, self._process_set, "Allreduce")
+        spec = COLLECTIVES.reduction(travelling, self._op, self._prescale, self._postscale, self._process_set)
         try:
-            return current().engine.submit(
-                self._spec(self._op), wire, (travelling,), travelling, READER, wait_follows=quiet
-            )
+            return current().engine.submit(spec, wire, (travelling,), travelling, READER, wait_follows=quiet)
         except ValueError:
             try:
                 COLLECTIVES.framework.view(travelling)
@@ -260,10 +259,6 @@ class GradientReducer:
                     f"The gradient of {wire.removeprefix('allreduce.')!r} can't be reduced: {refusal}"
                 ) from None
             raise
-
-    def _spec(self, op: int) -> OpSpec:
-        number = 0 if self._process_set is global_process_set else set_number(self._process_set, "Allreduce")
-        return allreduce_spec(op, self._prescale, self._postscale, number)
 
     def _start_rounds(
         self,

@@ -55,10 +55,22 @@ class TorchFramework:
         return address, address, code, tensor.shape
 
     @staticmethod
-    def describe(tensor: torch.Tensor) -> tuple[int | None, tuple[int, ...], str]:
+    def dtype(tensor: torch.Tensor) -> int | None:
         if not isinstance(tensor, torch.Tensor):
             raise refusal(tensor)
-        return _code_of(tensor.dtype), tensor.shape, str(tensor.device)
+        return _code_of(tensor.dtype)
+
+    @staticmethod
+    def shape(tensor: torch.Tensor) -> tuple[int, ...]:
+        if not isinstance(tensor, torch.Tensor):
+            raise refusal(tensor)
+        return tensor.shape
+
+    @staticmethod
+    def device(tensor: torch.Tensor) -> torch.device:
+        if not isinstance(tensor, torch.Tensor):
+            raise refusal(tensor)
+        return tensor.device
 
     @staticmethod
     def allocate(tensor: torch.Tensor, *, filled: bool = False) -> torch.Tensor:

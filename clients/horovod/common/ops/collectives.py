@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any, Final, Generic, TypeVar
 
-from horovod._core import Handle, OpType
+from horovod._core import Handle, OpSpec, OpType
 from horovod.common.basics import Adasum, Average, Max, Min, Product, Sum
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.ops.framework import Framework
-from horovod.common.ops.specs import allreduce_spec, check_reduction, set_number, set_size, spec
+from horovod.common.ops.specs import check_reduction, reduction, set_number, set_size, spec
 from horovod.common.ops.undecided import UNDECIDED, before_waiting
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.worker.runtime.context import current
@@ -23,6 +23,10 @@ from horovod.worker.runtime.context import current
 T = TypeVar("T")
 
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = map(int, OpType)
+
+# The usual ones: a small tensor notices a look into a cache.
+_SUM: Final = OpSpec(ALLREDUCE, op=Sum)
+_AVERAGE: Final = OpSpec(ALLREDUCE, op=Average)
 
 # Of operations without a name of their own, which match by their order.
 _ALLREDUCE: Final = "allreduce.noname"
@@ -39,133 +43,103 @@ class Collectives(Generic[T]):
     def __init__(self, framework: Framework[T]) -> None:
         self.framework = framework
         self._reader = framework.reader
+        self._allocate = framework.allocate
+        self._view = framework.view
+        self._adopt = framework.adopt
 
     # -- allreduce -----------------------------------------------------------------------------------------------------
     def allreduce(
         self, tensor: T, op: int, name: str | None, prescale: float, postscale: float, process_set: ProcessSet
     ) -> T:
-        if op != Average and op != Sum:
-            self.check_reduction(op, tensor, process_set, "Allreduce")
-        output = self.framework.allocate(tensor)
-        number = 0 if process_set is global_process_set else set_number(process_set, "Allreduce")
+        made = self.reduction(tensor, op, prescale, postscale, process_set)
+        output = self._allocate(tensor)
         if UNDECIDED:
             before_waiting()
-        current().engine.run(
-            allreduce_spec(op, prescale, postscale, number),
-            _ALLREDUCE if name is None else "allreduce." + name,
-            ((tensor, output),),
-            (tensor, output),
-            self._reader,
-        )
+        wire = _ALLREDUCE if name is None else "allreduce." + name
+        current().engine.run(made, wire, ((tensor, output),), (tensor, output), self._reader)
         return output
 
     def allreduce_async(
         self, tensor: T, op: int, name: str | None, prescale: float, postscale: float, process_set: ProcessSet
     ) -> Handle:
-        if op != Average and op != Sum:
-            self.check_reduction(op, tensor, process_set, "Allreduce")
-        output = self.framework.allocate(tensor)
-        number = set_number(process_set, "Allreduce")
+        made = self.reduction(tensor, op, prescale, postscale, process_set)
+        output = self._allocate(tensor)
+        wire = _ALLREDUCE if name is None else "allreduce." + name
         return current().engine.submit(
-            allreduce_spec(op, prescale, postscale, number),
-            _ALLREDUCE if name is None else "allreduce." + name,
-            ((tensor, output),),
-            (output, tensor),
-            self._reader,
-            None,
-            lambda _: output,
+            made, wire, ((tensor, output),), (output, tensor), self._reader, None, lambda _: output
         )
 
     def allreduce_(
         self, tensor: T, op: int, name: str | None, prescale: float, postscale: float, process_set: ProcessSet
     ) -> T:
-        if op != Average and op != Sum:
-            self.check_reduction(op, tensor, process_set, "Allreduce")
-        number = 0 if process_set is global_process_set else set_number(process_set, "Allreduce")
+        if process_set is global_process_set and prescale == 1.0 and postscale == 1.0 and op in (Sum, Average):
+            made = _SUM if op == Sum else _AVERAGE  # what `reduction` returns, without its call
+        else:
+            made = self.reduction(tensor, op, prescale, postscale, process_set)
         if UNDECIDED:
             before_waiting()
-        current().engine.run(
-            allreduce_spec(op, prescale, postscale, number),
-            _ALLREDUCE if name is None else "allreduce." + name,
-            (tensor,),
-            tensor,
-            self._reader,
-        )
+        wire = _ALLREDUCE if name is None else "allreduce." + name
+        current().engine.run(made, wire, (tensor,), tensor, self._reader)
         return tensor
 
     def allreduce_async_(
-        self,
-        tensor: T,
-        op: int,
-        name: str | None,
-        prescale: float,
-        postscale: float,
-        process_set: ProcessSet,
-        wait_follows: bool = False,
+        self, tensor: T, op: int, name: str | None, prescale: float, postscale: float, process_set: ProcessSet
     ) -> Handle:
-        """wait_follows: as Engine.submit."""
-        if op != Average and op != Sum:
-            self.check_reduction(op, tensor, process_set, "Allreduce")
-        number = 0 if process_set is global_process_set else set_number(process_set, "Allreduce")
-        return current().engine.submit(
-            allreduce_spec(op, prescale, postscale, number),
-            _ALLREDUCE if name is None else "allreduce." + name,
-            (tensor,),
-            tensor,
-            self._reader,
-            None,
-            None,
-            wait_follows,
-        )
+        made = self.reduction(tensor, op, prescale, postscale, process_set)
+        wire = _ALLREDUCE if name is None else "allreduce." + name
+        return current().engine.submit(made, wire, (tensor,), tensor, self._reader)
 
-    def check_reduction(self, op: int, tensor: T, process_set: ProcessSet, operation: str) -> None:
-        dtype = self.framework.describe(tensor)[0] if op == Adasum else None
-        check_reduction(op, dtype, process_set, operation)
+    def reduction(self, tensor: T, op: int, prescale: float, postscale: float, process_set: ProcessSet) -> OpSpec:
+        """The spec of an allreduce of `tensor`, after its checks."""
+        if process_set is global_process_set and prescale == 1.0 and postscale == 1.0:  # nearly always
+            if op == Average:
+                return _AVERAGE
+            if op == Sum:
+                return _SUM
+        if op != Average and op != Sum:
+            dtype = self.framework.dtype(tensor) if op == Adasum else None
+            check_reduction(op, dtype, process_set, "Allreduce")
+        number = 0 if process_set is global_process_set else set_number(process_set, "Allreduce")
+        return reduction(ALLREDUCE, op, prescale, postscale, number)
 
     # -- allgather -----------------------------------------------------------------------------------------------------
     def allgather(self, tensor: T, name: str | None, process_set: ProcessSet) -> T:
-        made = spec(ALLGATHER, number=set_number(process_set, "Allgather"))
+        made = spec(ALLGATHER, set_number(process_set, "Allgather"))
         return self._run_to_adopt(made, _ALLGATHER if name is None else "allgather." + name, tensor)
 
     def allgather_async(self, tensor: T, name: str | None, process_set: ProcessSet) -> Handle:
-        made = spec(ALLGATHER, number=set_number(process_set, "Allgather"))
+        made = spec(ALLGATHER, set_number(process_set, "Allgather"))
         return self._start_to_adopt(made, _ALLGATHER if name is None else "allgather." + name, tensor)
 
     # -- broadcast -----------------------------------------------------------------------------------------------------
     def broadcast(self, tensor: T, root_rank: int, name: str | None, process_set: ProcessSet) -> T:
-        number = check_root(root_rank, process_set)
-        return self._broadcast_(self._copy_for(tensor, root_rank, name), root_rank, name, number)
+        check_root(root_rank, process_set)
+        return self.broadcast_(self._copy_for(tensor, root_rank, name), root_rank, name, process_set)
 
     def broadcast_async(self, tensor: T, root_rank: int, name: str | None, process_set: ProcessSet) -> Handle:
-        number = check_root(root_rank, process_set)
-        return self._broadcast_async_(self._copy_for(tensor, root_rank, name), root_rank, name, number)
+        check_root(root_rank, process_set)
+        return self.broadcast_async_(self._copy_for(tensor, root_rank, name), root_rank, name, process_set)
 
     def broadcast_(self, tensor: T, root_rank: int, name: str | None, process_set: ProcessSet) -> T:
-        return self._broadcast_(tensor, root_rank, name, check_root(root_rank, process_set))
-
-    def broadcast_async_(self, tensor: T, root_rank: int, name: str | None, process_set: ProcessSet) -> Handle:
-        return self._broadcast_async_(tensor, root_rank, name, check_root(root_rank, process_set))
-
-    def _broadcast_(self, tensor: T, root_rank: int, name: str | None, number: int) -> T:
+        made = spec(BROADCAST, check_root(root_rank, process_set), root_rank)
         if UNDECIDED:
             before_waiting()
         wire = _BROADCAST if name is None else "broadcast." + name
-        made = spec(BROADCAST, root=root_rank, number=number)
         current().engine.run(made, wire, (tensor,), tensor, self._reader)
         return tensor
 
-    def _broadcast_async_(self, tensor: T, root_rank: int, name: str | None, number: int) -> Handle:
+    def broadcast_async_(self, tensor: T, root_rank: int, name: str | None, process_set: ProcessSet) -> Handle:
+        made = spec(BROADCAST, check_root(root_rank, process_set), root_rank)
         wire = _BROADCAST if name is None else "broadcast." + name
-        made = spec(BROADCAST, root=root_rank, number=number)
         return current().engine.submit(made, wire, (tensor,), tensor, self._reader)
 
     def _copy_for(self, tensor: T, root_rank: int, name: str | None) -> T:
         """What a broadcast that leaves `tensor` alone writes to: the engine broadcasts in place."""
         try:
-            self.framework.view(tensor)  # refuses what can't travel before anything is copied
+            self._view(tensor)  # refuses what can't travel before anything is copied
         except ValueError as refusal:
             raise named(refusal, "broadcast", name) from None
-        return self.framework.allocate(tensor, filled=current().world.rank == root_rank)
+        return self._allocate(tensor, filled=current().world.rank == root_rank)
 
     # -- alltoall ------------------------------------------------------------------------------------------------------
     def alltoall(
@@ -178,10 +152,10 @@ class Collectives(Generic[T]):
         if UNDECIDED:
             before_waiting()
         answer: Any = current().engine.run(
-            spec(ALLTOALL, number=number), wire, ((tensor, None),), tensor, self._reader, rows
+            spec(ALLTOALL, number), wire, ((tensor, None),), tensor, self._reader, rows
         )
         outputs, received = answer
-        return self.framework.adopt(outputs[0]), received
+        return self._adopt(outputs[0]), received
 
     def alltoall_async(
         self,
@@ -195,9 +169,9 @@ class Collectives(Generic[T]):
         number = set_number(process_set, "Alltoall")
         rows = self._splits(tensor, splits, process_set)
         wire = _ALLTOALL if name is None else "alltoall." + name
-        adopt = self.framework.adopt
+        adopt = self._adopt
         return current().engine.submit(
-            spec(ALLTOALL, number=number),
+            spec(ALLTOALL, number),
             wire,
             ((tensor, None),),
             tensor,
@@ -207,7 +181,7 @@ class Collectives(Generic[T]):
         )
 
     def _splits(self, tensor: T, splits: Sequence[int] | None, process_set: ProcessSet) -> list[int] | None:
-        _, shape, _ = self.framework.describe(tensor)
+        shape = self.framework.shape(tensor)
         size = set_size(process_set)
         if not shape:
             return None  # the ranks are told together that a scalar has no rows
@@ -237,41 +211,46 @@ class Collectives(Generic[T]):
     def reducescatter(
         self, tensor: T, op: int, name: str | None, prescale: float, postscale: float, process_set: ProcessSet
     ) -> T:
-        self.check_scatter(tensor, op, process_set)
-        number = set_number(process_set, "Reducescatter")
-        made = spec(REDUCESCATTER, op, prescale, postscale, 0, number)
+        made = self.scattered_reduction(tensor, op, prescale, postscale, process_set)
         return self._run_to_adopt(made, _REDUCESCATTER if name is None else "reducescatter." + name, tensor)
 
     def reducescatter_async(
         self, tensor: T, op: int, name: str | None, prescale: float, postscale: float, process_set: ProcessSet
     ) -> Handle:
-        self.check_scatter(tensor, op, process_set)
-        number = set_number(process_set, "Reducescatter")
-        made = spec(REDUCESCATTER, op, prescale, postscale, 0, number)
+        made = self.scattered_reduction(tensor, op, prescale, postscale, process_set)
         return self._start_to_adopt(made, _REDUCESCATTER if name is None else "reducescatter." + name, tensor)
 
-    def check_scatter(self, tensor: T, op: int, process_set: ProcessSet) -> None:
-        dtype, shape, _ = self.framework.describe(tensor)
-        if not shape:
+    def scattered_reduction(
+        self, tensor: T, op: int, prescale: float, postscale: float, process_set: ProcessSet
+    ) -> OpSpec:
+        """The spec of a reducescatter of `tensor`, after its checks."""
+        if not self.framework.shape(tensor):
             raise ValueError(
                 "Reducescatter: the tensor is a scalar, which has no rows to scatter. Use hvd.allreduce, or give it a "
                 "dimension with tensor.reshape(1)."
             )
+        if op != Average and op != Sum:
+            self._refuse_scatter(op)
+        number = 0 if process_set is global_process_set else set_number(process_set, "Reducescatter")
+        return reduction(REDUCESCATTER, op, prescale, postscale, number)
+
+    @staticmethod
+    def _refuse_scatter(op: int) -> None:
         if op == Adasum:
             raise NotImplementedError("Reducescatter does not support op=hvd.Adasum. Use hvd.Average or hvd.Sum.")
         if op in (Min, Max, Product):
             raise HorovodInternalError("Reducescatter supports op=hvd.Average and op=hvd.Sum only.")
-        check_reduction(op, dtype, process_set, "Reducescatter")
+        check_reduction(op, None, global_process_set, "Reducescatter")
 
     # -- results whose size only the engine knows ----------------------------------------------------------------------
     def _run_to_adopt(self, made: Any, wire: str, tensor: T) -> T:
         if UNDECIDED:
             before_waiting()
         outputs: Any = current().engine.run(made, wire, ((tensor, None),), tensor, self._reader)
-        return self.framework.adopt(outputs[0])
+        return self._adopt(outputs[0])
 
     def _start_to_adopt(self, made: Any, wire: str, tensor: T) -> Handle:
-        adopt = self.framework.adopt
+        adopt = self._adopt
         return current().engine.submit(
             made, wire, ((tensor, None),), tensor, self._reader, None, lambda outputs: adopt(outputs[0])
         )
@@ -281,7 +260,7 @@ def barrier(process_set: ProcessSet) -> None:
     number = 0 if process_set is global_process_set else set_number(process_set, "Barrier")
     if UNDECIDED:
         before_waiting()
-    current().engine.run(spec(BARRIER, number=number), _BARRIER, ())
+    current().engine.run(spec(BARRIER, number), _BARRIER, ())
 
 
 def join(device: int) -> int:

@@ -1,17 +1,18 @@
 """What a framework must say of its tensors, so that everything else about an operation can be written once.
 
     read      reader, view      where a tensor's memory is: in C for the framework's own types, else in Python
-              describe          dtype, shape and device, for the checks that come before
+              dtype, shape      and device, for the checks that come before
     result    allocate          a tensor for a result whose size is known before
               adopt             a tensor on memory that the engine has allocated for a result
     order     current_stream    on a GPU: tensors are ready when the work queued there by now is done, and a result is
                                 there for work that is queued there later
 
-An adapter is one object of these six. It keeps no state, and all threads may use it.
+An adapter is one object of these. It keeps no state, and all threads may use it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
@@ -37,11 +38,14 @@ class Framework(Protocol[T]):
         a device that it can't reach, memory that is not contiguous.
         """
 
-    def describe(self, tensor: T) -> tuple[int | None, tuple[int, ...], str]:
-        """The engine's dtype (None: it has no such), the shape, and a name of the device that is equal on one device.
+    # The next three raise ValueError for what is no tensor at all, and refuse nothing else.
+    def dtype(self, tensor: T) -> int | None:
+        """The engine's dtype; None: it has no such."""
 
-        Raises ValueError for what is no tensor at all.
-        """
+    def shape(self, tensor: T) -> tuple[int, ...]: ...
+
+    def device(self, tensor: T) -> Hashable:
+        """Equal for tensors on one device; str() of it is a name for people."""
 
     def allocate(self, tensor: T, *, filled: bool = False) -> T:
         """A new tensor of the same shape, dtype and device; with `filled`, of the same values. No gradient is recorded.

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from horovod._core import Handle, OpSpec
 from horovod.common.exceptions import HorovodInternalError
-from horovod.common.ops.collectives import ALLGATHER, REDUCESCATTER, Collectives, named
+from horovod.common.ops.collectives import ALLGATHER, Collectives, named
 from horovod.common.ops.handles import AnyHandle, PartedHandle
-from horovod.common.ops.specs import allreduce_spec, set_number, spec
+from horovod.common.ops.specs import set_number, spec
 from horovod.common.ops.undecided import UNDECIDED, before_waiting
 from horovod.common.process_sets import ProcessSet
 from horovod.worker.runtime.context import current
@@ -45,17 +45,16 @@ class GroupedCollectives(Collectives[T]):
         wait_follows: bool = False,
     ) -> AnyHandle:
         tensors = tuple(tensors)
-        self._check_group(tensors, "grouped_allreduce", name)
-        outputs = tensors if in_place else tuple(self.framework.allocate(tensor) for tensor in tensors)
+        self._check_one_device(tensors)
+        self._check(tensors, "grouped_allreduce", name)
+        outputs = tensors if in_place else tuple(self._allocate(tensor) for tensor in tensors)
         given: Sequence[Any] = tensors if in_place else tuple(zip(tensors, outputs, strict=True))
-        for tensor in tensors:
-            self.check_reduction(op, tensor, process_set, "Allreduce")
-        number = set_number(process_set, "Allreduce")
+        made = [self.reduction(tensor, op, prescale, postscale, process_set) for tensor in tensors]
 
         def start_part(wire: str, indices: Sequence[int]) -> Handle:
             part = tuple(outputs[index] for index in indices)
             return current().engine.submit(
-                allreduce_spec(op, prescale, postscale, number),
+                made[indices[0]],
                 wire,
                 [given[index] for index in indices],
                 (part, tensors),
@@ -71,8 +70,9 @@ class GroupedCollectives(Collectives[T]):
         self, tensors: Iterable[T], name: str | None, process_set: ProcessSet, wait_follows: bool = False
     ) -> AnyHandle:
         tensors = tuple(tensors)
-        self._check_group(tensors, "grouped_allgather", name)
-        made = spec(ALLGATHER, number=set_number(process_set, "Allgather"))
+        self._check_one_device(tensors)
+        self._check(tensors, "grouped_allgather", name)
+        made = [spec(ALLGATHER, set_number(process_set, "Allgather"))] * len(tensors)
         return self._start_to_adopt_all(made, tensors, _wire("grouped_allgather", name), wait_follows)
 
     def start_reducescatters(
@@ -87,19 +87,18 @@ class GroupedCollectives(Collectives[T]):
     ) -> AnyHandle:
         tensors = tuple(tensors)
         self._check_one_device(tensors)
-        for tensor in tensors:
-            self.check_scatter(tensor, op, process_set)
-        self._check_group(tensors, "grouped_reducescatter", name)
-        number = set_number(process_set, "Reducescatter")
-        made = spec(REDUCESCATTER, op, prescale, postscale, 0, number)
+        made = [self.scattered_reduction(tensor, op, prescale, postscale, process_set) for tensor in tensors]
+        self._check(tensors, "grouped_reducescatter", name)
         return self._start_to_adopt_all(made, tensors, _wire("grouped_reducescatter", name), wait_follows)
 
-    def _start_to_adopt_all(self, made: OpSpec, tensors: Sequence[T], wire: str, wait_follows: bool) -> AnyHandle:
-        adopt = self.framework.adopt
+    def _start_to_adopt_all(
+        self, made: Sequence[OpSpec], tensors: Sequence[T], wire: str, wait_follows: bool
+    ) -> AnyHandle:
+        adopt = self._adopt
 
         def start_part(wire: str, indices: Sequence[int]) -> Handle:
             return current().engine.submit(
-                made,
+                made[indices[0]],
                 wire,
                 [(tensors[index], None) for index in indices],
                 tensors,
@@ -111,20 +110,21 @@ class GroupedCollectives(Collectives[T]):
 
         return self._start_parts(tensors, wire, start_part)
 
-    def _check_group(self, tensors: Sequence[T], operation: str, name: str | None) -> None:
-        """Refuses what can't travel before any part is on its way."""
-        self._check_one_device(tensors)
-        try:
-            for tensor in tensors:
-                self.framework.view(tensor)
-        except ValueError as refusal:
-            raise named(refusal, operation, name) from None
-
     def _check_one_device(self, tensors: Sequence[T]) -> None:
         """A grouped call moves all its tensors together, so they must live on one device."""
-        devices = {self.framework.describe(tensor)[2] for tensor in tensors}
+        devices = {self.framework.device(tensor) for tensor in tensors}
         if len(devices) > 1:
-            raise HorovodInternalError(f"Tensors in list must be on same device. Found: {', '.join(sorted(devices))}.")
+            found = ", ".join(sorted(str(device) for device in devices))
+            raise HorovodInternalError(f"Tensors in list must be on same device. Found: {found}.")
+
+    def _check(self, tensors: Sequence[T], operation: str, name: str | None) -> None:
+        """Refuses what can't travel before any part is on its way."""
+        view = self._view
+        try:
+            for tensor in tensors:
+                view(tensor)
+        except ValueError as refusal:
+            raise named(refusal, operation, name) from None
 
     def _start_parts(
         self, tensors: Sequence[T], wire: str, start_part: Callable[[str, Sequence[int]], Handle]
@@ -134,8 +134,9 @@ class GroupedCollectives(Collectives[T]):
         The first part has the name itself, so that ranks which differ in dtype still meet and are told of it.
         """
         by_dtype: dict[int | None, list[int]] = {}
+        dtype_of = self.framework.dtype
         for index, tensor in enumerate(tensors):
-            by_dtype.setdefault(self.framework.describe(tensor)[0], []).append(index)
+            by_dtype.setdefault(dtype_of(tensor), []).append(index)
         parts = list(by_dtype.values())
         if len(parts) == 1:
             return start_part(wire, parts[0])

@@ -74,16 +74,14 @@ def _span(buffer: bytearray, output: bool) -> Span:
 def _broadcast(buffer: bytearray, root_rank: int, name: str, number: int) -> None:
     if UNDECIDED:
         before_waiting()
-    made = spec(BROADCAST, root=root_rank, number=number)
+    made = spec(BROADCAST, number, root_rank)
     current().engine.run(made, "broadcast." + name, (_span(buffer, True),), buffer)
 
 
 def _allgather(buffer: bytearray, name: str, number: int) -> memoryview:
     if UNDECIDED:
         before_waiting()
-    outputs: Any = current().engine.run(
-        spec(ALLGATHER, number=number), "allgather." + name, (_span(buffer, False),), buffer
-    )
+    outputs: Any = current().engine.run(spec(ALLGATHER, number), "allgather." + name, (_span(buffer, False),), buffer)
     return memoryview(outputs[0])
 
 

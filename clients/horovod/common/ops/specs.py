@@ -6,33 +6,36 @@ import functools
 import warnings
 from typing import Final
 
-from horovod._core import DType, OpSpec, OpType
+from horovod._core import DType, OpSpec
 from horovod.common.basics import Adasum, Average, Max, Min, Product, Sum
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.worker.runtime.context import current
 
 _REDUCTIONS: Final = frozenset((Average, Sum, Min, Max, Product))
 _FLOATING: Final = frozenset(dtype for dtype in DType if "FLOAT" in dtype.name)
-_SUM: Final = OpSpec(OpType.ALLREDUCE, op=Sum)
-_AVERAGE: Final = OpSpec(OpType.ALLREDUCE, op=Average)
 
 
-@functools.lru_cache(256)  # what repeats is made once
-def spec(
-    kind: int, op: int = Sum, prescale: float = 1.0, postscale: float = 1.0, root: int = 0, number: int = 0
-) -> OpSpec:
-    """number: of the process set, as `set_number` returns it."""
-    return OpSpec(kind, op=op, prescale=prescale, postscale=postscale, root=root, process_set=number)
+# What repeats is made once. A small tensor notices each argument that is hashed, so there are three of these.
+@functools.lru_cache(256)
+def spec(kind: int, number: int, root: int = 0) -> OpSpec:
+    """Of anything but a reduction. number: of the process set, as `set_number` returns it."""
+    return OpSpec(kind, root=root, process_set=number)
 
 
-def allreduce_spec(op: int, prescale: float, postscale: float, number: int) -> OpSpec:
-    """The same for an allreduce; quicker for the usual ones, which a small tensor notices."""
-    if number == 0 and prescale == 1.0 and postscale == 1.0:
-        if op == Average:
-            return _AVERAGE
-        if op == Sum:
-            return _SUM
-    return spec(OpType.ALLREDUCE, op, prescale, postscale, 0, number)
+@functools.lru_cache(256)
+def _reduction(kind: int, op: int, number: int) -> OpSpec:
+    return OpSpec(kind, op=op, process_set=number)
+
+
+@functools.lru_cache(256)
+def _scaled_reduction(kind: int, op: int, number: int, prescale: float, postscale: float) -> OpSpec:
+    return OpSpec(kind, op=op, prescale=prescale, postscale=postscale, process_set=number)
+
+
+def reduction(kind: int, op: int, prescale: float, postscale: float, number: int) -> OpSpec:
+    if prescale == 1.0 and postscale == 1.0:
+        return _reduction(kind, op, number)
+    return _scaled_reduction(kind, op, number, prescale, postscale)
 
 
 def reduce_op(op: int | None, average: bool | None = None) -> int:

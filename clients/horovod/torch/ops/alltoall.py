@@ -48,7 +48,8 @@ def alltoall(
     if needs_gradient(tensor):
         output, received = _Alltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]
         return output if splits is None else (output, received)
-    output, counts = COLLECTIVES.alltoall(tensor, _numbers(splits), name, process_set)
+    numbers = None if splits is None else _numbers(splits)
+    output, counts = COLLECTIVES.alltoall(tensor, numbers, name, process_set)
     return output if splits is None else (output, _received(counts, splits))  # making a tensor costs more than the call
 
 

@@ -56,6 +56,8 @@ def reducescatter(
         HorovodInternalError: another op, ranks that do not agree, or a lost rank.
     """
     arguments = (op, name, prescale_factor, postscale_factor, process_set)
+    if compression is Compression.none:
+        return _differentiable(tensor, *arguments)
     return compressed(compression, tensor, _differentiable, *arguments)
 
 
