@@ -151,9 +151,7 @@ class Collectives(Generic[T]):
         wire = _ALLTOALL if name is None else "alltoall." + name
         if UNDECIDED:
             before_waiting()
-        answer: Any = current().engine.run(
-            spec(ALLTOALL, number), wire, ((tensor, None),), tensor, self._reader, rows
-        )
+        answer: Any = current().engine.run(spec(ALLTOALL, number), wire, ((tensor, None),), tensor, self._reader, rows)
         outputs, received = answer
         return self._adopt(outputs[0]), received
 
