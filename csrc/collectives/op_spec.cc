@@ -1,6 +1,6 @@
 #include "collectives/op_spec.h"
 
-#include <cstring>
+#include <algorithm>
 
 namespace horovod {
 
@@ -38,6 +38,17 @@ bool OpSpec::agrees_with(const OpSpec& other) const {
     }
   }
   return true;
+}
+
+size_t OpSpec::bytes() const {
+  size_t bytes = 0;
+  for (const TensorSpec& tensor : tensors) bytes += tensor.bytes();
+  return bytes;
+}
+
+bool OpSpec::uniform_dtype() const {
+  return std::all_of(tensors.begin(), tensors.end(),
+                     [&](const TensorSpec& tensor) { return tensor.dtype == tensors[0].dtype; });
 }
 
 }  // namespace horovod

@@ -39,6 +39,8 @@ struct TensorSpec {
   int64_t elements() const;
   int64_t rows() const { return shape.empty() ? 1 : shape[0]; }
   int64_t row_elements() const;  // product of all dimensions but the first
+  size_t bytes() const { return static_cast<size_t>(elements()) * size_of(dtype); }
+  int64_t row_bytes() const { return row_elements() * static_cast<int64_t>(size_of(dtype)); }
 };
 
 struct OpSpec {
@@ -65,6 +67,9 @@ struct OpSpec {
   // True when both may run under one id: all that ranks must agree on is equal. Names are not compared, nor the first
   // dimension of allgather and alltoall, which may differ between ranks and steps.
   bool agrees_with(const OpSpec& other) const;
+
+  size_t bytes() const;  // of all tensors
+  bool uniform_dtype() const;
 };
 
 }  // namespace horovod

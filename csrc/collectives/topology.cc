@@ -1,6 +1,5 @@
 #include "collectives/topology.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "collectives/adasum.h"
@@ -107,12 +106,7 @@ Status run_batch(const DataPlane& plane, Batch batch) {
     for (Operation* operation : batch) HVD_TRY(run_alone(*operation));
     return {};
   }
-  if (batch.size() == 1) {
-    const std::vector<TensorSpec>& tensors = batch[0]->spec.tensors;
-    const bool mixed = std::any_of(tensors.begin(), tensors.end(),
-                                   [&](const TensorSpec& tensor) { return tensor.dtype != tensors[0].dtype; });
-    if (mixed) return run_mixed(plane, *batch[0]);
-  }
+  if (batch.size() == 1 && !batch[0]->spec.uniform_dtype()) return run_mixed(plane, *batch[0]);
   return run_uniform(plane, batch);
 }
 

@@ -216,7 +216,7 @@ Status Communicator::run(const LogEvent& event) {
     }
     submission->running.store(true, std::memory_order_relaxed);
     batch.push_back(submission);
-    bytes += bytes_of(submission->spec);
+    bytes += submission->spec.bytes();
   }
   counters_.batches.fetch_add(1, std::memory_order_relaxed);
   counters_.agreed.fetch_add(ids.size(), std::memory_order_relaxed);

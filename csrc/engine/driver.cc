@@ -6,7 +6,6 @@
 #include <pthread.h>
 
 #include "base/clock.h"
-#include "engine/fusion.h"
 
 namespace horovod {
 namespace {
@@ -45,7 +44,7 @@ void Driver::start(OrderLog& log, int cpu) {
 bool Driver::submitted(const OpSpec& spec, bool wait_follows) {
   ++activity_;
   if (wait_follows || driving_ || !needs_background()) return false;
-  unstarted_bytes_ += bytes_of(spec);
+  unstarted_bytes_ += spec.bytes();
   return background_idle_ || unstarted_bytes_ >= kStartBytes;
 }
 

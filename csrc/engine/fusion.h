@@ -9,8 +9,6 @@
 
 namespace horovod {
 
-size_t bytes_of(const OpSpec& spec);
-
 // The operation at a place of the order log, or null where it is unknown.
 using SpecAt = std::function<const OpSpec*(size_t index)>;
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
@@ -28,6 +29,14 @@ struct Peers {
   std::function<Status()> watch;
 
   int size() const { return static_cast<int>(labels.size()); }
+  // Every member's row counts: counts[member * mine.size() + i].
+  Status exchange_counts(const std::vector<int64_t>& mine, std::vector<int64_t>& counts) const {
+    std::vector<std::byte> all;
+    HVD_TRY(gather(mine.data(), mine.size() * sizeof(int64_t), all));
+    counts.resize(mine.size() * labels.size());
+    if (!counts.empty()) std::memcpy(counts.data(), all.data(), counts.size() * sizeof(int64_t));
+    return {};
+  }
 };
 
 }  // namespace horovod::cuda

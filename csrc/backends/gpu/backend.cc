@@ -89,7 +89,7 @@ class GpuBackend final : public DeviceBackend {
     operation.on_device = std::make_unique<OnDevice>();
     operation.on_device->ordinal = device_->ordinal();
     for (const TensorSpec& tensor : operation.spec.tensors) {
-      const size_t bytes = static_cast<size_t>(tensor.elements()) * size_of(tensor.dtype);
+      const size_t bytes = tensor.bytes();
       OutputBuffer input, result;
       HVD_TRY(device_->allocate(bytes, stream_, input));
       HVD_TRY(device_->allocate(bytes, stream_, result));

@@ -1,19 +1,13 @@
 #include "backends/nccl/collectives.h"
 
 #include <cstring>
-#include <limits>
 #include <map>
 
 #include "backends/nccl/reduction.h"
+#include "collectives/rows.h"
 
 namespace horovod::nccl {
 namespace {
-
-constexpr int64_t kMostRows = int64_t{1} << 48;  // a larger count is no count
-
-int64_t row_bytes(const TensorSpec& tensor) {
-  return tensor.row_elements() * static_cast<int64_t>(size_of(tensor.dtype));
-}
 
 // visit(operation, place of the tensor in it, place in the batch)
 template <typename Visit>
@@ -103,18 +97,8 @@ class RowCounts {
       for (int i = 0; i < width; ++i) told.push_back(mine(operation, t, i));
       return {};
     }));
-    std::vector<std::byte> all;
-    HVD_TRY(run.peers.gather(told.data(), told.size() * sizeof(int64_t), all));
     per_member_ = told.size();
-    counts_.resize(per_member_ * static_cast<size_t>(run.size()));
-    if (!counts_.empty()) std::memcpy(counts_.data(), all.data(), counts_.size() * sizeof(int64_t));
-    for (size_t i = 0; i < counts_.size(); ++i) {
-      if (counts_[i] < 0 || counts_[i] > kMostRows) {
-        return {Code::aborted, run.peers.labels[i / per_member_] + " says that it has " + std::to_string(counts_[i]) +
-                                   " rows, which can't be."};
-      }
-    }
-    return {};
+    return run.peers.exchange_counts(told, counts_);
   }
   int64_t of(int member, size_t item, int i = 0) const {
     return counts_[per_member_ * static_cast<size_t>(member) + item * width_ + static_cast<size_t>(i)];
@@ -178,15 +162,17 @@ Status allgather(Run& run, Batch batch) {
   RowCounts counts;
   HVD_TRY(counts.exchange(run, batch, 1,
                           [](Operation& operation, size_t t, int) { return operation.spec.tensors[t].rows(); }));
-  HVD_TRY(allocate_all(run, batch, [&](Operation&, size_t, size_t item, int64_t& rows) -> Status {
-    for (int member = 0; member < n; ++member) rows += counts.of(member, item);
+  HVD_TRY(allocate_all(run, batch, [&](Operation& operation, size_t, size_t item, int64_t& rows) -> Status {
+    for (int member = 0; member < n; ++member) {
+      HVD_TRY(add_rows(operation, run.peers.labels[member], counts.of(member, item), rows));
+    }
     return {};
   }));
   const Library& library = run.comm.library();
   return run.comm.group(run.peers, [&](CommHandle handle) {
     return for_each_tensor(batch, [&](Operation& operation, size_t t, size_t item) -> Status {
       const auto bytes_from = [&](int member) {
-        return static_cast<size_t>(counts.of(member, item) * row_bytes(operation.spec.tensors[t]));
+        return static_cast<size_t>(counts.of(member, item) * operation.spec.tensors[t].row_bytes());
       };
       const void* input = operation.spans[t].input;
       std::byte* output = operation.outputs[t].data.get();
@@ -212,26 +198,19 @@ Status allgather(Run& run, Batch batch) {
 Status alltoall(Run& run, Batch batch) {
   const int n = run.size();
   RowCounts counts;  // count number i is for member i
-  HVD_TRY(counts.exchange(run, batch, n, [&](Operation& operation, size_t t, int member) {
-    return operation.splits.empty() ? operation.spec.tensors[t].rows() / n : operation.splits[member];
-  }));
-  for (Operation* operation : batch) operation->received_splits.assign(n, 0);
+  HVD_TRY(counts.exchange(
+      run, batch, n, [&](Operation& operation, size_t t, int member) { return rows_to(operation, t, member, n); }));
   HVD_TRY(allocate_all(run, batch, [&](Operation& operation, size_t t, size_t item, int64_t& rows) -> Status {
     for (int member = 0; member < n; ++member) {
       const int64_t part = counts.of(member, item, run.rank());
-      if (part > std::numeric_limits<int32_t>::max()) {
-        return {Code::aborted, run.peers.labels[member] + " sends " + std::to_string(part) + " rows in " +
-                                   operation.spec.name + ", more than a split can say."};
-      }
-      if (t == 0) operation.received_splits[member] = static_cast<int32_t>(part);
-      rows += part;
+      HVD_TRY(add_split(operation, t, member, n, run.peers.labels[member], part, rows));
     }
     return {};
   }));
   const Library& library = run.comm.library();
   return run.comm.group(run.peers, [&](CommHandle handle) {
     return for_each_tensor(batch, [&](Operation& operation, size_t t, size_t item) -> Status {
-      const int64_t bytes_of_row = row_bytes(operation.spec.tensors[t]);
+      const int64_t bytes_of_row = operation.spec.tensors[t].row_bytes();
       const std::byte* from = operation.spans[t].input;
       std::byte* to = operation.outputs[t].data.get();
       for (int member = 0; member < n; ++member) {

@@ -7,8 +7,7 @@
 namespace horovod::staging {
 namespace {
 
-constexpr int64_t kMostRows = int64_t{1} << 48;  // a larger count is no count
-constexpr int64_t kLine = 64;                    // windows begin on cache lines
+constexpr int64_t kLine = 64;  // windows begin on cache lines
 
 cuda::Address address_of(const std::byte* memory) { return reinterpret_cast<cuda::Address>(memory); }
 
@@ -52,19 +51,6 @@ Status run_into(const Run& run, Operation& operation, std::byte* room, size_t by
   return {Code::aborted, "A part of " + operation.spec.name + " has " + std::to_string(operation.outputs[0].bytes) +
                              " bytes where " + std::to_string(bytes) +
                              " were expected: the ranks do not run the same operation, so this epoch is over."};
-}
-
-Status exchange_counts(const Run& run, const std::vector<int64_t>& mine, std::vector<int64_t>& counts) {
-  std::vector<std::byte> all;
-  HVD_TRY(run.peers.gather(mine.data(), mine.size() * sizeof(int64_t), all));
-  counts.resize(mine.size() * static_cast<size_t>(run.size()));
-  if (!counts.empty()) std::memcpy(counts.data(), all.data(), counts.size() * sizeof(int64_t));
-  for (size_t i = 0; i < counts.size(); ++i) {
-    if (counts[i] >= 0 && counts[i] <= kMostRows) continue;
-    return {Code::aborted, run.peers.labels[i / mine.size()] + " says that it has " + std::to_string(counts[i]) +
-                               " rows, which can't be."};
-  }
-  return {};
 }
 
 int64_t window_bytes(const Run& run, int windows, int64_t item) {

@@ -9,10 +9,6 @@
 
 namespace horovod::staging {
 
-inline int64_t row_bytes(const TensorSpec& tensor) {
-  return tensor.row_elements() * static_cast<int64_t>(size_of(tensor.dtype));
-}
-
 // The pieces of elements [begin, end) of a virtual array on the device, from `offset` of the slot on.
 void inputs_of(const SpanList& list, int64_t begin, int64_t end, size_t offset, std::vector<Piece>& pieces);
 void outputs_of(const SpanList& list, int64_t begin, int64_t end, size_t offset, std::vector<Piece>& pieces);
@@ -22,9 +18,6 @@ void put_on_host(Operation& operation, const OpSpec& like, DType dtype, std::vec
 Status run_on_host(const Run& run, Operation& operation);
 // The same, with the result in `room`, which must be of `bytes`.
 Status run_into(const Run& run, Operation& operation, std::byte* room, size_t bytes);
-
-// Every member's row counts: counts[member * mine.size() + i].
-Status exchange_counts(const Run& run, const std::vector<int64_t>& mine, std::vector<int64_t>& counts);
 
 // Bytes of a window when `windows` of them share a slot.
 int64_t window_bytes(const Run& run, int windows, int64_t item = 1);

@@ -2,9 +2,9 @@
 // gets from it, is one array over all tensors of the batch; a chunk is the same window of all of these arrays.
 #include <algorithm>
 #include <cstring>
-#include <limits>
 
 #include "backends/staging/chunks.h"
+#include "collectives/rows.h"
 
 namespace horovod::staging {
 namespace {
@@ -24,7 +24,7 @@ Status allgather(Run& run, Batch batch) {
     mine.push_back(operation.spec.tensors[t].rows());
     return {};
   }));
-  HVD_TRY(exchange_counts(run, mine, counts));
+  HVD_TRY(run.peers.exchange_counts(mine, counts));
   for (Operation* operation : batch) operation->outputs.resize(operation->spec.tensors.size());
   // What each member contributes, as one array over all tensors: where it goes, and of this one, where it comes from.
   std::vector<std::vector<Span>> spans(static_cast<size_t>(n));
@@ -32,11 +32,13 @@ Status allgather(Run& run, Batch batch) {
   HVD_TRY(for_each_tensor(batch, [&](Operation& operation, size_t t) -> Status {
     const auto rows_of = [&](int member) { return counts[mine.size() * static_cast<size_t>(member) + item]; };
     int64_t rows = 0;
-    for (int member = 0; member < n; ++member) rows += rows_of(member);
+    for (int member = 0; member < n; ++member) {
+      HVD_TRY(add_rows(operation, run.peers.labels[static_cast<size_t>(member)], rows_of(member), rows));
+    }
     HVD_TRY(run.allocate(operation, t, rows));
     std::byte* output = operation.outputs[t].data.get();
     for (int member = 0; member < n; ++member) {
-      const int64_t bytes = rows_of(member) * row_bytes(operation.spec.tensors[t]);
+      const int64_t bytes = rows_of(member) * operation.spec.tensors[t].row_bytes();
       spans[static_cast<size_t>(member)].push_back(
           {member == run.rank() ? operation.spans[t].input : output, output, bytes});
       output += bytes;
@@ -79,34 +81,27 @@ Status alltoall(Run& run, Batch batch) {
   const auto ranks = static_cast<size_t>(n);
   std::vector<int64_t> mine, counts;
   HVD_TRY(for_each_tensor(batch, [&](Operation& operation, size_t t) -> Status {
-    for (size_t to = 0; to < ranks; ++to) {
-      const bool even = operation.splits.empty();
-      mine.push_back(even ? operation.spec.tensors[t].rows() / n : operation.splits[to]);
-    }
+    for (int to = 0; to < n; ++to) mine.push_back(rows_to(operation, t, to, n));
     return {};
   }));
-  HVD_TRY(exchange_counts(run, mine, counts));
-  for (Operation* operation : batch) {
-    operation->outputs.resize(operation->spec.tensors.size());
-    operation->received_splits.assign(ranks, 0);
-  }
+  HVD_TRY(run.peers.exchange_counts(mine, counts));
+  for (Operation* operation : batch) operation->outputs.resize(operation->spec.tensors.size());
   // What goes to each member and what comes from each, as arrays over all tensors; and the most of any pair.
   std::vector<std::vector<Span>> sent(ranks), received(ranks);
   std::vector<int64_t> of_pair(ranks * ranks);
   size_t item = 0;
   HVD_TRY(for_each_tensor(batch, [&](Operation& operation, size_t t) -> Status {
-    const int64_t bytes_of_row = row_bytes(operation.spec.tensors[t]);
+    const int64_t bytes_of_row = operation.spec.tensors[t].row_bytes();
     const auto rows_of = [&](size_t from, size_t to) { return counts[mine.size() * from + item * ranks + to]; };
     const auto me = static_cast<size_t>(run.rank());
     int64_t rows = 0;
     for (size_t from = 0; from < ranks; ++from) {
-      const int64_t part = rows_of(from, me);
-      if (part > std::numeric_limits<int32_t>::max()) {
-        return {Code::aborted, run.peers.labels[from] + " sends " + std::to_string(part) + " rows in " +
-                                   operation.spec.name + ", more than a split can say."};
+      const std::string& sender = run.peers.labels[from];
+      for (size_t to = 0; to < ranks; ++to) {
+        int64_t others = 0;
+        HVD_TRY(add_rows(operation, sender, rows_of(from, to), others));
       }
-      if (t == 0) operation.received_splits[from] = static_cast<int32_t>(part);
-      rows += part;
+      HVD_TRY(add_split(operation, t, static_cast<int>(from), n, sender, rows_of(from, me), rows));
     }
     HVD_TRY(run.allocate(operation, t, rows));
     const std::byte* input = operation.spans[t].input;

@@ -3,6 +3,7 @@
 
 #include "collectives/mesh/collectives.h"
 #include "collectives/mesh/row_exchange.h"
+#include "collectives/rows.h"
 
 namespace horovod::mesh {
 
@@ -14,7 +15,7 @@ Status allgather(Mesh& mesh, Batch batch) {
   for (Operation* operation : batch) {
     for (size_t t = 0; t < operation->spec.tensors.size(); ++t) {
       const TensorSpec& tensor = operation->spec.tensors[t];
-      row_bytes.push_back(tensor.row_elements() * static_cast<int64_t>(size_of(tensor.dtype)));
+      row_bytes.push_back(tensor.row_bytes());
       rows.push_back(tensor.rows());
       inputs.push_back(
           {const_cast<std::byte*>(operation->spans[t].input), static_cast<size_t>(rows.back() * row_bytes.back())});
@@ -30,17 +31,10 @@ Status allgather(Mesh& mesh, Batch batch) {
   for (Operation* operation : batch) {
     operation->outputs.resize(operation->spec.tensors.size());
     for (size_t t = 0; t < operation->spec.tensors.size(); ++t, ++item) {
-      OutputBuffer& output = operation->outputs[t];
       int64_t total = 0;
       for (int peer = 0; peer < n; ++peer) total += exchange.rows_in[peer][item];
-      output.shape = operation->spec.tensors[t].shape;
-      if (output.shape.empty()) output.shape = {0};
-      output.shape[0] = total;
-      if (!output.allocate(static_cast<size_t>(total * row_bytes[item]))) {
-        return {Code::internal, "There is not enough memory for the " + std::to_string(total) + " rows that " +
-                                    operation->spec.name + " gathers."};
-      }
-      std::byte* at = output.data.get();
+      HVD_TRY(make_rows(*operation, t, total));
+      std::byte* at = operation->outputs[t].data.get();
       for (int peer = 0; peer < n; ++peer) {
         const auto bytes = static_cast<size_t>(exchange.rows_in[peer][item] * row_bytes[item]);
         exchange.pieces_in[peer].push_back({at, bytes});

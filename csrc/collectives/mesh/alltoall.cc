@@ -1,10 +1,10 @@
 // Rows by destination: all pairs at once, straight from the input into the result.
 #include <cstring>
-#include <limits>
 #include <numeric>
 
 #include "collectives/mesh/collectives.h"
 #include "collectives/mesh/row_exchange.h"
+#include "collectives/rows.h"
 
 namespace horovod::mesh {
 namespace {
@@ -37,7 +37,7 @@ Status alltoall(Mesh& mesh, Batch batch) {
   std::vector<int64_t> row_bytes;
   for (Operation* operation : batch) {
     for (const TensorSpec& tensor : operation->spec.tensors) {
-      row_bytes.push_back(tensor.row_elements() * static_cast<int64_t>(size_of(tensor.dtype)));
+      row_bytes.push_back(tensor.row_bytes());
     }
   }
   RowExchange exchange(mesh, row_bytes);
@@ -59,27 +59,14 @@ Status alltoall(Mesh& mesh, Batch batch) {
   item = 0;
   for (Operation* operation : batch) {
     operation->outputs.resize(operation->spec.tensors.size());
-    operation->received_splits.assign(n, 0);
     for (size_t t = 0; t < operation->spec.tensors.size(); ++t, ++item) {
       int64_t total = 0;
       for (int peer = 0; peer < n; ++peer) {
-        const int64_t rows = exchange.rows_in[peer][item];
-        if (rows > std::numeric_limits<int32_t>::max()) {
-          return {Code::aborted, "Rank " + std::to_string(peer) + " of the mesh sends " + std::to_string(rows) +
-                                     " rows in " + operation->spec.name + ", more than a split can say."};
-        }
-        if (t == 0) operation->received_splits[peer] = static_cast<int32_t>(rows);
-        total += rows;
+        const std::string sender = "Rank " + std::to_string(peer) + " of the mesh";
+        HVD_TRY(add_split(*operation, t, peer, n, sender, exchange.rows_in[peer][item], total));
       }
-      OutputBuffer& output = operation->outputs[t];
-      output.shape = operation->spec.tensors[t].shape;
-      if (output.shape.empty()) output.shape = {0};
-      output.shape[0] = total;
-      if (!output.allocate(static_cast<size_t>(total * row_bytes[item]))) {
-        return {Code::internal, "There is not enough memory for the " + std::to_string(total) + " rows that " +
-                                    operation->spec.name + " receives."};
-      }
-      std::byte* at = output.data.get();
+      HVD_TRY(make_rows(*operation, t, total));
+      std::byte* at = operation->outputs[t].data.get();
       for (int peer = 0; peer < n; ++peer) {
         const auto bytes = static_cast<size_t>(exchange.rows_in[peer][item] * row_bytes[item]);
         exchange.pieces_in[peer].push_back({at, bytes});

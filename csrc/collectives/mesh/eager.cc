@@ -11,16 +11,10 @@ namespace {
 constexpr size_t kMostBytes = 16u << 10;          // of one operation; measured over loopback
 constexpr size_t kMostReceivedBytes = 64u << 10;  // from all members together
 
-size_t bytes_of(const OpSpec& spec) {
-  size_t bytes = 0;
-  for (const TensorSpec& tensor : spec.tensors) bytes += static_cast<size_t>(tensor.elements()) * size_of(tensor.dtype);
-  return bytes;
-}
-
 Status check_bytes(const OpSpec& spec, const std::string& sender, const std::string& contribution) {
-  if (contribution.size() == bytes_of(spec)) return {};
+  if (contribution.size() == spec.bytes()) return {};
   return {Code::aborted, sender + " of the mesh sent " + std::to_string(contribution.size()) + " bytes for " +
-                             spec.name + ", which has " + std::to_string(bytes_of(spec)) +
+                             spec.name + ", which has " + std::to_string(spec.bytes()) +
                              ": the ranks do not run the same operation, so this epoch is over."};
 }
 
@@ -29,15 +23,13 @@ Status check_bytes(const OpSpec& spec, const std::string& sender, const std::str
 bool is_eager(const OpSpec& spec, int size) {
   if (spec.type != OpType::allreduce && spec.type != OpType::broadcast) return false;
   if (spec.device != DeviceKind::cpu || spec.tensors.empty() || spec.reduce_op == ReduceOp::adasum) return false;
-  for (const TensorSpec& tensor : spec.tensors) {
-    if (tensor.dtype != spec.tensors[0].dtype) return false;
-  }
-  const size_t bytes = bytes_of(spec);
+  if (!spec.uniform_dtype()) return false;
+  const size_t bytes = spec.bytes();
   return bytes <= kMostBytes && bytes * static_cast<size_t>(size - 1) <= kMostReceivedBytes;
 }
 
 size_t eager_bytes(const Operation& operation, int rank) {
-  return operation.spec.type == OpType::broadcast && operation.spec.root != rank ? 0 : bytes_of(operation.spec);
+  return operation.spec.type == OpType::broadcast && operation.spec.root != rank ? 0 : operation.spec.bytes();
 }
 
 void pack_eager(const Operation& operation, int rank, std::byte* bytes) {
@@ -79,7 +71,7 @@ Status combine_host(const Operation& operation, const Hosts& hosts, int host,
     HVD_TRY(check_bytes(spec, "Rank " + std::to_string(members[place]), contributions[place]));
     inputs.push_back(contributions[place].data());
   }
-  combined.resize(bytes_of(spec));
+  combined.resize(spec.bytes());
   const DType dtype = spec.tensors[0].dtype;
   kernels::reduce(dtype, Reduction::of(spec, hosts.size()).op, combined.data(), inputs.data(),
                   static_cast<int>(inputs.size()), combined.size() / size_of(dtype), 1.0);
@@ -109,7 +101,7 @@ Status run_eager(Operation& operation, std::span<const std::string> contribution
   return {};
 }
 
-size_t result_bytes(const Operation& operation) { return bytes_of(operation.spec); }
+size_t result_bytes(const Operation& operation) { return operation.spec.bytes(); }
 
 void pack_result(const Operation& operation, std::byte* bytes) {
   if (operation.spec.tensors.empty()) return;
@@ -129,9 +121,9 @@ std::string pack_result(const Operation& operation) {
 
 Status take_result(Operation& operation, std::string_view bytes) {
   const OpSpec& spec = operation.spec;
-  if (bytes.size() != bytes_of(spec)) {
+  if (bytes.size() != spec.bytes()) {
     return {Code::aborted, "The result of " + spec.name + " came with " + std::to_string(bytes.size()) +
-                               " bytes, but it has " + std::to_string(bytes_of(spec)) +
+                               " bytes, but it has " + std::to_string(spec.bytes()) +
                                ": the ranks do not run the same operation, so this epoch is over."};
   }
   const size_t element_bytes = size_of(spec.tensors[0].dtype);

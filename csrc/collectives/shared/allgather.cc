@@ -2,6 +2,7 @@
 // may differ by member and step; they came with the arrivals, or are exchanged first.
 #include <cstring>
 
+#include "collectives/rows.h"
 #include "collectives/shared/collectives.h"
 #include "collectives/shared/gather.h"
 #include "kernels/copy.h"
@@ -23,26 +24,17 @@ Status allgather(Region& region, Batch batch) {
   for (Operation* operation : batch) {
     operation->outputs.resize(operation->spans.size());
     for (size_t i = 0; i < operation->spans.size(); ++i, ++tensor_index) {
-      const TensorSpec& tensor = operation->spec.tensors[i];
-      const int64_t row_bytes = tensor.row_elements() * static_cast<int64_t>(size_of(tensor.dtype));
-      int64_t total_rows = 0;
+      const auto rows_of = [&](int member) { return rows[static_cast<size_t>(member) * mine.size() + tensor_index]; };
+      int64_t total = 0;
       for (int member = 0; member < size; ++member) {
-        const int64_t count = rows[static_cast<size_t>(member) * mine.size() + tensor_index];
-        if (count < 0 || __builtin_add_overflow(total_rows, count, &total_rows))
-          return bad_count(*operation, region, member);
+        HVD_TRY(add_rows(*operation, region.label(member), rows_of(member), total));
       }
-      OutputBuffer& output = operation->outputs[i];
-      output.shape = tensor.shape;
-      output.shape[0] = total_rows;
-      int64_t bytes = 0;
-      if (__builtin_mul_overflow(total_rows, row_bytes, &bytes) || !output.allocate(static_cast<size_t>(bytes))) {
-        return {Code::internal, "Not enough memory for the result of " + operation->spec.name + "."};
-      }
-      std::byte* place = output.data.get();
+      HVD_TRY(make_rows(*operation, i, total));
+      std::byte* place = operation->outputs[i].data.get();
       for (int member = 0; member < size; ++member) {
-        const int64_t part = rows[static_cast<size_t>(member) * mine.size() + tensor_index] * row_bytes;
-        streams[static_cast<size_t>(member)].push_back({operation->spans[i].input, place, part});
-        place += part;
+        const int64_t bytes = rows_of(member) * operation->spec.tensors[i].row_bytes();
+        streams[static_cast<size_t>(member)].push_back({operation->spans[i].input, place, bytes});
+        place += bytes;
       }
     }
   }

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <limits>
 
+#include "collectives/rows.h"
 #include "collectives/shared/collectives.h"
 #include "collectives/shared/gather.h"
 #include "kernels/copy.h"
@@ -12,40 +13,33 @@ namespace {
 Status run_one(Region& region, Operation& operation) {
   const int size = region.size();
   const int rank = region.rank();
-  const TensorSpec& tensor = operation.spec.tensors[0];
-  const int64_t row_bytes = tensor.row_elements() * static_cast<int64_t>(size_of(tensor.dtype));
-  std::vector<int64_t> mine(operation.splits.begin(), operation.splits.end());
-  if (mine.empty()) mine.assign(static_cast<size_t>(size), tensor.rows() / size);
+  const int64_t row_bytes = operation.spec.tensors[0].row_bytes();
+  std::vector<int64_t> mine;
+  for (int to = 0; to < size; ++to) mine.push_back(rows_to(operation, 0, to, size));
   std::vector<int64_t> rows;  // rows[from * size + to]
   Operation* one[] = {&operation};
   HVD_TRY(learn_counts(region, one, mine, rows));
 
   std::vector<int64_t> receive(static_cast<size_t>(size));
-  int64_t total_rows = 0;
-  int64_t longest = 0;
+  int64_t total = 0;
+  int64_t most = 0;  // rows, from any member to any
   for (int from = 0; from < size; ++from) {
-    for (int to = 0; to < size; ++to) {
-      int64_t bytes = 0;
-      const int64_t count = rows[static_cast<size_t>(from) * size + to];
-      if (count < 0 || count > std::numeric_limits<int32_t>::max() ||
-          __builtin_mul_overflow(count, row_bytes, &bytes)) {
-        return bad_count(operation, region, from);
-      }
-      longest = std::max(longest, bytes);
-    }
     receive[from] = rows[static_cast<size_t>(from) * size + rank];
-    total_rows += receive[from];
-    operation.received_splits.push_back(static_cast<int32_t>(receive[from]));
+    HVD_TRY(add_split(operation, 0, from, size, region.label(from), receive[from], total));
+    for (int to = 0; to < size; ++to) {
+      int64_t others = 0;
+      HVD_TRY(add_rows(operation, region.label(from), rows[static_cast<size_t>(from) * size + to], others,
+                       std::numeric_limits<int32_t>::max()));
+      most = std::max(most, others);
+    }
+  }
+  int64_t longest = 0;
+  if (__builtin_mul_overflow(most, row_bytes, &longest)) {
+    return {Code::internal, "There is no memory for " + std::to_string(most) + " rows of " + operation.spec.name + "."};
   }
   operation.outputs.resize(1);
-  OutputBuffer& output = operation.outputs[0];
-  output.shape = tensor.shape;
-  output.shape[0] = total_rows;
-  int64_t total_bytes = 0;
-  if (__builtin_mul_overflow(total_rows, row_bytes, &total_bytes) ||
-      !output.allocate(static_cast<size_t>(total_bytes))) {
-    return {Code::internal, "Not enough memory for the result of " + operation.spec.name + "."};
-  }
+  HVD_TRY(make_rows(operation, 0, total));
+  const OutputBuffer& output = operation.outputs[0];
   std::vector<const std::byte*> sources;
   std::vector<std::byte*> targets;
   const std::byte* source = operation.spans[0].input;

@@ -1,8 +1,8 @@
 #include "collectives/shared/eager.h"
 
 #include <cstring>
-#include <limits>
 
+#include "collectives/rows.h"
 #include "collectives/shared/gather.h"
 #include "kernels/kernels.h"
 
@@ -24,16 +24,6 @@ size_t counts_of(const OpSpec& spec, int size) {
   return spec.type == OpType::alltoall ? static_cast<size_t>(size) : spec.tensors.size();
 }
 
-size_t bytes_of(const OpSpec& spec) {
-  size_t bytes = 0;
-  for (const TensorSpec& tensor : spec.tensors) bytes += static_cast<size_t>(tensor.elements()) * size_of(tensor.dtype);
-  return bytes;
-}
-
-int64_t row_bytes(const TensorSpec& tensor) {
-  return tensor.row_elements() * static_cast<int64_t>(size_of(tensor.dtype));
-}
-
 bool tells_rows(const OpSpec& spec) { return spec.type == OpType::allgather || spec.type == OpType::alltoall; }
 
 RowsHeader& header(const Region& region, int member, uint32_t id, uint32_t generation) {
@@ -44,13 +34,10 @@ void store_rows(RowsHeader& cell, const Operation& operation, int size) {
   const OpSpec& spec = operation.spec;
   const size_t count = counts_of(spec, size);
   for (size_t i = 0; i < count; ++i) {
-    if (spec.type == OpType::allgather) {
-      cell.counts[i] = spec.tensors[i].rows();
-    } else {
-      cell.counts[i] = operation.splits.empty() ? spec.tensors[0].rows() / size : operation.splits[i];
-    }
+    cell.counts[i] =
+        spec.type == OpType::allgather ? spec.tensors[i].rows() : rows_to(operation, 0, static_cast<int>(i), size);
   }
-  cell.fits = sizeof(RowsHeader) + count * sizeof(int64_t) + bytes_of(spec) <= kEagerBytes;
+  cell.fits = sizeof(RowsHeader) + count * sizeof(int64_t) + spec.bytes() <= kEagerBytes;
   if (cell.fits == 0) return;
   auto* place = const_cast<std::byte*>(cell.rows(count));
   for (size_t i = 0; i < operation.spans.size(); ++i) {
@@ -60,37 +47,20 @@ void store_rows(RowsHeader& cell, const Operation& operation, int size) {
   }
 }
 
-// The output for `rows` rows; null with a status if that can't be.
-std::byte* make_output(Operation& operation, size_t index, int64_t rows, Status& status) {
-  const TensorSpec& tensor = operation.spec.tensors[index];
-  OutputBuffer& output = operation.outputs[index];
-  output.shape = tensor.shape;
-  output.shape[0] = rows;
-  int64_t bytes = 0;
-  if (__builtin_mul_overflow(rows, row_bytes(tensor), &bytes) || !output.allocate(static_cast<size_t>(bytes))) {
-    status = {Code::internal, "Not enough memory for the result of " + operation.spec.name + "."};
-    return nullptr;
-  }
-  return output.data.get();
-}
-
 Status run_allgather(Region& region, Operation& operation, const std::vector<const RowsHeader*>& cells) {
   const size_t tensors = operation.spec.tensors.size();
   operation.outputs.resize(tensors);
   std::vector<const std::byte*> sources;
   for (const RowsHeader* cell : cells) sources.push_back(cell->rows(tensors));
   for (size_t i = 0; i < tensors; ++i) {
-    int64_t total_rows = 0;
+    int64_t total = 0;
     for (int member = 0; member < region.size(); ++member) {
-      const int64_t count = cells[static_cast<size_t>(member)]->counts[i];
-      if (count < 0 || __builtin_add_overflow(total_rows, count, &total_rows))
-        return bad_count(operation, region, member);
+      HVD_TRY(add_rows(operation, region.label(member), cells[static_cast<size_t>(member)]->counts[i], total));
     }
-    Status status;
-    std::byte* place = make_output(operation, i, total_rows, status);
-    if (!place) return status;
+    HVD_TRY(make_rows(operation, i, total));
+    std::byte* place = operation.outputs[i].data.get();
     for (size_t member = 0; member < cells.size(); ++member) {
-      const auto bytes = static_cast<size_t>(cells[member]->counts[i] * row_bytes(operation.spec.tensors[i]));
+      const auto bytes = static_cast<size_t>(cells[member]->counts[i] * operation.spec.tensors[i].row_bytes());
       if (bytes > 0) std::memcpy(place, sources[member], bytes);
       place += bytes;
       sources[member] += bytes;
@@ -101,20 +71,15 @@ Status run_allgather(Region& region, Operation& operation, const std::vector<con
 
 Status run_alltoall(Region& region, Operation& operation, const std::vector<const RowsHeader*>& cells) {
   const auto rank = static_cast<size_t>(region.rank());
-  int64_t total_rows = 0;
-  for (size_t member = 0; member < cells.size(); ++member) {
-    const int64_t count = cells[member]->counts[rank];
-    if (count < 0 || count > std::numeric_limits<int32_t>::max() ||
-        __builtin_add_overflow(total_rows, count, &total_rows)) {
-      return bad_count(operation, region, static_cast<int>(member));
-    }
-    operation.received_splits.push_back(static_cast<int32_t>(count));
+  int64_t total = 0;
+  for (int member = 0; member < region.size(); ++member) {
+    const int64_t count = cells[static_cast<size_t>(member)]->counts[rank];
+    HVD_TRY(add_split(operation, 0, member, region.size(), region.label(member), count, total));
   }
   operation.outputs.resize(1);
-  Status status;
-  std::byte* place = make_output(operation, 0, total_rows, status);
-  if (!place) return status;
-  const int64_t row = row_bytes(operation.spec.tensors[0]);
+  HVD_TRY(make_rows(operation, 0, total));
+  std::byte* place = operation.outputs[0].data.get();
+  const int64_t row = operation.spec.tensors[0].row_bytes();
   for (const RowsHeader* cell : cells) {
     int64_t before = 0;
     for (size_t to = 0; to < rank; ++to) before += cell->counts[to];
@@ -140,10 +105,9 @@ Status run_reduction(Region& region, Operation& operation, uint32_t id, uint32_t
     std::byte* target = operation.spans[i].output;
     if (scatter) {
       const RowRange range = split_rows(tensor.rows(), region.size(), region.rank());
-      Status status;
-      target = make_output(operation, i, range.count, status);
-      if (!target) return status;
-      first += static_cast<size_t>(range.first * row_bytes(tensor));
+      HVD_TRY(make_rows(operation, i, range.count));
+      target = operation.outputs[i].data.get();
+      first += static_cast<size_t>(range.first * tensor.row_bytes());
       count = static_cast<size_t>(range.count * tensor.row_elements());
     }
     offset += static_cast<size_t>(operation.spans[i].count) * size_of(reduction.dtype);
@@ -184,10 +148,7 @@ bool is_eager(const OpSpec& spec, uint32_t id, int size) {
       break;
   }
   if (spec.reduce_op == ReduceOp::adasum) return false;
-  for (const TensorSpec& tensor : spec.tensors) {
-    if (tensor.dtype != spec.tensors[0].dtype) return false;
-  }
-  return bytes_of(spec) <= kEagerBytes;
+  return spec.uniform_dtype() && spec.bytes() <= kEagerBytes;
 }
 
 void store_eager(Region& region, const Operation& operation, uint32_t id, uint32_t generation) {

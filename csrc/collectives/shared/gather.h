@@ -48,9 +48,4 @@ inline Status learn_counts(Region& region, Batch batch, const std::vector<int64_
   return {};
 }
 
-inline Status bad_count(const Operation& operation, const Region& region, int member) {
-  return {Code::internal,
-          region.label(member) + " announced an impossible number of rows for " + operation.spec.name + "."};
-}
-
 }  // namespace horovod::shared

@@ -1,6 +1,7 @@
 // Part d of a member's slot holds its contribution to member d's rows; each member reduces its own rows in rank order.
 #include <cstring>
 
+#include "collectives/rows.h"
 #include "collectives/shared/collectives.h"
 #include "kernels/kernels.h"
 
@@ -23,13 +24,8 @@ Status reducescatter(Region& region, Batch batch) {
         const RowRange range = split_rows(tensor.rows(), size, member);
         std::byte* target = nullptr;
         if (member == rank) {
-          OutputBuffer& output = operation->outputs[i];
-          output.shape = tensor.shape;
-          output.shape[0] = range.count;
-          if (!output.allocate(static_cast<size_t>(range.count * row_elements * item))) {
-            return {Code::internal, "Not enough memory for the result of " + operation->spec.name + "."};
-          }
-          target = output.data.get();
+          HVD_TRY(make_rows(*operation, i, range.count));
+          target = operation->outputs[i].data.get();
         }
         streams[static_cast<size_t>(member)].push_back(
             {operation->spans[i].input + range.first * row_elements * item, target, range.count * row_elements});

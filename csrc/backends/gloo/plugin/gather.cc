@@ -1,5 +1,4 @@
 #include <cstring>
-#include <limits>
 #include <numeric>
 
 #include <gloo/allgather.h>
@@ -8,22 +7,12 @@
 #include <gloo/alltoallv.h>
 
 #include "backends/gloo/plugin/collectives.h"
+#include "collectives/rows.h"
 
 namespace horovod::gloo_plugin {
 namespace {
 
-int64_t row_bytes(const TensorSpec& tensor) {
-  return tensor.row_elements() * static_cast<int64_t>(size_of(tensor.dtype));
-}
-
-// Memory for `rows` rows like those of tensor `t`.
-bool make_output(Operation& operation, size_t t, int64_t rows) {
-  OutputBuffer& output = operation.outputs[t];
-  output.shape = operation.spec.tensors[t].shape;
-  if (output.shape.empty()) output.shape = {0};
-  output.shape[0] = rows;
-  return output.allocate(static_cast<size_t>(rows * row_bytes(operation.spec.tensors[t])));
-}
+std::string label(size_t member) { return "Rank " + std::to_string(member) + " of the mesh"; }
 
 uint8_t* bytes_of(const std::byte* memory) { return reinterpret_cast<uint8_t*>(const_cast<std::byte*>(memory)); }
 
@@ -48,19 +37,15 @@ Status allgather(Run run, Batch batch) {
   for (Operation* operation : batch) {
     operation->outputs.resize(operation->spec.tensors.size());
     for (size_t t = 0; t < operation->spec.tensors.size(); ++t, ++item) {
-      const int64_t each = row_bytes(operation->spec.tensors[t]);
+      const int64_t each = operation->spec.tensors[t].row_bytes();
       int64_t total = 0;
       std::vector<size_t> parts(n);
       for (size_t member = 0; member < n; ++member) {
         const int64_t count = all_rows[member * items + item];
-        int64_t bytes = 0;
-        if (count < 0 || __builtin_add_overflow(total, count, &total) || __builtin_mul_overflow(total, each, &bytes)) {
-          return {Code::aborted, "Rank " + std::to_string(member) + " of the mesh announced " + std::to_string(count) +
-                                     " rows for " + operation->spec.name + ", which can't be."};
-        }
-        parts[member] = static_cast<size_t>(count * each);
+        HVD_TRY(add_rows(*operation, label(member), count, total));
+        parts[member] = static_cast<size_t>(count) * static_cast<size_t>(each);
       }
-      if (!make_output(*operation, t, total)) return no_memory(*operation);
+      HVD_TRY(make_rows(*operation, t, total));
       if (total * each == 0) continue;
       auto options = run.options<::gloo::AllgathervOptions>();
       options.setInput(bytes_of(operation->spans[t].input), parts[run.rank()]);
@@ -80,8 +65,7 @@ Status alltoall(Run run, Batch batch) {
     std::vector<int64_t> rows_out(n * items), rows_in(n * items);  // [member][tensor]
     for (size_t member = 0; member < n; ++member) {
       for (size_t t = 0; t < items; ++t) {
-        rows_out[member * items + t] =
-            operation->splits.empty() ? spec.tensors[t].rows() / static_cast<int64_t>(n) : operation->splits[member];
+        rows_out[member * items + t] = rows_to(*operation, t, static_cast<int>(member), run.size());
       }
     }
     {
@@ -91,23 +75,17 @@ Status alltoall(Run run, Batch batch) {
       ::gloo::alltoall(options);
     }
     operation->outputs.resize(items);
-    operation->received_splits.assign(n, 0);
     for (size_t t = 0; t < items; ++t) {
-      const int64_t each = row_bytes(spec.tensors[t]);
+      const int64_t each = spec.tensors[t].row_bytes();
       std::vector<int64_t> sent(n), received(n);
       int64_t total = 0;
       for (size_t member = 0; member < n; ++member) {
         const int64_t rows = rows_in[member * items + t];
-        if (rows < 0 || rows > std::numeric_limits<int32_t>::max()) {
-          return {Code::aborted, "Rank " + std::to_string(member) + " of the mesh sends " + std::to_string(rows) +
-                                     " rows in " + spec.name + ", which is not what a split can say."};
-        }
-        if (t == 0) operation->received_splits[member] = static_cast<int32_t>(rows);
+        HVD_TRY(add_split(*operation, t, static_cast<int>(member), run.size(), label(member), rows, total));
         sent[member] = rows_out[member * items + t] * each;
         received[member] = rows * each;
-        total += rows;
       }
-      if (!make_output(*operation, t, total)) return no_memory(*operation);
+      HVD_TRY(make_rows(*operation, t, total));
       if (each == 0) continue;
       auto options = run.options<::gloo::AlltoallvOptions>();
       options.setInput(bytes_of(operation->spans[t].input), std::move(sent));

@@ -109,22 +109,17 @@ Status reducescatter(Run run, Batch batch) {
   if (batch.empty() || batch[0]->spec.tensors.empty()) return {};
   const int n = run.size();
   const Reduction reduction = Reduction::of(batch[0]->spec, n);
-  const size_t element_bytes = size_of(reduction.dtype);
   for (Operation* operation : batch) {
     const OpSpec& spec = operation->spec;
     operation->outputs.resize(spec.tensors.size());
     for (size_t t = 0; t < spec.tensors.size(); ++t) {
       const TensorSpec& tensor = spec.tensors[t];
-      const auto row_bytes = static_cast<int64_t>(static_cast<size_t>(tensor.row_elements()) * element_bytes);
+      const int64_t row_bytes = tensor.row_bytes();
       const RowRange mine = split_rows(tensor.rows(), n, run.rank());
       const int64_t part = mine.count * row_bytes;
-      OutputBuffer& output = operation->outputs[t];
-      output.shape = tensor.shape;
-      output.shape[0] = mine.count;
+      HVD_TRY(make_rows(*operation, t, mine.count));
       OutputBuffer received;
-      if (!output.allocate(static_cast<size_t>(part)) || !received.allocate(static_cast<size_t>(part * n))) {
-        return no_memory(*operation);
-      }
+      if (!received.allocate(static_cast<size_t>(part * n))) return no_memory(*operation);
       if (tensor.elements() == 0) continue;
       std::vector<int64_t> sent(n);
       for (int member = 0; member < n; ++member) sent[member] = split_rows(tensor.rows(), n, member).count * row_bytes;
@@ -141,8 +136,8 @@ Status reducescatter(Run run, Batch batch) {
         scaled_copy(reduction.dtype, rows, rows, elements, reduction.prescale);
         parts[member] = rows;
       }
-      kernels::reduce(reduction.dtype, reduction.op, output.data.get(), parts.data(), n, static_cast<size_t>(elements),
-                      reduction.postscale);
+      kernels::reduce(reduction.dtype, reduction.op, operation->outputs[t].data.get(), parts.data(), n,
+                      static_cast<size_t>(elements), reduction.postscale);
     }
   }
   return {};
