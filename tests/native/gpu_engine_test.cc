@@ -128,7 +128,7 @@ struct Worker {
   }
   Status finish(Engine& engine) {
     while (!engine.wait(*last, 100'000)) continue;
-    return engine.hand_over(*last, stream());
+    return engine.collect(last, stream(), [] { return KeepAlive(); });
   }
 
   Gpu gpu;
