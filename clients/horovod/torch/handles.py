@@ -9,6 +9,9 @@ from horovod.torch.tensors import TorchFramework
 
 __all__ = ["poll", "synchronize"]
 
+_synchronize = handles.synchronize
+_current_stream = TorchFramework.current_stream
+
 
 def poll(handle: Any) -> bool:
     """True when `synchronize(handle)` would return at once.
@@ -41,4 +44,4 @@ def synchronize(handle: Any) -> Any:
         HorovodInternalError: the operation failed (a rank was lost, or the ranks do not agree on it). The handle is
             forgotten then.
     """
-    return handles.synchronize(handle, TorchFramework.current_stream)
+    return _synchronize(handle, _current_stream)

@@ -25,8 +25,8 @@ T = TypeVar("T")
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = map(int, OpType)
 
 # The usual ones: a small tensor notices a look into a cache.
-_SUM: Final = OpSpec(ALLREDUCE, op=Sum)
-_AVERAGE: Final = OpSpec(ALLREDUCE, op=Average)
+SUM_OF_ALL: Final = OpSpec(ALLREDUCE, op=Sum)
+AVERAGE_OF_ALL: Final = OpSpec(ALLREDUCE, op=Average)
 
 # Of operations without a name of their own, which match by their order.
 _ALLREDUCE: Final = "allreduce.noname"
@@ -72,10 +72,7 @@ class Collectives(Generic[T]):
     def allreduce_(
         self, tensor: T, op: int, name: str | None, prescale: float, postscale: float, process_set: ProcessSet
     ) -> T:
-        if process_set is global_process_set and prescale == 1.0 and postscale == 1.0 and op in (Sum, Average):
-            made = _SUM if op == Sum else _AVERAGE  # what `reduction` returns, without its call
-        else:
-            made = self.reduction(tensor, op, prescale, postscale, process_set)
+        made = self.reduction(tensor, op, prescale, postscale, process_set)
         if UNDECIDED:
             before_waiting()
         wire = _ALLREDUCE if name is None else "allreduce." + name
@@ -93,9 +90,9 @@ class Collectives(Generic[T]):
         """The spec of an allreduce of `tensor`, after its checks."""
         if process_set is global_process_set and prescale == 1.0 and postscale == 1.0:  # nearly always
             if op == Average:
-                return _AVERAGE
+                return AVERAGE_OF_ALL
             if op == Sum:
-                return _SUM
+                return SUM_OF_ALL
         if op != Average and op != Sum:
             dtype = self.framework.dtype(tensor) if op == Adasum else None
             check_reduction(op, dtype, process_set, "Allreduce")

@@ -72,5 +72,6 @@ def synchronize(handle: Any, current_stream: CurrentStream) -> Any:
     if UNDECIDED:
         before_waiting()
     if isinstance(handle, Handle):
-        return _result_of(handle, current_stream)
+        device = handle.device  # as _result_of, without the call
+        return handle.result() if device is None else handle.result(current_stream(device))
     return handle.result(current_stream) if isinstance(handle, PartedHandle) else None
