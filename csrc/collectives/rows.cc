@@ -2,23 +2,9 @@
 
 namespace horovod {
 
-int64_t rows_to(const Operation& operation, size_t tensor, int member, int size) {
-  return operation.splits.empty() ? operation.spec.tensors[tensor].rows() / size : operation.splits[member];
-}
-
-Status add_rows(const Operation& operation, const std::string& sender, int64_t rows, int64_t& total, int64_t most) {
-  total += rows;
-  if (rows >= 0 && rows <= most) return {};
+Status bad_rows(const Operation& operation, const std::string& sender, int64_t rows, int64_t most) {
   return {Code::aborted, sender + " announced " + std::to_string(rows) + " rows for " + operation.spec.name +
                              ", where there can be 0 to " + std::to_string(most) + "; this epoch can't go on."};
-}
-
-Status add_split(Operation& operation, size_t tensor, int member, int size, const std::string& sender, int64_t rows,
-                 int64_t& total) {
-  HVD_TRY(add_rows(operation, sender, rows, total, std::numeric_limits<int32_t>::max()));
-  operation.received_splits.resize(static_cast<size_t>(size));
-  if (tensor == 0) operation.received_splits[static_cast<size_t>(member)] = static_cast<int32_t>(rows);
-  return {};
 }
 
 Status make_rows(Operation& operation, size_t tensor, int64_t rows) {

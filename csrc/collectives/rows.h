@@ -12,16 +12,30 @@ namespace horovod {
 
 inline constexpr int64_t kMostRows = int64_t{1} << 48;  // of one member: the sum over 32767 members is a number, too
 
-// How many rows of a tensor an alltoall sends to `member` of `size`.
-int64_t rows_to(const Operation& operation, size_t tensor, int member, int size);
+Status bad_rows(const Operation& operation, const std::string& sender, int64_t rows, int64_t most);
 
-// total += rows. Fails where that can't be what `sender` has.
-Status add_rows(const Operation& operation, const std::string& sender, int64_t rows, int64_t& total,
-                int64_t most = kMostRows);
+// How many rows of a tensor an alltoall sends to `member` of `size`.
+inline int64_t rows_to(const Operation& operation, size_t tensor, int member, int size) {
+  return operation.splits.empty() ? operation.spec.tensors[tensor].rows() / size : operation.splits[member];
+}
+
+// total += rows. Fails where that can't be what `sender` has. In line: small operations are made of little else.
+inline Status add_rows(const Operation& operation, const std::string& sender, int64_t rows, int64_t& total,
+                       int64_t most = kMostRows) {
+  total += rows;
+  if (rows < 0 || rows > most) [[unlikely]]
+    return bad_rows(operation, sender, rows, most);
+  return {};
+}
 
 // The same for what `member` of `size` sends in an alltoall, which is noted in received_splits.
-Status add_split(Operation& operation, size_t tensor, int member, int size, const std::string& sender, int64_t rows,
-                 int64_t& total);
+inline Status add_split(Operation& operation, size_t tensor, int member, int size, const std::string& sender,
+                        int64_t rows, int64_t& total) {
+  HVD_TRY(add_rows(operation, sender, rows, total, std::numeric_limits<int32_t>::max()));
+  operation.received_splits.resize(static_cast<size_t>(size));
+  if (tensor == 0) operation.received_splits[static_cast<size_t>(member)] = static_cast<int32_t>(rows);
+  return {};
+}
 
 // outputs[tensor], which exists, gets its shape and memory.
 Status make_rows(Operation& operation, size_t tensor, int64_t rows);

@@ -59,8 +59,9 @@ Status run_allgather(Region& region, Operation& operation, const std::vector<con
     }
     HVD_TRY(make_rows(operation, i, total));
     std::byte* place = operation.outputs[i].data.get();
+    const int64_t row = operation.spec.tensors[i].row_bytes();
     for (size_t member = 0; member < cells.size(); ++member) {
-      const auto bytes = static_cast<size_t>(cells[member]->counts[i] * operation.spec.tensors[i].row_bytes());
+      const auto bytes = static_cast<size_t>(cells[member]->counts[i] * row);
       if (bytes > 0) std::memcpy(place, sources[member], bytes);
       place += bytes;
       sources[member] += bytes;
