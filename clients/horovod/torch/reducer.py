@@ -216,6 +216,8 @@ class GradientReducer:
             self._say_made(complete=False, quiet=False)
 
     def _say_made(self, complete: bool, quiet: bool) -> None:
+        if not self.enabled:
+            return  # a rank outside of the set has no number for it
         op = Average if self._op == Average else Sum
         number = set_number(self._process_set, "Allreduce")
         spec = reduction(OpType.ALLREDUCE, op, self._prescale, self._postscale, number)
