@@ -126,7 +126,7 @@ class Negotiator:
                     self.notes.append((rank, *payload))
                 elif kind == "join":
                     self.joined.set()
-                else:
+                elif kind == "recalled":
                     self.recalled.append((rank, list(payload[1])))
 
     def _announce(self, rank: int, op: tuple[Any, ...]) -> None:
