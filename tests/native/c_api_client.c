@@ -55,13 +55,14 @@ static int submit_next(Client* client);
 
 static void on_completed(HorovodOperation* operation, void* context) {
   Client* const client = context;
+  const HorovodApi* const api = client->api;
   pthread_mutex_lock(&client->mutex);
   client->completed += 1;
-  if (client->api->error_of(operation)[0] != 0) client->failed = 1;
+  if (api->error_of(operation)[0] != 0) client->failed = 1;
   if (client->completed < kChain && !client->failed && submit_next(client) != 0) client->failed = 1;
   pthread_cond_signal(&client->changed);
-  pthread_mutex_unlock(&client->mutex);
-  client->api->release(operation);
+  pthread_mutex_unlock(&client->mutex); /* the last one ends the client, which is on the stack of its thread */
+  api->release(operation);
 }
 
 static int submit_next(Client* client) {
