@@ -1,16 +1,18 @@
-"""What only etcd can do to a store: nodes that die, stop and come back, encryption, logins, histories that are cut."""
+"""What only etcd can do to a store: lost answers, histories that are cut, encryption, logins.
+
+tests/extended/coordinator has a cluster whose nodes die, stop and come back.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import etcd_server
 import pytest
 import trustme
-from etcd_server import Etcd, ctl, stopped
+from etcd_server import Etcd, ctl
 from resources import eventually
 from tcp_proxy import Proxy
 from test_store_conformance import WAIT_S, take
@@ -38,71 +40,6 @@ def with_store(url: str, body: Body, call_s: float = CALL_S) -> None:
             await store.close()
 
     asyncio.run(main())
-
-
-@pytest.fixture
-def three(tmp_path: Path) -> Iterator[Etcd]:
-    with Etcd(tmp_path, 3) as etcd:
-        yield etcd
-
-
-def test_nodes_may_be_lost_one_after_the_other(three: Etcd) -> None:
-    async def body(store: Store) -> None:
-        _, revision = await store.range("")
-        changes = store.watch("", revision + 1)
-        lease = await store.grant(60)
-        written = 0
-        for node in range(3):
-            await store.put("a", b"%d" % written)
-            assert await take(changes, 1) == [("a", b"%d" % written)]
-            written += 1
-            three.kill(node)
-            for _ in range(5):  # the other two go on, at once or when they have a leader
-                while True:
-                    with contextlib.suppress(UncertainError):
-                        await store.put("a", b"%d" % written)
-                        break
-                written += 1
-            values = [int(value or b"") for _, value in await take(changes, 5)]
-            while values[-1] < written - 1:  # of writes that were uncertain, some have happened
-                values += [int(value or b"") for _, value in await take(changes, 1)]
-            assert sorted(set(values)) == list(range(written - 5, written)), "a change is missing"
-            await store.keep_alive(lease)
-            ready = three.start(node)
-            assert await asyncio.to_thread(ready.wait, WAIT_S)
-
-    with_store(three.url, body)
-
-
-def test_a_node_that_is_stopped_is_left(three: Etcd) -> None:
-    async def body(store: Store) -> None:
-        epochs = [await next_epoch(store, "job")]
-        with stopped(three, 0):
-            epochs += [await next_epoch(store, "job") for _ in range(3)]
-        epochs += [await next_epoch(store, "job")]
-        assert epochs == sorted(set(epochs))
-
-    with_store(three.url, body)
-
-
-def test_without_a_majority_nothing_is_answered(three: Etcd) -> None:
-    async def body(store: Store) -> None:
-        await store.put("a", b"1")
-        for node in (1, 2):
-            three.kill(node)
-        impatient = EtcdStore(EtcdAddress.parse(three.url), SHORT_S)
-        with pytest.raises(StoreError, match=r"etcd at 127.0.0.1:"):
-            await impatient.get("a")
-        with pytest.raises(StoreError):
-            await impatient.put("a", b"2")
-        await impatient.close()
-        for ready in [three.start(node) for node in (1, 2)]:
-            assert await asyncio.to_thread(ready.wait, WAIT_S)
-        entry = await store.get("a")
-        assert entry is not None
-        assert entry.value in (b"1", b"2")
-
-    with_store(three.url, body)
 
 
 @pytest.fixture(scope="module")
