@@ -115,10 +115,11 @@ class EtcdClient:
                 yield response
         except grpc.aio.AioRpcError as error:
             self._judge(error)
-        except (asyncio.InvalidStateError, asyncio.CancelledError):  # InvalidStateError: the stream was dead at once
+        except asyncio.InvalidStateError:  # the stream was dead before it was written to
             self._check_open()
-            if asyncio.current_task() is not None and asyncio.current_task().cancelling():  # type: ignore[union-attr]
-                raise
+        except asyncio.CancelledError:  # of this task, or of the stream by close()
+            self._check_open()
+            raise
         finally:
             call.cancel()
         await self._next_endpoint()
@@ -174,7 +175,7 @@ class EtcdClient:
     async def _connect(self, end: float) -> None:
         """Until the preferred endpoint has a connection; another one is preferred when it gets none."""
         while (left := end - self._now()) > 0:
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._channel().channel_ready(), min(left, self._attempt_s))
                 return
             await self._next_endpoint()
