@@ -80,4 +80,4 @@ def test_a_kernel_that_may_still_run_stays_loaded(libraries: StandIns) -> None:
     assert libraries.count("modules") == before
     # The copier's stream has gone with it, so what the kernel writes is all that tells when it has run. The arrays must
     # live until then: the stand-in ends a process whose kernel finds its memory freed.
-    assert eventually(lambda: (read(arrays[1].address, arrays[1].dtype, arrays[1].shape) == 7).all())
+    assert eventually(lambda: bool(np.all(read(arrays[1].address, arrays[1].dtype, arrays[1].shape) == 7)))
