@@ -137,7 +137,7 @@ class Driver {
   bool background_idle_ = false;  // the background thread waits for work
   bool farewell_due_ = false;
   bool device_end_due_ = false;
-  bool start_due_ = false;        // an operation that starts at once was submitted since the background thread last drove
+  bool start_due_ = false;        // an operation that starts at once came since the background thread last drove
   uint64_t unstarted_bytes_ = 0;  // submitted without a waiting caller since the background thread last drove
   uint64_t activity_ = 0;         // submissions, and waits that are over: callers are at it
   uint64_t driven_activity_ = 0;  // what that was when the background thread last began to drive
