@@ -400,4 +400,4 @@ class Engine:
         """Of how many kinds of operations (names and signatures) something is kept. Bounded by the number of ids."""
 
     def counters(self) -> dict[str, int]:
-        """Monotonic counts: announced, agreed, batches, bytes, futex_sleeps and so on."""
+        """Monotonic counts: submitted, announced, agreed, batches, bytes, waited_us (for other ranks) and sleeps."""
