@@ -98,7 +98,11 @@ void Driver::drive(const std::function<bool()>& enough, int64_t deadline_us, Dev
       }
       if (status.ok() && device) [[unlikely]]
         status = device->tend();
-      if (status.ok()) status = log_->wait(device ? std::min(deadline_us, now_us() + kTendMs * 1000) : deadline_us);
+      if (status.ok()) {
+        const int64_t began = now_us();  // while there is nothing else to do
+        status = log_->wait(device ? std::min(deadline_us, began + kTendMs * 1000) : deadline_us);
+        waited_us_.store(waited_us() + static_cast<uint64_t>(now_us() - began), std::memory_order_relaxed);
+      }
       in_vain = true;
     }
     if (!status.ok()) return work_.end(status);
