@@ -1,7 +1,8 @@
-"""Every time limit of the engine stands in one table (csrc/base/limits.h), and it waits in one way (csrc/base/wait.h)."""
+"""The time limits of the engine stand in one table (csrc/base/limits.h), and it waits in one way (csrc/base/wait.h)."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def test_every_limit_is_used_and_explained() -> None:
     table = (CSRC / "base/limits.h").read_text().splitlines()
     sources = "\n".join(path.read_text() for path in CSRC.rglob("*.*") if path.name != "limits.h")
     names = 0
-    for above, line in zip(table, table[1:], strict=False):
+    for above, line in itertools.pairwise(table):
         if match := re.search(r"constexpr \w+ (k\w+)", line):
             names += 1
             assert f"limits::{match[1]}" in sources, f"nothing uses {match[1]}"
