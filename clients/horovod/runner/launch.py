@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from horovod.runner import flags
+from horovod.runner import commands, flags
 from horovod.runner.clusters import task_of
 from horovod.runner.config_file import read_config
 from horovod.runner.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
@@ -52,6 +52,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def run_commandline(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command. Returns when all went well, else exits through SystemExit."""
     _open_standard_descriptors()
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in commands.NAMES:
+        sys.exit(commands.run(argv))
     args = parse_args(argv)
     try:
         code = _check_build() if args.check_build else _launch(args)
