@@ -17,6 +17,7 @@ import grpc
 from horovod.coordinator.core.words import printable
 from horovod.coordinator.job_token import job_of
 
+from .health import PREFIX as HEALTH
 from .streams import MAX_SHOWN, Context
 
 # Methods that call `Access.admit` with the name of the job.
@@ -53,7 +54,7 @@ class Access:
 
     def refusal(self, authorization: bytes | None, method: str) -> str:
         """The sentence why a call with this header may not reach the method, or ""."""
-        if self._token is None:
+        if self._token is None or method.startswith(HEALTH):
             return ""
         if authorization is None:
             return _SENTENCE.format(what="the call carried none")

@@ -71,7 +71,10 @@ class _Pair:
 
 
 def _authority() -> _Pair:
-    x509, hashes, ec = _library()
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "horovod cluster")])
     builder = _builder(name, name, key.public_key(), AUTHORITY_DAYS)
@@ -81,7 +84,8 @@ def _authority() -> _Pair:
 
 
 def _leaves(authority: _Pair, names: Sequence[x509.GeneralName], days: int) -> dict[str, _Pair]:
-    x509 = _library()[0]
+    from cryptography import x509
+
     client, server = x509.ExtendedKeyUsageOID.CLIENT_AUTH, x509.ExtendedKeyUsageOID.SERVER_AUTH
     return {
         COORDINATOR: _leaf(authority, names, [server, client], days),
@@ -90,7 +94,10 @@ def _leaves(authority: _Pair, names: Sequence[x509.GeneralName], days: int) -> d
 
 
 def _leaf(authority: _Pair, names: Sequence[x509.GeneralName], usages: Sequence[Any], days: int) -> _Pair:
-    x509, hashes, ec = _library()
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, _MEMBER)])
     builder = _builder(subject, authority.certificate.subject, key.public_key(), days)
@@ -104,9 +111,10 @@ def _leaf(authority: _Pair, names: Sequence[x509.GeneralName], usages: Sequence[
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, key: Any, days: int) -> x509.CertificateBuilder:
-    x509 = _library()[0]
+    from cryptography import x509
+
     now = datetime.datetime.now(datetime.timezone.utc)
-    builder: x509.CertificateBuilder = (
+    builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
@@ -120,18 +128,20 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: Any, days: int) -> x509
 
 def _usage(signs_certificates: bool) -> x509.KeyUsage:
     others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only")
-    usage: x509.KeyUsage = _library()[0].KeyUsage(
+    from cryptography import x509
+
+    return x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,
         crl_sign=signs_certificates,
         decipher_only=False,
         **dict.fromkeys(others, False),
     )
-    return usage
 
 
 def _names(hosts: Sequence[str]) -> list[x509.GeneralName]:
-    x509 = _library()[0]
+    from cryptography import x509
+
     names: list[x509.GeneralName] = []
     for host in dict.fromkeys(hosts):
         try:
@@ -153,7 +163,9 @@ def _is_name(host: str) -> bool:
 
 
 def _names_of(certificate: x509.Certificate) -> list[x509.GeneralName]:
-    found = certificate.extensions.get_extension_for_class(_library()[0].SubjectAlternativeName)
+    from cryptography import x509
+
+    found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     return list(found.value)
 
 
@@ -207,19 +219,13 @@ def _sentences(folder: Path) -> Iterator[None]:
 def _check(days: int) -> None:
     if not 1 <= days <= MAX_DAYS:
         raise ValueError(f"--days must be from 1 to {MAX_DAYS}, not {days}.")
-
-
-def _library() -> tuple[Any, Any, Any]:
     try:
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes
-        from cryptography.hazmat.primitives.asymmetric import ec
+        import cryptography  # noqa: F401 - only whether it is there
     except ImportError as error:
         raise RuntimeError(
             "Certificates are made by the package cryptography, which is not installed: pip install 'horovod[tls]'. "
             "Certificates of any other authority do as well."
         ) from error
-    return x509, hashes, ec
 
 
 def _what_to_do(folder: Path, hosts: Sequence[str], days: int) -> str:

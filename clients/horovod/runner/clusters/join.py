@@ -27,7 +27,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from horovod.runner.clusters import task_of
 from horovod.runner.clusters.meeting import Meeting, Published, folder, publish, read
@@ -60,7 +60,7 @@ class _Met:
     token: str
     coordinator: EmbeddedCoordinator | None = None  # rank 0 only
     published: Published | None = None
-    tls: dict[str, str | None] = field(default_factory=dict)  # settings that differ from what was given
+    tls: dict[str, Any] = field(default_factory=dict)  # settings that differ from what was given
 
 
 _met: _Met | None = None  # read and written in hvd.init(), under the lock of context.py, and when the process ends
