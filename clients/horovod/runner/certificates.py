@@ -74,9 +74,10 @@ def _authority() -> _Pair:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
 
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "horovod cluster")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "horovod cluster")])
     builder = _builder(name, name, key.public_key(), AUTHORITY_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
@@ -85,8 +86,9 @@ def _authority() -> _Pair:
 
 def _leaves(authority: _Pair, names: Sequence[x509.GeneralName], days: int) -> dict[str, _Pair]:
     from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    client, server = x509.ExtendedKeyUsageOID.CLIENT_AUTH, x509.ExtendedKeyUsageOID.SERVER_AUTH
+    client, server = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
     return {
         COORDINATOR: _leaf(authority, names, [server, client], days),
         CLIENT: _leaf(authority, [x509.DNSName("member.horovod")], [client], days),
@@ -97,9 +99,10 @@ def _leaf(authority: _Pair, names: Sequence[x509.GeneralName], usages: Sequence[
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
 
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, _MEMBER)])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _MEMBER)])
     builder = _builder(subject, authority.certificate.subject, key.public_key(), days)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
