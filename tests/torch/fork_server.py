@@ -1,4 +1,4 @@
-"""Starts ranks in milliseconds: a process that has imported torch and horovod.torch and forks for each request.
+"""Starts ranks in milliseconds: a process that has imported a framework and Horovod for it and forks for each request.
 
 It has no other thread and no world, so its children are what a fresh interpreter would be after its imports; they end
 through the interpreter's ordinary exit. The server ends when the process that made it is gone.
@@ -57,11 +57,11 @@ class Forked:
 class ForkServer:
     """The tests' side. One at a time asks."""
 
-    def __init__(self) -> None:
+    def __init__(self, framework: str) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, str(HERE / "fork_server.py"), str(theirs.fileno())],
+                [sys.executable, str(HERE / "fork_server.py"), str(theirs.fileno()), framework],
                 env={name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
                 | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(_folders_of_tests())},
                 pass_fds=[theirs.fileno()],
@@ -84,9 +84,9 @@ class ForkServer:
 
 
 @functools.cache
-def shared() -> ForkServer:
-    """That of this process."""
-    server = ForkServer()
+def shared(framework: str) -> ForkServer:
+    """That of this process for the framework."""
+    server = ForkServer(framework)
     atexit.register(server.close)
     return server
 
@@ -112,15 +112,26 @@ def _serve(connection: socket.socket) -> Connection | None:
         connection.send(pickle.dumps(answer))
 
 
-if __name__ == "__main__":
+def _import_torch() -> None:
     # Whether there are GPUs must not be found out by asking CUDA, which no child could use after that.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     import torch._dynamo  # noqa: F401  (seconds, which the first optimizer would take in each child)
-    import worlds
 
     import horovod.torch  # noqa: F401
+
+
+def _import_tensorflow() -> None:
+    # TensorFlow starts its threads with the first operation, so children can have their own.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import horovod.tensorflow  # noqa: F401
+
+
+if __name__ == "__main__":
+    framework = sys.argv[2]
+    {"torch": _import_torch, "tensorflow": _import_tensorflow}[framework]()
+    import worlds
 
     gc.freeze()  # the children neither copy nor search what all of them share
     served = _serve(socket.socket(fileno=int(sys.argv[1])))
     if served is not None:
-        worlds.serve(served)
+        worlds.serve(served, framework)
