@@ -42,14 +42,15 @@ class Outcome:
 
 
 class World:
-    """framework: torch or tensorflow. coordinator: arguments of the EmbeddedCoordinator, such as shorter limits."""
+    """preloaded: the module of what the ranks have imported. coordinator: arguments of the EmbeddedCoordinator, such as
+    shorter limits."""
 
     def __init__(
         self,
         size: int,
         transport: str = "shm",
         environment: dict[str, str] | None = None,
-        framework: str = "torch",
+        preloaded: str = "preloaded_ranks",
         **coordinator: Any,
     ) -> None:
         from horovod.coordinator.server import EmbeddedCoordinator  # the ranks do not need it
@@ -58,7 +59,7 @@ class World:
         self.transport = transport
         self.broken = False
         self._environment = environment or {}
-        self._framework = framework
+        self._preloaded = preloaded
         self._processes: list[fork_server.Forked] = []
         self._pipes: list[Connection] = []
         self._coordinator = EmbeddedCoordinator(**coordinator)
@@ -90,7 +91,7 @@ class World:
         }
         if self.transport == "hosts":
             environment |= {"HOROVOD_TRANSPORT": "auto", "HOROVOD_HOSTNAME": f"host-{rank // 2}"}
-        process = fork_server.shared(self._framework).start(environment, theirs.fileno())
+        process = fork_server.shared(self._preloaded).start(environment, [theirs.fileno()])
         theirs.close()
         if rank < len(self._processes):  # in place of one that ended
             self._pipes[rank].close()
@@ -235,24 +236,10 @@ def _ready() -> None:
     basics.init()
 
 
-def _begin_torch() -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
-def _begin_tensorflow() -> None:
-    import tensorflow as tf
-
-    tf.random.set_seed(0)
-
-
-def serve(pipe: Connection, framework: str) -> None:
-    """What a rank does: runs what it is sent until nobody is left to send."""
+def serve(pipe: Connection, begin: Callable[[], object]) -> None:
+    """What a rank does: runs what it is sent until nobody is left to send. begin: called before each function."""
     import faulthandler
 
-    begin = {"torch": _begin_torch, "tensorflow": _begin_tensorflow}[framework]
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored when the tests run in the background of a shell
     while True:

@@ -9,8 +9,6 @@ import pytest
 from worlds import Keeper, World
 
 if importlib.util.find_spec("tensorflow") is None:
-    collect_ignore_glob: list[str] = []
-
     def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if "tensorflow" in item.path.parts:
@@ -19,7 +17,7 @@ if importlib.util.find_spec("tensorflow") is None:
 
 @pytest.fixture(scope="session")
 def tf_pair_keeper() -> Iterator[Keeper]:
-    with Keeper(2, "shm", {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}, framework="tensorflow") as keeper:
+    with Keeper(2, "shm", {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}, preloaded="preloaded_tensorflow") as keeper:
         yield keeper
 
 
