@@ -9,6 +9,7 @@ import pytest
 from worlds import Keeper, World
 
 if importlib.util.find_spec("tensorflow") is None:
+
     def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if "tensorflow" in item.path.parts:
