@@ -78,7 +78,7 @@ def run_commandline(argv: Sequence[str] | None = None) -> None:
     try:
         args = _parse_and_warn(argv)
         verbose = args.verbose
-        code = _check_build() if args.check_build else _launch(args)
+        code = _show(args) if args.check_build or args.completion else _launch(args)
     except KeyboardInterrupt:
         code = _INTERRUPTED
     except Exception as error:
@@ -119,10 +119,16 @@ def _open_standard_descriptors() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
 
 
-def _check_build() -> int:
-    from horovod.runner.check_build import check_build
+def _show(args: argparse.Namespace) -> int:
+    """What needs no job."""
+    if args.completion:
+        from horovod.runner.completion import script
 
-    print(check_build(), end="")
+        print(script(args.completion, flags.make_parser()), end="")
+    else:
+        from horovod.runner.check_build import check_build
+
+        print(check_build(), end="")
     return 0
 
 
