@@ -139,6 +139,7 @@ def _launch(args: argparse.Namespace) -> int:
     with Guardian() as guardian:  # before anything that makes threads, so that nothing can come between
         # gRPC and the coordinator are loaded after the checks: a mistake is answered at once.
         from horovod.runner.job import Job, run_job, share_of_cores, terminal_size, threads_in_words
+        from horovod.runner.progress import Progress
         from horovod.runner.report import exit_code, explain, first_failure
 
         threads = share_of_cores(environ, len(hosts))
@@ -151,7 +152,8 @@ def _launch(args: argparse.Namespace) -> int:
             console.note(f"horovodrun: {threads_in_words(threads)}")
         with _Control(console, writer) as control:
             try:
-                outcomes = run_job(job, console, guardian, control.attach)
+                progress = Progress(console, job.host_names, verbose=args.verbose)
+                outcomes = run_job(job, console, guardian, control.attach, progress)
             except OSError as error:
                 raise RefusedError(f"The job could not be started: {_in_words(error)}.", _FAILED) from error
             finally:
