@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from horovod.runner import commands
 from horovod.runner.config_file import read_config
 from horovod.runner.flags import flag_environment, make_parser, parse_args, refusal
 from horovod.runner.manual import with_options
@@ -25,7 +26,8 @@ def test_every_option_that_the_page_names_exists() -> None:
     named = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]+(?=[\s`=,\"]|$)", " ".join(re.findall(r"`[^`\n]+`", TEXT))))
     foreign = {"-m", "-n", "-np"}
     prefixes = {"--slots"}
-    assert named - foreign - prefixes <= make_parser()._option_string_actions.keys()
+    parsers = [make_parser(), *commands.parsers().values()]
+    assert named - foreign - prefixes <= {name for one in parsers for name in one._option_string_actions}
 
 
 def test_a_page_without_the_marks_is_left_alone() -> None:

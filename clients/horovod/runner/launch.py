@@ -127,7 +127,7 @@ def _show(args: argparse.Namespace) -> int:
     if args.completion:
         from horovod.runner.completion import script
 
-        print(script(args.completion, flags.make_parser()), end="")
+        print(script(args.completion, flags.make_parser(), commands.parsers()), end="")
     else:
         from horovod.runner.check_build import check_build
 

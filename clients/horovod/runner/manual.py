@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+from horovod.runner import commands
 from horovod.runner.flags import make_parser
 from horovod.worker.settings import SETTINGS
 
@@ -23,7 +25,7 @@ def with_options(page: str) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"The page needs the lines {BEGIN} and {END}, between which the options belong.")
-    return f"{before}{begin}{options(make_parser())}\n{end}{after}"
+    return f"{before}{begin}{options(make_parser())}{_commands(commands.parsers())}\n{end}{after}"
 
 
 def options(parser: argparse.ArgumentParser) -> str:
@@ -44,18 +46,33 @@ def options(parser: argparse.ArgumentParser) -> str:
     return "\n".join(blocks) + "\n"
 
 
+def _commands(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
+    """A heading, the usage and a table for each command in place of a program."""
+    blocks = ["\n### Commands\n\nWhere the first word is one of these, no job is started.\n"]
+    for parser in parsers.values():
+        usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
+        text = " ".join(part for part in (parser.description,) if part)
+        lines = [f"\n**`{usage}`** {text}\n", "| argument | meaning |", "|---|---|"]
+        lines += [_line(one) for one in parser._actions if one.help is not argparse.SUPPRESS and one.dest != "help"]
+        blocks.append("\n".join(lines) + "\n")
+    return "".join(blocks)
+
+
 def _line(action: argparse.Action) -> str:
     names = ", ".join(f"`{name}`" for name in action.option_strings)
-    if action.nargs != 0 and action.metavar:
+    if not names:
+        names = f"`{action.metavar or action.dest}`"
+    elif action.nargs != 0 and action.metavar:
         metavar = action.metavar if isinstance(action.metavar, str) else " ".join(action.metavar)
         names += f" `{metavar}`"
-    text = " ".join((action.help or "").replace("%%", "%").replace("|", "\\|").split())
+    shown = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
+    text = " ".join(shown.replace("|", "\\|").split())
     setting = next((one for one in SETTINGS if one.flag in action.option_strings), None)
     if setting is not None and setting.default not in (None, (), False):
-        shown = setting.default
+        value = setting.default
         if setting.flag_scale != 1:
-            shown //= setting.flag_scale
-        text += f" (default {'on' if shown is True else f'{shown:g}' if isinstance(shown, float) else shown})"
+            value //= setting.flag_scale
+        text += f" (default {'on' if value is True else f'{value:g}' if isinstance(value, float) else value})"
     return f"| {names} | {text} |"
 
 
