@@ -10,8 +10,8 @@ from typing import Any
 
 import grpc
 
-from horovod.protos.v1.membership_pb2_grpc import add_MembershipServicer_to_server
-from horovod.protos.v1.negotiation_pb2_grpc import add_NegotiationServicer_to_server
+from horovod.protos.v1.membership_pb2 import MemberMessage
+from horovod.protos.v1.negotiation_pb2 import NegotiationMessage
 from horovod.telemetry.http import WebServer
 
 from .address import ListenAddress, is_free, reason_of
@@ -24,6 +24,7 @@ from .services.health import add_health_to_server
 from .services.hub import Hub
 from .services.membership import MembershipService
 from .services.negotiation import NegotiationService
+from .services.sending import Sending, add_stream_to_server
 from .store import MemoryStore, Store
 from .store.measured import MeasuredStore
 from .token import MAX_TOKEN_LENGTH, TokenFiles, is_token, random_token
@@ -118,8 +119,10 @@ class CoordinatorServer:
             deadlock=self._deadlock,
             told_level=self._told_level,
         )
-        add_MembershipServicer_to_server(MembershipService(hub), server)
-        add_NegotiationServicer_to_server(NegotiationService(hub), server)
+        sending = Sending()
+        membership, negotiation = MembershipService(hub, sending), NegotiationService(hub, sending)
+        add_stream_to_server(server, "horovod.v1.Membership", "Join", membership.Join, MemberMessage)
+        add_stream_to_server(server, "horovod.v1.Negotiation", "Negotiate", negotiation.Negotiate, NegotiationMessage)
         add_health_to_server(self._ready, server)
         if token_files is None:
             port = _bind(server, address)

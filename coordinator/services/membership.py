@@ -10,6 +10,7 @@ from horovod.protos.v1.membership_pb2_grpc import MembershipServicer
 
 from .hub import EventOutbox, Hub
 from .outbox import Outbox
+from .sending import Sending
 from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
 
 MAX_EVENTS = 1 << 16  # a world may lose all its members at once
@@ -18,8 +19,9 @@ _NONSENSE = "After joining, a member says that it has its world, what it knows o
 
 
 class MembershipService(MembershipServicer):
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, sending: Sending) -> None:
         self._hub = hub
+        self._sending = sending
 
     async def Join(  # type: ignore[override]  # noqa: N802 - the contract's name; grpc.aio also takes a coroutine
         self, request_iterator: AsyncIterator[pb.MemberMessage], context: Context
@@ -66,7 +68,7 @@ class MembershipService(MembershipServicer):
                 raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, _NONSENSE)
 
         try:
-            await converse(request_iterator, context, events, receive, with_latest_progress, who)
+            await converse(request_iterator, context, events, receive, with_latest_progress, self._sending, who)
         finally:
             self._hub.disconnected(member_id, events)
 

@@ -12,6 +12,7 @@ from horovod.protos.v1.negotiation_pb2_grpc import NegotiationServicer
 
 from .hub import Hub
 from .outbox import Outbox
+from .sending import Sending
 from .session import DecisionsOutbox
 from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
 
@@ -20,8 +21,9 @@ MAX_MESSAGE_BYTES = 1 << 20  # well below the 4 MiB that gRPC takes unless told 
 
 
 class NegotiationService(NegotiationServicer):
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, sending: Sending) -> None:
         self._hub = hub
+        self._sending = sending
 
     async def Negotiate(  # type: ignore[override]  # noqa: N802 - the contract's name; grpc.aio also takes a coroutine
         self, request_iterator: AsyncIterator[pb.NegotiationMessage], context: Context
@@ -58,7 +60,7 @@ class NegotiationService(NegotiationServicer):
                 yield message
 
         try:
-            await converse(all_requests(), context, decisions, receive, combined, who)
+            await converse(all_requests(), context, decisions, receive, combined, self._sending, who)
         finally:
             self._hub.close_session(session, rank, decisions)
 
