@@ -8,6 +8,7 @@ from horovod.coordinator.core.words import printable
 from horovod.protos.v1 import membership_pb2 as pb
 from horovod.protos.v1.membership_pb2_grpc import MembershipServicer
 
+from .auth import Access
 from .hub import EventOutbox, Hub
 from .outbox import Outbox
 from .sending import Sending
@@ -19,8 +20,9 @@ _NONSENSE = "After joining, a member says that it has its world, what it knows o
 
 
 class MembershipService(MembershipServicer):
-    def __init__(self, hub: Hub, sending: Sending) -> None:
+    def __init__(self, hub: Hub, access: Access, sending: Sending) -> None:
         self._hub = hub
+        self._access = access
         self._sending = sending
 
     async def Join(  # type: ignore[override]  # noqa: N802 - the contract's name; grpc.aio also takes a coroutine
@@ -34,6 +36,7 @@ class MembershipService(MembershipServicer):
             member_id, job = first.attach.member_id, first.attach.job
         else:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The first message must be a join request.")
+        await self._access.admit(context, job)
         who = f"member {member_id[:MAX_SHOWN]!r} of job {job[:MAX_SHOWN]!r}"
         refused: pb.Refused | None = None
         nonce = b""
