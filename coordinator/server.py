@@ -12,6 +12,7 @@ import grpc
 
 from horovod.protos.v1.membership_pb2 import MemberMessage
 from horovod.protos.v1.negotiation_pb2 import NegotiationMessage
+from horovod.telemetry import Registry
 from horovod.telemetry.http import WebServer
 
 from .address import ListenAddress, is_free, reason_of
@@ -166,6 +167,13 @@ class CoordinatorServer:
             raise address.bind_error(error.errno or errno.EADDRNOTAVAIL) from error
         self._web = web
         return port
+
+    @property
+    def registry(self) -> Registry:
+        """The metrics; after `start`."""
+        if self._hub is None:
+            raise RuntimeError("The coordinator does not run; call start() first.")
+        return self._hub.metrics.registry
 
     def overview(self) -> list[JobOverview]:
         """All jobs as they are now. Any thread."""

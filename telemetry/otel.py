@@ -87,7 +87,7 @@ def _exporter(signal: str) -> Any:
         from opentelemetry.sdk.metrics.export import ConsoleMetricExporter
         from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
-        return ConsoleSpanExporter(sys.stderr) if signal == "traces" else ConsoleMetricExporter(sys.stderr)
+        return ConsoleSpanExporter(out=sys.stderr) if signal == "traces" else ConsoleMetricExporter(out=sys.stderr)
     if name != "otlp":
         raise ValueError(f"OTEL_{signal.upper()}_EXPORTER={name} is not known here; expected otlp, console or none.")
     own = os.environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", "")
@@ -124,7 +124,8 @@ def _start_traces(service: str, resource: Mapping[str, Value]) -> Callable[[], N
     own = TracerProvider(resource=_resource(service, resource), shutdown_on_exit=False)
     own.add_span_processor(BatchSpanProcessor(_exporter("traces")))
     tracing.install(_Tracer(own.get_tracer(_SCOPE)))
-    return own.shutdown
+    shutdown: Callable[[], None] = own.shutdown
+    return shutdown
 
 
 class _Tracer:
@@ -137,8 +138,8 @@ class _Tracer:
     def begin(self, name: str, parent: str, attributes: Mapping[str, Value]) -> tracing.Span:
         # Without a parent of ours that of the program, if it has one.
         context = self._propagator.extract({"traceparent": parent}) if parent else None
-        found = self._tracer.start_span(name, context, attributes={f"horovod.{key}": attributes[key] for key in attributes})
-        return _Span(found)
+        named = {f"horovod.{key}": value for key, value in attributes.items()}
+        return _Span(self._tracer.start_span(name, context, attributes=named))
 
 
 class _Span:
@@ -196,7 +197,8 @@ def _data(registry: Registry, resource: Any, started_ns: int) -> Any:
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
     now_ns = time.time_ns()
-    metrics = [Metric(family.name, family.help, "", data) for family in registry if (data := _points(family, started_ns, now_ns))]
+    found = [(family, _points(family, started_ns, now_ns)) for family in registry]
+    metrics = [Metric(family.name, family.help, "", data) for family, data in found if data is not None]
     scope = ScopeMetrics(scope=InstrumentationScope(_SCOPE), metrics=metrics, schema_url="")
     return MetricsData([ResourceMetrics(resource=resource, scope_metrics=[scope], schema_url="")])
 

@@ -83,7 +83,7 @@ def begin(name: str, parent: str | None = None, **attributes: Value) -> Span:
 @contextlib.contextmanager
 def span(name: str, **attributes: Value) -> Iterator[Span]:
     """Current inside; an exception is its error."""
-    made = begin(name, **attributes)
+    made = begin(name, None, **attributes)
     token = _current.set(made.traceparent)
     try:
         yield made
