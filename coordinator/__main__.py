@@ -45,12 +45,28 @@ def main(argv: Sequence[str] | None = None) -> int:
             token = random_token()
             files = TokenFiles(token)
         limits = Limits(arguments.keepalive_timeout_seconds, arguments.reattach_grace_seconds)
-        asyncio.run(_serve(address, token, files, limits, open_store(arguments.store)))
+        advertise = _advertised(arguments.advertise, address, shared=arguments.store != MEMORY)
+        asyncio.run(_serve(address, advertise, token, files, limits, open_store(arguments.store)))
     except ValueError as error:
         return _fail(error, EXIT_USAGE, arguments.verbose)
     except OSError as error:
         return _fail(error, EXIT_FAILED, arguments.verbose)
     return EXIT_OK
+
+
+def _advertised(given: str | None, address: ListenAddress, *, shared: bool) -> str | None:
+    """The checked address for others; None for that of --listen."""
+    if given is not None:
+        advertised = ListenAddress.parse(given)
+        if advertised.port == 0:
+            raise ValueError(f"--advertise {given} needs a port from 1 to 65535.")
+        return str(advertised)
+    if shared and address.is_wildcard():
+        raise ValueError(
+            f"Coordinators of one store send training processes to each other, and {address} tells nobody where to go. "
+            "Add --advertise HOST:PORT with an address under which the others reach this one."
+        )
+    return None
 
 
 def _allow_many_connections() -> None:
@@ -66,6 +82,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Brings the processes of training jobs together: ranks, membership, first agreement on operations.",
     )
     parser.add_argument("--listen", metavar="HOST:PORT", default="127.0.0.1:29400", help="default: %(default)s")
+    parser.add_argument(
+        "--advertise",
+        metavar="HOST:PORT",
+        help="where training processes and other coordinators of the same store reach this one (default: the address "
+        "of --listen, which must not be a wildcard then)",
+    )
     parser.add_argument(
         "--token-file",
         metavar="FILE",
@@ -111,13 +133,18 @@ def _seconds(text: str) -> float:
 
 
 async def _serve(
-    address: ListenAddress, token: str | None, files: TokenFiles | None, limits: Limits, store: Store
+    address: ListenAddress,
+    advertise: str | None,
+    token: str | None,
+    files: TokenFiles | None,
+    limits: Limits,
+    store: Store,
 ) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     server = CoordinatorServer(limits)
-    port = await server.start(str(address), token, store, token_files=files)
+    port = await server.start(str(address), token, store, token_files=files, advertise=advertise)
     print(f"horovod-coordinator is listening on {ListenAddress(address.host, port)}", flush=True)
     await stop.wait()
     await server.stop()

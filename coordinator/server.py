@@ -64,6 +64,7 @@ class CoordinatorServer:
         self._hub: Hub | None = None
         self._store: Store | None = None
         self._clock_watch: asyncio.Task[None] | None = None
+        self._serving: list[asyncio.Task[None]] = []
         self._token_files: TokenFiles | None = None
         self._token_watch: asyncio.Task[None] | None = None
 
@@ -74,12 +75,14 @@ class CoordinatorServer:
         store: Store | None = None,
         *,
         token_files: TokenFiles | None = None,
+        advertise: str | None = None,
     ) -> int:
         """Serves on `listen` ("127.0.0.1:29400"; port 0 lets the system choose) and returns the port.
 
         token: members must know it; None serves every process that can connect.
         store: closed with the server.
         token_files: where processes of this user find the token while the coordinator runs.
+        advertise: HOST:PORT where members and other coordinators of the store reach this one; `listen` by default.
 
         Raises ValueError for a malformed address or token and OSError when the address can't be listened on or the
         token can't be kept, all with a sentence.
@@ -102,6 +105,7 @@ class CoordinatorServer:
             limits=self._limits,
             deadlock=self._deadlock,
             told_level=self._told_level,
+            token=token,
         )
         add_MembershipServicer_to_server(MembershipService(hub), server)
         add_NegotiationServicer_to_server(NegotiationService(hub), server)
@@ -115,8 +119,10 @@ class CoordinatorServer:
                 raise
             self._token_files = token_files
             self._token_watch = asyncio.create_task(_keep(token_files, self._keep_token_s))
+        hub.serving.address = advertise or str(ListenAddress(address.host, port))
         await server.start()
         self._server, self._hub = server, hub
+        self._serving = [asyncio.create_task(hub.serving.keep()), asyncio.create_task(hub.serving.watch())]
         self._clock_watch = asyncio.create_task(hub.watch_clock())
         return port
 
@@ -130,6 +136,8 @@ class CoordinatorServer:
         if server is None or self._hub is None or self._clock_watch is None:
             return
         self._clock_watch.cancel()
+        for task in self._serving:
+            task.cancel()
         if self._token_files is not None and self._token_watch is not None:
             self._token_watch.cancel()
             self._token_files.remove()

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from horovod.coordinator.store import StoreError
+
 from .outbox import Outbox
 
 FIRST_MESSAGE_TIMEOUT_S = 30.0
@@ -58,7 +60,7 @@ async def own_errors(context: Context, who: str) -> AsyncIterator[None]:
     """For what a servicer does outside of `converse`: an unexpected error ends the stream with a sentence."""
     try:
         yield
-    except grpc.aio.AbortError:
+    except (grpc.aio.AbortError, StoreError):
         raise
     except Exception as error:
         if context.done():
