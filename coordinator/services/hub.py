@@ -21,11 +21,14 @@ from horovod.coordinator.core.effects import Close, Effect, Ended, Form, Gone, R
 from horovod.coordinator.core.formation import Formation
 from horovod.coordinator.core.membership import Membership
 from horovod.coordinator.core.negotiation import Negotiation
+from horovod.coordinator.core.overview import JobOverview
 from horovod.coordinator.core.stall import StallWatch, times_of
 from horovod.coordinator.limits import Limits
+from horovod.coordinator.metrics import CoordinatorMetrics
 from horovod.coordinator.store import FencedError, Guard, Store, StoreError
 from horovod.coordinator.store.jobs import next_epoch, publish_world, read_world, retract_world, write_gone
 from horovod.protos.v1 import membership_pb2, negotiation_pb2
+from horovod.telemetry.logs import about
 
 from .outbox import Outbox
 from .peers import Peers
@@ -76,6 +79,7 @@ class Hub:
         self._events: dict[str, EventOutbox] = {}  # by member id; of members that are away none
         self._sessions: dict[str, NegotiationSession] = {}  # by job
         self._tasks: set[asyncio.Task[None]] = set()
+        self.metrics = CoordinatorMetrics(self.overview)
         self._empty = asyncio.Event()  # no world has a member
         self._empty.set()
         self._stopping = False
@@ -94,7 +98,8 @@ class Hub:
         """Why the request is refused; "" when it is not and `events` gets what happens from now on."""
         refusal, effects = self._membership.join(request, self._clock())
         if refusal:
-            _log.info("Refused: %s", refusal)
+            self.metrics.refusals.add(1, "join")
+            _log.info("Refused: %s", refusal, extra=about(request.job))
         else:
             self._admit(request.member_id, request.job, request.pid, request.process, events)
         self._carry_out(request.job, effects)
@@ -112,10 +117,12 @@ class Hub:
     ) -> membership_pb2.Refused | None:
         """The member is back, and `events` gets what happens from now on; or why not."""
         refused, effects = self._membership.attach(attach, nonce, proof, self._clock())
+        told = about(attach.job, attach.epoch, attach.rank)
         if refused is not None:
-            _log.info("Refused: %s", refused.sentence)
+            self.metrics.refusals.add(1, "attach")
+            _log.info("Refused: %s", refused.sentence, extra=told)
             return refused
-        _log.info("Rank %d of job %r is attached again.", attach.rank, attach.job)
+        _log.info("Rank %d of job %r is attached again.", attach.rank, attach.job, extra=told)
         if older := self._events.get(attach.member_id):
             older.fail(grpc.StatusCode.ABORTED, f"Rank {attach.rank} opened a newer stream.")
         self._admit(attach.member_id, attach.job, attach.pid, attach.process, events)
@@ -240,7 +247,7 @@ class Hub:
                 self.serving.fenced(job, guard)
                 return
             except StoreError as error:
-                _log.warning("Job %r can't form its world yet: %s", job, error)
+                _log.warning("Job %r can't form its world yet: %s", job, error, extra=about(job))
                 await asyncio.sleep(STORE_RETRY_S)
                 continue
             if entry is None:
@@ -257,7 +264,9 @@ class Hub:
             options = next(iter(formation.requests.values())).options
             negotiation = Negotiation(epoch, len(formation.places), deadlock=self._deadlock, term=guard.revision)
             self._open(job, guard, negotiation, options)
-            _log.info("Job %r: epoch %d has %d member(s).", job, epoch, len(formation.places))
+            self.metrics.worlds_formed.add(1, job)
+            told = about(job, epoch)
+            _log.info("Job %r: epoch %d has %d member(s).", job, epoch, len(formation.places), extra=told)
             self._carry_out(job, effects)
 
     def _open(self, job: str, guard: Guard, negotiation: Negotiation, options: Mapping[str, str]) -> None:
@@ -270,6 +279,7 @@ class Hub:
             StallWatch(times),
             ignored,
             self._told_level,
+            metrics=self.metrics,
         )
         self._empty.clear()
 
@@ -279,7 +289,9 @@ class Hub:
             await retract_world(self._store, job, revision, guard)
 
     def _rank_gone(self, gone: Gone) -> None:
-        _log.info("%s", gone.sentence)
+        _log.info("%s", gone.sentence, extra=about(gone.job, gone.epoch, gone.rank))
+        if not gone.orderly:
+            self.metrics.losses.add(1, gone.job)
         session = self._sessions.get(gone.job)
         if session is None or session.epoch != gone.epoch:
             return
@@ -288,6 +300,7 @@ class Hub:
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"Rank {gone.rank} is no longer part of epoch {gone.epoch} of job {gone.job!r}.",
             )
+        session.reports.pop(gone.rank, None)
         session.send(session.negotiation.forget(gone.rank, self._clock()))
 
     def _world_ended(self, ended: Ended) -> None:
@@ -382,6 +395,9 @@ class Hub:
         """May raise TooMuchError or ContradictionError."""
         resumed = message.HasField("hello") and rank in session.seen
         session.seen.add(rank)
+        if message.HasField("report"):
+            session.reports[rank] = message.report
+        self.metrics.announcements.add(len(message.announce), session.job)
         try:
             session.send(session.negotiation.receive(rank, message, self._clock(), resumed))
         except TooMuchError as error:
@@ -394,6 +410,10 @@ class Hub:
             del session.streams[rank]
 
     # -- life --------------------------------------------------------------------------------------------------------
+
+    def overview(self) -> list[JobOverview]:
+        """All jobs as they are now. May be called from other threads."""
+        return self._membership.overview({session.job: session.reports for session in list(self._sessions.values())})
 
     async def watch_clock(self) -> None:
         """Finds members and operations that are overdue, for ever."""
