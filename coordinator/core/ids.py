@@ -7,7 +7,7 @@ through an answer of every rank.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from itertools import islice
 
 from .budget import Budget, text_bytes
@@ -87,6 +87,10 @@ class IdTable:
     def recall_all(self, ranks: Iterable[int], which: Callable[[Key], bool]) -> list[int]:
         """Starts to recall the ids of all keys for which `which` holds."""
         return self._recall([one for one, key in self._live.items() if which(key)], ranks)
+
+    def recall_but(self, known: Set[int], ranks: Iterable[int]) -> list[int]:
+        """Starts to recall all ids but those that are known."""
+        return self._recall([one for one in self._live if one not in known], ranks)
 
     def _recall(self, ids: list[int], ranks: Iterable[int]) -> list[int]:
         waiting_for = set(ranks)

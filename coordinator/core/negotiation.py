@@ -194,6 +194,7 @@ class Negotiation:
             missed = self._joining.missed(message.join.round if message.HasField("join") else None)
             if missed:
                 batch.to((rank,)).joins.append(missed)
+            self._recall_missed(rank, message.hello, batch)
         for answer in message.recalled:
             process_set = self._sets.get(answer.process_set)
             if process_set is not None:
@@ -494,6 +495,17 @@ class Negotiation:
                 self._fail(process_set, name, sentence, signatures, batch)
             elif all(rank in announced for rank in self._working(process_set)):
                 self._decide(process_set, name, now_s, batch)
+
+    def _recall_missed(self, rank: int, hello: pb.Hello, batch: _Batch) -> None:
+        """A rank that has joined lost its stream, and with it perhaps what the others do: it announces nothing itself.
+
+        So they shall announce again what it does not know.
+        """
+        process_set = self._sets[0]
+        if rank in self._joined(process_set):
+            known = {one for ids in hello.known if ids.process_set == 0 for one in ids.ids}
+            if missed := process_set.ids.recall_but(known, process_set.ranks):
+                batch.to(process_set.ranks).recalls.add(process_set=0, ids=missed)
 
     def _recall_unnamed(self, process_set: _ProcessSet, batch: _Batch) -> None:
         """And what an earlier coordinator gave ids to, which may be unnamed as well."""

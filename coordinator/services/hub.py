@@ -19,6 +19,7 @@ from horovod.coordinator.core.clock import JudgeClock
 from horovod.coordinator.core.deadlock import USUAL_TIMES, DeadlockTimes
 from horovod.coordinator.core.effects import Close, Effect, Ended, Form, Gone, Record, Send, TellLater
 from horovod.coordinator.core.formation import Formation
+from horovod.coordinator.core.ids import MAX_IDS
 from horovod.coordinator.core.membership import Membership
 from horovod.coordinator.core.negotiation import Negotiation
 from horovod.coordinator.core.overview import JobOverview
@@ -57,6 +58,7 @@ class Hub:
         secret: Callable[[], bytes] = lambda: secrets.token_bytes(32),
         token: str | None = None,
         lease_s: float = LEASE_S,
+        id_capacity: int = MAX_IDS,
     ) -> None:
         """told_level: at which the log repeats what rank 0 shows to the user. token: of all coordinators of the store.
         lease_s: after which a coordinator that can't reach the store counts as dead.
@@ -74,6 +76,7 @@ class Hub:
         self._job_of: dict[str, str] = {}  # by member id; of those in _events and of those in a world
         self._held: dict[str, list[Effect]] = {}  # by job: what waits until the store knows who is gone
         self._world_revision: dict[str, int] = {}  # by job
+        self._id_capacity = id_capacity
         self._processes = ProcessWatch(self._process_ended)
         self._deadlock = deadlock
         self._events: dict[str, EventOutbox] = {}  # by member id; of members that are away none
@@ -262,7 +265,9 @@ class Hub:
             if old := self._sessions.pop(job, None):
                 old.end(f"Epoch {old.epoch} of job {old.job!r} is over.")
             options = next(iter(formation.requests.values())).options
-            negotiation = Negotiation(epoch, len(formation.places), deadlock=self._deadlock, term=guard.revision)
+            negotiation = Negotiation(
+                epoch, len(formation.places), self._id_capacity, deadlock=self._deadlock, term=guard.revision
+            )
             self._open(job, guard, negotiation, options)
             self.metrics.worlds_formed.add(1, job)
             told = about(job, epoch)
@@ -325,7 +330,12 @@ class Hub:
         if not members:
             return
         negotiation = Negotiation(
-            world.epoch, len(world.members), deadlock=self._deadlock, term=guard.revision, takes_over=True
+            world.epoch,
+            len(world.members),
+            self._id_capacity,
+            deadlock=self._deadlock,
+            term=guard.revision,
+            takes_over=True,
         )
         self._open(job, guard, negotiation, world.options)
         for one in gone.gone:
