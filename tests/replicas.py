@@ -34,6 +34,12 @@ class Replica:
         assert self.process.stdout is not None
         assert self.address in self.process.stdout.readline()
 
+    def advertise(self, address: str) -> None:
+        """Starts anew, and says that it is reached under this address."""
+        self.kill()
+        self._command += ["--advertise", address]
+        self.start()
+
     def kill(self) -> None:
         self.process.kill()
         self.process.communicate()
