@@ -62,14 +62,37 @@ class Settings:
         secret=True,
     )
     token_file: str | None = row("HOROVOD_TOKEN_FILE", None, "file that holds the token, as HOROVOD_TOKEN")
+    tls_ca: str | None = row(
+        "HOROVOD_TLS_CA",
+        None,
+        "file of the certificate authority (PEM) by which the coordinator is known; with it all calls go over TLS",
+    )
+    tls_cert: str | None = row(
+        "HOROVOD_TLS_CERT",
+        None,
+        "file of this process's certificate (PEM), for a coordinator that asks for one; taken anew when it changes",
+    )
+    tls_key: str | None = row(
+        "HOROVOD_TLS_KEY",
+        None,
+        "file of the private key of HOROVOD_TLS_CERT (PEM)",
+    )
+    tls_server_name: str | None = row(
+        "HOROVOD_TLS_SERVER_NAME",
+        None,
+        "name in the coordinator's certificate, where it is not that of the address",
+    )
     size: int | None = row("HOROVOD_SIZE", None, "number of processes in the world", **_COUNT)
     cluster: str = row(
         "HOROVOD_CLUSTER",
         "auto",
-        "whose variables tell a process that horovodrun did not start its rank: auto (mpirun's, mpiexec's or srun's, "
-        "where there are any), one of them, or none",
+        "whose variables tell a process that horovodrun did not start its rank: auto (those of the launcher that "
+        "started it, where there are any), one of them, or none",
         section="params",
-        choices=("auto", "none", "openmpi", "slurm", "pmi"),
+        choices=(
+            *("auto", "none"),
+            *("torchrun", "openmpi", "jsrun", "slurm", "pmi", "pbs", "pytorch", "kubernetes"),
+        ),
     )
     start_timeout_seconds: float = row(
         "HOROVOD_START_TIMEOUT",
@@ -93,6 +116,14 @@ class Settings:
         "it is seen to live, and how long a first-time agreement waits for the coordinator",
         section="params",
         **_PATIENCE,
+    )
+    web_listen: str | None = row(
+        "HOROVOD_WEB_LISTEN",
+        None,
+        "where the launcher's coordinator shows its status page, /metrics, /healthz and /readyz, for example "
+        "127.0.0.1:9400; whoever can connect there may read them",
+        section="params",
+        kind="address",
     )
     report_seconds: float = row(
         "HOROVOD_REPORT_SECONDS",
@@ -292,6 +323,15 @@ class Settings:
         True,
         "the launcher sets OMP_NUM_THREADS and MKL_NUM_THREADS, where neither is set, to each process's share of this "
         "host's cores; 0 leaves them alone",
+        section="library_options",
+    )
+
+    adasum_overlap: bool = row(
+        "HOROVOD_ADASUM_OVERLAP",
+        False,
+        "DistributedOptimizer(op=Adasum) takes the step of each parameter in backward(), as soon as its gradient is "
+        "made, and combines the changes meanwhile; a gradient or a learning rate that changes before step() is an "
+        "error then",
         section="library_options",
     )
 

@@ -57,11 +57,12 @@ class Hub:
         clock: Callable[[], float] = time.monotonic,
         secret: Callable[[], bytes] = lambda: secrets.token_bytes(32),
         token: str | None = None,
+        tls: bool = False,
         lease_s: float = LEASE_S,
         id_capacity: int = MAX_IDS,
     ) -> None:
-        """told_level: at which the log repeats what rank 0 shows to the user. token: of all coordinators of the store.
-        lease_s: after which a coordinator that can't reach the store counts as dead.
+        """told_level: at which the log repeats what rank 0 shows to the user. token and tls: of all coordinators of the
+        store. lease_s: after which a coordinator that can't reach the store counts as dead.
         """
         self._store = store
         self._limits = limits
@@ -71,7 +72,12 @@ class Hub:
         self._secret = secret
         self._membership = Membership(limits.reattach_grace_s)
         self.serving = Serving(
-            store, Peers(token), restore=self._restore, lost=self._taken_over, cut_off=self._cut_off, lease_s=lease_s
+            store,
+            Peers(token, tls),
+            restore=self._restore,
+            lost=self._taken_over,
+            cut_off=self._cut_off,
+            lease_s=lease_s,
         )
         self._job_of: dict[str, str] = {}  # by member id; of those in _events and of those in a world
         self._held: dict[str, list[Effect]] = {}  # by job: what waits until the store knows who is gone

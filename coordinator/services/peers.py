@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 
 import grpc
 
@@ -16,8 +17,9 @@ _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)
 
 
 class Peers:
-    def __init__(self, token: str | None = None) -> None:
-        """token: that all coordinators of the store have, if they have one."""
+    def __init__(self, token: str | None = None, tls: bool = False) -> None:
+        """token: that all coordinators of the store have, if they have one. tls: they serve with TLS."""
+        self._tls = tls
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._believed: dict[tuple[str, str], float] = {}  # job and replica -> until when
 
@@ -27,6 +29,8 @@ class Peers:
         self._believed = {key: until for key, until in self._believed.items() if until > now}
         if (job, holder.replica) in self._believed:
             return True
+        if self._tls:
+            return await _shakes_hands(holder.address)
         async with grpc.aio.insecure_channel(holder.address, options=_OPTIONS) as channel:
             stub: membership_pb2_grpc.MembershipAsyncStub = membership_pb2_grpc.MembershipStub(channel)
             try:
@@ -38,3 +42,21 @@ class Peers:
         if found:
             self._believed[job, holder.replica] = now + BELIEVED_S
         return found
+
+
+async def _shakes_hands(address: str) -> bool:
+    """Whether a process behind the address serves TLS. Nothing is told to it, so it need not be known by a certificate.
+
+    That it serves the job is not known; if it does not, it takes the job when a member comes.
+    """
+    host, _, port = address.rpartition(":")
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        opening = asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
+        _, writer = await asyncio.wait_for(opening, ANSWER_S)
+    except (OSError, ssl.SSLError, asyncio.TimeoutError):
+        return False
+    writer.close()
+    return True

@@ -1,4 +1,4 @@
-"""Members of one job, their data plane and coordinators over one store, without a socket: what a test of taking over needs.
+"""Members of one job, their data plane and coordinators over one store, without a socket: how a job changes hands.
 
 The coordinators are real Hubs. A member is what worker/runtime and the engine are to a coordinator: it attaches, says
 hello, announces, remembers (the real Known), arrives under ids in a common log, answers recalls, joins. All messages

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import grpc
 
 from horovod.protos.v1 import membership_pb2_grpc
-from horovod.worker.runtime.channel import KEEPALIVE_SECONDS, channel_options
+from horovod.worker.runtime.channel import KEEPALIVE_SECONDS, open_channel
+from horovod.worker.runtime.tls import ClientTls
 from horovod.worker.runtime.token import Credential
 from horovod.worker.setting import split_address, split_addresses
 
@@ -26,6 +27,7 @@ class Connection:
     address: str
     channel: grpc.Channel
     credential: Credential
+    tls: ClientTls | None
     host: str = field(init=False)
     port: int = field(init=False)
     stub: membership_pb2_grpc.MembershipStub = field(init=False)
@@ -38,10 +40,13 @@ class Connection:
 class Coordinators:
     """Used by one thread at a time."""
 
-    def __init__(self, addresses: str, token: str | None, keepalive_timeout_seconds: float) -> None:
+    def __init__(
+        self, addresses: str, token: str | None, tls: ClientTls | None, keepalive_timeout_seconds: float
+    ) -> None:
         """addresses: host:port, or several with commas between them. ValueError when one is none."""
         self._addresses = split_addresses(addresses, "coordinator")
         self._token = token
+        self._tls = tls
         self._keepalive_timeout_seconds = keepalive_timeout_seconds
         self._place = 0
         self._leads = 0
@@ -88,5 +93,5 @@ class Coordinators:
         timeout_seconds, ping_seconds = self._keepalive_timeout_seconds, KEEPALIVE_SECONDS
         if self.are_several():
             timeout_seconds, ping_seconds = min(timeout_seconds, IMPATIENT_SECONDS), IMPATIENT_PING_SECONDS
-        channel = grpc.insecure_channel(address, options=channel_options(timeout_seconds, ping_seconds))
-        return Connection(address, channel, Credential(address, self._token))
+        channel = open_channel(address, self._tls, timeout_seconds, ping_seconds)
+        return Connection(address, channel, Credential(address, self._token), self._tls)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from horovod.protos.v1 import membership_pb2
+from horovod.telemetry import tracing
 from horovod.worker.runtime.channel import explain, resolve, waiting_helps
 from horovod.worker.runtime.coordinators import Coordinators
 from horovod.worker.runtime.errors import MemberLostError, StartError, WorldNeverStoodError
@@ -31,6 +32,7 @@ from horovod.worker.runtime.membership_stream import MembershipStream
 from horovod.worker.runtime.negotiation import Link
 from horovod.worker.runtime.probe import probe
 from horovod.worker.runtime.proofs import attach_proof
+from horovod.worker.runtime.tls import ClientTls
 from horovod.worker.runtime.witness import lives
 from horovod.worker.runtime.world import World
 from horovod.worker.words import printable
@@ -56,10 +58,11 @@ class Session:
         address: str,
         token: str | None = None,
         *,
+        tls: ClientTls | None = None,
         keepalive_timeout_seconds: float = 20.0,
         reattach_grace_seconds: float = 10.0,
     ) -> None:
-        self.coordinators = Coordinators(address, token, keepalive_timeout_seconds)
+        self.coordinators = Coordinators(address, token, tls, keepalive_timeout_seconds)
         self.metadata: tuple[tuple[str, str], ...] = ()  # of the latest stream
         self._grace_seconds = reattach_grace_seconds
         self.addresses: frozenset[tuple[str, int]] = frozenset()  # numeric, of those that were spoken to in this world
@@ -115,7 +118,7 @@ class Session:
     def _try(self, request: membership_pb2.JoinRequest, deadline: float, started: float) -> tuple[str, bool]:
         """One attempt. Sets `world`; or returns why there is none, and whether another attempt would end alike."""
         connection = self.coordinators.current
-        self.metadata = connection.credential.metadata()
+        self.metadata = (*connection.credential.metadata(), *tracing.headers())
         attempt = _Attempt(self, request)
         self._attempt = attempt
         attempt.start()
@@ -131,12 +134,9 @@ class Session:
             return reason, True
         if not attempt.heard:
             seconds = min(PROBE_SECONDS, max(0.2, deadline - time.monotonic()))
-            finding = probe(connection.host, connection.port, seconds)
+            finding = probe(connection.host, connection.port, seconds, connection.tls)
             if ended or not finding.speaks_grpc:
-                reason = (
-                    f"The coordinator at {connection.address} {finding.words}. Check HOROVOD_COORDINATOR (or the "
-                    "address given to hvd.init()) and that the coordinator runs there."
-                )
+                reason = f"The coordinator at {connection.address} {finding.words}. {finding.remedy}"
                 ended = True
             if finding.hopeless:
                 return reason, True
