@@ -10,6 +10,9 @@ from typing import Any
 
 import grpc
 
+from horovod import __version__
+from horovod.protos.v1.agents_pb2_grpc import add_AgentsServicer_to_server
+from horovod.protos.v1.jobs_pb2_grpc import add_JobsServicer_to_server
 from horovod.protos.v1.membership_pb2_grpc import add_MembershipServicer_to_server
 from horovod.protos.v1.negotiation_pb2_grpc import add_NegotiationServicer_to_server
 
@@ -17,8 +20,11 @@ from .address import ListenAddress, is_free, reason_of
 from .core.deadlock import USUAL_TIMES, DeadlockTimes
 from .core.formation import MAX_WORLD_BYTES
 from .limits import Limits
+from .services.agents import AgentsService
 from .services.auth import TokenInterceptor
+from .services.cluster import ClusterHub
 from .services.hub import Hub
+from .services.jobs import JobsService
 from .services.membership import MembershipService
 from .services.negotiation import NegotiationService
 from .store import MemoryStore, Store
@@ -62,6 +68,7 @@ class CoordinatorServer:
         self._deadlock = deadlock
         self._server: grpc.aio.Server | None = None
         self._hub: Hub | None = None
+        self._cluster: ClusterHub | None = None
         self._store: Store | None = None
         self._clock_watch: asyncio.Task[None] | None = None
         self._token_files: TokenFiles | None = None
@@ -105,6 +112,9 @@ class CoordinatorServer:
         )
         add_MembershipServicer_to_server(MembershipService(hub), server)
         add_NegotiationServicer_to_server(NegotiationService(hub), server)
+        cluster = ClusterHub(self._store, __version__, limits=self._limits, token=lambda job: token or "")
+        add_AgentsServicer_to_server(AgentsService(cluster), server)
+        add_JobsServicer_to_server(JobsService(cluster), server)
         if token_files is None:
             port = _bind(server, address)
         else:
@@ -115,8 +125,9 @@ class CoordinatorServer:
                 raise
             self._token_files = token_files
             self._token_watch = asyncio.create_task(_keep(token_files, self._keep_token_s))
+        await cluster.start()
         await server.start()
-        self._server, self._hub = server, hub
+        self._server, self._hub, self._cluster = server, hub, cluster
         self._clock_watch = asyncio.create_task(hub.watch_clock())
         return port
 
@@ -133,6 +144,8 @@ class CoordinatorServer:
         if self._token_files is not None and self._token_watch is not None:
             self._token_watch.cancel()
             self._token_files.remove()
+        if self._cluster is not None:
+            await self._cluster.stop()
         await self._hub.stop()
         await server.stop(grace)
         if self._store is not None:

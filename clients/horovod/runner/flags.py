@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from horovod import __version__
+from horovod.runner.job_flags import add_job_flags
 from horovod.worker.setting import Setting
 from horovod.worker.settings import MAX_SIZE, ROWS, SETTINGS
 
@@ -77,6 +78,8 @@ def make_parser() -> Parser:
         "-p", "--ssh-port", type=int, metavar="PORT", help="for other hosts, which are not available yet"
     )
     hosts.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="for other hosts, which are not available yet")
+
+    add_job_flags(parser)
 
     elastic = parser.add_argument_group("elastic (not available yet)")
     elastic.add_argument("--min-np", "--min-num-proc", dest="min_num_proc", type=int, metavar="N")

@@ -15,18 +15,21 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from horovod.runner import flags
 from horovod.runner.clusters import task_of
 from horovod.runner.config_file import read_config
 from horovod.runner.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
-from horovod.worker.agent.agent import LocalAgent
+from horovod.runner.job_flags import misplaced
 from horovod.worker.agent.gate import NOT_EXECUTABLE, NOT_FOUND
 from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.output import Console, Writer
 from horovod.worker.settings import resolve
 from horovod.worker.words import is_out_of_descriptors, reason_of
+
+if TYPE_CHECKING:
+    from horovod.protos.v1.jobs_pb2 import JobRecord
 
 _USAGE = 2
 _FAILED = 1
@@ -94,6 +97,10 @@ def _check_build() -> int:
 
 def _launch(args: argparse.Namespace) -> int:
     environ = _environment(args)
+    if args.coordinator is not None:
+        return _launch_on_agents(args, environ)
+    if alone := misplaced(args):
+        raise RefusedError(alone)
     hosts = _hosts(args)
     _check_command(args.command[0], environ)
     with Guardian() as guardian:  # before anything that makes threads, so that nothing can come between
@@ -126,6 +133,57 @@ def _launch(args: argparse.Namespace) -> int:
     return 0 if first is None else exit_code(first.code)
 
 
+def _launch_on_agents(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """The job runs on agents that are registered with a coordinator."""
+    from horovod.runner.cluster_client import coordinators_of
+    from horovod.runner.cluster_launch import job_of, outcome_of, run_attended, submit
+    from horovod.runner.job import terminal_size
+    from horovod.worker.runtime.token import given_token
+
+    addresses = coordinators_of(args.coordinator, "--coordinator")
+    token = given_token(resolve(environ))
+    hosts: Sequence[HostSlots] = ()
+    if args.hosts is not None or args.hostfile is not None:
+        hosts = parse_hosts(args.hosts) if args.hosts is not None else parse_hostfile(args.hostfile)
+        fill(hosts, args.num_proc)  # says when they are too few
+    spec = job_of(args, {**environ, **terminal_size(environ)}, [(host.name, host.slots) for host in hosts])
+    if args.detach:
+        print(submit(addresses, token, spec).id, flush=True)
+        return 0
+    writer = Writer()
+    directory = Path(args.output_filename) if args.output_filename else None
+    console = Console(writer, directory=directory, size=args.num_proc, timestamps=args.prefix_output_with_timestamp)
+    told: list[str] = []
+
+    def changed(record: JobRecord) -> None:
+        if not record.ended_at and record.sentence and record.sentence != (told[-1] if told else ""):
+            told.append(record.sentence)
+            console.note(f"horovodrun: job {record.id}: {record.sentence}")
+
+    with _Control(console, writer) as control:
+        try:
+            record = run_attended(addresses, token, spec, console, control.attach, changed)
+        finally:
+            console.close(timeout_s=1)
+    if control.code is not None:
+        _say(control.sentence)
+        return control.code
+    code, sentence = outcome_of(record)
+    if sentence:
+        _say(sentence)
+    return code
+
+
+class Job(Protocol):
+    """What signals act on: a LocalAgent, or a job on a cluster."""
+
+    def stop(self, signum: int) -> None:
+        """The job is to end; asked again, sooner."""
+
+    def forward(self, signum: int) -> None:
+        """Every rank is to get this signal."""
+
+
 class _Control:
     """What reaches the launcher while the job runs: signals, and a reader of its output that went away.
 
@@ -136,7 +194,7 @@ class _Control:
         self.code: int | None = None  # decided by a signal, not by the ranks
         self.sentence = ""
         self._console = console
-        self._agent: LocalAgent | None = None
+        self._agent: Job | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._before: dict[int, Any] = {}
         self._wakeup: tuple[socket.socket, socket.socket] = socket.socketpair()
@@ -162,7 +220,7 @@ class _Control:
         if self.code is not None:  # the exit is decided; one Ctrl-C too many must not turn it into a traceback
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def attach(self, agent: LocalAgent) -> None:
+    def attach(self, agent: Job) -> None:
         """The job begins; in the event loop."""
         self._agent = agent
         self._loop = asyncio.get_running_loop()

@@ -1,0 +1,107 @@
+"""`horovodrun --coordinator`: the job runs on agents that are registered there, and this launcher only follows it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import getpass
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from horovod.protos.v1 import jobs_pb2
+from horovod.runner.cluster_client import ClusterClient, FollowedJob, exported
+from horovod.worker.agent.output import Console
+
+_OUTPUT_GRACE_S = 1.0
+_POLL_S = 0.05
+
+
+def job_of(args: argparse.Namespace, environ: Mapping[str, str], hosts: Sequence[tuple[str, int]]) -> jobs_pb2.JobSpec:
+    """What to submit for a command line."""
+    spec = jobs_pb2.JobSpec(
+        name=args.job_name or "",
+        command=args.command,
+        environment=exported(environ),
+        directory=os.getcwd(),
+        processes=args.num_proc,
+        labels=dict(args.label),
+        user=user_name(),
+        attended=not args.detach,
+    )
+    spec.needs.gpus = args.gpus_per_process or 0
+    spec.needs.cpus = args.cpus_per_process or 0.0
+    spec.needs.memory_bytes = int((args.memory_gb_per_process or 0.0) * 2**30)
+    for name, slots in hosts:
+        spec.hosts.add(name=name, slots=slots)
+    return spec
+
+
+def user_name() -> str:
+    """Who submits; a number where it has no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.geteuid())
+
+
+def submit(addresses: Sequence[str], token: str | None, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord:
+    """For --detach."""
+
+    async def run() -> jobs_pb2.JobRecord:
+        async with ClusterClient(addresses, token) as cluster:
+            return await cluster.submit(spec)
+
+    return asyncio.run(run())
+
+
+def run_attended(
+    addresses: Sequence[str],
+    token: str | None,
+    work: jobs_pb2.JobSpec | jobs_pb2.Open,
+    console: Console,
+    on_start: Callable[[FollowedJob], None],
+    changed: Callable[[jobs_pb2.JobRecord], None] = lambda record: None,
+) -> jobs_pb2.JobRecord:
+    """Submits a job, or follows one that is there, shows its output and returns its record when it is over.
+
+    `on_start` is called in the event loop with what a signal handler may stop. ClusterError, with a sentence, when no
+    coordinator serves.
+    """
+
+    async def run() -> jobs_pb2.JobRecord:
+        async with ClusterClient(addresses, token) as cluster:
+            job = FollowedJob(cluster, console)
+            job.changed = changed
+            on_start(job)
+            if isinstance(work, jobs_pb2.Open):
+                record = await job.follow(work)
+            else:
+                record = await job.run(work)
+            await _last_lines(job, console)
+            return record
+
+    return asyncio.run(run())
+
+
+async def _last_lines(job: FollowedJob, console: Console) -> None:
+    """Signals must still be seen while a slow reader takes the last lines, so this waits in small steps."""
+    loop = asyncio.get_running_loop()
+    give_up_at: float | None = None
+    while not console.close(timeout_s=0):
+        if job.stopping and give_up_at is None:
+            give_up_at = loop.time() + _OUTPUT_GRACE_S
+        if give_up_at is not None and loop.time() > give_up_at:
+            break
+        await asyncio.sleep(_POLL_S)
+
+
+def outcome_of(record: jobs_pb2.JobRecord) -> tuple[int, str]:
+    """The exit code of a launcher for a job that is over, and what to say about it."""
+    if record.state == jobs_pb2.JOB_STATE_SUCCEEDED:
+        return 0, ""
+    return record.exit_code or 1, record.sentence
+
+
+def say(sentence: str) -> None:
+    print(f"horovodrun: {sentence}", file=sys.stderr, flush=True)
