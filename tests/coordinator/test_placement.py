@@ -49,8 +49,8 @@ def test_gpus_are_dealt_out_by_name() -> None:
             Wish(2, gpus=1, memory_bytes=2 * GIB, labels={"a": "b"}),
             [Room("h1", 9, gpus=("0",), labels={"a": "b"})],
             (
-                "it asks for 2 slots with 1 GPU, 2 GiB of memory each on hosts with a=b, and there is room for 1 on 1 host "
-                "(h1:1)."
+                "it asks for 2 slots with 1 GPU, 2 GiB of memory each on hosts with a=b, and there is room for 1 on 1 "
+                "host (h1:1)."
             ),
         ),
         (Wish(2, hosts=(("h3", 2),)), TWO, "it is to run on host h3, whose agent is not there."),
