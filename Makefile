@@ -85,7 +85,7 @@ test-all: build $(VENV)/.to-test $(VENV)/.to-test-all
 TYPES := build/types
 $(TYPES)/.linked: $(VENV)/.to-train $(VENV)/.to-lint $(VENV)/.built $(wildcard clients/horovod/*/__init__.py)
 	rm -rf $(TYPES) && mkdir -p $(TYPES)/horovod
-	ln -s $(CURDIR)/clients/horovod/* $(CURDIR)/coordinator $(CURDIR)/worker $(TYPES)/horovod/
+	ln -s $(CURDIR)/clients/horovod/* $(CURDIR)/coordinator $(CURDIR)/telemetry $(CURDIR)/worker $(TYPES)/horovod/
 	ln -s $$(cd / && $(CURDIR)/$(BIN)/python -c 'import horovod.protos as p; print(p.__path__[0])') $(TYPES)/horovod/protos
 	touch $@
 

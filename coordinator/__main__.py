@@ -10,6 +10,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from horovod.telemetry.logs import JsonFormatter
+
 from .address import ListenAddress
 from .limits import Limits
 from .server import CoordinatorServer
@@ -24,10 +26,10 @@ EXIT_USAGE = 2  # the command line makes no sense
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
-    logging.basicConfig(
-        level=logging.DEBUG if arguments.verbose else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    handler = logging.StreamHandler()
+    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JsonFormatter() if arguments.log_format == "json" else text)
+    logging.basicConfig(level=_level(arguments), handlers=[handler])
     logging.getLogger("grpc").setLevel(logging.WARNING)  # tells of every call otherwise
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     _allow_many_connections()
@@ -45,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             token = random_token()
             files = TokenFiles(token)
         limits = Limits(arguments.keepalive_timeout_seconds, arguments.reattach_grace_seconds)
-        asyncio.run(_serve(address, token, files, limits, open_store(arguments.store)))
+        web = _web(arguments.web_listen, arguments.web_token_file, arguments.insecure)
+        asyncio.run(_serve(address, token, files, limits, open_store(arguments.store), web))
     except ValueError as error:
         return _fail(error, EXIT_USAGE, arguments.verbose)
     except OSError as error:
@@ -96,7 +99,30 @@ def _parser() -> argparse.ArgumentParser:
         "etcd://HOST:PORT[,HOST:PORT...][?ca=FILE&cert=FILE&key=FILE&user=NAME&password_file=FILE&prefix=TEXT] "
         "(default: %(default)s)",
     )
-    parser.add_argument("--verbose", action="store_true", help="log what happens, and show tracebacks")
+    parser.add_argument(
+        "--web-listen",
+        metavar="[HOST]:PORT",
+        help="serve a status page, /metrics (Prometheus), /healthz and /readyz there (without HOST: on 127.0.0.1)",
+    )
+    parser.add_argument(
+        "--web-token-file",
+        metavar="FILE",
+        help="readers of the status page and of /metrics must send the secret in this file as a bearer token; asked "
+        "for where other hosts can connect. It is not the members' token",
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="json: one object a line on stderr, with job, epoch and rank (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="warning",
+        help="least important message that is logged (default: %(default)s)",
+    )
+    parser.add_argument("--verbose", action="store_true", help="log everything, and show tracebacks")
     return parser
 
 
@@ -110,14 +136,48 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _level(arguments: argparse.Namespace) -> int:
+    return logging.DEBUG if arguments.verbose else int(getattr(logging, arguments.log_level.upper()))
+
+
+def _web(listen: str | None, token_file: str | None, insecure: bool) -> tuple[str, str | None] | None:
+    """Where to show pages and the token for them; ValueError with a sentence."""
+    if listen is None:
+        return None
+    without_host = listen.removeprefix(":")
+    address = ListenAddress.parse(f"127.0.0.1:{without_host}" if without_host.isdigit() else listen)
+    if token_file is not None:
+        return str(address), read_token(token_file)
+    if not insecure and not address.is_loopback():
+        raise ValueError(
+            f"Refusing to show jobs and metrics on {address}, where other hosts can connect, without a token. Give one "
+            "for readers (--web-token-file FILE, and the same to Prometheus as its credentials_file), use --web-listen "
+            f":{address.port}, which only this host can connect to, or accept the risk with --insecure."
+        )
+    return str(address), None
+
+
 async def _serve(
-    address: ListenAddress, token: str | None, files: TokenFiles | None, limits: Limits, store: Store
+    address: ListenAddress,
+    token: str | None,
+    files: TokenFiles | None,
+    limits: Limits,
+    store: Store,
+    web: tuple[str, str | None] | None,
 ) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     server = CoordinatorServer(limits)
     port = await server.start(str(address), token, store, token_files=files)
+    try:
+        if web is not None:
+            web_port = await server.start_web(*web)
+            web_address = ListenAddress(ListenAddress.parse(web[0]).host, web_port)
+            print(f"horovod-coordinator shows its state at http://{web_address}", flush=True)
+    except OSError:
+        await server.stop()
+        raise
     print(f"horovod-coordinator is listening on {ListenAddress(address.host, port)}", flush=True)
     await stop.wait()
     await server.stop()

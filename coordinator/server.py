@@ -15,20 +15,26 @@ from horovod.protos.v1.agents_pb2_grpc import add_AgentsServicer_to_server
 from horovod.protos.v1.jobs_pb2_grpc import add_JobsServicer_to_server
 from horovod.protos.v1.membership_pb2_grpc import add_MembershipServicer_to_server
 from horovod.protos.v1.negotiation_pb2_grpc import add_NegotiationServicer_to_server
+from horovod.telemetry.http import WebServer
 
 from .address import ListenAddress, is_free, reason_of
 from .core.deadlock import USUAL_TIMES, DeadlockTimes
 from .core.formation import MAX_WORLD_BYTES
+from .core.overview import JobOverview
 from .limits import Limits
 from .services.agents import AgentsService
 from .services.auth import TokenInterceptor
 from .services.cluster import ClusterHub
+from .services.health import add_health_to_server
 from .services.hub import Hub
 from .services.jobs import JobsService
 from .services.membership import MembershipService
 from .services.negotiation import NegotiationService
 from .store import MemoryStore, Store
+from .store.measured import MeasuredStore
 from .token import MAX_TOKEN_LENGTH, TokenFiles, is_token, random_token
+from .web.ready import Readiness
+from .web.server import Shown, web_server
 
 MAX_REQUEST_BYTES = 8 << 20
 START_TIMEOUT_S = 30.0
@@ -70,6 +76,9 @@ class CoordinatorServer:
         self._hub: Hub | None = None
         self._cluster: ClusterHub | None = None
         self._store: Store | None = None
+        self._ready: Readiness
+        self._listening = ""
+        self._web: WebServer | None = None
         self._clock_watch: asyncio.Task[None] | None = None
         self._token_files: TokenFiles | None = None
         self._token_watch: asyncio.Task[None] | None = None
@@ -103,7 +112,13 @@ class CoordinatorServer:
         # its process is seen to live, stopped or not, it is not lost.
         options = (*_OPTIONS, *self._limits.channel_options())
         server = grpc.aio.server(interceptors=interceptors, options=options)
-        self._store = store if store is not None else MemoryStore()
+        hub: Hub
+
+        def observe(seconds: float, operation: str, result: str) -> None:
+            hub.metrics.store_seconds.observe(seconds, operation, result)
+
+        self._store = MeasuredStore(store if store is not None else MemoryStore(), observe)
+        self._ready = Readiness(self._store)
         hub = Hub(
             self._store,
             limits=self._limits,
@@ -115,6 +130,7 @@ class CoordinatorServer:
         cluster = ClusterHub(self._store, __version__, limits=self._limits, token=lambda job: token or "")
         add_AgentsServicer_to_server(AgentsService(cluster), server)
         add_JobsServicer_to_server(JobsService(cluster), server)
+        add_health_to_server(self._ready, server)
         if token_files is None:
             port = _bind(server, address)
         else:
@@ -129,7 +145,28 @@ class CoordinatorServer:
         await server.start()
         self._server, self._hub, self._cluster = server, hub, cluster
         self._clock_watch = asyncio.create_task(hub.watch_clock())
+        self._listening = str(ListenAddress(address.host, port))
         return port
+
+    async def start_web(self, listen: str, token: str | None = None) -> int:
+        """Serves the pages of web/server.py on a port of their own, which is returned; after `start`.
+
+        token: asked for by all pages but the probes'; None: they are open. ValueError and OSError as `start`.
+        """
+        if self._hub is None:
+            raise RuntimeError("The coordinator does not run; call start() first.")
+        address = ListenAddress.parse(listen)
+        web = web_server(Shown(self._hub.overview, self._hub.metrics.registry, self._ready, self._listening), token)
+        try:
+            port = await web.start(address.host, address.port)
+        except OSError as error:
+            raise address.bind_error(error.errno or errno.EADDRNOTAVAIL) from error
+        self._web = web
+        return port
+
+    def overview(self) -> list[JobOverview]:
+        """All jobs as they are now. Any thread."""
+        return [] if self._hub is None else self._hub.overview()
 
     async def wait_until_empty(self, timeout_s: float) -> bool:
         """Waits until no world has a member; False when some has after that time."""
@@ -141,6 +178,8 @@ class CoordinatorServer:
         if server is None or self._hub is None or self._clock_watch is None:
             return
         self._clock_watch.cancel()
+        if self._web is not None:
+            await self._web.stop()
         if self._token_files is not None and self._token_watch is not None:
             self._token_watch.cancel()
             self._token_files.remove()
@@ -207,6 +246,7 @@ class EmbeddedCoordinator:
     token: members must know it. Without one the coordinator makes one, `token`; when it listens on the loopback
         interface only, as it does by default, processes of this user find it by themselves, others of this host don't.
     insecure: serves every process that can connect, without a token.
+    web_listen: where to show the pages of web/server.py, which whoever can connect may read; None: nowhere.
     """
 
     def __init__(
@@ -215,6 +255,7 @@ class EmbeddedCoordinator:
         token: str | None = None,
         *,
         insecure: bool = False,
+        web_listen: str | None = None,
         limits: Limits | None = None,
         keep_token_s: float = KEEP_TOKEN_S,
         deadlock: DeadlockTimes = USUAL_TIMES,
@@ -222,6 +263,8 @@ class EmbeddedCoordinator:
         self._listen = listen
         self._finds_token = token is None and not insecure
         self._token = random_token() if self._finds_token else token
+        self._web_listen = web_listen
+        self._web_port = 0
         self._limits = limits
         self._keep_token_s = keep_token_s
         self._deadlock = deadlock
@@ -236,6 +279,18 @@ class EmbeddedCoordinator:
         if self._thread is None:
             raise RuntimeError("The embedded coordinator does not run; call start() first.")
         return str(ListenAddress(ListenAddress.parse(self._listen).host, self._port))
+
+    @property
+    def server(self) -> CoordinatorServer | None:
+        """What runs in its thread; None before `start`."""
+        return self._server
+
+    @property
+    def web_address(self) -> str:
+        """Where its pages are, "http://127.0.0.1:41234"; only with `web_listen`."""
+        if self._web_listen is None or not self._web_port:
+            raise RuntimeError("The embedded coordinator shows no pages; give it web_listen and call start().")
+        return f"http://{ListenAddress(ListenAddress.parse(self._web_listen).host, self._web_port)}"
 
     @property
     def token(self) -> str | None:
@@ -264,7 +319,10 @@ class EmbeddedCoordinator:
         )
         try:
             self._port = self._call(self._server.start(self._listen, self._token, token_files=files), START_TIMEOUT_S)
+            if self._web_listen is not None:
+                self._web_port = self._call(self._server.start_web(self._web_listen), START_TIMEOUT_S)
         except BaseException:
+            self._call(self._server.stop(0), START_TIMEOUT_S)
             self._end_thread()
             raise
         return self

@@ -94,6 +94,15 @@ class Settings:
         section="params",
         **_PATIENCE,
     )
+    report_seconds: float = row(
+        "HOROVOD_REPORT_SECONDS",
+        10.0,
+        "how often a process tells the coordinator its counters, for metrics and the status page (a world of thousands "
+        "less often); 0 is never",
+        section="params",
+        unit="seconds",
+        limits=(0, 10_000_000),
+    )
     rank: int | None = row("HOROVOD_RANK", None, "rank that the launcher decided", **_PLACE)
     local_rank: int | None = row("HOROVOD_LOCAL_RANK", None, "rank among the processes of this host", **_PLACE)
     local_size: int | None = row(
@@ -303,6 +312,13 @@ class Settings:
         flag="--log-without-timestamp",
         key="with_timestamp",
         yaml_inverted=True,
+    )
+    log_format: str = row(
+        "HOROVOD_LOG_FORMAT",
+        "text",
+        "how log lines are written: text, or json, one object a line with job, epoch and rank",
+        section="logging",
+        choices=("text", "json"),
     )
     timeline: str | None = row(
         "HOROVOD_TIMELINE",

@@ -8,6 +8,8 @@ from typing import Any
 
 import grpc
 
+from .health import PREFIX as HEALTH
+
 _SENTENCE = (
     "The coordinator asks for a token, but {what}. Set HOROVOD_TOKEN to the token that it was started with, or "
     "HOROVOD_TOKEN_FILE to its file. Started without --token-file, it serves the processes of its own user only, which "
@@ -27,7 +29,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler = await continuation(handler_call_details)
-        if handler is None:
+        if handler is None or handler_call_details.method.startswith(HEALTH):
             return handler
         metadata: Any = handler_call_details.invocation_metadata  # the stubs know less than gRPC about this one
         given: str | bytes | None = dict(metadata).get("authorization")

@@ -195,7 +195,9 @@ int32_t c_submit(HorovodEngine* engine, const HorovodCall* given, HorovodOperati
     }
     const std::shared_ptr<Submission> started = operation->submission;
     if (out) *out = operation.get();
-    HVD_TRY(living->start(started, call.waits_next != 0));
+    HVD_TRY(living->start(started, call.waits_next       ? Start::by_waiter
+                                   : call.starts_at_once ? Start::at_once
+                                                         : Start::gathered));
     (void)operation.release();  // theirs; `completed` may have released it already
     return {};
   });

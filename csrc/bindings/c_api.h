@@ -78,6 +78,11 @@ typedef struct {
    * submit() fails; on any thread, with no lock held. For a caller that releases what is not done. Null: the caller
    * keeps the memory until it knows that the operation is done. */
   void (*unused)(void* context);
+  /* Not 0: started at once, though no thread waits for it. 0: where no thread waits, the engine lets a few tenths of a
+   * millisecond pass in which other small operations may join it in one batch. For an operation that is alone, and
+   * whose `completed` is what the program waits for. */
+  int32_t starts_at_once;
+  int32_t reserved;
 } HorovodCall;
 
 /* A result in memory that the engine allocated, now the caller's. */

@@ -92,11 +92,11 @@ PyEngine::~PyEngine() {
 
 // -- operations -------------------------------------------------------------------------------------------------------
 
-void PyEngine::start(const std::shared_ptr<Submission>& submission, bool wait_follows) {
+void PyEngine::start(const std::shared_ptr<Submission>& submission, Start start) {
   Status status;
   {
     const py::gil_scoped_release release;
-    status = engine_->start(submission, wait_follows);
+    status = engine_->start(submission, start);
   }
   if (!status.ok()) raise_status(status);
 }
@@ -113,7 +113,7 @@ void PyEngine::start_and_wait(const std::shared_ptr<Submission>& submission) {
   Status status;
   {
     const py::gil_scoped_release release;
-    status = engine_->start(submission, true);
+    status = engine_->start(submission, Start::by_waiter);
     if (status.ok()) wait_slice(*submission);
   }
   if (!status.ok()) raise_status(status);

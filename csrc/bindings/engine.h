@@ -44,7 +44,7 @@ class PyEngine {
   PyEngine& operator=(const PyEngine&) = delete;
 
   // -- operations (bindings/operations.cc makes and ends them)
-  void start(const std::shared_ptr<Submission>& submission, bool wait_follows);
+  void start(const std::shared_ptr<Submission>& submission, Start start);
   // start(), and a first wait, for as long as signals may wait: the GIL changes hands once. await() must follow.
   void start_and_wait(const std::shared_ptr<Submission>& submission);
   // Until it is done, or a signal's handler raises or has raised.

@@ -213,7 +213,7 @@ PyObject* submit(PyObject* self, PyObject* const* arguments, Py_ssize_t position
     std::shared_ptr<Submission> submission = make_submission(given, true, owners);
     const int wait_follows = given[kWaitFollows] ? PyObject_IsTrue(given[kWaitFollows]) : 0;
     if (wait_follows < 0) throw py::error_already_set();
-    engine.start(submission, wait_follows != 0);
+    engine.start(submission, wait_follows != 0 ? Start::by_waiter : Start::gathered);
     return new_handle(self, engine, std::move(submission), std::move(owners), or_none(given[kKeep]),
                       or_none(given[kFinish]), py::reinterpret_borrow<py::object>(given[kReader]));
   });

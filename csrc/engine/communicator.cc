@@ -37,9 +37,9 @@ Communicator::~Communicator() {
   }
 }
 
-Status Communicator::submit(const std::shared_ptr<Submission>& submission, bool wait_follows) {
+Status Communicator::submit(const std::shared_ptr<Submission>& submission, Start start) {
   counters_.submitted.fetch_add(1, std::memory_order_relaxed);
-  submission->waited_for = wait_follows;
+  submission->waited_for = start == Start::by_waiter;
   if (!log_) {
     HVD_TRY(submit_alone(*submission));
     if (submission->completions) [[unlikely]]
@@ -62,7 +62,7 @@ Status Communicator::submit(const std::shared_ptr<Submission>& submission, bool 
                                           "the earlier one first."};
     }
     apply_effects();
-    wake_background = driver_.submitted(submission->spec, wait_follows);
+    wake_background = driver_.submitted(submission->spec, start);
   }
   if (wake_background) driver_.wake_background();
   return {};

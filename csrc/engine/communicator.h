@@ -63,13 +63,14 @@ class Communicator final : private Driver::Work {
   size_t known();
   // What was submitted and does not run yet, appended.
   void unfinished(std::vector<Unfinished>& found);
+  uint64_t waited_us() const { return driver_.waited_us(); }
+  uint64_t gathers() const { return driver_.gathers(); }
   uint64_t sleeps() const { return region_ ? region_->sleeps() : 0; }
 
   // Before the first operation on a device, and before each.
   DeviceWork& device() { return device_; }
 
-  // wait_follows: the caller waits next, so the background thread is left asleep.
-  Status submit(const std::shared_ptr<Submission>& submission, bool wait_follows);
+  Status submit(const std::shared_ptr<Submission>& submission, Start start);
   // Drives or waits up to timeout_us; true when the operation is done.
   bool wait(Submission& submission, int64_t timeout_us);
 

@@ -41,11 +41,12 @@ void Driver::start(OrderLog& log, int cpu) {
   }
 }
 
-bool Driver::submitted(const OpSpec& spec, bool wait_follows) {
+bool Driver::submitted(const OpSpec& spec, Start start) {
   ++activity_;
-  if (wait_follows || driving_ || !needs_background()) return false;
+  start_due_ = start_due_ || start == Start::at_once;
+  if (start == Start::by_waiter || driving_ || !needs_background()) return false;
   unstarted_bytes_ += spec.bytes();
-  return background_idle_ || unstarted_bytes_ >= kStartBytes;
+  return background_idle_ || start_due_ || unstarted_bytes_ >= kStartBytes;
 }
 
 void Driver::completed() {
@@ -72,6 +73,7 @@ int64_t Driver::help(Lock& lock, const std::function<bool()>& done, int64_t sinc
 
 bool Driver::helped() {
   ++activity_;
+  if (!work_.needs_driver()) start_due_ = false;  // it has been driven
   return farewell_due_ || (background_idle_ && (needs_background() || work_.busy_device()));
 }
 
@@ -96,7 +98,11 @@ void Driver::drive(const std::function<bool()>& enough, int64_t deadline_us, Dev
       }
       if (status.ok() && device) [[unlikely]]
         status = device->tend();
-      if (status.ok()) status = log_->wait(device ? std::min(deadline_us, now_us() + kTendMs * 1000) : deadline_us);
+      if (status.ok()) {
+        const int64_t began = now_us();  // while there is nothing else to do
+        status = log_->wait(device ? std::min(deadline_us, began + kTendMs * 1000) : deadline_us);
+        waited_us_.store(waited_us() + static_cast<uint64_t>(now_us() - began), std::memory_order_relaxed);
+      }
       in_vain = true;
     }
     if (!status.ok()) return work_.end(status);
@@ -131,6 +137,8 @@ void Driver::background() {
     if (stopping_) return;
     if (farewell_due_ || device_end_due_ || driving_ || !needs_background()) continue;
     unstarted_bytes_ = 0;
+    start_due_ = false;
+    driven_activity_ = activity_;
     DeviceBackend* const device = work_.busy_device();
     const auto enough = [this] {
       const std::lock_guard<std::mutex> check(mutex_);
@@ -158,12 +166,15 @@ void Driver::rest(Lock& lock) {
 // Small operations seldom come alone: a moment's patience makes one batch of them, or leaves them to a caller that
 // waits. Large ones are worth starting at once.
 void Driver::gather(Lock& lock) {
+  if (start_due_ || activity_ == driven_activity_) return;  // at once, or it has gathered these before
+  gathers_.fetch_add(1, std::memory_order_relaxed);
   const int64_t limit_us = now_us() + kMostGatherUs;
   int64_t slice_us = kGatherUs;
   for (bool more = true; more; slice_us = kGatherAgainUs) {
     const uint64_t seen = activity_;
     const bool enough = background_wanted_.wait_for(lock, std::chrono::microseconds(slice_us), [&] {
-      return stopping_ || farewell_due_ || device_end_due_ || (unstarted_bytes_ >= kStartBytes && !driving_);
+      const bool start = start_due_ || unstarted_bytes_ >= kStartBytes;
+      return stopping_ || farewell_due_ || device_end_due_ || (start && !driving_);
     });
     more = !enough && activity_ != seen && now_us() < limit_us;
   }

@@ -8,6 +8,7 @@
 // The driver owns the lock of its communicator. It is not held while a batch runs or a thread sleeps in the log.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -18,6 +19,7 @@
 #include "collectives/backend.h"
 #include "collectives/op_spec.h"
 #include "engine/order_log.h"
+#include "engine/submission.h"
 
 namespace horovod {
 
@@ -65,7 +67,7 @@ class Driver {
   void start(OrderLog& log, int cpu);
 
   // An operation was submitted. True when the background thread is to be woken, without the lock.
-  bool submitted(const OpSpec& spec, bool wait_follows);
+  bool submitted(const OpSpec& spec, Start start);
   void wake_background() { background_wanted_.notify_one(); }
   // The driver has completed operations: whoever waits for them meanwhile looks again.
   void completed();
@@ -79,7 +81,11 @@ class Driver {
   bool helped();
   // Sleeps until operations are completed or the driver has changed.
   void sleep(Lock& lock, int64_t us);
+  // How long the log had no news for the driver: this member waited for others to start what it had started.
+  uint64_t waited_us() const { return waited_us_.load(std::memory_order_relaxed); }
 
+  // How often the background thread has waited for more operations before it drove.
+  uint64_t gathers() const { return gathers_.load(std::memory_order_relaxed); }
   bool is_driving() const { return driving_; }
   // The epoch was aborted: the background thread is to tell the peers why.
   void bid_farewell();
@@ -124,7 +130,8 @@ class Driver {
   Work& work_;
   AbortSignal& abort_;
   OrderLog* log_ = nullptr;
-  LogEvent event_;  // the driver's
+  LogEvent event_;                      // the driver's
+  std::atomic<uint64_t> waited_us_{0};  // a statistic that only the driver writes; any order
 
   std::mutex mutex_;      // guards everything down to the condition variables, and what is driven
   int helpers_ = 0;       // threads inside help()
@@ -133,13 +140,16 @@ class Driver {
   bool background_idle_ = false;  // the background thread waits for work
   bool farewell_due_ = false;
   bool device_end_due_ = false;
+  bool start_due_ = false;        // an operation that starts at once came since the background thread last drove
   uint64_t unstarted_bytes_ = 0;  // submitted without a waiting caller since the background thread last drove
   uint64_t activity_ = 0;         // submissions, and waits that are over: callers are at it
+  uint64_t driven_activity_ = 0;  // what that was when the background thread last began to drive
   bool stopping_ = false;
   bool background_over_ = false;     // it uses nothing of this any more
   std::condition_variable changed_;  // the driver let go, or operations completed
   // needs_background(), busy_device(), farewell_due_, device_end_due_ or stopping_ became true
   std::condition_variable background_wanted_;
+  std::atomic<uint64_t> gathers_{0};  // statistics; any order
   std::thread background_;
 };
 

@@ -387,7 +387,7 @@ Status Engine::route(Submission& submission, std::shared_ptr<Communicator>& comm
   return {};
 }
 
-Status Engine::start(const std::shared_ptr<Submission>& submission, bool wait_follows) {
+Status Engine::start(const std::shared_ptr<Submission>& submission, Start start) {
   kept_.sweep(stuck());
   std::shared_ptr<Communicator> communicator;
   HVD_TRY(route(*submission, communicator));
@@ -398,7 +398,7 @@ Status Engine::start(const std::shared_ptr<Submission>& submission, bool wait_fo
     submission->completions = completions_.get();
   }
   submission->number = started_.fetch_add(1, std::memory_order_relaxed);
-  return communicator->submit(submission, wait_follows);
+  return communicator->submit(submission, start);
 }
 
 bool Engine::wait(Submission& submission, int64_t timeout_us) {
@@ -524,6 +524,8 @@ void Engine::add_counts(const Communicator& communicator, Counts& counts) {
   counts["agreed"] += from.agreed.load();
   counts["batches"] += from.batches.load();
   counts["bytes"] += from.bytes.load();
+  counts["waited_us"] += communicator.waited_us();
+  counts["gathers"] += communicator.gathers();
   counts["sleeps"] += communicator.sleeps();
 }
 

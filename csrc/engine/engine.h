@@ -60,8 +60,8 @@ class Engine {
   static void dispose(std::unique_ptr<Engine> engine);
   ~Engine();
 
-  // Checks the arguments and starts the operation. wait_follows: as for Communicator::submit().
-  Status start(const std::shared_ptr<Submission>& submission, bool wait_follows);
+  // Checks the arguments and starts the operation.
+  Status start(const std::shared_ptr<Submission>& submission, Start start);
   bool wait(Submission& submission, int64_t timeout_us);
   // What came of an operation that is done; called once. On a device, what is queued on the framework's `stream`
   // (default: that of the submission) from now on finds the result, or it fails, when the epoch ended before the device

@@ -18,6 +18,13 @@ class Completions;
 struct Lane;
 struct NameEntry;
 
+// Which thread starts an operation, and when, as far as its caller has a wish.
+enum class Start : uint8_t {
+  gathered,   // the background thread, after a moment in which more operations may come that run with it
+  at_once,    // the background thread, without that moment
+  by_waiter,  // the calling thread: it waits next, so the background thread is left asleep
+};
+
 // Guarded by the communicator's lock but for the base and `running`.
 struct Submission final : Operation {
   Lane* lane = nullptr;

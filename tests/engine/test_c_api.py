@@ -27,6 +27,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     run(tool("cc"), *options, f"-I{ROOT / 'csrc'}", str(source), "-o", str(library), "-pthread")
     loaded = ctypes.CDLL(str(library), mode=ctypes.RTLD_LOCAL)
     loaded.client_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+    loaded.client_chain.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
     loaded.client_leave_in_flight.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     loaded.client_has_current.argtypes = (ctypes.c_void_p,)
     return loaded
@@ -44,6 +45,19 @@ def test_every_function_from_a_thread_in_c(client: ctypes.CDLL, transport: str) 
 
     with EngineWorld(2, transport) as world:
         assert world.run(body) == [0, 0]  # else the line that failed
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_an_operation_that_starts_at_once_is_not_gathered(client: ctypes.CDLL, transport: str, at_once: bool) -> None:
+    def body(member: Member) -> int:
+        engine = member.engine.c_engine()
+        return client.client_chain(api(), pointer_of(engine, b"horovod.engine"), member.rank, at_once)
+
+    with EngineWorld(2, transport) as world:
+        assert world.run(body) == [0, 0]
+        gathered = [engine.counters()["gathers"] for engine in world.engines]
+    assert all(count == 0 for count in gathered) if at_once else all(count > 0 for count in gathered), gathered
 
 
 def test_the_end_of_an_epoch_and_of_the_engine(client: ctypes.CDLL) -> None:

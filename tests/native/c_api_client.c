@@ -20,7 +20,7 @@ enum { kChain = 50 };
 typedef struct {
   const HorovodApi* api;
   HorovodEngine* engine;
-  int rank, size, result;
+  int rank, size, result, starts_at_once;
   pthread_mutex_t mutex; /* the callbacks take it, under which other operations are submitted */
   pthread_cond_t changed;
   int completed, failed, unused;
@@ -74,6 +74,7 @@ static int submit_next(Client* client) {
   call.postscale = 0.5;
   call.completed = on_completed;
   call.context = client;
+  call.starts_at_once = client->starts_at_once;
   return client->api->submit(client->engine, &call, NULL);
 }
 
@@ -211,6 +212,23 @@ static void prepare(Client* client, const HorovodApi* api, HorovodEngine* engine
   client->size = 2;
   pthread_mutex_init(&client->mutex, NULL);
   pthread_cond_init(&client->changed, NULL);
+}
+
+static void* chain_in_a_thread(void* context) {
+  Client* const client = context;
+  client->result = chain(client);
+  return NULL;
+}
+
+/* The chain alone. The caller has counted how often the engine waited for more operations. */
+int client_chain(const HorovodApi* api, HorovodEngine* engine, int rank, int starts_at_once) {
+  Client client;
+  pthread_t thread;
+  prepare(&client, api, engine, rank);
+  client.starts_at_once = starts_at_once;
+  CHECK(pthread_create(&thread, NULL, chain_in_a_thread, &client) == 0);
+  pthread_join(thread, NULL);
+  return client.result;
 }
 
 int client_run(const HorovodApi* api, HorovodEngine* engine, int rank) {

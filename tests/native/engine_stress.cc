@@ -309,7 +309,7 @@ bool run_thread(Engine& engine, int rank, int set, const std::vector<int>& ranks
     {
       std::unique_lock<std::mutex> lock(g_told.mutex, std::defer_lock);
       if (tells) lock.lock();
-      status = engine.start(one->submission, false);
+      status = engine.start(one->submission, Start::gathered);
       if (tells && status.ok()) ++g_told.started;
     }
     if (!status.ok()) {
@@ -398,7 +398,7 @@ void run_until_joined(Engine& engine, int rank, int size, uint64_t seed, bool ma
         spec.tensors = {{DType::float32, {length}}};
         auto* memory = reinterpret_cast<std::byte*>(one.data.data());
         one.submission->spans = {{memory, memory, length}};
-        if (const Status status = engine.start(one.submission, false); !status.ok()) {
+        if (const Status status = engine.start(one.submission, Start::gathered); !status.ok()) {
           CHECK(may_abort, "rank %d: %s", rank, status.message().c_str());
           tensors.resize(i);
           alive = false;

@@ -124,7 +124,7 @@ struct Worker {
     last->on_device = std::make_unique<OnDevice>();
     last->on_device->ordinal = gpu.device->ordinal();
     last->on_device->stream = stream();
-    return engine.start(last, false);
+    return engine.start(last, Start::gathered);
   }
   Status finish(Engine& engine) {
     while (!engine.wait(*last, 100'000)) continue;

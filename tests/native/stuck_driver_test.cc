@@ -62,7 +62,7 @@ struct Pair {
       submission->spec.tensors = {{DType::float32, {count}}};
       auto* const data = reinterpret_cast<std::byte*>(tensors.back().data());
       submission->spans = {{data, data, count}};
-      CHECK_OK(engines[static_cast<size_t>(rank)]->start(submission, true));
+      CHECK_OK(engines[static_cast<size_t>(rank)]->start(submission, Start::by_waiter));
       if (rank == 0) mine = submission;
     }
     for (const auto& engine : engines) engine->communicator(0)->apply_plan(name, 1);

@@ -211,7 +211,7 @@ def test_a_script_without_interpreter_is_said_by_its_rank(horovodrun: Run, tmp_p
             ["-np", "2", "-H", "no-such-host.invalid:2", "true"],
             "other hosts (no-such-host.invalid) is not available yet",
         ),
-        (["-np", "2", "--min-np", "1", "true"], "--min-np is not usable: elastic jobs are not available yet"),
+        (["-np", "2", "--min-np", "1", "true"], "Elastic jobs can't be started yet, so --min-np can't be used"),
         (["-np", "2", "--cycle-time-ms", "-1", "true"], "--cycle-time-ms must be >= 0, not -1"),
         (["-np", "2", "--config-file", "/no/such/file", "true"], "cannot be read: No such file"),
         (["-np", "2", "--output-filename", "/dev/null/x", "true"], "--output-filename '/dev/null/x' is not usable"),

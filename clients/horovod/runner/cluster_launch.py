@@ -8,10 +8,17 @@ import getpass
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
+from horovod.coordinator.core.words import joined, ranks_in_words
 from horovod.protos.v1 import jobs_pb2
-from horovod.runner.cluster_client import ClusterClient, FollowedJob, exported
-from horovod.worker.agent.output import Console
+from horovod.runner.cluster_client import ClusterClient, FollowedJob, coordinators_of, exported
+from horovod.runner.control import Control
+from horovod.runner.hosts import HostSlots, fill
+from horovod.runner.job import terminal_size
+from horovod.worker.agent.output import Console, Writer
+from horovod.worker.runtime.token import given_token
+from horovod.worker.settings import resolve
 
 _OUTPUT_GRACE_S = 1.0
 _POLL_S = 0.05
@@ -43,6 +50,61 @@ def user_name() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.geteuid())
+
+
+def launch_on_agents(args: argparse.Namespace, environ: Mapping[str, str], hosts: Sequence[tuple[str, int]]) -> int:
+    """Runs the job of a command line on registered agents; the exit code of the launcher."""
+    addresses = coordinators_of(args.coordinator, "--coordinator")
+    token = given_token(resolve(environ))
+    count = args.num_proc or sum(slots for _, slots in hosts)
+    if not count:
+        raise ValueError("-np is missing: say how many processes to start, for example -np 2.")
+    if hosts:
+        fill([HostSlots(*host) for host in hosts], count)  # says when they are too few
+    args.num_proc = count
+    spec = job_of(args, {**environ, **terminal_size(environ)}, hosts)
+    if args.detach:
+        print(submit(addresses, token, spec).id, flush=True)
+        return 0
+    return attend(args, addresses, token, spec)
+
+
+def attend(args: argparse.Namespace, addresses: Sequence[str], token: str | None, spec: jobs_pb2.JobSpec) -> int:
+    """Submits the job and shows it to its end; the exit code of the launcher."""
+    writer = Writer()
+    directory = Path(args.output_filename) if args.output_filename else None
+    console = Console(writer, directory=directory, size=spec.processes, timestamps=args.prefix_output_with_timestamp)
+    told: list[str] = []
+
+    def changed(record: jobs_pb2.JobRecord) -> None:
+        news = [] if record.ended_at else [f"job {record.id}: {record.sentence}"] if record.sentence else []
+        if args.verbose and record.started_at:
+            news = [f"job {record.id} runs: {in_words(share)}" for share in record.shares]
+        for line in news:
+            if line not in told:
+                told.append(line)
+                console.note(f"horovodrun: {line}")
+
+    with Control(console, writer) as control:
+        try:
+            record = run_attended(addresses, token, spec, console, control.attach, changed)
+        finally:
+            console.close(timeout_s=1)
+    if control.code is not None:
+        say(control.sentence)
+        return control.code
+    code, sentence = outcome_of(record)
+    if sentence:
+        say(sentence)
+    return code
+
+
+def in_words(share: jobs_pb2.Share) -> str:
+    """`ranks 0 and 1 on h1, over eth0`."""
+    words = f"{ranks_in_words(range(share.first_rank, share.first_rank + share.ranks))} on {share.agent}"
+    if share.gpus:
+        words += f", GPUs {', '.join(share.gpus)}"
+    return f"{words}, over {joined(list(share.interfaces))}" if share.interfaces else words
 
 
 def submit(addresses: Sequence[str], token: str | None, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord:

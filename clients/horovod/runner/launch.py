@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
-import errno
 import os
 import shutil
 import signal
-import socket
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
 
-from horovod.runner import flags
+from horovod.coordinator.core.words import joined
+from horovod.runner import flags, lsf
 from horovod.runner.clusters import task_of
 from horovod.runner.config_file import read_config
+from horovod.runner.control import Control
+from horovod.runner.elastic.request import NOT_YET, ElasticRequest
 from horovod.runner.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
 from horovod.runner.job_flags import misplaced
 from horovod.worker.agent.gate import NOT_EXECUTABLE, NOT_FOUND
@@ -28,15 +27,28 @@ from horovod.worker.agent.output import Console, Writer
 from horovod.worker.settings import resolve
 from horovod.worker.words import is_out_of_descriptors, reason_of
 
-if TYPE_CHECKING:
-    from horovod.protos.v1.jobs_pb2 import JobRecord
-
 _USAGE = 2
 _FAILED = 1
 _INTERRUPTED = 128 + signal.SIGINT
-_PIPE_CLOSED = 128 + signal.SIGPIPE
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+
+# Where the parsed arguments have the fields of an ElasticRequest, and how a user calls them.
+_ELASTIC_DESTS = {
+    "min_num_proc": "min_num_proc",
+    "max_num_proc": "max_num_proc",
+    "slots": "slots_per_host",
+    "reset_limit": "reset_limit",
+    "cooldown_range": "blacklist_cooldown_range",
+    "host_discovery_script": "host_discovery_script",
+}
+_ELASTIC_FLAGS = {
+    "num_proc": "-np",
+    "min_num_proc": "--min-np",
+    "max_num_proc": "--max-np",
+    "slots": "--slots-per-host",
+    "reset_limit": "--reset-limit",
+    "cooldown_range": "--blacklist-cooldown-range",
+    "host_discovery_script": "--host-discovery-script",
+}
 
 
 class RefusedError(Exception):
@@ -55,13 +67,15 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def run_commandline(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command. Returns when all went well, else exits through SystemExit."""
     _open_standard_descriptors()
-    args = parse_args(argv)
+    verbose = False
     try:
+        args = _parse_and_warn(argv)
+        verbose = args.verbose
         code = _check_build() if args.check_build else _launch(args)
     except KeyboardInterrupt:
         code = _INTERRUPTED
     except Exception as error:
-        if args.verbose:
+        if verbose:
             traceback.print_exc()
         # RefusedError, ValueError and OSError carry a sentence for users; the type helps only with what nobody foresaw.
         known = isinstance(error, RefusedError | ValueError | OSError | RuntimeError)
@@ -70,6 +84,16 @@ def run_commandline(argv: Sequence[str] | None = None) -> None:
         code = error.code if isinstance(error, RefusedError) else _USAGE if isinstance(error, ValueError) else _FAILED
     if code != 0:
         sys.exit(code)
+
+
+def _parse_and_warn(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Deprecated spellings are named in a line each, as all that the launcher says."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DeprecationWarning)
+        args = parse_args(argv)
+    for warning in caught:
+        _say(str(warning.message))
+    return args
 
 
 def _in_words(error: OSError) -> str:
@@ -98,25 +122,28 @@ def _check_build() -> int:
 def _launch(args: argparse.Namespace) -> int:
     environ = _environment(args)
     if args.coordinator is not None:
-        return _launch_on_agents(args, environ)
+        from horovod.runner.cluster_launch import launch_on_agents
+
+        hosts = [(host.name, host.slots) for host in _named_hosts(args) or ()]
+        return launch_on_agents(args, environ, hosts)
     if alone := misplaced(args):
         raise RefusedError(alone)
-    hosts = _hosts(args)
+    names = _hosts(args)
     _check_command(args.command[0], environ)
     with Guardian() as guardian:  # before anything that makes threads, so that nothing can come between
         # gRPC and the coordinator are loaded after the checks: a mistake is answered at once.
         from horovod.runner.job import Job, run_job, share_of_cores, terminal_size, threads_in_words
         from horovod.runner.report import exit_code, explain, first_failure
 
-        threads = share_of_cores(environ, len(hosts))
-        job = Job(args.command, hosts, {**environ, **threads, **terminal_size(environ)})
+        threads = share_of_cores(environ, len(names))
+        job = Job(args.command, names, {**environ, **threads, **terminal_size(environ)})
         writer = Writer()
         directory = Path(args.output_filename) if args.output_filename else None
-        console = Console(writer, directory=directory, size=len(hosts), timestamps=args.prefix_output_with_timestamp)
+        console = Console(writer, directory=directory, size=len(names), timestamps=args.prefix_output_with_timestamp)
         if args.verbose:
-            console.note(f"horovodrun: starting {len(hosts)} processes: {' '.join(args.command)}")
+            console.note(f"horovodrun: starting {len(names)} processes: {' '.join(args.command)}")
             console.note(f"horovodrun: {threads_in_words(threads)}")
-        with _Control(console, writer) as control:
+        with Control(console, writer) as control:
             try:
                 outcomes = run_job(job, console, guardian, control.attach)
             except OSError as error:
@@ -133,151 +160,20 @@ def _launch(args: argparse.Namespace) -> int:
     return 0 if first is None else exit_code(first.code)
 
 
-def _launch_on_agents(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """The job runs on agents that are registered with a coordinator."""
-    from horovod.runner.cluster_client import coordinators_of
-    from horovod.runner.cluster_launch import job_of, outcome_of, run_attended, submit
-    from horovod.runner.job import terminal_size
-    from horovod.worker.runtime.token import given_token
-
-    addresses = coordinators_of(args.coordinator, "--coordinator")
-    token = given_token(resolve(environ))
-    hosts: Sequence[HostSlots] = ()
-    if args.hosts is not None or args.hostfile is not None:
-        hosts = parse_hosts(args.hosts) if args.hosts is not None else parse_hostfile(args.hostfile)
-        fill(hosts, args.num_proc)  # says when they are too few
-    spec = job_of(args, {**environ, **terminal_size(environ)}, [(host.name, host.slots) for host in hosts])
-    if args.detach:
-        print(submit(addresses, token, spec).id, flush=True)
-        return 0
-    writer = Writer()
-    directory = Path(args.output_filename) if args.output_filename else None
-    console = Console(writer, directory=directory, size=args.num_proc, timestamps=args.prefix_output_with_timestamp)
-    told: list[str] = []
-
-    def changed(record: JobRecord) -> None:
-        if not record.ended_at and record.sentence and record.sentence != (told[-1] if told else ""):
-            told.append(record.sentence)
-            console.note(f"horovodrun: job {record.id}: {record.sentence}")
-
-    with _Control(console, writer) as control:
-        try:
-            record = run_attended(addresses, token, spec, console, control.attach, changed)
-        finally:
-            console.close(timeout_s=1)
-    if control.code is not None:
-        _say(control.sentence)
-        return control.code
-    code, sentence = outcome_of(record)
-    if sentence:
-        _say(sentence)
-    return code
-
-
-class Job(Protocol):
-    """What signals act on: a LocalAgent, or a job on a cluster."""
-
-    def stop(self, signum: int) -> None:
-        """The job is to end; asked again, sooner."""
-
-    def forward(self, signum: int) -> None:
-        """Every rank is to get this signal."""
-
-
-class _Control:
-    """What reaches the launcher while the job runs: signals, and a reader of its output that went away.
-
-    Plain signal handlers rather than the event loop's: they also stand before the loop runs and after it has ended.
-    """
-
-    def __init__(self, console: Console, writer: Writer) -> None:
-        self.code: int | None = None  # decided by a signal, not by the ranks
-        self.sentence = ""
-        self._console = console
-        self._agent: Job | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._before: dict[int, Any] = {}
-        self._wakeup: tuple[socket.socket, socket.socket] = socket.socketpair()
-        writer.failed = self._on_broken_in_writer
-
-    def __enter__(self) -> _Control:
-        for signum in (*_STOPPING, *_PASSED_ON, signal.SIGTSTP):
-            # nohup ignores SIGHUP on purpose. SIGINT is different: shells ignore it for every background job.
-            if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
-                self._before[signum] = signal.signal(signum, self._on_signal)
-        # The kernel may hand a signal to a thread of gRPC, which would leave the event loop asleep.
-        for end in self._wakeup:
-            end.setblocking(False)
-        signal.set_wakeup_fd(self._wakeup[1].fileno(), warn_on_full_buffer=False)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.set_wakeup_fd(-1)
-        for end in self._wakeup:
-            end.close()
-        for signum, handler in self._before.items():
-            signal.signal(signum, handler)
-        if self.code is not None:  # the exit is decided; one Ctrl-C too many must not turn it into a traceback
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def attach(self, agent: Job) -> None:
-        """The job begins; in the event loop."""
-        self._agent = agent
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._wakeup[0], self._wakeup[0].recv, 4096)
-        if self.code is not None:
-            agent.stop(self.code - 128)
-
-    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if signum in _STOPPING and self.code is None:
-            self.code = 128 + signum
-            name = signal.Signals(signum).name
-            self.sentence = f"Stopped by {name}; no rank is left."
-            again = "; press Ctrl-C again to end them sooner" if signum == signal.SIGINT else ""
-            self._later(self._console.note, f"horovodrun: {name} received, the ranks are asked to end{again}.")
-        self._later(self._pass_on, signum)
-
-    def _pass_on(self, signum: int) -> None:
-        assert self._agent is not None
-        if signum in _STOPPING:
-            self._agent.stop(signum)
-        elif signum == signal.SIGTSTP:
-            # Ctrl-Z: the ranks have no terminal of their own, so it is carried to them. SIGCONT wakes all of us.
-            self._agent.forward(signal.SIGSTOP)
-            os.kill(os.getpid(), signal.SIGSTOP)
-        else:
-            self._agent.forward(signum)
-
-    def _later(self, function: Callable[..., object], *arguments: object) -> None:
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the job is over
-                self._loop.call_soon_threadsafe(function, *arguments)
-
-    def _on_broken_in_writer(self, descriptor: int, error: OSError) -> None:
-        self._later(self._on_broken, descriptor, error)
-
-    def _on_broken(self, descriptor: int, error: OSError) -> None:
-        assert self._agent is not None
-        if descriptor not in (1, 2):
-            self._console.note(f"horovodrun: a file of --output-filename cannot be written any more: {error.strerror}.")
-        elif self.code is None:
-            self.code = _PIPE_CLOSED if error.errno == errno.EPIPE else _FAILED
-            stream = "stdout" if descriptor == 1 else "stderr"
-            self.sentence = f"Nobody takes {stream} any more ({error.strerror}), so the ranks were stopped."
-            self._agent.stop(signal.SIGTERM)
-
-
 def _environment(args: argparse.Namespace) -> dict[str, str]:
     """The environment of the ranks: options beat the file, which beats the environment. Everything is checked here."""
     from_file = read_config(args.config_file) if args.config_file else {}
     from_flags = flags.flag_environment(args)
     sentence = flags.refusal(args)
     if sentence is not None:
-        raise RefusedError(sentence)
+        raise ValueError(sentence)
     # An empty setting counts as unset; an empty CUDA_VISIBLE_DEVICES says that there is no GPU.
     own = {name: value for name, value in os.environ.items() if value.strip() or not name.startswith("HOROVOD_")}
     environ = {**own, **from_file, **from_flags}
-    task = task_of(resolve(environ), environ)
+    settings = resolve(environ)
+    task = None
+    with contextlib.suppress(ValueError):  # variables of another launcher that contradict themselves concern no rank
+        task = task_of(settings, environ)
     if task is not None and task.rank == 0:
         _say(
             f"This is one of {task.size} processes that {task.launcher} started, and each starts a job of its own. For "
@@ -288,13 +184,11 @@ def _environment(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _hosts(args: argparse.Namespace) -> tuple[str, ...]:
-    if args.hosts is not None:
-        hosts = parse_hosts(args.hosts)
-    elif args.hostfile is not None:
-        hosts = parse_hostfile(args.hostfile)
-    else:
-        hosts = (HostSlots("localhost", args.num_proc),)
-    names = fill(hosts, args.num_proc)
+    """The host of every rank. ValueError for what can't be, RefusedError for what can't be had."""
+    hosts = _named_hosts(args)
+    count = args.num_proc or sum(host.slots for host in hosts or ())
+    _check_elastic(args, count, len(hosts) if hosts is not None else None)
+    names = fill(hosts or (HostSlots("localhost", count),), count)
     others = remote(names)
     if others:
         raise RefusedError(
@@ -302,6 +196,30 @@ def _hosts(args: argparse.Namespace) -> tuple[str, ...]:
             "start horovod-coordinator and the processes on each host yourself."
         )
     return names
+
+
+def _named_hosts(args: argparse.Namespace) -> tuple[HostSlots, ...] | None:
+    """Those that the command line or a batch system names; None when neither does."""
+    if args.hosts is not None:
+        return parse_hosts(args.hosts)
+    if args.hostfile is not None:
+        return parse_hostfile(args.hostfile)
+    if lsf.present(os.environ) and args.host_discovery_script is None and args.coordinator is None:
+        return lsf.allocated(os.environ)
+    return None
+
+
+def _check_elastic(args: argparse.Namespace, count: int, host_count: int | None) -> None:
+    request = ElasticRequest(**{field: getattr(args, dest) for field, dest in _ELASTIC_DESTS.items()})
+    request.check(count, host_count, _ELASTIC_FLAGS)
+    given = [_ELASTIC_FLAGS[field] for field in request.given()]
+    if request.elastic:
+        raise RefusedError(NOT_YET.format(given=given[0]))
+    if given:
+        _say(
+            f"{joined(given)} {'has' if len(given) == 1 else 'have'} no effect: this job has a fixed size. --min-np or "
+            "--host-discovery-script would make it elastic."
+        )
 
 
 def _check_command(program: str, environ: Mapping[str, str]) -> None:
