@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import re
@@ -13,12 +14,14 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from horovod import __version__
+from horovod.worker.agent.bound import serve_launcher
 from horovod.worker.agent.daemon import Daemon, Host
 from horovod.worker.agent.gpus import visible_gpus
 from horovod.worker.agent.threads import usable_cores
@@ -35,6 +38,13 @@ _NAME = re.compile(r"[\w.-]{1,255}", re.ASCII)
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
+    order: Mapping[str, Any] = {}
+    if arguments.stdin:
+        try:
+            order = json.loads(sys.stdin.readline())
+        except ValueError:
+            return _fail("There is no order on stdin.", EXIT_USAGE)
+        arguments.name, arguments.slots = order["name"], order["slots"]
     logging.basicConfig(
         level=logging.INFO if arguments.verbose else logging.WARNING,
         format=f"%(asctime)s horovod-worker on {arguments.name}: %(message)s",
@@ -45,9 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     with contextlib.suppress(OSError, ValueError):  # each rank takes several descriptors
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
-        settings = resolve()
-        addresses = _addresses(arguments.coordinator or settings.coordinator or "")
-        sentence = asyncio.run(_serve(_host(arguments), addresses, given_token(settings)))
+        if order:
+            sentence = serve_launcher(_host(arguments), order, os.environ)
+        else:
+            settings = resolve()
+            addresses = _addresses(arguments.coordinator or settings.coordinator or "")
+            sentence = asyncio.run(_serve(_host(arguments), addresses, given_token(settings)))
     except (ValueError, StartError) as error:
         return _fail(str(error), EXIT_USAGE)
     except OSError as error:
@@ -57,6 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _serve(host: Host, addresses: Sequence[str], token: str | None) -> str:
     daemon = Daemon(host, addresses, token, __version__, os.environ)
+    return await serve(daemon)
+
+
+async def serve(daemon: Daemon) -> str:
+    """Runs the agent with signals that drain or end it; why it had to give up, if so."""
     loop = asyncio.get_running_loop()
     asked: list[int] = []
 
@@ -69,13 +87,16 @@ async def _serve(host: Host, addresses: Sequence[str], token: str | None) -> str
 
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, on_signal, signum)
-    loop.create_task(_announce(daemon, host))  # noqa: RUF006 - it ends with the loop
-    return await daemon.run()
+    telling = asyncio.create_task(_announce(daemon))
+    try:
+        return await daemon.run()
+    finally:
+        telling.cancel()
 
 
-async def _announce(daemon: Daemon, host: Host) -> None:
+async def _announce(daemon: Daemon) -> None:
     await daemon.registered.wait()
-    print(f"horovod-worker serves {host.slots} slots as {host.name}", flush=True)
+    print(f"horovod-worker serves {daemon.host.slots} slots as {daemon.host.name}", flush=True)
 
 
 def _host(arguments: argparse.Namespace) -> Host:
@@ -149,6 +170,7 @@ def _parser() -> argparse.ArgumentParser:
         help="how long ranks may run on after this agent was killed, until another one is there (default: 60)",
     )
     parser.add_argument("--verbose", action="store_true", help="log what happens")
+    parser.add_argument("--stdin", action="store_true", help=argparse.SUPPRESS)  # for horovodrun: see bound.py
     return parser
 
 

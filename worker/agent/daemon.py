@@ -62,7 +62,7 @@ class Daemon:
     def __init__(
         self, host: Host, addresses: Sequence[str], token: str | None, version: str, environ: Mapping[str, str]
     ) -> None:
-        self._host = host
+        self.host = host
         self._version = version
         self._environ = environ
         self._instance = secrets.token_hex(8)
@@ -78,8 +78,8 @@ class Daemon:
 
     async def run(self) -> str:
         """Serves until it is told to leave; returns why it had to give up, if so. OSError, ValueError at the start."""
-        self._host.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _only_one(self._host.state):
+        self.host.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _only_one(self.host.state):
             await self._adopt()
             await self._probes.start()
             serving = asyncio.create_task(self._link.run())
@@ -118,7 +118,7 @@ class Daemon:
     # -- the coordinator -----------------------------------------------------------------------------------------------
 
     def _register(self, address: str) -> pb.Register:
-        host = self._host
+        host = self.host
         on_loopback = is_loopback(split_address(address, "coordinator")[0])
         found = choose_interfaces(interfaces(), host.network_interfaces, coordinator_on_loopback=on_loopback)
         register = pb.Register(
@@ -189,14 +189,14 @@ class Daemon:
     async def _start(self, start: pb.StartShare) -> None:
         try:
             slots = await asyncio.to_thread(  # which may ask the driver how many GPUs there are
-                slots_of, start, self._environ, coordinator=self._link.address, host=self._host.name
+                slots_of, start, self._environ, coordinator=self._link.address, host=self.host.name
             )
-            order = Order(slots, start.hold, self._host.log_limit_bytes, self._host.orphan_grace_s)
-            kept = await KeptJob.start(start.job, self._host.state / "jobs", order, self._on_change)
+            order = Order(slots, start.hold, self.host.log_limit_bytes, self.host.orphan_grace_s)
+            kept = await KeptJob.start(start.job, self.host.state / "jobs", order, self._on_change)
         except (OSError, ValueError) as error:
             text = reason_of(error) if isinstance(error, OSError) else str(error)
             file = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
-            self._starting[start.job] = f"host {self._host.name} can't start it: {text}{file}"
+            self._starting[start.job] = f"host {self.host.name} can't start it: {text}{file}"
             self._link.send(report=pb.JobReport(job=start.job, over=True, error=self._starting[start.job]))
             return
         del self._starting[start.job]
@@ -204,7 +204,7 @@ class Daemon:
         self._on_change(kept)
 
     async def _adopt(self) -> None:
-        folder = self._host.state / "jobs"
+        folder = self.host.state / "jobs"
         folder.mkdir(mode=0o700, exist_ok=True)
         for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime):
             kept = await KeptJob.adopt(path, self._on_change)

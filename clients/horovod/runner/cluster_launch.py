@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from horovod.coordinator.core.words import joined, ranks_in_words
 from horovod.protos.v1 import jobs_pb2
@@ -19,6 +20,9 @@ from horovod.runner.job import terminal_size
 from horovod.worker.agent.output import Console, Writer
 from horovod.worker.runtime.token import given_token
 from horovod.worker.settings import resolve
+
+OnStart = Callable[[Any], None]
+OnChange = Callable[[jobs_pb2.JobRecord], None]
 
 _OUTPUT_GRACE_S = 1.0
 _POLL_S = 0.05
@@ -66,14 +70,18 @@ def launch_on_agents(args: argparse.Namespace, environ: Mapping[str, str], hosts
     if args.detach:
         print(submit(addresses, token, spec).id, flush=True)
         return 0
-    return attend(args, addresses, token, spec)
+
+    def run(console: Console, on_start: OnStart, changed: OnChange) -> jobs_pb2.JobRecord:
+        return asyncio.run(attended(addresses, token, spec, console, on_start, changed))
+
+    return show(args, count, run)
 
 
-def attend(args: argparse.Namespace, addresses: Sequence[str], token: str | None, spec: jobs_pb2.JobSpec) -> int:
-    """Submits the job and shows it to its end; the exit code of the launcher."""
+def show(args: argparse.Namespace, size: int, run: Callable[[Console, OnStart, OnChange], jobs_pb2.JobRecord]) -> int:
+    """Shows a job of `size` ranks to its end, which `run` waits for; the exit code of the launcher."""
     writer = Writer()
     directory = Path(args.output_filename) if args.output_filename else None
-    console = Console(writer, directory=directory, size=spec.processes, timestamps=args.prefix_output_with_timestamp)
+    console = Console(writer, directory=directory, size=size, timestamps=args.prefix_output_with_timestamp)
     told: list[str] = []
 
     def changed(record: jobs_pb2.JobRecord) -> None:
@@ -87,7 +95,7 @@ def attend(args: argparse.Namespace, addresses: Sequence[str], token: str | None
 
     with Control(console, writer) as control:
         try:
-            record = run_attended(addresses, token, spec, console, control.attach, changed)
+            record = run(console, control.attach, changed)
         finally:
             console.close(timeout_s=1)
     if control.code is not None:
@@ -117,33 +125,28 @@ def submit(addresses: Sequence[str], token: str | None, spec: jobs_pb2.JobSpec) 
     return asyncio.run(run())
 
 
-def run_attended(
+async def attended(
     addresses: Sequence[str],
     token: str | None,
     work: jobs_pb2.JobSpec | jobs_pb2.Open,
     console: Console,
-    on_start: Callable[[FollowedJob], None],
-    changed: Callable[[jobs_pb2.JobRecord], None] = lambda record: None,
+    on_start: OnStart,
+    changed: OnChange = lambda record: None,
+    prepare: Callable[[FollowedJob], None] = lambda job: None,
 ) -> jobs_pb2.JobRecord:
     """Submits a job, or follows one that is there, shows its output and returns its record when it is over.
 
-    `on_start` is called in the event loop with what a signal handler may stop. ClusterError, with a sentence, when no
-    coordinator serves.
+    on_start: called in the event loop with what a signal handler may stop. prepare: called with the job before that.
+    ClusterError, with a sentence, when no coordinator serves.
     """
-
-    async def run() -> jobs_pb2.JobRecord:
-        async with ClusterClient(addresses, token) as cluster:
-            job = FollowedJob(cluster, console)
-            job.changed = changed
-            on_start(job)
-            if isinstance(work, jobs_pb2.Open):
-                record = await job.follow(work)
-            else:
-                record = await job.run(work)
-            await _last_lines(job, console)
-            return record
-
-    return asyncio.run(run())
+    async with ClusterClient(addresses, token) as cluster:
+        job = FollowedJob(cluster, console)
+        job.changed = changed
+        prepare(job)
+        on_start(job)
+        record = await (job.follow(work) if isinstance(work, jobs_pb2.Open) else job.run(work))
+        await _last_lines(job, console)
+        return record
 
 
 async def _last_lines(job: FollowedJob, console: Console) -> None:

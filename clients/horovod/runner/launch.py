@@ -129,6 +129,12 @@ def _launch(args: argparse.Namespace) -> int:
     if alone := misplaced(args):
         raise RefusedError(alone)
     names = _hosts(args)
+    if remote(names):
+        from horovod.runner.hosts_launch import launch_on_hosts
+
+        args.num_proc = len(names)
+        used = [HostSlots(name, names.count(name)) for name in dict.fromkeys(names)]
+        return launch_on_hosts(args, environ, used, sys.executable)
     _check_command(args.command[0], environ)
     with Guardian() as guardian:  # before anything that makes threads, so that nothing can come between
         # gRPC and the coordinator are loaded after the checks: a mistake is answered at once.
@@ -188,14 +194,7 @@ def _hosts(args: argparse.Namespace) -> tuple[str, ...]:
     hosts = _named_hosts(args)
     count = args.num_proc or sum(host.slots for host in hosts or ())
     _check_elastic(args, count, len(hosts) if hosts is not None else None)
-    names = fill(hosts or (HostSlots("localhost", count),), count)
-    others = remote(names)
-    if others:
-        raise RefusedError(
-            f"Starting processes on other hosts ({', '.join(others)}) is not available yet: run on this host only, or "
-            "start horovod-coordinator and the processes on each host yourself."
-        )
-    return names
+    return fill(hosts or (HostSlots("localhost", count),), count)
 
 
 def _named_hosts(args: argparse.Namespace) -> tuple[HostSlots, ...] | None:
