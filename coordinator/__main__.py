@@ -17,6 +17,7 @@ from .limits import Limits
 from .server import CoordinatorServer
 from .store import Store, open_store
 from .store.open import MEMORY
+from .tls import ServerTls
 from .token import TokenFiles, random_token, read_token
 
 EXIT_OK = 0
@@ -36,19 +37,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         address = ListenAddress.parse(arguments.listen)
         token = read_token(arguments.token_file) if arguments.token_file else None
+        tls = _tls(arguments)
         files: TokenFiles | None = None
-        if token is None and not arguments.insecure:
-            if not address.is_loopback():
-                raise ValueError(
-                    f"Refusing to listen on {address} without a token, since other hosts could take part in the "
-                    "training. Give the same secret to the coordinator (--token-file FILE) and to the processes "
-                    "(HOROVOD_TOKEN_FILE or HOROVOD_TOKEN), listen on 127.0.0.1, or accept the risk with --insecure."
-                )
+        if token is None and not arguments.insecure and address.is_loopback():
             token = random_token()
             files = TokenFiles(token)
         limits = Limits(arguments.keepalive_timeout_seconds, arguments.reattach_grace_seconds)
         web = _web(arguments.web_listen, arguments.web_token_file, arguments.insecure)
-        asyncio.run(_serve(address, token, files, limits, open_store(arguments.store), web))
+        store = open_store(arguments.store)
+        asyncio.run(_serve(address, token, files, limits, store, web, tls=tls, insecure=arguments.insecure))
     except ValueError as error:
         return _fail(error, EXIT_USAGE, arguments.verbose)
     except OSError as error:
@@ -76,6 +73,18 @@ def _parser() -> argparse.ArgumentParser:
         "processes of the same user find by themselves",
     )
     parser.add_argument("--insecure", action="store_true", help="serve anybody, without a token")
+    parser.add_argument(
+        "--tls-cert",
+        metavar="FILE",
+        help="serve over TLS with this certificate (PEM, with the chain of those that signed it); read anew when it "
+        "changes. `horovodrun certs` makes one",
+    )
+    parser.add_argument("--tls-key", metavar="FILE", help="the private key of --tls-cert (PEM, without a password)")
+    parser.add_argument(
+        "--tls-client-ca",
+        metavar="FILE",
+        help="serve only members that show a certificate which this certificate authority (PEM) has signed",
+    )
     parser.add_argument(
         "--keepalive-timeout-seconds",
         metavar="S",
@@ -136,6 +145,19 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _tls(arguments: argparse.Namespace) -> ServerTls | None:
+    cert, key, client_ca = arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca
+    if not cert and not key:
+        if client_ca:
+            raise ValueError(
+                "--tls-client-ca needs --tls-cert and --tls-key: clients are asked for theirs over TLS only."
+            )
+        return None
+    if not cert or not key:
+        raise ValueError("--tls-cert and --tls-key belong together; only one of them is given.")
+    return ServerTls(cert, key, client_ca)
+
+
 def _level(arguments: argparse.Namespace) -> int:
     return logging.DEBUG if arguments.verbose else int(getattr(logging, arguments.log_level.upper()))
 
@@ -164,12 +186,15 @@ async def _serve(
     limits: Limits,
     store: Store,
     web: tuple[str, str | None] | None,
+    *,
+    tls: ServerTls | None,
+    insecure: bool,
 ) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     server = CoordinatorServer(limits)
-    port = await server.start(str(address), token, store, token_files=files)
+    port = await server.start(str(address), token, store, token_files=files, tls=tls, insecure=insecure)
     try:
         if web is not None:
             web_port = await server.start_web(*web)

@@ -21,9 +21,11 @@ from .address import ListenAddress, is_free, reason_of
 from .core.deadlock import USUAL_TIMES, DeadlockTimes
 from .core.formation import MAX_WORLD_BYTES
 from .core.overview import JobOverview
+from .exposure import check_exposure
+from .job_token import MIN_CLUSTER_TOKEN_LENGTH, job_token
 from .limits import Limits
 from .services.agents import AgentsService
-from .services.auth import TokenInterceptor
+from .services.auth import Access
 from .services.cluster import ClusterHub
 from .services.health import add_health_to_server
 from .services.hub import Hub
@@ -32,6 +34,7 @@ from .services.membership import MembershipService
 from .services.negotiation import NegotiationService
 from .store import MemoryStore, Store
 from .store.measured import MeasuredStore
+from .tls import ServerTls
 from .token import MAX_TOKEN_LENGTH, TokenFiles, is_token, random_token
 from .web.ready import Readiness
 from .web.server import Shown, web_server
@@ -90,15 +93,19 @@ class CoordinatorServer:
         store: Store | None = None,
         *,
         token_files: TokenFiles | None = None,
+        tls: ServerTls | None = None,
+        insecure: bool = False,
     ) -> int:
         """Serves on `listen` ("127.0.0.1:29400"; port 0 lets the system choose) and returns the port.
 
-        token: members must know it; None serves every process that can connect.
+        token: members must know it, or that of their job made from it; None serves every process that can connect.
         store: closed with the server.
         token_files: where processes of this user find the token while the coordinator runs.
+        tls: the certificate by which members know the coordinator, and whose members it takes.
+        insecure: serves strangers of other hosts, too.
 
-        Raises ValueError for a malformed address or token and OSError when the address can't be listened on or the
-        token can't be kept, all with a sentence.
+        Raises ValueError for a malformed address or token, or for one that strangers could reach, and OSError when the
+        address can't be listened on, or token or certificate can't be used, all with a sentence.
         """
         address = ListenAddress.parse(listen)
         if token is not None and not is_token(token):
@@ -106,12 +113,14 @@ class CoordinatorServer:
                 "The token for a coordinator is not usable: expected one line of ASCII text without spaces, "
                 f"{MAX_TOKEN_LENGTH} characters at most."
             )
-        interceptors = [] if token is None else [TokenInterceptor(token)]
+        warning = check_exposure(address, token, tls, insecure)
+        credentials = tls.credentials() if tls is not None else None
+        access = Access(token)
         # A process that died is noticed at once: its connection is reset, and its pidfd tells on this host. Keepalive
         # is for hosts that vanish. A member that misses it is only away (services/processes.py, core/life.py): where
         # its process is seen to live, stopped or not, it is not lost.
         options = (*_OPTIONS, *self._limits.channel_options())
-        server = grpc.aio.server(interceptors=interceptors, options=options)
+        server = grpc.aio.server(interceptors=access.interceptors(), options=options)
         hub: Hub
 
         def observe(seconds: float, operation: str, result: str) -> None:
@@ -125,17 +134,17 @@ class CoordinatorServer:
             deadlock=self._deadlock,
             told_level=self._told_level,
         )
-        add_MembershipServicer_to_server(MembershipService(hub), server)
-        add_NegotiationServicer_to_server(NegotiationService(hub), server)
-        cluster = ClusterHub(self._store, __version__, limits=self._limits, token=lambda job: token or "")
+        add_MembershipServicer_to_server(MembershipService(hub, access), server)
+        add_NegotiationServicer_to_server(NegotiationService(hub, access), server)
+        cluster = ClusterHub(self._store, __version__, limits=self._limits, token=lambda job: _token_for(token, job))
         add_AgentsServicer_to_server(AgentsService(cluster), server)
         add_JobsServicer_to_server(JobsService(cluster), server)
         add_health_to_server(self._ready, server)
         if token_files is None:
-            port = _bind(server, address)
+            port = _bind(server, address, credentials)
         else:
             try:
-                port = await _bind_and_tell(server, address, token_files)
+                port = await _bind_and_tell(server, address, credentials, token_files)
             except BaseException:
                 await server.stop(None)  # frees the address
                 raise
@@ -143,6 +152,8 @@ class CoordinatorServer:
             self._token_watch = asyncio.create_task(_keep(token_files, self._keep_token_s))
         await cluster.start()
         await server.start()
+        if warning:
+            _log.warning("%s", warning)
         self._server, self._hub, self._cluster = server, hub, cluster
         self._clock_watch = asyncio.create_task(hub.watch_clock())
         self._listening = str(ListenAddress(address.host, port))
@@ -191,12 +202,22 @@ class CoordinatorServer:
             await self._store.close()
 
 
-def _bind(server: grpc.aio.Server, address: ListenAddress) -> int:
+def _token_for(token: str | None, job: str) -> str:
+    """With what the ranks of a job join: its own token, unless the cluster's is too short to make one of."""
+    if token is None or len(token) < MIN_CLUSTER_TOKEN_LENGTH:
+        return token or ""
+    return job_token(token, job)
+
+
+def _bind(server: grpc.aio.Server, address: ListenAddress, credentials: grpc.ServerCredentials | None) -> int:
     """The port. From now on connections are accepted; they are served when the server starts."""
     if address.port:
         address.check_free()
     try:
-        port = server.add_insecure_port(str(address))
+        if credentials is None:
+            port = server.add_insecure_port(str(address))
+        else:
+            port = server.add_secure_port(str(address), credentials)
     except RuntimeError as error:
         address.check_free()  # knows more
         raise address.bind_error(errno.EADDRINUSE) from error
@@ -205,7 +226,9 @@ def _bind(server: grpc.aio.Server, address: ListenAddress) -> int:
     return port
 
 
-async def _bind_and_tell(server: grpc.aio.Server, address: ListenAddress, files: TokenFiles) -> int:
+async def _bind_and_tell(
+    server: grpc.aio.Server, address: ListenAddress, credentials: grpc.ServerCredentials | None, files: TokenFiles
+) -> int:
     """As `_bind`. A member that can connect to a port which it was told can also find the token."""
     async with files.locked():
         files.remove_stale(is_free)
@@ -214,7 +237,7 @@ async def _bind_and_tell(server: grpc.aio.Server, address: ListenAddress, files:
             address.check_free()
             files.write(addresses, address.port)
         try:
-            port = _bind(server, address)
+            port = _bind(server, address, credentials)
             if not address.port:
                 files.write(addresses, port)
         except BaseException:
@@ -246,6 +269,7 @@ class EmbeddedCoordinator:
     token: members must know it. Without one the coordinator makes one, `token`; when it listens on the loopback
         interface only, as it does by default, processes of this user find it by themselves, others of this host don't.
     insecure: serves every process that can connect, without a token.
+    tls: the certificate by which members know it (HOROVOD_TLS_CA), and whose members it takes.
     web_listen: where to show the pages of web/server.py, which whoever can connect may read; None: nowhere.
     """
 
@@ -255,6 +279,7 @@ class EmbeddedCoordinator:
         token: str | None = None,
         *,
         insecure: bool = False,
+        tls: ServerTls | None = None,
         web_listen: str | None = None,
         limits: Limits | None = None,
         keep_token_s: float = KEEP_TOKEN_S,
@@ -263,6 +288,8 @@ class EmbeddedCoordinator:
         self._listen = listen
         self._finds_token = token is None and not insecure
         self._token = random_token() if self._finds_token else token
+        self._insecure = insecure
+        self._tls = tls
         self._web_listen = web_listen
         self._web_port = 0
         self._limits = limits
@@ -318,7 +345,10 @@ class EmbeddedCoordinator:
             deadlock=self._deadlock,
         )
         try:
-            self._port = self._call(self._server.start(self._listen, self._token, token_files=files), START_TIMEOUT_S)
+            start = self._server.start(
+                self._listen, self._token, token_files=files, tls=self._tls, insecure=self._insecure
+            )
+            self._port = self._call(start, START_TIMEOUT_S)
             if self._web_listen is not None:
                 self._web_port = self._call(self._server.start_web(self._web_listen), START_TIMEOUT_S)
         except BaseException:

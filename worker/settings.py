@@ -62,6 +62,26 @@ class Settings:
         secret=True,
     )
     token_file: str | None = row("HOROVOD_TOKEN_FILE", None, "file that holds the token, as HOROVOD_TOKEN")
+    tls_ca: str | None = row(
+        "HOROVOD_TLS_CA",
+        None,
+        "file of the certificate authority (PEM) by which the coordinator is known; with it all calls go over TLS",
+    )
+    tls_cert: str | None = row(
+        "HOROVOD_TLS_CERT",
+        None,
+        "file of this process's certificate (PEM), for a coordinator that asks for one; taken anew when it changes",
+    )
+    tls_key: str | None = row(
+        "HOROVOD_TLS_KEY",
+        None,
+        "file of the private key of HOROVOD_TLS_CERT (PEM)",
+    )
+    tls_server_name: str | None = row(
+        "HOROVOD_TLS_SERVER_NAME",
+        None,
+        "name in the coordinator's certificate, where it is not that of the address",
+    )
     size: int | None = row("HOROVOD_SIZE", None, "number of processes in the world", **_COUNT)
     cluster: str = row(
         "HOROVOD_CLUSTER",
@@ -292,6 +312,15 @@ class Settings:
         True,
         "the launcher sets OMP_NUM_THREADS and MKL_NUM_THREADS, where neither is set, to each process's share of this "
         "host's cores; 0 leaves them alone",
+        section="library_options",
+    )
+
+    adasum_overlap: bool = row(
+        "HOROVOD_ADASUM_OVERLAP",
+        False,
+        "DistributedOptimizer(op=Adasum) takes the step of each parameter in backward(), as soon as its gradient is "
+        "made, and combines the changes meanwhile; a gradient or a learning rate that changes before step() is an "
+        "error then",
         section="library_options",
     )
 

@@ -26,6 +26,7 @@ from horovod.worker.agent.daemon import Daemon, Host
 from horovod.worker.agent.gpus import visible_gpus
 from horovod.worker.agent.threads import usable_cores
 from horovod.worker.runtime.errors import StartError
+from horovod.worker.runtime.tls import ClientTls
 from horovod.worker.runtime.token import given_token
 from horovod.worker.setting import split_address
 from horovod.worker.settings import resolve
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             settings = resolve()
             addresses = _addresses(arguments.coordinator or settings.coordinator or "")
-            sentence = asyncio.run(_serve(_host(arguments), addresses, given_token(settings)))
+            sentence = asyncio.run(_serve(_host(arguments), addresses, given_token(settings), ClientTls.of(settings)))
     except (ValueError, StartError) as error:
         return _fail(str(error), EXIT_USAGE)
     except OSError as error:
@@ -68,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _fail(sentence, EXIT_FAILED) if sentence else 0
 
 
-async def _serve(host: Host, addresses: Sequence[str], token: str | None) -> str:
-    daemon = Daemon(host, addresses, token, __version__, os.environ)
+async def _serve(host: Host, addresses: Sequence[str], token: str | None, tls: ClientTls | None) -> str:
+    daemon = Daemon(host, addresses, token, __version__, os.environ, tls)
     return await serve(daemon)
 
 

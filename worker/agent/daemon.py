@@ -30,6 +30,7 @@ from horovod.worker.agent.log import LIMIT_BYTES
 from horovod.worker.agent.reach import ProbePort, probe
 from horovod.worker.runtime.host import choose_interfaces, interfaces, is_loopback, process_namespace
 from horovod.worker.runtime.session import PROTOCOL_VERSION
+from horovod.worker.runtime.tls import ClientTls
 from horovod.worker.setting import split_address
 from horovod.worker.words import reason_of
 
@@ -60,7 +61,13 @@ class Daemon:
     """Make it in an event loop; then `run`."""
 
     def __init__(
-        self, host: Host, addresses: Sequence[str], token: str | None, version: str, environ: Mapping[str, str]
+        self,
+        host: Host,
+        addresses: Sequence[str],
+        token: str | None,
+        version: str,
+        environ: Mapping[str, str],
+        tls: ClientTls | None = None,
     ) -> None:
         self.host = host
         self._version = version
@@ -71,7 +78,7 @@ class Daemon:
         self._tasks: set[asyncio.Task[None]] = set()
         self._starting: dict[str, str] = {}  # jobs that were told to start, and why they could not be
         self._probes = ProbePort(host.name)
-        self._link = Link(addresses, token, self._register, self._obey, self._lost_coordinator)
+        self._link = Link(addresses, token, self._register, self._obey, self._lost_coordinator, tls)
         self._draining = False
         self._leaving = asyncio.Event()  # all has ended, or is to end
         self._idle = asyncio.Event()

@@ -12,8 +12,9 @@ import grpc
 
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1.agents_pb2_grpc import AgentsStub
-from horovod.worker.runtime.channel import channel_options, explain, waiting_helps
+from horovod.worker.runtime.channel import explain, open_aio_channel, waiting_helps
 from horovod.worker.runtime.errors import StartError
+from horovod.worker.runtime.tls import ClientTls
 from horovod.worker.runtime.token import Credential
 from horovod.worker.words import printable
 
@@ -34,6 +35,7 @@ class Link:
         register: Callable[[str], pb.Register],
         received: Callable[[pb.AgentCommand], None],
         lost: Callable[[], None],
+        tls: ClientTls | None = None,
         keepalive_timeout_s: float = 20.0,
     ) -> None:
         """register: what to say first to the coordinator at an address. received: called with each command; lost: when
@@ -46,7 +48,8 @@ class Link:
         self._register = register
         self._received = received
         self._lost = lost
-        self._options = channel_options(keepalive_timeout_s)
+        self._tls = tls
+        self._keepalive_timeout_s = keepalive_timeout_s
         self._outgoing: asyncio.Queue[pb.AgentMessage] | None = None
 
     def send(self, **message: Any) -> None:
@@ -78,10 +81,11 @@ class Link:
         """One stream, to its end: whether it was accepted, whether another try is useless, and how it ended."""
         try:
             metadata = self._credentials[address].metadata()
+            opened = open_aio_channel(address, self._tls, self._keepalive_timeout_s)
         except StartError as error:
             return False, True, str(error)
         accepted = False
-        async with grpc.aio.insecure_channel(address, options=self._options) as channel:
+        async with opened as channel:
             call: Any = AgentsStub(channel).Attach(metadata=metadata)
             writer: asyncio.Task[None] | None = None
             try:

@@ -192,6 +192,7 @@ def _join(
     from horovod.worker.runtime.negotiation import REPORTS_PER_S, Negotiator
     from horovod.worker.runtime.proofs import PastWorld
     from horovod.worker.runtime.session import NOT_CONNECTED, PROTOCOL_VERSION, Session
+    from horovod.worker.runtime.tls import ClientTls
     from horovod.worker.runtime.token import given_token
     from horovod.worker.runtime.witness import own_identity
 
@@ -228,6 +229,7 @@ def _join(
     session = Session(
         coordinator,
         token,
+        tls=ClientTls.of(settings),
         keepalive_timeout_seconds=settings.keepalive_timeout_seconds,
         reattach_grace_seconds=settings.reattach_grace_seconds,
     )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -16,9 +17,11 @@ from horovod.protos.v1.jobs_pb2_grpc import JobsStub
 from horovod.worker.agent.feed import OUTPUT_COST
 from horovod.worker.agent.log import STREAMS
 from horovod.worker.agent.output import Console
-from horovod.worker.runtime.channel import channel_options, explain, waiting_helps
-from horovod.worker.runtime.token import Credential
+from horovod.worker.runtime.channel import explain, open_aio_channel, waiting_helps
+from horovod.worker.runtime.tls import ClientTls
+from horovod.worker.runtime.token import Credential, given_token
 from horovod.worker.setting import split_address
+from horovod.worker.settings import resolve
 from horovod.worker.words import printable
 
 PATIENCE_S = 60.0  # without any coordinator that answers
@@ -34,12 +37,28 @@ class ClusterError(RuntimeError):
     """The coordinator refuses, or none answers. The text is a sentence for the user."""
 
 
-class ClusterClient:
-    """`async with ClusterClient(addresses, token) as cluster:`"""
+@dataclass(frozen=True)
+class Access:
+    """Where coordinators are and what to show to them."""
 
-    def __init__(self, addresses: Sequence[str], token: str | None, patience_s: float = PATIENCE_S) -> None:
-        self._addresses = list(addresses)
-        self._credentials = [Credential(address, token) for address in addresses]
+    addresses: Sequence[str]
+    token: str | None = field(default=None, repr=False)
+    tls: ClientTls | None = None
+
+    @classmethod
+    def of(cls, addresses: Sequence[str], environ: Mapping[str, str]) -> Access:
+        """With the token and the files that the environment names. ValueError or StartError with a sentence."""
+        settings = resolve(environ)
+        return cls(addresses, given_token(settings), ClientTls.of(settings))
+
+
+class ClusterClient:
+    """`async with ClusterClient(access) as cluster:`"""
+
+    def __init__(self, access: Access, patience_s: float = PATIENCE_S) -> None:
+        self._addresses = list(access.addresses)
+        self._tls = access.tls
+        self._credentials = [Credential(address, access.token) for address in access.addresses]
         self._channels: dict[int, grpc.aio.Channel] = {}
         self._preferred = 0
         self._patience_s = patience_s
@@ -146,7 +165,7 @@ class ClusterClient:
     def _stub(self) -> tuple[Any, dict[str, Any]]:
         number = self._preferred
         if number not in self._channels:
-            self._channels[number] = grpc.aio.insecure_channel(self._addresses[number], options=channel_options(20.0))
+            self._channels[number] = open_aio_channel(self._addresses[number], self._tls)
         return JobsStub(self._channels[number]), {"metadata": self._credentials[number].metadata()}
 
     def _next(self) -> None:
@@ -248,6 +267,7 @@ _OWN_NAMES = {
     "_", "CUDA_VISIBLE_DEVICES", "DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "HOME", "HOSTNAME", "INVOCATION_ID", "LOGNAME",
     "LS_COLORS", "MAIL", "NOTIFY_SOCKET", "OLDPWD", "PWD", "SHELL", "SHLVL", "TMPDIR", "USER", "WINDOWID", "XAUTHORITY",
     "HOROVOD_TOKEN", "HOROVOD_TOKEN_FILE", "HOROVOD_COORDINATOR", "HOROVOD_HOSTNAME", "HOROVOD_JOB",
+    "HOROVOD_TLS_CA", "HOROVOD_TLS_CERT", "HOROVOD_TLS_KEY", "HOROVOD_TLS_SERVER_NAME",
 }  # fmt: skip
 _OWN_BEGINNINGS = ("SSH_", "XDG_", "SUDO_", "PYTEST_", "BASH_FUNC_")
 

@@ -13,13 +13,11 @@ from typing import Any
 
 from horovod.coordinator.core.words import joined, ranks_in_words
 from horovod.protos.v1 import jobs_pb2
-from horovod.runner.cluster_client import ClusterClient, FollowedJob, coordinators_of, exported
+from horovod.runner.cluster_client import Access, ClusterClient, FollowedJob, coordinators_of, exported
 from horovod.runner.control import Control
 from horovod.runner.hosts import HostSlots, fill
 from horovod.runner.job import terminal_size
 from horovod.worker.agent.output import Console, Writer
-from horovod.worker.runtime.token import given_token
-from horovod.worker.settings import resolve
 
 OnStart = Callable[[Any], None]
 OnChange = Callable[[jobs_pb2.JobRecord], None]
@@ -58,8 +56,7 @@ def user_name() -> str:
 
 def launch_on_agents(args: argparse.Namespace, environ: Mapping[str, str], hosts: Sequence[tuple[str, int]]) -> int:
     """Runs the job of a command line on registered agents; the exit code of the launcher."""
-    addresses = coordinators_of(args.coordinator, "--coordinator")
-    token = given_token(resolve(environ))
+    access = Access.of(coordinators_of(args.coordinator, "--coordinator"), environ)
     count = args.num_proc or sum(slots for _, slots in hosts)
     if not count:
         raise ValueError("-np is missing: say how many processes to start, for example -np 2.")
@@ -68,11 +65,11 @@ def launch_on_agents(args: argparse.Namespace, environ: Mapping[str, str], hosts
     args.num_proc = count
     spec = job_of(args, {**environ, **terminal_size(environ)}, hosts)
     if args.detach:
-        print(submit(addresses, token, spec).id, flush=True)
+        print(submit(access, spec).id, flush=True)
         return 0
 
     def run(console: Console, on_start: OnStart, changed: OnChange) -> jobs_pb2.JobRecord:
-        return asyncio.run(attended(addresses, token, spec, console, on_start, changed))
+        return asyncio.run(attended(access, spec, console, on_start, changed))
 
     return show(args, count, run)
 
@@ -115,19 +112,18 @@ def in_words(share: jobs_pb2.Share) -> str:
     return f"{words}, over {joined(list(share.interfaces))}" if share.interfaces else words
 
 
-def submit(addresses: Sequence[str], token: str | None, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord:
+def submit(access: Access, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord:
     """For --detach."""
 
     async def run() -> jobs_pb2.JobRecord:
-        async with ClusterClient(addresses, token) as cluster:
+        async with ClusterClient(access) as cluster:
             return await cluster.submit(spec)
 
     return asyncio.run(run())
 
 
 async def attended(
-    addresses: Sequence[str],
-    token: str | None,
+    access: Access,
     work: jobs_pb2.JobSpec | jobs_pb2.Open,
     console: Console,
     on_start: OnStart,
@@ -139,7 +135,7 @@ async def attended(
     on_start: called in the event loop with what a signal handler may stop. prepare: called with the job before that.
     ClusterError, with a sentence, when no coordinator serves.
     """
-    async with ClusterClient(addresses, token) as cluster:
+    async with ClusterClient(access) as cluster:
         job = FollowedJob(cluster, console)
         job.changed = changed
         prepare(job)

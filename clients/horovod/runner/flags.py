@@ -62,7 +62,8 @@ def make_parser() -> Parser:
         prog="horovodrun",
         description="Starts a training program as several processes that train together.",
         usage="horovodrun -np N [options] command [arguments]",
-        epilog="Example: horovodrun -np 2 python train.py. Settings may also stand in --config-file or in the "
+        epilog="Example: horovodrun -np 2 python train.py. `horovodrun certs --help` and `horovodrun token --help` are "
+        "about certificates and of tokens for one job. Settings may also stand in --config-file or in the "
         "environment; an option beats the file, and the file beats the environment.",
     )
     parser.add_argument("-v", "--version", action="version", version=__version__)

@@ -16,7 +16,7 @@ from typing import Any
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.protos.v1 import jobs_pb2
-from horovod.runner.cluster_client import FollowedJob
+from horovod.runner.cluster_client import Access, FollowedJob
 from horovod.runner.cluster_launch import attended, job_of, show
 from horovod.runner.hosts import HostSlots, remote
 from horovod.runner.job import terminal_size
@@ -173,7 +173,7 @@ def run_on_hosts(
             on_start(_Starting(task))
             agents = HostAgents(hosts, order, ssh, python, environ, settings.start_timeout_seconds, note)
             async with agents:
-                return await attended([f"127.0.0.1:{port}"], token, spec, console, on_start, changed, output)
+                return await attended(Access([f"127.0.0.1:{port}"], token), spec, console, on_start, changed, output)
 
         try:
             return asyncio.run(run())

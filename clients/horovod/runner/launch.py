@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from horovod.coordinator.core.words import joined
-from horovod.runner import flags, lsf
+from horovod.runner import commands, flags, lsf
 from horovod.runner.clusters import task_of
 from horovod.runner.config_file import read_config
 from horovod.runner.control import Control
@@ -67,6 +67,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def run_commandline(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command. Returns when all went well, else exits through SystemExit."""
     _open_standard_descriptors()
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in commands.NAMES:
+        sys.exit(commands.run(argv))
     verbose = False
     try:
         args = _parse_and_warn(argv)
