@@ -44,6 +44,8 @@ class MembershipService(MembershipServicer):
         refused = _obstacle(first)  # to what makes no sense, whichever job runs
         if refused is None:
             await self._be_served(job, context, who)
+        else:
+            self._hub.metrics.refusals.add(1, "attach" if first.HasField("attach") else "join")
         kind = first.WhichOneof("message")
         span = tracing.begin(
             f"horovod.coordinator.{kind}", tracing.from_metadata(context.invocation_metadata()), job=job
