@@ -10,6 +10,9 @@ from typing import Any
 
 import grpc
 
+from horovod import __version__
+from horovod.protos.v1.agents_pb2_grpc import add_AgentsServicer_to_server
+from horovod.protos.v1.jobs_pb2_grpc import add_JobsServicer_to_server
 from horovod.protos.v1.membership_pb2_grpc import add_MembershipServicer_to_server
 from horovod.protos.v1.negotiation_pb2_grpc import add_NegotiationServicer_to_server
 from horovod.telemetry.http import WebServer
@@ -19,10 +22,14 @@ from .core.deadlock import USUAL_TIMES, DeadlockTimes
 from .core.formation import MAX_WORLD_BYTES
 from .core.overview import JobOverview
 from .exposure import check_exposure
+from .job_token import MIN_CLUSTER_TOKEN_LENGTH, job_token
 from .limits import Limits
+from .services.agents import AgentsService
 from .services.auth import Access
+from .services.cluster import ClusterHub
 from .services.health import add_health_to_server
 from .services.hub import Hub
+from .services.jobs import JobsService
 from .services.membership import MembershipService
 from .services.negotiation import NegotiationService
 from .store import MemoryStore, Store
@@ -70,6 +77,7 @@ class CoordinatorServer:
         self._deadlock = deadlock
         self._server: grpc.aio.Server | None = None
         self._hub: Hub | None = None
+        self._cluster: ClusterHub | None = None
         self._store: Store | None = None
         self._ready: Readiness
         self._listening = ""
@@ -128,6 +136,9 @@ class CoordinatorServer:
         )
         add_MembershipServicer_to_server(MembershipService(hub, access), server)
         add_NegotiationServicer_to_server(NegotiationService(hub, access), server)
+        cluster = ClusterHub(self._store, __version__, limits=self._limits, token=lambda job: _token_for(token, job))
+        add_AgentsServicer_to_server(AgentsService(cluster), server)
+        add_JobsServicer_to_server(JobsService(cluster), server)
         add_health_to_server(self._ready, server)
         if token_files is None:
             port = _bind(server, address, credentials)
@@ -139,10 +150,11 @@ class CoordinatorServer:
                 raise
             self._token_files = token_files
             self._token_watch = asyncio.create_task(_keep(token_files, self._keep_token_s))
+        await cluster.start()
         await server.start()
         if warning:
             _log.warning("%s", warning)
-        self._server, self._hub = server, hub
+        self._server, self._hub, self._cluster = server, hub, cluster
         self._clock_watch = asyncio.create_task(hub.watch_clock())
         self._listening = str(ListenAddress(address.host, port))
         return port
@@ -182,10 +194,19 @@ class CoordinatorServer:
         if self._token_files is not None and self._token_watch is not None:
             self._token_watch.cancel()
             self._token_files.remove()
+        if self._cluster is not None:
+            await self._cluster.stop()
         await self._hub.stop()
         await server.stop(grace)
         if self._store is not None:
             await self._store.close()
+
+
+def _token_for(token: str | None, job: str) -> str:
+    """With what the ranks of a job join: its own token, unless the cluster's is too short to make one of."""
+    if token is None or len(token) < MIN_CLUSTER_TOKEN_LENGTH:
+        return token or ""
+    return job_token(token, job)
 
 
 def _bind(server: grpc.aio.Server, address: ListenAddress, credentials: grpc.ServerCredentials | None) -> int:
