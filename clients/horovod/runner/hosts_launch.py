@@ -15,6 +15,7 @@ from typing import Any
 
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.coordinator.services.exchange import Exchange
 from horovod.protos.v1 import jobs_pb2
 from horovod.runner.cluster_client import Access, FollowedJob
 from horovod.runner.cluster_launch import attended, job_of, show
@@ -159,11 +160,15 @@ def run_on_hosts(
     changed: Callable[[jobs_pb2.JobRecord], None] = lambda record: None,
     note: Callable[[str], None] = lambda line: None,
     output: Callable[[FollowedJob], None] = lambda job: None,
+    exchange: Exchange | None = None,
 ) -> jobs_pb2.JobRecord:
-    """The record of the job when it is over. RuntimeError with a line for each host that could not be used."""
+    """The record of the job when it is over. RuntimeError with a line for each host that could not be used.
+
+    exchange: what ranks fetch from this coordinator and deliver to it.
+    """
     token = secrets.token_urlsafe(32)
     limits = Limits(settings.keepalive_timeout_seconds, settings.reattach_grace_seconds)
-    with EmbeddedCoordinator(_everywhere(), token=token, limits=limits) as coordinator:
+    with EmbeddedCoordinator(_everywhere(), token=token, limits=limits, exchange=exchange) as coordinator:
         port = int(coordinator.address.rpartition(":")[2])
         order = {"token": token, "coordinators": _addresses(settings, port)}
 
