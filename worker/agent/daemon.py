@@ -76,7 +76,8 @@ class Daemon:
         self._jobs: dict[str, KeptJob] = {}
         self._feeds: dict[int, tuple[Feed, asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._starting: dict[str, str] = {}  # jobs that were told to start, and why they could not be
+        self._starting: dict[str, list[dict[str, Any]]] = {}  # jobs without a keeper yet, with what they are told
+        self._unstarted: dict[str, str] = {}  # why jobs could not be started, until that is recorded
         self._probes = ProbePort(host.name)
         self._link = Link(addresses, token, self._register, self._obey, self._lost_coordinator, tls)
         self._draining = False
@@ -118,8 +119,8 @@ class Daemon:
     def end_all(self, signum: int = signal.SIGTERM) -> None:
         """Ends every rank and then leaves."""
         self._draining = True
-        for kept in self._jobs.values():
-            kept.tell(signal=signum, stop=True)
+        for job in [*self._jobs, *self._starting]:
+            self._tell(job, signal=signum, stop=True)
         self._leaving.set()
 
     # -- the coordinator -----------------------------------------------------------------------------------------------
@@ -148,8 +149,10 @@ class Daemon:
         for kept in self._jobs.values():
             if not kept.recorded.is_set():
                 register.jobs.append(kept.report())
-        for job, error in self._starting.items():
-            register.jobs.add(job=job, over=bool(error), error=error)
+        for job in self._starting:
+            register.jobs.add(job=job)
+        for job, error in self._unstarted.items():
+            register.jobs.add(job=job, over=True, error=error)
         return register
 
     def _obey(self, command: pb.AgentCommand) -> None:
@@ -159,13 +162,11 @@ class Daemon:
         elif command.HasField("start"):
             self._start_share(command.start)
         elif command.HasField("end"):
-            if kept := self._jobs.get(command.end.job):
-                kept.tell(end=True)
+            self._tell(command.end.job, end=True)
         elif command.HasField("signal"):
-            if kept := self._jobs.get(command.signal.job):
-                kept.tell(signal=command.signal.signal, stop=command.signal.stop)
+            self._tell(command.signal.job, signal=command.signal.signal, stop=command.signal.stop)
         elif command.HasField("forget"):
-            self._starting.pop(command.forget.job, None)
+            self._unstarted.pop(command.forget.job, None)
             if kept := self._jobs.get(command.forget.job):
                 kept.record()
                 self._clear_old()
@@ -190,7 +191,7 @@ class Daemon:
         if kept := self._jobs.get(start.job):
             self._link.send(report=kept.report())
         elif start.job not in self._starting:
-            self._starting[start.job] = ""
+            self._starting[start.job] = []
             self._spawn(self._start(start))
 
     async def _start(self, start: pb.StartShare) -> None:
@@ -203,12 +204,21 @@ class Daemon:
         except (OSError, ValueError) as error:
             text = reason_of(error) if isinstance(error, OSError) else str(error)
             file = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
-            self._starting[start.job] = f"host {self.host.name} can't start it: {text}{file}"
-            self._link.send(report=pb.JobReport(job=start.job, over=True, error=self._starting[start.job]))
+            del self._starting[start.job]
+            error_text = self._unstarted[start.job] = f"host {self.host.name} can't start it: {text}{file}"
+            self._link.send(report=pb.JobReport(job=start.job, over=True, error=error_text))
+            self._look_idle()
             return
-        del self._starting[start.job]
         self._jobs[start.job] = kept
+        for command in self._starting.pop(start.job):
+            kept.tell(**command)
         self._on_change(kept)
+
+    def _tell(self, job: str, **command: Any) -> None:
+        if job in self._starting:
+            self._starting[job].append(command)
+        elif kept := self._jobs.get(job):
+            kept.tell(**command)
 
     async def _adopt(self) -> None:
         folder = self.host.state / "jobs"

@@ -116,6 +116,8 @@ class Keeper:
             self._agent = LocalAgent(self._logs, guardian)
             self._agent.changed = self._tell
             await self._agent.run(self._order.slots)
+            if not self._error and len(self._agent.pids) < len(self._order.slots):
+                self._error = "it was stopped before all of its ranks were started"
         except OSError as error:
             self._error = str(error.strerror or error)
         finally:
