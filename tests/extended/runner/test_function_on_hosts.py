@@ -1,7 +1,14 @@
-"""horovod.run with ranks on hosts that only ssh reaches: real sshd's, each in a network namespace of its own."""
+"""horovod.run, and the status line, with ranks on hosts that only ssh reaches.
+
+These are real sshd's, each in a network namespace of its own.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -89,3 +96,32 @@ def test_a_host_that_cannot_be_used(hosts: Hosts) -> None:
     out, err = call(hosts, "horovod.run(place, ('',), num_proc=4, hosts=HOSTS)")
     assert out.startswith("could not connect to some hosts via ssh"), err
     assert f"{hosts.names[2]}: " in out
+
+
+def test_a_terminal_shows_hosts_that_connect_and_ranks_that_join(hosts: Hosts) -> None:
+    """The second host's sshd is stopped as a process until the first host has been seen to be ready."""
+    program = hosts.folder / "program.py"
+    program.write_text("from horovod.common import basics as hvd\nhvd.init()\n")
+    master, terminal = pty.openpty()
+    slow = hosts.server(hosts.names[2])
+    slow.send_signal(signal.SIGSTOP)
+    command = [*hosts.inside(hosts.names[0]), sys.executable, "-m", "horovod.runner.launch", "-np", "4", "-H"]
+    command += [",".join(f"{name}:2" for name in hosts.names[1:]), sys.executable, str(program)]
+    environ = {**hosts.environ, "TERM": "xterm"}
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal, env=environ) as process:
+        os.close(terminal)
+        try:
+            shown = b""
+            line = f"\rhorovodrun: 1 of 2 hosts are ready; waiting for {hosts.names[2]}\x1b[K".encode()
+            while line not in shown:
+                shown += os.read(master, 4096)
+            slow.send_signal(signal.SIGCONT)
+            with contextlib.suppress(OSError):  # the last process that had the terminal is gone
+                while data := os.read(master, 4096):
+                    shown += data
+            assert process.wait(DEADLINE_S) == 0, shown
+        finally:
+            slow.send_signal(signal.SIGCONT)
+            process.kill()
+            os.close(master)
+    assert shown.endswith(b"\r\x1b[K"), "the line goes away"
