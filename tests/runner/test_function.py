@@ -273,9 +273,9 @@ def test_the_parameters_are_those_of_earlier_versions() -> None:
     ],
 )
 def test_old_names_are_deprecated(old: str, value: Any, new: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"^{old} is deprecated, use {new}"):
-        with pytest.raises(ValueError, match="exclude each other"):
-            horovod.run(print, hosts="a:1", hostfile="f", **{old: value})
+    said = pytest.warns(DeprecationWarning, match=f"^{old} is deprecated, use {new}")
+    with said, pytest.raises(ValueError, match="exclude each other"):
+        horovod.run(print, hosts="a:1", hostfile="f", **{old: value})
 
 
 def test_old_names_still_work() -> None:
