@@ -11,10 +11,10 @@ from typing import Any
 import grpc
 
 from horovod import __version__
-from horovod.protos.v1.agents_pb2_grpc import add_AgentsServicer_to_server
-from horovod.protos.v1.jobs_pb2_grpc import add_JobsServicer_to_server
-from horovod.protos.v1.membership_pb2_grpc import add_MembershipServicer_to_server
-from horovod.protos.v1.negotiation_pb2_grpc import add_NegotiationServicer_to_server
+from horovod.protos.v1.agents_pb2 import AgentMessage
+from horovod.protos.v1.membership_pb2 import MemberMessage
+from horovod.protos.v1.negotiation_pb2 import NegotiationMessage
+from horovod.telemetry import Registry
 from horovod.telemetry.http import WebServer
 
 from .address import ListenAddress, is_free, reason_of
@@ -30,9 +30,10 @@ from .services.cluster import ClusterHub
 from .services.exchange import Exchange
 from .services.health import add_health_to_server
 from .services.hub import Hub
-from .services.jobs import JobsService
+from .services.jobs import JobsService, add_jobs_to_server
 from .services.membership import MembershipService
 from .services.negotiation import NegotiationService
+from .services.sending import Sending, add_stream_to_server
 from .store import MemoryStore, Store
 from .store.measured import MeasuredStore
 from .tls import ServerTls
@@ -137,11 +138,15 @@ class CoordinatorServer:
             deadlock=self._deadlock,
             told_level=self._told_level,
         )
-        add_MembershipServicer_to_server(MembershipService(hub, access), server)
-        add_NegotiationServicer_to_server(NegotiationService(hub, access), server)
+        sending = Sending()
+        membership = MembershipService(hub, access, sending)
+        negotiation = NegotiationService(hub, access, sending)
+        add_stream_to_server(server, "horovod.v1.Membership", "Join", membership.Join, MemberMessage)
+        add_stream_to_server(server, "horovod.v1.Negotiation", "Negotiate", negotiation.Negotiate, NegotiationMessage)
         cluster = ClusterHub(self._store, __version__, limits=self._limits, token=lambda job: _token_for(token, job))
-        add_AgentsServicer_to_server(AgentsService(cluster), server)
-        add_JobsServicer_to_server(JobsService(cluster), server)
+        agents = AgentsService(cluster, sending)
+        add_stream_to_server(server, "horovod.v1.Agents", "Attach", agents.Attach, AgentMessage)
+        add_jobs_to_server(server, JobsService(cluster, sending))
         add_health_to_server(self._ready, server)
         if exchange is not None:
             server.add_generic_rpc_handlers((exchange.handler(access),))
@@ -179,6 +184,13 @@ class CoordinatorServer:
             raise address.bind_error(error.errno or errno.EADDRNOTAVAIL) from error
         self._web = web
         return port
+
+    @property
+    def registry(self) -> Registry:
+        """The metrics; after `start`."""
+        if self._hub is None:
+            raise RuntimeError("The coordinator does not run; call start() first.")
+        return self._hub.metrics.registry
 
     def overview(self) -> list[JobOverview]:
         """All jobs as they are now. Any thread."""

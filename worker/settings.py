@@ -117,6 +117,14 @@ class Settings:
         section="params",
         **_PATIENCE,
     )
+    web_listen: str | None = row(
+        "HOROVOD_WEB_LISTEN",
+        None,
+        "where the launcher's coordinator shows its status page, /metrics, /healthz and /readyz, for example "
+        "127.0.0.1:9400; whoever can connect there may read them",
+        section="params",
+        kind="address",
+    )
     report_seconds: float = row(
         "HOROVOD_REPORT_SECONDS",
         10.0,

@@ -6,20 +6,21 @@ import grpc
 
 from horovod.coordinator.core.words import printable
 from horovod.protos.v1 import agents_pb2 as pb
-from horovod.protos.v1.agents_pb2_grpc import AgentsServicer
 
 from .cluster import ClusterHub, CommandOutbox
 from .outbox import Outbox
+from .sending import Sending
 from .streams import MAX_SHOWN, Context, converse, first_message, own_errors
 
 MAX_COMMANDS = 1 << 16
 
 
-class AgentsService(AgentsServicer):
-    def __init__(self, hub: ClusterHub) -> None:
+class AgentsService:
+    def __init__(self, hub: ClusterHub, sending: Sending) -> None:
         self._hub = hub
+        self._sending = sending
 
-    async def Attach(  # type: ignore[override]  # noqa: N802 - the contract's name; grpc.aio also takes a coroutine
+    async def Attach(  # noqa: N802 - the contract's name
         self, request_iterator: AsyncIterator[pb.AgentMessage], context: Context
     ) -> None:
         first = await first_message(request_iterator, context, "what the agent registers")
@@ -41,6 +42,7 @@ class AgentsService(AgentsServicer):
                 commands,
                 lambda message: self._hub.received(register.name, message),
                 iter,
+                self._sending,
                 who,
             )
         finally:

@@ -1,25 +1,27 @@
 """The Jobs service: what `horovodrun --coordinator` asks for."""
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 
 from horovod.coordinator.core.words import printable
 from horovod.protos.v1 import jobs_pb2 as pb
-from horovod.protos.v1.jobs_pb2_grpc import JobsServicer
 
 from .cluster import ClusterHub
 from .follower import MAX_EVENTS, Follower, JobOutbox, with_latest_record
 from .outbox import Outbox
+from .sending import Sending, as_bytes
 from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
 
 LISTED_JOBS = 50  # that are over, unless a client asks for another number
 _SIGNALS = range(1, 65)
 
 
-class JobsService(JobsServicer):
-    def __init__(self, hub: ClusterHub) -> None:
+class JobsService:
+    def __init__(self, hub: ClusterHub, sending: Sending) -> None:
         self._hub = hub
+        self._sending = sending
 
     async def Submit(self, request: pb.JobSpec, context: Context) -> pb.JobRecord:  # noqa: N802
         async with own_errors(context, "a client"):
@@ -28,7 +30,7 @@ class JobsService(JobsServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, record)
         return record
 
-    async def Follow(  # type: ignore[override]  # noqa: N802
+    async def Follow(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.FollowMessage], context: Context
     ) -> None:
         first = await first_message(request_iterator, context, "the job to follow")
@@ -47,7 +49,7 @@ class JobsService(JobsServicer):
         try:
             async with own_errors(context, who):
                 self._hub.follow(follower)
-            await converse(request_iterator, context, events, receive, with_latest_record, who)
+            await converse(request_iterator, context, events, receive, with_latest_record, self._sending, who)
         finally:
             self._hub.unfollow(follower)
 
@@ -71,3 +73,15 @@ def unknown(job: str) -> str:
         f"There is no job {printable(job, MAX_SHOWN)!r} here: `horovodrun ps` shows those that there are. The last 200 "
         "that are over are kept."
     )
+
+
+def add_jobs_to_server(server: grpc.aio.Server, service: JobsService) -> None:
+    """As the generated function, for a stream whose answers may be bytes already (sending.py)."""
+    unary = grpc.unary_unary_rpc_method_handler
+    handlers: dict[str, Any] = {
+        "Submit": unary(service.Submit, pb.JobSpec.FromString, as_bytes),
+        "List": unary(service.List, pb.ListRequest.FromString, as_bytes),
+        "Signal": unary(service.Signal, pb.SignalRequest.FromString, as_bytes),
+        "Follow": grpc.stream_stream_rpc_method_handler(service.Follow, pb.FollowMessage.FromString, as_bytes),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("horovod.v1.Jobs", handlers),))

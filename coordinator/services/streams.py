@@ -10,6 +10,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from .outbox import Outbox
+from .sending import Sending
 
 FIRST_MESSAGE_TIMEOUT_S = 30.0
 DRAIN_TIMEOUT_S = 5.0
@@ -72,6 +73,7 @@ async def converse(
     outbox: Outbox[Response],
     receive: Callable[[Request], None],
     combine: Callable[[list[Response]], Iterable[Response]],
+    sending: Sending,
     who: str = "a member",
 ) -> None:
     """Feeds every request to `receive` and sends what comes into `outbox`, until that ends or the peer sends no more.
@@ -112,7 +114,9 @@ async def converse(
                     outbox.fail(grpc.StatusCode.INTERNAL, own_error(error, who))
                     return
                 for message in messages:
-                    await context.write(message)
+                    data = sending.serializer(message)
+                    async with sending.turns.turn(len(data)):
+                        await context.write(data)
         finally:
             outbox.close()
 

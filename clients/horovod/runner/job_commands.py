@@ -179,7 +179,11 @@ def _logs(args: argparse.Namespace) -> int:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         loop.add_signal_handler(signal.SIGINT, task.cancel)
-        writer.failed = lambda descriptor, error: loop.call_soon_threadsafe(task.cancel)
+
+        def failed(descriptor: int, error: OSError) -> None:
+            loop.call_soon_threadsafe(task.cancel)
+
+        writer.failed = failed
         await attended(_access(args), request, console, lambda job: None)
 
     try:
