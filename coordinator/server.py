@@ -12,7 +12,7 @@ import grpc
 
 from horovod import __version__
 from horovod.protos.v1.agents_pb2 import AgentMessage
-from horovod.protos.v1.membership_pb2 import MemberMessage
+from horovod.protos.v1.membership_pb2 import MemberMessage, ServesRequest
 from horovod.protos.v1.negotiation_pb2 import NegotiationMessage
 from horovod.telemetry import Registry
 from horovod.telemetry.http import WebServer
@@ -33,7 +33,7 @@ from .services.hub import Hub
 from .services.jobs import JobsService, add_jobs_to_server
 from .services.membership import MembershipService
 from .services.negotiation import NegotiationService
-from .services.sending import Sending, add_stream_to_server
+from .services.sending import Sending, add_call_to_server, add_stream_to_server
 from .store import MemoryStore, Store
 from .store.measured import MeasuredStore
 from .tls import ServerTls
@@ -85,6 +85,7 @@ class CoordinatorServer:
         self._listening = ""
         self._web: WebServer | None = None
         self._clock_watch: asyncio.Task[None] | None = None
+        self._serving: list[asyncio.Task[None]] = []
         self._token_files: TokenFiles | None = None
         self._token_watch: asyncio.Task[None] | None = None
 
@@ -95,6 +96,7 @@ class CoordinatorServer:
         store: Store | None = None,
         *,
         token_files: TokenFiles | None = None,
+        advertise: str | None = None,
         tls: ServerTls | None = None,
         insecure: bool = False,
         exchange: Exchange | None = None,
@@ -104,6 +106,7 @@ class CoordinatorServer:
         token: members must know it, or that of their job made from it; None serves every process that can connect.
         store: closed with the server.
         token_files: where processes of this user find the token while the coordinator runs.
+        advertise: HOST:PORT where members and other coordinators of the store reach this one; `listen` by default.
         tls: the certificate by which members know the coordinator, and whose members it takes.
         insecure: serves strangers of other hosts, too.
         exchange: what ranks of horovod.run fetch and deliver here.
@@ -137,11 +140,14 @@ class CoordinatorServer:
             limits=self._limits,
             deadlock=self._deadlock,
             told_level=self._told_level,
+            token=token,
+            tls=tls is not None,
         )
         sending = Sending()
         membership = MembershipService(hub, access, sending)
         negotiation = NegotiationService(hub, access, sending)
         add_stream_to_server(server, "horovod.v1.Membership", "Join", membership.Join, MemberMessage)
+        add_call_to_server(server, "horovod.v1.Membership", "Serves", membership.Serves, ServesRequest)
         add_stream_to_server(server, "horovod.v1.Negotiation", "Negotiate", negotiation.Negotiate, NegotiationMessage)
         cluster = ClusterHub(self._store, __version__, limits=self._limits, token=lambda job: _token_for(token, job))
         agents = AgentsService(cluster, sending)
@@ -160,11 +166,13 @@ class CoordinatorServer:
                 raise
             self._token_files = token_files
             self._token_watch = asyncio.create_task(_keep(token_files, self._keep_token_s))
+        hub.serving.address = advertise or str(ListenAddress(address.host, port))
         await cluster.start()
         await server.start()
         if warning:
             _log.warning("%s", warning)
         self._server, self._hub, self._cluster = server, hub, cluster
+        self._serving = [asyncio.create_task(hub.serving.keep()), asyncio.create_task(hub.serving.watch())]
         self._clock_watch = asyncio.create_task(hub.watch_clock())
         self._listening = str(ListenAddress(address.host, port))
         return port
@@ -206,6 +214,8 @@ class CoordinatorServer:
         if server is None or self._hub is None or self._clock_watch is None:
             return
         self._clock_watch.cancel()
+        for task in self._serving:
+            task.cancel()
         if self._web is not None:
             await self._web.stop()
         if self._token_files is not None and self._token_watch is not None:
