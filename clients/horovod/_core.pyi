@@ -17,6 +17,7 @@ __all__ = [
     "MAX_IDS",
     "MAX_NAME_LENGTH",
     "MAX_TENSORS",
+    "OP_TRAITS",
     "Copier",
     "DType",
     "DeviceKind",
@@ -51,6 +52,9 @@ MAX_IDS: Final[int]  # the coordinator's numbers of operations are below this
 MAX_NAME_LENGTH: Final[int]
 MAX_TENSORS: Final[int]
 MAX_DIMENSIONS: Final[int]
+
+# What each type of operation is, by its name: the rows of csrc/collectives/op_types.h.
+OP_TRAITS: Final[dict[str, dict[str, bool]]]
 
 class OpType(IntEnum):
     ALLREDUCE = ...

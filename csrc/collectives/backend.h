@@ -9,6 +9,8 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
+  // Whether it runs operations of this type; those that it does not have run in our own way.
+  virtual bool has(OpType type) const = 0;
   // Runs a batch (operations of equal type, dtype and factors) to its end on this member. Never throws.
   virtual Status run(Batch batch) = 0;
 };

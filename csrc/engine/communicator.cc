@@ -140,7 +140,7 @@ void Communicator::tell_coordinator(OutboxItem::Kind kind, const Submission& sub
   item.kind = kind;
   item.spec = submission.spec;
   item.spec.name = submission.announced_name();
-  if (item.spec.type == OpType::broadcast) item.spec.root = members_.ranks[item.spec.root];
+  if (traits_of(item.spec.type).rooted) item.spec.root = members_.ranks[item.spec.root];
   item.process_set = members_.process_set;
   if (kind == OutboxItem::blocked) item.waited_us = submission.reported_us - submission.waited_since_us;
   outbox_.push(std::move(item));

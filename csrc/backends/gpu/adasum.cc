@@ -57,6 +57,7 @@ class AdasumPath final : public DevicePath {
     return finish(batch, spread);
   }
 
+  bool has(OpType type) const override { return type == OpType::allreduce; }
   bool busy() const override {
     const AdasumSteps steps = made();
     return (steps.within && steps.within->busy()) || (steps.between && steps.between->busy());
