@@ -25,7 +25,7 @@ _DEVICES = frozenset(pb.DeviceKind.values())
 _DTYPES = frozenset(pb.DataType.values())
 
 # Wire names are "<prefix>.<user name>".
-_NAMES = [name.removeprefix("OPERATION_TYPE_").lower() for name in pb.OperationType.keys()]
+_NAMES = [name.removeprefix("OPERATION_TYPE_").lower() for name, _ in pb.OperationType.items()]
 _PREFIXES = frozenset(prefix + name for name in _NAMES for prefix in ("", "grouped_"))
 
 UNNAMED = "noname."

@@ -1,7 +1,8 @@
 """Every type of operation and every reduction that there is: results, names, checks, the timeline.
 
-Nothing here knows the types: they come from the engine's table, and what must come out from outcomes.py. So a new one is
-tested when it has its rows; tests/extended/native/test_new_operations.py adds some to a copy of the tree and runs this.
+Nothing here knows the types: they come from the engine's table, and what must come out from outcomes.py. So a new one
+is tested when it has its rows; tests/extended/native/test_new_operations.py adds some to a copy of the tree and runs
+this.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def outputs_for(kind: OpType, arrays: list[np.ndarray]) -> list[np.ndarray | Non
     return [None if OP_TRAITS[kind.name]["allocates"] else np.empty_like(array) for array in arrays]
 
 
-def adopted(kind: OpType, answer: object, arrays: list[np.ndarray], outputs: list[np.ndarray | None]) -> list[np.ndarray]:
+def adopted(
+    kind: OpType, answer: object, arrays: list[np.ndarray], outputs: list[np.ndarray | None]
+) -> list[np.ndarray]:
     if not OP_TRAITS[kind.name]["allocates"]:
         return [output for output in outputs if output is not None]
     made = answer[0] if isinstance(answer, tuple) else answer
@@ -68,7 +71,9 @@ def test_results_of_single_and_grouped_operations(world: EngineWorld, kind: OpTy
                 arrays = [given(kind, member.rank, shape, member.size) for shape in shapes]
                 for name in (f"{wire}.{root}.{shapes}", f"{wire}.noname"):
                     outputs = outputs_for(kind, arrays)
-                    running.append((root, shapes, arrays, outputs, member.submit(kind, name, arrays, outputs, root=root)))
+                    running.append(
+                        (root, shapes, arrays, outputs, member.submit(kind, name, arrays, outputs, root=root))
+                    )
         for root, shapes, arrays, outputs, handle in running:
             for shape, got in zip(shapes, adopted(kind, handle.result(), arrays, outputs), strict=True):
                 everybody = [given(kind, rank, shape, member.size) for rank in range(member.size)]

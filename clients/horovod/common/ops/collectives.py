@@ -238,8 +238,10 @@ class Collectives(Generic[T]):
         raise HorovodInternalError("Reducescatter supports op=hvd.Average and op=hvd.Sum only.")
 
     # -- types without calls of their own ------------------------------------------------------------------------------
-    def run(self, kind: OpType, tensor: T, name: str | None, process_set: ProcessSet, root: int = 0, op: int = Sum) -> T:
-        """Any type of operation of one tensor, by its traits (csrc/collectives/op_types.h). Its result, a new tensor."""
+    def run(
+        self, kind: OpType, tensor: T, name: str | None, process_set: ProcessSet, root: int = 0, op: int = Sum
+    ) -> T:
+        """Any type of operation of one tensor, by its traits (csrc/collectives/op_types.h); a new tensor."""
         made, wire = self._any(kind, name, process_set, root, op)
         if OP_TRAITS[kind.name]["allocates"]:
             return self._run_to_adopt(made, wire, tensor)
