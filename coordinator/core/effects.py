@@ -45,6 +45,7 @@ class Gone:
     epoch: int
     rank: int
     sentence: str
+    orderly: bool = False  # it left; else it was lost
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,18 @@ them out in order and feeds `formed` with an epoch from the store, where it grow
 """
 
 from collections import OrderedDict
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 from horovod.coordinator import PROTOCOL_VERSION
 from horovod.protos.v1 import membership_pb2 as pb
+from horovod.protos.v1 import negotiation_pb2
 
 from .checks import conflict_with, describe, refusal_of
 from .effects import Close, Effect, Ended, Form, Gone, Send, TellLater
 from .formation import Formation
 from .job import Job, LastWorld, Present
 from .life import PROCESS_ENDED
+from .overview import JobOverview, overview_of
 from .proofs import attach_proof, is_equal, rejoin_proof
 from .ranks import Seat, assign
 from .words import capitalized, plural, shortened
@@ -373,7 +375,7 @@ class Membership:
             job.gone[one.rank] = gone
             event = pb.MembershipEvent(gone=gone)
             effects += [Send(other, event) for other in job.present]
-            effects.append(Gone(job.name, job.world.epoch, one.rank, gone.sentence))
+            effects.append(Gone(job.name, job.world.epoch, one.rank, gone.sentence, orderly))
             if not orderly:
                 # In case it lives after all, it shall know that the others go on without it.
                 sentence = f"{capitalized(str(one))} was declared lost: {cause.rstrip('.')}."
@@ -388,6 +390,10 @@ class Membership:
         return effects + self._advance(job, now_s)
 
     # -- questions ---------------------------------------------------------------------------------------------------
+
+    def overview(self, reports: Mapping[str, Mapping[int, negotiation_pb2.RankReport]]) -> list[JobOverview]:
+        """All jobs as they are now. reports: the latest of each rank, by job."""
+        return [overview_of(job, reports.get(job.name, {})) for job in list(self._jobs.values())]
 
     def world_of(self, job_name: str) -> pb.World | None:
         job = self._jobs.get(job_name)

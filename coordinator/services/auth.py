@@ -1,48 +1,111 @@
-"""Bearer tokens: without the right one no method is reached."""
+"""Who may call what: `Access` knows what a token admits to, and asks for one before a method is reached.
+
+A call shows the cluster's token, which admits to everything, or that of one job (job_token.py). Which job a call is
+about stands in its messages only, so a method that takes part in a job calls `admit` with the job's name before it does
+anything. What a job's token admits to at all is listed here (`OF_ONE_JOB`), so a method that forgets to ask is closed
+to its holders, not open.
+"""
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 
+from horovod.coordinator.core.words import printable
+from horovod.coordinator.job_token import job_of
+
+from .health import PREFIX as HEALTH
+from .streams import MAX_SHOWN, Context
+
+# Methods that call `Access.admit` with the name of the job.
+OF_ONE_JOB = frozenset({"/horovod.v1.Membership/Join", "/horovod.v1.Negotiation/Negotiate"})
+
 _SENTENCE = (
-    "The coordinator asks for a token, but {what}. Set HOROVOD_TOKEN to the token that it was started with, or "
-    "HOROVOD_TOKEN_FILE to its file. Started without --token-file, it serves the processes of its own user only, which "
-    "find the token by themselves."
+    "The coordinator asks for a token, but {what}. Set HOROVOD_TOKEN to the token that it was started with, or to that "
+    "of the job, or HOROVOD_TOKEN_FILE to its file. Started without --token-file, it serves the processes of its own "
+    "user only, which find the token by themselves."
 )
+_SCHEME = "Bearer "
+
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
-class TokenInterceptor(grpc.aio.ServerInterceptor):
-    """Ends every call that does not carry `authorization: Bearer <token>` with UNAUTHENTICATED."""
+class Access:
+    """What the holders of tokens may do. Without a token of the cluster's everybody may do everything."""
 
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
+    def __init__(self, token: str | None) -> None:
+        self._token = token
+
+    def interceptors(self) -> list[grpc.aio.ServerInterceptor]:
+        return [] if self._token is None else [_Doorkeeper(self)]
+
+    async def admit(self, context: Context, job: str) -> None:
+        """Ends the call with PERMISSION_DENIED when it shows another job's token."""
+        own = self.job_of(_authorization(context.invocation_metadata()))
+        if own not in (None, job):
+            await context.abort(
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"The token is that of job {_shown(own)}, and the call is about job {_shown(job)}. Set HOROVOD_JOB to "
+                "the job of the token, or HOROVOD_TOKEN to the token of this job.",
+            )
+
+    def refusal(self, authorization: bytes | None, method: str) -> str:
+        """The sentence why a call with this header may not reach the method, or ""."""
+        if self._token is None or method.startswith(HEALTH):
+            return ""
+        if authorization is None:
+            return _SENTENCE.format(what="the call carried none")
+        if hmac.compare_digest(authorization, f"{_SCHEME}{self._token}".encode()):
+            return ""
+        if (job := self.job_of(authorization)) is None:
+            return _SENTENCE.format(what="the call carried another one")
+        if method not in OF_ONE_JOB:
+            return f"{method} is not for the holder of the token of one job ({_shown(job)}); it asks for the cluster's."
+        return ""
+
+    def job_of(self, authorization: bytes | None) -> str | None:
+        """The only job of whoever shows this header; None: not confined to one, as far as `refusal` lets in at all."""
+        if self._token is None or authorization is None:
+            return None
+        scheme, _, token = authorization.decode("latin-1").partition(" ")
+        return job_of(token, self._token) if scheme == _SCHEME.strip() and token != self._token else None
+
+
+class _Doorkeeper(grpc.aio.ServerInterceptor):
+    """Ends every call that shows no token, or one that does not admit to the method, with UNAUTHENTICATED."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+    ) -> _Handler | None:
         handler = await continuation(handler_call_details)
         if handler is None:
             return handler
-        metadata: Any = handler_call_details.invocation_metadata  # the stubs know less than gRPC about this one
-        given: str | bytes | None = dict(metadata).get("authorization")
-        if given is None:
-            return _refusing(handler, _SENTENCE.format(what="the call carried none"))
-        as_bytes = given if isinstance(given, bytes) else given.encode()
-        if not hmac.compare_digest(as_bytes, self._expected):
-            return _refusing(handler, _SENTENCE.format(what="the call carried another one"))
-        return handler
+        details: Any = handler_call_details  # the stubs know less than gRPC about its fields
+        sentence = self._access.refusal(_authorization(details.invocation_metadata), details.method)
+        return _refusing(handler, sentence) if sentence else handler
 
 
-def _refusing(handler: grpc.RpcMethodHandler[Any, Any], sentence: str) -> grpc.RpcMethodHandler[Any, Any]:
+def _authorization(metadata: Any) -> bytes | None:
+    given: str | bytes | None = dict(metadata or ()).get("authorization")
+    return given.encode() if isinstance(given, str) else given
+
+
+def _shown(job: str | None) -> str:
+    return repr(printable(job or "")[:MAX_SHOWN])
+
+
+def _refusing(handler: _Handler, sentence: str) -> _Handler:
     """A handler of the same kind (streaming or not on either side) that says why nothing happens."""
 
-    async def refuse(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def refuse(_request: Any, context: Context) -> None:
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, sentence)
 
     make: Any = {
@@ -51,7 +114,7 @@ def _refusing(handler: grpc.RpcMethodHandler[Any, Any], sentence: str) -> grpc.R
         (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[bool(handler.request_streaming), bool(handler.response_streaming)]
-    refusing: grpc.RpcMethodHandler[Any, Any] = make(
+    refusing: _Handler = make(
         refuse,
         request_deserializer=handler.request_deserializer,
         response_serializer=handler.response_serializer,

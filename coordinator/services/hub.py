@@ -20,11 +20,14 @@ from horovod.coordinator.core.effects import Close, Effect, Ended, Form, Gone, S
 from horovod.coordinator.core.formation import Formation
 from horovod.coordinator.core.membership import Membership
 from horovod.coordinator.core.negotiation import Negotiation
+from horovod.coordinator.core.overview import JobOverview
 from horovod.coordinator.core.stall import StallWatch, times_of
 from horovod.coordinator.limits import Limits
+from horovod.coordinator.metrics import CoordinatorMetrics
 from horovod.coordinator.store import Store, StoreError
 from horovod.coordinator.store.jobs import next_epoch, publish_world, retract_world
 from horovod.protos.v1 import membership_pb2, negotiation_pb2
+from horovod.telemetry.logs import about
 
 from .outbox import Outbox
 from .processes import ProcessWatch
@@ -62,6 +65,7 @@ class Hub:
         self._events: dict[str, EventOutbox] = {}  # by member id; of members that are away none
         self._sessions: dict[str, NegotiationSession] = {}  # by job
         self._tasks: set[asyncio.Task[None]] = set()
+        self.metrics = CoordinatorMetrics(self.overview)
         self._empty = asyncio.Event()  # no world has a member
         self._empty.set()
         self._stopping = False
@@ -76,7 +80,8 @@ class Hub:
         """Why the request is refused; "" when it is not and `events` gets what happens from now on."""
         refusal, effects = self._membership.join(request, self._clock())
         if refusal:
-            _log.info("Refused: %s", refusal)
+            self.metrics.refusals.add(1, "join")
+            _log.info("Refused: %s", refusal, extra=about(request.job))
         else:
             self._events[request.member_id] = events
             self._processes.watch(request.member_id, request.pid, request.process)
@@ -92,10 +97,12 @@ class Hub:
     ) -> membership_pb2.Refused | None:
         """The member is back, and `events` gets what happens from now on; or why not."""
         refused, effects = self._membership.attach(attach, nonce, proof, self._clock())
+        told = about(attach.job, attach.epoch, attach.rank)
         if refused is not None:
-            _log.info("Refused: %s", refused.sentence)
+            self.metrics.refusals.add(1, "attach")
+            _log.info("Refused: %s", refused.sentence, extra=told)
             return refused
-        _log.info("Rank %d of job %r is attached again.", attach.rank, attach.job)
+        _log.info("Rank %d of job %r is attached again.", attach.rank, attach.job, extra=told)
         if older := self._events.get(attach.member_id):
             older.fail(grpc.StatusCode.ABORTED, f"Rank {attach.rank} opened a newer stream.")
         self._events[attach.member_id] = events
@@ -158,7 +165,7 @@ class Hub:
                 secret = self._secret()
                 entry = await publish_world(self._store, formation.world(epoch, secret))
             except StoreError as error:
-                _log.warning("Job %r can't form its world yet: %s", formation.job, error)
+                _log.warning("Job %r can't form its world yet: %s", formation.job, error, extra=about(formation.job))
                 await asyncio.sleep(STORE_RETRY_S)
                 continue
             if entry is None:
@@ -179,13 +186,18 @@ class Hub:
                 StallWatch(times),
                 ignored,
                 self._told_level,
+                metrics=self.metrics,
             )
             self._empty.clear()
-            _log.info("Job %r: epoch %d has %d member(s).", formation.job, epoch, size)
+            self.metrics.worlds_formed.add(1, formation.job)
+            told = about(formation.job, epoch)
+            _log.info("Job %r: epoch %d has %d member(s).", formation.job, epoch, size, extra=told)
             self._carry_out(effects)
 
     def _rank_gone(self, gone: Gone) -> None:
-        _log.info("%s", gone.sentence)
+        _log.info("%s", gone.sentence, extra=about(gone.job, gone.epoch, gone.rank))
+        if not gone.orderly:
+            self.metrics.losses.add(1, gone.job)
         session = self._sessions.get(gone.job)
         if session is None or session.epoch != gone.epoch:
             return
@@ -194,6 +206,7 @@ class Hub:
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"Rank {gone.rank} is no longer part of epoch {gone.epoch} of job {gone.job!r}.",
             )
+        session.reports.pop(gone.rank, None)
         session.send(session.negotiation.forget(gone.rank))
 
     def _world_ended(self, ended: Ended) -> None:
@@ -230,6 +243,9 @@ class Hub:
         """May raise TooMuchError or ContradictionError."""
         resumed = message.HasField("hello") and rank in session.seen
         session.seen.add(rank)
+        if message.HasField("report"):
+            session.reports[rank] = message.report
+        self.metrics.announcements.add(len(message.announce), session.job)
         try:
             session.send(session.negotiation.receive(rank, message, self._clock(), resumed))
         except TooMuchError as error:
@@ -242,6 +258,10 @@ class Hub:
             del session.streams[rank]
 
     # -- life --------------------------------------------------------------------------------------------------------
+
+    def overview(self) -> list[JobOverview]:
+        """All jobs as they are now. May be called from other threads."""
+        return self._membership.overview({session.job: session.reports for session in list(self._sessions.values())})
 
     async def watch_clock(self) -> None:
         """Finds members and operations that are overdue, for ever."""

@@ -8,6 +8,7 @@ from horovod.coordinator.core.words import printable
 from horovod.protos.v1 import membership_pb2 as pb
 from horovod.protos.v1.membership_pb2_grpc import MembershipServicer
 
+from .auth import Access
 from .hub import EventOutbox, Hub
 from .outbox import Outbox
 from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
@@ -18,8 +19,9 @@ _NONSENSE = "After joining, a member says that it has its world, what it knows o
 
 
 class MembershipService(MembershipServicer):
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, access: Access) -> None:
         self._hub = hub
+        self._access = access
 
     async def Join(  # type: ignore[override]  # noqa: N802 - the contract's name; grpc.aio also takes a coroutine
         self, request_iterator: AsyncIterator[pb.MemberMessage], context: Context
@@ -32,6 +34,7 @@ class MembershipService(MembershipServicer):
             member_id, job = first.attach.member_id, first.attach.job
         else:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The first message must be a join request.")
+        await self._access.admit(context, job)
         who = f"member {member_id[:MAX_SHOWN]!r} of job {job[:MAX_SHOWN]!r}"
         refused: pb.Refused | None = None
         nonce = b""

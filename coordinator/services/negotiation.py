@@ -10,6 +10,7 @@ from horovod.coordinator.core.words import printable
 from horovod.protos.v1 import negotiation_pb2 as pb
 from horovod.protos.v1.negotiation_pb2_grpc import NegotiationServicer
 
+from .auth import Access
 from .hub import Hub
 from .outbox import Outbox
 from .session import DecisionsOutbox
@@ -20,8 +21,9 @@ MAX_MESSAGE_BYTES = 1 << 20  # well below the 4 MiB that gRPC takes unless told 
 
 
 class NegotiationService(NegotiationServicer):
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, access: Access) -> None:
         self._hub = hub
+        self._access = access
 
     async def Negotiate(  # type: ignore[override]  # noqa: N802 - the contract's name; grpc.aio also takes a coroutine
         self, request_iterator: AsyncIterator[pb.NegotiationMessage], context: Context
@@ -29,6 +31,7 @@ class NegotiationService(NegotiationServicer):
         first = await first_message(request_iterator, context, "a hello")
         if not first.HasField("hello"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The first message must have a hello.")
+        await self._access.admit(context, first.hello.job)
         decisions: DecisionsOutbox = Outbox(MAX_DECISIONS)
         rank = first.hello.rank
         who = f"rank {rank} of job {first.hello.job[:MAX_SHOWN]!r}"

@@ -7,8 +7,10 @@ import grpc
 
 from horovod.coordinator.core.budget import Answers
 from horovod.coordinator.core.negotiation import Negotiation
-from horovod.coordinator.core.stall import StallWatch
+from horovod.coordinator.core.stall import OVER, StallWatch
+from horovod.coordinator.metrics import CoordinatorMetrics
 from horovod.protos.v1 import negotiation_pb2
+from horovod.telemetry.logs import about
 
 from .outbox import Outbox
 
@@ -31,16 +33,21 @@ class NegotiationSession:
     streams: dict[int, DecisionsOutbox] = field(default_factory=dict)  # by rank
     seen: set[int] = field(default_factory=set)  # ranks that had a stream
     shutdown: str = ""  # every rank is to end the epoch with this sentence
+    reports: dict[int, negotiation_pb2.RankReport] = field(default_factory=dict)  # the latest of each rank
+    metrics: CoordinatorMetrics | None = None
 
     def send(self, answers: Answers) -> None:
         for ranks, decisions in answers:
+            if self.metrics is not None:
+                self.metrics.decided(self.job, decisions)
             for rank in ranks:
                 if rank in self.streams:
                     self.streams[rank].put(decisions)
 
     def warn(self, sentence: str) -> None:
         """In the log here, and on the stderr of rank 0."""
-        _log.log(self.told_level if 0 in self.streams else logging.WARNING, "Job %r: %s", self.job, sentence)
+        level = self.told_level if 0 in self.streams else logging.WARNING
+        _log.log(level, "Job %r: %s", self.job, sentence, extra=about(self.job, self.epoch))
         if 0 in self.streams:
             self.streams[0].put(negotiation_pb2.Decisions(epoch=self.epoch, warnings=[sentence]))
 
@@ -49,10 +56,12 @@ class NegotiationSession:
             return
         verdict = self.stalls.look(self.negotiation.stalls(now_s, after_s), now_s)
         if verdict.warning:
+            if self.metrics is not None and verdict.warning != OVER:
+                self.metrics.stalls.add(1, self.job)
             self.warn(verdict.warning)
         if verdict.shutdown:
             self.shutdown = verdict.shutdown
-            _log.log(self.told_level, "Job %r: %s", self.job, verdict.shutdown)
+            _log.log(self.told_level, "Job %r: %s", self.job, verdict.shutdown, extra=about(self.job, self.epoch))
             for rank in self.streams:
                 self.tell_shutdown(rank)
 

@@ -63,6 +63,7 @@ class Communicator final : private Driver::Work {
   size_t known();
   // What was submitted and does not run yet, appended.
   void unfinished(std::vector<Unfinished>& found);
+  uint64_t waited_us() const { return driver_.waited_us(); }
   uint64_t gathers() const { return driver_.gathers(); }
   uint64_t sleeps() const { return region_ ? region_->sleeps() : 0; }
 

@@ -93,8 +93,11 @@ void Driver::drive(const std::function<bool()>& enough, int64_t deadline_us, Dev
       }
       if (status.ok() && device) [[unlikely]]
         status = device->tend();
-      if (status.ok())
-        status = log_->wait(device ? std::min(deadline_us, now_us() + limits::kDeviceCheckUs) : deadline_us);
+      if (status.ok()) {
+        const int64_t began = now_us();  // while there is nothing else to do
+        status = log_->wait(device ? std::min(deadline_us, began + limits::kDeviceCheckUs) : deadline_us);
+        waited_us_.store(waited_us() + static_cast<uint64_t>(now_us() - began), std::memory_order_relaxed);
+      }
       in_vain = true;
     }
     if (!status.ok()) return work_.end(status);

@@ -81,6 +81,8 @@ class Driver {
   bool helped();
   // Sleeps until operations are completed or the driver has changed.
   void sleep(Lock& lock, int64_t us);
+  // How long the log had no news for the driver: this member waited for others to start what it had started.
+  uint64_t waited_us() const { return waited_us_.load(std::memory_order_relaxed); }
 
   // How often the background thread has waited for more operations before it drove.
   uint64_t gathers() const { return gathers_.load(std::memory_order_relaxed); }
@@ -128,7 +130,8 @@ class Driver {
   Work& work_;
   AbortSignal& abort_;
   OrderLog* log_ = nullptr;
-  LogEvent event_;  // the driver's
+  LogEvent event_;                      // the driver's
+  std::atomic<uint64_t> waited_us_{0};  // a statistic that only the driver writes; any order
 
   std::mutex mutex_;      // guards everything down to the condition variables, and what is driven
   int helpers_ = 0;       // threads inside help()

@@ -528,6 +528,7 @@ void Engine::add_counts(const Communicator& communicator, Counts& counts) {
   counts["agreed"] += from.agreed.load();
   counts["batches"] += from.batches.load();
   counts["bytes"] += from.bytes.load();
+  counts["waited_us"] += communicator.waited_us();
   counts["gathers"] += communicator.gathers();
   counts["sleeps"] += communicator.sleeps();
 }

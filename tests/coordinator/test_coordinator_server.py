@@ -229,6 +229,9 @@ def test_the_program_asks_for_its_token(tmp_path: Path) -> None:
     [
         (["--listen", "nonsense"], 2, "Can't listen on 'nonsense': expected HOST:PORT"),
         (["--listen", "0.0.0.0:29400"], 2, "Refusing to listen on 0.0.0.0:29400 without a token"),
+        (["--tls-cert", "a.pem"], 2, "--tls-cert and --tls-key belong together"),
+        (["--tls-client-ca", "a.pem"], 2, "--tls-client-ca needs --tls-cert and --tls-key"),
+        (["--tls-cert", "/no.pem", "--tls-key", "/no.key"], 1, "Can't read the certificate '/no.pem'"),
         (["--listen", "192.0.2.1:29400", "--insecure"], 1, "no network interface of this host"),
         (["--listen", "no-such-host.invalid:1"], 1, "unknown host 'no-such-host.invalid'"),
         (["--token-file", "/no/such/file"], 1, "Can't read the token file '/no/such/file': No such file"),

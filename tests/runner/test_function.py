@@ -226,6 +226,9 @@ def test_another_interpreter(tmp_path: Path) -> None:
         ),
         ({"hosts": "localhost"}, "'localhost' in the host list"),
         ({"start_timeout": -1}, "start_timeout must be >= 0"),
+        ({"cooldown_range": (0, 5)}, "cooldown_range must be two numbers of seconds from 1 to 3600"),
+        ({"hosts": "a:1", "host_discovery_script": "s"}, "host_discovery_script excludes hosts and hostfile"),
+        ({"min_num_proc": 1, "hosts": "a:1"}, "needs at least 2 of them"),
     ],
 )
 def test_arguments_that_make_no_sense(arguments: dict[str, Any], words: str) -> None:
@@ -233,10 +236,16 @@ def test_arguments_that_make_no_sense(arguments: dict[str, Any], words: str) -> 
         horovod.run(print, **arguments)
 
 
-@pytest.mark.parametrize("name", ["min_num_proc", "max_num_proc", "slots", "reset_limit", "host_discovery_script"])
-def test_elastic_is_not_available_yet(name: str) -> None:
-    with pytest.raises(NotImplementedError, match=f"not available yet: leave {name} out"):
-        horovod.run(print, **{name: 1})  # type: ignore[arg-type]
+@pytest.mark.parametrize("arguments", [{"min_num_proc": 1}, {"host_discovery_script": "true"}, {"min_np": 1}])
+@pytest.mark.filterwarnings("ignore:min_np is deprecated")
+def test_elastic_jobs_cannot_be_started_yet(arguments: dict[str, Any]) -> None:
+    with pytest.raises(NotImplementedError, match=r"Elastic jobs can't be started yet, so .* leave it out for"):
+        horovod.run(print, **arguments)
+
+
+def test_what_only_elastic_jobs_need_has_no_effect_on_others() -> None:
+    with pytest.warns(UserWarning, match="max_num_proc, slots: no effect, as this job has a fixed size"):
+        assert horovod.run(by_value(whoami), ("",), num_proc=1, max_num_proc=2, slots=1) == ["0/1"]
 
 
 def test_old_names_still_work() -> None:

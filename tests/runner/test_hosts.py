@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from horovod.runner import lsf
 from horovod.runner.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
 
 
@@ -53,7 +54,39 @@ def test_hostfile(tmp_path: Path) -> None:
     assert parse_hostfile(path) == (HostSlots("h1", 2), HostSlots("h2", 4))
 
 
-@pytest.mark.parametrize("line", ["h1", "h1:2", "h1 slots=", "h1 slots=two", "h1 slots=2 max=3"])
+def test_a_file_of_a_batch_system_has_a_line_for_each_slot(tmp_path: Path) -> None:
+    path = tmp_path / "nodefile"
+    path.write_text("h1\nh1\nh2.example\nh1\n")
+    assert parse_hostfile(path) == (HostSlots("h1", 3), HostSlots("h2.example", 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("h1 4 h2 2", (HostSlots("h1", 4), HostSlots("h2", 2))),
+        ("h1 1", (HostSlots("h1", 1),)),
+        ("h1 1 h2 1", (HostSlots("h1", 1), HostSlots("h2", 1))),
+        ("batch1 1 n1 42 n2 42", (HostSlots("n1", 42), HostSlots("n2", 42))),
+    ],
+)
+def test_lsf_tells_the_hosts_of_its_job(text: str, hosts: tuple[HostSlots, ...]) -> None:
+    environ = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": text}
+    assert lsf.present(environ)
+    assert lsf.allocated(environ) == hosts
+
+
+@pytest.mark.parametrize("text", ["h1", "h1 2 h2", "h1 two"])
+def test_what_lsf_would_not_write(text: str) -> None:
+    with pytest.raises(ValueError, match=r"LSB_MCPU_HOSTS=.* expected host slots host slots.*Give -np and -H"):
+        lsf.allocated({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": text})
+
+
+def test_without_lsf_there_are_no_hosts_of_its() -> None:
+    assert not lsf.present({"LSB_JOBID": "7"})
+    assert not lsf.present({"LSB_MCPU_HOSTS": "h1 2"})
+
+
+@pytest.mark.parametrize("line", ["h1 2", "h1:2", "h1 slots=", "h1 slots=two", "h1 slots=2 max=3"])
 def test_a_malformed_hostfile_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "hosts"
     path.write_text(f"h0 slots=1\n{line}\n")

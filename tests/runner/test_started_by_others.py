@@ -14,6 +14,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from certificates import Authority
 from launching import DEADLINE_S
 
 from horovod.coordinator.server import EmbeddedCoordinator
@@ -158,7 +159,27 @@ os.waitpid(child, 0)
 
 def test_between_hosts_a_token_is_enough(start: Start) -> None:
     ranks = [start(SHOW, **srun(rank), HOROVOD_TOKEN="a-secret-of-this-job") for rank in (0, 1)]
+    code, out, err = finish(ranks[0])
+    assert (code, out) == (0, "0 2 0 2\n")
+    assert "travels in the clear" in err
+    assert err.count("\n") == 1
+    assert finish(ranks[1]) == (0, "1 2 1 2\n", "")
+
+
+def test_between_hosts_with_certificates(start: Start, tmp_path: Path) -> None:
+    ours = Authority(tmp_path / "tls")
+    pair = ours.issue("host", "localhost")
+    tls = {"HOROVOD_TLS_CA": ours.file, "HOROVOD_TLS_CERT": pair.cert, "HOROVOD_TLS_KEY": pair.key}
+    ranks = [start(SHOW, **srun(rank), HOROVOD_TOKEN="a-secret-of-this-job", **tls) for rank in (0, 1)]
     assert [finish(process) for process in ranks] == [(0, f"{rank} 2 {rank} 2\n", "") for rank in (0, 1)]
+
+
+def test_rank_0_needs_a_certificate_between_hosts(start: Start, tmp_path: Path) -> None:
+    ours = Authority(tmp_path / "tls")
+    process = start(SHOW, **srun(0), HOROVOD_TOKEN="a-secret-of-this-job", HOROVOD_TLS_CA=ours.file)
+    code, _, err = finish(process)
+    assert code == 1
+    assert "with HOROVOD_TLS_CA it needs a certificate, too" in err
 
 
 def test_a_token_may_be_in_a_file(start: Start, tmp_path: Path) -> None:
@@ -167,7 +188,7 @@ def test_a_token_may_be_in_a_file(start: Start, tmp_path: Path) -> None:
     file.chmod(0o600)
     for variables in (srun, openmpi):
         ranks = [start(SHOW, **variables(rank), HOROVOD_TOKEN_FILE=str(file)) for rank in (0, 1)]
-        assert [finish(process) for process in ranks] == [(0, f"{rank} 2 {rank} 2\n", "") for rank in (0, 1)]
+        assert [finish(process)[:2] for process in ranks] == [(0, f"{rank} 2 {rank} 2\n") for rank in (0, 1)]
 
 
 def test_with_a_coordinator_rank_and_size_follow(start: Start) -> None:

@@ -23,6 +23,7 @@ from horovod.worker.runtime.channel import explain
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.probe import judge
 from horovod.worker.runtime.session import PROTOCOL_VERSION, Session
+from horovod.worker.runtime.tls import ClientTls
 
 Events = list[membership_pb2.MembershipEvent]
 
@@ -39,9 +40,11 @@ def request(size: int = 2, version: int = PROTOCOL_VERSION) -> Callable[[], memb
     )
 
 
-def refusal(address: str, seconds: float = 30.0, token: str | None = None, **changes: Any) -> str:
+def refusal(
+    address: str, seconds: float = 30.0, token: str | None = None, tls: ClientTls | None = None, **changes: Any
+) -> str:
     """The sentence with which a join fails."""
-    session = Session(address, token)
+    session = Session(address, token, tls=tls)
     try:
         with pytest.raises(StartError) as caught:
             session.join(request(**changes), time.monotonic() + seconds)

@@ -1,13 +1,19 @@
-"""The gRPC channel to the coordinator: its options, and sentences for the statuses with which calls end."""
+"""The gRPC channel to the coordinator, which every client opens by `open_channel`: its options, TLS, and sentences for
+the statuses with which calls end.
+"""
 
 from __future__ import annotations
 
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from horovod.worker.runtime.renewed_channel import RenewedChannel
 from horovod.worker.words import printable
+
+if TYPE_CHECKING:
+    from horovod.worker.runtime.tls import ClientTls
 
 KEEPALIVE_SECONDS = 5.0  # between two pings
 MAX_WORLD_BYTES = 64 << 20  # of 65,536 members; coordinator/core/formation.py has the same number
@@ -33,6 +39,19 @@ def channel_options(keepalive_timeout_seconds: float) -> tuple[tuple[str, int], 
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
     )
+
+
+def open_channel(address: str, tls: ClientTls | None, keepalive_timeout_seconds: float = 20.0) -> grpc.Channel:
+    """Closed by the caller. With TLS, calls that begin after a file has changed go over a connection with the new one.
+
+    StartError with a sentence when a file can't be read.
+    """
+    options: tuple[tuple[str, int | str], ...] = channel_options(keepalive_timeout_seconds)
+    if tls is None:
+        return grpc.insecure_channel(address, options=options)
+    if tls.server_name is not None:
+        options = (*options, ("grpc.ssl_target_name_override", tls.server_name))
+    return RenewedChannel(tls.stamp, lambda: grpc.secure_channel(address, tls.checked_credentials(), options=options))
 
 
 _HELPLESS = {

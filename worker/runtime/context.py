@@ -65,6 +65,7 @@ def init(
                 _context = _join(settings, process_sets)
             _offer_to_c(_context)
             logs.know_rank(_context.world.rank)
+            logs.know_world(_context.world.job, _context.world.epoch)
             if settings.coordinator is None:
                 log.info("This process is a world of one: no coordinator is given.")
             if _context.world.rank == 0:
@@ -117,6 +118,7 @@ def shutdown(reason: str = "it called hvd.shutdown()") -> None:
             _offer_to_c(None)
             context.close(reason)
             logs.know_rank(None)
+            logs.know_world(context.world.job, None)
 
 
 def is_initialized() -> bool:

@@ -189,9 +189,10 @@ def _join(
     # gRPC and protobuf are imported only by processes that have a coordinator.
     from horovod.protos.v1 import membership_pb2, negotiation_pb2, types_pb2
     from horovod.worker.runtime.host import shared_memory_domain
-    from horovod.worker.runtime.negotiation import Negotiator
+    from horovod.worker.runtime.negotiation import REPORTS_PER_S, Negotiator
     from horovod.worker.runtime.proofs import PastWorld
     from horovod.worker.runtime.session import NOT_CONNECTED, PROTOCOL_VERSION, Session
+    from horovod.worker.runtime.tls import ClientTls
     from horovod.worker.runtime.token import given_token
     from horovod.worker.runtime.witness import own_identity
 
@@ -228,6 +229,7 @@ def _join(
     session = Session(
         coordinator,
         token,
+        tls=ClientTls.of(settings),
         keepalive_timeout_seconds=settings.keepalive_timeout_seconds,
         reattach_grace_seconds=settings.reattach_grace_seconds,
     )
@@ -269,6 +271,7 @@ def _join(
             metadata=session.metadata,
             report_lost=session.report_lost,
             grace_seconds=settings.reattach_grace_seconds,
+            report_seconds=settings.report_seconds and max(settings.report_seconds, world.size / REPORTS_PER_S),
         )
         negotiator.start()
     transport = "none" if world.size == 1 else "shm" if shared else "tcp+shm" if hosts else "tcp"

@@ -6,7 +6,8 @@ hvd.init(), keeps its own ways: our handler then says nothing, so that no line a
     2026-11-23 23:06:45.123 horovod rank 0 WARNING: the message
 
 without the time where HOROVOD_LOG_HIDE_TIME asks for that, and with the process id where no rank is known: before the
-world stands, and in a forked child, which has no rank.
+world stands, and in a forked child, which has no rank. HOROVOD_LOG_FORMAT=json makes a JSON object of each line
+(telemetry/logs.py), with job, epoch and rank.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import logging
 import os
 import sys
 
+from horovod.telemetry.logs import JsonFormatter
 from horovod.worker.settings import Settings
 
 TRACE = 5
@@ -46,7 +48,15 @@ def begin(settings: Settings) -> None:
         _handler = Handler()
         _logger.addHandler(_handler)
     _handler.hide_time = settings.log_hide_time
+    _handler.json = settings.log_format == "json"
     know_rank(settings.rank)
+    _handler.world = settings.job, None
+
+
+def know_world(job: str, epoch: int | None) -> None:
+    """From now on structured lines of this process name them."""
+    if _handler is not None:
+        _handler.world = job, epoch
 
 
 def know_rank(rank: int | None) -> None:
@@ -61,12 +71,22 @@ class Handler(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.hide_time = False
+        self.json = False
+        self.world: tuple[str | None, int | None] = None, None  # job and epoch; used as `who` is
         # Process and rank in one value: assigned by the thread of hvd.init(), read by any that logs, and after a fork
         # by the child, whose own process id tells that the rank is not its own.
         self.who: tuple[int, int | None] = os.getpid(), None
         self._times = logging.Formatter(datefmt=_TIME)
+        self._json = JsonFormatter(self._fields, _NAMES)
+
+    def _fields(self) -> dict[str, str | int | None]:
+        pid, rank = self.who
+        (job, epoch), own = self.world, pid == os.getpid()
+        return {"job": job, "epoch": epoch if own else None, "rank": rank if own else None}
 
     def format(self, record: logging.LogRecord) -> str:
+        if self.json:
+            return self._json.format(record)
         pid, rank = self.who
         who = f"rank {rank}" if rank is not None and pid == os.getpid() else f"pid {os.getpid()}"
         level = _NAMES.get(record.levelno, record.levelname)

@@ -30,6 +30,7 @@ RETRY_SECONDS = 0.25
 MAX_SENTENCE = 1 << 14  # characters
 CLOSE_SECONDS = 2.0
 OUTBOX_MS = 60_000  # close() of the engine ends the wait
+REPORTS_PER_S = 100  # of a whole world, at most: a large one reports less often
 
 Key = tuple[int, str]  # process set, name
 
@@ -49,8 +50,11 @@ class Negotiator:
         metadata: Sequence[tuple[str, str]] = (),
         report_lost: Callable[[int, bool], None] = lambda rank, process_ended: None,
         grace_seconds: float = 10.0,
+        report_seconds: float = 0.0,
     ) -> None:
-        """report_lost: hears of a peer that the data plane found to be lost, and whether its process has ended."""
+        """report_lost: hears of a peer that the data plane found to be lost, and whether its process has ended.
+        report_seconds: how often the coordinator is told this rank's counters; 0: never.
+        """
         self._stub = negotiation_pb2_grpc.NegotiationStub(channel)
         self._grpc_threads = grpc_threads  # who closes the channel waits for them
         self._engine = engine
@@ -60,6 +64,8 @@ class Negotiator:
         self._metadata = tuple(metadata)
         self._report_lost = report_lost
         self._grace_seconds = grace_seconds
+        self._report_seconds = report_seconds
+        self._reported = negotiation_pb2.RankReport()
         self._changed = threading.Condition()
         self._undecided: dict[Key, types_pb2.Operation] = {}
         self._process_sets: dict[int, negotiation_pb2.ProcessSetChange] = {}  # that are registered
@@ -124,12 +130,29 @@ class Negotiator:
 
     # -- towards the coordinator -------------------------------------------------------------------------------------
     def _drain(self) -> None:
+        report_at = time.monotonic() + self._report_seconds
+        wait_ms = min(OUTBOX_MS, max(1, int(self._report_seconds * 1000))) if self._report_seconds else OUTBOX_MS
         while True:
-            items = self._engine.next_outbox(OUTBOX_MS)
+            items = self._engine.next_outbox(wait_ms)
             if items is None:
                 return
             if items:
                 self._add(items)
+            if self._report_seconds and time.monotonic() >= report_at:
+                self._report()
+                report_at = time.monotonic() + self._report_seconds
+
+    def _report(self) -> None:
+        """Tells the coordinator this rank's counters, when they have changed."""
+        counts = self._engine.counters()
+        report = negotiation_pb2.RankReport(
+            operations=counts["agreed"], bytes=counts["bytes"], waited_us=counts["waited_us"]
+        )
+        with self._changed:
+            if report != self._reported:
+                self._reported = report
+                self._to_send.report.CopyFrom(report)
+                self._changed.notify_all()
 
     def _add(self, items: Sequence[tuple[str, object]]) -> None:
         refused = ""
@@ -209,7 +232,7 @@ class Negotiator:
     def _has_news(self) -> bool:
         message = self._to_send
         return bool(message.announce or message.blocked or message.recalled or message.process_sets) or (
-            message.HasField("join")
+            message.HasField("join") or message.HasField("report")
         )
 
     def _count(self, message: negotiation_pb2.NegotiationMessage) -> None:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 from dataclasses import dataclass
 
+from horovod.worker.runtime.tls import ClientTls, explained, not_welcome, speaks_tls
 from horovod.worker.words import reason_of
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _EMPTY_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _FRAME_HEADER_BYTES = 9
 _SETTINGS = 4
+_CHECK_ADDRESS = "Check HOROVOD_COORDINATOR (or the address given to hvd.init()) and that the coordinator runs there."
 
 
 @dataclass(frozen=True)
@@ -23,20 +26,51 @@ class Finding:
     """What was seen, as the end of a sentence "the coordinator at host:port ..."."""
 
     words: str
+    remedy: str = _CHECK_ADDRESS
     hopeless: bool = False  # it will not become a coordinator by waiting
     speaks_grpc: bool = False
 
 
-def probe(host: str, port: int, timeout_seconds: float) -> Finding:
+_SILENT = Finding("closes connections without an answer")
+_SPEAKS_TLS = Finding(
+    "speaks TLS, which this process was not told to use",
+    "Set HOROVOD_TLS_CA to the file of the certificate authority by which that coordinator is known.",
+    hopeless=True,
+)
+
+
+def probe(host: str, port: int, timeout_seconds: float, tls: ClientTls | None = None) -> Finding:
+    """Speaks as a member would: over TLS where `tls` is given."""
+    finding = _look(host, port, timeout_seconds, tls)
+    if finding is not _SILENT:
+        return finding
+    # Nothing but an end: gRPC's way to say that TLS is missing, or the certificate of a client. A coordinator that is
+    # just being stopped ends connections, too, but takes no second one.
+    if tls is None:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=timeout_seconds) as plain:
+            return _SPEAKS_TLS if speaks_tls(plain) else _SILENT
+    elif _look(host, port, timeout_seconds, tls) is _SILENT:
+        return Finding(*not_welcome(tls), hopeless=True)
+    return finding
+
+
+def _look(host: str, port: int, timeout_seconds: float, tls: ClientTls | None) -> Finding:
     answer = b""
+    name = (tls.server_name if tls is not None else None) or host
     try:
         with (
-            socket.create_connection((host, port), timeout=timeout_seconds) as sock,
+            socket.create_connection((host, port), timeout=timeout_seconds) as plain,
             contextlib.suppress(ConnectionResetError, BrokenPipeError),
+            contextlib.nullcontext(plain)
+            if tls is None
+            else tls.context().wrap_socket(plain, server_hostname=name) as sock,
         ):
             sock.sendall(_PREFACE + _EMPTY_SETTINGS)
             while len(answer) < _FRAME_HEADER_BYTES and (data := sock.recv(_FRAME_HEADER_BYTES - len(answer))):
                 answer += data
+    except ssl.SSLError as error:
+        assert tls is not None
+        return Finding(*explained(error, tls, name), hopeless=True)
     except socket.gaierror as error:
         return Finding(f"cannot be found: {error.strerror}")
     except TimeoutError:
@@ -51,7 +85,7 @@ def judge(answer: bytes) -> Finding:
     if len(answer) == _FRAME_HEADER_BYTES and answer[3] == _SETTINGS and answer[5:] == b"\0\0\0\0":
         return Finding("speaks gRPC but ended the connection", speaks_grpc=True)
     if not answer:
-        return Finding("closes connections without an answer")
+        return _SILENT
     if answer[:1] in (b"\x15", b"\x16") and answer[1:2] == b"\x03":
-        return Finding("speaks TLS, which this process was not told to use", hopeless=True)
+        return _SPEAKS_TLS
     return Finding(f"is not a Horovod coordinator: it answered {answer!r}", hopeless=True)

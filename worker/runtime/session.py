@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING
 import grpc
 
 from horovod.protos.v1 import membership_pb2, membership_pb2_grpc
-from horovod.worker.runtime.channel import channel_options, explain, resolve, waiting_helps
+from horovod.worker.runtime.channel import explain, open_channel, resolve, waiting_helps
 from horovod.worker.runtime.errors import MemberLostError, StartError
 from horovod.worker.runtime.grpc_threads import GrpcThreads
 from horovod.worker.runtime.membership_stream import MembershipStream
 from horovod.worker.runtime.probe import probe
 from horovod.worker.runtime.proofs import attach_proof
+from horovod.worker.runtime.tls import ClientTls
 from horovod.worker.runtime.token import Credential
 from horovod.worker.runtime.witness import lives
 from horovod.worker.runtime.world import World
@@ -54,6 +55,7 @@ class Session:
         address: str,
         token: str | None = None,
         *,
+        tls: ClientTls | None = None,
         keepalive_timeout_seconds: float = 20.0,
         reattach_grace_seconds: float = 10.0,
     ) -> None:
@@ -63,7 +65,8 @@ class Session:
         self._grace_seconds = reattach_grace_seconds
         self._host, self._port = split_address(address, "coordinator")
         self.addresses: frozenset[tuple[str, int]] = frozenset()  # numeric; known when the world stands
-        self.channel = grpc.insecure_channel(address, options=channel_options(keepalive_timeout_seconds))
+        self._tls = tls
+        self.channel = open_channel(address, tls, keepalive_timeout_seconds)
         self.grpc_threads = GrpcThreads()  # of all streams on the channel
         self.stub = membership_pb2_grpc.MembershipStub(self.channel)
         self._changed = threading.Condition()  # guards all below and the fields of the attempt
@@ -103,12 +106,10 @@ class Session:
             if attempt.final and not self._credential.is_outdated():
                 raise StartError(reason)
             if not attempt.heard:
-                finding = probe(self._host, self._port, min(PROBE_SECONDS, max(0.2, deadline - time.monotonic())))
+                patience = min(PROBE_SECONDS, max(0.2, deadline - time.monotonic()))
+                finding = probe(self._host, self._port, patience, self._tls)
                 if ended or not finding.speaks_grpc:
-                    reason = (
-                        f"The coordinator at {self.address} {finding.words}. Check HOROVOD_COORDINATOR (or the address "
-                        "given to hvd.init()) and that the coordinator runs there."
-                    )
+                    reason = f"The coordinator at {self.address} {finding.words}. {finding.remedy}"
                     ended = True
                 if finding.hopeless:
                     raise StartError(reason)

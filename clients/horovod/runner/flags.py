@@ -1,43 +1,49 @@
 """The command line of `horovodrun`. Options that are settings come from the settings table; the rest is listed here.
 
-An option that would change the job and does not exist yet is refused in a sentence (`refusal`). One that is accepted
-and has no effect says so in --help; if it is a setting, rank 0 says so at hvd.init() when it is used.
+An option is never ignored. One that would change the job and is not there is refused in a sentence that says what to
+use instead (`refusal`; elastic jobs: elastic/request.py). One that is accepted and has no effect says so in --help; if
+it is a setting, rank 0 says so at hvd.init() when it is used.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import os
+import warnings
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from horovod import __version__
+from horovod.runner import lsf
 from horovod.worker.setting import Setting
 from horovod.worker.settings import MAX_SIZE, ROWS, SETTINGS
 
-# Options of earlier versions that mean the same as one in the table: (option, the value it stores). --help hides them.
+# Options of earlier versions that mean the same as one in the table: (option, the value it stores, what to write in its
+# place where it is deprecated). --help hides them.
 _OLD_SPELLINGS = {
     "--log-without-timestamp": (
-        ("--log-with-timestamp", False),
-        ("--log-hide-timestamp", True),
-        ("--no-log-hide-timestamp", False),
+        ("--log-with-timestamp", False, None),
+        ("--log-hide-timestamp", True, "--log-without-timestamp"),
+        ("--no-log-hide-timestamp", False, "--log-with-timestamp"),
     ),
 }
-_ELASTIC = "elastic jobs are not available yet; leave it out for a job of a fixed size"
-_MPI = "there is no MPI in this build; leave it out, horovodrun needs none"
-# What would change the job, by attribute of the parsed arguments, and why it cannot be had.
+_SHOWN_OPPOSITES = ("--no-mpi-threads-disable",)  # beside those of switches that are on, or whose default depends
+_ITSELF = "the processes that it starts form a world by themselves"
+# What would change the job, by attribute of the parsed arguments, and what to do instead.
 _REFUSED = {
-    "min_num_proc": ("--min-np", _ELASTIC),
-    "max_num_proc": ("--max-np", _ELASTIC),
-    "slots_per_host": ("--slots-per-host", _ELASTIC),
-    "reset_limit": ("--reset-limit", _ELASTIC),
-    "blacklist_cooldown_range": ("--blacklist-cooldown-range", _ELASTIC),
-    "host_discovery_script": ("--host-discovery-script", _ELASTIC),
-    "mpi": ("--mpi", _MPI),
-    "jsrun": ("--jsrun", "there is no jsrun launcher in this build; leave it out"),
-    "mpi_args": ("--mpi-args", _MPI),
-    "tcp": ("--tcp", _MPI),
-    "binding_args": ("--binding-args", _MPI),
+    "mpi": f"there is no MPI in this build. Write `mpirun -np N ...` in place of horovodrun: {_ITSELF}",
+    "jsrun": f"horovodrun does not start jsrun. Write `jsrun ...` in place of horovodrun: {_ITSELF}",
+    "mpi_args": f"horovodrun starts no mpirun. Give them to mpirun in place of horovodrun: {_ITSELF}",
+    "binding_args": "horovodrun starts no mpirun. Give them to mpirun or jsrun in place of horovodrun, or "
+    "bind the background threads with --thread-affinity",
+}
+_NOT_NEGATIVE = {
+    "ssh_port": "--ssh-port",
+    "min_num_proc": "--min-np",
+    "max_num_proc": "--max-np",
+    "slots_per_host": "--slots-per-host",
+    "reset_limit": "--reset-limit",
 }
 
 
@@ -55,7 +61,8 @@ def make_parser() -> Parser:
         prog="horovodrun",
         description="Starts a training program as several processes that train together.",
         usage="horovodrun -np N [options] command [arguments]",
-        epilog="Example: horovodrun -np 2 python train.py. Settings may also stand in --config-file or in the "
+        epilog="Example: horovodrun -np 2 python train.py. `horovodrun certs --help` and `horovodrun token --help` are "
+        "about certificates and of tokens for one job. Settings may also stand in --config-file or in the "
         "environment; an option beats the file, and the file beats the environment.",
     )
     parser.add_argument("-v", "--version", action="version", version=__version__)
@@ -78,22 +85,37 @@ def make_parser() -> Parser:
     )
     hosts.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="for other hosts, which are not available yet")
 
-    elastic = parser.add_argument_group("elastic (not available yet)")
-    elastic.add_argument("--min-np", "--min-num-proc", dest="min_num_proc", type=int, metavar="N")
-    elastic.add_argument("--max-np", "--max-num-proc", dest="max_num_proc", type=int, metavar="N")
-    elastic.add_argument("--slots-per-host", type=int, metavar="N")
-    elastic.add_argument("--reset-limit", type=int, metavar="N")
-    elastic.add_argument("--blacklist-cooldown-range", type=int, nargs=2, metavar=("MIN", "MAX"))
-    elastic.add_argument("--host-discovery-script", metavar="SCRIPT")
+    # --min-np or --host-discovery-script makes a job elastic; the others have no meaning without one of them.
+    elastic = parser.add_argument_group("elastic jobs (checked, not available yet)")
+    elastic.add_argument(
+        "--min-np", "--min-num-proc", dest="min_num_proc", type=int, metavar="N", help="go on with so many; default -np"
+    )
+    elastic.add_argument(
+        "--max-np", "--max-num-proc", dest="max_num_proc", type=int, metavar="N", help="grow to so many; no default"
+    )
+    elastic.add_argument(
+        "--host-discovery-script", metavar="SCRIPT", help="program that prints a line `host:slots` for each host"
+    )
+    elastic.add_argument("--slots-per-host", type=int, metavar="N", help="slots of a host printed without them")
+    elastic.add_argument("--reset-limit", type=int, metavar="N", help="end the job after so many changes of its world")
+    elastic.add_argument(
+        "--blacklist-cooldown-range",
+        type=int,
+        nargs=2,
+        metavar=("MIN", "MAX"),
+        help="seconds, 1 to 3600, after which a host that failed is used again; without it never",
+    )
 
     controller = parser.add_argument_group("controller").add_mutually_exclusive_group()
     controller.add_argument("--gloo", action="store_true", help="accepted; the built-in controller needs no MPI either")
-    controller.add_argument("--mpi", action="store_true", help="not available")
-    controller.add_argument("--jsrun", action="store_true", help="not available")
-    mpi = parser.add_argument_group("MPI (not available)")
-    mpi.add_argument("--mpi-args", metavar="ARGS")
-    mpi.add_argument("--tcp", action="store_true")
-    mpi.add_argument("--binding-args", metavar="ARGS")
+    controller.add_argument("--mpi", action="store_true", help="not built: write mpirun in place of horovodrun")
+    controller.add_argument("--jsrun", action="store_true", help="not built: write jsrun in place of horovodrun")
+    mpi = parser.add_argument_group("MPI and jsrun")
+    mpi.add_argument("--mpi-args", metavar="ARGS", help="not built: give them to mpirun in place of horovodrun")
+    mpi.add_argument(
+        "--tcp", action="store_true", help="no InfiniBand for NCCL (NCCL_IB_DISABLE=1); our own connections are TCP"
+    )
+    mpi.add_argument("--binding-args", metavar="ARGS", help="not built: give them to mpirun or jsrun, as --mpi-args")
 
     settings = parser.add_argument_group("settings")
     for setting in SETTINGS:
@@ -103,24 +125,40 @@ def make_parser() -> Parser:
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
-    """Options and, as `command`, the program with its arguments. Exits with 2 on a mistake."""
+    """Options and, as `command`, the program with its arguments. Exits with 2 on a mistake of form; ValueError for a
+    number that can't be. Deprecated spellings are a DeprecationWarning."""
     parser = make_parser()
     end = _command_start(parser, argv)
     args = parser.parse_args(argv[:end])
     args.command = list(argv[end + 1 :] if argv[end : end + 1] == ["--"] else argv[end:])
     if args.check_build:
         return args
-    if args.num_proc is None:
+    if args.num_proc is None and not lsf.present(os.environ):
         parser.error("-np is missing: say how many processes to start, for example -np 2")
-    if args.num_proc < 1:
-        parser.error(f"-np must be >= 1, not {args.num_proc}")
-    if args.num_proc > MAX_SIZE:
-        parser.error(f"-np must be at most {MAX_SIZE}, not {args.num_proc}")
-    if args.hosts is not None and args.hostfile is not None:
-        parser.error("-H and -hostfile exclude each other: name the hosts in one of them")
+    named = {"-H": args.hosts, "-hostfile": args.hostfile, "--host-discovery-script": args.host_discovery_script}
+    given = [flag for flag, value in named.items() if value is not None]
+    if len(given) > 1:
+        parser.error(f"{' and '.join(given)} exclude each other: name the hosts in one of them")
     if not args.command:
         parser.error("there is no command to run: write it last, for example horovodrun -np 2 python train.py")
+    _check_numbers(args)
+    if any("," in names for names in args.network_interface or ()):
+        warn_deprecated("several names in one --network-interface", "--network-interfaces a,b")
     return args
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    if args.num_proc is not None and not 1 <= args.num_proc <= MAX_SIZE:
+        limit = ">= 1" if args.num_proc < 1 else f"at most {MAX_SIZE}"
+        raise ValueError(f"-np must be {limit}, not {args.num_proc}.")
+    for dest, flag in _NOT_NEGATIVE.items():
+        if (value := getattr(args, dest)) is not None and value < 0:
+            raise ValueError(f"{flag} must be >= 0, not {value}.")
+
+
+def warn_deprecated(old: str, new: str) -> None:
+    """The warning for a spelling of earlier versions."""
+    warnings.warn(f"{old} is deprecated: write {new}.", DeprecationWarning, stacklevel=3)
 
 
 def flag_environment(args: argparse.Namespace) -> dict[str, str]:
@@ -133,6 +171,8 @@ def flag_environment(args: argparse.Namespace) -> dict[str, str]:
         # The two options add up. In one --network-interface several names may stand, as in earlier versions.
         names = [*",".join(args.network_interface).split(","), *(args.network_interfaces or "").split(",")]
         environ |= interface_variable(names, "--network-interface")
+    if args.tcp:
+        environ["NCCL_IB_DISABLE"] = "1"
     return environ
 
 
@@ -145,9 +185,9 @@ def interface_variable(names: Iterable[str], source: str) -> dict[str, str]:
 
 def refusal(args: argparse.Namespace) -> str | None:
     """The sentence for the first option that cannot be had."""
-    for dest, (flag, reason) in _REFUSED.items():
+    for dest, reason in _REFUSED.items():
         if getattr(args, dest) not in (None, False):
-            return f"{flag} is not usable: {reason}."
+            return f"--{dest.replace('_', '-')} is not usable: {reason}."
     return None
 
 
@@ -156,13 +196,29 @@ def _add_setting(group: argparse._ArgumentGroup, setting: Setting, flag: str) ->
     text = setting.meaning().replace("%", "%%")
     if setting.kind == "bool":
         opposite = "--" + flag.removeprefix("--no-") if flag.startswith("--no-") else "--no-" + flag.removeprefix("--")
-        other_help = f"the opposite of {flag}" if setting.default else argparse.SUPPRESS
+        visible = setting.default is not False or opposite in _SHOWN_OPPOSITES
+        other_help = f"the opposite of {flag}" if visible else argparse.SUPPRESS
         group.add_argument(flag, dest=dest, action="store_const", const=True, default=None, help=text)
-        for other, value in _OLD_SPELLINGS.get(flag, ((opposite, False),)):
-            group.add_argument(other, dest=dest, action="store_const", const=value, help=other_help)
+        for other, value, instead in _OLD_SPELLINGS.get(flag, ((opposite, False, None),)):
+            group.add_argument(other, dest=dest, action=_Switch, const=value, instead=instead, help=other_help)
         return
     shown = setting.flag_unit or setting.unit or setting.env.split("_")[-1]
     group.add_argument(flag, dest=dest, metavar=shown.upper(), help=text)
+
+
+class _Switch(argparse.Action):
+    """Stores a constant; `instead` is what to write in place of a deprecated spelling."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, *, instead: str | None, **more: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **more)
+        self._instead = instead
+
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, values: object, option: str | None = None
+    ) -> None:
+        if self._instead is not None:
+            warn_deprecated(str(option), self._instead)
+        setattr(namespace, self.dest, self.const)
 
 
 def _dest(flag: str) -> str:

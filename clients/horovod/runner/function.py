@@ -14,15 +14,19 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from horovod.runner import task
+from horovod.runner.elastic.request import NOT_YET, ElasticRequest
 from horovod.runner.flags import interface_variable
 from horovod.runner.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
 from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.output import Console, Writer
 from horovod.worker.settings import MAX_SIZE, ROWS, resolve
+
+_ELASTIC_NAMES = {name: name for name in ("num_proc", *(field.name for field in fields(ElasticRequest)))}
 
 if TYPE_CHECKING:
     from horovod.runner.job import Job
@@ -66,6 +70,9 @@ def run(
     output_filename: folder that also gets what each rank prints.
     executable: the Python to run, default the one that runs now.
 
+    min_num_proc or host_discovery_script ask for an elastic job, of which max_num_proc, slots (of a host that the
+    script prints without them), reset_limit and cooldown_range (seconds) say more; all of it is checked.
+
     Raises ValueError for arguments that make no sense together, NotImplementedError for elastic jobs and other hosts,
     and RuntimeError when a rank fails, naming the rank and with its traceback; the other ranks are then stopped.
     np, min_np, max_np and network_interface are deprecated names; network_interface adds to network_interfaces.
@@ -87,23 +94,16 @@ def run(
         raise ValueError(f"num_proc must be at most {MAX_SIZE}, not {num_proc}.")
     if not callable(func):
         raise ValueError(f"func must be callable, not {type(func).__name__}.")
-    elastic = {
-        "min_num_proc": min_num_proc,
-        "max_num_proc": max_num_proc,
-        "slots": slots,
-        "reset_limit": reset_limit,
-        "cooldown_range": cooldown_range,
-        "host_discovery_script": host_discovery_script,
-    }
-    for name, value in elastic.items():
-        if value is not None:
-            raise NotImplementedError(
-                f"Elastic jobs are not available yet: leave {name} out for a job of a fixed size."
-            )
-
-    found = (
-        parse_hosts(hosts) if hosts else parse_hostfile(hostfile) if hostfile else (HostSlots("localhost", num_proc),)
-    )
+    found = parse_hosts(hosts) if hosts else parse_hostfile(hostfile) if hostfile else None
+    if host_discovery_script is not None and found is not None:
+        raise ValueError("host_discovery_script excludes hosts and hostfile: the script names the hosts.")
+    request = ElasticRequest(min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script)
+    request.check(num_proc, len(found) if found is not None else None, _ELASTIC_NAMES)
+    if request.elastic:
+        raise NotImplementedError(NOT_YET.format(given=request.given()[0]))
+    if given := request.given():
+        warnings.warn(f"{', '.join(given)}: no effect, as this job has a fixed size.", UserWarning, stacklevel=2)
+    found = found or (HostSlots("localhost", num_proc),)
     names = fill(found, num_proc)
     if others := remote(names):
         raise NotImplementedError(f"Starting processes on other hosts ({', '.join(others)}) is not available yet.")

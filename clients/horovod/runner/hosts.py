@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 _ENTRY = re.compile(r"([\w.-]+):([0-9]+)", re.ASCII)
-_LINE = re.compile(r"([\w.-]+)\s+slots\s*=\s*([0-9]+)", re.ASCII)
+_LINE = re.compile(r"([\w.-]+)(?:\s+slots\s*=\s*([0-9]+))?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,10 @@ def parse_hosts(text: str) -> tuple[HostSlots, ...]:
 
 
 def parse_hostfile(path: str | Path) -> tuple[HostSlots, ...]:
-    """The hosts of a file with lines `h1 slots=2`; blank lines and `#` comments may stand between them."""
+    """The hosts of a file with lines `h1 slots=2`; blank lines and `#` comments may stand between them.
+
+    A line with only a name is one slot: such files, a line for each slot, are what batch systems write ($PBS_NODEFILE).
+    """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -54,7 +57,7 @@ def parse_hostfile(path: str | Path) -> tuple[HostSlots, ...]:
                 f"Line {number} of the host file {str(path)!r} is {text!r}, which is not usable: expected "
                 "host slots=count, for example h1 slots=2."
             )
-        found.append(HostSlots(match[1], int(match[2])))
+        found.append(HostSlots(match[1], int(match[2] or 1)))
     if not found:
         raise ValueError(f"The host file {str(path)!r} names no host: expected lines such as h1 slots=2.")
     return _merge(found, f"the host file {str(path)!r}")

@@ -25,6 +25,8 @@ from horovod.worker.agent.threads import thread_variables
 from horovod.worker.settings import ROWS, resolve, variables
 
 _LOOPBACK = "127.0.0.1"
+# The launcher's own coordinator has a token of its own, and on the loopback interface it speaks no TLS.
+_OF_OTHER_COORDINATORS = {ROWS[name].env for name in ("token_file", "tls_ca", "tls_cert", "tls_key", "tls_server_name")}
 _OUTPUT_GRACE_S = 1.0
 _POLL_S = 0.05
 
@@ -47,7 +49,7 @@ class Job:
 def rank_environments(job: Job, coordinator: str, token: str) -> list[dict[str, str]]:
     """The environment of every rank, in rank order."""
     names = job.host_names
-    inherited = {name: value for name, value in job.environ.items() if name != ROWS["token_file"].env}
+    inherited = {name: value for name, value in job.environ.items() if name not in _OF_OTHER_COORDINATORS}
     interfaces = resolve(job.environ).network_interfaces
     # NCCL uses the same interfaces as our own connections. What a user said to NCCL itself stays.
     nccl = {"NCCL_SOCKET_IFNAME": ",".join(interfaces)} if interfaces else {}

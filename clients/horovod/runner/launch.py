@@ -12,14 +12,17 @@ import signal
 import socket
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from horovod.runner import flags
+from horovod.coordinator.core.words import joined
+from horovod.runner import commands, flags, lsf
 from horovod.runner.clusters import task_of
 from horovod.runner.config_file import read_config
+from horovod.runner.elastic.request import NOT_YET, ElasticRequest
 from horovod.runner.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
 from horovod.worker.agent.agent import LocalAgent
 from horovod.worker.agent.gate import NOT_EXECUTABLE, NOT_FOUND
@@ -34,6 +37,25 @@ _INTERRUPTED = 128 + signal.SIGINT
 _PIPE_CLOSED = 128 + signal.SIGPIPE
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+
+# Where the parsed arguments have the fields of an ElasticRequest, and how a user calls them.
+_ELASTIC_DESTS = {
+    "min_num_proc": "min_num_proc",
+    "max_num_proc": "max_num_proc",
+    "slots": "slots_per_host",
+    "reset_limit": "reset_limit",
+    "cooldown_range": "blacklist_cooldown_range",
+    "host_discovery_script": "host_discovery_script",
+}
+_ELASTIC_FLAGS = {
+    "num_proc": "-np",
+    "min_num_proc": "--min-np",
+    "max_num_proc": "--max-np",
+    "slots": "--slots-per-host",
+    "reset_limit": "--reset-limit",
+    "cooldown_range": "--blacklist-cooldown-range",
+    "host_discovery_script": "--host-discovery-script",
+}
 
 
 class RefusedError(Exception):
@@ -52,13 +74,18 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def run_commandline(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command. Returns when all went well, else exits through SystemExit."""
     _open_standard_descriptors()
-    args = parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in commands.NAMES:
+        sys.exit(commands.run(argv))
+    verbose = False
     try:
+        args = _parse_and_warn(argv)
+        verbose = args.verbose
         code = _check_build() if args.check_build else _launch(args)
     except KeyboardInterrupt:
         code = _INTERRUPTED
     except Exception as error:
-        if args.verbose:
+        if verbose:
             traceback.print_exc()
         # RefusedError, ValueError and OSError carry a sentence for users; the type helps only with what nobody foresaw.
         known = isinstance(error, RefusedError | ValueError | OSError | RuntimeError)
@@ -67,6 +94,16 @@ def run_commandline(argv: Sequence[str] | None = None) -> None:
         code = error.code if isinstance(error, RefusedError) else _USAGE if isinstance(error, ValueError) else _FAILED
     if code != 0:
         sys.exit(code)
+
+
+def _parse_and_warn(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Deprecated spellings are named in a line each, as all that the launcher says."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DeprecationWarning)
+        args = parse_args(argv)
+    for warning in caught:
+        _say(str(warning.message))
+    return args
 
 
 def _in_words(error: OSError) -> str:
@@ -215,11 +252,14 @@ def _environment(args: argparse.Namespace) -> dict[str, str]:
     from_flags = flags.flag_environment(args)
     sentence = flags.refusal(args)
     if sentence is not None:
-        raise RefusedError(sentence)
+        raise ValueError(sentence)
     # An empty setting counts as unset; an empty CUDA_VISIBLE_DEVICES says that there is no GPU.
     own = {name: value for name, value in os.environ.items() if value.strip() or not name.startswith("HOROVOD_")}
     environ = {**own, **from_file, **from_flags}
-    task = task_of(resolve(environ), environ)
+    settings = resolve(environ)
+    task = None
+    with contextlib.suppress(ValueError):  # variables of another launcher that contradict themselves concern no rank
+        task = task_of(settings, environ)
     if task is not None and task.rank == 0:
         _say(
             f"This is one of {task.size} processes that {task.launcher} started, and each starts a job of its own. For "
@@ -230,13 +270,17 @@ def _environment(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _hosts(args: argparse.Namespace) -> tuple[str, ...]:
+    """The host of every rank. ValueError for what can't be, RefusedError for what can't be had."""
+    hosts: tuple[HostSlots, ...] | None = None
     if args.hosts is not None:
         hosts = parse_hosts(args.hosts)
     elif args.hostfile is not None:
         hosts = parse_hostfile(args.hostfile)
-    else:
-        hosts = (HostSlots("localhost", args.num_proc),)
-    names = fill(hosts, args.num_proc)
+    elif lsf.present(os.environ) and args.host_discovery_script is None:
+        hosts = lsf.allocated(os.environ)
+    count = args.num_proc or sum(host.slots for host in hosts or ())
+    _check_elastic(args, count, len(hosts) if hosts is not None else None)
+    names = fill(hosts or (HostSlots("localhost", count),), count)
     others = remote(names)
     if others:
         raise RefusedError(
@@ -244,6 +288,19 @@ def _hosts(args: argparse.Namespace) -> tuple[str, ...]:
             "start horovod-coordinator and the processes on each host yourself."
         )
     return names
+
+
+def _check_elastic(args: argparse.Namespace, count: int, host_count: int | None) -> None:
+    request = ElasticRequest(**{field: getattr(args, dest) for field, dest in _ELASTIC_DESTS.items()})
+    request.check(count, host_count, _ELASTIC_FLAGS)
+    given = [_ELASTIC_FLAGS[field] for field in request.given()]
+    if request.elastic:
+        raise RefusedError(NOT_YET.format(given=given[0]))
+    if given:
+        _say(
+            f"{joined(given)} {'has' if len(given) == 1 else 'have'} no effect: this job has a fixed size. --min-np or "
+            "--host-discovery-script would make it elastic."
+        )
 
 
 def _check_command(program: str, environ: Mapping[str, str]) -> None:

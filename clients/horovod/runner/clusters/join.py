@@ -26,8 +26,8 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from horovod.runner.clusters import task_of
 from horovod.runner.clusters.meeting import Meeting, Published, folder, publish, read
@@ -39,6 +39,7 @@ from horovod.worker.settings import Settings
 
 if TYPE_CHECKING:
     from horovod.coordinator.server import EmbeddedCoordinator
+    from horovod.coordinator.tls import ServerTls
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class _Met:
     token: str
     coordinator: EmbeddedCoordinator | None = None  # rank 0 only
     published: Published | None = None
+    tls: dict[str, Any] = field(default_factory=dict)  # settings that differ from what was given
 
 
 _met: _Met | None = None  # read and written in hvd.init(), under the lock of context.py, and when the process ends
@@ -81,7 +83,7 @@ def joined(settings: Settings) -> Iterator[Settings]:
         yield settings
         return
     met = _meet(task, settings)
-    yield dataclasses.replace(settings, coordinator=met.address, token=met.token)
+    yield dataclasses.replace(settings, coordinator=met.address, token=met.token, **met.tls)
     if met.published is not None:
         met.published.close()  # all have come; a later program of this run must not find it
 
@@ -97,8 +99,9 @@ def _meet(task: Task, settings: Settings) -> _Met:
     if _met is None or _met.pid != os.getpid():
         if task.one_host:
             _met = _meet_on_this_host(task, settings)
+            _met.tls = dict.fromkeys(("tls_ca", "tls_cert", "tls_key", "tls_server_name"))  # on loopback there is none
         elif task.first_host is not None and (token := given_token(settings)) is not None:
-            _met = _meet_between_hosts(task, task.first_host, token, settings.start_timeout_seconds)
+            _met = _meet_between_hosts(task, task.first_host, token, settings)
         else:
             raise StartError(_what_is_missing(task))
     return _met
@@ -151,15 +154,33 @@ def _ancestor(task: Task) -> list[str]:
 
 
 # -- between hosts -----------------------------------------------------------------------------------------------------
-def _meet_between_hosts(task: Task, host: str, token: str, timeout_s: float) -> _Met:
+def _meet_between_hosts(task: Task, host: str, token: str, settings: Settings) -> _Met:
     # Who does not know the token can't compute the port either, and so can't listen there before rank 0 does.
     digest = hmac.digest(token.encode(), chr(0).join(task.run).encode(), "sha256")
     port = _PORTS[int.from_bytes(digest[:8], "big") % len(_PORTS)]
     if task.rank != 0:
-        _await_listener(task, host, port, time.monotonic() + timeout_s)
+        _await_listener(task, host, port, time.monotonic() + settings.start_timeout_seconds)
         return _Met(os.getpid(), f"{host}:{port}", token)
-    coordinator = _open(f"0.0.0.0:{port}", token)
-    return _Met(os.getpid(), f"{_own_address()}:{port}", token, coordinator)
+    coordinator = _open(f"0.0.0.0:{port}", token, _tls(task, settings))
+    # The certificate is for the name by which the others come.
+    tls = {"tls_server_name": settings.tls_server_name or host} if settings.tls_ca else {}
+    return _Met(os.getpid(), f"{_own_address()}:{port}", token, coordinator, tls=tls)
+
+
+def _tls(task: Task, settings: Settings) -> ServerTls | None:
+    """Rank 0 serves with the certificate that it would show as a member, and asks the others for theirs."""
+    from horovod.coordinator.tls import ServerTls
+    from horovod.worker.runtime.tls import ClientTls
+
+    if (own := ClientTls.of(settings)) is None:
+        return None
+    if own.cert is None or own.key is None:
+        raise StartError(
+            f"{_they(task)}, and rank 0 opens the coordinator: with HOROVOD_TLS_CA it needs a certificate, too, for "
+            "servers and for its host's name (HOROVOD_TLS_CERT and HOROVOD_TLS_KEY; `horovodrun certs DIR --hosts "
+            "NAMES` makes coordinator.pem for both)."
+        )
+    return ServerTls(own.cert, own.key, own.ca)
 
 
 def _await_listener(task: Task, host: str, port: int, deadline: float) -> None:
@@ -208,11 +229,11 @@ def _they(task: Task) -> str:
 
 
 # -- rank 0 ------------------------------------------------------------------------------------------------------------
-def _open(listen: str, token: str) -> EmbeddedCoordinator:
+def _open(listen: str, token: str, tls: ServerTls | None = None) -> EmbeddedCoordinator:
     from horovod.coordinator.server import EmbeddedCoordinator
 
     try:
-        coordinator = EmbeddedCoordinator(listen, token).start()
+        coordinator = EmbeddedCoordinator(listen, token, tls=tls).start()
     except OSError as error:
         raise StartError(
             f"Rank 0 can't open a coordinator for the others. {error.strerror or error} Or start horovod-coordinator "

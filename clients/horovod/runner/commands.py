@@ -1,0 +1,90 @@
+"""`horovodrun certs` and `horovodrun token`: what a cluster's operator makes once, without starting a job.
+
+A program named like one of them is started by its path, or after the options that a job needs anyway (`horovodrun -np 2
+certs`): only the first word counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from horovod.runner.flags import Parser
+
+_FAILED = 1
+_USAGE = 2
+
+
+def run(argv: Sequence[str]) -> int:
+    """The exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        print(args.work(args))
+    except ValueError as error:
+        return _fail(str(error), _USAGE)
+    except (OSError, RuntimeError) as error:
+        return _fail(getattr(error, "strerror", None) or str(error), _FAILED)
+    return 0
+
+
+def _certs(args: argparse.Namespace) -> str:
+    from horovod.runner.certificates import make, renew
+
+    hosts = [host.strip() for host in (args.hosts or "").split(",") if host.strip()]
+    folder = Path(args.folder)
+    if args.renew:
+        return renew(folder, hosts, args.days)
+    if not hosts:
+        raise ValueError("--hosts is missing: name the hosts and addresses of the coordinator, like node-a,10.0.0.1.")
+    return make(folder, hosts, args.days)
+
+
+def _token(args: argparse.Namespace) -> str:
+    from horovod.coordinator.job_token import job_token
+    from horovod.coordinator.token import read_token
+
+    return job_token(read_token(args.token_file), args.job)
+
+
+NAMES = ("certs", "token")
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="horovodrun")
+    commands = parser.add_subparsers(required=True, parser_class=Parser)
+    certs = commands.add_parser(
+        "certs",
+        prog="horovodrun certs",
+        usage="horovodrun certs DIR --hosts H1,H2,... [--days N] [--renew]",
+        help="make a certificate authority for a cluster, a certificate for its coordinators and one for its members",
+        description="Makes ca.pem and ca.key (the authority), coordinator.pem and .key, client.pem and .key in DIR. "
+        "Keep ca.key where no training runs: whoever has it can make certificates.",
+    )
+    certs.add_argument("folder", metavar="DIR", help="made if it is not there; nothing in it is overwritten")
+    certs.add_argument("--hosts", metavar="H1,H2,...", help="names and addresses by which members know coordinators")
+    certs.add_argument("--days", type=int, default=365, metavar="N", help="how long they count (default: %(default)s)")
+    certs.add_argument(
+        "--renew",
+        action="store_true",
+        help="make coordinator.pem and client.pem anew, by the authority that is there and for the same hosts unless "
+        "--hosts names others; running coordinators and members take them by themselves",
+    )
+    certs.set_defaults(work=_certs)
+    token = commands.add_parser(
+        "token",
+        prog="horovodrun token",
+        usage="horovodrun token JOB --token-file FILE",
+        help="make a token that admits to one job",
+        description="Prints a token that admits to one job, made of the token of the cluster. Nothing is stored.",
+    )
+    token.add_argument("job", metavar="JOB", help="name of the job (HOROVOD_JOB)")
+    token.add_argument("--token-file", metavar="FILE", required=True, help="that of the coordinators")
+    token.set_defaults(work=_token)
+    return parser
+
+
+def _fail(sentence: str, code: int) -> int:
+    print(f"horovodrun: {sentence}", file=sys.stderr)
+    return code

@@ -1,0 +1,77 @@
+"""What is asked of an elastic job, by options of horovodrun or arguments of horovod.run: checked here for both."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+_COOLDOWN_LIMIT_S = 3600
+NOT_YET = (
+    "Elastic jobs can't be started yet, so {given} can't be used: leave it out for a job of a fixed size. "
+    "Training that survives the loss of a process works with a coordinator of your own: see docs/guide.md."
+)
+
+
+@dataclass(frozen=True)
+class ElasticRequest:
+    """None means not given. `min_num_proc` or `host_discovery_script` makes a job elastic."""
+
+    min_num_proc: int | None = None
+    max_num_proc: int | None = None
+    slots: int | None = None  # of a host that the script prints without them
+    reset_limit: int | None = None
+    cooldown_range: Sequence[int] | None = None  # seconds
+    host_discovery_script: str | None = None
+
+    @property
+    def elastic(self) -> bool:
+        """Whether this makes a job elastic."""
+        return self.min_num_proc is not None or self.host_discovery_script is not None
+
+    def given(self) -> list[str]:
+        """The fields that were given, those that make a job elastic first."""
+        names = ["min_num_proc", "host_discovery_script", *(field.name for field in fields(self))]
+        return [name for name in dict.fromkeys(names) if getattr(self, name) is not None]
+
+    def check(self, num_proc: int, host_count: int | None, names: dict[str, str]) -> None:
+        """ValueError in words for what can't be. host_count: hosts that are given in a list, None without one;
+        names: how the user calls a field."""
+        for field in ("min_num_proc", "max_num_proc", "slots", "reset_limit"):
+            value = getattr(self, field)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise ValueError(f"{names[field]} must be >= 0, not {value!r}.")
+        self._check_cooldown(names["cooldown_range"])
+        if not self.elastic:
+            return
+        if self.min_num_proc is not None and self.min_num_proc > num_proc:
+            raise ValueError(
+                f"{names['min_num_proc']} must be at most {names['num_proc']}, {num_proc}, not {self.min_num_proc}."
+            )
+        if self.max_num_proc is not None and self.max_num_proc < num_proc:
+            raise ValueError(
+                f"{names['max_num_proc']} must be at least {names['num_proc']}, {num_proc}, not {self.max_num_proc}."
+            )
+        if host_count is not None and host_count < 2:
+            raise ValueError(
+                f"An elastic job on a fixed list of hosts needs at least 2 of them, and {host_count} is given: name "
+                f"more, or let a program name them ({names['host_discovery_script']})."
+            )
+        self._check_script(names["host_discovery_script"])
+
+    def _check_cooldown(self, name: str) -> None:
+        given = self.cooldown_range
+        if given is None:
+            return
+        if len(given) != 2 or not 1 <= given[0] <= given[1] <= _COOLDOWN_LIMIT_S:
+            raise ValueError(
+                f"{name} must be two numbers of seconds from 1 to {_COOLDOWN_LIMIT_S}, the smaller one first, not "
+                f"{' '.join(map(str, given))}."
+            )
+
+    def _check_script(self, name: str) -> None:
+        script = self.host_discovery_script
+        if script is not None and shutil.which(script) is None:
+            reason = "is not executable (chmod +x)" if os.path.exists(script) else "does not exist"
+            raise ValueError(f"{name} names {script!r}, which {reason}: expected a program that prints host:slots.")

@@ -1,0 +1,36 @@
+"""Who could reach a coordinator that listens there, and what must therefore be asked of those who do.
+
+Off loopback nobody is served without credentials: a token, or a certificate that the coordinator's authority signed. A
+token without TLS is let pass with a warning (docs/adr/0035-credentials.md says why).
+"""
+
+from __future__ import annotations
+
+from .address import ListenAddress
+from .tls import ServerTls
+
+
+def check_exposure(address: ListenAddress, token: str | None, tls: ServerTls | None, insecure: bool) -> str:
+    """The sentence of a warning, or "". ValueError when strangers would be served, OSError when the host is unknown."""
+    if address.is_loopback():
+        return ""
+    asks_for_certificates = tls is not None and tls.client_ca is not None
+    if token is None and not asks_for_certificates:
+        if insecure:
+            return (
+                f"The coordinator at {address} serves everybody who can reach it, and who takes part in a training can "
+                "make its processes do as it likes."
+            )
+        raise ValueError(
+            f"Refusing to listen on {address} without a token, since other hosts could take part in the "
+            "training. Give the same secret to the coordinator (--token-file FILE) and to the processes "
+            "(HOROVOD_TOKEN_FILE or HOROVOD_TOKEN), ask for certificates (--tls-client-ca FILE), listen on 127.0.0.1, "
+            "or accept the risk with --insecure."
+        )
+    if tls is None:
+        return (
+            f"The coordinator at {address} asks for a token, but without TLS the token travels in the clear: whoever "
+            "can read the network can take it. `horovodrun certs DIR --hosts NAMES` makes certificates "
+            "(--tls-cert, or HOROVOD_TLS_CERT of rank 0)."
+        )
+    return ""

@@ -1,0 +1,92 @@
+"""What a coordinator counts. Names and meanings are listed in docs/observability.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from horovod.protos.v1 import negotiation_pb2
+from horovod.telemetry import Registry
+
+from .core.overview import JobOverview
+
+
+class CoordinatorMetrics:
+    """overview: the jobs as they are now, asked for whenever somebody reads the metrics."""
+
+    def __init__(self, overview: Callable[[], Iterable[JobOverview]]) -> None:
+        self.registry = registry = Registry()
+        self._overview = overview
+        per_job = ("job",)
+        self.worlds_formed = registry.counter("horovod_worlds_formed_total", "Worlds that were formed", per_job)
+        self.announcements = registry.counter(
+            "horovod_announcements_total", "Operations that ranks announced, each rank's counted", per_job
+        )
+        self.plans = registry.counter("horovod_plans_total", "Operations on which all ranks agreed", per_job)
+        self.disagreements = registry.counter(
+            "horovod_disagreements_total", "Operations that failed because ranks did not agree", per_job
+        )
+        self.stalls = registry.counter(
+            "horovod_stall_warnings_total", "Warnings about operations that wait for some rank", per_job
+        )
+        self.losses = registry.counter("horovod_members_lost_total", "Members that ended without leaving", per_job)
+        self.refusals = registry.counter("horovod_refusals_total", "Processes that were refused", ("what",))
+        self.store_seconds = registry.histogram(
+            "horovod_store_seconds", "How long calls of the store took", ("operation", "result")
+        )
+        registry.gauge("horovod_worlds", "Worlds that run", lambda: {(): sum(job.epoch > 0 for job in overview())})
+        registry.gauge(
+            "horovod_members",
+            "Members by state: in a world, in a world without a connection to the coordinator, waiting for a world",
+            self._members,
+            ("job", "state"),
+        )
+        registry.gauge("horovod_epoch", "Number of the job's world", self._epochs, per_job)
+        self._rank_gauge("horovod_rank_operations_total", "Operations that a rank has run", "operations")
+        self._rank_gauge("horovod_rank_bytes_total", "Bytes of the operations that a rank has run", "bytes")
+        self._rank_gauge(
+            "horovod_rank_wait_seconds_total", "How long a rank has waited for others to start what it had started", ""
+        )
+        registry.gauge(
+            "horovod_rank_lateness_seconds",
+            "How long the rank of this world that waited most has waited longer than this one: what others wait for it",
+            self._lateness,
+            ("job", "rank"),
+        )
+
+    def decided(self, job: str, decisions: negotiation_pb2.Decisions) -> None:
+        """Some ranks are about to be told so."""
+        if decisions.plans:
+            self.plans.add(len(decisions.plans), job)
+        if decisions.errors:
+            self.disagreements.add(len(decisions.errors), job)
+
+    def _members(self) -> dict[tuple[str, ...], float]:
+        found: Counter[tuple[str, ...]] = Counter()
+        for job in self._overview():
+            away = sum(member.away for member in job.members)
+            found[job.name, "present"] += len(job.members) - away
+            found[job.name, "away"] += away
+            found[job.name, "waiting"] += job.waiting
+        return dict(found)
+
+    def _epochs(self) -> dict[tuple[str, ...], float]:
+        return {(job.name,): job.epoch for job in self._overview() if job.epoch}
+
+    def _rank_gauge(self, name: str, help_: str, field: str) -> None:
+        def read() -> dict[tuple[str, ...], float]:
+            return {
+                (job.name, str(rank)): getattr(report, field) if field else report.waited_us / 1e6
+                for job in self._overview()
+                for rank, report in job.reports.items()
+            }
+
+        self.registry.gauge(name, help_, read, ("job", "rank"), kind="counter")
+
+    def _lateness(self) -> dict[tuple[str, ...], float]:
+        found: dict[tuple[str, ...], float] = {}
+        for job in self._overview():
+            most_us = max((report.waited_us for report in job.reports.values()), default=0)
+            for rank, report in job.reports.items():
+                found[job.name, str(rank)] = (most_us - report.waited_us) / 1e6
+        return found

@@ -1,0 +1,175 @@
+"""The coordinator's side of TLS: its certificate, whose clients it takes, and new files without a restart.
+
+The files are looked at whenever a connection begins, so that a certificate that was renewed counts at once and an
+operator need not stop anything. What is there then is checked before it is used: a pair half written, or one that has
+expired, is told in the log, and the certificate from before stays. Connections that stand are left alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import ssl
+import stat
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+_log = logging.getLogger(__name__)
+
+_Stamp = tuple[tuple[int, int, int], ...]  # of each file: which one it is, when it was changed, how long it is
+
+# OpenSSL's numbers (X509_V_ERR_*, x509_vfy.h).
+_NOT_YET_VALID, _EXPIRED = 9, 10
+_NOT_PEM = "a file is not in PEM"
+
+
+@dataclass(frozen=True)
+class ServerTls:
+    """Names of files in PEM. `client_ca`: with it only clients whose certificates it signed are served (mTLS)."""
+
+    cert: str
+    key: str
+    client_ca: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.cert or not self.key:
+            raise ValueError("TLS needs a certificate and its key; only one of them is given.")
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Follows the files from now on. Raises OSError with a sentence when they can't be used."""
+        loaded = self.load()
+        fetch: Any = _Follower(self).fetch  # may return None, which the stubs do not know
+        return grpc.dynamic_ssl_server_credentials(
+            loaded, fetch, require_client_authentication=self.client_ca is not None
+        )
+
+    def load(self) -> grpc.ServerCertificateConfiguration:
+        """What the files hold. Raises OSError with a sentence when the coordinator could not be known by it."""
+        cert, key = _read(self.cert, "certificate"), _read(self.key, "key")
+        client_ca = _read(self.client_ca, "certificate authority of clients") if self.client_ca else None
+        _check_pair(self.cert, self.key)
+        if self.client_ca:
+            _check_authority(self.client_ca)
+        _warn_of_readers(self.key)
+        return grpc.ssl_server_certificate_configuration([(key, cert)], client_ca)
+
+    def stamp(self) -> _Stamp:
+        """Changes when a file does. OSError while one is missing."""
+        found = (os.stat(name) for name in (self.cert, self.key, self.client_ca) if name)
+        return tuple((status.st_ino, status.st_mtime_ns, status.st_size) for status in found)
+
+
+class _Follower:
+    """What gRPC asks at the beginning of each connection, in threads of its own."""
+
+    def __init__(self, files: ServerTls) -> None:
+        self._files = files
+        self._seen: _Stamp | None = files.stamp()
+        self._told = ""
+
+    def fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        """None: as before."""
+        try:
+            stamp = self._files.stamp()
+            if stamp == self._seen:
+                return None
+            self._seen = stamp  # before they are read: what is written meanwhile is read the next time
+            loaded = self._files.load()
+        except OSError as error:
+            sentence = error.strerror or str(error)
+            if sentence != self._told:
+                self._told = sentence
+                _log.warning("%s The certificate from before stays in use.", sentence)
+            return None
+        self._told = ""
+        _log.warning("The certificate %r was read anew.", self._files.cert)
+        return loaded
+
+
+def _read(name: str, what: str) -> bytes:
+    try:
+        with open(name, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise OSError(error.errno, f"Can't read the {what} {name!r}: {error.strerror}.") from error
+
+
+def _check_pair(cert: str, key: str) -> None:
+    """Has one TLS connection in memory with itself: whether the two fit, and whether a client would take them today."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        server.load_cert_chain(cert, key, password=_no_password)
+    except (ssl.SSLError, ValueError) as error:
+        raise OSError(errno.EINVAL, f"{_pair(cert, key)} can't be used: {_reason(error)}.") from error
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False  # by which names clients know the coordinator is not known here
+    client.load_verify_locations(cert)
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the certificate itself is believed; its dates are looked at
+    try:
+        _shake_hands(server, client)
+    except ssl.SSLCertVerificationError as error:
+        when = {
+            _EXPIRED: "has expired; renew it (`horovodrun certs DIR --renew` does for those that it made)",
+            _NOT_YET_VALID: "is not valid yet; check the clock of this host",
+        }
+        why = when.get(error.verify_code, f"can't be used by a server: {error.verify_message}")
+        raise OSError(errno.EINVAL, f"The certificate {cert!r} {why}.") from error
+    except ssl.SSLError as error:
+        raise OSError(errno.EINVAL, f"{_pair(cert, key)} can't be used: {_reason(error)}.") from error
+
+
+def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(to_client, to_server, server_side=False),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    while ends:
+        for end in list(ends):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            ends.remove(end)
+
+
+def _check_authority(name: str) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(name)
+    except ssl.SSLError as error:
+        raise OSError(errno.EINVAL, f"The certificate authority {name!r} can't be used: {_reason(error)}.") from error
+
+
+def _no_password() -> str:
+    raise ValueError("the key is protected by a password, which nobody could type in; store it without one")
+
+
+def _warn_of_readers(key: str) -> None:
+    status = os.stat(key)
+    if stat.S_ISREG(status.st_mode) and status.st_mode & 0o077:
+        _log.warning(
+            "Other users may read or change the key %r (mode %04o); `chmod 600` keeps it to its owner.",
+            key,
+            stat.S_IMODE(status.st_mode),
+        )
+
+
+def _pair(cert: str, key: str) -> str:
+    return f"The certificate {cert!r} with the key {key!r}"
+
+
+def _reason(error: Exception) -> str:
+    known = {
+        "KEY_VALUES_MISMATCH": "the key is not that of the certificate",
+        "NO_START_LINE": _NOT_PEM,
+        "NO_CERTIFICATE_OR_CRL_FOUND": "it holds no certificate in PEM",
+        "EE_KEY_TOO_SMALL": "the key is too short to be safe",
+    }
+    if "PEM lib" in str(error):
+        return _NOT_PEM
+    reason = getattr(error, "reason", None) or str(error)
+    return known.get(reason, reason)

@@ -1,0 +1,236 @@
+"""What a coordinator shows: the status page, metrics, probes by HTTP and by gRPC; and who may read them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import grpc
+import pytest
+from coordinator_builders import op
+from coordinator_client import Crew
+from google.protobuf.wrappers_pb2 import Int32Value, StringValue
+
+from horovod.coordinator.core.overview import JobOverview, MemberOverview
+from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.coordinator.services.health import NOT_SERVING, SERVING
+from horovod.coordinator.store import MemoryStore, StoreError
+from horovod.coordinator.web.page import page_of
+from horovod.coordinator.web.ready import Readiness
+from horovod.coordinator.web.server import Shown, web_server
+from horovod.protos.v1 import negotiation_pb2
+from horovod.telemetry import Registry
+
+
+def read(url: str, token: str | None = None, method: str = "GET") -> tuple[int, str]:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers, method=method), timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def value(metrics: str, name: str) -> float:
+    return float(re.findall(rf"^{re.escape(name)} (.*)$", metrics, re.MULTILINE)[0])
+
+
+@pytest.fixture
+def shown() -> Iterator[tuple[EmbeddedCoordinator, str]]:
+    with EmbeddedCoordinator(web_listen="127.0.0.1:0") as coordinator:
+        yield coordinator, coordinator.web_address
+
+
+def test_a_job_as_it_comes_and_goes(shown: tuple[EmbeddedCoordinator, str]) -> None:
+    coordinator, url = shown
+    with Crew(coordinator.address) as crew:
+        first = crew.member("m0", job="<b>digits", size=2, rank=0, host="node-a", pid=41)
+        first.event("progress")
+        status, page = read(f"{url}/")
+        assert status == 200
+        assert "&lt;b&gt;digits" in page
+        assert "<b>digits" not in page
+        assert "waiting for rank 1" in page
+        assert value(read(f"{url}/metrics")[1], 'horovod_members{job="<b>digits",state="waiting"}') == 1
+        second = crew.member("m1", job="<b>digits", size=2, rank=1, host="node-b", pid=42)
+        for member in (first, second):
+            member.wait_for_world()
+            member.settle()
+        report = negotiation_pb2.RankReport(operations=7, bytes=1 << 20, waited_us=2_500_000)
+        first.negotiate(op("w"))
+        second.negotiate(op("w"))
+        second.negotiation.send(negotiation_pb2.NegotiationMessage(epoch=second.world.epoch, report=report))
+        second.announce(op("v", shape=(2,)))
+        first.negotiation.send(
+            negotiation_pb2.NegotiationMessage(epoch=1, report=negotiation_pb2.RankReport(waited_us=500_000))
+        )
+        first.announce(op("v", shape=(3,)))
+        first.plans(1)
+        assert first.negotiation.next().errors
+        metrics = read(f"{url}/metrics")[1]
+        job = 'job="<b>digits"'
+        assert value(metrics, "horovod_worlds") == 1
+        assert value(metrics, f"horovod_epoch{{{job}}}") == 1
+        assert value(metrics, f'horovod_members{{{job},state="present"}}') == 2
+        assert value(metrics, f"horovod_announcements_total{{{job}}}") == 4
+        assert value(metrics, f"horovod_plans_total{{{job}}}") == 1
+        assert value(metrics, f"horovod_disagreements_total{{{job}}}") == 1
+        assert value(metrics, f'horovod_rank_operations_total{{{job},rank="1"}}') == 7
+        assert value(metrics, f'horovod_rank_wait_seconds_total{{{job},rank="1"}}') == 2.5
+        assert value(metrics, f'horovod_rank_lateness_seconds{{{job},rank="0"}}') == 2
+        assert value(metrics, f'horovod_rank_lateness_seconds{{{job},rank="1"}}') == 0
+        assert value(metrics, 'horovod_store_seconds_count{operation="put_if",result="ok"}') == 2
+        page = read(f"{url}/")[1]
+        assert "<td>node-b</td><td>42</td>" in page
+        assert "<td>1,048,576</td><td>2.5</td>" in page
+        second.leave()
+        first.event("gone")
+        stranger = crew.member("m2", job="", size=2)
+        assert stranger.membership.next().HasField("refused")
+        metrics = read(f"{url}/metrics")[1]
+        assert value(metrics, 'horovod_refusals_total{what="join"}') == 1
+        assert f"horovod_members_lost_total{{{job}}}" not in metrics, "it left in order"
+        assert 'rank="1"' not in metrics
+
+
+def test_probes(shown: tuple[EmbeddedCoordinator, str]) -> None:
+    coordinator, url = shown
+    assert read(f"{url}/healthz") == (200, "ok\n")
+    assert read(f"{url}/readyz") == (200, "ok\n")
+    assert read(f"{url}/healthz", method="HEAD") == (200, "")
+    assert read(f"{url}/healthz", method="POST")[0] == 405
+    assert read(f"{url}/secret")[0] == 404
+    with grpc.insecure_channel(coordinator.address) as channel:  # which knows no token
+        check = channel.unary_unary(
+            "/grpc.health.v1.Health/Check", StringValue.SerializeToString, Int32Value.FromString
+        )
+        assert check(StringValue(), timeout=20).value == SERVING
+        assert check(StringValue(value="horovod.v1.Membership"), timeout=20).value == SERVING
+        with pytest.raises(grpc.RpcError) as unknown:
+            check(StringValue(value="other"), timeout=20)
+        assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+        watch = channel.unary_stream(
+            "/grpc.health.v1.Health/Watch", StringValue.SerializeToString, Int32Value.FromString
+        )
+        watched = watch(StringValue(), timeout=20)
+        assert next(watched).value == SERVING
+        watched.cancel()
+
+
+class BrokenStore(MemoryStore):
+    broken = True
+
+    async def get(self, key: str) -> None:
+        if self.broken:
+            raise StoreError("gone")
+
+
+def test_not_ready_while_the_store_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("horovod.coordinator.web.ready.KEEP_S", 0.0)
+
+    async def look() -> None:
+        store = BrokenStore()
+        web = web_server(Shown(list, Registry(), Readiness(store), "127.0.0.1:1"), None)
+        port = await web.start("127.0.0.1", 0)
+        url = f"http://127.0.0.1:{port}"
+        assert await asyncio.to_thread(read, f"{url}/readyz") == (503, "the store does not answer\n")
+        assert (await asyncio.to_thread(read, f"{url}/healthz"))[0] == 200
+        assert "its store does not answer" in (await asyncio.to_thread(read, f"{url}/"))[1]
+        store.broken = False
+        assert (await asyncio.to_thread(read, f"{url}/readyz"))[0] == 200
+        await web.stop()
+
+    asyncio.run(look())
+    assert NOT_SERVING != SERVING
+
+
+def test_a_page_that_fails_is_a_status_and_hangs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> Sequence[JobOverview]:
+        raise KeyError("secret")
+
+    async def ready() -> bool:
+        return True
+
+    async def look() -> None:
+        web = web_server(Shown(fail, Registry(), ready, "127.0.0.1:1"), "right")
+        url = f"http://127.0.0.1:{await web.start('127.0.0.1', 0)}"
+        assert (await asyncio.to_thread(read, f"{url}/"))[0] == 401
+        assert (await asyncio.to_thread(read, f"{url}/metrics", "wrong"))[0] == 401
+        assert (await asyncio.to_thread(read, f"{url}/metrics", "right"))[0] == 200
+        assert (await asyncio.to_thread(read, f"{url}/readyz"))[0] == 200
+        assert await asyncio.to_thread(read, f"{url}/", "right") == (500, "Internal Server Error\n")
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(b"x" * 40_000)
+        assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+        writer.close()
+        idle = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        await web.stop()
+        assert await idle[0].read() == b""
+        idle[1].close()
+
+    asyncio.run(look())
+    assert "secret" in caplog.text
+
+
+def test_a_large_job_has_a_readable_page() -> None:
+    members = tuple(MemberOverview(rank, "h", rank, away=rank == 3) for rank in range(5000))
+    page = page_of([JobOverview("j", 1, 5000, members, 0, "")], "here", ready=True)
+    assert page.count("<tr>") == 513
+    assert "and 4488 more" in page
+    assert "<td>away</td>" in page
+
+
+def test_the_program_shows_pages_and_logs_in_json(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "horovod.coordinator", "--listen", "127.0.0.1:0", "--web-listen", ":0"]
+    with subprocess.Popen(
+        [*command, "--log-format", "json", "--log-level", "info"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            lines: list[str] = []
+            reader = threading.Thread(target=lambda: lines.extend(process.stderr or ()))
+            reader.start()
+            web = process.stdout.readline().split()[-1]
+            address = process.stdout.readline().split()[-1]
+            with Crew(address) as crew:
+                crew.settled_world(2, "logged")
+            assert read(f"{web}/readyz")[0] == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+            reader.join(20)
+        finally:
+            process.kill()
+    found = [json.loads(line) for line in lines]
+    attached = [line for line in found if "attached again" in line["message"]]
+    assert [(line["job"], line["epoch"], line["rank"]) for line in attached] == [("logged", 1, 0), ("logged", 1, 1)]
+    formed = next(line for line in found if "has 2 member(s)" in line["message"])
+    assert (formed["level"], formed["job"], formed["epoch"]) == ("info", "logged", 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--web-listen", "0.0.0.0:0"], "Refusing to show jobs and metrics on 0.0.0.0:0"),
+        (["--web-listen", "nonsense"], "Can't listen on 'nonsense'"),
+        (["--web-listen", "0.0.0.0:0", "--web-token-file", "/nowhere/x"], "/nowhere/x"),
+    ],
+)
+def test_who_may_read_is_decided_before_anything_listens(arguments: list[str], sentence: str) -> None:
+    command = [sys.executable, "-m", "horovod.coordinator", "--listen", "127.0.0.1:0", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode in (1, 2), done.stderr
+    assert sentence in done.stderr
+    assert "listening" not in done.stdout

@@ -1,0 +1,111 @@
+"""What may be asked of an elastic job: checked to the last number, although none can be started yet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horovod.runner.elastic.request import ElasticRequest
+from horovod.runner.launch import run_commandline
+
+NAMES = {
+    name: name
+    for name in (
+        *("num_proc", "min_num_proc", "max_num_proc", "slots", "reset_limit", "cooldown_range"),
+        "host_discovery_script",
+    )
+}
+
+
+def check(num_proc: int = 4, host_count: int | None = None, **given: Any) -> ElasticRequest:
+    request = ElasticRequest(**given)
+    request.check(num_proc, host_count, NAMES)
+    return request
+
+
+def test_what_makes_a_job_elastic() -> None:
+    assert check(min_num_proc=4).elastic
+    assert check(host_discovery_script="true").elastic
+    assert not check(max_num_proc=8, slots=2, reset_limit=1, cooldown_range=(1, 3600)).elastic
+
+
+def test_limits_are_allowed() -> None:
+    check(min_num_proc=4, max_num_proc=4, host_count=2, reset_limit=0, cooldown_range=(3600, 3600))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"min_num_proc": -1}, "min_num_proc must be >= 0, not -1"),
+        ({"reset_limit": True}, "reset_limit must be >= 0, not True"),
+        ({"min_num_proc": 5}, "min_num_proc must be at most num_proc, 4, not 5"),
+        ({"min_num_proc": 1, "max_num_proc": 3}, "max_num_proc must be at least num_proc, 4, not 3"),
+        ({"min_num_proc": 1, "host_count": 1}, "needs at least 2 of them, and 1 is given"),
+        ({"cooldown_range": (0, 5)}, "cooldown_range must be two numbers of seconds from 1 to 3600.* not 0 5"),
+        ({"cooldown_range": (1, 3601)}, "not 1 3601"),
+        ({"cooldown_range": (5, 1)}, "the smaller one first, not 5 1"),
+        ({"cooldown_range": (5,)}, "must be two numbers"),
+        ({"host_discovery_script": "./nowhere"}, "names './nowhere', which does not exist"),
+    ],
+)
+def test_what_cannot_be(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        check(**given)
+
+
+def test_a_script_that_is_no_program(tmp_path: Path) -> None:
+    script = tmp_path / "hosts"
+    script.write_text("echo h1:1\n")
+    with pytest.raises(ValueError, match=r"which is not executable \(chmod \+x\)"):
+        check(host_discovery_script=str(script))
+
+
+def said(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as ended:
+        run_commandline(["-np", "2", *argv, "no-such-program-anywhere"])
+    code = ended.value.code
+    assert isinstance(code, int)
+    return code, capsys.readouterr().err
+
+
+def test_the_command_says_that_there_are_no_elastic_jobs_yet(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["--min-np", "1"], ["--host-discovery-script", "true", "--slots", "2"]):
+        code, text = said(capsys, *argv)
+        assert code == 2
+        assert text.startswith(f"horovodrun: Elastic jobs can't be started yet, so {argv[0]} can't be used: leave it")
+        assert text.count("\n") == 1
+
+
+def test_the_command_checks_first(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = said(capsys, "--min-np", "1", "--blacklist-cooldown-range", "9", "1")
+    assert (code, text.partition(" must")[0]) == (2, "horovodrun: --blacklist-cooldown-range")
+
+
+def test_options_that_a_job_of_fixed_size_does_not_need_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = said(capsys, "--max-np", "4", "--reset-limit", "3")
+    assert text.splitlines()[0] == (
+        "horovodrun: --max-np and --reset-limit have no effect: this job has a fixed size. --min-np or "
+        "--host-discovery-script would make it elastic."
+    )
+    assert code == 127, "and the job goes on, to its command, which does not exist"
+
+
+def test_deprecated_options_are_named_and_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = said(capsys, "--log-hide-timestamp")
+    assert text.splitlines()[0] == "horovodrun: --log-hide-timestamp is deprecated: write --log-without-timestamp."
+    assert code == 127
+
+
+def test_hosts_and_their_number_come_from_lsf(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LSB_JOBID", "7")
+    monkeypatch.setenv("LSB_MCPU_HOSTS", "localhost 2")
+    with pytest.raises(SystemExit) as ended:
+        run_commandline(["no-such-program-anywhere"])
+    assert ended.value.code == 127
+    with pytest.raises(SystemExit):
+        run_commandline(["-np", "3", "true"])
+    assert "Requested more processes (3) than there are available slots (2)" in capsys.readouterr().err
