@@ -19,7 +19,7 @@ namespace horovod {
 namespace {
 
 constexpr size_t kHeaderBytes = 4096;
-// Of the order log: of all members who share memory, or of one host's beside a mesh.
+// Room for the order log: that of all members, if they share memory, or that of one host beside a mesh.
 constexpr size_t kLogBytes = std::max(sizeof(SharedOrderLog::Memory), sizeof(HostMemory));
 static_assert(sizeof(SegmentHeader) <= kHeaderBytes);
 constexpr size_t kLeastPartBytes = 64;  // of a slot, for each rank: a line of the caches
@@ -37,7 +37,7 @@ Status check_config(const Config& config) {
   return {};
 }
 
-// Closes descriptors that nobody took over.
+// Closes the descriptors that have not been handed over when it ends.
 class DescriptorOwner {
  public:
   explicit DescriptorOwner(std::map<int, std::vector<int>>& sockets) : sockets_(std::move(sockets)) {}
@@ -191,7 +191,7 @@ void Engine::dispose(std::unique_ptr<Engine> engine) {
 
 Engine::~Engine() {
   if (owner_process_ == getpid()) {
-    (void)close("");  // where that fails, ~Communicator() ends the process: whoever owns this had to keep it
+    (void)close("");  // where that fails, ~Communicator() ends the process: the owner should not have destroyed this
     return;
   }
   // A forked child: the threads are not here and the memory is not mapped, so leave everything alone.

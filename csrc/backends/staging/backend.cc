@@ -62,7 +62,8 @@ class StagingBackend final : public DevicePath {
     return {};
   }
 
-  // Whoever runs a batch here waits for all that there is to wait for, and its slots must not be given back meanwhile.
+  // run() itself waits for all of its work but the last copies, which depend on no peer. And tend() must not be called
+  // here: it would give the slots back that run() is using.
   Status watch() override { return {}; }
 
   // Nothing on the device waits for a peer: copies that are queued come to their end.

@@ -1,5 +1,6 @@
-"""The steps of CONTRIBUTING.md for a new type of operation and a new reduction, taken in a copy of the tree: the page is
-what is tested. The copy is built without optimization and runs the tests of all operations, in which the new ones are.
+"""The steps of CONTRIBUTING.md for a new type of operation and a new reduction, taken in a copy of the tree: what is
+tested is the page. The copy is built without optimization and runs the tests of all operations, the new ones among
+them.
 """
 
 from __future__ import annotations
