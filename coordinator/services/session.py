@@ -1,6 +1,7 @@
 """The negotiation of one world, and the streams over which its ranks take part."""
 
 import logging
+import time
 from dataclasses import dataclass, field
 
 import grpc
@@ -16,6 +17,8 @@ from .outbox import Outbox
 
 DecisionsOutbox = Outbox[negotiation_pb2.Decisions]
 
+LOOK_SHARE = 20  # one look for stalls and the next are so many times as far apart as a look takes
+
 _log = logging.getLogger(__name__)
 
 
@@ -25,19 +28,21 @@ class NegotiationSession:
 
     job: str
     epoch: int
+    term: int  # of this coordinator (serving.py)
     negotiation: Negotiation
-    store_revision: int
     stalls: StallWatch
     ignored: str = ""  # what rank 0 is to hear about the settings when it opens its stream
     told_level: int = logging.WARNING
     streams: dict[int, DecisionsOutbox] = field(default_factory=dict)  # by rank
     seen: set[int] = field(default_factory=set)  # ranks that had a stream
+    look_at_s: float = 0.0  # when to look for stalls again
     shutdown: str = ""  # every rank is to end the epoch with this sentence
     reports: dict[int, negotiation_pb2.RankReport] = field(default_factory=dict)  # the latest of each rank
     metrics: CoordinatorMetrics | None = None
 
     def send(self, answers: Answers) -> None:
         for ranks, decisions in answers:
+            decisions.term = self.term
             if self.metrics is not None:
                 self.metrics.decided(self.job, decisions)
             for rank in ranks:
@@ -49,12 +54,15 @@ class NegotiationSession:
         level = self.told_level if 0 in self.streams else logging.WARNING
         _log.log(level, "Job %r: %s", self.job, sentence, extra=about(self.job, self.epoch))
         if 0 in self.streams:
-            self.streams[0].put(negotiation_pb2.Decisions(epoch=self.epoch, warnings=[sentence]))
+            self.streams[0].put(negotiation_pb2.Decisions(epoch=self.epoch, term=self.term, warnings=[sentence]))
 
     def watch_stalls(self, now_s: float) -> None:
-        if not (after_s := self.stalls.times.shortest_s):
+        if now_s < self.look_at_s or not (after_s := self.stalls.times.shortest_s):
             return
+        began_s = time.monotonic()
         verdict = self.stalls.look(self.negotiation.stalls(now_s, after_s), now_s)
+        # A stall of all operations in a large world takes long to look at.
+        self.look_at_s = now_s + LOOK_SHARE * (time.monotonic() - began_s)
         if verdict.warning:
             if self.metrics is not None and verdict.warning != OVER:
                 self.metrics.stalls.add(1, self.job)
@@ -66,9 +74,9 @@ class NegotiationSession:
                 self.tell_shutdown(rank)
 
     def tell_shutdown(self, rank: int) -> None:
-        self.streams[rank].put(negotiation_pb2.Decisions(epoch=self.epoch, shutdown=self.shutdown))
+        self.streams[rank].put(negotiation_pb2.Decisions(epoch=self.epoch, term=self.term, shutdown=self.shutdown))
 
-    def end(self, sentence: str) -> None:
+    def end(self, sentence: str, code: grpc.StatusCode = grpc.StatusCode.FAILED_PRECONDITION) -> None:
         for stream in self.streams.values():
-            stream.fail(grpc.StatusCode.FAILED_PRECONDITION, sentence)
+            stream.fail(code, sentence)
         self.streams.clear()

@@ -9,7 +9,10 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from horovod.coordinator.store import StoreError
+
 from .outbox import Outbox
+from .sending import Sending
 
 FIRST_MESSAGE_TIMEOUT_S = 30.0
 DRAIN_TIMEOUT_S = 5.0
@@ -58,7 +61,7 @@ async def own_errors(context: Context, who: str) -> AsyncIterator[None]:
     """For what a servicer does outside of `converse`: an unexpected error ends the stream with a sentence."""
     try:
         yield
-    except grpc.aio.AbortError:
+    except (grpc.aio.AbortError, StoreError):
         raise
     except Exception as error:
         if context.done():
@@ -72,6 +75,7 @@ async def converse(
     outbox: Outbox[Response],
     receive: Callable[[Request], None],
     combine: Callable[[list[Response]], Iterable[Response]],
+    sending: Sending,
     who: str = "a member",
 ) -> None:
     """Feeds every request to `receive` and sends what comes into `outbox`, until that ends or the peer sends no more.
@@ -112,7 +116,9 @@ async def converse(
                     outbox.fail(grpc.StatusCode.INTERNAL, own_error(error, who))
                     return
                 for message in messages:
-                    await context.write(message)
+                    data = sending.serializer(message)
+                    async with sending.turns.turn(len(data)):
+                        await context.write(data)
         finally:
             outbox.close()
 

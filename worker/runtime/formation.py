@@ -18,8 +18,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from horovod.telemetry import tracing
 from horovod.worker.runtime.affinity import background_cpu
-from horovod.worker.runtime.errors import MemberLostError, StartError
+from horovod.worker.runtime.errors import MemberLostError, StartError, WorldNeverStoodError
 from horovod.worker.runtime.gpu import GPU_OPERATION_NAMES, cuda_file, nccl_file, nvrtc_file
 from horovod.worker.runtime.offers import choose_hierarchy, engine_options, make_listeners, make_segment
 from horovod.worker.runtime.process_sets import ProcessSets, problem_of
@@ -121,10 +122,15 @@ def _form(settings: Settings, process_sets: Sequence[Sequence[int]], memory: Mem
         world = World.of_one(settings.job, host, os.getpid())
         return Context(settings, world, _engine(settings, world, timeout_seconds=settings.start_timeout_seconds))
     deadline = time.monotonic() + settings.start_timeout_seconds
-    with contextlib.ExitStack() as made:
-        context = _join(settings, process_sets, host, deadline, made, memory)
-        made.pop_all()
-    return context
+    while True:
+        with contextlib.ExitStack() as made:
+            try:
+                context = _join(settings, process_sets, host, deadline, made, memory)
+            except WorldNeverStoodError as error:
+                log.info("%s This process joins again.", error)
+                continue
+            made.pop_all()
+        return context
 
 
 def _check(settings: Settings) -> None:
@@ -188,6 +194,7 @@ def _join(
 ) -> Context:
     # gRPC and protobuf are imported only by processes that have a coordinator.
     from horovod.protos.v1 import membership_pb2, negotiation_pb2, types_pb2
+    from horovod.worker.runtime.first_step import FirstStep
     from horovod.worker.runtime.host import shared_memory_domain
     from horovod.worker.runtime.negotiation import REPORTS_PER_S, Negotiator
     from horovod.worker.runtime.proofs import PastWorld
@@ -234,7 +241,9 @@ def _join(
         reattach_grace_seconds=settings.reattach_grace_seconds,
     )
     made.callback(session.close, NOT_CONNECTED)
-    world = session.join(request, deadline)
+    with tracing.span("horovod.join", job=settings.job) as joining:
+        world = session.join(request, deadline)
+        joining.set(epoch=world.epoch, rank=world.rank, size=world.size)
     if memory is not None:
         memory.last = PastWorld(coordinator, world.job, world.epoch, world.rank, world.secret)
     shared = _choose_shared_memory(settings, world)
@@ -244,7 +253,8 @@ def _join(
         if hosts.count(hosts[world.rank] if hosts else -1) < 2:
             segment = None
         if world.size > 1:
-            sockets = _connect(settings, world, listeners, session, deadline)
+            with tracing.span("horovod.connect", rank=world.rank):
+                sockets = _connect(settings, world, listeners, session, deadline)
     if listeners is not None:
         listeners.close()
     inodes = frozenset(os.fstat(fd).st_ino for fds in (sockets or {}).values() for fd in fds)
@@ -262,15 +272,14 @@ def _join(
     negotiator = None
     if world.size > 1:
         negotiator = Negotiator(
-            session.channel,
+            session,
             session.grpc_threads,
             engine,
             hello=negotiation_pb2.Hello(job=world.job, member_id=world.me.member_id, rank=world.rank),
             epoch=world.epoch,
-            address=session.address,
-            metadata=session.metadata,
             report_lost=session.report_lost,
             grace_seconds=settings.reattach_grace_seconds,
+            first_step=FirstStep(tracing.current(), world.rank) if tracing.is_active() else None,
             report_seconds=settings.report_seconds and max(settings.report_seconds, world.size / REPORTS_PER_S),
         )
         negotiator.start()
