@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Python compiles what is imported, when it is first; pip would compile all of PyTorch.
+# Python compiles what is imported, when it is first; pip would compile all of PyTorch. Without the files that it writes
+# then, every process would compile PyTorch anew, for seconds.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 NATIVE_SOURCES := $(shell find csrc protos -name '*.cc' -o -name '*.h' -o -name '*.proto' -o -name '*.cmake' -o -name '*.cu' -o -name '*.in' -o -name 'CMakeLists.txt')

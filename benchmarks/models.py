@@ -112,6 +112,26 @@ class ResNet(nn.Module):
         return self.head(self.layers(self.stem(x)).mean((2, 3)))
 
 
+class ResNet18(nn.Module):
+    """ResNet-18 of the same paper, for images of 224 x 224 and 1000 classes, with GroupNorm; `width` is 64 there."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        stem = [nn.Conv2d(3, width, 7, 2, padding=3, bias=False), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]
+        widths = [width << stage for stage in range(4)]
+        inputs = [width, *widths[:-1]]
+        stages = [
+            block
+            for stage, (before, after) in enumerate(zip(inputs, widths, strict=True))
+            for block in (_Block(before, after, 2 if stage else 1), _Block(after, after, 1))
+        ]
+        self.layers = nn.Sequential(*stem, *stages)
+        self.head = nn.Linear(widths[-1], 1000)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(x).mean((2, 3)))
+
+
 class Transformer(nn.Module):
     """A language model over bytes: (batch, length) -> (batch, length, 256)."""
 

@@ -315,6 +315,15 @@ class Settings:
         section="library_options",
     )
 
+    adasum_overlap: bool = row(
+        "HOROVOD_ADASUM_OVERLAP",
+        False,
+        "DistributedOptimizer(op=Adasum) takes the step of each parameter in backward(), as soon as its gradient is "
+        "made, and combines the changes meanwhile; a gradient or a learning rate that changes before step() is an "
+        "error then",
+        section="library_options",
+    )
+
     # -- what one sees -------------------------------------------------------------------------------------------------
     log_level: str = row(
         "HOROVOD_LOG_LEVEL",

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/limits.h"
 #include "bindings/c_engine.h"
 #include "engine/engine.h"
 #include "engine/waiting_thread.h"
@@ -36,8 +37,6 @@ struct HorovodOperation {
 
 namespace horovod {
 namespace {
-
-constexpr int64_t kSliceUs = 100'000;  // of a wait without limit, after which its thread counts as blocked
 
 thread_local std::string t_error;
 std::mutex g_current_mutex;          // guards g_current
@@ -218,7 +217,7 @@ int32_t c_wait(HorovodOperation* operation, int64_t timeout_us) {
       if (!in_time) return {};
       const std::shared_ptr<Engine> engine = operation->engine.lock();
       if (!engine) return shut_down();
-      if (!engine->wait(submission, std::min(left_us, kSliceUs))) waiting.blocked();
+      if (!engine->wait(submission, std::min(left_us, limits::kSignalCheckUs))) waiting.blocked();
     }
     return submission.status;
   });

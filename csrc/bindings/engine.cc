@@ -1,10 +1,9 @@
 #include "bindings/engine.h"
 
-#include <time.h>
-
 #include <tuple>
 
 #include "base/interrupt.h"
+#include "base/limits.h"
 #include "bindings/errors.h"
 #include "bindings/options.h"
 #include "bindings/remembered.h"
@@ -16,9 +15,6 @@ namespace py = pybind11;
 
 namespace horovod {
 namespace {
-
-constexpr long kDeviceNapNs = 50'000;        // between two looks at a device, where the host is to wait for it
-constexpr int64_t kSignalSliceUs = 100'000;  // how often a waiting Python thread looks for signals
 
 // Called by a driving thread that waits for a peer. The pending Python exception stays set for the caller of wait().
 bool signal_pending() {
@@ -103,7 +99,7 @@ void PyEngine::start(const std::shared_ptr<Submission>& submission, Start start)
 
 bool PyEngine::wait_slice(Submission& submission) {
   t_interrupt_hook = &signal_pending;
-  const bool done = engine_->wait(submission, kSignalSliceUs);
+  const bool done = engine_->wait(submission, limits::kSignalCheckUs);
   t_interrupt_hook = nullptr;
   return done;
 }
@@ -139,8 +135,7 @@ void PyEngine::await_device(const Submission& submission) {
   while (!engine_->over(submission)) {
     {
       const py::gil_scoped_release release;
-      const timespec nap{0, kDeviceNapNs};
-      nanosleep(&nap, nullptr);
+      nap(limits::kDeviceResultNapUs);
     }
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   }
@@ -296,7 +291,7 @@ int PyEngine::join(int device) {
     {
       const py::gil_scoped_release release;
       t_interrupt_hook = &signal_pending;
-      status = engine_->communicator(0)->join(kSignalSliceUs, ticket, last_rank);
+      status = engine_->communicator(0)->join(limits::kSignalCheckUs, ticket, last_rank);
       t_interrupt_hook = nullptr;
     }
     if (PyErr_Occurred() || PyErr_CheckSignals() != 0) throw py::error_already_set();

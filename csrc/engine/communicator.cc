@@ -3,18 +3,13 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "base/limits.h"
 #include "collectives/alone.h"
 #include "collectives/topology.h"
 #include "engine/completions.h"
 #include "engine/fusion.h"
 
 namespace horovod {
-namespace {
-
-constexpr int64_t kLeftGraceUs = 1'000'000;  // how long the data plane has to notice a departure by itself
-constexpr int64_t kLingerUs = 1'000'000;     // for peers that do not take the reason of an abort
-
-}  // namespace
 
 Communicator::Communicator(Members members, const Config& config, AbortSignal& abort, Outbox& outbox,
                            Timeline& timeline, std::function<void()> on_abort)
@@ -186,11 +181,11 @@ DeviceBackend* Communicator::busy_device() {
 }
 
 Status Communicator::overdue(int64_t now_us) {
-  if (left_sentence_.empty() || now_us - left_since_us_ <= kLeftGraceUs) return {};
+  if (left_sentence_.empty() || now_us - left_since_us_ <= limits::kDepartureGraceUs) return {};
   return {Code::left, left_sentence_};
 }
 
-void Communicator::linger() { mesh_->linger(kLingerUs); }
+void Communicator::linger() { mesh_->linger(limits::kFarewellUs); }
 
 Status Communicator::look_at_peers() {
   if (abort_.raised()) return abort_.cause();

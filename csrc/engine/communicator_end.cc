@@ -2,14 +2,10 @@
 #include <thread>
 #include <utility>
 
+#include "base/limits.h"
 #include "engine/communicator.h"
 
 namespace horovod {
-namespace {
-
-constexpr int64_t kCloseUs = 1'000'000;  // how long close() waits for what is agreed
-
-}  // namespace
 
 Status Communicator::with_context(const Status& status, const Submission& submission) const {
   return {status.code(),
@@ -102,20 +98,20 @@ Status Communicator::close(const std::string& farewell, const std::string& why) 
         const Driver::Lock check = lock ? Driver::Lock() : Driver::Lock(driver_.mutex());
         return !is_pending() || !ended_.ok();
       };
-      driver_.help(lock, finished, now, now + kCloseUs);
+      driver_.help(lock, finished, now, now + limits::kCloseUs);
       // With nothing pending no operation can hold the driver: it waits for news, or is about to let go, and is only
       // woken.
       for (const int64_t limit = now_us() + close_us; driver_.is_driving() && !is_pending() && now_us() < limit;) {
         log_->wake();
-        driver_.sleep(lock, 50'000);
+        driver_.sleep(lock, limits::kCloseWakeUs);
       }
     }
     // What is queued on a device ends as soon as the framework's own work before it has; the background thread watches.
     const int64_t device_deadline = now_us() + config_.progress_timeout_ms * 1000;
     driver_.wake_background();
-    while (busy_device() && !abort_.raised() && now_us() < device_deadline) driver_.sleep(lock, 1'000);
+    while (busy_device() && !abort_.raised() && now_us() < device_deadline) driver_.sleep(lock, limits::kCloseLookUs);
     for (const int64_t limit = now_us() + close_us; driver_.is_driving() && !is_pending() && now_us() < limit;) {
-      driver_.sleep(lock, 1'000);
+      driver_.sleep(lock, limits::kCloseLookUs);
     }
     orderly = !abort_.raised() && !busy_device();
     // It is stuck in an operation that a peer does not go on with: only the end of the epoch frees it.

@@ -4,14 +4,10 @@
 #include <cstdlib>
 
 #include "base/clock.h"
+#include "base/limits.h"
 #include "engine/communicator.h"
 
 namespace horovod {
-namespace {
-
-constexpr int64_t kServeUs = 2'000'000;  // how long a member that may be asked listens to others that withdraw
-
-}  // namespace
 
 void Communicator::apply_plan(const std::string& name, TensorId id, const OpSpec* operation) {
   const std::lock_guard<std::mutex> lock(driver_.mutex());
@@ -32,7 +28,7 @@ void Communicator::refuse_id(const std::string& what, TensorId id) {
 // (an error, a recall) is told to all of them by the coordinator, so it knows to listen.
 void Communicator::serve_peers() {
   if (!mesh_ || (rank() != 0 && size() > 2 && (!hierarchy_ || (region_ && region_->rank() > 0)))) return;
-  serving_until_us_ = now_us() + kServeUs;
+  serving_until_us_ = now_us() + limits::kServeUs;
   driver_.wake_background();
 }
 

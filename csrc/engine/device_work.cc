@@ -1,18 +1,11 @@
 #include "engine/device_work.h"
 
-#include <time.h>
-
 #include "backends/gpu/backend.h"
 #include "base/clock.h"
+#include "base/limits.h"
 #include "collectives/topology.h"
 
 namespace horovod {
-namespace {
-
-constexpr int64_t kNapNs = 200'000;
-constexpr int64_t kWatchUs = 10'000;  // how often the driver looks at a device while it waits for something else
-
-}  // namespace
 
 Status DeviceWork::prepare(Operation& operation, const SharedGpu& gpu) {
   if (Status status = use(gpu); !status.ok()) {
@@ -54,7 +47,7 @@ Status DeviceWork::use(const SharedGpu& gpu) {
 Status DeviceWork::watch() {
   if (!busy()) return {};
   const int64_t now = now_us();
-  if (now - watched_us_ < kWatchUs) return {};
+  if (now - watched_us_ < limits::kDeviceCheckUs) return {};
   watched_us_ = now;
   return backend()->watch();
 }
@@ -81,10 +74,7 @@ void DeviceWork::end_alone(bool orderly) {
   if (!backend() || !orderly) return end(orderly);
   const std::lock_guard<std::mutex> lock(alone_);
   const int64_t deadline = now_us() + config_.progress_timeout_ms * 1000;
-  while (busy() && backend()->tend().ok() && now_us() < deadline) {
-    const timespec nap{0, kNapNs};
-    nanosleep(&nap, nullptr);
-  }
+  wait_until(limits::kDeviceEndWait, deadline, [this] { return !busy() || !backend()->tend().ok(); });
   end(!busy());
 }
 

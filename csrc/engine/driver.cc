@@ -6,17 +6,12 @@
 #include <pthread.h>
 
 #include "base/clock.h"
+#include "base/limits.h"
 
 namespace horovod {
 namespace {
 
-constexpr int64_t kGatherUs = 200;          // how long the background thread lets small operations gather
-constexpr int64_t kGatherAgainUs = 1'000;   // and how long once more when some came meanwhile: it costs a wake-up
-constexpr int64_t kMostGatherUs = 5'000;    // in all
 constexpr uint64_t kStartBytes = 1u << 20;  // so many pending bytes are worth starting at once
-constexpr int64_t kTendMs = 10;             // how often somebody looks what a device has done
-constexpr int64_t kDriveSliceUs = 100'000;
-constexpr int64_t kPatientUs = 10'000;  // a caller that has waited so long for one operation sleeps, whoever is late
 
 std::chrono::microseconds until(int64_t deadline_us) {
   return std::chrono::microseconds(std::max<int64_t>(1, deadline_us - now_us()));
@@ -63,7 +58,7 @@ int64_t Driver::help(Lock& lock, const std::function<bool()>& done, int64_t sinc
     } else {
       DeviceBackend* const device = work_.busy_device();
       const Turn turn(*this, lock, false);
-      work_.set_patient(now - since_us < kPatientUs);
+      work_.set_patient(now - since_us < limits::kPatientUs);
       drive(done, deadline_us, device);
     }
     if (!done()) now = now_us();
@@ -100,7 +95,7 @@ void Driver::drive(const std::function<bool()>& enough, int64_t deadline_us, Dev
         status = device->tend();
       if (status.ok()) {
         const int64_t began = now_us();  // while there is nothing else to do
-        status = log_->wait(device ? std::min(deadline_us, began + kTendMs * 1000) : deadline_us);
+        status = log_->wait(device ? std::min(deadline_us, began + limits::kDeviceCheckUs) : deadline_us);
         waited_us_.store(waited_us() + static_cast<uint64_t>(now_us() - began), std::memory_order_relaxed);
       }
       in_vain = true;
@@ -146,7 +141,7 @@ void Driver::background() {
     };
     const Turn turn(*this, lock, true);
     work_.set_patient(false);
-    drive(enough, now_us() + kDriveSliceUs, device);
+    drive(enough, now_us() + limits::kDriveSliceUs, device);
   }
 }
 
@@ -156,7 +151,7 @@ void Driver::rest(Lock& lock) {
   };
   background_idle_ = true;
   if (work_.busy_device()) {
-    background_wanted_.wait_for(lock, std::chrono::milliseconds(kTendMs), wanted);
+    background_wanted_.wait_for(lock, std::chrono::microseconds(limits::kDeviceCheckUs), wanted);
   } else {
     background_wanted_.wait(lock, [&] { return wanted() || work_.busy_device(); });
   }
@@ -168,9 +163,9 @@ void Driver::rest(Lock& lock) {
 void Driver::gather(Lock& lock) {
   if (start_due_ || activity_ == driven_activity_) return;  // at once, or it has gathered these before
   gathers_.fetch_add(1, std::memory_order_relaxed);
-  const int64_t limit_us = now_us() + kMostGatherUs;
-  int64_t slice_us = kGatherUs;
-  for (bool more = true; more; slice_us = kGatherAgainUs) {
+  const int64_t limit_us = now_us() + limits::kGatherMostUs;
+  int64_t slice_us = limits::kGatherUs;
+  for (bool more = true; more; slice_us = limits::kGatherAgainUs) {
     const uint64_t seen = activity_;
     const bool enough = background_wanted_.wait_for(lock, std::chrono::microseconds(slice_us), [&] {
       const bool start = start_due_ || unstarted_bytes_ >= kStartBytes;

@@ -3,12 +3,11 @@
 #include <algorithm>
 
 #include "base/clock.h"
+#include "base/limits.h"
 #include "collectives/mesh/eager.h"
 
 namespace horovod {
 namespace {
-
-constexpr int64_t kBusyUs = 200;  // how long bytes of the mesh may wait while this rank waits for its host
 
 std::vector<const std::atomic<uint64_t>*> cursors(Region& region) {
   std::vector<const std::atomic<uint64_t>*> found;
@@ -259,11 +258,11 @@ bool HostLeaderLog::news() {
 }
 
 Status HostLeaderLog::wait(int64_t until_us) {
-  until_us = std::min(until_us, now_us() + Region::kSliceUs);
+  until_us = std::min(until_us, now_us() + limits::kPeerCheckUs);
   if (held_ || to_members_.starving()) {  // a member is slow to read: it wakes this one when it has made room
     bool busy = false;
     HVD_TRY(mesh_.progress(busy));  // it may be slow because another host waits for bytes of this rank
-    if (busy) until_us = std::min(until_us, now_us() + kBusyUs);
+    if (busy) until_us = std::min(until_us, now_us() + limits::kNetworkTurnUs);
     region_.sleep_until([&] { return memory_.starved.value.load() == 0 || abort_.raised(); }, until_us);
     return look_at_members();
   }
@@ -284,7 +283,7 @@ Status HostLeaderLog::wait(int64_t until_us) {
 Status HostLeaderLog::look_at_members() {
   if (departure_told_) return {};
   const int64_t now = now_us();
-  if (now - looked_us_ < Region::kSliceUs && !between_->anyone_departed()) return {};
+  if (now - looked_us_ < limits::kPeerCheckUs && !between_->anyone_departed()) return {};
   looked_us_ = now;
   HVD_TRY(region_.check_members());
   if (region_.departed() < 0) return {};

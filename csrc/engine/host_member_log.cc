@@ -3,15 +3,10 @@
 #include <algorithm>
 
 #include "base/clock.h"
+#include "base/limits.h"
 #include "collectives/mesh/eager.h"
 
 namespace horovod {
-namespace {
-
-// As in MeshOrderLog: a leader that drives closes the log much sooner.
-constexpr int64_t kLeaderGraceUs = 1'000'000;
-
-}  // namespace
 
 HostMemberLog::HostMemberLog(Mesh& mesh, Region& region, const Hosts& hosts, AbortSignal& abort)
     : mesh_(mesh),
@@ -170,7 +165,8 @@ Status HostMemberLog::wait(int64_t until_us) {
     if (from_leader_.news()) break;  // agreed before anybody left: that comes first
     if (region_.has_ended(0)) return {Code::left, region_.departure_sentence(0)};
     HVD_TRY(look_around());
-    if (!departed_.empty() && now_us() - departed_since_us_ >= kLeaderGraceUs) {
+    // As in MeshOrderLog: a leader that drives closes the log much sooner.
+    if (!departed_.empty() && now_us() - departed_since_us_ >= limits::kDepartureGraceUs) {
       const std::lock_guard<std::mutex> lock(mutex_);
       closed_ = true;
       why_closed_ = departed_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/clock.h"
+#include "base/limits.h"
 #include "collectives/mesh/eager.h"
 #include "collectives/mesh/eager_records.h"
 #include "engine/pair_order_log.h"
@@ -10,9 +11,6 @@
 namespace horovod {
 namespace {
 
-// A member that has left is no reason to stop before everything agreed has come, and only the sequencer knows when that
-// is. It closes the log when it drives; when it does not for this long, nothing is on its way either.
-constexpr int64_t kCloseGraceUs = 1'000'000;
 // More small data than this is better off in an ordinary exchange.
 constexpr size_t kEagerFrameBytes = 64u << 10;
 
@@ -181,16 +179,16 @@ Status MeshOrderLog::wait(int64_t until_us) {
     if (closed_) return {Code::left, why_closed_};
     waiting_ = true;  // from here on arrive() and withdraw() wake us
   }
-  if (!departed_.empty()) {
-    until_us = std::min(until_us, departed_since_us_ + kCloseGraceUs);
-  }
+  // A member that has left is no reason to stop before everything agreed has come, and only the sequencer knows when
+  // that is. It closes the log when it drives; when it does not for so long, nothing is on its way either.
+  if (!departed_.empty()) until_us = std::min(until_us, departed_since_us_ + limits::kDepartureGraceUs);
   Status status = mesh_.wait(until_us - now_us());
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     waiting_ = false;
   }
   HVD_TRY(std::move(status));
-  if (!departed_.empty() && now_us() - departed_since_us_ >= kCloseGraceUs) {
+  if (!departed_.empty() && now_us() - departed_since_us_ >= limits::kDepartureGraceUs) {
     HVD_TRY(receive());  // the last look
     if (!entries_.empty()) return {};
     if (sequences()) return close_for_all(departed_, 0);

@@ -1,5 +1,7 @@
 #include "engine/tensor_table.h"
 
+#include "base/limits.h"
+
 namespace horovod {
 
 bool TensorTable::submit(const std::shared_ptr<Submission>& submission, Effects& effects) {
@@ -59,8 +61,9 @@ void TensorTable::withdrawn(Submission& submission, Effects& effects) {
 }
 
 void TensorTable::waits(Submission& submission, int64_t now_us, Effects& effects) {
-  if (submission.running.load(std::memory_order_relaxed) || now_us - submission.waited_since_us <= kBlockedAfterUs ||
-      now_us - submission.reported_us <= kBlockedAgainUs) {
+  if (submission.running.load(std::memory_order_relaxed) ||
+      now_us - submission.waited_since_us <= limits::kBlockedAfterUs ||
+      now_us - submission.reported_us <= limits::kBlockedAgainUs) {
     return;
   }
   submission.reported_us = now_us;

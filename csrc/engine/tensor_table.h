@@ -23,10 +23,6 @@ namespace horovod {
 
 class TensorTable {
  public:
-  static constexpr int64_t kBlockedAfterUs = 500'000;  // a wait of this long is told to the coordinator,
-  // and told again: only a report that is newer than what it contradicts counts.
-  static constexpr int64_t kBlockedAgainUs = 1'000'000;
-
   explicit TensorTable(int process_set) : process_set_(process_set), lane_of_id_(kMaxIds, nullptr), by_id_(kMaxIds) {}
 
   // False, and nothing has changed, while another operation of that name is in flight.

@@ -11,12 +11,12 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/limits.h"
 #include "collectives/backend.h"
 
 namespace horovod {
 namespace {
 
-constexpr int64_t kWriteEveryMs = 100;
 constexpr size_t kWakeEvents = Timeline::kQueueEvents / 4;  // so many are written at once
 
 Status failure(Code code, const std::string& path, int error) {
@@ -156,7 +156,7 @@ void Timeline::write(const std::shared_ptr<Shared>& shared, TimelineTrace trace,
     uint64_t dropped = 0;
     {
       std::unique_lock<std::mutex> lock(shared->mutex);
-      shared->filled.wait_for(lock, std::chrono::milliseconds(kWriteEveryMs),
+      shared->filled.wait_for(lock, std::chrono::microseconds(limits::kTimelineWriteUs),
                               [&] { return shared->stopping || shared->events.size() >= kWakeEvents; });
       events.swap(shared->events);
       std::swap(dropped, shared->dropped);

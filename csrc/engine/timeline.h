@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/limits.h"
 #include "base/status.h"
 #include "collectives/batch.h"
 #include "collectives/data_plane.h"
@@ -46,10 +47,9 @@ class TimelineFile {
 class Timeline {
  public:
   static constexpr size_t kQueueEvents = 1u << 16;
-  static constexpr int64_t kPatienceUs = 10'000'000;
 
   // patience_us: how long start() and stop() wait for a file to be completed.
-  explicit Timeline(int64_t patience_us = kPatienceUs) : patience_us_(patience_us) {}
+  explicit Timeline(int64_t patience_us = limits::kTimelineEndUs) : patience_us_(patience_us) {}
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
   ~Timeline();

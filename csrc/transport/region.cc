@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include <poll.h>
-#include <sched.h>
 
 #include "base/interrupt.h"
 
@@ -15,9 +14,6 @@ size_t page_aligned(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
 // After this many times the limit a member without progress is blamed although it shows signs of life.
 constexpr int64_t kMostPatience = 4;
-
-// How long the network is left alone at most. Sockets hold what a fast network brings in that time.
-constexpr int64_t kNetworkTurnUs = 200;
 
 }  // namespace
 
@@ -46,20 +42,20 @@ Region::Region(int rank, std::vector<std::shared_ptr<Segment>> segments, std::ve
   sharing_.emplace(rank, std::move(areas), log_offset() + page_aligned(log_bytes), std::move(hints));
 }
 
-// Waits for at most kSliceUs, or until there is something to do. A patient member yields the processor at first, and
-// moves what the network has to move at each turn: the member that it waits for here often waits for that.
+// Waits for at most limits::kPeerCheckUs, or until there is something to do. A patient member yields the processor at
+// first, and moves what the network has to move at each turn: the member that it waits for here often waits for that.
 Status Region::nap_with_progress(const std::function<bool()>& ready, bool poll) {
   const int64_t start_us = now_us();
-  const int64_t end_us = start_us + kSliceUs;
-  const int64_t yield_end_us = start_us + (poll && patient_ ? config_.yield_us : 0);
+  const int64_t end_us = start_us + limits::kPeerCheckUs;
+  Wait wait({.yield_us = poll && patient_ ? config_.yield_us : 0});
   bool busy = false;
   for (int64_t now = start_us; now < end_us; now = now_us()) {
     beat();
     HVD_TRY(network_progress_(busy));
     if (ready()) return {};
-    if (now < yield_end_us) {
-      sched_yield();
-    } else if (sleep_until(ready, busy ? std::min(end_us, now + kNetworkTurnUs) : end_us, poll && !patient_)) {
+    if (wait.phase(now) != Wait::sleeps) {
+      wait.turn(now);
+    } else if (sleep_until(ready, busy ? std::min(end_us, now + limits::kNetworkTurnUs) : end_us, poll && !patient_)) {
       return {};
     }
   }

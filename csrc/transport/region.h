@@ -22,13 +22,12 @@
 #include <string>
 #include <vector>
 
-#include <sched.h>
-
 #include "base/abort.h"
 #include "base/clock.h"
 #include "base/config.h"
-#include "base/futex.h"
+#include "base/limits.h"
 #include "base/status.h"
+#include "base/wait.h"
 #include "transport/processor_sharing.h"
 #include "transport/segment.h"
 
@@ -140,16 +139,15 @@ class Region {
   // each turn, because on a busy machine a sleeping thread is woken far later. Driver only.
   void set_patient(bool patient) { patient_ = patient; }
 
-  // How long a member sleeps at most before it looks whether its peers are alive.
-  static constexpr int64_t kSliceUs = 50'000;
-  // Polls, then sleeps until ready(), now_us() reaches the deadline, or for a slice; returns ready()'s last answer.
-  // ready() must only read. poll: not where this goes on with a wait that has lasted long.
+  // Polls, then sleeps until ready(), now_us() reaches the deadline, or it is time to look at peers
+  // (limits::kPeerCheckUs); returns ready()'s last answer. ready() must only read. poll: not where this goes on with a
+  // wait that has lasted long.
   template <typename Ready>
   bool sleep_until(Ready&& ready, int64_t deadline_us, bool poll = true, const Awaited* awaited = nullptr);
 
   // Wakes members that sleep; call it after the store that they wait for.
   void ring_sleepers() {
-    std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with the fence in sleep_until
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with the fence in sleep_on()
     for (int member = 0; member < size(); ++member) {
       if (member != rank_) ring_if_sleeping(member);
     }
@@ -199,6 +197,12 @@ class Region {
     bell.rings.fetch_add(1, std::memory_order_release);
     futex_wake_all(&bell.rings);
   }
+  // With more members than processors a look at the clock costs less than to keep one from another member.
+  WaitPolicy polling() const {
+    const int64_t yield_us = patient_ ? config_.yield_us : config_.spin_us;
+    const bool crowded = sharing_->crowded();
+    return {.spin_us = config_.spin_us, .yield_us = yield_us, .spins = crowded ? 8 : 64, .yields_between = !crowded};
+  }
   Status nap_with_progress(const std::function<bool()>& ready, bool poll);
   Status await_slowly(int member, const std::atomic<uint64_t>& value, uint64_t count);
 
@@ -226,39 +230,17 @@ template <typename Ready>
 bool Region::sleep_until(Ready&& ready, int64_t deadline_us, bool poll, const Awaited* awaited) {
   if (ready()) return true;
   int64_t now = now_us();
-  deadline_us = std::min(deadline_us, now + kSliceUs);
+  deadline_us = std::min(deadline_us, now + limits::kPeerCheckUs);
   const bool crowded = sharing_->crowded();
-  const int64_t spin_end = std::min(deadline_us, now + config_.spin_us);
-  const int64_t yield_end = std::min(deadline_us, now + (patient_ ? config_.yield_us : config_.spin_us));
   if (crowded) sharing_->begin(poll ? awaited : nullptr);
-  bool answer = false;
-  while (poll && now < yield_end) {
-    const bool yield = now >= spin_end || (crowded && sharing_->somebody_could_run());
-    for (int turn = yield ? 4 : crowded ? 8 : 64; turn > 0 && !answer; --turn) {
-      if (yield) {
-        sched_yield();
-      } else {
-        cpu_pause();
-      }
-      answer = ready();
-    }
-    if (answer) break;
-    if (!yield && !crowded) sched_yield();
-    now = now_us();
-  }
+  const bool came =
+      poll && poll_until(polling(), now, deadline_us, ready, [&] { return crowded && sharing_->somebody_could_run(); });
   if (crowded) sharing_->end();
-  if (answer) return true;
+  if (came) return true;
   RegionControl::Doorbell& bell = control(rank_).bell;
   bell.sleepers.fetch_add(1, std::memory_order_relaxed);
-  for (;;) {
-    const uint32_t seen = bell.rings.load(std::memory_order_acquire);
-    std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with the fence in ring_sleepers
-    answer = ready();
-    now = now_us();
-    if (answer || now >= deadline_us) break;
-    sleeps_.fetch_add(1, std::memory_order_relaxed);
-    futex_wait(&bell.rings, seen, deadline_us - now);
-  }
+  const bool answer =
+      sleep_on(bell.rings, deadline_us, ready, [this] { sleeps_.fetch_add(1, std::memory_order_relaxed); });
   bell.sleepers.fetch_sub(1, std::memory_order_relaxed);
   return answer;
 }

@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/futex.h"
+#include "base/wait.h"
 
 namespace horovod {
 namespace {
@@ -183,13 +183,10 @@ std::shared_ptr<Segment> Segment::open(const std::string& address, size_t bytes,
 
 uint32_t Segment::await_attached(uint32_t peers, int64_t timeout_us) const {
   const std::atomic<uint32_t>& attached = header().attached;
-  const int64_t deadline_us = now_us() + timeout_us;
-  for (;;) {
-    const uint32_t count = attached.load(std::memory_order_acquire);
-    const int64_t left_us = deadline_us - now_us();
-    if (count >= peers || left_us <= 0) return count;
-    futex_wait(&attached, count, left_us);
-  }
+  uint32_t count = 0;
+  const auto all_came = [&] { return (count = attached.load(std::memory_order_acquire)) >= peers; };
+  sleep_on(attached, now_us() + timeout_us, all_came, [] {});
+  return count;
 }
 
 Segment::~Segment() {

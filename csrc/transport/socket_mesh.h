@@ -10,6 +10,7 @@
 
 #include <poll.h>
 
+#include "base/wait.h"
 #include "transport/mesh.h"
 #include "transport/mesh_connection.h"
 
@@ -69,7 +70,8 @@ class SocketMesh final : public Mesh {
   Status read(Line& line, bool& moved);
   Status judge();
   Status look_ahead(int64_t now);
-  Status rest(bool may_spin, int64_t& spin_until_us, int64_t limit_us, PollSource* source);
+  Status rest(bool may_poll, Wait& wait, int64_t limit_us, PollSource* source);
+  WaitPolicy polling() const { return {.yield_us = patient_ ? config_.yield_us : config_.spin_us}; }
   // To read from more connections than this, of which most have nothing, costs more than to ask poll() about all.
   static constexpr size_t kMostLikely = 4;
   void look();

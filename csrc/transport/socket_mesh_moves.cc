@@ -4,11 +4,11 @@
 #include <utility>
 
 #include <poll.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/interrupt.h"
+#include "base/limits.h"
 #include "transport/socket_mesh.h"
 
 namespace horovod {
@@ -19,12 +19,6 @@ using wire::Stripe;
 
 namespace {
 
-constexpr int64_t kInterruptUs = 100'000;  // between two questions whether a signal wants this thread
-constexpr int kSliceMs = 50;               // no sleep is longer, so that an abort is seen even if nobody wakes us
-// A peer announces its end on connection 0. When another connection ends first, the frame may still be on its way.
-constexpr int64_t kGraceUs = 200'000;
-// Waiting is likely to be short only while the ranks are talking.
-constexpr int64_t kLivelyUs = 2'000;
 // What is kept of data that nobody expects yet, of one peer and of all. 16 MB is more than the two sockets of a
 // connection hold by default and the frame behind which a control frame may wait.
 constexpr size_t kMostAheadBytes = 16u << 20;
@@ -112,14 +106,15 @@ Status SocketMesh::start(std::span<const Transfer> sends, std::span<const Transf
 Status SocketMesh::finish(Flight& flight) {
   if (Status status = alive(); !status.ok()) return fail(std::move(status));
   int64_t progress_us = 0;  // read the clock only when there is nothing else to do
-  int64_t spin_until_us = 0;
+  Wait wait(polling());
   int64_t asked_us = 0;  // whether a signal wants this thread
   while (flight.open > 0) {
     bool moved = false;
     HVD_TRY(pass(moved));
     if (flight.open == 0) break;
     if (moved) {
-      progress_us = spin_until_us = 0;
+      progress_us = 0;
+      wait.restart();
       continue;
     }
     if (abort_.raised()) return fail(abort_.cause());
@@ -135,14 +130,14 @@ Status SocketMesh::finish(Flight& flight) {
     if (while_waiting_) {
       if (Status status = while_waiting_(); !status.ok()) return fail(std::move(status));
     }
-    if (t_interrupt_hook && now - std::max(asked_us, progress_us) > kInterruptUs) {
+    if (t_interrupt_hook && now - std::max(asked_us, progress_us) > limits::kSignalCheckUs) {
       asked_us = now;
       if (t_interrupt_hook()) {
         abort_.raise({Code::interrupted, peers_[rank()].label + " was interrupted by a signal during an operation."});
         return fail(abort_.cause());
       }
     }
-    HVD_TRY(rest(all_sent, spin_until_us, limit_us, nullptr));
+    HVD_TRY(rest(all_sent, wait, limit_us, nullptr));
   }
   return {};
 }
@@ -200,7 +195,7 @@ Status SocketMesh::judge() {
     if (!broken || peer.left || peer.aborted) continue;
     // A connection other than the first has ended, or does not take anything: give the peer a moment to tell why.
     if (peer.broken_at_us == 0) peer.broken_at_us = now;
-    if (now - peer.broken_at_us >= kGraceUs) return lose(peer);
+    if (now - peer.broken_at_us >= limits::kBrokenGraceUs) return lose(peer);
   }
   return {};
 }
@@ -252,16 +247,15 @@ void SocketMesh::note_control(size_t from) {
 }
 
 // Nothing could be moved: look again for a short time, then sleep until something can or the limit is near.
-Status SocketMesh::rest(bool may_spin, int64_t& spin_until_us, int64_t limit_us, PollSource* source) {
+Status SocketMesh::rest(bool may_poll, Wait& wait, int64_t limit_us, PollSource* source) {
   const int64_t now = now_us();
-  if (spin_until_us == 0) spin_until_us = now + (patient_ ? config_.yield_us : config_.spin_us);
-  if (may_spin && now < spin_until_us) {
+  if (wait.phase(now) != Wait::sleeps && may_poll) {
     look();
-    sched_yield();
+    wait.turn(now);
     return {};
   }
-  const int64_t sleep_us = std::max<int64_t>(limit_us - now, 0);
-  poll_lines(static_cast<int>(std::min<int64_t>((sleep_us + 999) / 1000, kSliceMs)), source);
+  const int64_t sleep_us = std::clamp<int64_t>(limit_us - now, 0, limits::kPeerCheckUs);
+  poll_lines(static_cast<int>((sleep_us + 999) / 1000), source);
   return {};
 }
 
@@ -357,8 +351,8 @@ Status SocketMesh::wait(int64_t timeout_us) {
   const int64_t start = now_us();
   const int64_t limit_us = start + std::max<int64_t>(timeout_us, 0);
   if (talked_.exchange(false, std::memory_order_relaxed)) lively_us_ = start;
-  const bool lively = start - lively_us_ < kLivelyUs;
-  int64_t spin_until_us = 0;
+  const bool lively = start - lively_us_ < limits::kLivelyUs;
+  Wait wait(polling());
   for (;;) {
     if (abort_.raised()) return fail(abort_.cause());
     if (!inbox_.empty()) return {};
@@ -373,7 +367,7 @@ Status SocketMesh::wait(int64_t timeout_us) {
     const int64_t now = now_us();
     if (now >= limit_us) return {};
     HVD_TRY(look_ahead(now));
-    HVD_TRY(rest(lively, spin_until_us, limit_us, poll_source_));
+    HVD_TRY(rest(lively, wait, limit_us, poll_source_));
   }
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/limits.h"
 #include "check.h"
 #include "engine/join.h"
 #include "named_tests.h"
@@ -196,14 +197,14 @@ void a_thread_that_is_blocked_is_told_now_and_then() {
   const auto x = world.submit("x");
   world.effects.clear();
   x->waited_since_us = 1;
-  int64_t now_us = 1 + TensorTable::kBlockedAfterUs;
+  int64_t now_us = 1 + limits::kBlockedAfterUs;
   world.table.waits(*x, now_us, world.effects);
   world.expect({});
-  now_us = std::max(now_us, TensorTable::kBlockedAgainUs) + 1;
+  now_us = std::max(now_us, limits::kBlockedAgainUs) + 1;
   world.table.waits(*x, now_us, world.effects);
-  world.table.waits(*x, now_us + TensorTable::kBlockedAgainUs, world.effects);
+  world.table.waits(*x, now_us + limits::kBlockedAgainUs, world.effects);
   world.expect({"tell_blocked x"});
-  world.table.waits(*x, now_us + TensorTable::kBlockedAgainUs + 1, world.effects);
+  world.table.waits(*x, now_us + limits::kBlockedAgainUs + 1, world.effects);
   world.expect({"tell_blocked x"});
 }
 

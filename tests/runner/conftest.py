@@ -1,8 +1,7 @@
-"""Starts the real launcher, as a process with pipes, and looks after what it leaves behind."""
+"""Starts the real launcher, as a process with pipes, and looks after what it leaves behind; see launching.py."""
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launching import DEADLINE_S, LAUNCHER, Launched
+from launching import DEADLINE_S, Launched, run_launcher
 
 HEADER = """
 import os, signal, sys, time
@@ -45,15 +44,19 @@ def launch() -> Iterator[Callable[..., Launched]]:
 def horovodrun() -> Callable[..., subprocess.CompletedProcess[str]]:
     """horovodrun(*arguments) runs a launcher to its end."""
 
-    def run(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*LAUNCHER, *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            env={**os.environ, **(environ or {})},
-        )
+    return run_launcher
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """installed(*arguments) runs the installed command, among files named as modules that it must not import."""
+    for name in ("json", "horovod", "pickle", "struct", "typing", "signal", "grpc", "psutil", "yaml"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the current directory')\n")
+    (tmp_path / "mine.py").write_text("answer = 42\n")
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(Path(sys.executable).with_name("horovodrun")), *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S)
 
     return run
 

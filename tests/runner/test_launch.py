@@ -11,6 +11,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from launching import LAUNCHER
 
 Run = Callable[..., CompletedProcess[str]]
 Program = Callable[[str], list[str]]
@@ -66,11 +67,8 @@ def test_a_last_line_without_end_is_shown(horovodrun: Run, program: Program) -> 
 
 
 def test_bytes_that_are_no_text_pass_through(program: Program) -> None:
-    import subprocess
-
     source = r"os.write(1, b'\xff\xfe caf\xc3\xa9\n')"
-    command = [sys.executable, "-m", "horovod.runner.launch", "-np", "1", *program(source)]
-    done = subprocess.run(command, capture_output=True, timeout=60)
+    done = subprocess.run([*LAUNCHER, "-np", "1", *program(source)], capture_output=True, timeout=60)
     assert done.stdout == b"[0]<stdout>:\xff\xfe caf\xc3\xa9\n"
 
 
@@ -247,18 +245,8 @@ def test_version_and_help(horovodrun: Run) -> None:
     assert "--fusion-threshold-mb" in done.stdout
 
 
-def test_files_in_the_current_directory_do_not_reach_the_launcher(tmp_path: Path) -> None:
-    """They are there for the programs that it starts, as always."""
-    for name in ("json", "horovod", "pickle", "struct", "typing", "signal", "grpc", "psutil", "yaml"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the current directory')\n")
-    (tmp_path / "mine.py").write_text("answer = 42\n")
-    command = [str(Path(sys.executable).with_name("horovodrun"))]
-    for arguments, words in (
-        (["-np", "2", sys.executable, "-c", "import mine; print(mine.answer)"], "[1]<stdout>:42"),
-        (["--check-build"], "[X] Native"),
-    ):
-        done = subprocess.run(
-            [*command, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        assert words in done.stdout
+def test_files_in_the_current_directory_do_not_reach_the_launcher(installed: Run) -> None:
+    """They are there for the programs that it starts, as always. --check-build is in test_check_build.py."""
+    done = installed("-np", "2", sys.executable, "-c", "import mine; print(mine.answer)")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "[1]<stdout>:42" in done.stdout

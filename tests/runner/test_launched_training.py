@@ -25,14 +25,7 @@ hvd.init()
 print(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
 hvd.shutdown()
 """
-TORCH = """
-import torch
-import horovod.torch as hvd
-hvd.init()
-total = hvd.allreduce(torch.full((3,), float(hvd.rank() + 1)), op=hvd.Sum)
-print(total.tolist(), hvd.rank(), hvd.size())
-"""
-# The same without PyTorch, whose import takes longer than all the rest.
+# Without PyTorch, whose import takes longer than all the rest; examples and test_functions_train_too have it.
 ENGINE = """
 from array import array
 from horovod._core import OpSpec
@@ -70,8 +63,7 @@ def test_two_names_of_this_machine_make_two_hosts(horovodrun: Run, program: Prog
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_ranks_reduce(horovodrun: Run, program: Program, transport: str) -> None:
     before = shared_memory()
-    source = TORCH if transport == "shm" else SUM
-    done = horovodrun("-np", "2", *program(source), environ={"HOROVOD_TRANSPORT": transport})
+    done = horovodrun("-np", "2", *program(SUM), environ={"HOROVOD_TRANSPORT": transport})
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:[3.0, 3.0, 3.0] {rank} 2" for rank in range(2)]
     assert shared_memory() <= before

@@ -184,7 +184,7 @@ signal.signal(signal.SIGUSR1, show)
 
 
 def test_suspend_and_resume(launch: Launch, program: Program) -> None:
-    launched = launch("-np", "1", *program("print('ready')\nsignal.sigwait([signal.SIGUSR1])"), new_session=True)
+    launched = launch("-np", "1", *program("print('ready')\nsignal.sigwait([signal.SIGUSR1])"), child=True)
     family = ready(launched, 1)
     rank = next(process for process in family if "program.py" in " ".join(process.cmdline()))
     launched.signal(signal.SIGTSTP)

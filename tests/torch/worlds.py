@@ -84,7 +84,7 @@ class World:
         }
         if self.transport == "hosts":
             environment |= {"HOROVOD_TRANSPORT": "auto", "HOROVOD_HOSTNAME": f"host-{rank // 2}"}
-        process = fork_server.shared().start(environment, theirs.fileno())
+        process = fork_server.shared("preloaded_ranks").start(environment, [theirs.fileno()])
         theirs.close()
         if rank < len(self._processes):  # in place of one that ended
             self._pipes[rank].close()

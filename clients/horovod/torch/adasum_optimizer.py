@@ -2,7 +2,8 @@
 
 Adasum (Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021) adds two vectors where they
 are orthogonal and averages them where they are parallel. What is combined are the changes of the parameters, not the
-gradients, so that momentum and adaptive learning rates act on each rank's own gradients.
+gradients, so that momentum and adaptive learning rates act on each rank's own gradients. That happens in step();
+adasum_overlap.py does it beside the backward pass where the user asks for it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from horovod.common.basics import Adasum
+from horovod.torch.adasum_overlap import REMEDY, StepsInBackward
 from horovod.torch.compression import Compressor
+from horovod.torch.grad_scaler import is_called_by_grad_scaler
 from horovod.torch.handles import synchronize
 from horovod.torch.ops import allreduce_async_
 
@@ -36,6 +39,7 @@ class AdasumOptimizer(_Base):
     _hvd_named: list[tuple[str, torch.Tensor]]
     _hvd_compression: type[Compressor]
     _hvd_original: torch.optim.Optimizer
+    _hvd_steps: StepsInBackward | None
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
@@ -47,8 +51,8 @@ class AdasumOptimizer(_Base):
 
     @property
     def _handles(self) -> dict[torch.Tensor, Any]:
-        """Empty: nothing travels but inside of `step`."""
-        return {}
+        """Whose changes are being combined; empty but where the setting HOROVOD_ADASUM_OVERLAP is on."""
+        return {} if self._hvd_steps is None else dict(self._hvd_steps.in_flight)
 
     def synchronize(self) -> None:
         """Does nothing: gradients stay local, and `step` waits for the combined changes itself."""
@@ -58,8 +62,18 @@ class AdasumOptimizer(_Base):
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Takes this rank's own step, then combines the changes of all ranks; every rank must call it equally often."""
+        """Takes this rank's own step, then combines the changes of all ranks; every rank must call it equally often.
+
+        With HOROVOD_ADASUM_OVERLAP it ends what the backward pass has begun. AssertionError: the script has changed
+        gradients, parameters or options in between, or a GradScaler calls.
+        """
         self._hvd_original._opt_called = True  # type: ignore[attr-defined]  # for a scheduler made before the wrapping
+        if self._hvd_steps is not None:
+            scaled = is_called_by_grad_scaler()
+            with torch.enable_grad():
+                result = None if closure is None else closure()
+            self._hvd_steps.finish(scaled)
+            return result
         trained = [(name, parameter) for name, parameter in self._hvd_named if parameter.requires_grad]
         with torch.no_grad():
             before = [parameter.detach().clone() for _, parameter in trained]
@@ -74,12 +88,25 @@ class AdasumOptimizer(_Base):
                 parameter.add_(self._hvd_compression.decompress(synchronize(handle), context))
         return loss
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients. AssertionError where the backward pass has begun a step that has not ended."""
+        if self._hvd_steps is not None and self._hvd_steps.in_flight:
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() and before optimizer.step(), which GradScaler "
+                f"skips where gradients are infinite; but the step has begun. {REMEDY}"
+            )
+        super().zero_grad(set_to_none)
+
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Nothing depends on it: gradients of several backward passes add up, and `step` says when to go on."""
+        """Only the overlap depends on it: gradients of several passes add up, and `step` says when to go on."""
         self.backward_passes_per_step = passes
+        if self._hvd_steps is not None:
+            self._hvd_steps.set_passes(passes)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the state."""
+        """Loads the state and forgets a step that has begun."""
+        if self._hvd_steps is not None:
+            self._hvd_steps.reset()
         super().load_state_dict(state_dict)
         share_state(self, self._hvd_original)
 
@@ -89,3 +116,5 @@ class AdasumOptimizer(_Base):
         group = len(self.param_groups) - 1
         for index, parameter in enumerate(self.param_groups[group]["params"]):
             self._hvd_named.append((f"noname.{group}.{index}", parameter))
+        if self._hvd_steps is not None:
+            self._hvd_steps.watch(self._hvd_named)

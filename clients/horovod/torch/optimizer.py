@@ -8,11 +8,10 @@ adds is small: construction checks, `synchronize` around `step`, and guards; hor
 from __future__ import annotations
 
 import contextlib
-import inspect
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,8 +19,10 @@ from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.ops.specs import registered_number
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.adasum_optimizer import AdasumOptimizer, share_state
+from horovod.torch.adasum_overlap import StepsInBackward, check_one_by_one
 from horovod.torch.compression import Compression, Compressor, GradientCompressor
 from horovod.torch.devices import warn_of_wrong_devices
+from horovod.torch.grad_scaler import is_called_by_grad_scaler
 from horovod.torch.objects import allgather_object
 from horovod.torch.reducer import IN_FLIGHT, GradientReducer
 from horovod.worker.runtime.context import current
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
     _Base = torch.optim.Optimizer
 else:
     _Base = object
-
-# PyTorch before 2.3 has one for CUDA only; later that one is a subclass.
-_GRAD_SCALER: Final[Any] = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
-_FRAMES_TO_GRAD_SCALER: Final = 6
 
 
 class _DistributedOptimizer(_Base):
@@ -112,7 +109,7 @@ class _DistributedOptimizer(_Base):
                     stacklevel=2,
                 )
             else:
-                unscaled = reducer.in_flight and _is_called_by_grad_scaler()
+                unscaled = reducer.in_flight and is_called_by_grad_scaler()
                 reducer.synchronize()
                 if unscaled:
                     raise AssertionError(f"GradScaler has divided gradients while they were being reduced, {IN_FLIGHT}")
@@ -190,7 +187,8 @@ def DistributedOptimizer(  # noqa: N802
             groups. Sparse gradients travel as they are, unless sparse_as_dense.
         backward_passes_per_step: number of backward passes before each step.
         op: hvd.Average, hvd.Sum, or hvd.Adasum: each rank then takes its own step and the changes of the parameters are
-            combined (adasum_optimizer.py); groups, sparse_as_dense and gradient_predivide_factor have no meaning then.
+            combined (adasum_optimizer.py), in `step` or, with HOROVOD_ADASUM_OVERLAP, beside the backward pass
+            (adasum_overlap.py); groups, sparse_as_dense and gradient_predivide_factor have no meaning then.
         gradient_predivide_factor: with Average, divides by this before and by size / this after the sum.
         num_groups: deprecated, use groups.
         groups: reduce gradients together: a number of groups of equal length, or lists of parameters.
@@ -204,7 +202,8 @@ def DistributedOptimizer(  # noqa: N802
     the third step, of ranks that all train on the same data.
 
     Raises:
-        ValueError: arguments that contradict each other or the optimizer; names that are missing or not unique.
+        ValueError: arguments that contradict each other or the optimizer; names that are missing or not unique; with
+            HOROVOD_ADASUM_OVERLAP, an optimizer that may not step each parameter by itself.
         NotImplementedError: Adasum in a process set that is not the global one.
     """
     if isinstance(optimizer, (_DistributedOptimizer, AdasumOptimizer)):
@@ -240,7 +239,7 @@ def DistributedOptimizer(  # noqa: N802
         if size > 1:
             named = _named(optimizer, named_parameters)
             warn_of_wrong_devices(named)
-            return _adorn(optimizer, AdasumOptimizer, options, _hvd_named=named, _hvd_compression=compression)
+            return _combining(optimizer, named, compression, options)
     if process_set is not global_process_set:
         registered_number(process_set, "hvd.DistributedOptimizer")
     named = _named(optimizer, named_parameters)
@@ -266,6 +265,25 @@ def DistributedOptimizer(  # noqa: N802
     )
 
 
+def _combining(
+    optimizer: torch.optim.Optimizer,
+    named: list[tuple[str, torch.Tensor]],
+    compression: Any,
+    options: dict[str, Any],
+) -> Any:
+    """The optimizer for op=hvd.Adasum."""
+    overlaps = current().settings.adasum_overlap
+    if overlaps:
+        check_one_by_one(optimizer)
+    wrapped = _adorn(
+        optimizer, AdasumOptimizer, options, _hvd_named=named, _hvd_compression=compression, _hvd_steps=None
+    )
+    if overlaps:
+        wrapped._hvd_steps = StepsInBackward(wrapped, type(optimizer), options["backward_passes_per_step"])
+        wrapped._hvd_steps.watch(named)
+    return wrapped
+
+
 def _adorn(optimizer: torch.optim.Optimizer, addition: type, options: dict[str, Any], **attributes: Any) -> Any:
     base = type(optimizer)
     # Named as the user's, in this module: some libraries look for "horovod" in str(type(optimizer)).
@@ -279,19 +297,6 @@ def _adorn(optimizer: torch.optim.Optimizer, addition: type, options: dict[str, 
     wrapped.__dict__.update(attributes)
     wrapped._hvd_original = optimizer
     return wrapped
-
-
-def _is_called_by_grad_scaler() -> bool:
-    """Whether torch's GradScaler calls `step`, through whatever schedulers and profilers have put around it.
-
-    It divides gradients in place, and nothing shows that they were.
-    """
-    frame = inspect.currentframe()
-    for _ in range(_FRAMES_TO_GRAD_SCALER):
-        frame = frame.f_back if frame is not None else None
-        if frame is not None and isinstance(frame.f_locals.get("self"), _GRAD_SCALER):
-            return True
-    return False
 
 
 def _default_names(group: int, parameters: Iterable[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:

@@ -1,13 +1,12 @@
 #include "backends/nccl/backend.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <atomic>
 #include <thread>
 
 #include "backends/nccl/collectives.h"
 #include "base/clock.h"
+#include "base/limits.h"
 #include "collectives/dispatch.h"
 
 namespace horovod {
@@ -15,9 +14,6 @@ namespace {
 
 using nccl::Comm;
 using nccl::Run;
-
-constexpr int64_t kRunDryUs = 5'000'000;  // how long the end waits for copies that follow an aborted operation
-constexpr int64_t kNapNs = 100'000;
 
 // What is queued and has not passed. Its results must not be given back meanwhile.
 struct Queued {
@@ -87,10 +83,7 @@ class NcclBackend final : public DevicePath {
     for (std::thread& thread : aborting) thread.join();
     // What follows an operation of NCCL on the stream still runs, and writes to tensors. It has not far to go, but for
     // what the framework still computes before it.
-    const timespec nap{0, kNapNs};
-    for (const int64_t end_us = now_us() + kRunDryUs; !packs_have_passed() && now_us() < end_us;) {
-      nanosleep(&nap, nullptr);
-    }
+    wait_until(limits::kDeviceEndWait, now_us() + limits::kDeviceEndUs, [this] { return packs_have_passed(); });
   }
 
   void close() override {

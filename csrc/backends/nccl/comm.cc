@@ -1,20 +1,13 @@
 #include "backends/nccl/comm.h"
 
-#include <sched.h>
-#include <time.h>
-
 #include <algorithm>
 #include <cstring>
 
 #include "base/clock.h"
+#include "base/limits.h"
 
 namespace horovod::nccl {
 namespace {
-
-constexpr int kQuickTurns = 2000;  // looks before a thread that waits for NCCL sleeps between them
-constexpr int64_t kNapUs = 200;
-constexpr int64_t kCloseUs = 1'000'000;
-constexpr int64_t kGraceUs = 700'000;  // everybody is to know within a second
 
 // What a member tells the others about a step that all of them must have taken.
 struct Outcome {
@@ -113,7 +106,8 @@ Status Comm::state_locked(int& state) const {
 
 Status Comm::settle(const Peers& peers) {
   const int64_t end_us = now_us() + peers.timeout_us;
-  for (int turn = 0;; ++turn) {
+  Wait wait(limits::kNcclWait);
+  for (;;) {
     int state = kInProgress;
     Status status;
     {
@@ -123,18 +117,16 @@ Status Comm::settle(const Peers& peers) {
     if (peers.abort->raised()) return peers.abort->cause();  // explains it better
     if (!status.ok()) return explain(std::move(status), state, peers);
     if (state == kSuccess) return {};
-    if (turn < kQuickTurns) {
-      sched_yield();
-      continue;
+    const int64_t now = now_us();
+    if (wait.phase(now) == Wait::sleeps) {
+      if (Status lost = peers.look(); !lost.ok() && lost.code() != Code::left) return lost;
+      HVD_TRY(peers.watch());
+      if (now > end_us) {
+        return {Code::timeout, "NCCL made no progress for " + std::to_string(peers.timeout_us / 1000) + " ms on " +
+                                   peers.labels[peers.rank] + "."};
+      }
     }
-    if (Status lost = peers.look(); !lost.ok() && lost.code() != Code::left) return lost;
-    HVD_TRY(peers.watch());
-    if (now_us() > end_us) {
-      return {Code::timeout, "NCCL made no progress for " + std::to_string(peers.timeout_us / 1000) + " ms on " +
-                                 peers.labels[peers.rank] + "."};
-    }
-    const timespec nap{0, kNapUs * 1000};
-    nanosleep(&nap, nullptr);
+    wait.turn(now);
   }
 }
 
@@ -162,11 +154,12 @@ Status Comm::check(const Peers& peers) {
 // The connections of a process that is killed end before the process does, and NCCL's may be the first.
 Status Comm::explain(Status status, int state, const Peers& peers) {
   if (state != kRemoteError && state != kSystemError) return status;
-  const timespec nap{0, kNapUs * 1000};
-  for (const int64_t end_us = now_us() + kGraceUs; now_us() < end_us; nanosleep(&nap, nullptr)) {
-    if (peers.abort->raised()) return peers.abort->cause();
-    if (Status lost = peers.look(); !lost.ok()) return lost;
-  }
+  wait_until(limits::kDeviceEndWait, now_us() + limits::kNcclGraceUs, [&] {
+    Status lost = peers.abort->raised() ? peers.abort->cause() : peers.look();
+    if (lost.ok()) return false;
+    status = std::move(lost);
+    return true;
+  });
   return status;
 }
 
@@ -180,7 +173,7 @@ void Comm::abort() {
 
 void Comm::close(const Peers& peers) {
   Peers patient = peers;
-  patient.timeout_us = std::min(peers.timeout_us, kCloseUs);
+  patient.timeout_us = std::min(peers.timeout_us, limits::kCloseUs);
   Status status;
   {
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -1,30 +1,14 @@
 #include "backends/staging/pipeline.h"
 
-#include <sched.h>
-#include <time.h>
-
 #include <algorithm>
 #include <deque>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/interrupt.h"
+#include "base/limits.h"
 
 namespace horovod::staging {
-namespace {
-
-constexpr int kQuickTurns = 200;  // looks before a thread that waits for the device sleeps between them
-constexpr int64_t kNapUs = 50;    // and how long: longer where it has waited long, as for the end of a backward pass
-constexpr int64_t kMostNapUs = 500;
-constexpr int64_t kDrainUs = 5'000'000;
-constexpr int64_t kInterruptUs = 100'000;  // between two questions whether a signal wants this thread
-
-void nap(int64_t waited_us = 0) {
-  const timespec moment{0, std::min(kMostNapUs, kNapUs + waited_us / 16) * 1000};
-  nanosleep(&moment, nullptr);
-}
-
-}  // namespace
 
 Pipeline::~Pipeline() {
   // What a device that stands still may yet write to is nobody else's.
@@ -32,18 +16,19 @@ Pipeline::~Pipeline() {
 }
 
 Status Pipeline::await(Moment& moment, const std::string& what) const {
-  int64_t began_us = 0, asked_us = 0;
-  for (int turn = 0;; ++turn) {
+  Wait wait(limits::kCopyWait);
+  const int64_t began_us = now_us();
+  int64_t asked_us = began_us;
+  for (;;) {
     bool passed = false;
     HVD_TRY(moment.passed(passed));
     if (passed) return {};
     if (peers_.abort->raised()) return peers_.abort->cause();
-    if (turn < kQuickTurns) {
-      sched_yield();
+    const int64_t now = now_us();
+    if (wait.phase(now) != Wait::sleeps) {
+      wait.turn(now);
       continue;
     }
-    const int64_t now = now_us();
-    if (began_us == 0) began_us = asked_us = now;
     // A peer that has left in order has done its part; whether anything is missing is for the data plane to find out.
     if (Status status = peers_.look(); !status.ok() && status.code() != Code::left) return status;
     HVD_TRY(peers_.watch());
@@ -53,11 +38,11 @@ Status Pipeline::await(Moment& moment, const std::string& what) const {
                                  " ms for its own GPU to come to " + what +
                                  ": what the framework has queued there before does not end."};
     }
-    if (t_interrupt_hook && now - asked_us > kInterruptUs) {
+    if (t_interrupt_hook && now - asked_us > limits::kSignalCheckUs) {
       asked_us = now;
       if (t_interrupt_hook()) return {Code::interrupted, me + " was interrupted by a signal during an operation."};
     }
-    nap(now - began_us);
+    wait.turn(now);
   }
 }
 
@@ -114,16 +99,16 @@ Status Pipeline::send(const Chunk& chunk, Slot& slot) {
 bool Pipeline::drain() {
   if (!used_) return true;
   bool over = true;
-  const int64_t end_us = now_us() + kDrainUs;
+  const int64_t end_us = now_us() + limits::kDeviceEndUs;
   for (const auto& stream : {down_, up_}) {
     std::shared_ptr<Moment> end;
     bool passed = false;
     Status status = stream->device().record(stream->handle(), end);
-    while (status.ok() && !passed && now_us() < end_us) {
-      nap();
-      status = end->passed(passed);
-    }
-    over = over && (passed || !status.ok());  // an error is one of the device, on which nothing runs any more
+    const auto is_over = [&] {  // an error is one of the device, on which nothing runs any more
+      if (status.ok()) status = end->passed(passed);
+      return passed || !status.ok();
+    };
+    over = wait_until(limits::kDeviceEndWait, end_us, is_over) && over;
   }
   return over;
 }

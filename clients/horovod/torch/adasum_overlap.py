@@ -1,0 +1,260 @@
+"""Adasum's combination beside the backward pass (HOROVOD_ADASUM_OVERLAP): the local step of a parameter in its hook.
+
+    hook fires, the last of backward_passes_per_step   this rank's step of that parameter alone, on a copy of it; the
+                                                       change of the copy is handed to the engine
+    step()                                             the steps of what has had no hook; waits for the combined changes
+                                                       and adds them
+
+The parameter itself stays as it is until step(), so nothing that the pass still needs is changed under it.
+
+A hook comes before the script may clip gradients, lets a GradScaler divide them or moves the learning rate, and then
+the step has used other numbers than the script believes. So all that a step is made from must be the same in step():
+the gradient (as slots.py sees it), the parameter and the options of its group. What is not is an error that names it;
+the combined changes have been added then, as on all ranks. A step of one parameter must also be what it is within a
+step of all: only classes of torch.optim of which that is known are accepted, and none with hooks around its steps.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from horovod.common.basics import Adasum
+from horovod.common.ops.handles import AnyHandle
+from horovod.torch.end_of_backward import EndOfBackward
+from horovod.torch.handles import synchronize
+from horovod.torch.ops import allreduce_async_
+from horovod.torch.slots import Slot
+
+if TYPE_CHECKING:
+    from horovod.torch.adasum_optimizer import AdasumOptimizer
+
+# Each keeps its numbers for each parameter and steps one as if there were no others. Not LBFGS, which steps along one
+# line for all. A subclass may do anything, so the class must be one of these; older versions of PyTorch lack some.
+_ONE_BY_ONE: Final = tuple(
+    getattr(torch.optim, name)
+    for name in (
+        "SGD",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+        "Adagrad",
+        "Adadelta",
+        "ASGD",
+        "Adafactor",
+    )
+    if hasattr(torch.optim, name)
+)
+
+REMEDY: Final = (
+    "With HOROVOD_ADASUM_OVERLAP a parameter's step is taken in backward(), as soon as its gradient is made. Without "
+    "it scripts may clip gradients, use a GradScaler and set learning rates between backward() and step(): unset it, "
+    "on all ranks."
+)
+
+
+def check_one_by_one(optimizer: torch.optim.Optimizer) -> None:
+    """ValueError when it is not known that the optimizer can step each parameter by itself."""
+    if type(optimizer) not in _ONE_BY_ONE:
+        kind = type(optimizer)
+        raise ValueError(
+            f"HOROVOD_ADASUM_OVERLAP takes the step of each parameter by itself, and of "
+            f"{kind.__module__}.{kind.__qualname__} it is not known that such steps are those of step(). Unset it, or "
+            f"use one of {', '.join(known.__name__ for known in _ONE_BY_ONE)} of torch.optim."
+        )
+
+
+class StepsInBackward:
+    """Steps and combines the parameters of an AdasumOptimizer. Not thread-safe, but for hooks of several devices."""
+
+    def __init__(self, optimizer: AdasumOptimizer, kind: type[torch.optim.Optimizer], passes: int) -> None:
+        self.passes = passes
+        self._optimizer = weakref.ref(optimizer)  # which has this
+        self._kind = kind  # the user's class
+        self._slots: dict[int, Slot] = {}  # by id of the parameter, in the order of the names
+        self._used: dict[int, tuple[int, int]] = {}  # of what has stepped: where the parameter was, and its version
+        self._group_of: dict[
+            int, int
+        ] = {}  # number of the group of each parameter, as the first step of a pass found it
+        self._options: dict[int, dict[str, Any]] = {}  # by that number, as the first step of one of its parameters did
+        self._handles: dict[int, tuple[AnyHandle, Any]] = {}  # with what decompress needs to know
+        self._end = EndOfBackward(inner=self._pass_ended, outermost=self._pass_ended)
+        self._hooks: list[Any] = []
+        weakref.finalize(self, _remove, self._hooks).atexit = False
+
+    def watch(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Steps these in their hooks from now on. Frozen ones join in the step after they are unfrozen."""
+        for name, parameter in named:
+            if parameter.requires_grad and id(parameter) not in self._slots:
+                slot = Slot(name, parameter, self.passes)
+                self._slots[id(parameter)] = slot
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._hook(slot)))  # type: ignore[no-untyped-call]
+
+    @property
+    def in_flight(self) -> dict[torch.Tensor, AnyHandle]:
+        """The parameters that have stepped, each with the operation that combines its changes."""
+        return {self._slots[key].parameter: handle for key, (handle, _) in self._handles.items()}
+
+    def set_passes(self, passes: int) -> None:
+        self.passes = passes
+        for slot in self._slots.values():
+            slot.countdown = passes
+
+    def reset(self) -> None:
+        """Forgets what is in flight (the engine keeps the memory until it is done) and begins a new step."""
+        self._handles.clear()
+        self._used.clear()
+        self._options.clear()
+        self._end.forget()
+        for slot in self._slots.values():
+            slot.end()
+            slot.countdown = self.passes
+
+    # -- inside of backward() ------------------------------------------------------------------------------------------
+    def _hook(self, slot: Slot) -> Callable[[torch.Tensor], None]:
+        # The parameter owns the hook: it must not keep the optimizer alive.
+        reference = weakref.ref(self)
+
+        def accumulated(_: torch.Tensor) -> None:
+            steps = reference()
+            if steps is None:
+                return
+            if slot.queued:
+                raise AssertionError(
+                    f"A backward pass has made a gradient of parameter {slot.name!r}, whose step was taken in an "
+                    "earlier pass and has not ended in optimizer.step(). For several passes in a step pass "
+                    f"backward_passes_per_step. GradScaler skips steps. {REMEDY}"
+                )
+            slot.countdown -= 1
+            if slot.countdown > 0:
+                return
+            if not steps._end.expect():
+                raise AssertionError(f"Compiled autograd does not tell when backward() ends. {REMEDY}")
+            steps._take(slot)
+
+        # Compiled autograd must call this as it is: what it does is outside of what can be traced.
+        untraced: Callable[[torch.Tensor], None] = torch.compiler.disable(accumulated)  # type: ignore[no-untyped-call]
+        return untraced
+
+    def _pass_ended(self) -> None:
+        # Gradients that are parts of one memory count their changes together, and until now autograd has made some.
+        for slot in self._slots.values():
+            slot.allow_changes(alone=True)
+
+    def _take(self, slot: Slot) -> None:
+        """This rank's step of one parameter, on a copy, whose change is handed to the engine."""
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        parameter = slot.parameter
+        if not self._options:
+            groups = enumerate(optimizer.param_groups)
+            self._group_of = {id(one): number for number, group in groups for one in group["params"]}
+        number = self._group_of[id(parameter)]
+        group = optimizer.param_groups[number]
+        if number not in self._options:
+            self._options[number] = _options(group)
+        with torch.no_grad():
+            copy = parameter.detach().clone()
+            if parameter.grad is not None:
+                slot.hand_over(parameter.grad)
+                copy.grad = parameter.grad
+                self._step_copy(optimizer, group, parameter, copy)
+            slot.queued = True
+            self._used[id(parameter)] = (parameter.data_ptr(), parameter._version)
+            packed, context = optimizer._hvd_compression.compress(copy.sub_(parameter))
+            handle = allreduce_async_(packed, name=f"adasum.{slot.name}", op=Adasum)
+        self._handles[id(parameter)] = (handle, context)
+
+    def _step_copy(
+        self, optimizer: AdasumOptimizer, group: dict[str, Any], parameter: torch.Tensor, copy: torch.Tensor
+    ) -> None:
+        """The user's class steps `copy` as it would `parameter`, whose state it uses and keeps."""
+        if _has_step_hooks(optimizer):
+            raise AssertionError(
+                "The optimizer has hooks around its steps (register_step_pre_hook or register_step_post_hook), which "
+                f"would run for each parameter. {REMEDY}"
+            )
+        alone: Any = object.__new__(self._kind)
+        alone.__dict__.update(optimizer.__dict__)
+        alone.__dict__.pop("step", None)  # a learning-rate scheduler's, which counts
+        alone.param_groups = [{**group, "params": [copy]}]
+        alone.state = defaultdict(dict)
+        if parameter in optimizer.state:
+            alone.state[copy] = optimizer.state[parameter]
+        alone.step()
+        if copy in alone.state:
+            optimizer.state[parameter] = alone.state[copy]
+
+    # -- in step() -----------------------------------------------------------------------------------------------------
+    def finish(self, called_by_grad_scaler: bool) -> None:
+        """Steps what has had no hook, and adds the combined changes of all parameters.
+
+        Raises AssertionError: a step in the backward pass was made from something that has changed since.
+        """
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        self.watch(optimizer._hvd_named)
+        try:
+            change = self._change(optimizer)
+            for slot in self._slots.values():
+                if not slot.queued and slot.parameter.requires_grad:
+                    self._take(slot)
+            with torch.no_grad():
+                for key, (handle, context) in self._handles.items():
+                    self._slots[key].parameter.add_(optimizer._hvd_compression.decompress(synchronize(handle), context))
+            if called_by_grad_scaler:
+                raise AssertionError(
+                    f"GradScaler calls step(): the gradients were scaled when they were used. {REMEDY}"
+                )
+            if change is not None:
+                raise AssertionError(f"{change} between backward() and optimizer.step(). {REMEDY}")
+        finally:
+            self.reset()
+
+    def _change(self, optimizer: AdasumOptimizer) -> str | None:
+        """What a step was made from and is no more, as a sentence without its end."""
+        for key, slot in self._slots.items():
+            if key not in self._used:
+                continue
+            if (change := slot.change(exact=True)) is not None:
+                return f"The gradient of parameter {slot.name!r} was {change}"
+            if (slot.parameter.data_ptr(), slot.parameter._version) != self._used[key]:
+                return f"Parameter {slot.name!r} was changed"
+        for number, options in self._options.items():
+            now = _options(optimizer.param_groups[number])
+            for name in options.keys() | now.keys():
+                if options.get(name) != now.get(name):
+                    return f"Option {name!r} of parameter group {number} was changed"
+        return None
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    """What a step depends on. A tensor, such as a learning rate, may be changed in place."""
+
+    def seen(value: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            return [seen(item) for item in value]
+        return (id(value), value._version) if isinstance(value, torch.Tensor) else value
+
+    return {name: seen(value) for name, value in group.items() if name != "params"}
+
+
+def _has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    module = sys.modules[torch.optim.Optimizer.__module__]
+    own = (optimizer.__dict__.get(f"_optimizer_step_{when}_hooks") for when in ("pre", "post"))
+    everywhere = (getattr(module, f"_global_optimizer_{when}_hooks", None) for when in ("pre", "post"))
+    return any((*own, *everywhere))
+
+
+def _remove(hooks: list[Any]) -> None:
+    for hook in hooks:
+        hook.remove()

@@ -1,0 +1,25 @@
+"""What launchers have imported when they are forked, and how one becomes what `python -m horovod.runner.launch` is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from horovod.runner import job, launch, report
+
+PRELOADED = (job, report)  # which the launcher imports when its command line was right
+_PATHS = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # of the tests, not of a launcher
+
+
+def forked(descriptors: list[int], arguments: list[str], folder: str) -> None:
+    """The launcher with these arguments in `folder`; its standard streams are `descriptors`."""
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    os.chdir(folder)
+    given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    sys.path[:] = [folder, *given, *(entry for entry in sys.path if entry not in _PATHS)]
+    sys.argv[:] = [str(launch.__file__), *arguments]
+    launch.run_commandline()
