@@ -24,6 +24,7 @@ _NO_MPI = "this version of Horovod has no MPI"
 _COORDINATOR = "processes meet at a coordinator, which the launcher starts or HOROVOD_COORDINATOR names"
 
 MAX_SIZE = 1 << 16  # what a coordinator accepts (horovod.coordinator.core.checks; a test compares the two)
+WIRE_MODES = ("plain", "signed", "encrypted")  # in the order of csrc/base/config.h
 GPU_OPERATIONS = ("auto", "nccl", "host", "mpi", "gloo")
 
 _PATIENCE: dict[str, Any] = {"unit": "seconds", "limits": (0.001, 10_000_000)}
@@ -169,6 +170,15 @@ class Settings:
         "that both have",
         section="params",
         limits=(1, 64),
+        agreed=True,
+    )
+    wire: str = row(
+        "HOROVOD_WIRE",
+        "plain",
+        "what is done to tensors and the order of operations on TCP connections: nothing (plain), authenticated (signed) "
+        "or encrypted as well (encrypted), with keys from the world's secret, by OpenSSL's libcrypto; not for NCCL",
+        section="params",
+        choices=WIRE_MODES,
         agreed=True,
     )
     fusion_threshold_bytes: int = row(
