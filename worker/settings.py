@@ -175,8 +175,8 @@ class Settings:
     wire: str = row(
         "HOROVOD_WIRE",
         "plain",
-        "what is done to tensors and the order of operations on TCP connections: nothing (plain), authenticated (signed) "
-        "or encrypted as well (encrypted), with keys from the world's secret, by OpenSSL's libcrypto; not for NCCL",
+        "what protects tensors and the order of operations on TCP connections between ranks: nothing (plain), a "
+        "signature (signed) or encryption as well (encrypted), by OpenSSL's libcrypto; not for NCCL",
         section="params",
         choices=WIRE_MODES,
         agreed=True,

@@ -69,7 +69,7 @@ class MembershipService(MembershipServicer):
                 raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, _NONSENSE)
 
         try:
-            await converse(request_iterator, context, events, receive, with_latest_progress, who)
+            await converse(request_iterator, context, events, receive, with_latest_progress, who, self._access.limits)
         finally:
             self._hub.disconnected(member_id, events)
 

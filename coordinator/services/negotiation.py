@@ -61,7 +61,7 @@ class NegotiationService(NegotiationServicer):
                 yield message
 
         try:
-            await converse(all_requests(), context, decisions, receive, combined, who)
+            await converse(all_requests(), context, decisions, receive, combined, who, self._access.limits)
         finally:
             self._hub.close_session(session, rank, decisions)
 

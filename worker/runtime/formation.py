@@ -251,7 +251,9 @@ def _join(
     inodes = frozenset(os.fstat(fd).st_ino for fds in (sockets or {}).values() for fd in fds)
     left = max(0.001, deadline - time.monotonic())
     try:
-        engine = _engine(settings, world, segment=segment, sockets=sockets, wire_keys=wire_keys, hosts=hosts, timeout_seconds=left)
+        engine = _engine(
+            settings, world, segment=segment, sockets=sockets, wire_keys=wire_keys, hosts=hosts, timeout_seconds=left
+        )
     except Exception as error:
         session.check(NEWS_SECONDS)  # a member that is gone explains it, and may be replaced
         raise StartError(str(error)) from error

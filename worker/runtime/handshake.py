@@ -66,7 +66,8 @@ def _wire_keys(secret: bytes, greeting: bytes, nonce: bytes) -> tuple[bytes, byt
     """
     extracted = hmac.digest(greeting + nonce, secret, "sha256")
     one, other = (
-        hmac.digest(extracted, b"horovod wire from " + side + b"\x01", "sha256") for side in (b"connecting", b"listening")
+        hmac.digest(extracted, b"horovod wire from " + side + b"\x01", "sha256")
+        for side in (b"connecting", b"listening")
     )
     return one, other
 

@@ -93,8 +93,8 @@ def connect_peers(
 
     Without `connections` as many as both of a pair have interfaces, which both know from the world. `deadline` is on
     time.monotonic(). `check` is called now and then and ends the wait by raising. StartError names the first peer that
-    could not be reached. The listeners stay the caller's; all other sockets are closed on an error. `wire_keys` gets the
-    keys of each descriptor, which the two of a pair alone know.
+    could not be reached. The listeners stay the caller's; all other sockets are closed on an error. `wire_keys` gets
+    the keys of each descriptor, which the two of a pair alone know.
     """
     assembly = _Assembly(world, listeners, connections)
     try:
@@ -165,9 +165,7 @@ class _Assembly:
         for listener in listeners.sockets:
             self._selector.register(listener, selectors.EVENT_READ, None)
 
-    def run(
-        self, deadline: float, check: Callable[[], None], wire_keys: dict[int, bytes]
-    ) -> dict[int, list[int]]:
+    def run(self, deadline: float, check: Callable[[], None], wire_keys: dict[int, bytes]) -> dict[int, list[int]]:
         for (rank, _), slot in self._slots.items():
             if rank < self._world.rank and not slot.endpoints:
                 raise StartError(
