@@ -86,6 +86,6 @@ class RateLimits:
 
 def _too_fast(who: str, what: str, rate: Rate) -> str:
     return (
-        f"More {what} come from {who} than any training needs (above {rate.burst:.0f} at once, {rate.per_s:.0f} a "
-        "second are served). Announce operations under names that come back in each step; if it does, please report this."
+        f"More {what} come from {who} than any training needs (above {rate.burst:.0f} at once, {rate.per_s:.0f} each "
+        "second are served). Announce operations under names that come back in each step; if so, please report this."
     )
