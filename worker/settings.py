@@ -87,10 +87,13 @@ class Settings:
     cluster: str = row(
         "HOROVOD_CLUSTER",
         "auto",
-        "whose variables tell a process that horovodrun did not start its rank: auto (mpirun's, mpiexec's or srun's, "
-        "where there are any), one of them, or none",
+        "whose variables tell a process that horovodrun did not start its rank: auto (those of the launcher that "
+        "started it, where there are any), one of them, or none",
         section="params",
-        choices=("auto", "none", "openmpi", "slurm", "pmi"),
+        choices=(
+            *("auto", "none"),
+            *("torchrun", "openmpi", "jsrun", "slurm", "pmi", "pbs", "pytorch", "kubernetes"),
+        ),
     )
     start_timeout_seconds: float = row(
         "HOROVOD_START_TIMEOUT",
@@ -114,6 +117,14 @@ class Settings:
         "it is seen to live, and how long a first-time agreement waits for the coordinator",
         section="params",
         **_PATIENCE,
+    )
+    web_listen: str | None = row(
+        "HOROVOD_WEB_LISTEN",
+        None,
+        "where the launcher's coordinator shows its status page, /metrics, /healthz and /readyz, for example "
+        "127.0.0.1:9400; whoever can connect there may read them",
+        section="params",
+        kind="address",
     )
     report_seconds: float = row(
         "HOROVOD_REPORT_SECONDS",

@@ -403,6 +403,6 @@ class Engine:
         """Of how many kinds of operations (names and signatures) something is kept. Bounded by the number of ids."""
 
     def counters(self) -> dict[str, int]:
-        """Monotonic counts: submitted, announced, agreed, batches, bytes; waited_us: for other ranks to start; sleeps: of
-        the driver in shared memory; gathers: how often the background thread let more operations come before it started
-        some."""
+        """Monotonic counts: submitted, announced, agreed, batches, bytes; waited_us: for other ranks to start;
+        sleeps: of the driver in shared memory; gathers: how often the background thread let more operations come before
+        it started some."""

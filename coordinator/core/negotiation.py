@@ -39,7 +39,7 @@ from .deadlock import USUAL_TIMES, DeadlockDetector, DeadlockTimes
 from .failures import Failures
 from .ids import MAX_IDS, IdTable, Key
 from .join import Joining
-from .operations import Signature, defect, is_unnamed, signature, user_name
+from .operations import Signature, defect, is_unnamed, looked_at, user_name
 from .pending import PendingOperations
 from .stall import Stall
 from .words import printable, ranks_in_words
@@ -224,7 +224,7 @@ class Negotiation:
             if not self._gone.isdisjoint(process_set.members):
                 continue  # the data plane fails what waits for them
             for name, announced in process_set.pending.items():
-                waited_s = now_s - min(one.at_s for one in announced.values())
+                waited_s = now_s - next(iter(announced.values())).at_s
                 if waited_s > after_s:
                     taking_part = {*announced, *waiting[number].get(name, {}), *self._joined(process_set)}
                     missing = tuple(rank for rank in process_set.ranks if rank not in taking_part)
@@ -288,7 +288,7 @@ class Negotiation:
                 f"{op.process_set}, which has {ranks_in_words(process_set.ranks)}."
             )
         else:
-            sentence = defect(op)
+            sentence = looked_at(op)[0]
         if sentence:
             batch.to((rank,)).errors.add(
                 process_set=op.process_set, name=op.name, sentence=printable(sentence, MAX_SENTENCE)
@@ -299,7 +299,7 @@ class Negotiation:
     def _announce(
         self, process_set: _ProcessSet, rank: int, op: types_pb2.Operation, now_s: float, resumed: bool, batch: _Batch
     ) -> None:
-        its_signature = signature(op)
+        its_signature = looked_at(op)[1]
         key = (op.name, its_signature)
         last = self._failures.pop(rank, process_set.number, op.name)
         if last and resumed and last[0] == its_signature:

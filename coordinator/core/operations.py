@@ -5,6 +5,7 @@ if no check tells them apart. A long one is a digest, because it is kept for as 
 first dimension of allgather and alltoall is left out, it may differ between ranks and steps.
 """
 
+import functools
 import hashlib
 
 from horovod.protos.v1 import types_pb2 as pb
@@ -13,6 +14,7 @@ MAX_NAME_LENGTH = 4096
 MAX_TENSORS = 1 << 16
 MAX_DIMENSIONS = 64
 MAX_SIGNATURE_LENGTH = 64  # values; a longer one is kept as its digest
+MAX_REMEMBERED_BYTES = 1 << 10  # a larger operation is looked at each time
 
 REDUCTIONS = frozenset({pb.OPERATION_TYPE_ALLREDUCE, pb.OPERATION_TYPE_REDUCESCATTER})
 SAME_SHAPE = frozenset({pb.OPERATION_TYPE_ALLREDUCE, pb.OPERATION_TYPE_BROADCAST, pb.OPERATION_TYPE_REDUCESCATTER})
@@ -50,6 +52,22 @@ def signature(op: pb.Operation) -> Signature:
     if op.type == pb.OPERATION_TYPE_BROADCAST:
         return op.type, op.device, op.root_rank, *tensors
     return op.type, op.device, *tensors
+
+
+def looked_at(op: pb.Operation) -> tuple[str, Signature]:
+    """`defect(op)`, and `signature(op)` where there is none. All ranks announce the same, so it is remembered."""
+    data = op.SerializeToString()
+    return _of_bytes(data) if len(data) <= MAX_REMEMBERED_BYTES else _look(op)
+
+
+@functools.lru_cache(maxsize=8192)
+def _of_bytes(data: bytes) -> tuple[str, Signature]:
+    return _look(pb.Operation.FromString(data))
+
+
+def _look(op: pb.Operation) -> tuple[str, Signature]:
+    sentence = defect(op)
+    return sentence, () if sentence else signature(op)
 
 
 def factors(op: pb.Operation) -> tuple[str, str]:

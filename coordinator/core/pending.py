@@ -10,7 +10,7 @@ from .operations import Signature
 
 
 class PendingOperations(Mapping[str, Mapping[int, Announced]]):
-    """By wire name and rank. Each announcement is charged to its rank for as long as it is here.
+    """By wire name and rank, the oldest announcement of a name first. Each is charged to its rank while it is here.
 
     Ranks that announce the same share one copy of it: the first has paid for it, each other pays for its own entry.
     """
@@ -32,7 +32,9 @@ class PendingOperations(Mapping[str, Mapping[int, Announced]]):
         """In place of what the rank announced under the name before. Raises TooMuchError."""
         name = op.name
         announced = self._by_name.get(name, {})
-        same = next((one for one in announced.values() if one.signature == its_signature), None)
+        same = next(iter(announced.values()), None)
+        if same is not None and same.signature != its_signature:
+            same = next((one for one in announced.values() if one.signature == its_signature), None)
         if same is not None:
             new = Announced(same.op, same.signature, now_s, SHARED_BYTES)
         else:
@@ -43,6 +45,7 @@ class PendingOperations(Mapping[str, Mapping[int, Announced]]):
         self._budget.charge(rank, new.bytes, f"operation {name[:200]!r}")
         if old is not None:
             self._budget.release(rank, old.bytes)
+            del announced[rank]  # so that the oldest comes first
         announced[rank] = new
         self._by_name[name] = announced
 

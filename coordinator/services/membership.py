@@ -7,10 +7,12 @@ import grpc
 from horovod.coordinator.core.words import printable
 from horovod.protos.v1 import membership_pb2 as pb
 from horovod.protos.v1.membership_pb2_grpc import MembershipServicer
+from horovod.telemetry import tracing
 
 from .auth import Access
 from .hub import EventOutbox, Hub
 from .outbox import Outbox
+from .sending import Sending
 from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
 
 MAX_EVENTS = 1 << 16  # a world may lose all its members at once
@@ -19,9 +21,10 @@ _NONSENSE = "After joining, a member says that it has its world, what it knows o
 
 
 class MembershipService(MembershipServicer):
-    def __init__(self, hub: Hub, access: Access) -> None:
+    def __init__(self, hub: Hub, access: Access, sending: Sending) -> None:
         self._hub = hub
         self._access = access
+        self._sending = sending
 
     async def Join(  # type: ignore[override]  # noqa: N802 - the contract's name; grpc.aio also takes a coroutine
         self, request_iterator: AsyncIterator[pb.MemberMessage], context: Context
@@ -36,6 +39,10 @@ class MembershipService(MembershipServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The first message must be a join request.")
         await self._access.admit(context, job)
         who = f"member {member_id[:MAX_SHOWN]!r} of job {job[:MAX_SHOWN]!r}"
+        kind = first.WhichOneof("message")
+        span = tracing.begin(
+            f"horovod.coordinator.{kind}", tracing.from_metadata(context.invocation_metadata()), job=job
+        )
         refused: pb.Refused | None = None
         nonce = b""
         async with own_errors(context, who):
@@ -50,8 +57,16 @@ class MembershipService(MembershipServicer):
             async with own_errors(context, who):
                 refused = self._hub.attach(first.attach, nonce, answer.proof.proof, events)
         if refused is not None:
+            span.end(refused.sentence)
             await context.write(pb.MembershipEvent(refused=refused))
             return
+        if kind == "attach":
+            span.end()
+
+        def combine(items: list[pb.MembershipEvent]) -> Iterator[pb.MembershipEvent]:
+            if any(item.HasField("world") for item in items):
+                span.end()
+            return with_latest_progress(items)
 
         def receive(message: pb.MemberMessage) -> None:
             if message.HasField("received"):
@@ -69,8 +84,9 @@ class MembershipService(MembershipServicer):
                 raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, _NONSENSE)
 
         try:
-            await converse(request_iterator, context, events, receive, with_latest_progress, who, self._access.limits)
+            await converse(request_iterator, context, events, receive, combine, self._sending, who, self._access.limits)
         finally:
+            span.end("the stream ended before the world stood")
             self._hub.disconnected(member_id, events)
 
 

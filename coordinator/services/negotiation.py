@@ -9,10 +9,12 @@ from horovod.coordinator.core.negotiation import ContradictionError
 from horovod.coordinator.core.words import printable
 from horovod.protos.v1 import negotiation_pb2 as pb
 from horovod.protos.v1.negotiation_pb2_grpc import NegotiationServicer
+from horovod.telemetry import tracing
 
 from .auth import Access
 from .hub import Hub
 from .outbox import Outbox
+from .sending import Sending
 from .session import DecisionsOutbox
 from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
 
@@ -21,9 +23,10 @@ MAX_MESSAGE_BYTES = 1 << 20  # well below the 4 MiB that gRPC takes unless told 
 
 
 class NegotiationService(NegotiationServicer):
-    def __init__(self, hub: Hub, access: Access) -> None:
+    def __init__(self, hub: Hub, access: Access, sending: Sending) -> None:
         self._hub = hub
         self._access = access
+        self._sending = sending
 
     async def Negotiate(  # type: ignore[override]  # noqa: N802 - the contract's name; grpc.aio also takes a coroutine
         self, request_iterator: AsyncIterator[pb.NegotiationMessage], context: Context
@@ -32,6 +35,7 @@ class NegotiationService(NegotiationServicer):
         if not first.HasField("hello"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The first message must have a hello.")
         await self._access.admit(context, first.hello.job)
+        parent = tracing.from_metadata(context.invocation_metadata())
         decisions: DecisionsOutbox = Outbox(MAX_DECISIONS)
         rank = first.hello.rank
         who = f"rank {rank} of job {first.hello.job[:MAX_SHOWN]!r}"
@@ -39,6 +43,13 @@ class NegotiationService(NegotiationServicer):
             session = self._hub.open_session(first, decisions)
         if isinstance(session, str):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, printable(session))
+
+        span: tracing.Span | None = None  # from the first announcement of this stream to its first plan
+
+        def combine(items: list[pb.Decisions]) -> Iterator[pb.Decisions]:
+            if span is not None and any(item.plans for item in items):
+                span.end()
+            return combined(items)
 
         def receive(message: pb.NegotiationMessage) -> None:
             if message.epoch != session.epoch:
@@ -48,6 +59,9 @@ class NegotiationService(NegotiationServicer):
                 raise RefusedError(grpc.StatusCode.FAILED_PRECONDITION, sentence)
             if decisions.ended.is_set():
                 return  # the world is over or the rank has opened a newer stream
+            nonlocal span
+            if span is None and message.announce:
+                span = tracing.begin("horovod.coordinator.negotiation", parent, job=session.job, rank=rank)
             try:
                 self._hub.negotiate(session, rank, message)
             except TooMuchError as error:
@@ -61,8 +75,12 @@ class NegotiationService(NegotiationServicer):
                 yield message
 
         try:
-            await converse(all_requests(), context, decisions, receive, combined, who, self._access.limits)
+            await converse(
+                all_requests(), context, decisions, receive, combine, self._sending, who, self._access.limits
+            )
         finally:
+            if span is not None:
+                span.end("the stream ended before there was a plan")
             self._hub.close_session(session, rank, decisions)
 
 

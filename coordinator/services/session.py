@@ -1,6 +1,7 @@
 """The negotiation of one world, and the streams over which its ranks take part."""
 
 import logging
+import time
 from dataclasses import dataclass, field
 
 import grpc
@@ -15,6 +16,8 @@ from horovod.telemetry.logs import about
 from .outbox import Outbox
 
 DecisionsOutbox = Outbox[negotiation_pb2.Decisions]
+
+LOOK_SHARE = 20  # one look for stalls and the next are so many times as far apart as a look takes
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +35,7 @@ class NegotiationSession:
     told_level: int = logging.WARNING
     streams: dict[int, DecisionsOutbox] = field(default_factory=dict)  # by rank
     seen: set[int] = field(default_factory=set)  # ranks that had a stream
+    look_at_s: float = 0.0  # when to look for stalls again
     shutdown: str = ""  # every rank is to end the epoch with this sentence
     reports: dict[int, negotiation_pb2.RankReport] = field(default_factory=dict)  # the latest of each rank
     metrics: CoordinatorMetrics | None = None
@@ -52,9 +56,12 @@ class NegotiationSession:
             self.streams[0].put(negotiation_pb2.Decisions(epoch=self.epoch, warnings=[sentence]))
 
     def watch_stalls(self, now_s: float) -> None:
-        if not (after_s := self.stalls.times.shortest_s):
+        if now_s < self.look_at_s or not (after_s := self.stalls.times.shortest_s):
             return
+        began_s = time.monotonic()
         verdict = self.stalls.look(self.negotiation.stalls(now_s, after_s), now_s)
+        # A stall of all operations in a large world takes long to look at.
+        self.look_at_s = now_s + LOOK_SHARE * (time.monotonic() - began_s)
         if verdict.warning:
             if self.metrics is not None and verdict.warning != OVER:
                 self.metrics.stalls.add(1, self.job)

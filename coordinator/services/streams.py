@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from horovod.coordinator.core.rates import RateLimits
 
 from .outbox import Outbox
+from .sending import Sending
 
 FIRST_MESSAGE_TIMEOUT_S = 30.0
 DRAIN_TIMEOUT_S = 5.0
@@ -75,6 +76,7 @@ async def converse(
     outbox: Outbox[Response],
     receive: Callable[[Request], None],
     combine: Callable[[list[Response]], Iterable[Response]],
+    sending: Sending,
     who: str = "a member",
     limits: RateLimits | None = None,
 ) -> None:
@@ -120,7 +122,9 @@ async def converse(
                     outbox.fail(grpc.StatusCode.INTERNAL, own_error(error, who))
                     return
                 for message in messages:
-                    await context.write(message)
+                    data = sending.serializer(message)
+                    async with sending.turns.turn(len(data)):
+                        await context.write(data)
         finally:
             outbox.close()
 

@@ -40,7 +40,7 @@ def other_than_default(row: Setting) -> str:
         least = row.minimum or 0
         value = least if least != row.default else least + row.multiple * row.flag_scale
         return environment_text(int(value) if row.kind == "int" else float(value))
-    return "something"
+    return "host:1" if row.kind == "address" else "something"
 
 
 def as_option(row: Setting) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from horovod.telemetry import otel, tracing
 from horovod.worker.runtime import logs
 from horovod.worker.runtime.errors import MemberLostError, StartError, print_as_a_sentence
 from horovod.worker.runtime.formation import Context, form
@@ -37,6 +38,7 @@ _hooks_registered = False
 _parent_pid: int | None = None  # set in a forked child of an initialized process
 _told: set[str] = set()  # sentences on settings without effect; guarded by _lock
 _session_pid: int | None = None  # the process that has used gRPC, which does not survive a fork
+_end_tracing: Callable[[], None] | None = None
 _last_world: Memory | None = None  # of this process; a forked child was in none
 
 
@@ -90,7 +92,16 @@ def _join(settings: Settings, process_sets: Sequence[Sequence[int]]) -> Context:
         _session_pid = os.getpid()
     _register_hooks()
     log.debug("Settings: %s.", _in_words(settings))
-    return form(settings, process_sets, _memory(settings))
+    _begin_tracing()
+    with tracing.span("horovod.init", job=settings.job, pid=os.getpid()):
+        return form(settings, process_sets, _memory(settings))
+
+
+def _begin_tracing() -> None:
+    """Once in a process; its end is at_exit's."""
+    global _end_tracing
+    if _end_tracing is None:
+        _end_tracing = otel.start("horovod-rank")
 
 
 def _offer_to_c(context: Context | None) -> None:
@@ -174,6 +185,14 @@ def _register_hooks() -> None:
 
 def at_exit() -> None:
     """Leaves the world when the program has ended. Idempotent."""
+    try:
+        _leave_at_exit()
+    finally:
+        if _end_tracing is not None:
+            _end_tracing()
+
+
+def _leave_at_exit() -> None:
     error = getattr(sys, "last_value", None)
     if error is None or hasattr(sys, "ps1"):
         shutdown("its program ended")
@@ -184,7 +203,9 @@ def at_exit() -> None:
 
 def _after_fork() -> None:
     """In the child: forget the parent's world without a word to anyone."""
-    global _context, _lock, _parent_pid, _last_world
+    global _context, _lock, _parent_pid, _last_world, _end_tracing
+    _end_tracing = None  # the exporter's threads are not here
+    tracing.install(None)
     _lock = threading.RLock()
     _last_world = None
     context, _context = _context, None

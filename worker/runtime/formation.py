@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from horovod.telemetry import tracing
 from horovod.worker.runtime.affinity import background_cpu
 from horovod.worker.runtime.errors import MemberLostError, StartError
 from horovod.worker.runtime.gpu import GPU_OPERATION_NAMES, cuda_file, nccl_file, nvrtc_file
@@ -188,6 +189,7 @@ def _join(
 ) -> Context:
     # gRPC and protobuf are imported only by processes that have a coordinator.
     from horovod.protos.v1 import membership_pb2, negotiation_pb2, types_pb2
+    from horovod.worker.runtime.first_step import FirstStep
     from horovod.worker.runtime.host import shared_memory_domain
     from horovod.worker.runtime.negotiation import REPORTS_PER_S, Negotiator
     from horovod.worker.runtime.proofs import PastWorld
@@ -234,7 +236,9 @@ def _join(
         reattach_grace_seconds=settings.reattach_grace_seconds,
     )
     made.callback(session.close, NOT_CONNECTED)
-    world = session.join(request, deadline)
+    with tracing.span("horovod.join", job=settings.job) as joining:
+        world = session.join(request, deadline)
+        joining.set(epoch=world.epoch, rank=world.rank, size=world.size)
     if memory is not None:
         memory.last = PastWorld(coordinator, world.job, world.epoch, world.rank, world.secret)
     shared = _choose_shared_memory(settings, world)
@@ -245,7 +249,8 @@ def _join(
         if hosts.count(hosts[world.rank] if hosts else -1) < 2:
             segment = None
         if world.size > 1:
-            sockets = _connect(settings, world, listeners, session, deadline, wire_keys)
+            with tracing.span("horovod.connect", rank=world.rank):
+                sockets = _connect(settings, world, listeners, session, deadline, wire_keys)
     if listeners is not None:
         listeners.close()
     inodes = frozenset(os.fstat(fd).st_ino for fds in (sockets or {}).values() for fd in fds)
@@ -274,6 +279,7 @@ def _join(
             metadata=session.metadata,
             report_lost=session.report_lost,
             grace_seconds=settings.reattach_grace_seconds,
+            first_step=FirstStep(tracing.current(), world.rank) if tracing.is_active() else None,
             report_seconds=settings.report_seconds and max(settings.report_seconds, world.size / REPORTS_PER_S),
         )
         negotiator.start()

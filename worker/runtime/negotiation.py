@@ -18,6 +18,7 @@ import grpc
 
 from horovod.protos.v1 import negotiation_pb2, negotiation_pb2_grpc, types_pb2
 from horovod.worker.runtime.channel import status_of, waiting_helps
+from horovod.worker.runtime.first_step import LOOK_MS, FirstStep
 from horovod.worker.runtime.grpc_threads import GrpcThreads
 from horovod.worker.words import printable, printable_lines
 
@@ -51,9 +52,11 @@ class Negotiator:
         report_lost: Callable[[int, bool], None] = lambda rank, process_ended: None,
         grace_seconds: float = 10.0,
         report_seconds: float = 0.0,
+        first_step: FirstStep | None = None,
     ) -> None:
         """report_lost: hears of a peer that the data plane found to be lost, and whether its process has ended.
         report_seconds: how often the coordinator is told this rank's counters; 0: never.
+        first_step: where a trace is asked for.
         """
         self._stub = negotiation_pb2_grpc.NegotiationStub(channel)
         self._grpc_threads = grpc_threads  # who closes the channel waits for them
@@ -65,6 +68,7 @@ class Negotiator:
         self._report_lost = report_lost
         self._grace_seconds = grace_seconds
         self._report_seconds = report_seconds
+        self._first_step = first_step
         self._reported = negotiation_pb2.RankReport()
         self._changed = threading.Condition()
         self._undecided: dict[Key, types_pb2.Operation] = {}
@@ -133,7 +137,10 @@ class Negotiator:
         report_at = time.monotonic() + self._report_seconds
         wait_ms = min(OUTBOX_MS, max(1, int(self._report_seconds * 1000))) if self._report_seconds else OUTBOX_MS
         while True:
-            items = self._engine.next_outbox(wait_ms)
+            looks = self._first_step is not None and self._first_step.runs
+            items = self._engine.next_outbox(LOOK_MS if looks else wait_ms)
+            if looks or items is None:
+                self._look_at_first_step(ends=items is None)
             if items is None:
                 return
             if items:
@@ -141,6 +148,14 @@ class Negotiator:
             if self._report_seconds and time.monotonic() >= report_at:
                 self._report()
                 report_at = time.monotonic() + self._report_seconds
+
+    def _look_at_first_step(self, ends: bool) -> None:
+        if self._first_step is not None:
+            operations_run = self._engine.counters()["agreed"]
+            with self._changed:
+                self._first_step.look(operations_run)
+                if ends:
+                    self._first_step.end("the world ended before")
 
     def _report(self) -> None:
         """Tells the coordinator this rank's counters, when they have changed."""
@@ -184,6 +199,8 @@ class Negotiator:
                     *described, waited_seconds = parts
                     self._to_send.blocked.append(to_message(described))
                     self._to_send.blocked_seconds.append(waited_seconds)
+            if self._first_step is not None:
+                self._first_step.announced(sum(kind == "announce" for kind, _ in items))
             self._changed.notify_all()
         if refused:
             self._give_up(refused)
@@ -305,6 +322,8 @@ class Negotiator:
                 # The end of a round may be told twice, and this rank be in the next one by then.
                 if join.phase == negotiation_pb2.JOIN_PHASE_OVER and self._join and join.round == self._join.round:
                     self._join = None
+            if self._first_step is not None and not self._undecided:
+                self._first_step.decided()
         for plan in decisions.plans:
             self._engine.apply_plan(plan.process_set, plan.name, plan.id, _operation_of(plan))
         for error in decisions.errors:

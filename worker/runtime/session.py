@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from horovod.protos.v1 import membership_pb2, membership_pb2_grpc
+from horovod.telemetry import tracing
 from horovod.worker.runtime.channel import explain, open_channel, resolve, waiting_helps
 from horovod.worker.runtime.errors import MemberLostError, StartError
 from horovod.worker.runtime.grpc_threads import GrpcThreads
@@ -90,7 +91,7 @@ class Session:
         delay = FIRST_RETRY_SECONDS
         warned = False
         while True:
-            self.metadata = self._credential.metadata()
+            self.metadata = (*self._credential.metadata(), *tracing.headers())
             request = make_request()
             attempt = _Attempt(self, request)
             self._attempt = attempt

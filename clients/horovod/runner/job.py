@@ -7,16 +7,19 @@ for a token that exists nowhere but in the environment of the ranks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from horovod.coordinator.core.ranks import Seat, assign
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.runner.progress import Progress, Seen, seen_by
+from horovod.telemetry import otel, tracing
 from horovod.worker.agent.agent import LocalAgent, Outcome, Slot
 from horovod.worker.agent.gpus import pinned
 from horovod.worker.agent.guardian import Guardian
@@ -101,7 +104,11 @@ def terminal_size(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def run_job(
-    job: Job, console: Console, guardian: Guardian, on_start: Callable[[LocalAgent], None] = lambda agent: None
+    job: Job,
+    console: Console,
+    guardian: Guardian,
+    on_start: Callable[[LocalAgent], None] = lambda agent: None,
+    progress: Progress | None = None,
 ) -> list[Outcome]:
     """Runs `job` to its end and returns how the ranks ended, first to end first.
 
@@ -111,23 +118,52 @@ def run_job(
     token = secrets.token_urlsafe(32)
     settings = resolve(job.environ)
     limits = Limits(settings.keepalive_timeout_seconds, settings.reattach_grace_seconds)
-    with EmbeddedCoordinator(token=token, limits=limits) as coordinator:
-        environments = rank_environments(job, coordinator.address, token)
+    with (
+        EmbeddedCoordinator(token=token, limits=limits, web_listen=settings.web_listen) as coordinator,
+        _traced(coordinator, len(job.hosts)) as trace,
+    ):
+        environments = [{**one, **trace} for one in rank_environments(job, coordinator.address, token)]
         slots = [
             Slot(rank, job.command, environ, descriptors=tuple(job.descriptors[rank]) if job.descriptors else ())
             for rank, environ in enumerate(environments)
         ]
         if settings.pin_gpus:
             slots = pinned(slots)
-        return asyncio.run(_run(slots, console, guardian, on_start))
+        agent = LocalAgent(console, guardian)
+
+        def look() -> Seen:
+            assert coordinator.server is not None
+            return seen_by(coordinator.server.overview(), settings.job, agent.started)
+
+        return asyncio.run(_run(agent, slots, console, on_start, progress.show(look) if progress else None))
+
+
+@contextlib.contextmanager
+def _traced(coordinator: EmbeddedCoordinator, ranks: int) -> Iterator[dict[str, str]]:
+    """A span for the whole job, where OTEL_* asks for one, and the variables that make the ranks' spans parts of it."""
+    end = otel.start("horovodrun", coordinator.server.registry if coordinator.server else None)
+    try:
+        with tracing.span("horovodrun", ranks=ranks) as span:
+            yield {tracing.VARIABLE: span.traceparent} if span.traceparent else {}
+    finally:
+        end()
 
 
 async def _run(
-    slots: Sequence[Slot], console: Console, guardian: Guardian, on_start: Callable[[LocalAgent], None]
+    agent: LocalAgent,
+    slots: Sequence[Slot],
+    console: Console,
+    on_start: Callable[[LocalAgent], None],
+    progress: Coroutine[None, None, None] | None,
 ) -> list[Outcome]:
-    agent = LocalAgent(console, guardian)
+    shown = asyncio.create_task(progress) if progress is not None else None
     on_start(agent)
-    outcomes = await agent.run(slots)
+    try:
+        outcomes = await agent.run(slots)
+    finally:
+        if shown is not None:
+            shown.cancel()
+            await asyncio.wait([shown])
     # Signals must still be seen while a slow reader takes the last lines, so this waits in small steps.
     loop = asyncio.get_running_loop()
     give_up_at: float | None = None

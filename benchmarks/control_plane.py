@@ -1,0 +1,344 @@
+#!/usr/bin/env python3
+"""What forming and running a large world costs the coordinator: a real one, and members that only speak its protocol.
+
+    python benchmarks/control_plane.py                       64, 256, 1,024 and 4,096 members
+    python benchmarks/control_plane.py --members 256 --plot docs/img/control_plane.png
+    python benchmarks/control_plane.py --members 1024 --profile profile.txt
+
+The coordinator is a process of its own, `horovod-coordinator` as users start it. Members are asyncio tasks in other
+processes, each with its own gRPC channel and so its own TCP connection, as a training process has. They say what real
+members say (a join request of a cluster's usual size, 8 to a host, two interfaces; the announcements of 500 gradients)
+and move no tensors. They share this machine's processors with the coordinator, so seconds are an upper bound; "cpu" is
+what the coordinator itself used.
+
+  formed  from the first join request until the last member has its world
+  plans   from the first announcement until every member has the ids of all tensors
+  lost    from the moment one member's connection breaks and a peer says so until every other member has heard of it
+
+Exit codes: 0, or 1 when something did not happen in --limit seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import re
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+
+from horovod.protos.v1 import membership_pb2, negotiation_pb2, types_pb2
+
+HOST_MEMBERS = 8
+TENSORS = 500
+PROTOCOL_VERSION = 2
+TICKS = os.sysconf("SC_CLK_TCK")
+WORLD, GONE, REFUSED = b"\x12", b"\x1a", b"\x22"  # first bytes of a MembershipEvent
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Seconds, and what the coordinator used for them."""
+
+    members: int
+    formed_s: float
+    formed_cpu_s: float
+    plans_s: float
+    plans_cpu_s: float
+    lost_s: float
+    lost_cpu_s: float
+    memory_mb: float
+    world_bytes: int
+
+
+SECONDS = ("formed_s", "formed_cpu_s", "plans_s", "plans_cpu_s", "lost_s", "lost_cpu_s")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parse(argv)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    found: list[Figures] = []
+    names = ("formed", "cpu", "plans", "cpu", "lost", "cpu")
+    print(f"{'members':>8} {' '.join(f'{name:>8}' for name in names)} {'memory':>9} {'world':>9}")
+    for count in options.members:
+        try:
+            figures = measure(count, options)
+        except TimeoutError as error:
+            print(f"{count:>8} {error}", flush=True)
+            return 1
+        found.append(figures)
+        seconds = [getattr(figures, name) for name in SECONDS]
+        columns = " ".join(f"{value:>7.2f}s" for value in seconds)
+        print(f"{count:>8} {columns} {figures.memory_mb:>6.0f} MB {figures.world_bytes / 1024:>6.0f} KB", flush=True)
+    if options.json:
+        Path(options.json).write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+    if options.plot:
+        plot(found, options.plot)
+    return 0
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measures the coordinator with simulated members.")
+    parser.add_argument("--members", type=_counts, default=(64, 256, 1024, 4096), help="default: 64,256,1024,4096")
+    parser.add_argument(
+        "--tensors", type=int, default=TENSORS, help="that each member announces (default: %(default)s)"
+    )
+    parser.add_argument("--processes", type=int, default=1, help="that the members share (default: %(default)s)")
+    parser.add_argument("--limit", type=float, default=120.0, metavar="S", help="for each phase (default: %(default)g)")
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--plot", metavar="PNG", help="needs matplotlib")
+    parser.add_argument("--profile", metavar="FILE", help="cProfile of the coordinator, of the last number of members")
+    return parser.parse_args(argv)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+# -- the coordinator -------------------------------------------------------------------------------------------------
+
+
+class Coordinator:
+    def __init__(self, profile: str | None) -> None:
+        how = ["-m", "cProfile", "-o", profile] if profile else []
+        command = [sys.executable, *how, "-m", "horovod.coordinator", "--listen", "127.0.0.1:0", "--insecure"]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.address = self._process.stdout.readline().split()[-1]
+        self._ps = psutil.Process(self._process.pid)
+
+    def cpu_s(self) -> float:
+        times = self._ps.cpu_times()
+        return times.user + times.system
+
+    def memory_mb(self) -> float:
+        text = Path(f"/proc/{self._process.pid}/status").read_text()
+        return int(re.findall(r"VmHWM:\s+(\d+) kB", text)[0]) / 1024
+
+    def stop(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+# -- members ---------------------------------------------------------------------------------------------------------
+
+
+def join_request(job: str, index: int, size: int) -> membership_pb2.JoinRequest:
+    """What a member of a cluster says of itself."""
+    host = f"gpu-node-{index // HOST_MEMBERS:05}.cluster.example"
+    domain = f"0123abcd-4567-89ab-cdef-{index // HOST_MEMBERS:012}/4026531836"
+    return membership_pb2.JoinRequest(
+        protocol_version=PROTOCOL_VERSION,
+        job=job,
+        member_id=f"memberid{index:08}",
+        size=size,
+        host=membership_pb2.HostIdentity(name=host, shared_memory_domain=f"{domain}/1000"),
+        requested_rank=index,
+        pid=4_000_000 + index,  # of no process here
+        endpoints=[
+            types_pb2.Endpoint(
+                address=f"10.{interface}.{index // HOST_MEMBERS // 250}.{index // HOST_MEMBERS % 250}",
+                port=40_000 + index % 20_000,
+                interface=f"eth{interface}",
+            )
+            for interface in range(2)
+        ],
+        segment_address=f"memfd:{100_000 + index}:12:0123456789abcdef",
+        options={"fusion_threshold_bytes": "134217728", "transport": "auto"},
+        process=membership_pb2.ProcessIdentity(namespace=domain, start_time=123_456_789),
+    )
+
+
+def gradients(tensors: int) -> list[types_pb2.Operation]:
+    return [
+        types_pb2.Operation(
+            name=f"allreduce.encoder.layer.{index // 16}.attention.output.dense.{index % 16}.weight",
+            tensors=[types_pb2.TensorSpec(dtype=types_pb2.DATA_TYPE_FLOAT32, shape=[1024, 1024])],
+            prescale_factor=1.0,
+            postscale_factor=1.0,
+        )
+        for index in range(tensors)
+    ]
+
+
+class Member:
+    def __init__(self, address: str, job: str, index: int, size: int) -> None:
+        # Connections of one process are shared unless each channel has a pool of its own.
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 64 << 20)]
+        self.channel = grpc.aio.insecure_channel(address, options=options)
+        self.request = join_request(job, index, size)
+        self.index = index
+        self.world_bytes = 0
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.membership: Any = None
+        self.negotiation: Any = None
+        self._reader: asyncio.Task[None] | None = None
+
+    async def join(self) -> bytes:
+        """The world as bytes: a real member would parse it, on its own machine."""
+        # No deserializer: events are told apart by their first byte.
+        method = self.channel.stream_stream(
+            "/horovod.v1.Membership/Join", membership_pb2.MemberMessage.SerializeToString, None
+        )
+        self.membership = method()
+        await self.membership.write(membership_pb2.MemberMessage(join=self.request))
+        while not (event := await self._event()).startswith(WORLD):
+            pass
+        self.world_bytes = len(event)
+        self._reader = asyncio.create_task(self._listen())
+        return event
+
+    async def received(self, epoch: int) -> None:
+        received = membership_pb2.WorldReceived(epoch=epoch)
+        await self.membership.write(membership_pb2.MemberMessage(received=received))
+
+    async def _listen(self) -> None:
+        while not (await self._event()).startswith(GONE):
+            pass
+        self.gone.set_result(None)
+
+    async def _event(self) -> bytes:
+        event = await self.membership.read()
+        if event is grpc.aio.EOF or event.startswith(REFUSED):
+            raise RuntimeError(f"Member {self.index} was sent away: {event!r}")
+        return bytes(event)
+
+    async def negotiate(self, epoch: int, job: str, announce: bytes, tensors: int) -> None:
+        """announce: a NegotiationMessage without its hello, serialized once for all members."""
+        method = self.channel.stream_stream(
+            "/horovod.v1.Negotiation/Negotiate", None, negotiation_pb2.Decisions.FromString
+        )
+        self.negotiation = method()
+        hello = negotiation_pb2.Hello(job=job, member_id=self.request.member_id, rank=self.index)
+        first = negotiation_pb2.NegotiationMessage(epoch=epoch, hello=hello).SerializeToString()
+        await self.negotiation.write(first + announce)  # messages that are put together are one message
+        plans = 0
+        while plans < tensors:
+            plans += len((await self.negotiation.read()).plans)
+
+    async def report_lost(self, epoch: int, rank: int) -> None:
+        report = membership_pb2.PeerLost(epoch=epoch, rank=rank, process_ended=False)
+        await self.membership.write(membership_pb2.MemberMessage(peer_lost=report))
+
+    async def vanish(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+        await self.channel.close(None)
+
+
+async def _crowd(address: str, indices: range, size: int, tensors: int, orders: Connection) -> None:
+    """Some members, who do together what the parent says and answer when all have done it."""
+    loop = asyncio.get_running_loop()
+    job = "large"
+    members = [Member(address, job, index, size) for index in indices]
+    announce = negotiation_pb2.NegotiationMessage(announce=gradients(tensors)).SerializeToString()
+    epoch = 0
+    while True:
+        order, argument = await loop.run_in_executor(None, orders.recv)
+        if order == "join":
+            worlds = await asyncio.gather(*(member.join() for member in members))
+            epoch = membership_pb2.MembershipEvent.FromString(worlds[0]).world.epoch
+            orders.send(max(map(len, worlds)))
+            await asyncio.gather(*(member.received(epoch) for member in members))
+        elif order == "negotiate":
+            await asyncio.gather(*(member.negotiate(epoch, job, announce, tensors) for member in members))
+            orders.send(0)
+        elif order == "lose":
+            gone = next((member for member in members if member.index == argument), None)
+            others = [member for member in members if member is not gone]
+            if gone is not None:
+                await gone.vanish()
+                await others[0].report_lost(epoch, argument)
+            await asyncio.gather(*(member.gone for member in others))
+            orders.send(0)
+        else:
+            await asyncio.gather(*(member.vanish() for member in members))
+            return
+
+
+def _serve_crowd(address: str, indices: range, size: int, tensors: int, orders: Connection) -> None:
+    asyncio.run(_crowd(address, indices, size, tensors, orders))
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+def measure(count: int, options: argparse.Namespace) -> Figures:
+    coordinator = Coordinator(options.profile if count == options.members[-1] else None)
+    context = multiprocessing.get_context("spawn")  # gRPC does not survive a fork
+    pipes, processes = [], []
+    try:
+        for indices in _shares(count, options.processes):
+            ours, theirs = context.Pipe()
+            arguments = (coordinator.address, indices, count, options.tensors, theirs)
+            processes.append(context.Process(target=_serve_crowd, args=arguments, daemon=True))
+            processes[-1].start()
+            pipes.append(ours)
+
+        def phase(order: str, argument: int = 0) -> tuple[float, float, int]:
+            cpu_s, began = coordinator.cpu_s(), time.monotonic()
+            for pipe in pipes:
+                pipe.send((order, argument))
+            answers = []
+            for pipe in pipes:
+                if not pipe.poll(max(0.0, began + options.limit - time.monotonic())):
+                    raise TimeoutError(f"{order}: not done after {options.limit:g} s")
+                answers.append(pipe.recv())
+            return time.monotonic() - began, coordinator.cpu_s() - cpu_s, max(answers)
+
+        formed_s, formed_cpu_s, world_bytes = phase("join")
+        plans_s, plans_cpu_s, _ = phase("negotiate")
+        lost_s, lost_cpu_s, _ = phase("lose", count // 2)
+        memory_mb = coordinator.memory_mb()
+        for pipe in pipes:
+            pipe.send(("end", 0))
+        return Figures(count, formed_s, formed_cpu_s, plans_s, plans_cpu_s, lost_s, lost_cpu_s, memory_mb, world_bytes)
+    finally:
+        coordinator.stop()
+        for process in processes:
+            process.join(20)
+            process.kill()
+
+
+def _shares(count: int, processes: int) -> Iterator[range]:
+    for number in range(processes):
+        yield range(count * number // processes, count * (number + 1) // processes)
+
+
+def plot(found: Sequence[Figures], path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.5))
+    counts = [one.members for one in found]
+    for name in ("formed_s", "formed_cpu_s", "plans_s", "plans_cpu_s", "lost_s"):
+        axes.plot(counts, [getattr(one, name) for one in found], marker="o", label=name.removesuffix("_s"))
+    axes.plot(counts, [found[-1].formed_s * count / counts[-1] for count in counts], "k:", label="proportional")
+    axes.set(xscale="log", yscale="log", xlabel="members", ylabel="seconds", title="control plane, one coordinator")
+    axes.set_xticks(counts, [f"{count:,}" for count in counts])
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
