@@ -187,7 +187,8 @@ class Settings:
         "HOROVOD_WIRE",
         "plain",
         "what protects tensors and the order of operations on TCP connections between ranks: nothing (plain), a "
-        "signature (signed) or encryption as well (encrypted), by OpenSSL's libcrypto; not for NCCL",
+        "signature (signed) or encryption as well (encrypted), by OpenSSL's libcrypto; NCCL, which it does not protect, "
+        "is then used where HOROVOD_GPU_OPERATIONS demands it only",
         section="params",
         choices=WIRE_MODES,
         agreed=True,

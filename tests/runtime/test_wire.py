@@ -13,6 +13,7 @@ from horovod._core import DType, OpSpec, OpType
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.formation import Context, form
+from horovod.worker.runtime.gpu import gpu_operations
 from horovod.worker.runtime.handshake import Connecting, Listening
 from horovod.worker.settings import WIRE_MODES, resolve
 
@@ -86,6 +87,15 @@ def test_ranks_must_agree_on_it(coordinator: EmbeddedCoordinator) -> None:
         ends = [pool.submit(start, mode) for mode in ("encrypted", "plain")]
         errors = [end.exception(60) for end in ends]
     assert any(isinstance(error, StartError) and "wire" in str(error) for error in errors)
+
+
+def test_nccl_is_not_chosen_by_itself() -> None:
+    everything = 0b11111
+    for given, expected in (
+        ({}, {"nccl_operations": 0, "host_operations": everything}),
+        ({"gpu_operations": "nccl"}, {"nccl_operations": everything, "host_operations": 0}),
+    ):
+        assert gpu_operations(resolve({}, {"wire": "signed", **given})) == expected
 
 
 def test_shared_memory_needs_none(coordinator: EmbeddedCoordinator) -> None:
