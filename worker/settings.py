@@ -51,7 +51,7 @@ class Settings:
         "HOROVOD_COORDINATOR",
         None,
         "host:port of the coordinator; without one the process is a world of one",
-        kind="address",
+        kind="addresses",
     )
     job: str = row("HOROVOD_JOB", "default", "name of the job; processes of one name form one world", section="params")
     token: str | None = row(
@@ -187,7 +187,7 @@ class Settings:
         "HOROVOD_WIRE",
         "plain",
         "what protects tensors and the order of operations on TCP connections between ranks: nothing (plain), a "
-        "signature (signed) or encryption as well (encrypted), by OpenSSL's libcrypto; NCCL, which it does not protect, "
+        "signature (signed) or encryption as well (encrypted), by OpenSSL's libcrypto; NCCL, which it can't protect, "
         "is then used where HOROVOD_GPU_OPERATIONS demands it only",
         section="params",
         choices=WIRE_MODES,

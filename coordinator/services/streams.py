@@ -11,6 +11,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from horovod.coordinator.core.rates import RateLimits
+from horovod.coordinator.store import StoreError
 
 from .outbox import Outbox
 from .sending import Sending
@@ -62,7 +63,7 @@ async def own_errors(context: Context, who: str) -> AsyncIterator[None]:
     """For what a servicer does outside of `converse`: an unexpected error ends the stream with a sentence."""
     try:
         yield
-    except grpc.aio.AbortError:
+    except (grpc.aio.AbortError, StoreError):
         raise
     except Exception as error:
         if context.done():
