@@ -218,7 +218,9 @@ def test_a_hello_that_is_almost_true(
         stream: Stream[Any, Any] = Stream(stub.Negotiate, coordinator.token)
         stream.send(noise)
         stream.half_close()
-        assert stream.failure()[0] is grpc.StatusCode.FAILED_PRECONDITION
+        # Another coordinator may serve a job that this one does not know.
+        refusals = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE)
+        assert stream.failure()[0] in refusals
     witness.sees_nothing()
 
 
