@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["int", "float", "bool", "text", "list", "choice", "address", "token"]
+Kind = Literal["int", "float", "bool", "text", "list", "choice", "addresses", "token"]
 
 MAX_TOKEN_LENGTH = 4096  # gRPC refuses headers above 8 KiB
 
@@ -73,9 +73,8 @@ class Setting:
             if text.lower() not in self.choices:
                 raise self._bad(where, text)
             return text.lower()
-        if self.kind == "address":
-            split_address(text, where)
-            return text
+        if self.kind == "addresses":
+            return ",".join(split_addresses(text, where))
         if not text or (self.kind == "token" and not is_token(text)):
             raise self._bad(where, text)
         return text
@@ -132,7 +131,7 @@ class Setting:
             "bool": "1 or 0 (also true/false, yes/no, on/off)",
             "text": "a text that is not empty",
             "list": "names separated by commas",
-            "address": "host:port, for example 127.0.0.1:29400",
+            "addresses": "host:port, for example 127.0.0.1:29400, or several separated by commas",
             "token": f"one line of ASCII text without spaces, {MAX_TOKEN_LENGTH} characters at most",
         }[self.kind]
         if self.minimum is not None and self.maximum is not None:
@@ -208,6 +207,14 @@ def environment_text(value: Any) -> str:
 def _plain(number: float) -> str:
     """Without the exponent that :g would write."""
     return str(int(number)) if number == int(number) else str(number)
+
+
+def split_addresses(text: str, source: str) -> list[str]:
+    """["a:29400", "b:29400"] of "a:29400, b:29400"; ValueError naming `source` when one is none."""
+    addresses = [one.strip() for one in text.split(",")]
+    for one in addresses:
+        split_address(one, source)
+    return list(dict.fromkeys(addresses))
 
 
 def split_address(text: str, source: str) -> tuple[str, int]:
