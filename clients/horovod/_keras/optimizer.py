@@ -98,13 +98,8 @@ class _DistributedOptimizer:
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Reduces the gradients over the ranks and applies them."""
-        _of(self).apply(
-            self,
-            grads,
-            trainable_variables,
-            super().apply,
-            hasattr(self, "dynamic_scale"),  # type: ignore[misc]
-        )
+        apply = super().apply  # type: ignore[misc]
+        _of(self).apply(self, grads, trainable_variables, apply, loss_scaled=hasattr(self, "dynamic_scale"))
 
 
 def _of(optimizer: Any) -> Distribution:
@@ -135,7 +130,8 @@ def distribute(optimizer: Any, distribution: Distribution, mixin: type, name: st
             stacklevel=3,
         )
         return optimizer
-    optimizer.__class__ = _class_of(type(optimizer), mixin)
+    base: Any = type(optimizer)
+    optimizer.__class__ = _class_of(base, mixin)
     optimizer.__dict__["_hvd"] = distribution  # past Keras, which would look for variables in it
     if name is not None:
         optimizer.__dict__["name"] = name

@@ -17,7 +17,7 @@ try:
     import keras
 except ModuleNotFoundError as error:
     raise ImportError(
-        f"horovod.keras needs Keras, which is not installed with its backend ({error}). Install it with: "
+        f"horovod.keras needs Keras, which is not installed ({error}). Install it with: "
         "pip install 'horovod[keras]'"
     ) from error
 

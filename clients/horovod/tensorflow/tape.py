@@ -106,8 +106,8 @@ def DistributedGradientTape(  # noqa: N802
             stacklevel=2,
         )
         return gradtape
-    kind = _class_of(type(gradtape))
-    tape = kind.__new__(kind)
+    base: Any = type(gradtape)
+    tape = object.__new__(_class_of(base))
     tape.__dict__ = gradtape.__dict__
     tape._hvd_local = {}
     tape._hvd_reduction = Reduction(

@@ -28,7 +28,7 @@ def _model(seed: int = 1) -> Any:
 
 def _own(batch: np.ndarray) -> np.ndarray:
     """This rank's rows of a batch."""
-    import horovod.tensorflow as hvd
+    import horovod.keras as hvd
 
     rows = len(batch) // hvd.size()
     return batch[hvd.rank() * rows : (hvd.rank() + 1) * rows]
@@ -113,26 +113,78 @@ def test_custom_loops_train_as_one_process_would(tf_pair: World, name: str) -> N
     tf_pair.run(_same_as_one_process, name, ways)
 
 
-def _fit(**compile_options: Any) -> None:
+def _fit(**options: Any) -> None:
     import keras
 
     import horovod.keras as hvd
 
     x, y = _data()
     alone = _model()
-    alone.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss="mse", **compile_options)
+    of_optimizer = {name: options.pop(name) for name in list(options) if name.startswith("gradient")}
+    alone.compile(keras.optimizers.SGD(0.1, momentum=0.9, **of_optimizer), loss="mse", **options)
     alone.fit(x, y, batch_size=BATCH, shuffle=False, epochs=2, verbose=0)
 
     model = _model(seed=1 + hvd.rank())
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), loss="mse", **compile_options)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9, **of_optimizer))
+    model.compile(optimizer, loss="mse", **options)
     own = [np.concatenate([_own(one[row : row + BATCH]) for row in range(0, len(one), BATCH)]) for one in (x, y)]
     callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
     history = model.fit(*own, batch_size=BATCH // hvd.size(), shuffle=False, epochs=2, verbose=0, callbacks=callbacks)
     for found, wanted in zip(model.get_weights(), alone.get_weights(), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-5)
+    for found, wanted in zip(model.optimizer.variables, alone.optimizer.variables, strict=True):
+        np.testing.assert_allclose(np.array(found), np.array(wanted), rtol=2e-3, atol=2e-5)
     np.testing.assert_allclose(history.history["loss"], alone.history.history["loss"], rtol=1e-4)
 
 
-@pytest.mark.parametrize("options", [{}, {"steps_per_execution": 3}, {"run_eagerly": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"steps_per_execution": 3}, {"run_eagerly": True}, {"gradient_accumulation_steps": 2}], ids=str
+)
 def test_fit_trains_as_one_process_would(tf_pair: World, options: dict[str, Any]) -> None:
     tf_pair.run(_fit, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2}], ids=str)
+def test_fit_on_pytorch_trains_as_one_process_would(torch_pair: World, options: dict[str, Any]) -> None:
+    torch_pair.run(_fit, **options)
+
+
+def _callbacks() -> None:
+    import keras
+
+    import horovod.keras as hvd
+
+    rank = hvd.rank()
+    x, y = np.ones([12, 3], np.float32), np.full([12, 1], rank, np.float32)
+    model = keras.Sequential([keras.layers.Dense(1)])  # unbuilt
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.9))
+    model.compile(optimizer, loss="mse")
+    rates: list[float] = []
+
+    class Rates(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            rates.append(float(np.array(self.model.optimizer.learning_rate)))
+
+    callbacks = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd.callbacks.MetricAverageCallback(),
+        hvd.callbacks.LearningRateWarmupCallback(0.2, warmup_epochs=2, verbose=1),
+        hvd.callbacks.LearningRateScheduleCallback(0.2, lambda epoch: 0.5, start_epoch=2),
+        Rates(),
+    ]
+    history = model.fit(x, y, batch_size=6, epochs=3, verbose=0, callbacks=callbacks)
+    np.testing.assert_allclose(rates, [0.125, 0.15, 0.175, 0.2, 0.1, 0.1], rtol=1e-6)
+    np.testing.assert_allclose(history.history["lr"], [0.15, 0.2, 0.1], rtol=1e-6)
+    gathered = hvd.allgather(np.array([history.history["loss"]]))
+    assert gathered[0].tolist() == gathered[1].tolist()
+    weights = hvd.allgather(model.get_weights()[0][None])
+    assert weights[0].tolist() == weights[1].tolist()
+    with pytest.raises(ValueError, match="variables"):
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[3])
+    with pytest.raises(ValueError, match="initial_lr"):
+        hvd.callbacks.LearningRateWarmupCallback(None)
+
+
+def test_callbacks(tf_pair: World, torch_pair: World) -> None:
+    tf_pair.run(_callbacks)
+    torch_pair.run(_callbacks)

@@ -5,12 +5,14 @@ They are for the Keras that tf.keras is: Keras 3, or tf_keras with TF_USE_LEGACY
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from horovod._keras import best_model
 from horovod._keras import callbacks as shared
 
-keras = tf.keras
+keras: Any = tf.keras
 
 __all__ = [
     "BestModelCheckpoint",

@@ -27,7 +27,7 @@ from horovod.tensorflow.elastic import run
 
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
 
-keras = tf.keras
+keras: Any = tf.keras
 
 
 class KerasState(shared.ModelState):
