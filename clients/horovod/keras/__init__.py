@@ -17,8 +17,7 @@ try:
     import keras
 except ModuleNotFoundError as error:
     raise ImportError(
-        f"horovod.keras needs Keras, which is not installed ({error}). Install it with: "
-        "pip install 'horovod[keras]'"
+        f"horovod.keras needs Keras, which is not installed ({error}). Install it with: pip install 'horovod[keras]'"
     ) from error
 
 from horovod._keras import loading
