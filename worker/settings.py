@@ -24,6 +24,7 @@ _NO_MPI = "this version of Horovod has no MPI"
 _COORDINATOR = "processes meet at a coordinator, which the launcher starts or HOROVOD_COORDINATOR names"
 
 MAX_SIZE = 1 << 16  # what a coordinator accepts (horovod.coordinator.core.checks; a test compares the two)
+WIRE_MODES = ("plain", "signed", "encrypted")  # in the order of csrc/base/config.h
 GPU_OPERATIONS = ("auto", "nccl", "host", "mpi", "gloo")
 
 _PATIENCE: dict[str, Any] = {"unit": "seconds", "limits": (0.001, 10_000_000)}
@@ -49,8 +50,8 @@ class Settings:
     coordinator: str | None = row(
         "HOROVOD_COORDINATOR",
         None,
-        "host:port of the coordinator, or of several that share a store, with commas between; without one the process is "
-        "a world of one",
+        "host:port of the coordinator, or of several that share a store, with commas between; without one the process "
+        "is a world of one",
         kind="addresses",
     )
     job: str = row("HOROVOD_JOB", "default", "name of the job; processes of one name form one world", section="params")
@@ -183,6 +184,16 @@ class Settings:
         limits=(1, 64),
         agreed=True,
     )
+    wire: str = row(
+        "HOROVOD_WIRE",
+        "plain",
+        "what protects tensors and the order of operations on TCP connections between ranks: nothing (plain), a "
+        "signature (signed) or encryption as well (encrypted), by OpenSSL's libcrypto; NCCL, which it can't protect, "
+        "is then used where HOROVOD_GPU_OPERATIONS demands it only",
+        section="params",
+        choices=WIRE_MODES,
+        agreed=True,
+    )
     fusion_threshold_bytes: int = row(
         "HOROVOD_FUSION_THRESHOLD",
         128 << 20,
@@ -237,8 +248,8 @@ class Settings:
     unreachable_timeout_seconds: float = row(
         "HOROVOD_UNREACHABLE_TIMEOUT_SECONDS",
         20.0,
-        "how long the host of a peer may acknowledge nothing over TCP before the peer counts as lost; a process that is "
-        "stopped does not stop its host from that",
+        "how long the host of a peer may acknowledge nothing over TCP before the peer counts as lost; the host of a "
+        "process that is stopped still does",
         section="params",
         engine="unreachable_timeout_ms",
         engine_scale=1000,
@@ -539,7 +550,7 @@ class Settings:
     adasum_mpi_chunk_size_bytes: int = _old_row("HOROVOD_ADASUM_MPI_CHUNK_SIZE", 1 << 30, _NO_MPI)
     ccl_cache: bool = _old_row("HOROVOD_CCL_CACHE", False, "this version of Horovod has no oneCCL")
     disable_nvtx_ranges: bool = _old_row("HOROVOD_DISABLE_NVTX_RANGES", False, "there are no NVTX ranges")
-    enable_xla_ops: bool = _old_row("HOROVOD_ENABLE_XLA_OPS", False, "TensorFlow is not supported yet")
+    enable_xla_ops: bool = _old_row("HOROVOD_ENABLE_XLA_OPS", False, "XLA compiles the operations without it")
 
 
 SETTINGS: tuple[Setting, ...] = rows(Settings)

@@ -1,4 +1,4 @@
-// Plain settings of an engine. Whoever creates the engine fills them in; nothing here reads the environment.
+// Plain settings of an engine. Its creator fills them in; nothing here reads the environment.
 #pragma once
 
 #include <cstddef>
@@ -6,6 +6,9 @@
 #include <string>
 
 namespace horovod {
+
+// What is done to the bytes of a connection of the data plane.
+enum class WireMode : uint8_t { plain = 0, authenticated = 1, encrypted = 2 };
 
 struct Config {
   // Operations are fused into one batch up to this many bytes; 0 turns fusion off. Must agree on all ranks.
@@ -17,8 +20,8 @@ struct Config {
   int64_t yield_us = 2'000;
   // Once every rank has agreed to run an operation: how long a peer may make no progress in it before the epoch ends.
   int64_t progress_timeout_ms = 300'000;
-  // How long the host of a peer may acknowledge nothing, over TCP, before the peer counts as lost. Kernels do that, also
-  // for a process that is stopped.
+  // How long the host of a peer may acknowledge nothing, over TCP, before the peer counts as lost. Kernels do that,
+  // also for a process that is stopped.
   int64_t unreachable_timeout_ms = 20'000;
   // Once the epoch is over: how long close() waits for a thread that is in the middle of an operation.
   int64_t close_timeout_ms = 30'000;
@@ -32,6 +35,11 @@ struct Config {
   int background_cpu = -1;
   // Members connected by a mesh move tensors with Gloo's algorithms. Must agree on all ranks.
   bool gloo = false;
+  // Connections are sealed with keys of their own. Must agree on all ranks.
+  WireMode wire = WireMode::plain;
+  // OpenSSL's libcrypto, where they are; empty means the system's.
+  std::string crypto_file;
+  uint64_t wire_records_per_key = 1u << 20;  // must agree on all ranks
   // For tensors on a GPU: the files of the driver, of NCCL and of NVIDIA's run-time compiler. Empty means the system's.
   std::string cuda_file, nccl_file, nvrtc_file;
   // How many batches may overlap on the device. Must agree on all ranks.

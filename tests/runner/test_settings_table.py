@@ -156,8 +156,9 @@ def test_every_engine_row_changes_the_engine(row: Setting) -> None:
 
 @pytest.mark.parametrize("row", [row for row in LIVE if not row.engine], ids=lambda row: row.name)
 def test_other_rows_change_no_option_that_has_a_row(row: Setting) -> None:
-    decides = {"cpu_operations", "gpu_operations", *(f"gpu_{name}" for name in GPU_OPERATION_NAMES)}
-    given = {row.name: "gloo"} if row.name in decides else {}
+    of_others = {"cpu_operations", "gpu_operations", *(f"gpu_{name}" for name in GPU_OPERATION_NAMES)}
+    decides = {*of_others, "wire"}
+    given = {row.name: "gloo"} if row.name in of_others else {}
     given = given or {row.name: "h:1" if row.kind in ("address", "addresses") else other_than_default(row)}
     after = engine_options(resolve({}, given))
     assert (after != engine_options(Settings())) == (row.name in decides)

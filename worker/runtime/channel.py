@@ -61,6 +61,16 @@ def open_channel(
     return RenewedChannel(tls.stamp, lambda: grpc.secure_channel(address, tls.checked_credentials(), options=options))
 
 
+def open_aio_channel(address: str, tls: ClientTls | None, keepalive_timeout_seconds: float = 20.0) -> grpc.aio.Channel:
+    """For the event loop of an agent or a launcher; one for each attempt, so that it reads the files as they are."""
+    options: tuple[tuple[str, int | str], ...] = channel_options(keepalive_timeout_seconds)
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    if tls.server_name is not None:
+        options = (*options, ("grpc.ssl_target_name_override", tls.server_name))
+    return grpc.aio.secure_channel(address, tls.checked_credentials(), options=options)
+
+
 _HELPLESS = {
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from benchmarks.namespaces import Network, NetworkError, check_possible
 from runtime_harness import PRELUDE
 from stopped_jobs import UNSEEN
+
+from benchmarks.namespaces import Network, NetworkError, check_possible
 
 SCRIPT = """
 hvd.init()
