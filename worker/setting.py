@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["int", "float", "bool", "text", "list", "choice", "addresses", "token"]
+Kind = Literal["int", "float", "bool", "text", "list", "choice", "address", "addresses", "token"]
 
 MAX_TOKEN_LENGTH = 4096  # gRPC refuses headers above 8 KiB
 
@@ -73,6 +73,9 @@ class Setting:
             if text.lower() not in self.choices:
                 raise self._bad(where, text)
             return text.lower()
+        if self.kind == "address":
+            split_address(text, where)
+            return text
         if self.kind == "addresses":
             return ",".join(split_addresses(text, where))
         if not text or (self.kind == "token" and not is_token(text)):
@@ -131,6 +134,7 @@ class Setting:
             "bool": "1 or 0 (also true/false, yes/no, on/off)",
             "text": "a text that is not empty",
             "list": "names separated by commas",
+            "address": "host:port, for example 127.0.0.1:29400",
             "addresses": "host:port, for example 127.0.0.1:29400, or several separated by commas",
             "token": f"one line of ASCII text without spaces, {MAX_TOKEN_LENGTH} characters at most",
         }[self.kind]
