@@ -1,5 +1,6 @@
 #include "tensorflow/collective.h"
 
+#include <atomic>
 #include <charconv>
 #include <cstring>
 #include <memory>
@@ -14,6 +15,9 @@ namespace {
 
 // More iterations of a loop than this do not run at once: TensorFlow's default is 10 (parallel_iterations).
 constexpr int64_t kIterationsAtOnce = 16;
+
+// Operations of graphs that are on their way. The first one starts at once; what gets ready meanwhile travels together.
+std::atomic<int> g_under_way{0};
 
 // -- attributes -------------------------------------------------------------------------------------------------------
 class Attributes {
@@ -265,6 +269,7 @@ void give_results(const Call& call, HorovodOperation* operation) {
 
 void completed(HorovodOperation* operation, void* context) {
   Call* const call = static_cast<Call*>(context);
+  g_under_way.fetch_sub(1, std::memory_order_relaxed);
   give_results(*call, operation);
   const Done done = std::move(call->done);
   engine_api->release(operation);  // lets go of the inputs first, so that the next kernel may have their memory
@@ -277,9 +282,11 @@ void start(HorovodEngine* engine, std::unique_ptr<Call> call, TF_AsyncOpKernelDo
   call->done = copy_of(done);
   HorovodCall given = engine_call(*call);
   given.completed = &completed;
+  given.starts_at_once = g_under_way.fetch_add(1, std::memory_order_relaxed) == 0;
   (void)call.release();  // now `unused` deletes it, perhaps before submit() returns
   const int32_t code = engine_api->submit(engine, &given, nullptr);
   if (code == HOROVOD_OK) return;
+  g_under_way.fetch_sub(1, std::memory_order_relaxed);
   fail(context, tf_code(code), engine_api->last_error());
   tf.RunAsyncOpKernelDoneCallback(done);
 }
