@@ -28,6 +28,7 @@ from .limits import Limits
 from .services.agents import AgentsService
 from .services.auth import Access
 from .services.cluster import ClusterHub
+from .services.exchange import Exchange
 from .services.health import add_health_to_server
 from .services.hub import Hub
 from .services.jobs import JobsService, add_jobs_to_server
@@ -100,6 +101,7 @@ class CoordinatorServer:
         advertise: str | None = None,
         tls: ServerTls | None = None,
         insecure: bool = False,
+        exchange: Exchange | None = None,
     ) -> int:
         """Serves on `listen` ("127.0.0.1:29400"; port 0 lets the system choose) and returns the port.
 
@@ -109,6 +111,7 @@ class CoordinatorServer:
         advertise: HOST:PORT where members and other coordinators of the store reach this one; `listen` by default.
         tls: the certificate by which members know the coordinator, and whose members it takes.
         insecure: serves strangers of other hosts, too.
+        exchange: what ranks of horovod.run fetch and deliver here.
 
         Raises ValueError for a malformed address or token, or for one that strangers could reach, and OSError when the
         address can't be listened on, or token or certificate can't be used, all with a sentence.
@@ -153,6 +156,8 @@ class CoordinatorServer:
         add_stream_to_server(server, "horovod.v1.Agents", "Attach", agents.Attach, AgentMessage)
         add_jobs_to_server(server, JobsService(cluster, access, sending))
         add_health_to_server(self._ready, server)
+        if exchange is not None:
+            server.add_generic_rpc_handlers((exchange.handler(access),))
         if token_files is None:
             port = _bind(server, address, credentials)
         else:
@@ -294,6 +299,7 @@ class EmbeddedCoordinator:
         interface only, as it does by default, processes of this user find it by themselves, others of this host don't.
     insecure: serves every process that can connect, without a token.
     tls: the certificate by which members know it (HOROVOD_TLS_CA), and whose members it takes.
+    exchange: what ranks of horovod.run fetch and deliver here.
     web_listen: where to show the pages of web/server.py, which whoever can connect may read; None: nowhere.
     """
 
@@ -304,6 +310,7 @@ class EmbeddedCoordinator:
         *,
         insecure: bool = False,
         tls: ServerTls | None = None,
+        exchange: Exchange | None = None,
         web_listen: str | None = None,
         limits: Limits | None = None,
         keep_token_s: float = KEEP_TOKEN_S,
@@ -314,6 +321,7 @@ class EmbeddedCoordinator:
         self._token = random_token() if self._finds_token else token
         self._insecure = insecure
         self._tls = tls
+        self._exchange = exchange
         self._web_listen = web_listen
         self._web_port = 0
         self._limits = limits
@@ -370,7 +378,12 @@ class EmbeddedCoordinator:
         )
         try:
             start = self._server.start(
-                self._listen, self._token, token_files=files, tls=self._tls, insecure=self._insecure
+                self._listen,
+                self._token,
+                token_files=files,
+                tls=self._tls,
+                insecure=self._insecure,
+                exchange=self._exchange,
             )
             self._port = self._call(start, START_TIMEOUT_S)
             if self._web_listen is not None:

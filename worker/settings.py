@@ -539,7 +539,7 @@ class Settings:
     adasum_mpi_chunk_size_bytes: int = _old_row("HOROVOD_ADASUM_MPI_CHUNK_SIZE", 1 << 30, _NO_MPI)
     ccl_cache: bool = _old_row("HOROVOD_CCL_CACHE", False, "this version of Horovod has no oneCCL")
     disable_nvtx_ranges: bool = _old_row("HOROVOD_DISABLE_NVTX_RANGES", False, "there are no NVTX ranges")
-    enable_xla_ops: bool = _old_row("HOROVOD_ENABLE_XLA_OPS", False, "TensorFlow is not supported yet")
+    enable_xla_ops: bool = _old_row("HOROVOD_ENABLE_XLA_OPS", False, "XLA compiles the operations without it")
 
 
 SETTINGS: tuple[Setting, ...] = rows(Settings)
