@@ -152,9 +152,9 @@ class CoordinatorServer:
         add_call_to_server(server, "horovod.v1.Membership", "Serves", membership.Serves, ServesRequest)
         add_stream_to_server(server, "horovod.v1.Negotiation", "Negotiate", negotiation.Negotiate, NegotiationMessage)
         cluster = ClusterHub(self._store, __version__, limits=self._limits, token=lambda job: _token_for(token, job))
-        agents = AgentsService(cluster, sending)
+        agents = AgentsService(cluster, access, sending)
         add_stream_to_server(server, "horovod.v1.Agents", "Attach", agents.Attach, AgentMessage)
-        add_jobs_to_server(server, JobsService(cluster, sending))
+        add_jobs_to_server(server, JobsService(cluster, access, sending))
         add_health_to_server(self._ready, server)
         if exchange is not None:
             server.add_generic_rpc_handlers((exchange.handler(access),))

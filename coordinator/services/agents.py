@@ -7,6 +7,7 @@ import grpc
 from horovod.coordinator.core.words import printable
 from horovod.protos.v1 import agents_pb2 as pb
 
+from .auth import Access
 from .cluster import ClusterHub, CommandOutbox
 from .outbox import Outbox
 from .sending import Sending
@@ -16,8 +17,9 @@ MAX_COMMANDS = 1 << 16
 
 
 class AgentsService:
-    def __init__(self, hub: ClusterHub, sending: Sending) -> None:
+    def __init__(self, hub: ClusterHub, access: Access, sending: Sending) -> None:
         self._hub = hub
+        self._access = access
         self._sending = sending
 
     async def Attach(  # noqa: N802 - the contract's name
@@ -26,6 +28,7 @@ class AgentsService:
         first = await first_message(request_iterator, context, "what the agent registers")
         if not first.HasField("register") or not first.register.name:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The first message must register an agent by name.")
+        await self._access.admit(context, None)
         commands: CommandOutbox = Outbox(MAX_COMMANDS)
         register = first.register
         who = f"the agent of host {printable(register.name, MAX_SHOWN)}"

@@ -52,16 +52,20 @@ class Access:
     def interceptors(self) -> list[grpc.aio.ServerInterceptor]:
         return [] if self._token is None else [_Doorkeeper(self)]
 
-    async def admit(self, context: Context, job: str) -> None:
-        """Ends the call when it shows another job's token, or its peer opens too many streams (core/rates.py)."""
+    async def admit(self, context: Context, job: str | None) -> None:
+        """Ends the call when it shows another job's token, or its peer comes too often (core/rates.py).
+
+        job: that the call is about; None: all of them.
+        """
         if sentence := self.limits.stream(_host_of(context.peer()), time.monotonic()):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, sentence)
         own = self.job_of(_authorization(context.invocation_metadata()))
         if own not in (None, job):
+            about = "the cluster" if job is None else f"job {_shown(job)}"
             await context.abort(
                 grpc.StatusCode.PERMISSION_DENIED,
-                f"The token is that of job {_shown(own)}, and the call is about job {_shown(job)}. Set HOROVOD_JOB to "
-                "the job of the token, or HOROVOD_TOKEN to the token of this job.",
+                f"The token is that of job {_shown(own)}, and the call is about {about}. Set HOROVOD_JOB to the job of "
+                "the token, or HOROVOD_TOKEN to the token of this job.",
             )
 
     def refusal(self, authorization: bytes | None, method: str) -> str:

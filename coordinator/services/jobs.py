@@ -8,6 +8,7 @@ import grpc
 from horovod.coordinator.core.words import printable
 from horovod.protos.v1 import jobs_pb2 as pb
 
+from .auth import Access
 from .cluster import ClusterHub
 from .follower import MAX_EVENTS, Follower, JobOutbox, with_latest_record
 from .outbox import Outbox
@@ -19,11 +20,13 @@ _SIGNALS = range(1, 65)
 
 
 class JobsService:
-    def __init__(self, hub: ClusterHub, sending: Sending) -> None:
+    def __init__(self, hub: ClusterHub, access: Access, sending: Sending) -> None:
         self._hub = hub
+        self._access = access
         self._sending = sending
 
     async def Submit(self, request: pb.JobSpec, context: Context) -> pb.JobRecord:  # noqa: N802
+        await self._access.admit(context, None)
         async with own_errors(context, "a client"):
             record = await self._hub.submit(request)
         if isinstance(record, str):
@@ -34,6 +37,7 @@ class JobsService:
         self, request_iterator: AsyncIterator[pb.FollowMessage], context: Context
     ) -> None:
         first = await first_message(request_iterator, context, "the job to follow")
+        await self._access.admit(context, None)
         job = first.open.job
         if job not in self._hub.cluster.jobs:
             await context.abort(grpc.StatusCode.NOT_FOUND, unknown(job))
@@ -54,9 +58,11 @@ class JobsService:
             self._hub.unfollow(follower)
 
     async def List(self, request: pb.ListRequest, context: Context) -> pb.Listing:  # noqa: N802
+        await self._access.admit(context, None)
         return self._hub.listing(request.most or LISTED_JOBS)
 
     async def Signal(self, request: pb.SignalRequest, context: Context) -> pb.JobRecord:  # noqa: N802
+        await self._access.admit(context, None)
         if request.signal not in _SIGNALS:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"There is no signal {request.signal}.")
         record: pb.JobRecord | None = None
