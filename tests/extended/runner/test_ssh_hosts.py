@@ -86,7 +86,7 @@ def test_one_line_for_each_host_that_fails(hosts: Hosts) -> None:
     code, out, err = started.finish()
     assert (code, out) == (1, "")
     lines = err.splitlines()
-    assert lines[0].startswith("horovodrun: could not connect to some hosts via ssh (no agent on 2 of 3 hosts)")
+    assert lines[0].startswith("horovodrun: could not connect to some hosts via ssh: no agent on 2 of 3 hosts")
     assert f"  {dead}: it can't be reached (" in err
     assert "Connection refused" in err
     assert "  nowhere.invalid: its name is not known here (" in err
