@@ -24,6 +24,7 @@ _NO_MPI = "this version of Horovod has no MPI"
 _COORDINATOR = "processes meet at a coordinator, which the launcher starts or HOROVOD_COORDINATOR names"
 
 MAX_SIZE = 1 << 16  # what a coordinator accepts (horovod.coordinator.core.checks; a test compares the two)
+WIRE_MODES = ("plain", "signed", "encrypted")  # in the order of csrc/base/config.h
 GPU_OPERATIONS = ("auto", "nccl", "host", "mpi", "gloo")
 
 _PATIENCE: dict[str, Any] = {"unit": "seconds", "limits": (0.001, 10_000_000)}
@@ -50,7 +51,7 @@ class Settings:
         "HOROVOD_COORDINATOR",
         None,
         "host:port of the coordinator; without one the process is a world of one",
-        kind="address",
+        kind="addresses",
     )
     job: str = row("HOROVOD_JOB", "default", "name of the job; processes of one name form one world", section="params")
     token: str | None = row(
@@ -180,6 +181,16 @@ class Settings:
         "that both have",
         section="params",
         limits=(1, 64),
+        agreed=True,
+    )
+    wire: str = row(
+        "HOROVOD_WIRE",
+        "plain",
+        "what protects tensors and the order of operations on TCP connections between ranks: nothing (plain), a "
+        "signature (signed) or encryption as well (encrypted), by OpenSSL's libcrypto; NCCL, which it can't protect, "
+        "is then used where HOROVOD_GPU_OPERATIONS demands it only",
+        section="params",
+        choices=WIRE_MODES,
         agreed=True,
     )
     fusion_threshold_bytes: int = row(

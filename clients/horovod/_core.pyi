@@ -17,6 +17,7 @@ __all__ = [
     "MAX_IDS",
     "MAX_NAME_LENGTH",
     "MAX_TENSORS",
+    "OP_TRAITS",
     "Copier",
     "DType",
     "DeviceKind",
@@ -52,6 +53,9 @@ MAX_NAME_LENGTH: Final[int]
 MAX_TENSORS: Final[int]
 MAX_DIMENSIONS: Final[int]
 
+# What each type of operation is, by its name: the rows of csrc/collectives/op_types.h.
+OP_TRAITS: Final[dict[str, dict[str, bool]]]
+
 class OpType(IntEnum):
     ALLREDUCE = ...
     ALLGATHER = ...
@@ -61,6 +65,8 @@ class OpType(IntEnum):
     BARRIER = ...
 
 class ReduceOp(IntEnum):
+    """How a reduction combines what the ranks bring; hvd.Average is ReduceOp.AVERAGE, and so on."""
+
     AVERAGE = ...
     SUM = ...
     ADASUM = ...
@@ -254,6 +260,7 @@ class Engine:
         cuda_file: str = "",
         nccl_file: str = "",
         nvrtc_file: str = "",
+        wire_keys: Mapping[int, bytes] = ...,
     ) -> None:
         """Connects. labels[r] names rank r in messages ("rank 1 (pid 4242) on host node-b").
 
@@ -262,7 +269,8 @@ class Engine:
         one number for each rank: TCP between hosts, shared memory between ranks of equal numbers; a rank that is alone
         needs no segment. placement: one number for each rank, equal on one host whether or not its ranks share memory;
         () is one host. options: fields of csrc/base/config.h by name. cuda_file, nccl_file and nvrtc_file: what to
-        load for GPU tensors, see worker/runtime/gpu.py; "" is the system's.
+        load for GPU tensors, see worker/runtime/gpu.py; "" is the system's. wire_keys: by descriptor, where the option
+        wire is not 0; see worker/runtime/handshake.py.
         """
 
     # -- operations ------------------------------------------------------------------------------------------------
@@ -321,6 +329,7 @@ class Engine:
         segment_addresses: Sequence[str] = (),
         sockets: Mapping[int, Sequence[int]] | None = None,
         hosts: Sequence[int] = (),
+        wire_keys: Mapping[int, bytes] = ...,
     ) -> None:
         """Registers a subset of the world, whose operations are then submitted with `process_set=number`.
 

@@ -16,7 +16,7 @@ from horovod.coordinator.core import cluster as core
 from horovod.coordinator.core.clock import JudgeClock
 from horovod.coordinator.core.clustered import NOT_SERVING, refusal_of
 from horovod.coordinator.limits import Limits
-from horovod.coordinator.store import Store, StoreError
+from horovod.coordinator.store import FencedError, Store, StoreError
 from horovod.coordinator.store.submitted import read_records, submitted_key
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
@@ -266,9 +266,12 @@ class ClusterHub:
         while self.serves:
             try:
                 if value is None:
-                    await self._store.delete(key)
+                    await self._store.delete(key, guard=self._leading.guard)
                 else:
-                    await self._store.put(key, value)
+                    await self._store.put(key, value, guard=self._leading.guard)
+                return
+            except FencedError as error:
+                _log.warning("Another coordinator serves agents and jobs by now: %s", error)
                 return
             except StoreError as error:
                 _log.warning("What has happened to a job can't be stored yet: %s", error)

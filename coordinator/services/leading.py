@@ -12,7 +12,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 
-from horovod.coordinator.store import LeaseLostError, Store, StoreError, UncertainError
+from horovod.coordinator.store import Guard, LeaseLostError, Store, StoreError, UncertainError
 from horovod.coordinator.store.base import MISSING
 
 LEADER = "cluster/leader"
@@ -30,6 +30,7 @@ class Leading:
     ) -> None:
         """begin: called when this coordinator leads from now on; end: with the sentence why it does no longer."""
         self.leads = False
+        self.guard: Guard | None = None  # of what a leader writes: one that was replaced unawares writes nothing
         self._store = store
         self._begin = begin
         self._end = end
@@ -70,7 +71,9 @@ class Leading:
         self._lease = await self._store.grant(self._lease_s)
         with contextlib.suppress(UncertainError):
             revision = current.revision if current else MISSING
-            return await self._store.put_if(LEADER, self._name, revision, self._lease) is not None
+            entry = await self._store.put_if(LEADER, self._name, revision, self._lease)
+            self.guard = Guard(LEADER, entry.revision) if entry else None
+            return entry is not None
         return False  # the next look tells
 
     async def _keep(self) -> None:

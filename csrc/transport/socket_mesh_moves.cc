@@ -19,8 +19,8 @@ using wire::Stripe;
 
 namespace {
 
-// What is kept of data that nobody expects yet, of one peer and of all. 16 MB is more than the two sockets of a
-// connection hold by default and the frame behind which a control frame may wait.
+// How much of the data is kept that no transfer here expects yet: of one peer, and of all. 16 MB is more than the two
+// sockets of a connection hold by default together with the frame behind which a control frame may wait.
 constexpr size_t kMostAheadBytes = 16u << 20;
 constexpr size_t kAllAheadBytes = 256u << 20;
 constexpr uint32_t kFullLook = 64;  // every so many looks are at all connections
@@ -211,6 +211,7 @@ Status SocketMesh::look_ahead(int64_t now) {
     Connection& connection = *peer.connections[0];
     if (!std::exchange(peer.stalled, connection.stalled()) || !connection.stalled()) continue;
     wire::Ahead ahead = connection.look_ahead(std::min(kMostAheadBytes, kAllAheadBytes / peers_.size()));
+    if (!ahead.status.ok()) return fail(std::move(ahead.status));
     if (ahead.end) {
       // A peer that left in order had done its part: what it sent before is all that others need of it.
       if (ahead.end->kind == ControlKind::leave) continue;

@@ -199,7 +199,7 @@ class Daemon:
     async def _start(self, start: pb.StartShare) -> None:
         try:
             slots = await asyncio.to_thread(  # which may ask the driver how many GPUs there are
-                slots_of, start, self._environ, coordinator=self._link.address, host=self.host.name
+                slots_of, start, self._environ, coordinator=self._link.coordinators, host=self.host.name
             )
             order = Order(slots, start.hold, self.host.log_limit_bytes, self.host.orphan_grace_s)
             kept = await KeptJob.start(start.job, self.host.state / "jobs", order, self._on_change)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from horovod.telemetry import tracing
 from horovod.worker.runtime.affinity import background_cpu
-from horovod.worker.runtime.errors import MemberLostError, StartError
+from horovod.worker.runtime.errors import MemberLostError, StartError, WorldNeverStoodError
 from horovod.worker.runtime.gpu import GPU_OPERATION_NAMES, cuda_file, nccl_file, nvrtc_file
 from horovod.worker.runtime.offers import choose_hierarchy, engine_options, make_listeners, make_segment
 from horovod.worker.runtime.process_sets import ProcessSets, problem_of
@@ -122,10 +122,15 @@ def _form(settings: Settings, process_sets: Sequence[Sequence[int]], memory: Mem
         world = World.of_one(settings.job, host, os.getpid())
         return Context(settings, world, _engine(settings, world, timeout_seconds=settings.start_timeout_seconds))
     deadline = time.monotonic() + settings.start_timeout_seconds
-    with contextlib.ExitStack() as made:
-        context = _join(settings, process_sets, host, deadline, made, memory)
-        made.pop_all()
-    return context
+    while True:
+        with contextlib.ExitStack() as made:
+            try:
+                context = _join(settings, process_sets, host, deadline, made, memory)
+            except WorldNeverStoodError as error:
+                log.info("%s This process joins again.", error)
+                continue
+            made.pop_all()
+        return context
 
 
 def _check(settings: Settings) -> None:
@@ -244,18 +249,21 @@ def _join(
     shared = _choose_shared_memory(settings, world)
     hosts = [] if shared else choose_hierarchy(settings, world)
     sockets: dict[int, list[int]] | None = None
+    wire_keys: dict[int, bytes] = {}
     if not shared:
         if hosts.count(hosts[world.rank] if hosts else -1) < 2:
             segment = None
         if world.size > 1:
             with tracing.span("horovod.connect", rank=world.rank):
-                sockets = _connect(settings, world, listeners, session, deadline)
+                sockets = _connect(settings, world, listeners, session, deadline, wire_keys)
     if listeners is not None:
         listeners.close()
     inodes = frozenset(os.fstat(fd).st_ino for fds in (sockets or {}).values() for fd in fds)
     left = max(0.001, deadline - time.monotonic())
     try:
-        engine = _engine(settings, world, segment=segment, sockets=sockets, hosts=hosts, timeout_seconds=left)
+        engine = _engine(
+            settings, world, segment=segment, sockets=sockets, wire_keys=wire_keys, hosts=hosts, timeout_seconds=left
+        )
     except Exception as error:
         session.check(NEWS_SECONDS)  # a member that is gone explains it, and may be replaced
         raise StartError(str(error)) from error
@@ -267,13 +275,11 @@ def _join(
     negotiator = None
     if world.size > 1:
         negotiator = Negotiator(
-            session.channel,
+            session,
             session.grpc_threads,
             engine,
             hello=negotiation_pb2.Hello(job=world.job, member_id=world.me.member_id, rank=world.rank),
             epoch=world.epoch,
-            address=session.address,
-            metadata=session.metadata,
             report_lost=session.report_lost,
             grace_seconds=settings.reattach_grace_seconds,
             first_step=FirstStep(tracing.current(), world.rank) if tracing.is_active() else None,
@@ -315,7 +321,12 @@ def _choose_shared_memory(settings: Settings, world: World) -> bool:
 
 
 def _connect(
-    settings: Settings, world: World, listeners: Listeners | None, session: Session, deadline: float
+    settings: Settings,
+    world: World,
+    listeners: Listeners | None,
+    session: Session,
+    deadline: float,
+    wire_keys: dict[int, bytes],
 ) -> dict[int, list[int]]:
     from horovod.worker.runtime.mesh import connect_peers
 
@@ -325,7 +336,12 @@ def _connect(
             "interface to listen on."
         )
     return connect_peers(
-        world, listeners, connections=settings.connections_per_peer, deadline=deadline, check=session.check
+        world,
+        listeners,
+        connections=settings.connections_per_peer,
+        deadline=deadline,
+        check=session.check,
+        wire_keys=wire_keys,
     )
 
 
@@ -335,6 +351,7 @@ def _engine(
     *,
     segment: Segment | None = None,
     sockets: dict[int, list[int]] | None = None,
+    wire_keys: dict[int, bytes] | None = None,
     hosts: Sequence[int] = (),
     timeout_seconds: float,
 ) -> Engine:
@@ -348,6 +365,7 @@ def _engine(
         segment=segment,
         segment_addresses=[m.segment_address for m in world.members] if segment else (),
         sockets=sockets or {},
+        wire_keys=wire_keys or {},
         hosts=hosts,
         placement=world.placement(),
         options={

@@ -13,18 +13,20 @@ import importlib.util
 import secrets
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.coordinator.services.exchange import Exchange
 from horovod.coordinator.tls import ServerTls
 from horovod.protos.v1 import jobs_pb2
 from horovod.runner.cluster_client import Access, FollowedJob
 from horovod.runner.cluster_launch import attended, job_of, show
 from horovod.runner.hosts import HostSlots, remote
 from horovod.runner.job import terminal_size
+from horovod.runner.progress import Progress, Seen, hosts_sentence, seen_by
 from horovod.runner.ssh import RemoteAgent, SshOptions, check_ssh, local_command, remote_command, working_directory
 from horovod.worker.agent.output import Console
 from horovod.worker.runtime.host import choose_interfaces, interfaces
@@ -62,8 +64,11 @@ class HostAgents:
         environ: Mapping[str, str],
         start_timeout_s: float,
         note: Callable[[str], None],
+        progress: Progress | None = None,
     ) -> None:
         """order: what every agent is told. note: gets what agents say on stderr, a line each."""
+        self._progress = progress
+        self._ready: set[str] = set()
         self._hosts = hosts
         self._order = order
         self._ssh = ssh
@@ -84,7 +89,18 @@ class HostAgents:
         await self._leave()
 
     async def _start(self) -> None:
-        elsewhere = set(remote([host.name for host in self._hosts]))
+        names = [host.name for host in self._hosts]
+        elsewhere = set(remote(names))
+        shown = self._progress.show_text(lambda: hosts_sentence(self._ready, names)) if self._progress else None
+        showing = asyncio.create_task(shown) if shown is not None else None
+        try:
+            await self._bring_all_up(elsewhere)
+        finally:
+            if showing is not None:
+                showing.cancel()
+                await asyncio.wait([showing])
+
+    async def _bring_all_up(self, elsewhere: Collection[str]) -> None:
         at_once = asyncio.Semaphore(_AT_ONCE)
         found = await asyncio.gather(*(self._bring_up(host, host.name in elsewhere, at_once) for host in self._hosts))
         failed = [(host.name, why) for host, why in zip(self._hosts, found, strict=True) if why]
@@ -112,6 +128,7 @@ class HostAgents:
                 for wait in waits:
                     wait.cancel()
             if agent.registered.is_set():
+                self._ready.add(host.name)
                 return ""
             if agent.ended.is_set():
                 return agent.why()
@@ -167,13 +184,19 @@ def run_on_hosts(
     changed: Callable[[jobs_pb2.JobRecord], None] = lambda record: None,
     note: Callable[[str], None] = lambda line: None,
     output: Callable[[FollowedJob], None] = lambda job: None,
+    exchange: Exchange | None = None,
 ) -> jobs_pb2.JobRecord:
-    """The record of the job when it is over. RuntimeError with a line for each host that could not be used."""
+    """The record of the job when it is over. RuntimeError with a line for each host that could not be used.
+
+    exchange: what ranks fetch from this coordinator and deliver to it.
+    """
     token = secrets.token_urlsafe(32)
     limits = Limits(settings.keepalive_timeout_seconds, settings.reattach_grace_seconds)
     with (
         _certificates() as (server_tls, client_tls),
-        EmbeddedCoordinator(_everywhere(), token=token, limits=limits, tls=server_tls) as coordinator,
+        EmbeddedCoordinator(
+            _everywhere(), token=token, limits=limits, tls=server_tls, exchange=exchange
+        ) as coordinator,
     ):
         port = int(coordinator.address.rpartition(":")[2])
         order = {
@@ -186,13 +209,24 @@ def run_on_hosts(
             order |= {"ca": Path(client_tls.ca).read_text(), "server_name": client_tls.server_name}
         access = Access([f"127.0.0.1:{port}"], token, client_tls)
 
+        def look() -> Seen:
+            assert coordinator.server is not None
+            jobs = coordinator.server.overview()
+            return seen_by(jobs, jobs[0].name if jobs else "", spec.processes)
+
         async def run() -> jobs_pb2.JobRecord:
             task = asyncio.current_task()
             assert task is not None
             on_start(_Starting(task))
-            agents = HostAgents(hosts, order, ssh, python, environ, settings.start_timeout_seconds, note)
-            async with agents:
-                return await attended(access, spec, console, on_start, changed, output)
+            timeout_s = settings.start_timeout_seconds
+            async with HostAgents(hosts, order, ssh, python, environ, timeout_s, note, Progress(console)):
+                ranks = [host.name for host in spec.hosts for _ in range(host.slots)][: spec.processes]
+                showing = asyncio.create_task(Progress(console, ranks).show(look))
+                try:
+                    return await attended(access, spec, console, on_start, changed, output)
+                finally:
+                    showing.cancel()
+                    await asyncio.wait([showing])
 
         try:
             return asyncio.run(run())

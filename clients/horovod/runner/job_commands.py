@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from horovod.protos.v1 import jobs_pb2
+from horovod.worker.settings import ROWS
 
 _STATES = {
     jobs_pb2.JOB_STATE_QUEUED: "queued",
@@ -59,7 +60,7 @@ def add_job_commands(commands: Any, parser_class: type[argparse.ArgumentParser])
 def _access(args: argparse.Namespace) -> Any:
     from horovod.runner.cluster_client import Access, coordinators_of
 
-    given = args.coordinator or os.environ.get("HOROVOD_COORDINATOR", "")
+    given = args.coordinator or ROWS["coordinator"].text(os.environ)
     if not given.strip():
         raise ValueError("Which coordinator? Name it with --coordinator host:port, or in HOROVOD_COORDINATOR.")
     return Access.of(coordinators_of(given, "--coordinator" if args.coordinator else "HOROVOD_COORDINATOR"), os.environ)

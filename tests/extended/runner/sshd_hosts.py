@@ -83,6 +83,10 @@ class Hosts:
             assert line, f"sshd did not start: {said!r}"
             said += line
 
+    def server(self, name: str) -> subprocess.Popen[bytes]:
+        """That host's sshd."""
+        return self._servers[name]
+
     def stop_sshd(self, name: str) -> None:
         """Also what it has started ends: connections break as when the host's sshd is killed."""
         server = self._servers.pop(name)
