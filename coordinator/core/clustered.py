@@ -9,6 +9,7 @@ from .ending import exit_code, explain, first_failure
 from .placement import Room, Wish
 
 OVER = (jobs_pb2.JOB_STATE_SUCCEEDED, jobs_pb2.JOB_STATE_FAILED, jobs_pb2.JOB_STATE_STOPPED)
+NOT_SERVING = "Another coordinator of this store serves agents and jobs."
 MAX_PROCESSES = 1 << 16
 
 

@@ -8,7 +8,7 @@ from horovod.coordinator.core.words import printable
 from horovod.protos.v1 import agents_pb2 as pb
 
 from .auth import Access
-from .cluster import ClusterHub, CommandOutbox
+from .cluster import ClusterHub, CommandOutbox, check_serving
 from .outbox import Outbox
 from .sending import Sending
 from .streams import MAX_SHOWN, Context, converse, first_message, own_errors
@@ -29,6 +29,7 @@ class AgentsService:
         if not first.HasField("register") or not first.register.name:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The first message must register an agent by name.")
         await self._access.admit(context, None)
+        await check_serving(self._hub, context)
         commands: CommandOutbox = Outbox(MAX_COMMANDS)
         register = first.register
         who = f"the agent of host {printable(register.name, MAX_SHOWN)}"

@@ -14,15 +14,17 @@ import grpc
 from horovod.coordinator import PROTOCOL_VERSION
 from horovod.coordinator.core import cluster as core
 from horovod.coordinator.core.clock import JudgeClock
-from horovod.coordinator.core.clustered import refusal_of
+from horovod.coordinator.core.clustered import NOT_SERVING, refusal_of
 from horovod.coordinator.limits import Limits
-from horovod.coordinator.store import Store, StoreError
+from horovod.coordinator.store import FencedError, Store, StoreError
 from horovod.coordinator.store.submitted import read_records, submitted_key
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
 
 from .follower import Follower
+from .leading import Leading
 from .outbox import Outbox
+from .streams import Context
 
 STORE_RETRY_S = 0.5
 MOST_TICKS_LATE = 5  # a tick that comes later than this means that the coordinator itself was stopped
@@ -30,6 +32,10 @@ MOST_TICKS_LATE = 5  # a tick that comes later than this means that the coordina
 CommandOutbox = Outbox[pb.AgentCommand]
 
 _log = logging.getLogger(__name__)
+
+
+class NotServingError(Exception):
+    """Another coordinator serves agents and jobs."""
 
 
 class ClusterHub:
@@ -61,21 +67,44 @@ class ClusterHub:
         self._effects: asyncio.Queue[core.Effect | asyncio.Future[None]] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._told: dict[str, str] = {}  # by job: the last line of the log
+        self._leading = Leading(store, self._begin, self._end)
 
     async def start(self) -> None:
-        """Goes on with the jobs that the store knows of."""
-        self.cluster.load([record for record, _ in await read_records(self._store)], self._clock())
-        self._tasks = [asyncio.create_task(self._carry_out_all()), asyncio.create_task(self._watch_clock())]
+        """Serves as soon as no other coordinator of the store does."""
+        await self._leading.attempt()
+        work = (self._carry_out_all(), self._watch_clock(), self._leading.run())
+        self._tasks = [asyncio.create_task(one) for one in work]
 
     async def stop(self) -> None:
-        for commands in self._agents.values():
-            commands.fail(grpc.StatusCode.UNAVAILABLE, "The coordinator is stopping.")
-        for followers in self._followers.values():
-            for follower in followers:
-                follower.events.fail(grpc.StatusCode.UNAVAILABLE, "The coordinator is stopping.")
+        await self._leading.resign()
+        self._end("The coordinator is stopping.")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def serves(self) -> bool:
+        """Whether agents and clients are right here, and not at another coordinator of the store."""
+        return self._leading.leads
+
+    async def _begin(self) -> None:
+        """Goes on with the jobs that the store knows of."""
+        records = [record for record, _ in await read_records(self._store)]
+        self.cluster = core.Cluster(self.cluster.version, PROTOCOL_VERSION, self._limits.reattach_grace_s)
+        self.cluster.load(records, self._clock())
+
+    def _end(self, sentence: str) -> None:
+        """Streams go to the coordinator that serves now; what was decided and not yet done is its to decide."""
+        for commands in self._agents.values():
+            commands.fail(grpc.StatusCode.UNAVAILABLE, sentence)
+        for followers in self._followers.values():
+            for follower in followers:
+                follower.events.fail(grpc.StatusCode.UNAVAILABLE, sentence)
+        self._agents.clear()
+        while not self._effects.empty():
+            effect = self._effects.get_nowait()
+            if isinstance(effect, asyncio.Future) and not effect.done():
+                effect.set_exception(NotServingError(sentence))
 
     def _clock(self) -> float:
         return self._judge.read(self._true_clock())
@@ -234,12 +263,15 @@ class ClusterHub:
 
     async def _until_stored(self, key: str, value: bytes | None) -> None:
         """This coordinator alone writes records, so that a write which is uncertain is written again."""
-        while True:
+        while self.serves:
             try:
                 if value is None:
-                    await self._store.delete(key)
+                    await self._store.delete(key, guard=self._leading.guard)
                 else:
-                    await self._store.put(key, value)
+                    await self._store.put(key, value, guard=self._leading.guard)
+                return
+            except FencedError as error:
+                _log.warning("Another coordinator serves agents and jobs by now: %s", error)
                 return
             except StoreError as error:
                 _log.warning("What has happened to a job can't be stored yet: %s", error)
@@ -290,6 +322,8 @@ class ClusterHub:
             await asyncio.sleep(self._limits.tick_s)
             if self._judge.tick(self._true_clock()):
                 self.cluster.restart_limits(self._clock())
+            if not self.serves:
+                continue
             try:
                 before = set(self.cluster.agents)
                 self._do(self.cluster.tick(self._clock(), self._wall_clock()))
@@ -322,3 +356,9 @@ def public(record: jobs_pb2.JobRecord) -> jobs_pb2.JobRecord:
     copy.CopyFrom(record)
     copy.spec.environment.clear()
     return copy
+
+
+async def check_serving(hub: ClusterHub, context: Context) -> None:
+    """Ends the call with UNAVAILABLE where another coordinator serves; agents and clients then try the next one."""
+    if not hub.serves:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, NOT_SERVING)

@@ -9,7 +9,7 @@ from horovod.coordinator.core.words import printable
 from horovod.protos.v1 import jobs_pb2 as pb
 
 from .auth import Access
-from .cluster import ClusterHub
+from .cluster import ClusterHub, check_serving
 from .follower import MAX_EVENTS, Follower, JobOutbox, with_latest_record
 from .outbox import Outbox
 from .sending import Sending, as_bytes
@@ -27,6 +27,7 @@ class JobsService:
 
     async def Submit(self, request: pb.JobSpec, context: Context) -> pb.JobRecord:  # noqa: N802
         await self._access.admit(context, None)
+        await check_serving(self._hub, context)
         async with own_errors(context, "a client"):
             record = await self._hub.submit(request)
         if isinstance(record, str):
@@ -38,6 +39,7 @@ class JobsService:
     ) -> None:
         first = await first_message(request_iterator, context, "the job to follow")
         await self._access.admit(context, None)
+        await check_serving(self._hub, context)
         job = first.open.job
         if job not in self._hub.cluster.jobs:
             await context.abort(grpc.StatusCode.NOT_FOUND, unknown(job))
@@ -59,12 +61,14 @@ class JobsService:
 
     async def List(self, request: pb.ListRequest, context: Context) -> pb.Listing:  # noqa: N802
         await self._access.admit(context, None)
+        await check_serving(self._hub, context)
         return self._hub.listing(request.most or LISTED_JOBS)
 
     async def Signal(self, request: pb.SignalRequest, context: Context) -> pb.JobRecord:  # noqa: N802
         await self._access.admit(context, None)
         if request.signal not in _SIGNALS:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"There is no signal {request.signal}.")
+        await check_serving(self._hub, context)
         record: pb.JobRecord | None = None
         async with own_errors(context, "a client"):
             record = await self._hub.signal(request.job, request.signal, request.stop)

@@ -1,7 +1,8 @@
 """An agent that belongs to one launcher: it gets its order on stdin, and when that closes it ends its ranks and leaves.
 
 The order is one line of JSON: `name` and `slots` of this host, `coordinators` (addresses, one of which this host can
-reach) and `token`. Its state is a folder of its own, which is gone when it leaves.
+reach), `token`, `keepalive_timeout_s`, `alone_s` (how long it stays without its coordinator), and with TLS `ca` (PEM)
+and `server_name`. Its state is a folder of its own, which is gone when it leaves.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from typing import Any
 
 from horovod import __version__
 from horovod.worker.agent.daemon import Daemon, Host
+from horovod.worker.runtime.tls import ClientTls
 from horovod.worker.setting import split_address
+from horovod.worker.settings import variables
 
 CONNECT_TIMEOUT_S = 5.0  # for each address, all at the same time
-ALONE_S = 30.0  # without its coordinator, though stdin is open: the network between them is cut
 ORPHAN_GRACE_S = 5.0  # after this agent was killed; nobody starts another one
 _PREFIX = "horovod-agent-"
 
@@ -45,8 +47,15 @@ async def _serve(host: Host, order: Mapping[str, Any], environ: Mapping[str, str
     address = await reachable(likeliest_first(order["coordinators"], environ))
     if address is None:
         return f"This host does not reach the launcher at any of {', '.join(order['coordinators'])}."
-    daemon = Daemon(host, [address], order["token"], __version__, environ)
-    watching = asyncio.create_task(_watch(daemon))
+    tls: ClientTls | None = None
+    if "ca" in order:
+        file = host.state / "ca.pem"
+        file.write_text(order["ca"])
+        tls = ClientTls(str(file), server_name=order["server_name"])
+        environ = {**environ, **variables(tls_ca=tls.ca, tls_server_name=tls.server_name)}  # for the ranks
+    keepalive_timeout_s = float(order["keepalive_timeout_s"])
+    daemon = Daemon(host, [address], order["token"], __version__, environ, tls, keepalive_timeout_s)
+    watching = asyncio.create_task(_watch(daemon, float(order["alone_s"])))
     try:
         return await serve(daemon)
     finally:
@@ -83,15 +92,15 @@ async def reachable(addresses: Sequence[str]) -> str | None:
             task.cancel()
 
 
-async def _watch(daemon: Daemon) -> None:
-    """Ends the agent when the launcher is gone."""
+async def _watch(daemon: Daemon, alone_s: float) -> None:
+    """Ends the agent when the launcher is gone, or has been away for so long, as when the network is cut."""
     loop = asyncio.get_running_loop()
     closed = asyncio.Event()
     loop.add_reader(sys.stdin.fileno(), _on_stdin, closed)
     waiting = asyncio.create_task(closed.wait())
     alone_since = loop.time()
-    while not closed.is_set() and loop.time() - alone_since < ALONE_S:
-        await asyncio.wait({waiting}, timeout=1.0)
+    while not closed.is_set() and loop.time() - alone_since < alone_s:
+        await asyncio.wait({waiting}, timeout=min(1.0, alone_s / 4))
         if daemon.registered.is_set():
             alone_since = loop.time()
     daemon.end_all()

@@ -68,6 +68,7 @@ class Daemon:
         version: str,
         environ: Mapping[str, str],
         tls: ClientTls | None = None,
+        keepalive_timeout_s: float = 20.0,
     ) -> None:
         self.host = host
         self._version = version
@@ -79,7 +80,8 @@ class Daemon:
         self._starting: dict[str, list[dict[str, Any]]] = {}  # jobs without a keeper yet, with what they are told
         self._unstarted: dict[str, str] = {}  # why jobs could not be started, until that is recorded
         self._probes = ProbePort(host.name)
-        self._link = Link(addresses, token, self._register, self._obey, self._lost_coordinator, tls)
+        calls = (self._register, self._obey, self._lost_coordinator)
+        self._link = Link(addresses, token, *calls, tls, keepalive_timeout_s)
         self._draining = False
         self._leaving = asyncio.Event()  # all has ended, or is to end
         self._idle = asyncio.Event()
@@ -197,7 +199,7 @@ class Daemon:
     async def _start(self, start: pb.StartShare) -> None:
         try:
             slots = await asyncio.to_thread(  # which may ask the driver how many GPUs there are
-                slots_of, start, self._environ, coordinator=self._link.address, host=self.host.name
+                slots_of, start, self._environ, coordinator=self._link.coordinators, host=self.host.name
             )
             order = Order(slots, start.hold, self.host.log_limit_bytes, self.host.orphan_grace_s)
             kept = await KeptJob.start(start.job, self.host.state / "jobs", order, self._on_change)

@@ -52,6 +52,11 @@ class Link:
         self._keepalive_timeout_s = keepalive_timeout_s
         self._outgoing: asyncio.Queue[pb.AgentMessage] | None = None
 
+    @property
+    def coordinators(self) -> str:
+        """For the ranks: every address, that of the coordinator which serves this agent first."""
+        return ",".join(dict.fromkeys([self.address, *self._addresses] if self.address else self._addresses))
+
     def send(self, **message: Any) -> None:
         """An AgentMessage with this field."""
         if self._outgoing is not None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from horovod.coordinator.core.clustered import NOT_SERVING
 from horovod.protos.v1 import jobs_pb2
 from horovod.protos.v1.jobs_pb2_grpc import JobsStub
 from horovod.worker.agent.feed import OUTPUT_COST
@@ -28,7 +29,8 @@ PATIENCE_S = 60.0  # without any coordinator that answers
 _RETRY_S = 0.2
 _ATTEMPT_S = 10.0
 _ACK_BYTES = 128 << 10
-OVER = (jobs_pb2.JOB_STATE_SUCCEEDED, jobs_pb2.JOB_STATE_FAILED, jobs_pb2.JOB_STATE_STOPPED)
+
+_UNSENT = ("failed to connect", "connection refused", NOT_SERVING.lower())  # the request was not looked at
 
 Answer = TypeVar("Answer")
 
@@ -154,7 +156,7 @@ class ClusterClient:
             except grpc.aio.AioRpcError as error:
                 details = error.details() or ""
                 self._judge(error.code(), details)
-                unsent = "failed to connect" in details.lower() or "connection refused" in details.lower()
+                unsent = any(sign in details.lower() for sign in _UNSENT)
                 if loop.time() > give_up_at or not (repeat or unsent):
                     raise ClusterError(
                         f"The coordinator at {', '.join(self._addresses)} did not answer: {printable(details)}"

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import importlib.util
 import secrets
 import socket
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.services.exchange import Exchange
+from horovod.coordinator.tls import ServerTls
 from horovod.protos.v1 import jobs_pb2
 from horovod.runner.cluster_client import Access, FollowedJob
 from horovod.runner.cluster_launch import attended, job_of, show
@@ -25,8 +30,11 @@ from horovod.runner.progress import Progress, Seen, hosts_sentence, seen_by
 from horovod.runner.ssh import RemoteAgent, SshOptions, check_ssh, local_command, remote_command, working_directory
 from horovod.worker.agent.output import Console
 from horovod.worker.runtime.host import choose_interfaces, interfaces
+from horovod.worker.runtime.tls import ClientTls
 from horovod.worker.settings import Settings, resolve
 
+_SERVER_NAME = "launcher.horovod"
+_CERTIFICATE_DAYS = 3650  # as long as a job may take; they end with it
 _AT_ONCE = 64  # connections of ssh that are being made
 
 
@@ -184,9 +192,22 @@ def run_on_hosts(
     """
     token = secrets.token_urlsafe(32)
     limits = Limits(settings.keepalive_timeout_seconds, settings.reattach_grace_seconds)
-    with EmbeddedCoordinator(_everywhere(), token=token, limits=limits, exchange=exchange) as coordinator:
+    with (
+        _certificates() as (server_tls, client_tls),
+        EmbeddedCoordinator(
+            _everywhere(), token=token, limits=limits, tls=server_tls, exchange=exchange
+        ) as coordinator,
+    ):
         port = int(coordinator.address.rpartition(":")[2])
-        order = {"token": token, "coordinators": _addresses(settings, port)}
+        order = {
+            "token": token,
+            "coordinators": _addresses(settings, port),
+            "keepalive_timeout_s": limits.keepalive_timeout_s,
+            "alone_s": limits.reattach_grace_s + limits.keepalive_timeout_s,
+        }
+        if client_tls is not None:
+            order |= {"ca": Path(client_tls.ca).read_text(), "server_name": client_tls.server_name}
+        access = Access([f"127.0.0.1:{port}"], token, client_tls)
 
         def look() -> Seen:
             assert coordinator.server is not None
@@ -202,7 +223,6 @@ def run_on_hosts(
                 ranks = [host.name for host in spec.hosts for _ in range(host.slots)][: spec.processes]
                 showing = asyncio.create_task(Progress(console, ranks).show(look))
                 try:
-                    access = Access([f"127.0.0.1:{port}"], token)
                     return await attended(access, spec, console, on_start, changed, output)
                 finally:
                     showing.cancel()
@@ -212,6 +232,24 @@ def run_on_hosts(
             return asyncio.run(run())
         except asyncio.CancelledError:  # stopped by a signal, while hosts were being connected to
             return jobs_pb2.JobRecord(state=jobs_pb2.JOB_STATE_STOPPED, exit_code=130)
+
+
+@contextlib.contextmanager
+def _certificates() -> Iterator[tuple[ServerTls | None, ClientTls | None]]:
+    """An authority for this job alone, which agents get with their order, so that no token travels in the clear.
+
+    Nothing without the package `cryptography`; the coordinator says then what that means.
+    """
+    if importlib.util.find_spec("cryptography") is None:
+        yield None, None
+        return
+    from horovod.runner.certificates import make
+
+    with tempfile.TemporaryDirectory(prefix="horovodrun-") as name:
+        folder = Path(name)
+        make(folder, [_SERVER_NAME], days=_CERTIFICATE_DAYS)
+        server = ServerTls(str(folder / "coordinator.pem"), str(folder / "coordinator.key"))
+        yield server, ClientTls(str(folder / "ca.pem"), server_name=_SERVER_NAME)
 
 
 def shown_name(name: str) -> str:

@@ -91,7 +91,9 @@ class Hosts:
         """Also what it has started ends: connections break as when the host's sshd is killed."""
         server = self._servers.pop(name)
         server.terminate()
-        server.communicate()
+        server.wait()
+        assert server.stderr is not None
+        server.stderr.close()  # its sessions may hold the other end for a while
 
     def known_hosts(self, lines: str | None = None) -> None:
         """What ssh knows; without an argument, every host."""

@@ -49,7 +49,7 @@ class Launch:
         assert self.process.stdout is not None
         lines = [self.process.stdout.readline() for _ in range(count)]
         assert all(lines), self.process.communicate()
-        return [psutil.Process(int(line.split()[-1])) for line in lines]
+        return [psutil.Process(int(line.split()[-1])) for line in sorted(lines)]
 
     def finish(self) -> tuple[int, str, str]:
         out, err = self.process.communicate(timeout=DEADLINE_S)
@@ -62,13 +62,12 @@ def spec(hosts: Hosts, slots: int = 2) -> str:
 
 @pytest.mark.parametrize("hosts", [3, 5], indirect=True)
 def test_a_world_on_other_hosts(hosts: Hosts) -> None:
-    count = len(hosts.names) - 1
-    code, out, err = Launch(hosts, WORLD, "--verbose", "-np", str(2 * count), "-H", spec(hosts)).finish()
+    slots = 4 // (len(hosts.names) - 1)
+    code, out, err = Launch(hosts, WORLD, "--verbose", "-np", "4", "-H", spec(hosts, slots)).finish()
     assert code == 0, err
-    total = float(sum(range(2 * count)))
-    expected = [f"[{rank}]<stdout>:{rank} {rank % 2} {rank // 2} {total}" for rank in range(2 * count)]
+    expected = [f"[{rank}]<stdout>:{rank} {rank % slots} {rank // slots} 6.0" for rank in range(4)]
     assert sorted(out.splitlines(), key=lambda line: int(line[1 : line.index("]")])) == expected
-    assert f"runs: ranks 0 and 1 on {hosts.names[1]}, over eth0" in err
+    assert f"on {hosts.names[1]}, over eth0" in err
 
 
 def test_this_host_needs_no_ssh(hosts: Hosts) -> None:
@@ -86,7 +85,7 @@ def test_one_line_for_each_host_that_fails(hosts: Hosts) -> None:
     code, out, err = started.finish()
     assert (code, out) == (1, "")
     lines = err.splitlines()
-    assert lines[0].startswith("horovodrun: could not connect to some hosts via ssh (no agent on 2 of 3 hosts)")
+    assert lines[0].startswith("horovodrun: could not connect to some hosts via ssh: no agent on 2 of 3 hosts")
     assert f"  {dead}: it can't be reached (" in err
     assert "Connection refused" in err
     assert "  nowhere.invalid: its name is not known here (" in err
