@@ -50,7 +50,8 @@ class Settings:
     coordinator: str | None = row(
         "HOROVOD_COORDINATOR",
         None,
-        "host:port of the coordinator; without one the process is a world of one",
+        "host:port of the coordinator, or of several that share a store, with commas between; without one the process "
+        "is a world of one",
         kind="addresses",
     )
     job: str = row("HOROVOD_JOB", "default", "name of the job; processes of one name form one world", section="params")
@@ -241,6 +242,16 @@ class Settings:
         "how long a peer may make no progress in an operation that every rank has started, before the world ends",
         section="params",
         engine="progress_timeout_ms",
+        engine_scale=1000,
+        **_PATIENCE,
+    )
+    unreachable_timeout_seconds: float = row(
+        "HOROVOD_UNREACHABLE_TIMEOUT_SECONDS",
+        20.0,
+        "how long the host of a peer may acknowledge nothing over TCP before the peer counts as lost; the host of a "
+        "process that is stopped still does",
+        section="params",
+        engine="unreachable_timeout_ms",
         engine_scale=1000,
         **_PATIENCE,
     )
@@ -539,7 +550,7 @@ class Settings:
     adasum_mpi_chunk_size_bytes: int = _old_row("HOROVOD_ADASUM_MPI_CHUNK_SIZE", 1 << 30, _NO_MPI)
     ccl_cache: bool = _old_row("HOROVOD_CCL_CACHE", False, "this version of Horovod has no oneCCL")
     disable_nvtx_ranges: bool = _old_row("HOROVOD_DISABLE_NVTX_RANGES", False, "there are no NVTX ranges")
-    enable_xla_ops: bool = _old_row("HOROVOD_ENABLE_XLA_OPS", False, "TensorFlow is not supported yet")
+    enable_xla_ops: bool = _old_row("HOROVOD_ENABLE_XLA_OPS", False, "XLA compiles the operations without it")
 
 
 SETTINGS: tuple[Setting, ...] = rows(Settings)
