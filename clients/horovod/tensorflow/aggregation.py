@@ -48,8 +48,7 @@ class LocalGradientAggregation:
         with tf.control_dependencies([one for one in taken if one is not None] if in_graph else []):
             zeroed = [self._counter.assign(0), *(total.assign(tf.zeros_like(total)) for total in self._sums.values())]
         with tf.control_dependencies(zeroed if in_graph else []):  # v1 graphs run only what a result depends on
-            taken = [None if one is None else tf.identity(one) for one in taken]
-        return taken
+            return [None if one is None else tf.identity(one) for one in taken]
 
     def step(self, gradients: Sequence[Any], use: Callable[[list[Any]], object], skip: Callable[[], object]) -> None:
         """Adds the gradients of a pass; then uses the sums, or skips."""
