@@ -44,11 +44,11 @@ class LocalGradientAggregation:
             if gradients[place] is not None:
                 value = total.read_value()
                 taken[place] = value * tf.cast(factor, value.dtype) if self._average else tf.identity(value)
-        with tf.control_dependencies([] if tf.executing_eagerly() else [one for one in taken if one is not None]):
-            self._counter.assign(0)
-            for total in self._sums.values():
-                total.assign(tf.zeros_like(total))
-        return taken
+        in_graph = not tf.executing_eagerly()
+        with tf.control_dependencies([one for one in taken if one is not None] if in_graph else []):
+            zeroed = [self._counter.assign(0), *(total.assign(tf.zeros_like(total)) for total in self._sums.values())]
+        with tf.control_dependencies(zeroed if in_graph else []):  # v1 graphs run only what a result depends on
+            return [None if one is None else tf.identity(one) for one in taken]
 
     def step(self, gradients: Sequence[Any], use: Callable[[list[Any]], object], skip: Callable[[], object]) -> None:
         """Adds the gradients of a pass; then uses the sums, or skips."""

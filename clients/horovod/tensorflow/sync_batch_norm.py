@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from horovod.common.basics import Sum, is_initialized, size
 from horovod.tensorflow.autograph import as_it_is
-from horovod.tensorflow.ops import allreduce
+from horovod.tensorflow.ops.allreduce import allreduce
 
 _NAME = "sync_batch_norm"
 

@@ -38,3 +38,10 @@ def torch_pair_keeper() -> Iterator[Keeper]:
 def torch_pair(torch_pair_keeper: Keeper) -> World:
     """The same, where Keras runs on PyTorch."""
     return torch_pair_keeper.get()
+
+
+@pytest.fixture(scope="module")
+def legacy_pair() -> Iterator[World]:
+    """The same, where tf.keras is tf_keras."""
+    with World(2, "shm", {"TF_USE_LEGACY_KERAS": "1"}, preloaded="preloaded_tf_keras") as world:
+        yield world

@@ -1,0 +1,178 @@
+"""Data sets that are read and transformed by other processes than those that train (TensorFlow's tf.data service).
+
+    horovodrun -np 4 python -m horovod.tensorflow.data.compute_worker config.json     # a job of workers
+    horovodrun -np 2 python train.py config.json                                      # a job that trains
+
+    >>> config = TfDataServiceConfig.read("config.json", wait_for_file_creation=True)
+    >>> dataset = send_to_data_service(dataset, config, hvd.rank(), hvd.size())
+
+Workers belong to dispatchers, which share out a data set. Dispatchers run beside the workers (dispatcher_side
+"compute") or in the training processes ("training").
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import tensorflow as tf
+
+from horovod.common.basics import rank as own_rank
+from horovod.tensorflow.data.rendezvous import Address, Client, host_address
+
+__all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]
+
+_LOOK_AGAIN_S: Final = 0.2
+
+
+@dataclass(frozen=True)
+class TfDataServiceConfig:
+    """What both jobs know of the service. Raises ValueError for a side that is neither "compute" nor "training"."""
+
+    dispatchers: int
+    workers_per_dispatcher: int
+    dispatcher_side: str
+    addresses: list[Address]
+    key: bytes
+    timeout: int = 60
+
+    def __post_init__(self) -> None:
+        if self.dispatcher_side not in ("compute", "training"):
+            raise ValueError(f'dispatcher_side must be "compute" or "training", not {self.dispatcher_side!r}.')
+
+    def compute_client(self, verbose: int = 1) -> Client:
+        """Who asks the service; its `shutdown` ends all workers."""
+        return Client(self.addresses, self.key, self.timeout, verbose)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self) | {"key": base64.b64encode(self.key).decode()}
+
+    @staticmethod
+    def from_dict(config: dict[str, Any]) -> TfDataServiceConfig:
+        """What `to_dict` returned."""
+        addresses = [(str(host), int(port)) for host, port in config["addresses"]]
+        return TfDataServiceConfig(**(config | {"key": base64.b64decode(config["key"]), "addresses": addresses}))
+
+    def write(self, filename: str) -> None:
+        """Writes the file at once, and readable by its owner alone: it has the key in it."""
+        path = Path(filename)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w") as file:
+            json.dump(self.to_dict(), file)
+        temporary.replace(path)
+
+    @staticmethod
+    def read(filename: str, wait_for_file_creation: bool = False) -> TfDataServiceConfig:
+        """What `write` has written; waits, without end, until the file exists when asked to."""
+        while wait_for_file_creation and not Path(filename).exists():
+            time.sleep(_LOOK_AGAIN_S)
+        return TfDataServiceConfig.from_dict(json.loads(Path(filename).read_text()))
+
+
+@contextlib.contextmanager
+def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[str]:
+    """The address of this training process's dispatcher, whose workers are ready. Example:
+
+        >>> with tf_data_service(config, hvd.rank()) as address:
+        ...     dataset = dataset.apply(tf.data.experimental.service.distribute("distributed_epoch", address))
+        ...     model.fit(dataset)
+
+    Dispatchers on the training side run in the first ranks, until the context ends. Workers run until somebody calls
+    `compute_config.compute_client().shutdown()`.
+
+    Raises TimeoutError: dispatcher or workers did not come in time; ConnectionError: the service is gone.
+    """
+    client = compute_config.compute_client()
+    own = rank % compute_config.dispatchers
+    with contextlib.ExitStack() as stack:
+        if compute_config.dispatcher_side == "training" and rank < compute_config.dispatchers:
+            stack.callback(_start_dispatcher(client, rank)._stop)
+        address = client.wait_for_dispatcher_registration(own)
+        client.wait_for_dispatcher_worker_registration(own)
+        yield address
+
+
+def send_to_data_service(
+    dataset: Any,
+    compute_config: TfDataServiceConfig,
+    rank: int,
+    size: int | None = None,
+    processing_mode: str = "distributed_epoch",
+    reuse_dataset: bool = False,
+    round_robin: bool = False,
+) -> Any:
+    """The data set, which the workers of the service compute.
+
+    Args:
+        dataset: a tf.data.Dataset, the same on all ranks.
+        compute_config: of a service whose dispatchers are on its own side.
+        rank, size: of this training process, and how many there are; size is needed for round_robin.
+        processing_mode: "distributed_epoch": workers share out one pass over the data; "parallel_epochs": each makes
+            one of its own; or what tf.data.experimental.service.distribute takes.
+        reuse_dataset: ranks of one dispatcher share what comes, so that each element goes to one of them.
+        round_robin: and in turns, so that they get elements at the same pace.
+
+    Raises:
+        ValueError: the dispatchers are in the training processes (use `tf_data_service`), or round_robin without size.
+        TimeoutError, ConnectionError: as `tf_data_service`.
+    """
+    if compute_config.dispatcher_side == "training":
+        raise ValueError(
+            "send_to_data_service needs dispatchers that outlive it. With dispatcher_side='training' use: "
+            "with tf_data_service(compute_config, rank) as address."
+        )
+    if round_robin and size is None:
+        raise ValueError("round_robin=True needs size, the number of training processes.")
+    with tf_data_service(compute_config, rank) as address:
+        shared: dict[str, Any] = {}
+        if reuse_dataset:
+            shared["job_name"] = "shared"
+        if round_robin:
+            shared |= {"job_name": "shared", "consumer_index": rank, "num_consumers": size}
+        return dataset.apply(
+            tf.data.experimental.service.distribute(processing_mode=processing_mode, service=address, **shared)
+        )
+
+
+def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
+    """Runs a worker, and a dispatcher in some of the processes, until the service is shut down.
+
+    All processes of the job of workers call it, after hvd.init(). Raises TimeoutError: a dispatcher did not come in
+    time.
+    """
+    client = compute_config.compute_client()
+    index = own_rank()
+    with contextlib.ExitStack() as stack:
+        if compute_config.dispatcher_side == "compute" and index < compute_config.dispatchers:
+            stack.callback(_start_dispatcher(client, index)._stop)
+        own = index // compute_config.workers_per_dispatcher
+        address = client.wait_for_dispatcher_registration(own)
+        service = tf.data.experimental.service
+        worker = service.WorkerServer(
+            service.WorkerConfig(
+                dispatcher_address=address.partition("://")[2],
+                worker_address=f"{host_address()}:%port%",
+                heartbeat_interval_ms=1000,
+                dispatcher_timeout_ms=compute_config.timeout * 1000,
+            )
+        )
+        stack.callback(worker._stop)
+        client.register_worker_for_dispatcher(own, index)
+        with contextlib.suppress(ConnectionError):  # whoever served is gone, and so is the job
+            client.wait_for_shutdown()
+
+
+def _start_dispatcher(client: Client, index: int) -> Any:
+    dispatcher = tf.data.experimental.service.DispatchServer()
+    port = dispatcher.target.rpartition(":")[2]
+    client.register_dispatcher(index, f"grpc://{host_address()}:{port}")
+    return dispatcher

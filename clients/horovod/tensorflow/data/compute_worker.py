@@ -1,0 +1,58 @@
+"""A process of the job that computes data sets:
+
+horovodrun -np 4 python -m horovod.tensorflow.data.compute_worker config.json
+
+Rank 0 writes the file with which training processes find the service (compute_service.TfDataServiceConfig.read), and
+all run until one of these shuts it down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+import horovod.tensorflow as hvd
+from horovod.tensorflow.data.compute_service import TfDataServiceConfig, compute_worker_fn
+from horovod.tensorflow.data.rendezvous import Service
+
+
+def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) -> None:
+    """Raises ValueError for a number of processes that can't be shared out to the dispatchers."""
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    if size % dispatchers:
+        raise ValueError(
+            f"Number of processes ({size}) must be a multiple of the number of dispatchers ({dispatchers})."
+        )
+    with contextlib.ExitStack() as stack:
+        config = None
+        if rank == 0:
+            service = Service(key := secrets.token_bytes(32), size // dispatchers)
+            stack.callback(service.close)
+            config = TfDataServiceConfig(
+                dispatchers, size // dispatchers, dispatcher_side, service.addresses, key, timeout
+            )
+            config.write(configfile)
+            stack.callback(Path(configfile).unlink, missing_ok=True)
+        compute_worker_fn(hvd.broadcast_object(config, name="TfDataServiceConfig"))
+    hvd.shutdown()
+
+
+def run(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Workers of a tf.data service for training with Horovod")
+    parser.add_argument("configfile", help="where rank 0 writes what training processes need to find the service")
+    parser.add_argument("--dispatchers", type=int, default=1, help="number of dispatchers, a divisor of -np")
+    parser.add_argument("--dispatcher-side", default="compute", choices=["compute", "training"])
+    parser.add_argument("--timeout", type=int, default=60, help="seconds to wait for dispatchers and workers")
+    options = parser.parse_args(arguments)
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # GPUs are for training
+    main(options.dispatchers, options.dispatcher_side, options.configfile, options.timeout)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,62 @@
+"""TensorFlow beside PyTorch in one process, and input pipelines whose workers are forked."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import Any
+
+import pytest
+from worlds import World
+
+
+def _both() -> list[float]:
+    import tensorflow as tf
+    import torch
+
+    import horovod.tensorflow as tf_hvd
+    import horovod.torch as torch_hvd
+
+    rank = tf_hvd.rank()
+
+    @tf.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        return tf_hvd.allreduce(x, op=tf_hvd.Sum, name="both")
+
+    found = []
+    for number in range(3):
+        handle = torch_hvd.allreduce_async(torch.full([5], float(rank)), op=torch_hvd.Sum, name=f"torch.{number}")
+        found.append(float(step(tf.fill([5], number + 1.0))[0]))
+        found.append(float(torch_hvd.synchronize(handle)[0]))
+    return found
+
+
+def test_tensorflow_and_pytorch_in_one_process(tf_pair: World) -> None:
+    assert tf_pair.run(_both) == [[2.0, 1.0, 4.0, 1.0, 6.0, 1.0]] * 2
+
+
+def _square(number: int) -> int:
+    return number * number
+
+
+def _forked() -> float:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    rank = hvd.rank()
+    total = 0.0
+    hvd.allreduce(tf.ones([4]))  # all threads are there
+    with multiprocessing.get_context("fork").Pool(2) as workers:
+
+        def numbers() -> Any:
+            yield from workers.imap(_square, range(rank, 8, 2))
+
+        dataset = tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([], tf.int32)).prefetch(2)
+        for number in dataset:
+            total += float(hvd.allreduce(tf.cast(number, tf.float32), op=hvd.Sum))
+    return total
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_forked_input_pipelines(tf_pair: World) -> None:
+    assert tf_pair.run(_forked) == [float(sum(number * number for number in range(8)))] * 2

@@ -1,0 +1,173 @@
+"""Elastic states: what they keep, and that training with TensorFlow goes on after a rank was killed."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from worlds import World
+
+BATCHES = 8
+
+
+def _model(rank: int) -> Any:
+    import keras
+
+    keras.utils.set_random_seed(1 + rank)
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.1), loss="mse")
+    return model
+
+
+def _keras_state() -> None:
+    import keras
+
+    import horovod.keras as hvd
+
+    rank = hvd.rank()
+    model = _model(rank)
+    state = hvd.elastic.KerasState(model, batch=rank, epoch=5)
+    state.sync()
+    assert state.batch == 0  # rank 0's
+    weights = hvd.allgather(model.get_weights()[0][None])
+    assert weights[0].tolist() == weights[1].tolist()
+    kept = [np.array(one).tolist() for one in (*model.weights, *model.optimizer.variables)]
+    model.fit(np.ones([4, 3]), np.ones([4, 1]), verbose=0)
+    state.epoch = 6
+    assert [np.array(one).tolist() for one in (*model.weights, *model.optimizer.variables)] != kept
+    state.restore()
+    assert [np.array(one).tolist() for one in (*model.weights, *model.optimizer.variables)] == kept
+    assert state.epoch == 5
+
+    state.batch, state.epoch = 2, 1
+    seen: list[tuple[int, int]] = []
+    state.commit = lambda: seen.append((state.epoch, state.batch))
+    callbacks = [
+        hvd.elastic.UpdateBatchStateCallback(state),
+        hvd.elastic.UpdateEpochStateCallback(state),
+        hvd.elastic.CommitStateCallback(state, batches_per_commit=2),
+    ]
+    model.fit(np.ones([8, 3]), np.ones([8, 1]), batch_size=2, epochs=2, verbose=0, callbacks=callbacks)
+    # Two batches were left of epoch 1, and epoch 2 has four.
+    assert seen == [(1, 4), (2, 0), (2, 2), (2, 4), (3, 0)]
+    with pytest.raises(ValueError, match="must be built"):
+        hvd.elastic.KerasState(keras.Sequential([keras.layers.Dense(1)]))
+
+
+def test_the_state_of_a_keras_model_and_its_callbacks(tf_pair: World, torch_pair: World) -> None:
+    tf_pair.run(_keras_state)
+    torch_pair.run(_keras_state)
+
+
+def _variables_in_a_session() -> None:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        weight = v1.get_variable("w", initializer=[1.0 + hvd.rank()], use_resource=True)
+        more = weight.assign_add([1.0])
+        session.run(v1.global_variables_initializer())
+        state = hvd.elastic.TensorFlowState(session=session, batch=hvd.rank())
+        state.sync()
+        assert session.run(weight).tolist() == [1.0]
+        session.run(more)
+        state.batch = 7
+        state.restore()
+        assert (session.run(weight).tolist(), state.batch) == ([1.0], 0)
+
+
+def test_variables_of_a_v1_graph(tf_pair: World) -> None:
+    tf_pair.run(_variables_in_a_session)
+
+
+def _train(victim: int | None, fifo: str, mark: str) -> tuple[int, list[float], list[str]]:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+    from horovod.common.exceptions import HorovodInternalError
+
+    hvd.init()
+    rank = hvd.rank()
+    weight = tf.Variable([0.0, 0.0])
+    state = hvd.elastic.TensorFlowState([weight], batch=0)
+    causes: list[str] = []
+    join_again = hvd.elastic.join_again
+
+    def tell_and_join() -> None:
+        Path(fifo).write_text("x")
+        join_again()
+
+    hvd.elastic.join_again = tell_and_join
+
+    @tf.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        return hvd.allreduce(x, op=hvd.Sum)
+
+    @hvd.elastic.run
+    def train(state: Any) -> int:
+        try:
+            while state.batch < BATCHES:
+                if state.batch == 4 and rank == victim and not Path(mark).exists():
+                    Path(mark).touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                weight.assign_add(step(tf.fill([2], state.batch + 1.0)))
+                state.batch += 1
+                if state.batch % 2 == 0:
+                    state.commit()
+        except tf.errors.UnknownError as error:
+            causes.append(type(error).__name__)
+            raise
+        except HorovodInternalError as error:
+            causes.append(type(error).__name__)
+            raise
+        return int(state.batch)
+
+    return train(state), weight.numpy().tolist(), causes
+
+
+def test_a_killed_rank_is_replaced_and_weights_are_as_if_nothing_had_been(tmp_path: Path) -> None:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    descriptor = os.open(path, os.O_RDWR)
+
+    def wait() -> None:
+        assert select.select([descriptor], [], [], 60)[0], "no survivor joined again"
+        os.read(descriptor, 1)
+
+    try:
+        with World(2, "shm", preloaded="preloaded_tensorflow") as world:
+            outcomes = world.outcomes(
+                _train, 1, str(path), str(tmp_path / "mark"), before_replacing=[wait], deadline_seconds=90
+            )
+    finally:
+        os.close(descriptor)
+    assert [outcome.text for outcome in outcomes] == ["", ""]
+    total = 2.0 * sum(range(1, BATCHES + 1))
+    assert [outcome.value[:2] for outcome in outcomes] == [(BATCHES, [total, total])] * 2
+    assert outcomes[0].value[2] in (["UnknownError"], ["HorovodInternalError"])  # the latter in state.commit()
+
+
+def _other_errors() -> None:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    state = hvd.elastic.TensorFlowState([tf.Variable(1.0)])
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        raise tf.errors.UnknownError(None, None, "a disk is full")
+
+    with pytest.raises(tf.errors.UnknownError, match="a disk is full"):
+        train(state)
+
+
+def test_other_unknown_errors_are_raised(tf_pair: World) -> None:
+    tf_pair.run(_other_errors)
