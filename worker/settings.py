@@ -86,10 +86,13 @@ class Settings:
     cluster: str = row(
         "HOROVOD_CLUSTER",
         "auto",
-        "whose variables tell a process that horovodrun did not start its rank: auto (mpirun's, mpiexec's or srun's, "
-        "where there are any), one of them, or none",
+        "whose variables tell a process that horovodrun did not start its rank: auto (those of the launcher that "
+        "started it, where there are any), one of them, or none",
         section="params",
-        choices=("auto", "none", "openmpi", "slurm", "pmi"),
+        choices=(
+            *("auto", "none"),
+            *("torchrun", "openmpi", "jsrun", "slurm", "pmi", "pbs", "pytorch", "kubernetes"),
+        ),
     )
     start_timeout_seconds: float = row(
         "HOROVOD_START_TIMEOUT",

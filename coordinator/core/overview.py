@@ -24,6 +24,7 @@ class JobOverview:
     members: tuple[MemberOverview, ...]  # of its world, without those that are gone
     waiting: int  # members that wait for the next world
     waits_for: str  # a sentence, or ""
+    waiting_ranks: tuple[int, ...] = ()  # of those that wait, the ranks that launchers decided
     reports: Mapping[int, negotiation_pb2.RankReport] = field(default_factory=dict)  # the latest of each rank
 
 
@@ -39,5 +40,6 @@ def overview_of(job: Job, reports: Mapping[int, negotiation_pb2.RankReport]) -> 
         ),
         waiting=len(job.waiting),
         waits_for=job.progress(),
+        waiting_ranks=tuple(job.waiting.by_rank),
         reports=dict(reports),
     )

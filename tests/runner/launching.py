@@ -44,9 +44,11 @@ def _ends(process: psutil.Process) -> bool:
 
 
 class ForkedLauncher:
-    """A forked launcher, with what tests use of subprocess.Popen."""
+    """A forked launcher, with what tests use of subprocess.Popen. `graces` are arguments of its LocalAgent."""
 
-    def __init__(self, *arguments: str, environ: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *arguments: str, environ: dict[str, str] | None = None, graces: dict[str, float] | None = None
+    ) -> None:
         null = os.open(os.devnull, os.O_RDONLY)
         (out, their_out), (err, their_err) = os.pipe(), os.pipe()
         self.stdout = os.fdopen(out)
@@ -55,7 +57,7 @@ class ForkedLauncher:
         theirs = [null, their_out, their_err]
         try:
             self._forked = fork_server.shared("preloaded_launchers").start(
-                {**os.environ, **(environ or {})}, theirs, list(arguments), os.getcwd()
+                {**os.environ, **(environ or {})}, theirs, list(arguments), os.getcwd(), graces or {}
             )
         finally:
             for descriptor in theirs:
@@ -106,9 +108,11 @@ class ForkedLauncher:
         return self.returncode
 
 
-def run_launcher(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run_launcher(
+    *arguments: str, environ: dict[str, str] | None = None, graces: dict[str, float] | None = None
+) -> subprocess.CompletedProcess[str]:
     """A forked launcher, run to its end."""
-    process = ForkedLauncher(*arguments, environ=environ)
+    process = ForkedLauncher(*arguments, environ=environ, graces=graces)
     try:
         out, err = process.communicate()
     finally:
@@ -124,7 +128,13 @@ class Launched:
     child: it is a child of this process, in a session of its own, and not forked.
     """
 
-    def __init__(self, *arguments: str, environ: dict[str, str] | None = None, child: bool = False) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        environ: dict[str, str] | None = None,
+        graces: dict[str, float] | None = None,
+        child: bool = False,
+    ) -> None:
         self.process: subprocess.Popen[str] | ForkedLauncher
         if child:
             self.process = subprocess.Popen(
@@ -137,7 +147,7 @@ class Launched:
                 start_new_session=True,
             )
         else:
-            self.process = ForkedLauncher(*arguments, environ=environ)
+            self.process = ForkedLauncher(*arguments, environ=environ, graces=graces)
         self.seen: list[psutil.Process] = []
 
     def lines(self, count: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -12,8 +13,11 @@ PRELOADED = (job, report)  # which the launcher imports when its command line wa
 _PATHS = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # of the tests, not of a launcher
 
 
-def forked(descriptors: list[int], arguments: list[str], folder: str) -> None:
-    """The launcher with these arguments in `folder`; its standard streams are `descriptors`."""
+def forked(descriptors: list[int], arguments: list[str], folder: str, graces: dict[str, float]) -> None:
+    """The launcher with these arguments in `folder`; its standard streams are `descriptors`.
+
+    graces: arguments of its LocalAgent, for tests that would wait for them.
+    """
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
@@ -22,4 +26,6 @@ def forked(descriptors: list[int], arguments: list[str], folder: str) -> None:
     given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.path[:] = [folder, *given, *(entry for entry in sys.path if entry not in _PATHS)]
     sys.argv[:] = [str(launch.__file__), *arguments]
+    if graces:
+        job.LocalAgent = functools.partial(job.LocalAgent, **graces)  # type: ignore[assignment, misc]
     launch.run_commandline()

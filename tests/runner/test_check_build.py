@@ -63,7 +63,7 @@ def test_the_command_tells_the_truth(installed: Installed) -> None:
     assert "    [ ] MPI" in lines
     gloo = "    [ ] Gloo" if _core.gloo_obstacle() else "    [X] Gloo"
     assert lines.count(gloo) == 2  # a controller and tensor operations
-    assert ("    [X] TensorFlow" in lines) == (importlib.util.find_spec("horovod.tensorflow") is not None)
+    assert ("    [X] TensorFlow" in lines) == (importlib.util.find_spec("tensorflow") is not None)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ Program = Callable[[str], list[str]]
 
 STEM = (
     "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are waiting for "
-    "remainder of ranks for more than 1 second."
+    "remainder of ranks for more than 0.5 seconds."
 )
 PRELUDE = """
 import logging, threading
@@ -113,7 +113,7 @@ CASES = pytest.mark.parametrize(
 def run(horovodrun: Run, program: Program, tmp_path: Path) -> Callable[..., CompletedProcess[str]]:
     def start(source: str, transport: str, used_before: bool, *flags: str) -> CompletedProcess[str]:
         environ = {"HOROVOD_TRANSPORT": transport, "USED_BEFORE": str(int(used_before))}
-        environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "1"
+        environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "0.5"
         environ["HOROVOD_LOG_HIDE_TIME"] = "1"
         environ["FIFO"] = str(tmp_path / "fifo")
         os.mkfifo(environ["FIFO"])
@@ -138,12 +138,12 @@ def test_rank_0_tells_who_is_late_until_it_comes(run: Run, transport: str, used_
 @pytest.mark.longer
 @CASES
 def test_every_rank_fails_after_the_shutdown_time(run: Run, transport: str, used_before: bool) -> None:
-    done = run(SHUT_DOWN, transport, used_before, "--stall-check-shutdown-time-seconds", "2")
+    done = run(SHUT_DOWN, transport, used_before, "--stall-check-shutdown-time-seconds", "1")
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
         lines = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}]")]
         assert lines[:2] == [
-            f'[{rank}]<stdout>:One or more rank (marked by "!") is stalled for longer than 2 seconds. Will shutdown.',
+            f'[{rank}]<stdout>:One or more rank (marked by "!") is stalled for longer than 1 second. Will shutdown.',
             f"[{rank}]<stdout>:Missing ranks:",
         ]
         assert lines[2].startswith(f"[{rank}]<stdout>:1!: [allreduce.weights]")
@@ -153,12 +153,14 @@ def test_every_rank_fails_after_the_shutdown_time(run: Run, transport: str, used
 @pytest.mark.longer
 @CASES
 def test_nothing_is_said_when_the_check_is_disabled(run: Run, transport: str, used_before: bool) -> None:
-    done = run(DISABLED, transport, used_before, "--no-stall-check", "--stall-check-shutdown-time-seconds", "2")
+    done = run(DISABLED, transport, used_before, "--no-stall-check", "--stall-check-shutdown-time-seconds", "1")
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:2.0", "[1]<stdout>:2.0"]
 
 
 def test_a_shutdown_before_the_warning_is_ignored_in_words(run: Run) -> None:
-    done = run("allreduce('x')\nhvd.shutdown()", "shm", False, "--stall-check-shutdown-time-seconds", "0.5")
+    done = run("allreduce('x')\nhvd.shutdown()", "shm", False, "--stall-check-shutdown-time-seconds", "0.125")
     assert done.returncode == 0
-    assert done.stderr.startswith(f"{WARNED_BY_0}HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=0.5 is ignored: it is less than ")
+    assert done.stderr.startswith(
+        f"{WARNED_BY_0}HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=0.125 is ignored: it is less than "
+    )

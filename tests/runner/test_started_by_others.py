@@ -33,7 +33,7 @@ print(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), flush=True)
 def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The folder where processes meet: nobody else's, and no launcher's variables but those of the test."""
     for name in list(os.environ):
-        if name.startswith(("HOROVOD_", "OMPI_", "PMI", "SLURM_")):
+        if name.startswith(("HOROVOD_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_", "MASTER_", "PBS_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -84,6 +84,22 @@ def srun(rank: int, nodes: str = "localhost,other", node_count: int = 2) -> dict
         "SLURM_STEP_NUM_NODES": str(node_count),
         "SLURM_STEP_NODELIST": nodes,
     }
+
+
+def torchrun(rank: int, local_size: int = 2, address: str = "localhost") -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": str(rank % local_size),
+        "LOCAL_WORLD_SIZE": str(local_size),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(23_000 + os.getpid() % 100 * 64),
+        "TORCHELASTIC_RUN_ID": str(os.getpid()),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+
+
+INDEXED_POD = {"JOB_COMPLETION_INDEX": "0", "HOROVOD_SIZE": "2", "HOSTNAME": "no-such-host-0"}
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -174,6 +190,16 @@ def test_between_hosts_with_certificates(start: Start, tmp_path: Path) -> None:
     assert [finish(process) for process in ranks] == [(0, f"{rank} 2 {rank} 2\n", "") for rank in (0, 1)]
 
 
+def test_torchrun_on_two_hosts_needs_a_token_and_no_coordinator(start: Start) -> None:
+    source = SHOW + (
+        "from horovod.worker.runtime.context import current\n"
+        "port = int(current().session.address.rpartition(':')[2]) - int(os.environ['MASTER_PORT'])\n"
+        "print(16 <= port < 64)"
+    )
+    ranks = [start(source, **torchrun(rank, local_size=1), HOROVOD_TOKEN="a-secret") for rank in (0, 1)]
+    assert [finish(process)[:2] for process in ranks] == [(0, f"{rank} 2 {rank} 2\nTrue\n") for rank in (0, 1)]
+
+
 def test_rank_0_needs_a_certificate_between_hosts(start: Start, tmp_path: Path) -> None:
     ours = Authority(tmp_path / "tls")
     process = start(SHOW, **srun(0), HOROVOD_TOKEN="a-secret-of-this-job", HOROVOD_TLS_CA=ours.file)
@@ -216,6 +242,12 @@ def test_recognition_can_be_turned_off(start: Start) -> None:
         (
             {**srun(1), "HOROVOD_TOKEN": "a-secret", "HOROVOD_START_TIMEOUT": "0.1"},
             "which can't be reached (Connection refused)",
+        ),
+        (torchrun(0, local_size=1), "set HOROVOD_TOKEN on each host to the same text"),
+        (INDEXED_POD, "give the Job a headless service"),
+        (
+            {**torchrun(1, address="no-such-host.invalid"), "LOCAL_WORLD_SIZE": "1", "HOROVOD_TOKEN": "a-secret"},
+            "rank 0 should open a coordinator at no-such-host.invalid:",
         ),
         ({"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}, "do not name the run"),
         ({**openmpi(1), "HOROVOD_START_TIMEOUT": "0.2"}, "rank 0 did not call hvd.init() within 0.2 s of rank 1"),

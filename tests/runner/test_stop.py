@@ -105,7 +105,8 @@ def test_the_second_and_third_ctrl_c_are_for_deaf_ranks(launch: Launch, program:
 
 
 def test_a_deaf_rank_is_killed_after_its_grace(launch: Launch, program: Program) -> None:
-    launched = launch("-np", "2", *program(f"if rank == 1: print('ready'); sys.exit(4)\n{DEAF}"))
+    source = f"if rank == 1: print('ready'); sys.exit(4)\n{DEAF}"
+    launched = launch("-np", "2", *program(source), graces={"failure_grace_s": 0.2, "stop_grace_s": 0.5})
     family = ready(launched, 2)
     code, _, err = launched.finish()
     assert code == 4

@@ -17,7 +17,7 @@ from horovod.common import util
 
 @pytest.mark.parametrize(
     "name",
-    ["tensorflow", "tensorflow.keras", "keras", "mxnet", "jax", "ray", "spark", "spark.torch", "tensorflow.data"],
+    ["keras", "mxnet", "jax", "ray", "spark", "spark.torch"],
 )
 def test_importing_it_says_so(name: str) -> None:
     with pytest.raises(ImportError, match=r"is not there in this version of Horovod \(.+\): .+\.$") as error:
@@ -26,9 +26,17 @@ def test_importing_it_says_so(name: str) -> None:
 
 
 def test_what_is_not_there_is_neither_found_nor_built() -> None:
-    for name in ("tensorflow", "mxnet", "jax"):
+    for name in ("mxnet", "jax"):
         assert importlib.util.find_spec(f"horovod.{name}") is None
         assert not util.extension_available(name)
+
+
+def test_without_tensorflow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow", None)  # as if it were not installed
+    for name in [name for name in sys.modules if name.startswith("horovod.tensorflow")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ImportError, match=r"TensorFlow, which is not installed .* pip install 'horovod\[tensorflow\]'"):
+        importlib.import_module("horovod.tensorflow")
 
 
 def test_another_name_is_python_s_own_error() -> None:

@@ -1,12 +1,12 @@
-"""Real worlds for the tests of horovod.torch: N processes, an embedded coordinator, a chosen transport.
+"""Real worlds for the tests of frameworks: N processes, an embedded coordinator, a chosen transport.
 
 The transport "hosts" makes every two ranks one host (by name), which share memory with each other and nobody else.
 
-Importing torch costs more than most tests, so the processes are forked from one that has done so (fork_server.py), and
-a `World` is a set of them that run many test functions one after the other. `world.run(function, *arguments)` runs it
-on every rank (`function` may call hvd.rank()) and returns the results in rank order; `world.outcomes(...)` returns
-errors as values, for tests that expect some. Functions travel by cloudpickle; those of test modules are imported by the
-processes.
+Importing a framework costs more than most tests, so the processes are forked from one that has done so
+(fork_server.py), and a `World` is a set of them that run many test functions one after the other.
+`world.run(function, *arguments)` runs it on every rank (`function` may call hvd.rank()) and returns the results in rank
+order; `world.outcomes(...)` returns errors as values, for tests that expect some. Functions travel by cloudpickle;
+those of test modules are imported by the processes.
 
 Nothing waits for ever: after `deadline_seconds` the ranks that have not answered print their stacks, the processes are
 killed and the test fails. A world in which something unexpected happened is `broken` and must not be used again.
@@ -42,10 +42,16 @@ class Outcome:
 
 
 class World:
-    """coordinator: arguments of the EmbeddedCoordinator, such as shorter limits."""
+    """preloaded: the module of what the ranks have imported. coordinator: arguments of the EmbeddedCoordinator, such as
+    shorter limits."""
 
     def __init__(
-        self, size: int, transport: str = "shm", environment: dict[str, str] | None = None, **coordinator: Any
+        self,
+        size: int,
+        transport: str = "shm",
+        environment: dict[str, str] | None = None,
+        preloaded: str = "preloaded_ranks",
+        **coordinator: Any,
     ) -> None:
         from horovod.coordinator.server import EmbeddedCoordinator  # the ranks do not need it
 
@@ -53,6 +59,7 @@ class World:
         self.transport = transport
         self.broken = False
         self._environment = environment or {}
+        self._preloaded = preloaded
         self._processes: list[fork_server.Forked] = []
         self._pipes: list[Connection] = []
         self._coordinator = EmbeddedCoordinator(**coordinator)
@@ -84,7 +91,7 @@ class World:
         }
         if self.transport == "hosts":
             environment |= {"HOROVOD_TRANSPORT": "auto", "HOROVOD_HOSTNAME": f"host-{rank // 2}"}
-        process = fork_server.shared("preloaded_ranks").start(environment, [theirs.fileno()])
+        process = fork_server.shared(self._preloaded).start(environment, [theirs.fileno()])
         theirs.close()
         if rank < len(self._processes):  # in place of one that ended
             self._pipes[rank].close()
@@ -224,20 +231,17 @@ class Keeper:
 
 
 def _ready() -> None:
-    import horovod.torch as hvd
+    from horovod.common import basics
 
-    hvd.init()
+    basics.init()
 
 
-def serve(pipe: Connection) -> None:
-    """What a rank does: runs what it is sent until nobody is left to send."""
+def serve(pipe: Connection, begin: Callable[[], object]) -> None:
+    """What a rank does: runs what it is sent until nobody is left to send. begin: called before each function."""
     import faulthandler
-
-    import torch
 
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored when the tests run in the background of a shell
-    torch.set_num_threads(1)
     while True:
         try:
             request = pipe.recv_bytes()
@@ -245,7 +249,7 @@ def serve(pipe: Connection) -> None:
             return
         try:
             function, arguments, options = cloudpickle.loads(request)
-            torch.manual_seed(0)
+            begin()
             outcome = Outcome(function(*arguments, **options))
         except (Exception, pytest.fail.Exception) as error:
             outcome = Outcome(error=error, text=traceback.format_exc())

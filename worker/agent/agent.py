@@ -96,6 +96,11 @@ class LocalAgent:
         return self._outcomes
 
     @property
+    def started(self) -> int:
+        """How many processes were started."""
+        return len(self._processes)
+
+    @property
     def stopping(self) -> bool:
         """Whether `stop` was called."""
         return self._requested

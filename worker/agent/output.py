@@ -23,6 +23,7 @@ Stream = Literal["stdout", "stderr"]
 LINE_LIMIT_BYTES = 1 << 20  # a longer line is shown in pieces
 QUEUE_LIMIT_BYTES = 1 << 20
 UPDATE_INTERVAL_S = 10.0  # how often a progress bar leaves a line in a log file
+_LAUNCHER: tuple[int, Stream] = (-1, "stderr")  # whose status line is the launcher's own
 _END = re.compile(rb"\r?\n|\r")
 
 
@@ -221,6 +222,28 @@ class Console:
         """A line of the launcher itself, on stderr."""
         self._writer.put(self._descriptors["stderr"], self._above_status(sentence.encode() + b"\n", "stderr"))
 
+    @property
+    def has_terminal(self) -> bool:
+        """Whether `status` shows anything."""
+        return self._terminal["stderr"]
+
+    def status(self, sentence: str) -> None:
+        """The launcher's line at the bottom of a terminal, "" to take it away. A progress bar of a rank replaces it."""
+        if not self.has_terminal or self._status not in (None, _LAUNCHER):
+            return
+        terminal, prefix = self._descriptors["stderr"], self._prefix(_LAUNCHER)
+        width = os.get_terminal_size(terminal).columns or 80
+        text = sentence.encode()[: max(width - len(prefix) - 1, 0)]  # a longer one would leave its first line behind
+        if text == self._pending.get(_LAUNCHER, b""):
+            return
+        if text:
+            self._pending[_LAUNCHER], self._status = text, _LAUNCHER
+            self._writer.put(terminal, b"\r" + prefix + text + b"\x1b[K")
+        else:
+            del self._pending[_LAUNCHER]
+            self._status = None
+            self._writer.put(terminal, b"\r\x1b[K")
+
     def close(self, timeout_s: float | None = None) -> bool:
         """Waits until everything is written; False when it was given up after `timeout_s`."""
         written = self._writer.close(timeout_s)
@@ -236,6 +259,8 @@ class Console:
 
     def _prefix(self, key: tuple[int, Stream]) -> bytes:
         rank, stream = key
+        if key == _LAUNCHER:
+            return b"horovodrun: "
         when = time.strftime("%a %b %d %H:%M:%S %Y", self._wall_clock()) if self._timestamps else ""
         return f"{when}[{rank}]<{stream}>:".encode()
 
@@ -251,6 +276,7 @@ class Console:
         if not text:
             return b""
         self._pending[key] = text
+        self._pending.pop(_LAUNCHER, None)
         if self._terminal[key[1]]:
             self._status = key
             return b"\r" + self._prefix(key) + text + b"\x1b[K"

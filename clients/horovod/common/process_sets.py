@@ -149,6 +149,11 @@ def register(process_set: ProcessSet, set_id: int) -> None:
     _registered[set_id] = process_set
 
 
+def registered(set_id: int) -> ProcessSet | None:
+    """The process set with this id, but for the global one; None: there is none."""
+    return _registered.get(set_id)
+
+
 def forget_all() -> None:
     """After shutdown no set is registered any more."""
     for process_set in _registered.values():

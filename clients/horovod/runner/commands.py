@@ -85,6 +85,12 @@ def _parser() -> Parser:
     return parser
 
 
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command, for completion and the manual."""
+    found = next(one for one in _parser()._actions if isinstance(one, argparse._SubParsersAction))
+    return dict(found.choices)
+
+
 def _fail(sentence: str, code: int) -> int:
     print(f"horovodrun: {sentence}", file=sys.stderr)
     return code

@@ -68,6 +68,9 @@ def make_parser() -> Parser:
     parser.add_argument("-v", "--version", action="version", version=__version__)
     parser.add_argument("-np", "--num-proc", type=int, metavar="N", help="number of processes")
     parser.add_argument("-cb", "--check-build", action="store_true", help="show what this build can do, and exit")
+    parser.add_argument(
+        "--completion", choices=("bash", "zsh", "fish"), metavar="SHELL", help="print a completion script, and exit"
+    )
     parser.add_argument("--disable-cache", action="store_true", help="accepted; nothing is cached")
     parser.add_argument("--output-filename", metavar="DIR", help="also write DIR/rank.N/stdout and stderr")
     parser.add_argument(
@@ -131,7 +134,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     end = _command_start(parser, argv)
     args = parser.parse_args(argv[:end])
     args.command = list(argv[end + 1 :] if argv[end : end + 1] == ["--"] else argv[end:])
-    if args.check_build:
+    if args.check_build or args.completion:
         return args
     if args.num_proc is None and not lsf.present(os.environ):
         parser.error("-np is missing: say how many processes to start, for example -np 2")

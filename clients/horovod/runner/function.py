@@ -130,6 +130,7 @@ def run(
 def _run_in_thread(job: Job, guardian: Guardian, directory: Path | None, verbose: bool) -> list[Outcome]:
     """Runs the job in a thread of its own: the caller's may have an event loop already, as in a notebook."""
     from horovod.runner.job import run_job
+    from horovod.runner.progress import Progress
 
     agents: list[tuple[LocalAgent, asyncio.AbstractEventLoop]] = []
     outcomes: list[Outcome] = []
@@ -151,7 +152,8 @@ def _run_in_thread(job: Job, guardian: Guardian, directory: Path | None, verbose
 
     def body() -> None:
         try:
-            outcomes.extend(run_job(job, console, guardian, on_start))
+            progress = Progress(console, job.host_names, verbose=verbose)
+            outcomes.extend(run_job(job, console, guardian, on_start, progress))
         except BaseException as error:
             errors.append(error)
 

@@ -12,12 +12,13 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from horovod.coordinator.core.ranks import Seat, assign
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.runner.progress import Progress, Seen, seen_by
 from horovod.telemetry import otel, tracing
 from horovod.worker.agent.agent import LocalAgent, Outcome, Slot
 from horovod.worker.agent.gpus import pinned
@@ -103,7 +104,11 @@ def terminal_size(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def run_job(
-    job: Job, console: Console, guardian: Guardian, on_start: Callable[[LocalAgent], None] = lambda agent: None
+    job: Job,
+    console: Console,
+    guardian: Guardian,
+    on_start: Callable[[LocalAgent], None] = lambda agent: None,
+    progress: Progress | None = None,
 ) -> list[Outcome]:
     """Runs `job` to its end and returns how the ranks ended, first to end first.
 
@@ -124,7 +129,13 @@ def run_job(
         ]
         if settings.pin_gpus:
             slots = pinned(slots)
-        return asyncio.run(_run(slots, console, guardian, on_start))
+        agent = LocalAgent(console, guardian)
+
+        def look() -> Seen:
+            assert coordinator.server is not None
+            return seen_by(coordinator.server.overview(), settings.job, agent.started)
+
+        return asyncio.run(_run(agent, slots, console, on_start, progress.show(look) if progress else None))
 
 
 @contextlib.contextmanager
@@ -139,11 +150,20 @@ def _traced(coordinator: EmbeddedCoordinator, ranks: int) -> Iterator[dict[str, 
 
 
 async def _run(
-    slots: Sequence[Slot], console: Console, guardian: Guardian, on_start: Callable[[LocalAgent], None]
+    agent: LocalAgent,
+    slots: Sequence[Slot],
+    console: Console,
+    on_start: Callable[[LocalAgent], None],
+    progress: Coroutine[None, None, None] | None,
 ) -> list[Outcome]:
-    agent = LocalAgent(console, guardian)
+    shown = asyncio.create_task(progress) if progress is not None else None
     on_start(agent)
-    outcomes = await agent.run(slots)
+    try:
+        outcomes = await agent.run(slots)
+    finally:
+        if shown is not None:
+            shown.cancel()
+            await asyncio.wait([shown])
     # Signals must still be seen while a slow reader takes the last lines, so this waits in small steps.
     loop = asyncio.get_running_loop()
     give_up_at: float | None = None

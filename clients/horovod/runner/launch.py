@@ -81,7 +81,7 @@ def run_commandline(argv: Sequence[str] | None = None) -> None:
     try:
         args = _parse_and_warn(argv)
         verbose = args.verbose
-        code = _check_build() if args.check_build else _launch(args)
+        code = _show(args) if args.check_build or args.completion else _launch(args)
     except KeyboardInterrupt:
         code = _INTERRUPTED
     except Exception as error:
@@ -122,10 +122,16 @@ def _open_standard_descriptors() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
 
 
-def _check_build() -> int:
-    from horovod.runner.check_build import check_build
+def _show(args: argparse.Namespace) -> int:
+    """What needs no job."""
+    if args.completion:
+        from horovod.runner.completion import script
 
-    print(check_build(), end="")
+        print(script(args.completion, flags.make_parser(), commands.parsers()), end="")
+    else:
+        from horovod.runner.check_build import check_build
+
+        print(check_build(), end="")
     return 0
 
 
@@ -136,6 +142,7 @@ def _launch(args: argparse.Namespace) -> int:
     with Guardian() as guardian:  # before anything that makes threads, so that nothing can come between
         # gRPC and the coordinator are loaded after the checks: a mistake is answered at once.
         from horovod.runner.job import Job, run_job, share_of_cores, terminal_size, threads_in_words
+        from horovod.runner.progress import Progress
         from horovod.runner.report import exit_code, explain, first_failure
 
         threads = share_of_cores(environ, len(hosts))
@@ -148,7 +155,8 @@ def _launch(args: argparse.Namespace) -> int:
             console.note(f"horovodrun: {threads_in_words(threads)}")
         with _Control(console, writer) as control:
             try:
-                outcomes = run_job(job, console, guardian, control.attach)
+                progress = Progress(console, job.host_names, verbose=args.verbose)
+                outcomes = run_job(job, console, guardian, control.attach, progress)
             except OSError as error:
                 raise RefusedError(f"The job could not be started: {_in_words(error)}.", _FAILED) from error
             finally:

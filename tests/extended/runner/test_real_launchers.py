@@ -1,4 +1,4 @@
-"""Programs started by the real mpirun, mpiexec.hydra and srun, without horovodrun.
+"""Programs started by the real mpirun, mpiexec.hydra, torchrun and srun, and in pods, without horovodrun.
 
 Slurm's daemons are started here, for one host, where they are installed and the tests run as root.
 """
@@ -6,6 +6,7 @@ Slurm's daemons are started here, for one host, where they are installed and the
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import socket
@@ -148,6 +149,83 @@ def _free_ports(count: int) -> list[int]:
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [one.getsockname()[1] for one in sockets]
+
+
+# -- torchrun ----------------------------------------------------------------------------------------------------------
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+needs_pytorch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
+
+
+@needs_pytorch
+def test_processes_of_torchrun_are_ranks_and_again_after_a_restart(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    program = tmp_path / "program.py"
+    program.write_text(
+        PLACE
+        + f"""
+import signal
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    open({str(fifo)!r}, "rw"[hvd.rank()]).close()  # both have printed
+    if hvd.rank() == 1:
+        os._exit(3)
+    signal.pause()  # torchrun ends it
+"""
+    )
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", str(program)]
+    done = run(command, GIVEN="RANK,WORLD_SIZE,LOCAL_RANK")
+    assert lines(done) == ["0 2 0 2 0 1", "0 2 0 2 0 1", "1 2 1 2 0 1", "1 2 1 2 0 1"]
+
+
+@needs_pytorch
+def test_torchrun_on_two_hosts_meets_near_its_port(tmp_path: Path) -> None:
+    port = 23_000 + os.getpid() % 100 * 64
+    program = tmp_path / "program.py"
+    program.write_text(
+        PLACE
+        + """
+from horovod.worker.runtime.context import current
+near = int(current().session.address.rpartition(":")[2]) - int(os.environ["MASTER_PORT"])
+assert 16 <= near < 64, near
+"""
+    )
+    nodes = [*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port"]
+    environ = {"HOROVOD_TOKEN": "a-secret", "GIVEN": "RANK,WORLD_SIZE,RANK"}
+    ended = both([[*nodes, str(port), "--node-rank", str(node), str(program)] for node in (0, 1)], environ)
+    assert [(code, out) for code, out, _ in ended] == [(0, f"{rank} 2 {rank} 2 0 1\n") for rank in (0, 1)], ended
+
+
+def both(commands: list[list[str]], environ: dict[str, str]) -> list[tuple[int, str, str]]:
+    """Exit code, stdout and stderr of commands that run at the same time."""
+    processes = [
+        subprocess.Popen(
+            command, env={**os.environ, **environ}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for command in commands
+    ]
+    try:
+        outputs = [process.communicate(timeout=DEADLINE_S) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
+
+
+# -- Kubernetes --------------------------------------------------------------------------------------------------------
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare(1)")
+def test_pods_of_an_indexed_job_find_each_other_by_their_names(tmp_path: Path) -> None:
+    """As the kubelet sets them up: a host name, and /etc/hosts with the name that the headless service gives."""
+    hosts = tmp_path / "hosts"
+    names = [f"127.0.0.1{index} train-{index}.pods.default.svc.cluster.local train-{index}\n" for index in (0, 1)]
+    hosts.write_text("127.0.0.1 localhost\n" + "".join(names))
+    pods = [
+        f"mount --bind {hosts} /etc/hosts && hostname train-{index} && "
+        f"HOSTNAME=train-{index} JOB_COMPLETION_INDEX={index} exec {sys.executable} -c '{ALONE}'"
+        for index in (1, 0)
+    ]
+    commands = [["unshare", "--mount", "--uts", "sh", "-c", pod] for pod in pods]
+    ended = both(commands, {"HOROVOD_SIZE": "2", "HOROVOD_TOKEN": "a-secret"})
+    assert [one[:2] for one in ended] == [(0, "1 of 2\n"), (0, "0 of 2\n")], ended
 
 
 # -- Slurm -------------------------------------------------------------------------------------------------------------

@@ -8,25 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from horovod.runner.clusters import openmpi, pmi, slurm
+from horovod.runner.clusters import jsrun, kubernetes, openmpi, pbs, pmi, slurm, torchrun
 from horovod.runner.clusters.task import Task
 from horovod.worker.settings import Settings
 
-# In the order in which they are asked. An mpirun inside of a Slurm allocation leaves Slurm's variables of the step in
-# which its own helpers run, so Open MPI is first; a srun with PMI sets the variables of both, and Slurm's say more.
+# In the order in which they are asked: the one that started the process itself before those that started its launcher,
+# whose variables the process inherits. torchrun is started by all of them, one for each host, and starts none of them.
+# An mpirun inside of a Slurm allocation leaves Slurm's variables of the step in which its own helpers run; a srun with
+# PMI sets the variables of both, and Slurm's say more. Whoever sets RANK and WORLD_SIZE by hand is last.
 CLUSTERS: dict[str, Callable[[Mapping[str, str]], Task | None]] = {
+    "torchrun": torchrun.find,
+    "jsrun": jsrun.find,
     "openmpi": openmpi.find,
     "slurm": slurm.find,
     "pmi": pmi.find,
+    "pbs": pbs.find,
+    "pytorch": torchrun.find_by_hand,
+    "kubernetes": kubernetes.find,
 }
+_SIZE_IS_GIVEN = ("kubernetes",)  # these do not tell how many processes there are; HOROVOD_SIZE does
 
 
 def task_of(settings: Settings, environ: Mapping[str, str]) -> Task | None:
     """What a launcher says of this process; None where none started it together with others, or where `settings` say
     who it is themselves (size or rank) or HOROVOD_CLUSTER=none. ValueError where variables contradict themselves."""
-    if settings.cluster == "none" or settings.size is not None or settings.rank is not None:
+    if settings.cluster == "none" or settings.rank is not None:
         return None
-    names = CLUSTERS if settings.cluster == "auto" else (settings.cluster,)
+    names = tuple(CLUSTERS) if settings.cluster == "auto" else (settings.cluster,)
+    if settings.size is not None:
+        names = tuple(name for name in names if name in _SIZE_IS_GIVEN)
+        if not names:
+            return None
+        environ = {**environ, "HOROVOD_SIZE": str(settings.size)}  # it may be an argument of hvd.init()
     found = next((task for name in names if (task := CLUSTERS[name](environ)) is not None), None)
     if found is None and settings.cluster != "auto":
         raise ValueError(

@@ -48,7 +48,7 @@ FAILED_EXIT_WAIT_S = 2.0
 _LOOK_S = 0.02
 _CONNECT_S = 5.0
 _CONNECT_AGAIN_S = 0.2
-_PORTS = range(20_000, 32_000)  # below those that the kernel gives to connections
+_PORTS = range(20_000, 32_000)  # below those that the kernel gives to connections; some launchers say others
 
 
 @dataclass
@@ -157,7 +157,8 @@ def _ancestor(task: Task) -> list[str]:
 def _meet_between_hosts(task: Task, host: str, token: str, settings: Settings) -> _Met:
     # Who does not know the token can't compute the port either, and so can't listen there before rank 0 does.
     digest = hmac.digest(token.encode(), chr(0).join(task.run).encode(), "sha256")
-    port = _PORTS[int.from_bytes(digest[:8], "big") % len(_PORTS)]
+    ports = task.ports or _PORTS
+    port = ports[int.from_bytes(digest[:8], "big") % len(ports)]
     if task.rank != 0:
         _await_listener(task, host, port, time.monotonic() + settings.start_timeout_seconds)
         return _Met(os.getpid(), f"{host}:{port}", token)
@@ -190,7 +191,8 @@ def _await_listener(task: Task, host: str, port: int, deadline: float) -> None:
             socket.create_connection((host, port), timeout=_CONNECT_S).close()
             return
         except OSError as error:
-            if time.monotonic() > deadline or isinstance(error, socket.gaierror):
+            unknown = isinstance(error, socket.gaierror) and not task.name_may_come
+            if time.monotonic() > deadline or unknown:
                 raise StartError(
                     f"{_they(task)}, and rank 0 should open a coordinator at {host}:{port}, which can't be reached "
                     f"({error.strerror or error}). See what rank 0 does and whether that host lets others connect, or "
@@ -211,10 +213,14 @@ def _own_address() -> str:
 def _what_is_missing(task: Task) -> str:
     start = f"{_they(task)} on several hosts"
     if task.first_host is not None:
+        share = task.meeting_advice or f"write `export HOROVOD_TOKEN=$(openssl rand -hex 32)` before {task.launcher}"
         return (
-            f"{start}. They find each other by themselves once they share a secret that no other user knows: write "
-            f"`export HOROVOD_TOKEN=$(openssl rand -hex 32)` before {task.launcher}. Or start horovod-coordinator and "
-            "set HOROVOD_COORDINATOR and HOROVOD_TOKEN."
+            f"{start}. They find each other by themselves once they share a secret that no other user knows: {share}. "
+            "Or start horovod-coordinator and set HOROVOD_COORDINATOR and HOROVOD_TOKEN."
+        )
+    if task.no_host:
+        return (
+            f"{start}, but {task.no_host} Or start horovod-coordinator and set HOROVOD_COORDINATOR and HOROVOD_TOKEN."
         )
     return (
         f"{start}, and does not tell them which one rank 0 is on. Run `horovod-coordinator --listen 0.0.0.0:29400 "

@@ -1,4 +1,4 @@
-"""Processes that Open MPI's mpirun (mpiexec, prterun) or IBM's jsrun started: OMPI_COMM_WORLD_*.
+"""Processes that Open MPI's mpirun (mpiexec, prterun) started: OMPI_COMM_WORLD_*.
 
 All of them see how many there are and how many on their host, and nothing of where rank 0 is when there are several
 hosts: OMPI_MCA_orte_hnp_uri leads to mpirun, which may run elsewhere.
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from horovod.runner.clusters.task import Task, number
 
 # Which run this is: the name of the job, and the address of the server that mpirun has on this host for this run.
-_RUN = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMIX_SERVER_URI2", "PMIX_SERVER_URI41", "JSM_NAMESPACE_ID")
+_RUN = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMIX_SERVER_URI2", "PMIX_SERVER_URI41")
 
 
 def find(environ: Mapping[str, str]) -> Task | None:

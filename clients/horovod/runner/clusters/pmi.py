@@ -1,4 +1,4 @@
-"""Processes started by PMI or PMIx: mpiexec of MPICH, Intel MPI and MVAPICH (PMI_*), jsrun (JSM_*), prun (PMIX_*).
+"""Processes started by PMI or PMIx: mpiexec of MPICH, Intel MPI and MVAPICH (PMI_*), prun (PMIX_*).
 
 PMI's variables tell no name of the run, but all processes of a host have its helper (hydra_pmi_proxy) as an ancestor.
 Of PMIx alone, without a launcher that sets variables of its own, only the rank is there.
@@ -22,11 +22,6 @@ def find(environ: Mapping[str, str]) -> Task | None:
     if rank is not None and size is not None:
         local_size = number(environ, "MPI_LOCALNRANKS")
         return Task("mpiexec", rank, size, local_size == size, ancestor="pmi_proxy", variable_option=_OPTION)
-    rank, size = number(environ, "JSM_NAMESPACE_RANK"), number(environ, "JSM_NAMESPACE_SIZE")
-    if rank is not None and size is not None:
-        run = tuple(environ[name] for name in ("LSB_JOBID", "JSM_NAMESPACE_ID") if name in environ)
-        one_host = number(environ, "JSM_NAMESPACE_LOCAL_SIZE") == size
-        return Task("jsrun", rank, size, one_host, run=run, variable_option="jsrun -E HOROVOD_COORDINATOR=HOST:29400")
     rank = number(environ, "PMIX_RANK")
     if rank:  # rank 0 may be alone
         raise ValueError(

@@ -20,6 +20,10 @@ class Task:
     ancestor: str = ""
     first_host: str | None = None  # the host of rank 0, by a name that the others can connect to; None: not told
     variable_option: str = ""  # how a user gives all processes a variable
+    meeting_advice: str = ""  # how a user gives all processes one secret; "": by export before the launcher
+    no_host: str = ""  # where the launcher could tell the host of rank 0 and does not: what to do so that it does
+    name_may_come: bool = False  # the name `first_host` may be unknown until the process there runs
+    ports: range | None = None  # for the coordinator of rank 0 between hosts; None: those of join.py
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:

@@ -1,0 +1,81 @@
+"""The options in docs/launcher.md, made from the parser: `python -m horovod.runner.manual docs/launcher.md`.
+
+Everything else on that page is written by hand; this replaces what stands between the two marks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from horovod.runner import commands
+from horovod.runner.flags import make_parser
+from horovod.worker.settings import SETTINGS
+
+BEGIN = "<!-- made by `python -m horovod.runner.manual docs/launcher.md` -->"
+END = "<!-- until here -->"
+_SETTINGS = "settings"  # the group of the parser; its options are told in docs/settings.md
+
+
+def with_options(page: str) -> str:
+    """The page with the options of today. ValueError where the marks are missing."""
+    before, begin, rest = page.partition(f"{BEGIN}\n")
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"The page needs the lines {BEGIN} and {END}, between which the options belong.")
+    return f"{before}{begin}{options(make_parser())}{_commands(commands.parsers())}\n{end}{after}"
+
+
+def options(parser: argparse.ArgumentParser) -> str:
+    """A heading for each group of the parser and a table of its options, without those that --help hides."""
+    blocks = []
+    for group in parser._action_groups:
+        actions = [one for one in group._group_actions if one.option_strings and one.help is not argparse.SUPPRESS]
+        if not actions:
+            continue
+        title = "general" if group.title == "options" else str(group.title)
+        lines = [f"\n### {title[0].upper()}{title[1:]}\n"]
+        if group.title == _SETTINGS:
+            lines.append(
+                "Each is also an environment variable and a key of `--config-file`: [settings](settings.md).\n"
+            )
+        lines += ["| option | meaning |", "|---|---|", *(_line(one) for one in actions)]
+        blocks.append("\n".join(lines))
+    return "\n".join(blocks) + "\n"
+
+
+def _commands(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
+    """A heading, the usage and a table for each command in place of a program."""
+    blocks = ["\n### Commands\n\nWhere the first word is one of these, no job is started.\n"]
+    for parser in parsers.values():
+        usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
+        text = " ".join(part for part in (parser.description,) if part)
+        lines = [f"\n**`{usage}`** {text}\n", "| argument | meaning |", "|---|---|"]
+        lines += [_line(one) for one in parser._actions if one.help is not argparse.SUPPRESS and one.dest != "help"]
+        blocks.append("\n".join(lines) + "\n")
+    return "".join(blocks)
+
+
+def _line(action: argparse.Action) -> str:
+    names = ", ".join(f"`{name}`" for name in action.option_strings)
+    if not names:
+        names = f"`{action.metavar or action.dest}`"
+    elif action.nargs != 0 and action.metavar:
+        metavar = action.metavar if isinstance(action.metavar, str) else " ".join(action.metavar)
+        names += f" `{metavar}`"
+    shown = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
+    text = " ".join(shown.replace("|", "\\|").split())
+    setting = next((one for one in SETTINGS if one.flag in action.option_strings), None)
+    if setting is not None and setting.default not in (None, (), False):
+        value = setting.default
+        if setting.flag_scale != 1:
+            value //= setting.flag_scale
+        text += f" (default {'on' if value is True else f'{value:g}' if isinstance(value, float) else value})"
+    return f"| {names} | {text} |"
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    target.write_text(with_options(target.read_text(encoding="utf-8")), encoding="utf-8")

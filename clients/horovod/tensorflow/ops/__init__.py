@@ -1,0 +1,46 @@
+"""The collectives on TensorFlow's tensors, one module for each."""
+
+from horovod.tensorflow.autograph import as_it_is
+from horovod.tensorflow.ops.allgather import allgather, grouped_allgather
+from horovod.tensorflow.ops.allreduce import allreduce, grouped_allreduce
+from horovod.tensorflow.ops.alltoall import alltoall
+from horovod.tensorflow.ops.broadcast import broadcast, broadcast_
+from horovod.tensorflow.ops.join import join
+from horovod.tensorflow.ops.reducescatter import grouped_reducescatter, reducescatter
+from horovod.tensorflow.ops.world import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
+
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "broadcast",
+    "broadcast_",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "join",
+    "local_rank_op",
+    "local_size_op",
+    "process_set_included_op",
+    "rank_op",
+    "reducescatter",
+    "size_op",
+]
+
+as_it_is(
+    allgather,
+    allreduce,
+    alltoall,
+    broadcast,
+    broadcast_,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    join,
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    reducescatter,
+    size_op,
+)

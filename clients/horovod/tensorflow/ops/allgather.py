@@ -1,0 +1,100 @@
+"""hvd.allgather and its grouped form: the rows of all ranks, one after the other in rank order.
+
+Ranks may contribute different numbers of rows (also none); all other dimensions must agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.common.basics import Average
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow.library import OPS, process_set_of
+from horovod.tensorflow.names import Named, another, named, of_gradient
+from horovod.tensorflow.ops.allreduce import _reduce
+from horovod.tensorflow.ops.calls import by_dtype, dense, id_of, node_attributes
+
+
+def allgather(
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """The concatenation of every rank's `tensor` along the first dimension, in rank order. Differentiable.
+
+    The gradient is the average over the ranks of the result's gradient, cut to this rank's rows. Example, on ranks 0
+    and 1:
+
+        >>> hvd.allgather(tf.fill([hvd.rank() + 1, 2], hvd.rank())).numpy().tolist()
+        [[0, 0], [1, 1], [1, 1]]
+
+    Args:
+        tensor: with at least one dimension; of a dtype as for `allreduce`, or bool. The shape may differ between ranks
+            in the first dimension only, which may be 0.
+        name, ignore_name_scope, process_set: as for `allreduce`.
+
+    Raises what `allreduce` does; tf.errors.FailedPreconditionError for a scalar.
+    """
+    tensor = dense(tensor, "allgather", name)
+    called = named("allgather", "HorovodAllgather", name, tensor, ignore_name_scope)
+    return _gather(tensor, called, id_of(process_set, "Allgather"))
+
+
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Tensor]:
+    """`allgather` of several tensors as one operation; a list of new tensors in the order given. Differentiable.
+
+    Each tensor has a shape and dtype as for `allgather`; they may differ within the list, which may be empty. Example,
+    on ranks 0 and 1:
+
+        >>> [one.numpy().tolist() for one in hvd.grouped_allgather([tf.constant([hvd.rank()]), tf.ones(hvd.rank())])]
+        [[0, 1], [1.0]]
+
+    Raises what `allgather` does.
+    """
+    made = [dense(tensor, "grouped_allgather", name) for tensor in tensors]
+    if not made:
+        return made
+    called = named("grouped_allgather", "HorovodGroupedAllgather", name, made[0], ignore_name_scope)
+    process_set_id = id_of(process_set, "Allgather")
+
+    def gather_part(part: Named, of_one_dtype: list[tf.Tensor]) -> Any:
+        return OPS.horovod_grouped_allgather(tensors=of_one_dtype, **node_attributes(part, process_set_id))
+
+    return by_dtype(made, called, gather_part)
+
+
+# -- the nodes and their gradients -------------------------------------------------------------------------------------
+def _gather(tensor: tf.Tensor, called: Named, process_set_id: int) -> tf.Tensor:
+    return OPS.horovod_allgather(tensor=tensor, **node_attributes(called, process_set_id))
+
+
+def _own_rows(gradient: Any, tensor: tf.Tensor, called: Named, process_set_id: int) -> tf.Tensor:
+    """The backward pass: the average of the gradient over the ranks, cut to the rows that this rank contributed."""
+    reduced = _reduce(tf.convert_to_tensor(gradient), called.as_kind("allreduce"), Average, 1.0, 1.0, process_set_id)
+    rows = tf.shape(tensor)[:1]
+    counts = _gather(rows, another(called, "allgather", "rows"), process_set_id)
+    first = tf.reduce_sum(counts[: process_set_of(process_set_id).rank()])
+    return reduced[first : first + rows[0]]
+
+
+@tf.RegisterGradient("HorovodAllgather")
+def _gradient(operation: Any, gradient: Any) -> tf.Tensor:
+    return _own_rows(gradient, operation.inputs[0], of_gradient(operation), operation.get_attr("process_set_id"))
+
+
+@tf.RegisterGradient("HorovodGroupedAllgather")
+def _grouped_gradient(operation: Any, *gradients: Any) -> list[tf.Tensor]:
+    called, process_set_id = of_gradient(operation), operation.get_attr("process_set_id")
+    return [
+        _own_rows(gradient, tensor, another(called, "allgather", str(place)), process_set_id)
+        for place, (gradient, tensor) in enumerate(zip(gradients, operation.inputs, strict=True))
+    ]

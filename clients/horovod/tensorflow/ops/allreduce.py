@@ -1,0 +1,216 @@
+"""hvd.allreduce and its grouped form.
+
+    result = postscale_factor * REDUCE(prescale_factor * tensor)      element by element over the ranks
+
+REDUCE is `op`: Average (the default; the sum divided by the number of ranks), Sum, Min, Max or Product. For integers
+each multiplication by a factor is done in double precision and truncated toward zero, and Sum wraps around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.common.basics import Sum
+from horovod.common.ops.compression import compressed, compressed_group
+from horovod.common.ops.specs import reduce_op
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow.autograph import as_it_is
+from horovod.tensorflow.compression import Compression, Compressor
+from horovod.tensorflow.library import OPS
+from horovod.tensorflow.names import Named, named, of_gradient
+from horovod.tensorflow.ops.calls import by_dtype, check_op, dense, id_of, node_attributes
+from horovod.tensorflow.ops.sparse import sparse_allreduce
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+) -> Any:
+    """The reduction of `tensor` over all ranks, as a new tensor of the same shape and dtype. Differentiable.
+
+    Every rank of `process_set` must call it with the same shape, dtype and op. Its gradient is the same allreduce of
+    the gradient. Example, on ranks 0 and 1:
+
+        >>> hvd.allreduce(tf.constant([1.0, hvd.rank()]))
+        <tf.Tensor: shape=(2,), dtype=float32, numpy=array([1. , 0.5], dtype=float32)>
+
+    Args:
+        tensor: integers of 8 to 64 bits, signed or not, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64
+            or (but for Average) bool. Of tf.IndexedSlices, rows of all ranks are gathered; the result is one, too.
+        average: deprecated, use op.
+        device_dense, device_sparse: of the operation; "" is where TensorFlow puts it.
+        compression: how the tensor travels, for example Compression.fp16.
+        op: hvd.Average, Sum, Min, Max, Product, or Adasum (docs/algorithms.md), which takes floating-point tensors in
+            the global process set.
+        prescale_factor: multiplies the tensor before the reduction.
+        postscale_factor: multiplies the result.
+        name: matches the call across ranks; without one, eager calls match by their order, and those in a function by
+            the name of `tensor`.
+        process_set: the ranks that take part.
+        ignore_name_scope: the name does not begin with TensorFlow's name scope.
+
+    Raises:
+        ValueError, NotImplementedError: an op that does not exist, or not for this tensor.
+        tf.errors.InvalidArgumentError: a dtype that can't be sent, a name in flight already, a bad process set.
+        tf.errors.FailedPreconditionError: the ranks do not agree (the message says in what); before hvd.init().
+        tf.errors.UnknownError: a rank was lost.
+    """
+    op = reduce_op(op, average)
+    if isinstance(tensor, tf.IndexedSlices):
+        with tf.device(device_sparse):
+            return sparse_allreduce(
+                tensor, op, prescale_factor, postscale_factor, name, process_set, ignore_name_scope, compression
+            )
+    with tf.device(device_dense):
+        tensor = dense(tensor, "allreduce", name)
+        arguments = (name, op, prescale_factor, postscale_factor, ignore_name_scope, process_set)
+        return compressed(compression, tensor, _allreduce, *arguments)
+
+
+def _allreduce(
+    tensor: Any,
+    name: str | None = None,
+    op: int = Sum,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """`allreduce` of a dense tensor as it is. Scripts of older releases call it as hvd.mpi_ops._allreduce."""
+    tensor = dense(tensor, "allreduce", name)
+    check_op(op, tensor, process_set, "Allreduce")
+    called = named("allreduce", "HorovodAllreduce", name, tensor, ignore_name_scope)
+    return _reduce(tensor, called, op, prescale_factor, postscale_factor, id_of(process_set, "Allreduce"))
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> list[Any]:
+    """`allreduce` of several tensors as one operation: none is reduced before all are ready on all ranks.
+
+    Returns a list of new tensors in the order given. Differentiable. Example, on ranks 0 and 1:
+
+        >>> [one.numpy() for one in hvd.grouped_allreduce([tf.ones(2), tf.constant(hvd.rank())], op=hvd.Sum)]
+        [array([2., 2.], dtype=float32), 1]
+
+    Args:
+        tensors: each as for `allreduce`; shapes and dtypes may differ within the list, not between ranks. The list may
+            be empty. tf.IndexedSlices among them are gathered one by one.
+        average, device_dense, device_sparse, compression, op, prescale_factor, postscale_factor, process_set,
+            ignore_name_scope, name: as for `allreduce`.
+
+    Raises what `allreduce` does, for any of the tensors.
+    """
+    op = reduce_op(op, average)
+    tensors = list(tensors)
+    sparse = [place for place, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
+    results: list[Any] = [None] * len(tensors)
+    for place in sparse:
+        with tf.device(device_sparse):
+            of_its_own = None if name is None else f"{name}.{place}"
+            results[place] = sparse_allreduce(
+                tensors[place],
+                op,
+                prescale_factor,
+                postscale_factor,
+                of_its_own,
+                process_set,
+                ignore_name_scope,
+                compression,
+            )
+    with tf.device(device_dense):
+        places = [place for place in range(len(tensors)) if place not in sparse]
+        group = [dense(tensors[place], "grouped_allreduce", name) for place in places]
+        arguments = (name, op, prescale_factor, postscale_factor, ignore_name_scope, process_set)
+        reduced = compressed_group(compression, group, _grouped_allreduce, *arguments)
+        for place, result in zip(places, reduced, strict=True):
+            results[place] = result
+    return results
+
+
+def _grouped_allreduce(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: int = Sum,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Tensor]:
+    """`grouped_allreduce` of dense tensors as they are."""
+    tensors = [dense(tensor, "grouped_allreduce", name) for tensor in tensors]
+    if not tensors:
+        return tensors
+    for tensor in tensors:
+        check_op(op, tensor, process_set, "Allreduce")
+    called = named("grouped_allreduce", "HorovodGroupedAllreduce", name, tensors[0], ignore_name_scope)
+    return _reduce_group(tensors, called, op, prescale_factor, postscale_factor, id_of(process_set, "Allreduce"))
+
+
+as_it_is(_allreduce, _grouped_allreduce)
+
+
+# -- the nodes and their gradients -------------------------------------------------------------------------------------
+def _reduce(
+    tensor: tf.Tensor, called: Named, op: int, prescale: float, postscale: float, process_set_id: int
+) -> tf.Tensor:
+    return OPS.horovod_allreduce(
+        tensor=tensor,
+        reduce_op=op,
+        prescale_factor=repr(float(prescale)),
+        postscale_factor=repr(float(postscale)),
+        **node_attributes(called, process_set_id),
+    )
+
+
+def _reduce_group(
+    tensors: Sequence[tf.Tensor], called: Named, op: int, prescale: float, postscale: float, process_set_id: int
+) -> list[tf.Tensor]:
+    def reduce_part(part: Named, of_one_dtype: list[tf.Tensor]) -> Any:
+        return OPS.horovod_grouped_allreduce(
+            tensors=of_one_dtype,
+            reduce_op=op,
+            prescale_factor=repr(float(prescale)),
+            postscale_factor=repr(float(postscale)),
+            **node_attributes(part, process_set_id),
+        )
+
+    return by_dtype(tensors, called, reduce_part)
+
+
+def _reduction_of(operation: Any) -> tuple[int, float, float, int]:
+    factors = (operation.get_attr(f"{name}_factor") for name in ("prescale", "postscale"))
+    return (operation.get_attr("reduce_op"), *map(float, factors), operation.get_attr("process_set_id"))
+
+
+@tf.RegisterGradient("HorovodAllreduce")
+def _gradient(operation: Any, gradient: Any) -> tf.Tensor:
+    return _reduce(tf.convert_to_tensor(gradient), of_gradient(operation), *_reduction_of(operation))
+
+
+@tf.RegisterGradient("HorovodGroupedAllreduce")
+def _grouped_gradient(operation: Any, *gradients: Any) -> list[tf.Tensor]:
+    tensors = [tf.convert_to_tensor(gradient) for gradient in gradients]
+    return _reduce_group(tensors, of_gradient(operation), *_reduction_of(operation))

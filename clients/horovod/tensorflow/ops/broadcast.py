@@ -1,0 +1,118 @@
+"""hvd.broadcast, and hvd.broadcast_ of variables: every rank gets the values of one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.common.basics import Average
+from horovod.common.ops.collectives import check_root
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow.library import OPS
+from horovod.tensorflow.names import Named, named, of_gradient
+from horovod.tensorflow.ops.allreduce import _reduce
+from horovod.tensorflow.ops.calls import by_dtype, dense, id_of, invalid, node_attributes
+from horovod.worker.runtime.context import current, is_initialized
+
+
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """Rank `root_rank`'s `tensor`, as a new tensor on every rank. Differentiable.
+
+    Every rank must call it with the same shape and dtype. The gradient on the root is the average of the gradients of
+    all ranks, elsewhere it is zero. Example, on ranks 0 and 1:
+
+        >>> hvd.broadcast(tf.constant([hvd.rank()]), root_rank=1).numpy()
+        array([1], dtype=int32)
+
+    Args:
+        tensor: of a dtype as for `allreduce`, or bool.
+        root_rank: a rank of the world, also for process sets.
+        name, ignore_name_scope, process_set: as for `allreduce`.
+
+    Raises what `allreduce` does; tf.errors.InvalidArgumentError for a root that is not one of the ranks.
+    """
+    tensor = dense(tensor, "broadcast", name)
+    called = named("broadcast", "HorovodBroadcast", name, tensor, ignore_name_scope)
+    process_set_id = id_of(process_set, "Broadcast")
+    _check_root(root_rank, process_set)
+    return OPS.horovod_broadcast(tensor=tensor, root_rank=int(root_rank), **node_attributes(called, process_set_id))
+
+
+def _check_root(root_rank: int, process_set: ProcessSet) -> None:
+    if is_initialized() and process_set.included():
+        try:
+            check_root(root_rank, process_set)
+        except ValueError as error:
+            raise invalid(str(error)) from None
+
+
+@tf.RegisterGradient("HorovodBroadcast")
+def _gradient(operation: Any, gradient: Any) -> tf.Tensor:
+    called, process_set_id = of_gradient(operation), operation.get_attr("process_set_id")
+    reduced = _reduce(tf.convert_to_tensor(gradient), called.as_kind("allreduce"), Average, 1.0, 1.0, process_set_id)
+    return reduced if current().world.rank == operation.get_attr("root_rank") else tf.zeros_like(reduced)
+
+
+def broadcast_(
+    variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Gives the variables the values that they have on `root_rank`, as one operation. Not differentiable.
+
+    Example, on ranks 0 and 1:
+
+        >>> counts = tf.Variable([hvd.rank(), 5])
+        >>> _ = hvd.broadcast_([counts], root_rank=1)
+        >>> counts.numpy()
+        array([1, 5], dtype=int32)
+
+    Args:
+        variables: tf.Variable, or keras.Variable on TensorFlow; of dtypes as for `allreduce`, or bool.
+        root_rank, name, process_set: as for `broadcast`.
+
+    Returns:
+        The variables as a list; in a v1 graph what to run in the session.
+
+    Raises:
+        ValueError: not all are resource variables, or not all reference variables (of v1 graphs).
+        What `broadcast` raises.
+    """
+    variables = [_variable(one) for one in variables]
+    kinds = {_is_resource(one) for one in variables}
+    if len(kinds) > 1:
+        raise ValueError("hvd.broadcast_: all variables must be resource variables, or all reference variables.")
+    if not variables:
+        return []
+    process_set_id = id_of(process_set, "Broadcast")
+    _check_root(root_rank, process_set)
+    values = [dense(one, "broadcast", name) for one in variables]
+    called = named("broadcast", "HorovodBroadcastInplace", name or "broadcast_variables", values[0])
+
+    def part(node: Named, of_one_dtype: list[tf.Tensor]) -> Any:
+        return OPS.horovod_grouped_broadcast(
+            tensors=of_one_dtype, root_rank=int(root_rank), **node_attributes(node, process_set_id)
+        )
+
+    received = by_dtype(values, called, part)
+    # TensorFlow keeps the memory of what is assigned, so nothing is copied but on the root.
+    assigned = [one.assign(value) for one, value in zip(variables, received, strict=True)]
+    return variables if tf.executing_eagerly() else assigned
+
+
+def _variable(given: Any) -> Any:
+    """The tf.Variable in a keras.Variable."""
+    value = given if isinstance(given, tf.Variable) else getattr(given, "value", None)
+    if not isinstance(value, tf.Variable):
+        raise ValueError(f"A tf.Variable is required, not {type(given).__name__}.")
+    return value
+
+
+def _is_resource(variable: Any) -> bool:
+    return getattr(variable, "handle", None) is not None

@@ -1,0 +1,167 @@
+"""hvd.reducescatter and its grouped form: a reduction of which every rank gets some rows.
+
+Of n rows in a world of s ranks the first n % s ranks get n // s + 1, the others n // s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.common.basics import Adasum, Average, Max, Min, Product, Sum
+from horovod.common.ops.compression import compressed, compressed_group
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow.compression import Compression, Compressor
+from horovod.tensorflow.library import OPS
+from horovod.tensorflow.names import Named, another, named, of_gradient
+from horovod.tensorflow.ops.allgather import _gather
+from horovod.tensorflow.ops.allreduce import _reduction_of
+from horovod.tensorflow.ops.calls import by_dtype, check_op, dense, id_of, node_attributes
+from horovod.tensorflow.ops.world import size_op
+
+
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> tf.Tensor:
+    """This rank's rows of the reduction of `tensor` over all ranks, as a new tensor. Differentiable.
+
+    Every rank must call it with the same shape, dtype and op. Example, on ranks 0 and 1:
+
+        >>> hvd.reducescatter(tf.constant([1.0, 2.0, 3.0]), op=hvd.Sum).numpy().tolist()
+        [2.0, 4.0]  # on rank 0; [6.0] on rank 1
+
+    Args:
+        tensor: with at least one dimension; of a dtype as for `allreduce`.
+        op: hvd.Average or hvd.Sum.
+        device_dense, compression, name, process_set, ignore_name_scope, prescale_factor, postscale_factor: as for
+            `allreduce`.
+
+    Raises what `allreduce` does; ValueError for a scalar, tf.errors.AbortedError for Min, Max and Product.
+    """
+    with tf.device(device_dense):
+        tensor = dense(tensor, "reducescatter", name)
+        arguments = (op, name, process_set, ignore_name_scope, prescale_factor, postscale_factor)
+        return compressed(compression, tensor, _reducescatter, *arguments)
+
+
+def _reducescatter(
+    tensor: tf.Tensor,
+    op: int,
+    name: str | None,
+    process_set: ProcessSet,
+    ignore_name_scope: bool,
+    prescale: float,
+    postscale: float,
+) -> tf.Tensor:
+    _check(op, tensor, process_set)
+    called = named("reducescatter", "HorovodReducescatter", name, tensor, ignore_name_scope)
+    return OPS.horovod_reducescatter(
+        tensor=tensor,
+        reduce_op=op,
+        prescale_factor=repr(float(prescale)),
+        postscale_factor=repr(float(postscale)),
+        **node_attributes(called, id_of(process_set, "Reducescatter")),
+    )
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+) -> list[tf.Tensor]:
+    """`reducescatter` of several tensors as one operation; a list of new tensors in the order given. Differentiable.
+
+    Each tensor has a shape and dtype as for `reducescatter`; they may differ within the list, which may be empty.
+    Example, on ranks 0 and 1:
+
+        >>> [one.numpy().tolist() for one in hvd.grouped_reducescatter([tf.ones([2]), tf.ones([2, 1])], op=hvd.Sum)]
+        [[2.0], [[2.0]]]
+
+    Raises what `reducescatter` does.
+    """
+    with tf.device(device_dense):
+        made = [dense(tensor, "grouped_reducescatter", name) for tensor in tensors]
+        arguments = (op, name, process_set, prescale_factor, postscale_factor)
+        return compressed_group(compression, made, _grouped_reducescatter, *arguments)
+
+
+def _grouped_reducescatter(
+    tensors: Sequence[tf.Tensor],
+    op: int,
+    name: str | None,
+    process_set: ProcessSet,
+    prescale: float,
+    postscale: float,
+) -> list[tf.Tensor]:
+    if not tensors:
+        return []
+    for tensor in tensors:
+        _check(op, tensor, process_set)
+    called = named("grouped_reducescatter", "HorovodGroupedReducescatter", name, tensors[0])
+    process_set_id = id_of(process_set, "Reducescatter")
+
+    def scatter_part(part: Named, of_one_dtype: list[tf.Tensor]) -> Any:
+        return OPS.horovod_grouped_reducescatter(
+            tensors=of_one_dtype,
+            reduce_op=op,
+            prescale_factor=repr(float(prescale)),
+            postscale_factor=repr(float(postscale)),
+            **node_attributes(part, process_set_id),
+        )
+
+    return by_dtype(tensors, called, scatter_part)
+
+
+def _check(op: int, tensor: tf.Tensor, process_set: ProcessSet) -> None:
+    if tensor.shape.rank == 0:
+        raise ValueError(
+            "Reducescatter: the tensor is a scalar, which has no rows to scatter. Use hvd.allreduce, or give it a "
+            "dimension with tf.reshape(tensor, [1])."
+        )
+    if op == Adasum:
+        raise NotImplementedError("Reducescatter does not support op=hvd.Adasum. Use hvd.Average or hvd.Sum.")
+    if op in (Min, Max, Product):
+        raise tf.errors.AbortedError(None, None, "Reducescatter supports op=hvd.Average and op=hvd.Sum only.")
+    check_op(op, tensor, process_set, "Reducescatter")
+
+
+# -- gradients ---------------------------------------------------------------------------------------------------------
+def _gathered(gradient: Any, operation: Any, called: Named) -> tf.Tensor:
+    """The backward pass: the gradients of all ranks' rows. Losses are averaged, so Sum counts once for every rank."""
+    op, prescale, postscale, process_set_id = _reduction_of(operation)
+    tensor = tf.convert_to_tensor(gradient)
+    factor = prescale * postscale
+    if factor != 1.0:
+        tensor *= tf.cast(factor, tensor.dtype)
+    if op == Sum:
+        tensor *= tf.cast(size_op(process_set_id), tensor.dtype)
+    return _gather(tensor, called.as_kind("allgather"), process_set_id)
+
+
+@tf.RegisterGradient("HorovodReducescatter")
+def _gradient(operation: Any, gradient: Any) -> tf.Tensor:
+    return _gathered(gradient, operation, of_gradient(operation))
+
+
+@tf.RegisterGradient("HorovodGroupedReducescatter")
+def _grouped_gradient(operation: Any, *gradients: Any) -> list[tf.Tensor]:
+    called = of_gradient(operation)
+    return [
+        _gathered(gradient, operation, another(called, "allgather", str(place)))
+        for place, gradient in enumerate(gradients)
+    ]

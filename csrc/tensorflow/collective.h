@@ -1,0 +1,45 @@
+// The kernels of the collectives.
+//
+// A kernel hands its tensors to the engine and returns; when the operation is done, the engine's thread for completions
+// gives the results to TensorFlow. No thread of TensorFlow waits, so operations of one graph may become ready in
+// another order on each rank, with however few threads. With the attribute `wait` (eager calls, whose caller waits
+// anyway) the calling thread works for the engine until the operation is done.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "tensorflow/tf_api.h"
+
+namespace horovod::tensorflow {
+
+// TF_DataType.
+constexpr int kTfInt32 = 3;
+
+// Numbers of OpType in protos/v1/types.proto.
+enum class Collective : int32_t { allreduce = 0, allgather = 1, broadcast = 2, alltoall = 3, reducescatter = 4 };
+
+// What the attributes of a node say; one for each node, used by all its calls.
+struct CollectiveKernel {
+  Collective type;
+  std::string name;  // on the wire
+  int32_t reduce_op = 1;
+  double prescale = 1, postscale = 1;
+  int32_t root = 0;
+  int64_t process_set_id = 0;
+  bool wait = false;
+  bool has_splits = false;
+};
+
+// TensorFlow's end of an asynchronous kernel is a std::function on the stack of its caller, whose address the C API
+// hands out: who calls it later needs a copy.
+using Done = std::function<void()>;
+inline Done copy_of(TF_AsyncOpKernelDoneCallback* done) { return *reinterpret_cast<Done*>(done); }
+
+// TensorFlow's callbacks.
+template <Collective type>
+void* make_collective(TF_OpKernelConstruction* construction);
+void run_collective(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done);
+void delete_collective(void* kernel);
+
+}  // namespace horovod::tensorflow

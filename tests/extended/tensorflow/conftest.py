@@ -1,0 +1,28 @@
+"""Worlds of ranks with TensorFlow, or the reason why there are none."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+
+import pytest
+from worlds import Keeper, World
+
+if importlib.util.find_spec("tensorflow") is None:
+
+    def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+        for item in items:
+            if "tensorflow" in item.path.parts:
+                item.add_marker(pytest.mark.skip(reason="tensorflow is not installed"))
+
+
+@pytest.fixture(scope="session")
+def tf_pair_keeper() -> Iterator[Keeper]:
+    with Keeper(2, "shm", {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}, preloaded="preloaded_tensorflow") as keeper:
+        yield keeper
+
+
+@pytest.fixture
+def tf_pair(tf_pair_keeper: Keeper) -> World:
+    """A running world of two ranks over shared memory."""
+    return tf_pair_keeper.get()
