@@ -1,6 +1,6 @@
 """The digits of examples/torch_digits.py for test_compose.sh: says where it is, and which bits came out.
 
-Each epoch also reduces a tensor with a name of its own, which ranks must agree on by way of a coordinator: an epoch that
+Each epoch also reduces a tensor with a name of its own, on which ranks agree by way of a coordinator: an epoch that
 begins after the serving one was killed needs the other one.
 """
 
