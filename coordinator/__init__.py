@@ -4,6 +4,6 @@
 """
 
 # Both sides of the wire carry this number; a member that speaks another one is refused in words.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 __all__ = ["PROTOCOL_VERSION"]

@@ -45,13 +45,29 @@ def main(argv: Sequence[str] | None = None) -> int:
             files = TokenFiles(token)
         limits = Limits(arguments.keepalive_timeout_seconds, arguments.reattach_grace_seconds)
         web = _web(arguments.web_listen, arguments.web_token_file, arguments.insecure)
+        advertise = _advertised(arguments.advertise, address, shared=arguments.store != MEMORY)
         store = open_store(arguments.store)
-        asyncio.run(_serve(address, token, files, limits, store, web, tls=tls, insecure=arguments.insecure))
+        asyncio.run(_serve(address, advertise, token, files, limits, store, web, tls=tls, insecure=arguments.insecure))
     except ValueError as error:
         return _fail(error, EXIT_USAGE, arguments.verbose)
     except OSError as error:
         return _fail(error, EXIT_FAILED, arguments.verbose)
     return EXIT_OK
+
+
+def _advertised(given: str | None, address: ListenAddress, *, shared: bool) -> str | None:
+    """The checked address for others; None for that of --listen."""
+    if given is not None:
+        advertised = ListenAddress.parse(given)
+        if advertised.port == 0:
+            raise ValueError(f"--advertise {given} needs a port from 1 to 65535.")
+        return str(advertised)
+    if shared and address.is_wildcard():
+        raise ValueError(
+            f"Coordinators of one store send training processes to each other, and {address} tells nobody where to go. "
+            "Add --advertise HOST:PORT with an address under which the others reach this one."
+        )
+    return None
 
 
 def _allow_many_connections() -> None:
@@ -67,6 +83,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Brings the processes of training jobs together: ranks, membership, first agreement on operations.",
     )
     parser.add_argument("--listen", metavar="HOST:PORT", default="127.0.0.1:29400", help="default: %(default)s")
+    parser.add_argument(
+        "--advertise",
+        metavar="HOST:PORT",
+        help="where training processes and other coordinators of the same store reach this one (default: the address "
+        "of --listen, which must not be a wildcard then)",
+    )
     parser.add_argument(
         "--token-file",
         metavar="FILE",
@@ -182,6 +204,7 @@ def _web(listen: str | None, token_file: str | None, insecure: bool) -> tuple[st
 
 async def _serve(
     address: ListenAddress,
+    advertise: str | None,
     token: str | None,
     files: TokenFiles | None,
     limits: Limits,
@@ -195,7 +218,9 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     server = CoordinatorServer(limits)
-    port = await server.start(str(address), token, store, token_files=files, tls=tls, insecure=insecure)
+    port = await server.start(
+        str(address), token, store, token_files=files, tls=tls, insecure=insecure, advertise=advertise
+    )
     try:
         if web is not None:
             web_port = await server.start_web(*web)

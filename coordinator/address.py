@@ -38,6 +38,10 @@ class ListenAddress:
         """True when only processes of this host can connect. Raises OSError when the host name is unknown."""
         return all(ipaddress.ip_address(address).is_loopback for address in self.resolved())
 
+    def is_wildcard(self) -> bool:
+        """True when it stands for all addresses of this host. Raises OSError when the host name is unknown."""
+        return any(ipaddress.ip_address(address).is_unspecified for address in self.resolved())
+
     def check_free(self) -> None:
         """Raises OSError with a sentence when this address can't be listened on.
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import grpc
 
-from horovod.protos.v1.membership_pb2 import MemberMessage
+from horovod import __version__
+from horovod.protos.v1.agents_pb2 import AgentMessage
+from horovod.protos.v1.membership_pb2 import MemberMessage, ServesRequest
 from horovod.protos.v1.negotiation_pb2 import NegotiationMessage
 from horovod.telemetry import Registry
 from horovod.telemetry.http import WebServer
@@ -20,13 +22,18 @@ from .core.deadlock import USUAL_TIMES, DeadlockTimes
 from .core.formation import MAX_WORLD_BYTES
 from .core.overview import JobOverview
 from .exposure import check_exposure
+from .job_token import MIN_CLUSTER_TOKEN_LENGTH, job_token
 from .limits import Limits
+from .services.agents import AgentsService
 from .services.auth import Access
+from .services.cluster import ClusterHub
+from .services.exchange import Exchange
 from .services.health import add_health_to_server
 from .services.hub import Hub
+from .services.jobs import JobsService, add_jobs_to_server
 from .services.membership import MembershipService
 from .services.negotiation import NegotiationService
-from .services.sending import Sending, add_stream_to_server
+from .services.sending import Sending, add_call_to_server, add_stream_to_server
 from .store import MemoryStore, Store
 from .store.measured import MeasuredStore
 from .tls import ServerTls
@@ -72,11 +79,13 @@ class CoordinatorServer:
         self._deadlock = deadlock
         self._server: grpc.aio.Server | None = None
         self._hub: Hub | None = None
+        self._cluster: ClusterHub | None = None
         self._store: Store | None = None
         self._ready: Readiness
         self._listening = ""
         self._web: WebServer | None = None
         self._clock_watch: asyncio.Task[None] | None = None
+        self._serving: list[asyncio.Task[None]] = []
         self._token_files: TokenFiles | None = None
         self._token_watch: asyncio.Task[None] | None = None
 
@@ -87,16 +96,20 @@ class CoordinatorServer:
         store: Store | None = None,
         *,
         token_files: TokenFiles | None = None,
+        advertise: str | None = None,
         tls: ServerTls | None = None,
         insecure: bool = False,
+        exchange: Exchange | None = None,
     ) -> int:
         """Serves on `listen` ("127.0.0.1:29400"; port 0 lets the system choose) and returns the port.
 
         token: members must know it, or that of their job made from it; None serves every process that can connect.
         store: closed with the server.
         token_files: where processes of this user find the token while the coordinator runs.
+        advertise: HOST:PORT where members and other coordinators of the store reach this one; `listen` by default.
         tls: the certificate by which members know the coordinator, and whose members it takes.
         insecure: serves strangers of other hosts, too.
+        exchange: what ranks of horovod.run fetch and deliver here.
 
         Raises ValueError for a malformed address or token, or for one that strangers could reach, and OSError when the
         address can't be listened on, or token or certificate can't be used, all with a sentence.
@@ -127,13 +140,22 @@ class CoordinatorServer:
             limits=self._limits,
             deadlock=self._deadlock,
             told_level=self._told_level,
+            token=token,
+            tls=tls is not None,
         )
         sending = Sending()
         membership = MembershipService(hub, access, sending)
         negotiation = NegotiationService(hub, access, sending)
         add_stream_to_server(server, "horovod.v1.Membership", "Join", membership.Join, MemberMessage)
+        add_call_to_server(server, "horovod.v1.Membership", "Serves", membership.Serves, ServesRequest)
         add_stream_to_server(server, "horovod.v1.Negotiation", "Negotiate", negotiation.Negotiate, NegotiationMessage)
+        cluster = ClusterHub(self._store, __version__, limits=self._limits, token=lambda job: _token_for(token, job))
+        agents = AgentsService(cluster, sending)
+        add_stream_to_server(server, "horovod.v1.Agents", "Attach", agents.Attach, AgentMessage)
+        add_jobs_to_server(server, JobsService(cluster, sending))
         add_health_to_server(self._ready, server)
+        if exchange is not None:
+            server.add_generic_rpc_handlers((exchange.handler(access),))
         if token_files is None:
             port = _bind(server, address, credentials)
         else:
@@ -144,10 +166,13 @@ class CoordinatorServer:
                 raise
             self._token_files = token_files
             self._token_watch = asyncio.create_task(_keep(token_files, self._keep_token_s))
+        hub.serving.address = advertise or str(ListenAddress(address.host, port))
+        await cluster.start()
         await server.start()
         if warning:
             _log.warning("%s", warning)
-        self._server, self._hub = server, hub
+        self._server, self._hub, self._cluster = server, hub, cluster
+        self._serving = [asyncio.create_task(hub.serving.keep()), asyncio.create_task(hub.serving.watch())]
         self._clock_watch = asyncio.create_task(hub.watch_clock())
         self._listening = str(ListenAddress(address.host, port))
         return port
@@ -189,15 +214,26 @@ class CoordinatorServer:
         if server is None or self._hub is None or self._clock_watch is None:
             return
         self._clock_watch.cancel()
+        for task in self._serving:
+            task.cancel()
         if self._web is not None:
             await self._web.stop()
         if self._token_files is not None and self._token_watch is not None:
             self._token_watch.cancel()
             self._token_files.remove()
+        if self._cluster is not None:
+            await self._cluster.stop()
         await self._hub.stop()
         await server.stop(grace)
         if self._store is not None:
             await self._store.close()
+
+
+def _token_for(token: str | None, job: str) -> str:
+    """With what the ranks of a job join: its own token, unless the cluster's is too short to make one of."""
+    if token is None or len(token) < MIN_CLUSTER_TOKEN_LENGTH:
+        return token or ""
+    return job_token(token, job)
 
 
 def _bind(server: grpc.aio.Server, address: ListenAddress, credentials: grpc.ServerCredentials | None) -> int:
@@ -261,6 +297,7 @@ class EmbeddedCoordinator:
         interface only, as it does by default, processes of this user find it by themselves, others of this host don't.
     insecure: serves every process that can connect, without a token.
     tls: the certificate by which members know it (HOROVOD_TLS_CA), and whose members it takes.
+    exchange: what ranks of horovod.run fetch and deliver here.
     web_listen: where to show the pages of web/server.py, which whoever can connect may read; None: nowhere.
     """
 
@@ -271,6 +308,7 @@ class EmbeddedCoordinator:
         *,
         insecure: bool = False,
         tls: ServerTls | None = None,
+        exchange: Exchange | None = None,
         web_listen: str | None = None,
         limits: Limits | None = None,
         keep_token_s: float = KEEP_TOKEN_S,
@@ -281,6 +319,7 @@ class EmbeddedCoordinator:
         self._token = random_token() if self._finds_token else token
         self._insecure = insecure
         self._tls = tls
+        self._exchange = exchange
         self._web_listen = web_listen
         self._web_port = 0
         self._limits = limits
@@ -337,7 +376,12 @@ class EmbeddedCoordinator:
         )
         try:
             start = self._server.start(
-                self._listen, self._token, token_files=files, tls=self._tls, insecure=self._insecure
+                self._listen,
+                self._token,
+                token_files=files,
+                tls=self._tls,
+                insecure=self._insecure,
+                exchange=self._exchange,
             )
             self._port = self._call(start, START_TIMEOUT_S)
             if self._web_listen is not None:

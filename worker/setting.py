@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["int", "float", "bool", "text", "list", "choice", "address", "token"]
+Kind = Literal["int", "float", "bool", "text", "list", "choice", "address", "addresses", "token"]
 
 MAX_TOKEN_LENGTH = 4096  # gRPC refuses headers above 8 KiB
 
@@ -76,6 +76,8 @@ class Setting:
         if self.kind == "address":
             split_address(text, where)
             return text
+        if self.kind == "addresses":
+            return ",".join(split_addresses(text, where))
         if not text or (self.kind == "token" and not is_token(text)):
             raise self._bad(where, text)
         return text
@@ -133,6 +135,7 @@ class Setting:
             "text": "a text that is not empty",
             "list": "names separated by commas",
             "address": "host:port, for example 127.0.0.1:29400",
+            "addresses": "host:port, for example 127.0.0.1:29400, or several separated by commas",
             "token": f"one line of ASCII text without spaces, {MAX_TOKEN_LENGTH} characters at most",
         }[self.kind]
         if self.minimum is not None and self.maximum is not None:
@@ -208,6 +211,14 @@ def environment_text(value: Any) -> str:
 def _plain(number: float) -> str:
     """Without the exponent that :g would write."""
     return str(int(number)) if number == int(number) else str(number)
+
+
+def split_addresses(text: str, source: str) -> list[str]:
+    """["a:29400", "b:29400"] of "a:29400, b:29400"; ValueError naming `source` when one is none."""
+    addresses = [one.strip() for one in text.split(",")]
+    for one in addresses:
+        split_address(one, source)
+    return list(dict.fromkeys(addresses))
 
 
 def split_address(text: str, source: str) -> tuple[str, int]:

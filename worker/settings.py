@@ -50,7 +50,7 @@ class Settings:
         "HOROVOD_COORDINATOR",
         None,
         "host:port of the coordinator; without one the process is a world of one",
-        kind="address",
+        kind="addresses",
     )
     job: str = row("HOROVOD_JOB", "default", "name of the job; processes of one name form one world", section="params")
     token: str | None = row(

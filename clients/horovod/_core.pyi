@@ -17,6 +17,7 @@ __all__ = [
     "MAX_IDS",
     "MAX_NAME_LENGTH",
     "MAX_TENSORS",
+    "OP_TRAITS",
     "Copier",
     "DType",
     "DeviceKind",
@@ -52,6 +53,9 @@ MAX_NAME_LENGTH: Final[int]
 MAX_TENSORS: Final[int]
 MAX_DIMENSIONS: Final[int]
 
+# What each type of operation is, by its name: the rows of csrc/collectives/op_types.h.
+OP_TRAITS: Final[dict[str, dict[str, bool]]]
+
 class OpType(IntEnum):
     ALLREDUCE = ...
     ALLGATHER = ...
@@ -61,6 +65,8 @@ class OpType(IntEnum):
     BARRIER = ...
 
 class ReduceOp(IntEnum):
+    """How a reduction combines what the ranks bring; hvd.Average is ReduceOp.AVERAGE, and so on."""
+
     AVERAGE = ...
     SUM = ...
     ADASUM = ...

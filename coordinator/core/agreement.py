@@ -1,8 +1,8 @@
 """The cross-rank checks, in the order that users know from Horovod; the first that fails is the answer for every rank.
 
-data type; operation; number of tensors of a group; shape; scale factors; reduce operation; what one operation alone
-asks for (allgather and alltoall: at least one dimension, equal dimensions but the first; reducescatter: at least
-one dimension, Average or Sum; broadcast: one root, which is a member); CPU or GPU.
+data type; operation; number of tensors of a group; shape; scale factors; reduce operation; what only some operations
+ask for (at least one dimension; equal dimensions but the first; of reducescatter: Average or Sum; one root, which is a
+member); CPU or GPU. Which of them concern an operation follows from its traits in types.proto.
 
 Sentences begin with a stem that users search for ("Mismatched data types: One rank had type ...") and then name
 every rank with its value.
@@ -13,13 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from horovod.protos.v1 import types_pb2 as pb
 
 from .operations import (
-    REDUCTIONS,
-    SAME_SHAPE,
-    UNEVEN_ROWS,
     device_name,
     dtype_name,
     factors,
     reduce_name,
+    traits_of,
     type_name,
 )
 from .words import capitalized, ranks_in_words, values_by_rank
@@ -72,6 +70,10 @@ def _first(ops: Ops) -> pb.Operation:
     return ops[min(ops)]
 
 
+def _traits(ops: Ops) -> pb.OperationTraits:
+    return traits_of(_first(ops))
+
+
 def _shape(tensor: pb.TensorSpec) -> str:
     return str(list(tensor.shape))
 
@@ -110,7 +112,7 @@ def _tensor_counts(ops: Ops, _: Sequence[int]) -> str:
 
 
 def _shapes(ops: Ops, _: Sequence[int]) -> str:
-    if _first(ops).type not in SAME_SHAPE:
+    if _traits(ops).uneven_rows:
         return ""
     return _compare_tensors(
         ops,
@@ -122,7 +124,7 @@ def _shapes(ops: Ops, _: Sequence[int]) -> str:
 
 
 def _factors(ops: Ops, _: Sequence[int]) -> str:
-    if _first(ops).type not in REDUCTIONS:
+    if not _traits(ops).reduces:
         return ""
 
     def value(op: pb.Operation) -> str:
@@ -139,7 +141,7 @@ def _factors(ops: Ops, _: Sequence[int]) -> str:
 
 
 def _reduce_ops(ops: Ops, _: Sequence[int]) -> str:
-    if _first(ops).type not in REDUCTIONS:
+    if not _traits(ops).reduces:
         return ""
     return _compare(
         ops,
@@ -151,8 +153,7 @@ def _reduce_ops(ops: Ops, _: Sequence[int]) -> str:
 
 
 def _scalars(ops: Ops, _: Sequence[int]) -> str:
-    kind = _first(ops).type
-    if kind not in UNEVEN_ROWS and kind != pb.OPERATION_TYPE_REDUCESCATTER:
+    if not _traits(ops).needs_rows:
         return ""
     ranks = [rank for rank, op in ops.items() if any(not tensor.shape for tensor in op.tensors)]
     if not ranks:
@@ -164,7 +165,7 @@ def _scalars(ops: Ops, _: Sequence[int]) -> str:
 
 
 def _trailing_shapes(ops: Ops, _: Sequence[int]) -> str:
-    if _first(ops).type not in UNEVEN_ROWS:
+    if not _traits(ops).uneven_rows:
         return ""
     stem = f"Mismatched {type_name(_first(ops))} tensor shapes"
     return _compare_tensors(
@@ -194,18 +195,18 @@ def _reducescatter_ops(ops: Ops, _: Sequence[int]) -> str:
 
 def _roots(ops: Ops, members: Sequence[int]) -> str:
     op = _first(ops)
-    if op.type != pb.OPERATION_TYPE_BROADCAST:
+    if not _traits(ops).rooted:
         return ""
     sentence = _compare(
         ops,
         lambda op: str(op.root_rank),
-        "Mismatched BROADCAST root ranks",
+        f"Mismatched {type_name(op)} root ranks",
         "specified root rank",
         "Pass the same root_rank on every rank.",
     )
     if not sentence and op.root_rank not in members:
         sentence = (
-            f"The BROADCAST root rank {op.root_rank} of {op.name} is not a member of the process set, which has "
+            f"The {type_name(op)} root rank {op.root_rank} of {op.name} is not a member of the process set, which has "
             f"{ranks_in_words(members)}."
         )
     return sentence

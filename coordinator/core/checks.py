@@ -82,6 +82,15 @@ def _problem_of(endpoint: types_pb2.Endpoint) -> str:
     return "that is no address to connect to" if address.is_unspecified or address.is_multicast else ""
 
 
+def refusal_of_attach(attach: pb.Attach) -> str:
+    """The same of a member that comes back."""
+    if attach.protocol_version != PROTOCOL_VERSION:
+        return f"The coordinator speaks protocol version {PROTOCOL_VERSION}, not {attach.protocol_version}."
+    if not _is_name(attach.job):
+        return f"The job of a member must be 1 to {MAX_NAME_LENGTH} printable characters, not {attach.job[:80]!r}."
+    return ""
+
+
 def conflict_with(waiting: Waiting, request: pb.JoinRequest) -> str:
     """Why `request` can't be part of one world with the members that wait already, or "". Takes as long for many."""
     first = waiting.first

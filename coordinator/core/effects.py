@@ -38,6 +38,13 @@ class TellLater:
 
 
 @dataclass(frozen=True)
+class Record:
+    """Write who of the job's world is gone (`Membership.gone`) to the store; what follows waits for it."""
+
+    job: str
+
+
+@dataclass(frozen=True)
 class Gone:
     """A rank of a running world left or was lost; what others must be told is in effects of its own."""
 
@@ -56,4 +63,4 @@ class Ended:
     epoch: int
 
 
-Effect = Send | Close | Form | TellLater | Gone | Ended
+Effect = Send | Close | Form | TellLater | Record | Gone | Ended

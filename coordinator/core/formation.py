@@ -45,6 +45,30 @@ class Formation:
             cross_ranks=[place.cross_rank for place in self.places],
         )
 
+    def record(self, epoch: int, secret: bytes) -> pb.WorldRecord:
+        """What the store keeps of it."""
+        processes = [self.requests[place.member_id].process for place in self.places]
+        return pb.WorldRecord(world=self.world(epoch, secret), processes=processes)
+
+
+def requests_of(record: pb.WorldRecord) -> list[pb.JoinRequest]:
+    """The other way round: as much of the requests of a world's members as is needed once it runs, in rank order."""
+    world = record.world
+    identities = [host.identity for host in world.hosts]
+    return [
+        pb.JoinRequest(
+            job=world.job,
+            member_id=member.member_id,
+            size=len(world.members),
+            host=identities[member.host],
+            pid=member.pid,
+            segment_address=member.segment_address,
+            options=world.options,
+            process=record.processes[rank] if rank < len(record.processes) else None,
+        )
+        for rank, member in enumerate(world.members)
+    ]
+
 
 class _Hosts:
     """Each host and each of its interfaces once."""

@@ -7,7 +7,7 @@ through an answer of every rank.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from itertools import islice
 
 from .budget import Budget, text_bytes
@@ -16,6 +16,15 @@ from .operations import Signature
 MAX_IDS = 1 << 14  # ids are below this on the data plane
 
 Key = tuple[str, Signature]
+
+
+def unknown_key(one: int) -> Key:
+    """Stands for what an earlier coordinator gave the id for. No operation has an empty name."""
+    return "", (one,)
+
+
+def is_unknown(key: Key) -> bool:
+    return not key[0]
 
 
 def key_bytes(key: Key) -> int:
@@ -28,6 +37,7 @@ class IdTable:
         # Id 0 is never given out: a field that was not set can't be mistaken for an id.
         self._never_used = iter(range(1, capacity))
         self._free: list[int] = []  # used before
+        self._adopted: set[int] = set()  # that an earlier coordinator gave
         self._recall_count = max(1, (capacity - 1) // 4)
         self._live: OrderedDict[int, Key] = OrderedDict()  # least recently assigned first
         self._payer: dict[int, int] = {}  # the rank to which a live id is charged
@@ -40,8 +50,9 @@ class IdTable:
 
     def assign(self, key: Key, payer: int = 0) -> int | None:
         """A new id for `key`, or None when all are taken. It is charged to the rank `payer`."""
-        if not self._free and (fresh := next(self._never_used, None)) is not None:
-            self._free.append(fresh)
+        if not self._free:
+            fresh = next((one for one in self._never_used if one not in self._adopted), None)
+            self._free += [] if fresh is None else [fresh]
         if not self._free:
             return None
         if self._budget is not None:
@@ -52,6 +63,21 @@ class IdTable:
         self._id_of[key] = new
         return new
 
+    def adopt(self, one: int) -> None:
+        """An id that an earlier coordinator gave is live. What it stands for is known to all ranks, but not here."""
+        self._adopted.add(one)
+        key = unknown_key(one)
+        if self._budget is not None:
+            self._budget.keep(0, key_bytes(key))
+        self._live[one] = key
+        self._payer[one] = 0
+        self._id_of[key] = one
+
+    def adopt_recalled(self, one: int, ranks: Iterable[int]) -> None:
+        """The same of an id that `ranks` still have to let go of; with none of them it is free."""
+        self._adopted.add(one)
+        self._recalled[one] = set(ranks)
+
     def recall(self, ranks: Iterable[int]) -> list[int]:
         """Starts to recall a quarter of the table; nothing while an earlier recall is under way."""
         if self._recalled:
@@ -61,6 +87,10 @@ class IdTable:
     def recall_all(self, ranks: Iterable[int], which: Callable[[Key], bool]) -> list[int]:
         """Starts to recall the ids of all keys for which `which` holds."""
         return self._recall([one for one, key in self._live.items() if which(key)], ranks)
+
+    def recall_but(self, known: Set[int], ranks: Iterable[int]) -> list[int]:
+        """Starts to recall all ids but those that are known."""
+        return self._recall([one for one in self._live if one not in known], ranks)
 
     def _recall(self, ids: list[int], ranks: Iterable[int]) -> list[int]:
         waiting_for = set(ranks)

@@ -42,6 +42,7 @@ class Job:
     forming: Formation | None = None
     refused: str = ""  # why the last one that tried to join could not; waiting members want to know
     world: pb.World | None = None
+    epoch: int = 0  # of that world, also when it has ended
     present: dict[str, Present] = field(default_factory=dict)  # by member id
     awaited: dict[str, Present] = field(default_factory=dict)  # those of them that have not joined again
     troubled: dict[str, Present] = field(default_factory=dict)  # those of them that may be lost
@@ -53,6 +54,7 @@ class Job:
     def start(self, world: pb.World, requests: dict[str, pb.JoinRequest]) -> None:
         """`world` is the running one from now on, and no member waits any more."""
         self.world = world
+        self.epoch = world.epoch
         self.waiting = Waiting()
         self.forming = None
         self.present = {}
@@ -73,6 +75,12 @@ class Job:
             self.troubled.pop(member_id, None)
             del self.by_rank[one.rank]
         return one
+
+    def unaware(self, request: pb.JoinRequest) -> Present | None:
+        """The member of a world from another coordinator whose process joins here, so never had that world."""
+        if self.world is None or not request.process.start_time or request.rejoin.epoch == self.world.epoch:
+            return None
+        return next((one for one in self.troubled.values() if one.life.unseen and is_same(one.request, request)), None)
 
     def claimed(self, rank: int) -> None:
         """The member of that rank has joined again; its goodbye need not be waited for."""
@@ -118,3 +126,8 @@ class Job:
         if self.refused:
             parts.append(self.refused)
         return f"{len(self.waiting)} of {plural(first.size, 'member')} of job {self.name!r} joined; {'; '.join(parts)}."
+
+
+def is_same(one: pb.JoinRequest, other: pb.JoinRequest) -> bool:
+    """Whether both come from one process: a pid alone is used again, and another host has its own."""
+    return one.pid == other.pid and one.host.name == other.host.name and one.process == other.process

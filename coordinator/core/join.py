@@ -49,6 +49,16 @@ class Joining:
             self._clear()
         return after if after != before else None
 
+    def restore(self, rounds_over: int, last_joined: int) -> None:
+        """So many rounds were over when another coordinator had the world."""
+        self._round = rounds_over
+        if rounds_over:
+            self._last_over = pb.JoinState(round=rounds_over - 1, ranks=[last_joined], phase=pb.JOIN_PHASE_OVER)
+
+    @property
+    def last_over(self) -> pb.JoinState | None:
+        return self._last_over
+
     def missed(self, round_of_rank: int | None) -> pb.JoinState | None:
         """What a rank is to be told that lost its stream: in `round_of_rank` it waits, None if it has not joined."""
         if round_of_rank is not None and round_of_rank < self._round:

@@ -24,6 +24,10 @@ NEVER_HAD_ITS_WORLD = (
     "or the network between them broke"
 )
 
+NEVER_HEARD_OF_ITS_WORLD = (
+    "the coordinator that formed this world ended before it could tell that member of it, which joins again"
+)
+
 
 def peer_broke(peer: str) -> str:
     return (
@@ -48,6 +52,7 @@ class Life:
     accused: str = ""  # the cause that follows from what a peer said of its connections
     ended_at_s: float | None = None
     ended: str = ""  # the cause of that
+    unseen: bool = False  # another coordinator had it, and it has not come to this one
 
     def needs_watching(self) -> bool:
         return self.away_since_s is not None or self.ended_at_s is not None
@@ -59,9 +64,15 @@ class Life:
             self.away_since_s = self.vouched_at_s = now_s
         return self.ended or self.accused
 
+    def restored(self, now_s: float) -> None:
+        """Another coordinator told it of its world, or was about to."""
+        self.has_world = self.unseen = True
+        self.away_since_s = self.vouched_at_s = now_s
+
     def attached(self) -> None:
         self.away_since_s = None
         self.has_world = True
+        self.unseen = False
 
     def process_ended(self, cause: str, now_s: float) -> str:
         if self.ended_at_s is None:

@@ -12,6 +12,10 @@ belongs to another job or was started once too often. It may wait while a member
 
 A member whose stream breaks is away and may come back (`attach`). When it counts as lost is in life.py.
 
+A coordinator that takes over from another one begins with what that had written down (`restore`): all members of the
+world are away and come back. A process that joins instead, and is one of them by its pid and start time, never heard of
+that world, so its place there is given up.
+
 Every method takes the time it needs as an argument and returns effects: what to send to whom. The caller carries
 them out in order and feeds `formed` with an epoch from the store, where it grows by compare-and-swap.
 """
@@ -19,15 +23,14 @@ them out in order and feeds `formed` with an epoch from the store, where it grow
 from collections import OrderedDict
 from collections.abc import Mapping, Set
 
-from horovod.coordinator import PROTOCOL_VERSION
 from horovod.protos.v1 import membership_pb2 as pb
 from horovod.protos.v1 import negotiation_pb2
 
-from .checks import conflict_with, describe, refusal_of
-from .effects import Close, Effect, Ended, Form, Gone, Send, TellLater
-from .formation import Formation
+from .checks import conflict_with, describe, refusal_of, refusal_of_attach
+from .effects import Close, Effect, Ended, Form, Gone, Record, Send, TellLater
+from .formation import Formation, requests_of
 from .job import Job, LastWorld, Present
-from .life import PROCESS_ENDED
+from .life import NEVER_HEARD_OF_ITS_WORLD, PROCESS_ENDED
 from .overview import JobOverview, overview_of
 from .proofs import attach_proof, is_equal, rejoin_proof
 from .ranks import Seat, assign
@@ -60,6 +63,11 @@ class Membership:
         job = self._jobs.get(request.job) or Job(request.job)
         effects: list[Effect] = []
         claim: int | None = None
+        if (unaware := job.unaware(request)) is not None:
+            effects += self._remove(
+                unaware.member_id, orderly=False, cause=NEVER_HEARD_OF_ITS_WORLD, now_s=now_s, never_stood=True
+            )
+            job = self._jobs.get(request.job) or Job(request.job)
         if request.member_id not in self._job_of and (claim := self._proven_rank(request)) is not None:
             self._last[job.name].used.add(request.member_id)
             if (earlier := job.waiting.claims.get(claim)) is not None:
@@ -172,10 +180,7 @@ class Membership:
             for member_id in job.present:
                 del self._job_of[member_id]
         job.start(formation.world(epoch, secret), formation.requests)
-        self._last[job.name] = LastWorld(epoch, secret)
-        self._last.move_to_end(job.name)
-        if len(self._last) > MAX_REMEMBERED_JOBS:
-            self._last.popitem(last=False)
+        self._remember(job.name, LastWorld(epoch, secret))
         event = pb.MembershipEvent(world=job.world)
         return [*effects, *(Send(member_id, event) for member_id in job.present)]
 
@@ -184,15 +189,57 @@ class Membership:
         if (found := self._present(member_id)) and found[0].world and found[0].world.epoch == epoch:
             found[1].life.has_world = True
 
+    # -- taking over -------------------------------------------------------------------------------------------------
+
+    def restore(self, record: pb.WorldRecord, gone: pb.GoneRecord, now_s: float) -> list[pb.JoinRequest]:
+        """Another coordinator had this world. Its members that are not gone are away from now on, and returned."""
+        world = record.world
+        job = Job(world.job)
+        job.start(world, {request.member_id: request for request in requests_of(record)})
+        self._remember(job.name, LastWorld(world.epoch, world.secret))
+        for one in gone.gone:
+            if (member := job.by_rank.get(one.rank)) is not None:
+                job.remove_present(member.member_id)
+                job.gone[one.rank] = one
+                if not one.orderly:
+                    job.causes[member.member_id] = one.sentence
+        if not job.present:
+            return []
+        self._jobs[job.name] = job
+        for member in job.present.values():
+            self._job_of[member.member_id] = job
+            member.life.restored(now_s)
+            job.troubled[member.member_id] = member
+        return [member.request for member in job.present.values()]
+
+    def _remember(self, job_name: str, last: LastWorld) -> None:
+        self._last[job_name] = last
+        self._last.move_to_end(job_name)
+        if len(self._last) > MAX_REMEMBERED_JOBS:
+            self._last.popitem(last=False)
+
+    def drop(self, job_name: str) -> list[str]:
+        """Another coordinator has taken the job over; forgets it. Returns those who waited or were in its world."""
+        self._last.pop(job_name, None)
+        job = self._jobs.pop(job_name, None)
+        if job is None:
+            return []
+        members = [*job.waiting.requests, *job.present]
+        for member_id in members:
+            self._job_of.pop(member_id, None)
+        return members
+
+    def gone(self, job_name: str) -> pb.GoneRecord | None:
+        """Who of the job's latest world has left or was lost; None when it had none."""
+        job = self._jobs.get(job_name)
+        return pb.GoneRecord(epoch=job.epoch, gone=job.gone.values()) if job is not None and job.epoch else None
+
     # -- coming back -------------------------------------------------------------------------------------------------
 
     def may_attach(self, attach: pb.Attach) -> pb.Refused | None:
         """Why the member can't come back, whatever it proves; None when it is to be challenged."""
-        if attach.protocol_version != PROTOCOL_VERSION:
-            return pb.Refused(
-                sentence=f"The coordinator speaks protocol version {PROTOCOL_VERSION}, not {attach.protocol_version}.",
-                reason=pb.REFUSAL_REASON_UNKNOWN_WORLD,
-            )
+        if sentence := refusal_of_attach(attach):
+            return pb.Refused(sentence=sentence, reason=pb.REFUSAL_REASON_UNKNOWN_WORLD)
         job = self._jobs.get(attach.job)
         epoch = job.world.epoch if job and job.world else 0
         if job is None or epoch == 0 or attach.epoch > epoch:
@@ -205,8 +252,8 @@ class Membership:
             )
         if attach.epoch < epoch:
             return _lost(f"Epoch {attach.epoch} of job {attach.job!r} is over; it is in epoch {epoch} now.")
-        if sentence := job.causes.get(attach.member_id):
-            return _lost(sentence)
+        if (cause := job.causes.get(attach.member_id)) is not None:
+            return _lost(cause)
         one = job.present.get(attach.member_id)
         if one is None or one.rank != attach.rank:
             return pb.Refused(
@@ -282,6 +329,10 @@ class Membership:
     def jobs(self) -> list[str]:
         return list(self._jobs)
 
+    def knows(self, job_name: str) -> bool:
+        """Whether anybody is in a world of the job, or waits for one."""
+        return job_name in self._jobs
+
     def troubled(self, job_name: str) -> list[str]:
         """Members that may be lost, for whom the caller may vouch in the next tick."""
         job = self._jobs.get(job_name)
@@ -354,7 +405,9 @@ class Membership:
         """The member is gone without a goodbye. `cause` completes "rank 1 was lost: ..." and has no full stop."""
         return self._remove(member_id, orderly=False, cause=cause, now_s=now_s)
 
-    def _remove(self, member_id: str, *, orderly: bool, cause: str, now_s: float) -> list[Effect]:
+    def _remove(
+        self, member_id: str, *, orderly: bool, cause: str, now_s: float, never_stood: bool = False
+    ) -> list[Effect]:
         job = self._job_of.pop(member_id, None)
         if job is None:
             return []
@@ -371,8 +424,11 @@ class Membership:
                 host=one.request.host.name,
                 orderly=orderly,
                 sentence=f"{capitalized(str(one))} {'left' if orderly else 'was lost'}: {cause.rstrip('.')}.",
+                never_stood=never_stood,
             )
             job.gone[one.rank] = gone
+            if job.present or job.waiting:  # else the job ends
+                effects.append(Record(job.name))
             event = pb.MembershipEvent(gone=gone)
             effects += [Send(other, event) for other in job.present]
             effects.append(Gone(job.name, job.world.epoch, one.rank, gone.sentence, orderly))

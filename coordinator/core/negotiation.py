@@ -14,6 +14,7 @@ after.
   is. Anything else fails there until the round is over.
 * Ranks agree on process sets among themselves and each of them says so here, idempotently. A set exists from the first
   rank that added it to the first that removed it; a rank that is late with both finds it gone again in the end.
+* A coordinator that takes a running world over learns from the ranks what its predecessor knew (takeover.py).
 
 Pure: `receive` maps a rank's message and the time to messages for ranks. Equal answers for many ranks are one object.
 """
@@ -37,16 +38,19 @@ from .budget import (
 )
 from .deadlock import USUAL_TIMES, DeadlockDetector, DeadlockTimes
 from .failures import Failures
-from .ids import MAX_IDS, IdTable, Key
+from .ids import MAX_IDS, IdTable, Key, is_unknown
 from .join import Joining
 from .operations import Signature, defect, is_unnamed, looked_at, user_name
 from .pending import PendingOperations
 from .stall import Stall
+from .takeover import Takeover, read
 from .words import printable, ranks_in_words
 
 MAX_PENDING = 1 << 16  # operations of one world that wait for a rank or for an id
 MAX_SENTENCE = 1 << 14  # characters; some name operations of many ranks
 MAX_PROCESS_SETS = 1 << 12  # of one world at a time
+
+_ERRORS_BITS = 24  # of an error's number: below the term
 
 
 class ContradictionError(Exception):
@@ -69,6 +73,7 @@ class _ProcessSet:
     pending: PendingOperations
     reports: BlockedReports
     registrant: int  # the rank that added the set first, which pays for it
+    whole: bool = True  # all is known of it; False while a coordinator that took over waits for ranks to say hello
     agreed: dict[Key, _Agreed] = field(default_factory=dict)  # waiting for an id, oldest first
 
 
@@ -104,8 +109,14 @@ class Negotiation:
         member_bytes: int = MAX_MEMBER_BYTES,
         world_bytes: int = MAX_WORLD_BYTES,
         deadlock: DeadlockTimes = USUAL_TIMES,
+        term: int = 0,
+        takes_over: bool = False,
     ) -> None:
+        """takes_over: another coordinator had this world until now, in an earlier term."""
         self.epoch = epoch
+        self._term = term
+        self._errors = 0  # so far
+        self._takeover = Takeover(size) if takes_over else None
         self.budget = Budget(epoch, member_bytes, world_bytes)
         self._size = size
         self._id_capacity = id_capacity
@@ -129,6 +140,7 @@ class Negotiation:
             PendingOperations(self.budget),
             BlockedReports(self.budget),
             registrant,
+            whole=self._takeover is None,
         )
 
     def remove_process_set(self, number: int, batch: _Batch) -> None:
@@ -175,29 +187,36 @@ class Negotiation:
     def _take_in(self, rank: int, message: pb.NegotiationMessage, now_s: float, resumed: bool, batch: _Batch) -> None:
         for change in message.process_sets:
             self._change_process_set(rank, change, batch)
+        if self._takeover is not None:
+            self._hear(self._takeover, rank, message)
         if resumed:
             self._repeat_recalls(rank, batch)
             missed = self._joining.missed(message.join.round if message.HasField("join") else None)
             if missed:
                 batch.to((rank,)).joins.append(missed)
+            self._recall_missed(rank, message.hello, batch)
         for answer in message.recalled:
             process_set = self._sets.get(answer.process_set)
             if process_set is not None:
                 process_set.ids.answered(rank, answer.ids)
                 self._give_ids(process_set, batch)
+            if self._takeover is not None:
+                self._takeover.freed(rank, answer.process_set, answer.ids)
         for op in message.announce:
             process_set = self._usable(rank, op, batch)
             if process_set is not None:
                 self._announce(process_set, rank, op, now_s, resumed, batch)
-        if message.HasField("join") and (state := self._joining.receive(rank, message.join)):
+        if message.HasField("join") and self._sets[0].whole and (state := self._joining.receive(rank, message.join)):
             self._join_changed(state, now_s, batch)
+        if self._takeover is not None:
+            self._become_whole(self._takeover, now_s, batch)
         if message.blocked:
             self._blocked(rank, message, now_s, batch)
         if message.HasField("blocked_report"):
             self._deadlocks.report(rank, message.blocked_report, now_s)
             self._end_deadlock(now_s, batch)
 
-    def forget(self, rank: int) -> Answers:
+    def forget(self, rank: int, now_s: float = 0.0) -> Answers:
         """`rank` is gone. What the others wait for with it is failed by the data plane, not here."""
         batch = _Batch(self.epoch)
         self._gone.add(rank)
@@ -208,6 +227,9 @@ class Negotiation:
             process_set.reports.forget_rank(rank)
             process_set.ids.answered(rank, process_set.ids.outstanding(rank))
             self._give_ids(process_set, batch)
+        if self._takeover is not None:
+            self.budget.release(rank, self._takeover.forget(rank))
+            self._become_whole(self._takeover, now_s, batch)
         return batch.answers()
 
     def restart_limits(self, now_s: float) -> None:
@@ -251,6 +273,65 @@ class Negotiation:
                     if missing:
                         found.append(Stall(printable(name), waited_s, missing, certain))
         return found
+
+    # -- taking over ---------------------------------------------------------------------------------------------------
+
+    def _hear(self, takeover: Takeover, rank: int, message: pb.NegotiationMessage) -> None:
+        """What the rank knows of the earlier coordinator's decisions, or has become of it since."""
+        join = message.join if message.HasField("join") else None
+        if not takeover.awaits(rank):
+            if join is not None:
+                takeover.joined(rank, join)
+            return
+        told = read(message.hello, join, self._id_capacity)
+        if isinstance(told, str):
+            raise ContradictionError(told)
+        self.budget.charge(rank, told.bytes, "what it knows of an earlier coordinator")
+        takeover.tell(rank, told)
+
+    def _become_whole(self, takeover: Takeover, now_s: float, batch: _Batch) -> None:
+        """Process sets of which nobody is missing any more go on."""
+        for process_set in list(self._sets.values()):
+            if not process_set.whole and not takeover.is_missing_any(process_set.members - self._gone):
+                process_set.whole = True
+                self._go_on(takeover, process_set, now_s, batch)
+        if takeover.is_over():
+            for rank, count in takeover.bytes().items():
+                self.budget.release(rank, count)
+            self._takeover = None
+
+    def _go_on(self, takeover: Takeover, process_set: _ProcessSet, now_s: float, batch: _Batch) -> None:
+        members = process_set.members - self._gone
+        ids = takeover.ids(process_set.number, members)
+        for one in ids.kept:
+            process_set.ids.adopt(one)
+        for one, ranks in ids.recalled.items():
+            process_set.ids.adopt_recalled(one, ranks)
+        for rank in sorted(members):
+            if mine := process_set.ids.outstanding(rank):
+                batch.to((rank,)).recalls.add(process_set=process_set.number, ids=mine)
+        for rank, error in takeover.missed_errors(process_set.number, members):
+            if process_set.pending.forget(rank, error.name):
+                batch.to((rank,)).errors.append(error)
+        if process_set.number == 0:
+            self._go_on_joining(takeover, process_set, members, now_s, batch)
+        for name in list(process_set.pending):
+            announced = process_set.pending.get(name, {})
+            if announced and all(rank in announced for rank in self._working(process_set)):
+                self._decide(process_set, name, now_s, batch)
+
+    def _go_on_joining(
+        self, takeover: Takeover, process_set: _ProcessSet, members: Collection[int], now_s: float, batch: _Batch
+    ) -> None:
+        self._joining.restore(*takeover.rounds_over(members))
+        if (behind := takeover.behind(members)) and self._joining.last_over:
+            batch.to(behind).joins.append(self._joining.last_over)
+            self._recall_unnamed(process_set, batch)
+        state: pb.JoinState | None = None
+        for rank, join in takeover.joins(members):
+            state = self._joining.receive(rank, join) or state
+        if state is not None:
+            self._join_changed(state, now_s, batch)
 
     # -- process sets ------------------------------------------------------------------------------------------------
 
@@ -305,6 +386,9 @@ class Negotiation:
         if last and resumed and last[0] == its_signature:
             batch.to((rank,)).errors.add(process_set=process_set.number, name=op.name, sentence=last[1])
             return
+        if not process_set.whole:
+            process_set.pending.put(rank, op, its_signature, now_s)
+            return
         joined = self._joined(process_set)
         if joined and (sentence := self._joining.refusal(op)):
             self._fail(process_set, op.name, sentence, {rank: its_signature}, batch)
@@ -349,7 +433,11 @@ class Negotiation:
         self, process_set: _ProcessSet, name: str, sentence: str, signatures: dict[int, Signature], batch: _Batch
     ) -> None:
         sentence = printable(sentence, MAX_SENTENCE)  # with names of operations, which scripts make
-        batch.to(process_set.ranks).errors.add(process_set=process_set.number, name=name, sentence=sentence)
+        self._errors += 1
+        number = (self._term << _ERRORS_BITS) + self._errors
+        batch.to(process_set.ranks).errors.add(
+            process_set=process_set.number, name=name, sentence=sentence, number=number
+        )
         for rank, its_signature in signatures.items():
             self._failures.put(rank, process_set.number, name, its_signature, sentence)
 
@@ -396,9 +484,7 @@ class Negotiation:
             # The ranks number their unnamed operations anew, and joined ranks did not count the others'. So nothing
             # may be left that goes by such a number.
             self._failures.forget_set(0)
-            unnamed = process_set.ids.recall_all(process_set.ranks, lambda key: is_unnamed(key[0]))
-            if unnamed:
-                batch.to(process_set.ranks).recalls.add(process_set=0, ids=unnamed)
+            self._recall_unnamed(process_set, batch)
             return
         for name in list(process_set.pending):
             announced = process_set.pending[name]
@@ -409,6 +495,23 @@ class Negotiation:
                 self._fail(process_set, name, sentence, signatures, batch)
             elif all(rank in announced for rank in self._working(process_set)):
                 self._decide(process_set, name, now_s, batch)
+
+    def _recall_missed(self, rank: int, hello: pb.Hello, batch: _Batch) -> None:
+        """A rank that has joined lost its stream, and with it perhaps what the others do: it announces nothing itself.
+
+        So they shall announce again what it does not know.
+        """
+        process_set = self._sets[0]
+        if rank in self._joined(process_set):
+            known = {one for ids in hello.known if ids.process_set == 0 for one in ids.ids}
+            if missed := process_set.ids.recall_but(known, process_set.ranks):
+                batch.to(process_set.ranks).recalls.add(process_set=0, ids=missed)
+
+    def _recall_unnamed(self, process_set: _ProcessSet, batch: _Batch) -> None:
+        """And what an earlier coordinator gave ids to, which may be unnamed as well."""
+        unnamed = process_set.ids.recall_all(process_set.ranks, lambda key: is_unknown(key) or is_unnamed(key[0]))
+        if unnamed:
+            batch.to(process_set.ranks).recalls.add(process_set=0, ids=unnamed)
 
     # -- ranks that wait for different things --------------------------------------------------------------------------
 
@@ -422,6 +525,8 @@ class Negotiation:
                 touched[op.process_set, user_name(op.name)] = None
         for number, user in touched:
             process_set = self._sets[number]
+            if not process_set.whole:
+                continue
             found = blocked.find(user, self._working(process_set), process_set.pending, process_set.reports, now_s)
             for name in found.names if found else ():
                 assert found is not None
@@ -433,6 +538,9 @@ class Negotiation:
                 self._fail(process_set, name, found.sentence, signatures, batch)
 
     def _end_deadlock(self, now_s: float, batch: _Batch) -> None:
+        if self._takeover is not None:
+            return  # who has joined is not known
+
         def members(number: int) -> tuple[int, ...]:
             process_set = self._sets.get(number)
             return self._working(process_set) if process_set is not None else ()

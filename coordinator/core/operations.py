@@ -2,7 +2,7 @@
 
 `signature` holds exactly what the checks of `agreement` compare: two operations have equal signatures if and only
 if no check tells them apart. A long one is a digest, because it is kept for as long as the operation has an id. The
-first dimension of allgather and alltoall is left out, it may differ between ranks and steps.
+first dimension is left out where it may differ between ranks and steps (`uneven_rows`).
 """
 
 import functools
@@ -16,9 +16,9 @@ MAX_DIMENSIONS = 64
 MAX_SIGNATURE_LENGTH = 64  # values; a longer one is kept as its digest
 MAX_REMEMBERED_BYTES = 1 << 10  # a larger operation is looked at each time
 
-REDUCTIONS = frozenset({pb.OPERATION_TYPE_ALLREDUCE, pb.OPERATION_TYPE_REDUCESCATTER})
-SAME_SHAPE = frozenset({pb.OPERATION_TYPE_ALLREDUCE, pb.OPERATION_TYPE_BROADCAST, pb.OPERATION_TYPE_REDUCESCATTER})
-UNEVEN_ROWS = frozenset({pb.OPERATION_TYPE_ALLGATHER, pb.OPERATION_TYPE_ALLTOALL})
+# What each type of operation is, as types.proto says beside its number.
+_TRAITS = {value.number: value.GetOptions().Extensions[pb.traits] for value in pb.OperationType.DESCRIPTOR.values}
+_NO_TRAITS = pb.OperationTraits()  # of a type that this version does not know
 
 # What this version knows; protobuf passes other numbers on as they are.
 _TYPES = frozenset(pb.OperationType.values())
@@ -27,12 +27,8 @@ _DEVICES = frozenset(pb.DeviceKind.values())
 _DTYPES = frozenset(pb.DataType.values())
 
 # Wire names are "<prefix>.<user name>".
-_PREFIXES = frozenset(
-    {
-        "allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast", "alltoall", "reducescatter",
-        "grouped_reducescatter", "barrier",
-    }
-)  # fmt: skip
+_NAMES = [name.removeprefix("OPERATION_TYPE_").lower() for name, _ in pb.OperationType.items()]
+_PREFIXES = frozenset(prefix + name for name in _NAMES for prefix in ("", "grouped_"))
 
 UNNAMED = "noname."
 
@@ -40,18 +36,24 @@ Signature = tuple[object, ...]
 
 
 def signature(op: pb.Operation) -> Signature:
-    skip = 1 if op.type in UNEVEN_ROWS else 0
+    traits = traits_of(op)
+    skip = 1 if traits.uneven_rows else 0
     tensors: list[object] = []
     for tensor in op.tensors:
         shape = tuple(tensor.shape)
         tensors += (tensor.dtype, len(shape), shape[skip:])
     if len(tensors) + sum(len(tensor.shape) for tensor in op.tensors) > MAX_SIGNATURE_LENGTH:
         tensors = [hashlib.sha256(repr(tensors).encode()).digest()]
-    if op.type in REDUCTIONS:
-        return op.type, op.device, op.reduce_op, factors(op), *tensors
-    if op.type == pb.OPERATION_TYPE_BROADCAST:
-        return op.type, op.device, op.root_rank, *tensors
-    return op.type, op.device, *tensors
+    arguments: list[object] = []
+    if traits.reduces:
+        arguments += (op.reduce_op, factors(op))
+    if traits.rooted:
+        arguments.append(op.root_rank)
+    return op.type, op.device, *arguments, *tensors
+
+
+def traits_of(op: pb.Operation) -> pb.OperationTraits:
+    return _TRAITS.get(op.type, _NO_TRAITS)
 
 
 def looked_at(op: pb.Operation) -> tuple[str, Signature]:
@@ -121,6 +123,6 @@ def defect(op: pb.Operation) -> str:
             return f"{op.name} has a tensor with a negative dimension."
     if not known:
         return f"{op.name} has a type, reduce operation, device or dtype that this version does not know."
-    if op.type == pb.OPERATION_TYPE_BARRIER and op.tensors:
-        return f"{op.name} is a barrier, which has no tensors, but it came with {len(op.tensors)}."
+    if traits_of(op).no_tensors and op.tensors:
+        return f"{op.name} is a {type_name(op).lower()}, which has no tensors, but it came with {len(op.tensors)}."
     return ""

@@ -56,13 +56,19 @@ class PendingOperations(Mapping[str, Mapping[int, Announced]]):
             self._budget.release(rank, one.bytes)
         return announced
 
+    def forget(self, rank: int, name: str) -> bool:
+        """What the rank has announced under that name; False when it has not."""
+        announced = self._by_name.get(name, {})
+        if (one := announced.pop(rank, None)) is None:
+            return False
+        self._budget.release(rank, one.bytes)
+        if not announced:
+            del self._by_name[name]
+        return True
+
     def forget_rank(self, rank: int) -> None:
         for name in list(self._by_name):
-            announced = self._by_name[name]
-            if (one := announced.pop(rank, None)) is not None:
-                self._budget.release(rank, one.bytes)
-                if not announced:
-                    del self._by_name[name]
+            self.forget(rank, name)
 
     def clear(self) -> None:
         for name in list(self._by_name):

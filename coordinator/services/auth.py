@@ -21,7 +21,14 @@ from .health import PREFIX as HEALTH
 from .streams import MAX_SHOWN, Context
 
 # Methods that call `Access.admit` with the name of the job.
-OF_ONE_JOB = frozenset({"/horovod.v1.Membership/Join", "/horovod.v1.Negotiation/Negotiate"})
+OF_ONE_JOB = frozenset(
+    {
+        "/horovod.v1.Membership/Join",
+        "/horovod.v1.Negotiation/Negotiate",
+        "/horovod.v1.Exchange/Fetch",
+        "/horovod.v1.Exchange/Deliver",
+    }
+)
 
 _SENTENCE = (
     "The coordinator asks for a token, but {what}. Set HOROVOD_TOKEN to the token that it was started with, or to that "

@@ -1,14 +1,15 @@
 """The state that the servicers share: the core's decisions on one side, open streams and the store on the other.
 
 Everything here runs in one event loop, so that a core decision and its effects are one step. Only the store is
-awaited.
+awaited: before a job is served (serving.py), and before anybody is told of a world or of a member that is gone. So what
+members know is in the store, and a coordinator that takes a job over (`_restore`) knows no less than they do.
 """
 
 import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -16,22 +17,26 @@ import grpc
 from horovod.coordinator.core.budget import TooMuchError
 from horovod.coordinator.core.clock import JudgeClock
 from horovod.coordinator.core.deadlock import USUAL_TIMES, DeadlockTimes
-from horovod.coordinator.core.effects import Close, Effect, Ended, Form, Gone, Send, TellLater
+from horovod.coordinator.core.effects import Close, Effect, Ended, Form, Gone, Record, Send, TellLater
 from horovod.coordinator.core.formation import Formation
+from horovod.coordinator.core.ids import MAX_IDS
 from horovod.coordinator.core.membership import Membership
 from horovod.coordinator.core.negotiation import Negotiation
 from horovod.coordinator.core.overview import JobOverview
 from horovod.coordinator.core.stall import StallWatch, times_of
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.metrics import CoordinatorMetrics
-from horovod.coordinator.store import Store, StoreError
-from horovod.coordinator.store.jobs import next_epoch, publish_world, retract_world
+from horovod.coordinator.store import FencedError, Guard, Store, StoreError
+from horovod.coordinator.store.jobs import next_epoch, publish_world, read_world, retract_world, write_gone
 from horovod.protos.v1 import membership_pb2, negotiation_pb2
 from horovod.telemetry.logs import about
 
 from .outbox import Outbox
+from .peers import Peers
 from .processes import ProcessWatch
+from .serving import LEASE_S, Serving
 from .session import DecisionsOutbox, NegotiationSession
+from .streams import RefusedError
 
 STORE_RETRY_S = 0.5
 MOST_TICKS_LATE = 5  # a tick that comes later than this means that the coordinator itself was stopped
@@ -51,8 +56,14 @@ class Hub:
         told_level: int = logging.WARNING,
         clock: Callable[[], float] = time.monotonic,
         secret: Callable[[], bytes] = lambda: secrets.token_bytes(32),
+        token: str | None = None,
+        tls: bool = False,
+        lease_s: float = LEASE_S,
+        id_capacity: int = MAX_IDS,
     ) -> None:
-        """told_level: at which the log repeats what rank 0 shows to the user."""
+        """told_level: at which the log repeats what rank 0 shows to the user. token and tls: of all coordinators of the
+        store. lease_s: after which a coordinator that can't reach the store counts as dead.
+        """
         self._store = store
         self._limits = limits
         self._told_level = told_level
@@ -60,6 +71,18 @@ class Hub:
         self._judge = JudgeClock(clock(), limits.tick_s, MOST_TICKS_LATE * limits.tick_s)
         self._secret = secret
         self._membership = Membership(limits.reattach_grace_s)
+        self.serving = Serving(
+            store,
+            Peers(token, tls),
+            restore=self._restore,
+            lost=self._taken_over,
+            cut_off=self._cut_off,
+            lease_s=lease_s,
+        )
+        self._job_of: dict[str, str] = {}  # by member id; of those in _events and of those in a world
+        self._held: dict[str, list[Effect]] = {}  # by job: what waits until the store knows who is gone
+        self._world_revision: dict[str, int] = {}  # by job
+        self._id_capacity = id_capacity
         self._processes = ProcessWatch(self._process_ended)
         self._deadlock = deadlock
         self._events: dict[str, EventOutbox] = {}  # by member id; of members that are away none
@@ -76,6 +99,10 @@ class Hub:
 
     # -- membership --------------------------------------------------------------------------------------------------
 
+    async def serve(self, job: str) -> str:
+        """ "" when the job is served here from now on, else who serves it. Raises StoreError."""
+        return await self.serving.serve(job)
+
     def join(self, request: membership_pb2.JoinRequest, events: EventOutbox) -> str:
         """Why the request is refused; "" when it is not and `events` gets what happens from now on."""
         refusal, effects = self._membership.join(request, self._clock())
@@ -83,14 +110,16 @@ class Hub:
             self.metrics.refusals.add(1, "join")
             _log.info("Refused: %s", refusal, extra=about(request.job))
         else:
-            self._events[request.member_id] = events
-            self._processes.watch(request.member_id, request.pid, request.process)
-        self._carry_out(effects)
+            self._admit(request.member_id, request.job, request.pid, request.process, events)
+        self._carry_out(request.job, effects)
         return refusal
 
     def challenge(self, attach: membership_pb2.Attach) -> membership_pb2.Refused | bytes:
         """What a member that wants to come back has to answer; or why it can't come back at all."""
-        return self._membership.may_attach(attach) or self._secret()
+        refused = self._membership.may_attach(attach)
+        if refused is not None:
+            self._carry_out(attach.job, [])
+        return refused or self._secret()
 
     def attach(
         self, attach: membership_pb2.Attach, nonce: bytes, proof: bytes, events: EventOutbox
@@ -105,43 +134,96 @@ class Hub:
         _log.info("Rank %d of job %r is attached again.", attach.rank, attach.job, extra=told)
         if older := self._events.get(attach.member_id):
             older.fail(grpc.StatusCode.ABORTED, f"Rank {attach.rank} opened a newer stream.")
-        self._events[attach.member_id] = events
-        self._processes.watch(attach.member_id, attach.pid, attach.process)
-        self._carry_out(effects)
+        self._admit(attach.member_id, attach.job, attach.pid, attach.process, events)
+        self._carry_out(attach.job, effects)
         return None
+
+    def _admit(
+        self, member_id: str, job: str, pid: int, process: membership_pb2.ProcessIdentity, events: EventOutbox
+    ) -> None:
+        self._events[member_id] = events
+        self._job_of[member_id] = job
+        self._processes.watch(member_id, pid, process)
 
     def received(self, member_id: str, epoch: int) -> None:
         self._membership.received(member_id, epoch)
 
     def peer_lost(self, member_id: str, report: membership_pb2.PeerLost) -> None:
-        self._carry_out(self._membership.peer_lost(member_id, report, self._clock()))
+        self._carry_out_for(member_id, self._membership.peer_lost(member_id, report, self._clock()))
 
     def testified(self, member_id: str, testimony: membership_pb2.Testimony) -> None:
-        self._carry_out(self._membership.testified(member_id, testimony, self._clock()))
+        self._carry_out_for(member_id, self._membership.testified(member_id, testimony, self._clock()))
 
     def leave(self, member_id: str, reason: str) -> None:
-        self._carry_out(self._membership.leave(member_id, reason, self._clock()))
+        self._carry_out_for(member_id, self._membership.leave(member_id, reason, self._clock()))
 
     def lost(self, member_id: str, cause: str) -> None:
-        self._carry_out(self._membership.lost(member_id, cause, self._clock()))
+        self._carry_out_for(member_id, self._membership.lost(member_id, cause, self._clock()))
 
     def disconnected(self, member_id: str, events: EventOutbox) -> None:
         """A stream of the member is over. Nothing happens when it had said goodbye or has another stream."""
         if self._events.get(member_id) is events:
             del self._events[member_id]
             if not self._stopping:
-                self._carry_out(self._membership.disconnected(member_id, self._clock()))
+                self._carry_out_for(member_id, self._membership.disconnected(member_id, self._clock()))
 
     def _process_ended(self, member_id: str, cause: str) -> None:
-        self._carry_out(self._membership.process_ended(member_id, cause, self._clock()))
+        self._carry_out_for(member_id, self._membership.process_ended(member_id, cause, self._clock()))
 
-    def _carry_out(self, effects: Sequence[Effect]) -> None:
+    # -- effects -------------------------------------------------------------------------------------------------------
+
+    def _carry_out_for(self, member_id: str, effects: Sequence[Effect]) -> None:
+        self._carry_out(self._job_of.get(member_id, ""), effects)
+
+    def _carry_out(self, job: str, effects: Sequence[Effect]) -> None:
+        """In order, and those behind a Record when the store has it."""
+        if (held := self._held.get(job)) is not None:
+            held += effects
+        elif any(isinstance(effect, Record) for effect in effects):
+            self._held[job] = list(effects)
+            self._start(self._carry_out_recorded(job, self._held[job]))
+        else:
+            self._do(job, effects)
+
+    async def _carry_out_recorded(self, job: str, held: list[Effect]) -> None:
+        while held:
+            await self._record(job, held)
+            if self._held.get(job) is not held:
+                return  # the job was taken over by another coordinator, which decides by itself
+            effects = held[:]
+            held.clear()
+            self._do(job, effects)
+        del self._held[job]
+        self._do(job, [])
+
+    async def _record(self, job: str, held: list[Effect]) -> None:
+        """All that is known of who is gone, also what came to be held meanwhile."""
+        while any(isinstance(effect, Record) for effect in held):
+            record, guard = self._membership.gone(job), self.serving.guard(job)
+            if record is None or guard is None:
+                return
+            try:
+                count = len(held)
+                await write_gone(self._store, job, record, guard)
+            except FencedError:
+                self.serving.fenced(job, guard)
+                return
+            except StoreError as error:
+                _log.warning("Job %r can't tell yet who of it is gone: %s", job, error)
+                await asyncio.sleep(STORE_RETRY_S)
+                continue
+            if count == len(held):
+                return
+
+    def _do(self, job: str, effects: Sequence[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Send):
                 if stream := self._events.get(effect.member_id):
+                    effect.event.term = self.serving.term(job)
                     stream.put(effect.event)
             elif isinstance(effect, Close):
                 self._processes.forget(effect.member_id)
+                self._job_of.pop(effect.member_id, None)
                 if closed := self._events.pop(effect.member_id, None):
                     closed.close()
             elif isinstance(effect, Form):
@@ -150,49 +232,72 @@ class Hub:
                 asyncio.get_running_loop().call_later(effect.delay_s, self._tell_progress, effect.job)
             elif isinstance(effect, Gone):
                 self._rank_gone(effect)
-            else:
+            elif isinstance(effect, Ended):
                 self._world_ended(effect)
+        if job not in self._held and self._is_idle(job) and self.serving.guard(job) and not self._stopping:
+            self._start(self.serving.release(job, lambda: self._is_idle(job), lambda guard: self._retract(job, guard)))
+
+    def _is_idle(self, job: str) -> bool:
+        return not self._membership.knows(job)
 
     def _tell_progress(self, job: str) -> None:
         if not self._stopping:
-            self._carry_out(self._membership.tell_progress(job, self._clock()))
+            self._carry_out(job, self._membership.tell_progress(job, self._clock()))
 
     async def _form(self, formation: Formation) -> None:
         """Takes the next epoch from the store, writes the world there, and tells the members."""
-        while self._membership.is_forming(formation):
+        job = formation.job
+        while self._membership.is_forming(formation) and (guard := self.serving.guard(job)) is not None:
             try:
-                epoch = await next_epoch(self._store, formation.job)
+                epoch = await next_epoch(self._store, job)
                 secret = self._secret()
-                entry = await publish_world(self._store, formation.world(epoch, secret))
+                entry = await publish_world(self._store, formation.record(epoch, secret), guard)
+            except FencedError:
+                self.serving.fenced(job, guard)
+                return
             except StoreError as error:
-                _log.warning("Job %r can't form its world yet: %s", formation.job, error, extra=about(formation.job))
+                _log.warning("Job %r can't form its world yet: %s", job, error, extra=about(job))
                 await asyncio.sleep(STORE_RETRY_S)
                 continue
             if entry is None:
                 continue  # somebody else published a later epoch; take the one after it
+            if self.serving.guard(job) != guard:
+                return
+            self._world_revision[job] = entry.revision
             effects = self._membership.formed(formation, epoch, secret)
             if not effects:  # a member went away meanwhile
-                await retract_world(self._store, formation.job, entry.revision)
+                await self._retract(job, guard)
                 return
-            if old := self._sessions.pop(formation.job, None):
+            if old := self._sessions.pop(job, None):
                 old.end(f"Epoch {old.epoch} of job {old.job!r} is over.")
-            size = len(formation.places)
-            times, ignored = times_of(next(iter(formation.requests.values())).options)
-            self._sessions[formation.job] = NegotiationSession(
-                formation.job,
-                epoch,
-                Negotiation(epoch, size, deadlock=self._deadlock),
-                entry.revision,
-                StallWatch(times),
-                ignored,
-                self._told_level,
-                metrics=self.metrics,
+            options = next(iter(formation.requests.values())).options
+            negotiation = Negotiation(
+                epoch, len(formation.places), self._id_capacity, deadlock=self._deadlock, term=guard.revision
             )
-            self._empty.clear()
-            self.metrics.worlds_formed.add(1, formation.job)
-            told = about(formation.job, epoch)
-            _log.info("Job %r: epoch %d has %d member(s).", formation.job, epoch, size, extra=told)
-            self._carry_out(effects)
+            self._open(job, guard, negotiation, options)
+            self.metrics.worlds_formed.add(1, job)
+            told = about(job, epoch)
+            _log.info("Job %r: epoch %d has %d member(s).", job, epoch, len(formation.places), extra=told)
+            self._carry_out(job, effects)
+
+    def _open(self, job: str, guard: Guard, negotiation: Negotiation, options: Mapping[str, str]) -> None:
+        times, ignored = times_of(options)
+        self._sessions[job] = NegotiationSession(
+            job,
+            negotiation.epoch,
+            guard.revision,
+            negotiation,
+            StallWatch(times),
+            ignored,
+            self._told_level,
+            metrics=self.metrics,
+        )
+        self._empty.clear()
+
+    async def _retract(self, job: str, guard: Guard) -> None:
+        """The store forgets the world, whose members are all gone or never heard of it."""
+        if (revision := self._world_revision.pop(job, None)) is not None:
+            await retract_world(self._store, job, revision, guard)
 
     def _rank_gone(self, gone: Gone) -> None:
         _log.info("%s", gone.sentence, extra=about(gone.job, gone.epoch, gone.rank))
@@ -207,7 +312,7 @@ class Hub:
                 f"Rank {gone.rank} is no longer part of epoch {gone.epoch} of job {gone.job!r}.",
             )
         session.reports.pop(gone.rank, None)
-        session.send(session.negotiation.forget(gone.rank))
+        session.send(session.negotiation.forget(gone.rank, self._clock()))
 
     def _world_ended(self, ended: Ended) -> None:
         session = self._sessions.get(ended.job)
@@ -216,19 +321,82 @@ class Hub:
             if not self._sessions:
                 self._empty.set()
             session.end(f"Epoch {session.epoch} of job {session.job!r} is over.")
-            self._start(retract_world(self._store, session.job, session.store_revision))
+
+    # -- other coordinators --------------------------------------------------------------------------------------------
+
+    async def _restore(self, job: str, guard: Guard) -> None:
+        """Takes up the world that another coordinator has left, or this one before it was replaced."""
+        found = await read_world(self._store, job)
+        if found is None:
+            return
+        record, revision, gone = found
+        self._world_revision[job] = revision
+        world = record.world
+        members = self._membership.restore(record, gone, self._clock())
+        if not members:
+            return
+        negotiation = Negotiation(
+            world.epoch,
+            len(world.members),
+            self._id_capacity,
+            deadlock=self._deadlock,
+            term=guard.revision,
+            takes_over=True,
+        )
+        self._open(job, guard, negotiation, world.options)
+        for one in gone.gone:
+            negotiation.forget(one.rank)
+        for request in members:
+            self._job_of[request.member_id] = job
+            self._processes.watch(request.member_id, request.pid, request.process)
+        present = f"{len(members)} of {len(world.members)} member(s)"
+        _log.warning("Job %r: epoch %d was taken over, with %s.", job, world.epoch, present)
+
+    def _taken_over(self, job: str, address: str) -> None:
+        """Another coordinator decides from now on. Members are led to it, and nothing of the job is kept."""
+        self._held.pop(job, None)
+        self._world_revision.pop(job, None)
+        sentence = f"Job {job!r} is served by {address or 'another coordinator'} now."
+        if (session := self._sessions.pop(job, None)) is not None:
+            session.end(sentence, grpc.StatusCode.UNAVAILABLE)
+            if not self._sessions:
+                self._empty.set()
+        for member_id in self._membership.drop(job):
+            self._processes.forget(member_id)
+            self._job_of.pop(member_id, None)
+            if (events := self._events.pop(member_id, None)) is not None:
+                if address:
+                    events.put(membership_pb2.MembershipEvent(redirect=membership_pb2.Redirect(address=address)))
+                events.fail(grpc.StatusCode.UNAVAILABLE, sentence)
+
+    def _cut_off(self) -> None:
+        """This coordinator can't change a world. Members look for one that can, and come back if there is none."""
+        self._fail_all("The coordinator can't reach its store; another one may.")
+
+    def _fail_all(self, sentence: str) -> None:
+        for events in self._events.values():
+            events.fail(grpc.StatusCode.UNAVAILABLE, sentence)
+        for session in self._sessions.values():
+            for decisions in session.streams.values():
+                decisions.fail(grpc.StatusCode.UNAVAILABLE, sentence)
 
     # -- negotiation -------------------------------------------------------------------------------------------------
 
     def open_session(
         self, message: negotiation_pb2.NegotiationMessage, decisions: DecisionsOutbox
-    ) -> NegotiationSession | str:
-        """Admits a negotiation stream by its first message; or the sentence why not."""
+    ) -> NegotiationSession | RefusedError:
+        """Admits a negotiation stream by its first message; or why not."""
         hello = message.hello
+        term = self.serving.term(hello.job)
+        if term == 0 or hello.term != term:
+            # Its membership stream finds out who serves the job, and then it comes again.
+            sentence = f"Rank {hello.rank} of job {hello.job!r} is not attached to this coordinator."
+            return RefusedError(grpc.StatusCode.UNAVAILABLE, sentence)
         sentence = self._membership.stranger(hello.job, message.epoch, hello.member_id, hello.rank)
         session = self._sessions.get(hello.job)
         if sentence or session is None:
-            return sentence or f"Epoch {message.epoch} of job {hello.job!r} is over."
+            sentence = sentence or f"Epoch {message.epoch} of job {hello.job!r} is over."
+            return RefusedError(grpc.StatusCode.FAILED_PRECONDITION, sentence)
         if old := session.streams.get(hello.rank):
             old.fail(grpc.StatusCode.ABORTED, f"Rank {hello.rank} opened a newer stream.")
         session.streams[hello.rank] = decisions
@@ -279,7 +447,7 @@ class Hub:
 
     def _look_at_members(self, job: str) -> None:
         vouched = {member_id for member_id in self._membership.troubled(job) if self._processes.lives(member_id)}
-        self._carry_out(self._membership.tick(job, self._clock(), vouched))
+        self._carry_out(job, self._membership.tick(job, self._clock(), vouched))
 
     def _guarded(self, job: str, look: Callable[..., None], *arguments: Any) -> None:
         """An error in one job must not end the watch over the others."""
@@ -300,14 +468,11 @@ class Hub:
         """Ends all streams in words. What members do next is theirs to decide; the store keeps their world."""
         self._stopping = True
         self._processes.close()
-        for events in self._events.values():
-            events.fail(grpc.StatusCode.UNAVAILABLE, "The coordinator is stopping.")
-        for session in self._sessions.values():
-            for decisions in session.streams.values():
-                decisions.fail(grpc.StatusCode.UNAVAILABLE, "The coordinator is stopping.")
+        self._fail_all("The coordinator is stopping.")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.serving.stop()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -4,7 +4,9 @@ from collections.abc import AsyncIterator, Iterator
 
 import grpc
 
+from horovod.coordinator.core.checks import refusal_of, refusal_of_attach
 from horovod.coordinator.core.words import printable
+from horovod.coordinator.store import StoreError
 from horovod.protos.v1 import membership_pb2 as pb
 from horovod.protos.v1.membership_pb2_grpc import MembershipServicer
 from horovod.telemetry import tracing
@@ -39,14 +41,20 @@ class MembershipService(MembershipServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The first message must be a join request.")
         await self._access.admit(context, job)
         who = f"member {member_id[:MAX_SHOWN]!r} of job {job[:MAX_SHOWN]!r}"
+        refused = _obstacle(first)  # to what makes no sense, whichever job runs
+        if refused is None:
+            await self._be_served(job, context, who)
+        else:
+            self._hub.metrics.refusals.add(1, "attach" if first.HasField("attach") else "join")
         kind = first.WhichOneof("message")
         span = tracing.begin(
             f"horovod.coordinator.{kind}", tracing.from_metadata(context.invocation_metadata()), job=job
         )
-        refused: pb.Refused | None = None
         nonce = b""
         async with own_errors(context, who):
-            if first.HasField("attach"):
+            if refused is not None:
+                pass
+            elif first.HasField("attach"):
                 challenge = self._hub.challenge(first.attach)
                 nonce, refused = (challenge, None) if isinstance(challenge, bytes) else (b"", challenge)
             elif sentence := self._hub.join(first.join, events):
@@ -54,6 +62,7 @@ class MembershipService(MembershipServicer):
         if nonce:
             await context.write(pb.MembershipEvent(challenge=pb.Challenge(nonce=nonce)))
             answer = await first_message(request_iterator, context, "the proof that the challenge asks for")
+            await self._be_served(job, context, who)  # another one may have taken the job meanwhile
             async with own_errors(context, who):
                 refused = self._hub.attach(first.attach, nonce, answer.proof.proof, events)
         if refused is not None:
@@ -88,6 +97,29 @@ class MembershipService(MembershipServicer):
         finally:
             span.end("the stream ended before the world stood")
             self._hub.disconnected(member_id, events)
+
+    async def _be_served(self, job: str, context: Context, who: str) -> None:
+        """Ends the stream unless the job is served here."""
+        try:
+            async with own_errors(context, who):
+                address = await self._hub.serve(job)
+        except StoreError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"{error} Without it no job can be served.")
+        if address:
+            await context.write(pb.MembershipEvent(redirect=pb.Redirect(address=address)))
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"The job is served by {address}.")
+
+    async def Serves(self, request: pb.ServesRequest, context: Context) -> pb.ServesAnswer:  # noqa: N802
+        serving = self._hub.serving
+        return pb.ServesAnswer(replica=serving.replica, serves=serving.serves(request.job))
+
+
+def _obstacle(first: pb.MemberMessage) -> pb.Refused | None:
+    if first.HasField("attach"):
+        sentence, reason = refusal_of_attach(first.attach), pb.REFUSAL_REASON_UNKNOWN_WORLD
+    else:
+        sentence, reason = refusal_of(first.join), pb.REFUSAL_REASON_JOIN
+    return pb.Refused(sentence=sentence, reason=reason) if sentence else None
 
 
 def with_latest_progress(items: list[pb.MembershipEvent]) -> Iterator[pb.MembershipEvent]:

@@ -41,8 +41,8 @@ class NegotiationService(NegotiationServicer):
         who = f"rank {rank} of job {first.hello.job[:MAX_SHOWN]!r}"
         async with own_errors(context, who):
             session = self._hub.open_session(first, decisions)
-        if isinstance(session, str):
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, printable(session))
+        if isinstance(session, RefusedError):
+            await context.abort(session.code, printable(str(session)))
 
         span: tracing.Span | None = None  # from the first announcement of this stream to its first plan
 
@@ -87,13 +87,13 @@ def combined(items: list[pb.Decisions]) -> Iterator[pb.Decisions]:
     if len(items) == 1 and items[0].ByteSize() <= MAX_MESSAGE_BYTES:
         yield items[0]
         return
-    message, used_bytes = pb.Decisions(epoch=items[0].epoch), 0
+    message, used_bytes = pb.Decisions(epoch=items[0].epoch, term=items[0].term), 0
     for item in items:
         for part in [item] if item.ByteSize() <= MAX_MESSAGE_BYTES else _entries(item):
             part_bytes = part.ByteSize()
             if used_bytes and used_bytes + part_bytes > MAX_MESSAGE_BYTES:
                 yield message
-                message, used_bytes = pb.Decisions(epoch=item.epoch), 0
+                message, used_bytes = pb.Decisions(epoch=item.epoch, term=item.term), 0
             message.MergeFrom(part)
             used_bytes += part_bytes
     yield message

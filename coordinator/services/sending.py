@@ -97,3 +97,13 @@ def add_stream_to_server(
         servicer, request_deserializer=request.FromString, response_serializer=as_bytes
     )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+
+
+def add_call_to_server(
+    server: grpc.aio.Server, service: str, method: str, servicer: Any, request: type[Message]
+) -> None:
+    """The same for a method with one request and one answer."""
+    handler = grpc.unary_unary_rpc_method_handler(
+        servicer, request_deserializer=request.FromString, response_serializer=as_bytes
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))

@@ -28,8 +28,8 @@ class NegotiationSession:
 
     job: str
     epoch: int
+    term: int  # of this coordinator (serving.py)
     negotiation: Negotiation
-    store_revision: int
     stalls: StallWatch
     ignored: str = ""  # what rank 0 is to hear about the settings when it opens its stream
     told_level: int = logging.WARNING
@@ -42,6 +42,7 @@ class NegotiationSession:
 
     def send(self, answers: Answers) -> None:
         for ranks, decisions in answers:
+            decisions.term = self.term
             if self.metrics is not None:
                 self.metrics.decided(self.job, decisions)
             for rank in ranks:
@@ -53,7 +54,7 @@ class NegotiationSession:
         level = self.told_level if 0 in self.streams else logging.WARNING
         _log.log(level, "Job %r: %s", self.job, sentence, extra=about(self.job, self.epoch))
         if 0 in self.streams:
-            self.streams[0].put(negotiation_pb2.Decisions(epoch=self.epoch, warnings=[sentence]))
+            self.streams[0].put(negotiation_pb2.Decisions(epoch=self.epoch, term=self.term, warnings=[sentence]))
 
     def watch_stalls(self, now_s: float) -> None:
         if now_s < self.look_at_s or not (after_s := self.stalls.times.shortest_s):
@@ -73,9 +74,9 @@ class NegotiationSession:
                 self.tell_shutdown(rank)
 
     def tell_shutdown(self, rank: int) -> None:
-        self.streams[rank].put(negotiation_pb2.Decisions(epoch=self.epoch, shutdown=self.shutdown))
+        self.streams[rank].put(negotiation_pb2.Decisions(epoch=self.epoch, term=self.term, shutdown=self.shutdown))
 
-    def end(self, sentence: str) -> None:
+    def end(self, sentence: str, code: grpc.StatusCode = grpc.StatusCode.FAILED_PRECONDITION) -> None:
         for stream in self.streams.values():
-            stream.fail(grpc.StatusCode.FAILED_PRECONDITION, sentence)
+            stream.fail(code, sentence)
         self.streams.clear()

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from horovod.coordinator.store import StoreError
+
 from .outbox import Outbox
 from .sending import Sending
 
@@ -59,7 +61,7 @@ async def own_errors(context: Context, who: str) -> AsyncIterator[None]:
     """For what a servicer does outside of `converse`: an unexpected error ends the stream with a sentence."""
     try:
         yield
-    except grpc.aio.AbortError:
+    except (grpc.aio.AbortError, StoreError):
         raise
     except Exception as error:
         if context.done():

@@ -4,7 +4,17 @@ Written on membership changes only, never per training step, and always by compa
 coordinators may share one store. `memory` is the embedded default, `etcd` the one that outlives its coordinators.
 """
 
-from .base import Change, CompactedError, Entry, LeaseLostError, Store, StoreError, UncertainError
+from .base import (
+    Change,
+    CompactedError,
+    Entry,
+    FencedError,
+    Guard,
+    LeaseLostError,
+    Store,
+    StoreError,
+    UncertainError,
+)
 from .memory import MemoryStore
 from .open import open_store
 
@@ -12,6 +22,8 @@ __all__ = [
     "Change",
     "CompactedError",
     "Entry",
+    "FencedError",
+    "Guard",
     "LeaseLostError",
     "MemoryStore",
     "Store",

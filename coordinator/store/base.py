@@ -6,6 +6,7 @@ has seen everything up to revision r continues at r + 1 and misses nothing.
 
     StoreError              the store can't be reached or does not do what it should; try again later
      +- CompactedError      a watch wants changes that are no longer kept; read the range again, then watch from there
+     +- FencedError         the guard of a write does not hold any more; nothing was written, and nothing will be
      +- LeaseLostError      the lease ended before; take a new one and write again
      +- UncertainError      a write may have happened or not; read again, then decide
 """
@@ -23,6 +24,10 @@ class StoreError(Exception):
 
 class CompactedError(StoreError):
     """A watch wants changes that are no longer kept."""
+
+
+class FencedError(StoreError):
+    """The guard of a write does not hold: somebody else has written its key since."""
 
 
 class LeaseLostError(StoreError):
@@ -49,6 +54,14 @@ class Change:
     revision: int
 
 
+@dataclass(frozen=True)
+class Guard:
+    """What must hold in the moment of a write: the latest write of `key` was `revision` (MISSING: there is none)."""
+
+    key: str
+    revision: int
+
+
 class Store(Protocol):
     async def get(self, key: str) -> Entry | None:
         """The entry, or None."""
@@ -56,16 +69,20 @@ class Store(Protocol):
     async def range(self, prefix: str) -> tuple[Sequence[Entry], int]:
         """Entries whose keys begin with `prefix`, in key order, and the store's revision at that moment."""
 
-    async def put(self, key: str, value: bytes, lease: int | None = None) -> Entry:
+    async def put(self, key: str, value: bytes, lease: int | None = None, *, guard: Guard | None = None) -> Entry:
         """Writes whatever is there. With a lease the entry goes away when the lease ends. Raises LeaseLostError.
+
+        guard: nothing is written unless it holds (FencedError), which is looked at in the same step.
 
         This and the other writes raise UncertainError where their answer is lost.
         """
 
-    async def put_if(self, key: str, value: bytes, revision: int, lease: int | None = None) -> Entry | None:
+    async def put_if(
+        self, key: str, value: bytes, revision: int, lease: int | None = None, *, guard: Guard | None = None
+    ) -> Entry | None:
         """Writes if the key's latest write was `revision` (MISSING: if there is no such key); else None."""
 
-    async def delete(self, key: str, revision: int | None = None) -> bool:
+    async def delete(self, key: str, revision: int | None = None, *, guard: Guard | None = None) -> bool:
         """Deletes the key, with `revision` only if that was its latest write. False if nothing was deleted."""
 
     async def grant(self, ttl_s: float) -> int:

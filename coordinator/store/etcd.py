@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from horovod.protos.etcd import etcd_pb2 as pb
 
-from .base import Change, CompactedError, Entry, LeaseLostError
+from .base import MISSING, Change, CompactedError, Entry, FencedError, Guard, LeaseLostError
 from .etcd_address import EtcdAddress
 from .etcd_client import CALL_S, EtcdClient
 
@@ -34,24 +34,31 @@ class EtcdStore:
         found = await self._range(pb.RangeRequest(key=start, range_end=_after(start)))
         return [self._entry(pair) for pair in found.kvs], found.header.revision
 
-    async def put(self, key: str, value: bytes, lease: int | None = None) -> Entry:
+    async def put(self, key: str, value: bytes, lease: int | None = None, *, guard: Guard | None = None) -> Entry:
         request = pb.PutRequest(key=self._key(key), value=value, lease=lease or 0)
-        answer = await self._client.write("/etcdserverpb.KV/Put", request, pb.PutResponse)
-        return Entry(key, value, answer.header.revision)
+        if guard is not None:
+            answer = await self._write_if([], pb.RequestOp(request_put=request), guard)
+            return Entry(key, value, answer.header.revision)
+        done = await self._client.write("/etcdserverpb.KV/Put", request, pb.PutResponse)
+        return Entry(key, value, done.header.revision)
 
-    async def put_if(self, key: str, value: bytes, revision: int, lease: int | None = None) -> Entry | None:
+    async def put_if(
+        self, key: str, value: bytes, revision: int, lease: int | None = None, *, guard: Guard | None = None
+    ) -> Entry | None:
         put = pb.PutRequest(key=self._key(key), value=value, lease=lease or 0)
-        answer = await self._write_if(key, revision, pb.RequestOp(request_put=put))
+        answer = await self._write_if([Guard(key, revision)], pb.RequestOp(request_put=put), guard)
         return Entry(key, value, answer.header.revision) if answer.succeeded else None
 
-    async def delete(self, key: str, revision: int | None = None) -> bool:
+    async def delete(self, key: str, revision: int | None = None, *, guard: Guard | None = None) -> bool:
         request = pb.DeleteRangeRequest(key=self._key(key))
-        if revision is None:
+        if revision is None and guard is None:
             gone = await self._client.write("/etcdserverpb.KV/DeleteRange", request, pb.DeleteRangeResponse)
             return gone.deleted > 0
         if revision == 0:  # of a key that does not exist
             return False
-        return (await self._write_if(key, revision, pb.RequestOp(request_delete_range=request))).succeeded
+        latest = [] if revision is None else [Guard(key, revision)]
+        answer = await self._write_if(latest, pb.RequestOp(request_delete_range=request), guard)
+        return answer.succeeded and answer.responses[0].response_delete_range.deleted > 0
 
     async def grant(self, ttl_s: float) -> int:
         request = pb.LeaseGrantRequest(TTL=max(1, math.ceil(ttl_s)))
@@ -92,10 +99,21 @@ class EtcdStore:
     async def _range(self, request: pb.RangeRequest) -> pb.RangeResponse:
         return await self._client.ask("/etcdserverpb.KV/Range", request, pb.RangeResponse)
 
-    async def _write_if(self, key: str, revision: int, write: pb.RequestOp) -> pb.TxnResponse:
-        latest = pb.Compare(result=pb.Compare.EQUAL, target=pb.Compare.MOD, key=self._key(key), mod_revision=revision)
-        request = pb.TxnRequest(compare=[latest], success=[write])
-        return await self._client.write("/etcdserverpb.KV/Txn", request, pb.TxnResponse)
+    async def _write_if(self, conditions: list[Guard], write: pb.RequestOp, guard: Guard | None) -> pb.TxnResponse:
+        """Raises FencedError when it was the guard that did not hold."""
+        request = pb.TxnRequest(success=[write])
+        for one in conditions if guard is None else [*conditions, guard]:
+            request.compare.add(
+                result=pb.Compare.EQUAL, target=pb.Compare.MOD, key=self._key(one.key), mod_revision=one.revision
+            )
+        if guard is not None:
+            request.failure.add(request_range=pb.RangeRequest(key=self._key(guard.key)))
+        answer = await self._client.write("/etcdserverpb.KV/Txn", request, pb.TxnResponse)
+        if guard is not None and not answer.succeeded:
+            found = answer.responses[0].response_range.kvs
+            if (found[0].mod_revision if found else MISSING) != guard.revision:
+                raise FencedError(f"{guard.key} is not as it was at revision {guard.revision} any more.")
+        return answer
 
     def _key(self, key: str) -> bytes:
         return (self._prefix + key).encode()

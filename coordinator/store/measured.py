@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-from .base import Change, Entry, Store
+from .base import Change, Entry, Guard, Store
 
 
 class MeasuredStore:
@@ -36,17 +36,19 @@ class MeasuredStore:
         with self._timed("range"):
             return await self._store.range(prefix)
 
-    async def put(self, key: str, value: bytes, lease: int | None = None) -> Entry:
+    async def put(self, key: str, value: bytes, lease: int | None = None, *, guard: Guard | None = None) -> Entry:
         with self._timed("put"):
-            return await self._store.put(key, value, lease)
+            return await self._store.put(key, value, lease, guard=guard)
 
-    async def put_if(self, key: str, value: bytes, revision: int, lease: int | None = None) -> Entry | None:
+    async def put_if(
+        self, key: str, value: bytes, revision: int, lease: int | None = None, *, guard: Guard | None = None
+    ) -> Entry | None:
         with self._timed("put_if"):
-            return await self._store.put_if(key, value, revision, lease)
+            return await self._store.put_if(key, value, revision, lease, guard=guard)
 
-    async def delete(self, key: str, revision: int | None = None) -> bool:
+    async def delete(self, key: str, revision: int | None = None, *, guard: Guard | None = None) -> bool:
         with self._timed("delete"):
-            return await self._store.delete(key, revision)
+            return await self._store.delete(key, revision, guard=guard)
 
     async def grant(self, ttl_s: float) -> int:
         with self._timed("grant"):

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from .base import MISSING, Change, CompactedError, Entry, LeaseLostError, StoreError
+from .base import MISSING, Change, CompactedError, Entry, FencedError, Guard, LeaseLostError, StoreError
 
 KEPT_CHANGES = 10_000  # what a watch can look back on: at most so many changes, ...
 KEPT_BYTES = 4 << 20  # ... of so many bytes of keys and values (the latest change whatever its size), ...
@@ -53,19 +53,23 @@ class MemoryStore:
         keys = sorted(key for key in self._entries if key.startswith(prefix))
         return [self._entries[key] for key in keys], self._revision
 
-    async def put(self, key: str, value: bytes, lease: int | None = None) -> Entry:
+    async def put(self, key: str, value: bytes, lease: int | None = None, *, guard: Guard | None = None) -> Entry:
         self._check_open()
+        self._check_guard(guard)
         return self._write(key, value, lease)
 
-    async def put_if(self, key: str, value: bytes, revision: int, lease: int | None = None) -> Entry | None:
+    async def put_if(
+        self, key: str, value: bytes, revision: int, lease: int | None = None, *, guard: Guard | None = None
+    ) -> Entry | None:
         self._check_open()
-        current = self._entries.get(key)
-        if (current.revision if current else MISSING) != revision:
+        self._check_guard(guard)
+        if self._revision_of(key) != revision:
             return None
         return self._write(key, value, lease)
 
-    async def delete(self, key: str, revision: int | None = None) -> bool:
+    async def delete(self, key: str, revision: int | None = None, *, guard: Guard | None = None) -> bool:
         self._check_open()
+        self._check_guard(guard)
         current = self._entries.get(key)
         if current is None or (revision is not None and current.revision != revision):
             return False
@@ -123,6 +127,14 @@ class MemoryStore:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreError("The memory store is closed.")
+
+    def _check_guard(self, guard: Guard | None) -> None:
+        if guard is not None and self._revision_of(guard.key) != guard.revision:
+            raise FencedError(f"{guard.key} is not as it was at revision {guard.revision} any more.")
+
+    def _revision_of(self, key: str) -> int:
+        current = self._entries.get(key)
+        return current.revision if current else MISSING
 
     def _lease(self, lease: int) -> _Lease:
         held = self._leases.get(lease)

@@ -18,7 +18,7 @@ struct LostPeer {
 
 class AbortSignal {
  public:
-  // Before raise(), by whoever finds it. The first one counts: others may follow from it.
+  // Called before raise() by the thread that finds a lost rank. The first one counts: others may follow from it.
   void note_lost(std::string label, bool process_ended) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!lost_) lost_ = LostPeer{std::move(label), process_ended};

@@ -1,4 +1,4 @@
-// Plain settings of an engine. Whoever creates the engine fills them in; nothing here reads the environment.
+// Plain settings of an engine. Its creator fills them in; nothing here reads the environment.
 #pragma once
 
 #include <cstddef>

@@ -64,7 +64,4 @@ constexpr bool is_floating(DType dtype) {
          dtype == DType::float64;
 }
 
-// Numbers equal horovod.protos.v1.ReduceOp.
-enum class ReduceOp : uint8_t { average = 0, sum = 1, adasum = 2, min = 3, max = 4, product = 5 };
-
 }  // namespace horovod

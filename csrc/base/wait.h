@@ -101,8 +101,8 @@ bool poll_until(const WaitPolicy& policy, int64_t& now_us, int64_t deadline_us, 
   return false;
 }
 
-// Sleeps on a futex until ready() or the deadline; returns ready()'s last answer. Whoever makes ready() true then
-// changes `word` and wakes its sleepers. asleep() is called before each sleep.
+// Sleeps on a futex until ready() or the deadline; returns ready()'s last answer. The thread that makes ready() true
+// then changes `word` and wakes its sleepers. asleep() is called before each sleep.
 template <typename Ready, typename Asleep>
 bool sleep_on(const std::atomic<uint32_t>& word, int64_t deadline_us, Ready&& ready, Asleep&& asleep) {
   for (;;) {
@@ -117,7 +117,8 @@ bool sleep_on(const std::atomic<uint32_t>& word, int64_t deadline_us, Ready&& re
   }
 }
 
-// All three phases, for what can wake nobody: until ready() or the deadline; returns ready()'s last answer.
+// All three phases, where the event itself can't wake a thread: until ready() or the deadline; returns ready()'s last
+// answer.
 template <typename Ready>
 bool wait_until(const WaitPolicy& policy, int64_t deadline_us, Ready&& ready) {
   Wait wait(policy);

@@ -105,7 +105,7 @@ Status add_c_tensor(const HorovodTensor& tensor, Submission& submission) {
 Status read_call(const HorovodCall& call, Submission& submission) {
   if (!call.name) return invalid("An operation needs a name.");
   if (call.type < 0 || call.type >= kOpTypeCount) return invalid("Unknown kind of operation.");
-  if (call.reduce_op < 0 || call.reduce_op > static_cast<int>(ReduceOp::product)) {
+  if (call.reduce_op < 0 || call.reduce_op >= kReduceOpCount) {
     return invalid("Unknown reduce operation " + std::to_string(call.reduce_op) + ".");
   }
   if (call.tensor_count > 0 && (!call.tensors || call.tensor_bytes == 0)) return invalid("The tensors are missing.");
@@ -120,8 +120,8 @@ Status read_call(const HorovodCall& call, Submission& submission) {
   const auto* at = reinterpret_cast<const std::byte*>(call.tensors);
   for (size_t i = 0; i < call.tensor_count; ++i, at += call.tensor_bytes) {
     HVD_TRY(add_c_tensor(known<HorovodTensor>(at, call.tensor_bytes), submission));
-    const bool in_place = spec.type == OpType::allreduce || spec.type == OpType::broadcast;
-    if (in_place && !submission.spans.back().output && submission.spans.back().count > 0) {
+    const bool results_given = !traits_of(spec.type).allocates;
+    if (results_given && !submission.spans.back().output && submission.spans.back().count > 0) {
       return invalid(spec.name + ": a tensor has no memory for its result.");
     }
   }

@@ -235,7 +235,7 @@ namespace {
 
 // Memory is taken for zeros of these shapes, and computed with: no negative ones, and a sum of bytes that is a number.
 void check_tensors(const OpSpec& spec) {
-  if (spec.tensors.empty() && spec.type != OpType::barrier) throw py::value_error("An operation has no tensors.");
+  if (spec.tensors.empty() && !traits_of(spec.type).no_tensors) throw py::value_error("An operation has no tensors.");
   int64_t sum = 0;
   for (const TensorSpec& tensor : spec.tensors) {
     auto bytes = static_cast<int64_t>(size_of(tensor.dtype));

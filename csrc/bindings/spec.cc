@@ -29,14 +29,11 @@ void add_enums(py::module_& module) {
     dtypes.value(upper(name_of(static_cast<DType>(i))).c_str(), static_cast<DType>(i));
   }
   dtypes.finalize();
-  py::native_enum<ReduceOp>(module, "ReduceOp", kIntEnum)
-      .value("AVERAGE", ReduceOp::average)
-      .value("SUM", ReduceOp::sum)
-      .value("ADASUM", ReduceOp::adasum)
-      .value("MIN", ReduceOp::min)
-      .value("MAX", ReduceOp::max)
-      .value("PRODUCT", ReduceOp::product)
-      .finalize();
+  py::native_enum<ReduceOp> reductions(module, "ReduceOp", kIntEnum);
+  for (int i = 0; i < kReduceOpCount; ++i) {
+    reductions.value(upper(name_of(static_cast<ReduceOp>(i))).c_str(), static_cast<ReduceOp>(i));
+  }
+  reductions.finalize();
   py::native_enum<DeviceKind>(module, "DeviceKind", kIntEnum)
       .value("CPU", DeviceKind::cpu)
       .value("GPU", DeviceKind::gpu)
@@ -46,6 +43,24 @@ void add_enums(py::module_& module) {
       .value("ENDING", JoinPhase::ending)
       .value("OVER", JoinPhase::over)
       .finalize();
+}
+
+// What each type of operation is, by its name.
+py::dict traits() {
+  py::dict all;
+  for (const OpTraits& type : kOpTraits) {
+    py::dict row;
+    row["no_tensors"] = type.no_tensors;
+    row["reduces"] = type.reduces;
+    row["rooted"] = type.rooted;
+    row["needs_rows"] = type.needs_rows;
+    row["uneven_rows"] = type.uneven_rows;
+    row["allocates"] = type.allocates;
+    row["fuses"] = type.fuses;
+    row["on_device"] = type.on_device;
+    all[type.name] = row;
+  }
+  return all;
 }
 
 std::string in_words(const OpSpec& spec) {
@@ -59,7 +74,7 @@ std::string in_words(const OpSpec& spec) {
 
 OpSpec make_spec(int type, int reduce_op, double prescale, double postscale, int root, int process_set) {
   if (type < 0 || type >= kOpTypeCount) throw py::value_error("Unknown kind of operation.");
-  if (reduce_op < 0 || reduce_op > static_cast<int>(ReduceOp::product)) {
+  if (reduce_op < 0 || reduce_op >= kReduceOpCount) {
     throw py::value_error("Unknown reduce operation " + std::to_string(reduce_op) + ".");
   }
   OpSpec spec;
@@ -74,6 +89,7 @@ OpSpec make_spec(int type, int reduce_op, double prescale, double postscale, int
 
 void add_specs(py::module_& module) {
   add_enums(module);
+  module.attr("OP_TRAITS") = traits();
   module.attr("MAX_IDS") = kMaxIds;
   module.attr("MAX_NAME_LENGTH") = kMostNameCharacters;
   module.attr("MAX_TENSORS") = kMostTensors;

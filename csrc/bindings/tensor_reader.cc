@@ -98,7 +98,7 @@ void TensorReader::read(PyObject* tensor, Seen& seen) const {
   read_addresses(tuple.ptr(), seen);
 }
 
-// False: somebody who knows more has to look at it.
+// False: it is none of the usual tensors, so read() has to find out more.
 bool TensorReader::read_quickly(PyObject* tensor, Seen& seen) const {
   DlTensor found;
   if (api_->tensor_from_object(tensor, &found) != 0) {

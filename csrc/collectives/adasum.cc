@@ -76,7 +76,8 @@ class Adasum {
     int64_t size() const { return end - begin; }
   };
 
-  // Members from the largest power of two on only give their vectors to those who fold, and get the result.
+  // Members beyond the largest power of two only send their vectors, each to one member that folds them into its own,
+  // and get the result.
   bool halves() const { return rank_ < power_; }
   bool folds() const { return rank_ < size_ - power_; }
 

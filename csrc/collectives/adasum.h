@@ -12,7 +12,7 @@ namespace horovod {
 // Vector halving, distance doubling: at distance d each rank swaps half of what it holds with rank ^ d and combines the
 // other half, so after log2(n) steps it holds 1/n of the result, which is then gathered. Ranks beyond the largest power
 // of two are combined into their partner first. A rank sends about 2 B (n-1)/n bytes. Deterministic: the tree is fixed.
-// Where the plane names members, it is they who are meant by ranks, by their place among them.
+// Where the plane names members, "ranks" are their places among those members.
 Status adasum(const DataPlane& plane, Batch batch);
 
 }  // namespace horovod

@@ -57,7 +57,7 @@ class RegionWire final : public AdasumWire {
 
 class MeshWire final : public AdasumWire {
  public:
-  // members: who takes part, of the mesh; empty: all.
+  // members: those of the mesh that take part; empty: all.
   MeshWire(Mesh& mesh, const std::vector<int>& members, int rank, int size)
       : AdasumWire(rank, size, kPieceBytes, kWindow - 1), mesh_(mesh), members_(members) {}
 

@@ -24,7 +24,7 @@ class AdasumWire {
   };
   struct Step {
     Slice sent;                                     // inputs of its list
-    std::vector<Peer> peers;                        // who gets them
+    std::vector<Peer> peers;                        // the members that get them
     int64_t longest = 0;                            // elements, of all members' `sent`
     std::function<void(Slice piece)> before;        // is called before a piece of `sent` is read
     std::function<void(int64_t count)> after = {};  // so many elements of each peer are there

@@ -13,6 +13,11 @@ size_t characters(const std::string& text) {
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
+std::string lower(std::string text) {
+  for (char& letter : text) letter = static_cast<char>(letter >= 'A' && letter <= 'Z' ? letter - 'A' + 'a' : letter);
+  return text;
+}
+
 // Why it makes no sense whatever other ranks say; empty if it does.
 std::string defect(const OpSpec& spec) {
   if (const size_t length = characters(spec.name); length == 0 || length > kMostNameCharacters) {
@@ -30,16 +35,16 @@ std::string defect(const OpSpec& spec) {
       return spec.name + " has a tensor with a negative dimension.";
     }
   }
-  if (spec.type == OpType::barrier && !spec.tensors.empty()) {
-    return spec.name + " is a barrier, which has no tensors, but it came with " + std::to_string(spec.tensors.size()) +
-           ".";
+  if (traits_of(spec.type).no_tensors && !spec.tensors.empty()) {
+    return spec.name + " is a " + lower(name_of(spec.type)) + ", which has no tensors, but it came with " +
+           std::to_string(spec.tensors.size()) + ".";
   }
   return "";
 }
 
 // Why its one member can't run it; empty if it can.
 std::string disagreement(const OpSpec& spec, int rank) {
-  const bool by_rows = spec.type == OpType::allgather || spec.type == OpType::alltoall;
+  const bool by_rows = traits_of(spec.type).needs_rows;
   const auto is_scalar = [](const TensorSpec& tensor) { return tensor.shape.empty(); };
   if (by_rows && std::any_of(spec.tensors.begin(), spec.tensors.end(), is_scalar)) {
     return "Rank " + std::to_string(rank) + " tried to " + name_of(spec.type) + " a rank-zero tensor, in " + spec.name +

@@ -9,6 +9,8 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
+  // Whether it runs operations of this type; those that it does not have run in our own way.
+  virtual bool has(OpType type) const = 0;
   // Runs a batch (operations of equal type, dtype and factors) to its end on this member. Never throws.
   virtual Status run(Batch batch) = 0;
 };
@@ -22,8 +24,8 @@ class DevicePath : public Backend {
   virtual bool busy() const = 0;
   // The driver calls it again and again while it is busy: finds out what has passed, and what has failed since.
   virtual Status tend() = 0;
-  // Of that what may be asked from inside of run(), while a batch waits on the host: whether anything that was queued
-  // before has failed, which may be why the wait has no end.
+  // Whether anything that was queued before has failed. A batch that waits on the host calls this again and again from
+  // within run(): such a failure may be the reason why its wait does not end.
   virtual Status watch() = 0;
 
   // The end of the epoch: what runs on the device and waits for other members is ended, and its tensors are not touched

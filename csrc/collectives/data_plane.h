@@ -18,7 +18,8 @@ struct DataPlane {
   Hierarchy* hierarchy = nullptr;   // beside the mesh, where some members share memory
   Backend* backend = nullptr;       // runs over the mesh, in place of our own algorithms
   DeviceBackend* device = nullptr;  // for operations on a device; beside all others, which it uses
-  // Of the mesh, the members who run batches here, this one among them; empty: all. Only Adasum can be run by some.
+  // The members of the mesh that run batches over this plane, this one among them; empty: all. Only Adasum can be run
+  // by some of them.
   std::vector<int> members;
 };
 

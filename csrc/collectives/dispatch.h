@@ -1,32 +1,40 @@
-// Which collective an operation's type is, for a way that has one function for each.
+// Which function of another library's way (Gloo, NCCL, the host's memory for a GPU) does a type of operation. Such a
+// way need not have all types.
 #pragma once
 
-#include <type_traits>
+#include <array>
+#include <initializer_list>
+#include <utility>
 
 #include "collectives/batch.h"
 
 namespace horovod {
 
-// Of: whatever the functions work on, as they take it.
+// By OpType; null: this way does not have it. Of: whatever the functions work on, as they take it.
 template <typename Of>
-Status dispatch(OpType type, std::type_identity_t<Of> of, Batch batch, Status (*allreduce)(Of, Batch),
-                Status (*allgather)(Of, Batch), Status (*broadcast)(Of, Batch), Status (*alltoall)(Of, Batch),
-                Status (*reducescatter)(Of, Batch)) {
-  switch (type) {
-    case OpType::allreduce:
-      return allreduce(of, batch);
-    case OpType::allgather:
-      return allgather(of, batch);
-    case OpType::broadcast:
-      return broadcast(of, batch);
-    case OpType::alltoall:
-      return alltoall(of, batch);
-    case OpType::reducescatter:
-      return reducescatter(of, batch);
-    case OpType::barrier:
-      return {};  // that every member arrived is in the order log already
-  }
-  return {Code::internal, "Unknown operation type."};
+using Functions = std::array<Status (*)(Of, Batch), kOpTypeCount>;
+
+template <typename Of>
+constexpr Functions<Of> functions(std::initializer_list<std::pair<OpType, Status (*)(Of, Batch)>> rows) {
+  Functions<Of> made{};
+  for (const auto& [type, function] : rows) made[static_cast<size_t>(type)] = function;
+  return made;
+}
+
+template <typename Of>
+constexpr bool has(const Functions<Of>& way, OpType type) {
+  return traits_of(type).no_tensors || way[static_cast<size_t>(type)];
+}
+
+// A batch of a type that `way` has. Without tensors there is nothing to do: that every member has arrived is in the
+// order log already.
+template <typename Of>
+Status dispatch(const Functions<Of>& way, std::type_identity_t<Of> of, Batch batch) {
+  const OpType type = batch[0]->spec.type;
+  if (traits_of(type).no_tensors) return {};
+  const auto function = way[static_cast<size_t>(type)];
+  if (function) return function(of, batch);
+  return {Code::internal, std::string("There is no way for ") + name_of(type) + " here; please report this."};
 }
 
 }  // namespace horovod

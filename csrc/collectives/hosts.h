@@ -21,8 +21,8 @@ class Hosts {
   const std::vector<int>& members(int host) const { return members_[host]; }  // in rank order
   int leader(int host) const { return members_[host][0]; }
 
-  // Who on `host` works for `member`: the member with the same place on its own host, or where there are fewer, in a
-  // circle. Of its own host that is the member itself.
+  // The member of `host` that does the work of `member` there: the one with the same place on its host, counted modulo
+  // the members of `host`. On its own host it is the member itself.
   int counterpart(int host, int member) const {
     const std::vector<int>& candidates = members_[host];
     return candidates[place_[member] % candidates.size()];

@@ -4,12 +4,6 @@
 
 namespace horovod {
 
-const char* name_of(OpType type) {
-  constexpr const char* names[kOpTypeCount] = {"ALLREDUCE", "ALLGATHER",     "BROADCAST",
-                                               "ALLTOALL",  "REDUCESCATTER", "BARRIER"};
-  return names[static_cast<int>(type)];
-}
-
 int64_t TensorSpec::elements() const {
   int64_t product = 1;
   for (int64_t dimension : shape) product *= dimension;
@@ -28,7 +22,7 @@ bool OpSpec::agrees_with(const OpSpec& other) const {
       tensors.size() != other.tensors.size()) {
     return false;
   }
-  const size_t first_dimension = type == OpType::allgather || type == OpType::alltoall ? 1 : 0;
+  const size_t first_dimension = traits_of(type).uneven_rows ? 1 : 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const TensorSpec& mine = tensors[i];
     const TensorSpec& theirs = other.tensors[i];

@@ -8,22 +8,10 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/reduce_op.h"
+#include "collectives/op_types.h"
 
 namespace horovod {
-
-// Numbers equal horovod.protos.v1.OperationType.
-enum class OpType : uint8_t {
-  allreduce = 0,
-  allgather = 1,
-  broadcast = 2,
-  alltoall = 3,
-  reducescatter = 4,
-  barrier = 5
-};
-inline constexpr int kOpTypeCount = 6;
-
-// "ALLREDUCE", as the messages of the contract spell it.
-const char* name_of(OpType type);
 
 enum class DeviceKind : uint8_t { cpu = 0, gpu = 1 };
 
@@ -65,7 +53,7 @@ struct OpSpec {
   }
 
   // True when both may run under one id: all that ranks must agree on is equal. Names are not compared, nor the first
-  // dimension of allgather and alltoall, which may differ between ranks and steps.
+  // dimension where rows may be uneven.
   bool agrees_with(const OpSpec& other) const;
 
   size_t bytes() const;  // of all tensors

@@ -2,7 +2,7 @@
 //
 // Ownership: created by the submitting thread, then owned by the communicator's table until it is done. Only the driver
 // (the one thread that holds the communicator's driver lock) runs it and writes outputs, received_splits and status;
-// `state` is released last and acquired by whoever collects the result.
+// `state` is released last and acquired by the thread that collects the result.
 #pragma once
 
 #include <atomic>
@@ -32,7 +32,7 @@ struct OutputBuffer {
   std::shared_ptr<DeviceMemory> on_device;  // owns what `data` points to where that is on a device
   size_t bytes = 0;
   std::vector<int64_t> shape;
-  std::byte* room = nullptr;  // memory of whoever runs the operation, where a result of up to room_bytes is to go
+  std::byte* room = nullptr;  // memory of the backend that runs the operation, for a result of up to room_bytes
   size_t room_bytes = 0;
 
   // 64-byte aligned (but for `room`), not cleared. False when there is no memory.

@@ -3,12 +3,11 @@
 #include <cstring>
 
 #include "collectives/adasum.h"
+#include "collectives/algorithms.h"
 #include "collectives/backend.h"
-#include "collectives/dispatch.h"
-#include "collectives/hierarchical/collectives.h"
-#include "collectives/mesh/collectives.h"
-#include "collectives/shared/collectives.h"
 #include "kernels/kernels.h"
+#include "transport/mesh.h"
+#include "transport/region.h"
 
 namespace horovod {
 namespace {
@@ -20,7 +19,7 @@ Status out_of_memory(const Operation& operation) {
 // A world of one: every collective is a copy, perhaps scaled.
 Status run_alone(Operation& operation) {
   const OpSpec& spec = operation.spec;
-  const bool reduction = spec.type == OpType::allreduce || spec.type == OpType::reducescatter;
+  const bool reduction = traits_of(spec.type).reduces;
   if (spec.type == OpType::alltoall) {
     operation.received_splits = operation.splits;
     if (operation.splits.empty()) operation.received_splits = {static_cast<int32_t>(spec.tensors[0].rows())};
@@ -58,15 +57,17 @@ Status run_uniform(const DataPlane& plane, Batch batch) {
   if (type == OpType::allreduce && batch[0]->spec.reduce_op == ReduceOp::adasum) {
     return adasum(plane, batch);
   }
+  if (traits_of(type).no_tensors) return {};  // that every member has arrived is in the order log already
+  const Algorithms& way = algorithms_of(type);
   if (plane.region) {
-    return dispatch(type, *plane.region, batch, shared::allreduce, shared::allgather, shared::broadcast,
-                    shared::alltoall, shared::reducescatter);
+    if (way.shared) return way.shared(*plane.region, batch);
+  } else {
+    if (plane.backend && plane.backend->has(type)) return plane.backend->run(batch);
+    if (plane.hierarchy && way.hierarchical) return way.hierarchical(*plane.hierarchy, batch);
+    if (way.mesh) return way.mesh(*plane.mesh, batch);
   }
-  if (plane.backend) return plane.backend->run(batch);
-  if (plane.hierarchy && type == OpType::allreduce) return hierarchical::allreduce(*plane.hierarchy, batch);
-  if (plane.hierarchy && type == OpType::reducescatter) return hierarchical::reducescatter(*plane.hierarchy, batch);
-  return dispatch(type, *plane.mesh, batch, mesh::allreduce, mesh::allgather, mesh::broadcast, mesh::alltoall,
-                  mesh::reducescatter);
+  for (Operation* operation : batch) HVD_TRY(way.composed(plane, *operation));
+  return {};
 }
 
 // A group of several dtypes runs as one part for each dtype, in the order in which dtypes first appear.
@@ -109,6 +110,9 @@ Status run_batch(const DataPlane& plane, Batch batch) {
   if (batch.size() == 1 && !batch[0]->spec.uniform_dtype()) return run_mixed(plane, *batch[0]);
   return run_uniform(plane, batch);
 }
+
+int rank_in(const DataPlane& plane) { return plane.region ? plane.region->rank() : plane.mesh->rank(); }
+int size_of(const DataPlane& plane) { return plane.region ? plane.region->size() : plane.mesh->size(); }
 
 Status gather_bytes(const DataPlane& plane, const void* mine, size_t bytes, std::vector<std::byte>& all) {
   Operation gather;

@@ -26,7 +26,7 @@ Communicator::Communicator(Members members, const Config& config, AbortSignal& a
       join_(table_, members_.ranks[members_.rank], [this](Submission& zeros) { return make_zeros(zeros); }) {}
 
 Communicator::~Communicator() {
-  if (const Status stuck = close(""); !stuck.ok()) {  // whoever owns this had to keep it
+  if (const Status stuck = close(""); !stuck.ok()) {  // the owner should not have destroyed this
     std::fprintf(stderr, "horovod: %s\n", stuck.message().c_str());
     std::abort();
   }
@@ -63,7 +63,7 @@ Status Communicator::submit(const std::shared_ptr<Submission>& submission, Start
   return {};
 }
 
-// The only member: nothing is announced, nobody is waited for.
+// The only member: there is nothing to announce and no one to wait for.
 Status Communicator::submit_alone(Submission& submission) {
   {
     const std::lock_guard<std::mutex> lock(driver_.mutex());
@@ -140,7 +140,7 @@ void Communicator::tell_coordinator(OutboxItem::Kind kind, const Submission& sub
   item.kind = kind;
   item.spec = submission.spec;
   item.spec.name = submission.announced_name();
-  if (item.spec.type == OpType::broadcast) item.spec.root = members_.ranks[item.spec.root];
+  if (traits_of(item.spec.type).rooted) item.spec.root = members_.ranks[item.spec.root];
   item.process_set = members_.process_set;
   if (kind == OutboxItem::blocked) item.waited_us = submission.reported_us - submission.waited_since_us;
   outbox_.push(std::move(item));
@@ -174,7 +174,7 @@ bool Communicator::needs_driver() {
   return ended_.ok() && (is_pending() || join_.joined() || now_us() < serving_until_us_);
 }
 
-// A peer that leaves in order has done its part of what is queued, so that will pass.
+// A peer that leaves in order has done its part of the queued operations, so they will finish.
 DeviceBackend* Communicator::busy_device() {
   const bool passes = ended_.ok() || (ended_.code() == Code::left && !abort_.raised());
   return passes && device_.busy() ? device_.backend() : nullptr;

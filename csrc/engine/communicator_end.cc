@@ -38,7 +38,8 @@ void Communicator::abort_raised() {
   {
     const std::lock_guard<std::mutex> lock(driver_.mutex());
     if (log_ && device_.backend()) driver_.end_device();
-    // The end of what is on the device may wait for other communicators, and whoever calls this has still to tell them.
+    // To end the work on the device may take until other communicators have ended theirs, and the caller has yet to
+    // tell them. So another thread does it.
     if (!log_ && device_.backend() && !closed_ && !device_ending_.joinable())
       device_ending_ = std::thread([this] { device_.end(false); });
   }

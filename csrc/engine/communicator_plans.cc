@@ -1,5 +1,5 @@
-// What the coordinator says about operations: their ids, that the ranks do not agree, that ids are recalled, who has
-// joined, that a peer has left.
+// What the coordinator says: the ids of operations, disagreements between ranks, ids that it recalls, ranks that have
+// joined, peers that have left.
 #include <algorithm>
 #include <cstdlib>
 
@@ -23,9 +23,9 @@ void Communicator::refuse_id(const std::string& what, TensorId id) {
   if (log_) log_->wake();
 }
 
-// Between hosts a member that withdraws an arrival asks the sequencer, or one of two asks the other, or it asks the
-// rank that speaks for its host, and the member that is asked may have nothing pending. Whatever makes members do so
-// (an error, a recall) is told to all of them by the coordinator, so it knows to listen.
+// Between hosts a member that withdraws an arrival asks another: the sequencer, the other one of two, or the leader of
+// its host. That member may have nothing pending and so would not listen. But the coordinator tells all members of the
+// cause (an error, a recall), so a member that may be asked listens for a while.
 void Communicator::serve_peers() {
   if (!mesh_ || (rank() != 0 && size() > 2 && (!hierarchy_ || (region_ && region_->rank() > 0)))) return;
   serving_until_us_ = now_us() + limits::kServeUs;
@@ -87,7 +87,7 @@ Status Communicator::join(int64_t timeout_us, int64_t& ticket, int& last_rank) {
     if (ticket == kNoTicket && !join_.joined() && is_pending()) {
       const std::shared_ptr<Submission> own = table_.in_flight().begin()->second;
       lock.unlock();
-      wait(*own, left);  // an error is told to whoever collects its result
+      wait(*own, left);  // the thread that collects its result is told of an error
       lock.lock();
       continue;
     }

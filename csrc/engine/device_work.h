@@ -55,8 +55,8 @@ class DeviceWork {
 
   // -- driver only
   Status tend();
-  // A batch that waits on the host keeps the driver for long, and nobody else looks whether what runs on the device
-  // beside it still can.
+  // A batch that waits on the host keeps the driver busy for long. It calls this meanwhile, to notice when other work
+  // on the device has failed.
   Status watch();
 
   void end(bool orderly);

@@ -1,4 +1,4 @@
-// Who drives: polls the order log and runs what it says, one thread at a time.
+// Chooses the thread that drives: it polls the order log and runs what the log says. One thread drives at a time.
 //
 // The driver is whichever thread has the Turn. A caller that waits for a result helps: it drives itself, so no result
 // is handed over to another thread on the critical path. While no caller helps but operations are in flight, the
@@ -69,13 +69,13 @@ class Driver {
   // An operation was submitted. True when the background thread is to be woken, without the lock.
   bool submitted(const OpSpec& spec, Start start);
   void wake_background() { background_wanted_.notify_one(); }
-  // The driver has completed operations: whoever waits for them meanwhile looks again.
+  // The driver has completed operations: threads that wait for them look again.
   void completed();
   // Something else has changed that a thread in help() or sleep() may wait for.
   void wake_waiting() { changed_.notify_all(); }
 
-  // Drives, or waits for who does, until done() or the deadline; returns what time it is. done() is asked with and
-  // without the lock. since_us: when the caller first waited for the same.
+  // Drives, or waits while another thread does, until done() or the deadline; returns what time it is. done() is asked
+  // with and without the lock. since_us: when the caller first waited for the same.
   int64_t help(Lock& lock, const std::function<bool()>& done, int64_t since_us, int64_t deadline_us);
   // A caller that has helped goes: whether the background thread is to be woken, without the lock.
   bool helped();
@@ -91,7 +91,7 @@ class Driver {
   void bid_farewell();
   // The epoch was aborted: the background thread is to end what runs on the device.
   void end_device() { device_end_due_ = true; }
-  // Until nobody drives; false when the time is over.
+  // Waits until no thread drives; false when the time is over.
   bool wait_idle(Lock& lock, int64_t deadline_us);
   // Ends the background thread; false when the time is over, and then it is left alone.
   bool stop(Lock& lock, int64_t deadline_us);

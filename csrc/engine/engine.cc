@@ -19,7 +19,7 @@ namespace horovod {
 namespace {
 
 constexpr size_t kHeaderBytes = 4096;
-// Of the order log: of all members who share memory, or of one host's beside a mesh.
+// Room for the order log: that of all members, if they share memory, or that of one host beside a mesh.
 constexpr size_t kLogBytes = std::max(sizeof(SharedOrderLog::Memory), sizeof(HostMemory));
 static_assert(sizeof(SegmentHeader) <= kHeaderBytes);
 constexpr size_t kLeastPartBytes = 64;  // of a slot, for each rank: a line of the caches
@@ -37,7 +37,7 @@ Status check_config(const Config& config) {
   return {};
 }
 
-// Closes descriptors that nobody took over.
+// Closes the descriptors that have not been handed over when it ends.
 class DescriptorOwner {
  public:
   explicit DescriptorOwner(std::map<int, std::vector<int>>& sockets) : sockets_(std::move(sockets)) {}
@@ -191,7 +191,7 @@ void Engine::dispose(std::unique_ptr<Engine> engine) {
 
 Engine::~Engine() {
   if (owner_process_ == getpid()) {
-    (void)close("");  // where that fails, ~Communicator() ends the process: whoever owns this had to keep it
+    (void)close("");  // where that fails, ~Communicator() ends the process: the owner should not have destroyed this
     return;
   }
   // A forked child: the threads are not here and the memory is not mapped, so leave everything alone.
@@ -326,13 +326,17 @@ Status Engine::route(Submission& submission, std::shared_ptr<Communicator>& comm
     }
   }
   const int size = communicator->size();
-  if (spec.tensors.empty() && spec.type != OpType::barrier) return invalid("there is no tensor.");
+  if (submission.on_device && !traits_of(spec.type).on_device) {
+    return invalid(std::string(name_of(spec.type)) +
+                   " does not take tensors on a GPU yet. Copy them to the host's memory first.");
+  }
+  if (spec.tensors.empty() && !traits_of(spec.type).no_tensors) return invalid("there is no tensor.");
   for (size_t i = 0; i < spec.tensors.size(); ++i) {
     const TensorSpec& tensor = spec.tensors[i];
     if (submission.spans[i].count > 0 && submission.spans[i].input == nullptr)
       return invalid("a tensor has no memory.");
     const bool scalar = tensor.shape.empty();
-    if (spec.type == OpType::allreduce || spec.type == OpType::reducescatter) {
+    if (traits_of(spec.type).reduces) {
       const ReduceOp op = spec.reduce_op;
       if (Status status = kernels::check_reduction(tensor.dtype, op); !status.ok()) return invalid(status.message());
     }
@@ -345,7 +349,7 @@ Status Engine::route(Submission& submission, std::shared_ptr<Communicator>& comm
   }
   // The Adasum of one tensor is that tensor, as its sum is; it is checked like any other before.
   if (size == 1 && spec.reduce_op == ReduceOp::adasum) spec.reduce_op = ReduceOp::sum;
-  if (spec.type == OpType::broadcast) {
+  if (traits_of(spec.type).rooted) {
     const std::vector<int>& ranks = communicator->ranks();
     const auto found = std::lower_bound(ranks.begin(), ranks.end(), spec.root);
     if (found == ranks.end() || *found != spec.root) {

@@ -63,19 +63,20 @@ class Engine {
   // Checks the arguments and starts the operation.
   Status start(const std::shared_ptr<Submission>& submission, Start start);
   bool wait(Submission& submission, int64_t timeout_us);
-  // What came of an operation that is done; called once. On a device, what is queued on the framework's `stream`
-  // (default: that of the submission) from now on finds the result, or it fails, when the epoch ended before the device
-  // had come so far. What `used` returns is kept where something may use the memory of tensors after this: a device,
-  // for which another stream waits, or a thread that is stuck.
+  // The outcome of an operation that is done; called once. On a device: work that is queued on the framework's `stream`
+  // (default: that of the submission) after this call finds the result. It fails if the epoch ended before the device
+  // had finished. What `used` returns is kept if the tensors' memory may still be in use after this call: by a device,
+  // where another stream waits for it, or by a thread that is stuck.
   Status collect(const std::shared_ptr<Submission>& submission, std::optional<uintptr_t> stream,
                  const std::function<KeepAlive()>& used);
-  // Nobody will wait for the operation any more: keeps what it uses until it is over. start() looks for what is.
+  // The caller will not wait for the operation: keeps the memory that it uses until it is over. Each start() releases
+  // what is over by then.
   void abandon(std::shared_ptr<Submission> submission, KeepAlive used);
   // Whether waiting for it has an end at once: it is done, and where the host waits for devices the result is there.
   bool over(const Submission& submission) const;
 
-  // Every rank of the world registers a set under the same number; those outside of it give no segment and no sockets.
-  // That all of them do so, and that no operation runs in a set that is removed, is for the caller to see to.
+  // Every rank of the world registers a set under the same number; ranks outside of it give no segment and no sockets.
+  // The caller makes sure that all ranks do so, and that no operation runs in a set when it is removed.
   Status add_process_set(ProcessSetSpec spec);
   void remove_process_set(int number);
   // Operations of this rank that are under way in a set.

@@ -5,8 +5,7 @@ namespace {
 
 bool can_lead(const OpSpec& spec) {
   // Which rank sums which slice of Adasum's dot products depends on the batch, and so would the result.
-  return spec.type != OpType::alltoall && spec.type != OpType::barrier && spec.reduce_op != ReduceOp::adasum &&
-         spec.uniform_dtype();
+  return traits_of(spec.type).fuses && spec.reduce_op != ReduceOp::adasum && spec.uniform_dtype();
 }
 
 bool can_follow(const OpSpec& head, const OpSpec& next) {

@@ -147,7 +147,7 @@ Status HostLeaderLog::poll(LogEvent& event) {
   }
   for (;;) {
     HVD_TRY(between_->poll(event));
-    if (event.kind == LogEvent::withdrawn && !settle(event.ids[0])) continue;
+    if (event.kind == LogEvent::withdrawn && !host_withdrawn(event.ids[0])) continue;
     break;
   }
   if (event.kind == LogEvent::batch) {
@@ -164,7 +164,7 @@ Status HostLeaderLog::read_members() {
   HostMessage message;
   std::string_view payload;
   for (size_t i = 0; i < members_.size(); ++i) {
-    bool room = false;  // for one who waited for it
+    bool room = false;  // this member waited for room in its ring, and has it now
     for (;;) {
       bool found = false;
       HVD_TRY(members_[i].peek(message, payload, found));
@@ -234,8 +234,8 @@ void HostLeaderLog::publish(const LogEvent& event) {
   region_.ring_sleepers();
 }
 
-// The host's arrival is withdrawn, and so are those of its ranks that withdraw theirs. True: this rank is one of them.
-bool HostLeaderLog::settle(TensorId id) {
+// The host's arrival was withdrawn, so the ranks that asked to withdraw theirs are answered. True: this rank is one.
+bool HostLeaderLog::host_withdrawn(TensorId id) {
   std::vector<size_t> others;
   bool mine = false;
   {

@@ -1,10 +1,10 @@
-// The order log of the rank that speaks for its host. It counts what the ranks of the host have arrived at; when all of
-// them have, the host arrives in the log between hosts (mesh_order_log.h), with what they contribute together. What is
-// agreed there it passes on to the others (host_member_log.h) through shared memory. So one frame for each host crosses
-// the network, and only the leaders ever wait for the network.
+// The order log of the rank that speaks for its host, its leader. It counts the arrivals of the host's ranks. When all
+// of them have arrived at an id, the host arrives in the log between hosts (mesh_order_log.h), with their contributions
+// combined. The leader passes on what is agreed there to its host's other ranks (host_member_log.h), in shared memory.
+// So one frame for each host crosses the network, and only the leaders ever wait for the network.
 //
-// An arrival that its rank wants back is given back at once while the host has not arrived; afterwards the host's
-// arrival must be taken back first. Then the other ranks' arrivals stay, with their bytes, and count again.
+// A rank's arrival is withdrawn at once while its host has not arrived in the log between hosts. Afterwards the host's
+// arrival must be withdrawn first; the arrivals of the host's other ranks stay, with their bytes, and count again.
 //
 // An operation ends here only when the others of the host can read its result or batch: whatever this rank has
 // finished, they can finish.
@@ -61,7 +61,7 @@ class HostLeaderLog final : public OrderLog, private Mesh::PollSource {
   Status take(const HostMessage& message, size_t place, std::string_view payload);
   void answer(size_t place, TensorId id);
   void publish(const LogEvent& event);
-  bool settle(TensorId id);
+  bool host_withdrawn(TensorId id);
   Status look_at_members();
   bool news() override;
   void sleeping(bool asleep) override { memory_.asleep.value.store(asleep ? 1 : 0); }

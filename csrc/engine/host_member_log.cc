@@ -177,7 +177,7 @@ Status HostMemberLog::wait(int64_t until_us) {
   return abort_.raised() ? abort_.cause() : Status();
 }
 
-// Who has left or was lost on any host.
+// Notices members of any host that have left or are lost.
 Status HostMemberLog::look_around() {
   bool busy = false;
   HVD_TRY(mesh_.progress(busy));

@@ -1,8 +1,8 @@
-// The order log of a rank that shares a host with the rank that speaks for both (host_leader_log.h). It talks to nobody
-// else, and only through shared memory: an arrival is a message in its ring, with its data where that is small.
+// The order log of a rank whose host has another rank as its leader (host_leader_log.h). It talks to the leader alone,
+// and only through shared memory: an arrival is a message in its ring, with the data if they are small.
 //
-// It looks at its connections now and then all the same, so that it hears who has left or was lost when its leader does
-// not say so.
+// It still looks at its connections now and then, so that it learns of ranks that have left or are lost when the leader
+// does not tell it.
 #pragma once
 
 #include <atomic>

@@ -34,7 +34,7 @@ class Join {
       : table_(table), rank_(rank), make_zeros_(std::move(make_zeros)) {}
 
   uint32_t round() const { return round_; }     // how many rounds are over
-  int last_rank() const { return last_rank_; }  // who joined last in the latest round that is over
+  int last_rank() const { return last_rank_; }  // the rank that joined last in the latest round that is over
   bool joined() const { return now_.joined; }   // a thread of this member is in join(), or was interrupted there
   bool restricts() const { return now_.joined || !now_.others.empty(); }  // refusal() has something to say
 
@@ -43,7 +43,7 @@ class Join {
   // Why an operation may not be submitted now, or ok.
   Status refusal(const OpSpec& spec) const;
 
-  // What the coordinator says of a round: who has joined, and why nothing but allreduces can run.
+  // What the coordinator says of a round: the ranks that have joined, and why only allreduces can run.
   void apply(const std::vector<int>& ranks, JoinPhase phase, const std::string& sentence, Effects& effects);
   // The coordinator's plan for an operation that this member has not announced.
   void plan(const std::string& name, TensorId id, const OpSpec& operation, Effects& effects);

@@ -1,5 +1,6 @@
-// What callers' operations use that nobody waits for any more, or that a device still works on: it lives until the
-// operation is over, because the engine reads and writes its memory. What it is, only whoever gave it knows.
+// Keeps the tensors of operations alive whose callers no longer wait, or on which a device still works: the engine
+// reads and writes their memory until the operation is over. A tensor is opaque here, a pointer with the caller's
+// deleter.
 #pragma once
 
 #include <atomic>
@@ -24,7 +25,7 @@ class Kept {
   void add(std::shared_ptr<Submission> submission, KeepAlive alive);
   // Of operations on one device, which are over in the order in which they are added.
   void add_in_order(std::shared_ptr<Submission> submission, KeepAlive alive);
-  // Lets go of what is over. Quick while there is nothing. stuck: what was added by add() may be in use all the same.
+  // Releases what is over. Quick while nothing is kept. stuck: what add() has added may still be in use, and stays.
   void sweep(bool stuck);
 
  private:
@@ -33,7 +34,8 @@ class Kept {
   std::mutex mutex_;  // guards the next two; destructors of what is kept run without it, since they may add others
   std::vector<One> any_order_;
   std::deque<One> in_order_;
-  // Whether there is any. Written with mutex_ held; read without (relaxed): who misses the last one finds it next time.
+  // Whether there is any. Written with mutex_ held; read without (relaxed): a reader that misses the last one finds it
+  // next time.
   std::atomic<bool> any_{false};
 };
 

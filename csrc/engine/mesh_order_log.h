@@ -79,8 +79,8 @@ class MeshOrderLog : public OrderLog {
   struct Count {  // what the sequencer knows of an id
     uint32_t arrived = 0;
     uint32_t plain = 0;              // of them, without bytes
-    std::vector<bool> members;       // who has arrived
-    std::vector<bool> brought;       // and who brought bytes,
+    std::vector<bool> members;       // by member: whether it has arrived
+    std::vector<bool> brought;       // and whether it brought bytes,
     std::vector<std::string> bytes;  // these
   };
   struct Agreed {

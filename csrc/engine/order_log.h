@@ -29,7 +29,7 @@ struct LogEvent {
   bool completed = false;  // batch: all its results are in place already, see arrive_with(); else it has to be run
 };
 
-// What the log tells about arrivals to those who watch it: one was counted; one was withdrawn; all have arrived.
+// What the log tells the timeline about arrivals: one was counted; one was withdrawn; all have arrived.
 enum class Arrival : uint8_t { counted, withdrawn, last };
 
 // What arrive() and withdraw() answer to an id that there is not.

@@ -87,8 +87,9 @@ Status PairOrderLog::handle_offer(const ControlFrame& frame) {
   return {};
 }
 
-// The offer is withdrawn unless it was used already, or this member has arrived without bytes: then its own arrival is
-// on the way. An arrival that is settled is an earlier one, which did not use this offer.
+// An offer is withdrawn unless this member has used it, or has arrived without bytes: then its own arrival is on the
+// way. An arrival that is settled (its batch or its withdrawal has come) is an earlier one, which did not use this
+// offer.
 Status PairOrderLog::handle_withdraw(const ControlFrame& frame) {
   std::vector<TensorId> withdrawn;
   {

@@ -1,12 +1,12 @@
 // The order log of two members: MeshOrderLog, but small operations need no sequencer. Each member sends its bytes to
-// the other (`ready` one way, `offer` the other), and whoever has both computes the result at once: half of the way
-// that a result takes from the sequencer. Such batches are in no common order with others, which nothing needs: they
-// use no connection.
+// the other (`ready` one way, `offer` the other), and the member that has both computes the result at once: half of the
+// way that a result takes from the sequencer. Such batches have no common order with others. None is needed, because
+// they move no data over a connection when they run.
 //
 //   offer      sequencer -> member   small data of what the sequencer has arrived at
-//   withdraw   sequencer -> member   offers that it withdraws, as the member may have used them; answered by
-//                                    `withdrawn`, or by the `ready` that is on its way. A sequencer that leaves without
-//                                    either has not finished them
+//   withdraw   sequencer -> member   offers that it withdraws. The member may have used them, so it answers with
+//                                    `withdrawn`, or its `ready` is on its way. A sequencer that leaves without either
+//                                    has not finished them
 #pragma once
 
 #include "engine/mesh_order_log.h"

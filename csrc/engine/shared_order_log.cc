@@ -38,8 +38,8 @@ Status SharedOrderLog::arrive(TensorId id, Operation* operation, bool alone) {
   return {};
 }
 
-// At the first free place. A lower bound of where that is suffices, and nobody else writes to the line in which it is
-// kept; a place that is not of the lap before is taken, however old the bound.
+// Takes the first free place of the ring. The search may start anywhere before it, so it starts at a bound that this
+// member keeps in a cache line of its own; a place that is not of the lap before is in use, however old the bound is.
 void SharedOrderLog::append(TensorId id, bool alone) {
   const uint64_t entry = id | (alone ? kAlone : 0);
   uint64_t index = std::max(cursor_.load(std::memory_order_relaxed), appended_.load(std::memory_order_relaxed));
@@ -136,7 +136,7 @@ uint64_t SharedOrderLog::end_of_batch(uint64_t first) {
   std::atomic<uint64_t>& boundary = memory_.ring[first % kMaxIds].end;
   uint64_t end = boundary.load(std::memory_order_acquire);
   if (end > first) return end;
-  // Of an earlier lap, when a batch ended here at the latest: nobody has decided this one yet.
+  // The boundary is of an earlier lap: no member has decided where this batch ends yet.
   ready_.clear();
   TensorId id;
   for (uint64_t index = first; index < first + kMaxIds && entry(index, id); ++index) {

@@ -3,23 +3,23 @@
 //
 // Layout (in the area of member 0, see Region):
 //   words[id]      (generation << 32) | arrivals. Members add 1; the last one starts the next generation and
-//                  appends the id. Taking an arrival back is a compare-and-swap within one generation.
+//                  appends the id. An arrival is withdrawn by compare-and-swap within one generation.
 //   ring[i]        of log index i, and of i + kMaxIds in the next lap:
 //     agreed       (lap << 32) | (alone << 31) | id. The appender takes the first place of the lap before, by
 //                  compare-and-swap, so there is no counter beside it. alone: its caller waits for it and for nothing
 //                  else, so if a batch begins here, it ends here.
 //     end          where a batch begins at i that is not alone: the log index at which it ends. The first member ready
 //                  to run it decides that by compare-and-swap; any member computes it from what the log holds
-//                  then, so batches grow while others work. It is beside `agreed` because whoever reads one wants the
-//                  other.
+//                  then, so batches grow while others work. It is beside `agreed` because a reader of one reads the
+//                  other next.
 //
-// A line of the cache that comes from another processor is most of what a small operation costs. One that somebody
-// waits for takes two here: its word, and its place in the ring, which those who wait only read.
+// Most of the time of a small operation goes into cache lines that come from another processor. An operation for which
+// members wait takes two of them here: its word, and its place in the ring, which waiting members only read.
 //
 // Small operations need no data phase: their bytes are in cells before the arrival (collectives/shared/eager.h), and
-// poll() computes the results. What decides is agreed upon or read from cells that all members read, so all cut the log
-// into batches alike: the decider ends a batch where small operations meet others, and poll() where rows that did not
-// fit into a cell meet rows that did.
+// poll() computes the results. Decisions depend only on what is agreed and on cells that all members read, so all of
+// them cut the log into the same batches: the decider ends a batch where small operations meet others, and poll() where
+// rows that did not fit into a cell meet rows that did.
 //
 // Why nothing overflows: a member arrives at an id again only after it has run it, so no member is ever behind by more
 // than one log entry for each id, and the ring has as many places as there are ids.

@@ -1,5 +1,5 @@
-// Counts the threads of this process that wait for operations, to tell whether anybody is left who could start one: a
-// thread that has waited before will, as far as anybody can know, submit again when it is not blocked.
+// Counts the threads of this process that wait for operations, to tell whether any thread is left that could start one.
+// A thread that has waited before is expected to submit again once it is not blocked.
 #pragma once
 
 #include <atomic>

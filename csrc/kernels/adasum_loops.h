@@ -3,6 +3,7 @@
 
 #include "kernels/adasum.h"
 #include "kernels/formats.h"
+#include "kernels/reductions.h"
 
 namespace horovod::kernels {
 namespace {

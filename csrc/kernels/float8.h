@@ -64,27 +64,27 @@ struct Float8 {
 using Float8E4m3 = Float8<3, 7, false>;
 using Float8E5m2 = Float8<2, 15, true>;
 
-enum class Combine { sum, product, min, max };
-
-template <Combine kOp>
+template <class Op>
 HVD_INLINE float combine8(float left, float right) {
-  if constexpr (kOp == Combine::sum) return left + right;
-  if constexpr (kOp == Combine::product) return left * right;
-  if (left != left) return left;
-  if (right != right) return right;
-  // -0 < +0, as for the 16-bit types
-  const bool less = left == right ? __builtin_signbit(left) && !__builtin_signbit(right) : left < right;
-  return (kOp == Combine::min) == less ? left : right;
+  if constexpr (Op::kOrdered) {
+    if (left != left) return left;
+    if (right != right) return right;
+    // -0 < +0, as for the 16-bit types
+    const bool less = left == right ? __builtin_signbit(left) && !__builtin_signbit(right) : left < right;
+    return Op::kSmallestWins == less ? left : right;
+  } else {
+    return Op::apply(left, right);
+  }
 }
 
-template <class F, Combine kOp>
+template <class F, class Op>
 void reduce_float8(void* output, const void* const* inputs, int input_count, size_t count, double postscale) {
   auto* const out = static_cast<uint8_t*>(output);
   const auto factor = static_cast<float>(postscale);
   for (size_t i = 0; i < count; ++i) {
     float value = F::widen(static_cast<const uint8_t*>(inputs[0])[i]);
     for (int k = 1; k < input_count; ++k) {
-      value = combine8<kOp>(value, F::widen(static_cast<const uint8_t*>(inputs[k])[i]));
+      value = combine8<Op>(value, F::widen(static_cast<const uint8_t*>(inputs[k])[i]));
     }
     out[i] = F::narrow(postscale == 1.0 ? value : value * factor);
   }

@@ -95,56 +95,5 @@ struct Ordered16 {
 // Payloads of NaNs don't travel from factors into results (see Bfloat16::write).
 HVD_INLINE double plain(double factor) { return factor == factor ? factor : __builtin_nan(""); }
 
-struct Sum {
-  template <class V>
-  static HVD_INLINE V apply(V left, V right) {
-    return left + right;
-  }
-};
-
-struct Product {
-  template <class V>
-  static HVD_INLINE V apply(V left, V right) {
-    return left * right;
-  }
-};
-
-// A NaN on either side wins, as in numpy.minimum: a NaN on the right fails the comparison and is chosen by it, one on
-// the left needs a look of its own.
-struct Min {
-  template <class V>
-  static HVD_INLINE V apply(V left, V right) {
-    return left < right ? left : right;
-  }
-  static HVD_INLINE Floats apply(Floats left, Floats right) {
-    return left != left ? left : left < right ? left : right;
-  }
-  static HVD_INLINE Doubles apply(Doubles left, Doubles right) {
-    return left != left ? left : left < right ? left : right;
-  }
-};
-
-struct Max {
-  template <class V>
-  static HVD_INLINE V apply(V left, V right) {
-    return left > right ? left : right;
-  }
-  static HVD_INLINE Floats apply(Floats left, Floats right) {
-    return left != left ? left : left > right ? left : right;
-  }
-  static HVD_INLINE Doubles apply(Doubles left, Doubles right) {
-    return left != left ? left : left > right ? left : right;
-  }
-};
-
-template <class Op, class V>
-HVD_INLINE V combine(V left, V right) {
-  return Op::apply(left, right);
-}
-template <class Op>
-HVD_INLINE FloatPair combine(FloatPair left, FloatPair right) {
-  return {Op::apply(left.low, right.low), Op::apply(left.high, right.high)};
-}
-
 }  // namespace
 }  // namespace horovod::kernels

@@ -25,11 +25,6 @@ void copy(DType dtype, void* output, const void* input, size_t count) {
   if (output != input && count > 0) std::memcpy(output, input, count * size_of(dtype));
 }
 
-const char* name_of(ReduceOp op) {
-  constexpr const char* names[kReduceOpCount] = {"Average", "Sum", "Adasum", "Min", "Max", "Product"};
-  return names[static_cast<int>(op)];
-}
-
 }  // namespace
 
 const Table& current_table() {
@@ -55,8 +50,12 @@ Status check_reduction(DType dtype, ReduceOp op) {
             "a numeric type first."};
   }
   if (op == ReduceOp::adasum && (!is_floating(dtype) || is_float8(dtype))) {
-    return {Code::invalid_argument, std::string(name_of(op)) + " of " + horovod::name_of(dtype) +
+    return {Code::invalid_argument, std::string(name_of(op)) + " of " + name_of(dtype) +
                                         " is not defined. It needs float16, bfloat16, float32 or float64."};
+  }
+  if (op != ReduceOp::adasum && !current_table().reduce[static_cast<int>(dtype)][static_cast<int>(op)]) {
+    return {Code::invalid_argument,
+            std::string(name_of(op)) + " of " + name_of(dtype) + " is not defined. It needs integers or bool."};
   }
   return {};
 }

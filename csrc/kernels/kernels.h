@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "base/dtype.h"
+#include "base/reduce_op.h"
 #include "base/status.h"
 
 namespace horovod::kernels {

@@ -1,9 +1,12 @@
 // The loops over memory and the table of them: what a variant_*.cc consists of once it has chosen its vectors.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/adasum_loops.h"
 #include "kernels/float8.h"
 #include "kernels/formats.h"
+#include "kernels/reductions.h"
 #include "kernels/table.h"
 
 namespace horovod::kernels {
@@ -121,6 +124,9 @@ void reduce_ordered(void* output, const void* const* inputs, int input_count, si
   if (postscale != 1.0) scale_real<F>(output, output, count, postscale);
 }
 
+template <class Op, class T>
+using Lane = std::conditional_t<Op::kOrdered, T, std::make_unsigned_t<T>>;
+
 template <class F, class Op>
 void reduce_integer(void* output, const void* const* inputs, int input_count, size_t count, double) {
   reduce_any<F, Op, false>(output, inputs, input_count, count, 1.0);
@@ -149,68 +155,64 @@ void scale_integer(void* output, const void* input, size_t count, double factor)
   for (size_t i = 0; i < count; ++i) out[i] = to_integer<T, Through>(static_cast<double>(in[i]) * factor);
 }
 
-constexpr void set_row(Table& table, DType dtype, ReduceFunction sum, ReduceFunction product, ReduceFunction min,
-                       ReduceFunction max) {
-  ReduceFunction* const row = table.reduce[static_cast<int>(dtype)];
-  row[static_cast<int>(ReduceOp::average)] = sum;  // the caller's postscale divides
-  row[static_cast<int>(ReduceOp::sum)] = sum;
-  row[static_cast<int>(ReduceOp::product)] = product;
-  row[static_cast<int>(ReduceOp::min)] = min;
-  row[static_cast<int>(ReduceOp::max)] = max;
+// -- the table ------------------------------------------------------------------------------------------------------
+
+// One reduction for every dtype; null where it has no meaning, which check_reduction() refuses.
+template <class Op>
+constexpr void add_reduction(Table& table, ReduceOp op) {
+  const auto set = [&table, op](DType dtype, ReduceFunction function) {
+    table.reduce[static_cast<int>(dtype)][static_cast<int>(op)] = function;
+  };
+  set(DType::uint8, reduce_integer<Integer<Lane<Op, uint8_t>>, Op>);
+  set(DType::int8, reduce_integer<Integer<Lane<Op, int8_t>>, Op>);
+  set(DType::int16, reduce_integer<Integer<Lane<Op, int16_t>>, Op>);
+  set(DType::uint16, reduce_integer<Integer<Lane<Op, uint16_t>>, Op>);
+  set(DType::int32, reduce_integer<Integer<Lane<Op, int32_t>>, Op>);
+  set(DType::uint32, reduce_integer<Integer<Lane<Op, uint32_t>>, Op>);
+  set(DType::int64, reduce_integer<Integer<Lane<Op, int64_t>>, Op>);
+  set(DType::uint64, reduce_integer<Integer<Lane<Op, uint64_t>>, Op>);
+  set(DType::boolean, reduce_integer<Boolean, typename Op::OnTruth>);
+  if constexpr (Op::kFloats) {
+    if constexpr (Op::kOrdered) {
+      set(DType::float16, reduce_ordered<Float16, Ordered16<0x7c00, 0x7e00, Op::kSmallestWins>, Op>);
+      set(DType::bfloat16, reduce_ordered<Bfloat16, Ordered16<0x7f80, 0x7fc0, Op::kSmallestWins>, Op>);
+    } else {
+      set(DType::float16, reduce_real<Float16, Op>);
+      set(DType::bfloat16, reduce_real<Bfloat16, Op>);
+    }
+    set(DType::float32, reduce_real<Real<float>, Op>);
+    set(DType::float64, reduce_real<Real<double>, Op>);
+    set(DType::float8_e4m3fn, reduce_float8<Float8E4m3, Op>);
+    set(DType::float8_e5m2, reduce_float8<Float8E5m2, Op>);
+  }
 }
 
 template <class F>
-constexpr void set_real(Table& table, DType dtype) {
-  set_row(table, dtype, reduce_real<F, Sum>, reduce_real<F, Product>, reduce_real<F, Min>, reduce_real<F, Max>);
+constexpr void add_real(Table& table, DType dtype) {
   table.scale[static_cast<int>(dtype)] = scale_real<F>;
   table.dot_products[static_cast<int>(dtype)] = dot_products<F>;
   table.weighted_sum[static_cast<int>(dtype)] = weighted_sum<F>;
-}
-
-template <class F, int16_t kInfinity, int16_t kNan>
-constexpr void set_real16(Table& table, DType dtype) {
-  set_row(table, dtype, reduce_real<F, Sum>, reduce_real<F, Product>,
-          reduce_ordered<F, Ordered16<kInfinity, kNan, true>, Min>,
-          reduce_ordered<F, Ordered16<kInfinity, kNan, false>, Max>);
-  table.scale[static_cast<int>(dtype)] = scale_real<F>;
-  table.dot_products[static_cast<int>(dtype)] = dot_products<F>;
-  table.weighted_sum[static_cast<int>(dtype)] = weighted_sum<F>;
-}
-
-// Sums and products are computed on unsigned lanes, because those wrap.
-template <class T, class Unsigned, class Through = int32_t>
-constexpr void set_integer(Table& table, DType dtype) {
-  set_row(table, dtype, reduce_integer<Integer<Unsigned>, Sum>, reduce_integer<Integer<Unsigned>, Product>,
-          reduce_integer<Integer<T>, Min>, reduce_integer<Integer<T>, Max>);
-  table.scale[static_cast<int>(dtype)] = scale_integer<T, Through>;
-}
-
-template <class F>
-constexpr void set_float8(Table& table, DType dtype) {
-  set_row(table, dtype, reduce_float8<F, Combine::sum>, reduce_float8<F, Combine::product>,
-          reduce_float8<F, Combine::min>, reduce_float8<F, Combine::max>);
-  table.scale[static_cast<int>(dtype)] = scale_float8<F>;
 }
 
 constexpr Table make_table(const char* isa) {
   Table table;
   table.isa = isa;
-  set_integer<uint8_t, uint8_t>(table, DType::uint8);
-  set_integer<int8_t, uint8_t>(table, DType::int8);
-  set_integer<int16_t, uint16_t>(table, DType::int16);
-  set_integer<uint16_t, uint16_t>(table, DType::uint16);
-  set_integer<int32_t, uint32_t>(table, DType::int32);
-  set_integer<uint32_t, uint32_t, int64_t>(table, DType::uint32);
-  set_integer<int64_t, uint64_t, int64_t>(table, DType::int64);
-  set_integer<uint64_t, uint64_t, uint64_t>(table, DType::uint64);
-  set_real16<Float16, 0x7c00, 0x7e00>(table, DType::float16);
-  set_real16<Bfloat16, 0x7f80, 0x7fc0>(table, DType::bfloat16);
-  set_real<Real<float>>(table, DType::float32);
-  set_real<Real<double>>(table, DType::float64);
-  set_float8<Float8E4m3>(table, DType::float8_e4m3fn);
-  set_float8<Float8E5m2>(table, DType::float8_e5m2);
-  set_row(table, DType::boolean, reduce_integer<Boolean, Max>, reduce_integer<Boolean, Min>,
-          reduce_integer<Boolean, Min>, reduce_integer<Boolean, Max>);
+  for_each_reduction([&table](ReduceOp op, auto functor) { add_reduction<decltype(functor)>(table, op); });
+  const auto set_scale = [&table](DType dtype, ScaleFunction scale) { table.scale[static_cast<int>(dtype)] = scale; };
+  set_scale(DType::uint8, scale_integer<uint8_t, int32_t>);
+  set_scale(DType::int8, scale_integer<int8_t, int32_t>);
+  set_scale(DType::int16, scale_integer<int16_t, int32_t>);
+  set_scale(DType::uint16, scale_integer<uint16_t, int32_t>);
+  set_scale(DType::int32, scale_integer<int32_t, int32_t>);
+  set_scale(DType::uint32, scale_integer<uint32_t, int64_t>);
+  set_scale(DType::int64, scale_integer<int64_t, int64_t>);
+  set_scale(DType::uint64, scale_integer<uint64_t, uint64_t>);
+  set_scale(DType::float8_e4m3fn, scale_float8<Float8E4m3>);
+  set_scale(DType::float8_e5m2, scale_float8<Float8E5m2>);
+  add_real<Float16>(table, DType::float16);
+  add_real<Bfloat16>(table, DType::bfloat16);
+  add_real<Real<float>>(table, DType::float32);
+  add_real<Real<double>>(table, DType::float64);
   return table;
 }
 

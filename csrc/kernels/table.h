@@ -5,11 +5,10 @@
 #include <cstddef>
 
 #include "base/dtype.h"
+#include "base/reduce_op.h"
 #include "kernels/adasum.h"
 
 namespace horovod::kernels {
-
-inline constexpr int kReduceOpCount = 6;
 
 // As kernels.h says, for two inputs or more; but integers leave postscale to a second call, of their ScaleFunction.
 using ReduceFunction = void (*)(void* output, const void* const* inputs, int input_count, size_t count,

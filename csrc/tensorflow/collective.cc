@@ -6,12 +6,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/limits.h"
 #include "tensorflow/host.h"
 
 namespace horovod::tensorflow {
 namespace {
 
-constexpr int64_t kSliceUs = 100'000;  // after which a waiting thread looks whether it was interrupted
 // More iterations of a loop than this do not run at once: TensorFlow's default is 10 (parallel_iterations).
 constexpr int64_t kIterationsAtOnce = 16;
 
@@ -293,7 +293,7 @@ void run(HorovodEngine* engine, std::unique_ptr<Call> owned) {
   HorovodOperation* operation = nullptr;
   const int32_t code = engine_api->submit(engine, &given, &operation);
   if (code != HOROVOD_OK) return fail(context, tf_code(code), engine_api->last_error());
-  while (engine_api->wait(operation, kSliceUs) == HOROVOD_TIMEOUT) {
+  while (engine_api->wait(operation, limits::kSignalCheckUs) == HOROVOD_TIMEOUT) {
     const Answer answer = ask(Question::interrupted);
     if (answer.number == 0) continue;
     fail(context, kTfCancelled, answer.sentence.c_str());

@@ -46,7 +46,7 @@ struct Progress {
   Status status;  // not ok: the peer broke the protocol
 };
 
-// What look_ahead() found behind data that nobody expects yet.
+// What look_ahead() found behind data that no transfer here expects yet.
 struct Ahead {
   std::optional<ControlFrame> end;  // the peer's abort or leave frame
   bool ended = false;               // the stream is over, `error` as in Progress

@@ -46,7 +46,7 @@ uint64_t random_nonce() {
   return (static_cast<uint64_t>(device()) << 32) | device();
 }
 
-// In-process segments by nonce, so that whoever opens one keeps its memory alive: its owner may leave first.
+// In-process segments by nonce. A member that opens one shares its ownership, because its owner may leave first.
 struct InProcess {
   std::mutex mutex;
   std::map<uint64_t, std::weak_ptr<Segment>> segments;
@@ -57,7 +57,7 @@ struct InProcess {
   }
 };
 
-// Neither process may change the size any more: whoever touches memory that a file no longer has is ended by SIGBUS.
+// Neither process may change the size any more: to touch memory that a file no longer has ends a process by SIGBUS.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 int open_pidfd(int pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }

@@ -101,7 +101,7 @@ class SocketMesh final : public Mesh {
   std::atomic<bool> talked_{false};  // a byte has moved since lively_us_ was set
   std::atomic<bool> woken_{false};   // wake() was called; the next wait() takes it
 
-  // Whoever wants the driver to look again sets nudged_ and then writes to the descriptor only if it sees sleeping_;
+  // A thread that wants the driver to look again sets nudged_, and writes to the descriptor only if it sees sleeping_;
   // the driver sets sleeping_ and then looks at nudged_. All sequentially consistent, so one of the two sees the other.
   std::atomic<bool> nudged_{false};
   std::atomic<bool> sleeping_{false};

@@ -19,8 +19,8 @@ using wire::Stripe;
 
 namespace {
 
-// What is kept of data that nobody expects yet, of one peer and of all. 16 MB is more than the two sockets of a
-// connection hold by default and the frame behind which a control frame may wait.
+// How much of the data is kept that no transfer here expects yet: of one peer, and of all. 16 MB is more than the two
+// sockets of a connection hold by default together with the frame behind which a control frame may wait.
 constexpr size_t kMostAheadBytes = 16u << 20;
 constexpr size_t kAllAheadBytes = 256u << 20;
 constexpr uint32_t kFullLook = 64;  // every so many looks are at all connections

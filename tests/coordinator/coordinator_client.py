@@ -88,11 +88,13 @@ class Member:
         self.negotiation: Stream[negotiation_pb2.NegotiationMessage, negotiation_pb2.Decisions]
         self.streams: list[Any] = [self.membership]
         self.world = membership_pb2.World()
+        self.term = 0
 
     def event(self, kind: str) -> Any:
         """The next event of that kind; others that come before it are skipped, but not a refusal."""
         while True:
             event = self.membership.next()
+            self.term = event.term or self.term
             found = event.WhichOneof("event")
             if found == kind:
                 return getattr(event, kind)
@@ -135,7 +137,9 @@ class Member:
         self.channel = grpc.insecure_channel(self._address, [("grpc.use_local_subchannel_pool", 1)])
 
     def hello(self) -> negotiation_pb2.Hello:
-        return negotiation_pb2.Hello(job=self.request.job, member_id=self.request.member_id, rank=self.rank)
+        return negotiation_pb2.Hello(
+            job=self.request.job, member_id=self.request.member_id, rank=self.rank, term=self.term
+        )
 
     def negotiate(self, *announce: pb.Operation, blocked: Sequence[pb.Operation] = ()) -> None:
         """Opens a negotiation stream that begins with these announcements."""

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from membership_story import SECRET, Story
 
+from horovod.coordinator import PROTOCOL_VERSION
+
 
 @pytest.fixture
 def story() -> Story:
@@ -106,7 +108,7 @@ def test_jobs_do_not_see_each_other(story: Story) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"version": 7}, ["protocol version 2", "speaks version 7", "rank 1 (pid 5) on host node-b"]),
+        ({"version": 7}, [f"protocol version {PROTOCOL_VERSION}", "speaks version 7", "rank 1 (pid 5) on host node-b"]),
         ({"size": 3}, ["expects 3 members", "expects 2", "rank 0 (pid 4) on host node-a", "HOROVOD_SIZE"]),
         ({"size": 0}, ["1 to 65536", "asks for 0"]),
         ({"rank": 0}, ["Rank 0 of job 'digits' is asked for twice", "(pid 4)", "(pid 5)"]),

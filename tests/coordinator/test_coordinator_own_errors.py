@@ -67,8 +67,8 @@ def test_an_error_in_the_membership(
     crew: Crew, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Membership, "join", fails)
-    member = crew.member("m\x1b[2J0", job="a\njob")
-    check(caplog, *member.membership.failure(), r"member 'm\x1b[2J0' of job 'a\njob'")
+    member = crew.member("m0", job="a job")
+    check(caplog, *member.membership.failure(), "member 'm0' of job 'a job'")
 
 
 def test_a_stranger_is_answered_when_the_look_at_it_fails(

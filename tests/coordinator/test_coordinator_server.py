@@ -150,7 +150,7 @@ def test_the_store_holds_the_world_while_it_lives_and_the_epoch_for_ever() -> No
         with Crew(f"127.0.0.1:{port}") as crew:
             members = await asyncio.to_thread(crew.world, 2)
             published = await asyncio.wait_for(anext(changes), 20)
-            assert membership_pb2.World.FromString(published.value or b"") == members[0].world
+            assert membership_pb2.WorldRecord.FromString(published.value or b"").world == members[0].world
             assert members[0].world.epoch == 42
             for member in members:
                 member.leave()

@@ -373,7 +373,6 @@ def test_the_negotiation_ends_with_its_member(crew: Crew) -> None:
     ("changes", "words"),
     [
         ({"epoch": 77}, "Epoch 77 of job 'strangers' is over"),
-        ({"job": "nope"}, "Job 'nope' has no running world"),
         ({"member_id": "who"}, "Member 'who' is not part of epoch"),
         ({"rank": 1}, "is rank 0, not rank 1"),
     ],
@@ -391,6 +390,21 @@ def test_strangers_are_refused(crew: Crew, changes: dict[str, object], words: st
     stream.half_close()
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert words in sentence
+
+
+@pytest.mark.parametrize("changes", [{"job": "nope"}, {"term": 1 << 40}, {"term": 0}])
+def test_who_is_not_attached_here_has_to_find_out_who_serves_its_job(crew: Crew, changes: dict[str, object]) -> None:
+    members = crew.world(2, job="unattached")
+    hello = members[0].hello()
+    for field, value in changes.items():
+        setattr(hello, field, value)
+    stub = negotiation_pb2_grpc.NegotiationStub(members[0].channel)
+    stream: Stream[negotiation_pb2.NegotiationMessage, negotiation_pb2.Decisions] = Stream(stub.Negotiate, crew.token)
+    stream.send(negotiation_pb2.NegotiationMessage(epoch=members[0].world.epoch, hello=hello))
+    code, sentence = stream.failure()
+    stream.half_close()
+    assert code is grpc.StatusCode.UNAVAILABLE
+    assert "is not attached to this coordinator" in sentence
 
 
 def test_a_stale_epoch_within_a_stream_is_refused(crew: Crew) -> None:

@@ -9,9 +9,20 @@ import etcd_server
 import pytest
 from etcd_server import Etcd
 
-from horovod.coordinator.store import Change, LeaseLostError, Store, StoreError, open_store
+from horovod.coordinator.store import Change, FencedError, Guard, LeaseLostError, Store, StoreError, open_store
 from horovod.coordinator.store.base import MISSING
-from horovod.coordinator.store.jobs import epoch_key, next_epoch, publish_world, retract_world, world_key
+from horovod.coordinator.store.jobs import (
+    claim,
+    epoch_key,
+    next_epoch,
+    publish_world,
+    read_world,
+    release,
+    retract_world,
+    serving_key,
+    world_key,
+    write_gone,
+)
 from horovod.protos.v1 import membership_pb2
 
 WAIT_S = 20.0
@@ -95,6 +106,34 @@ def test_compare_and_swap(run: Callable[[Body], None]) -> None:
         assert await store.delete("a", second.revision)
         assert await store.put_if("a", b"4", second.revision) is None
         assert await store.put_if("a", b"4", MISSING) is not None
+
+    run(body)
+
+
+def test_a_write_under_a_guard_that_does_not_hold_is_none(run: Callable[[Body], None]) -> None:
+    async def body(store: Store) -> None:
+        held = await store.put("guard", b"mine")
+        guard = Guard("guard", held.revision)
+        free = Guard("other", MISSING)
+        written = await store.put("a", b"1", guard=guard)
+        assert await store.put_if("a", b"2", MISSING, guard=guard) is None  # the guard holds, the condition does not
+        written = await store.put_if("a", b"2", written.revision, guard=free) or written
+        await store.put("guard", b"theirs")
+        for fenced in (
+            store.put("a", b"3", guard=guard),
+            store.put_if("a", b"3", written.revision, guard=guard),
+            store.put_if("a", b"3", MISSING, guard=guard),
+            store.delete("a", guard=guard),
+            store.delete("a", written.revision, guard=guard),
+        ):
+            with pytest.raises(FencedError):
+                await fenced
+        assert await store.get("a") == written
+        assert await store.delete("a", guard=free)
+        assert not await store.delete("a", guard=free)
+        await store.put("other", b"")
+        with pytest.raises(FencedError):
+            await store.put("a", b"4", guard=free)
 
     run(body)
 
@@ -206,13 +245,17 @@ def test_epochs_only_grow_whoever_asks(run: Callable[[Body], None]) -> None:
     run(body)
 
 
+def record(epoch: int) -> membership_pb2.WorldRecord:
+    return membership_pb2.WorldRecord(world=membership_pb2.World(job="digits", epoch=epoch))
+
+
 def test_an_earlier_world_never_replaces_a_later_one(run: Callable[[Body], None]) -> None:
     async def body(store: Store) -> None:
-        first = await publish_world(store, membership_pb2.World(job="digits", epoch=1))
-        third = await publish_world(store, membership_pb2.World(job="digits", epoch=3))
+        first = await publish_world(store, record(1))
+        third = await publish_world(store, record(3))
         assert first is not None
         assert third is not None
-        assert await publish_world(store, membership_pb2.World(job="digits", epoch=2)) is None
+        assert await publish_world(store, record(2)) is None
         await retract_world(store, "digits", first.revision)
         assert await store.get(world_key("digits")) == third
         await retract_world(store, "digits", third.revision)
@@ -224,3 +267,37 @@ def test_an_earlier_world_never_replaces_a_later_one(run: Callable[[Body], None]
 def test_job_names_cannot_reach_other_keys() -> None:
     assert world_key("a/epoch") != epoch_key("a")
     assert epoch_key("../x").count("/") == 2
+
+
+def test_one_serves_a_job_and_who_was_replaced_decides_nothing_more(run: Callable[[Body], None]) -> None:
+    async def body(store: Store) -> None:
+        first, second = (membership_pb2.Serving(replica=name, address=f"{name}:1") for name in "ab")
+        guards = await asyncio.gather(*(claim(store, "digits", one, None) for one in (first, second)))
+        assert sorted(guard is None for guard in guards) == [False, True]
+        old = next(guard for guard in guards if guard)
+        assert await publish_world(store, record(1), old) is not None
+        gone = membership_pb2.GoneRecord(epoch=1, gone=[membership_pb2.MemberGone(epoch=1, rank=3, orderly=True)])
+        await write_gone(store, "digits", gone, old)
+        new = await claim(store, "digits", second, await store.get(serving_key("digits")))
+        assert new is not None
+        assert new.revision > old.revision
+        for fenced in (
+            publish_world(store, record(2), old),
+            write_gone(store, "digits", membership_pb2.GoneRecord(epoch=1), old),
+        ):
+            with pytest.raises(FencedError):
+                await fenced
+        await release(store, old)  # nothing happens
+        found = await read_world(store, "digits")
+        assert found is not None
+        assert (found[0], found[2]) == (record(1), gone)
+        assert await publish_world(store, record(2), new) is not None
+        found = await read_world(store, "digits")
+        assert found is not None
+        assert (found[0], list(found[2].gone)) == (record(2), [])  # who was gone of another epoch does not count
+        await retract_world(store, "digits", found[1], new)
+        assert await read_world(store, "digits") is None
+        await release(store, new)
+        assert await store.get(serving_key("digits")) is None
+
+    run(body)

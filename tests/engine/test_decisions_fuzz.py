@@ -8,7 +8,6 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import numpy as np
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -18,6 +17,7 @@ from world import EngineWorld
 from horovod.protos.v1 import negotiation_pb2, types_pb2
 from horovod.worker.runtime.grpc_threads import GrpcThreads
 from horovod.worker.runtime.negotiation import Negotiator
+from horovod.worker.runtime.session import Session
 
 FUZZ = settings(
     deadline=None, max_examples=80, derandomize=True, suppress_health_check=list(HealthCheck), print_blob=True
@@ -26,15 +26,14 @@ FUZZ = settings(
 
 def apply(engine: Any, talk: list[negotiation_pb2.Decisions]) -> None:
     """As Negotiator does in its thread."""
-    with grpc.insecure_channel("127.0.0.1:1") as channel:  # never used
-        negotiator = Negotiator(
-            channel, GrpcThreads(), engine, hello=negotiation_pb2.Hello(), epoch=1, address="127.0.0.1:1"
-        )
-        for decisions in talk:
-            try:
-                negotiator._apply(decisions)
-            except (TypeError, ValueError, RuntimeError) as error:
-                engine.abort(f"It can't be applied: {error}")
+    session = Session("127.0.0.1:1")  # never used
+    negotiator = Negotiator(session, GrpcThreads(), engine, hello=negotiation_pb2.Hello(), epoch=1)
+    for decisions in talk:
+        try:
+            negotiator._apply(decisions)
+        except (TypeError, ValueError, RuntimeError) as error:
+            engine.abort(f"It can't be applied: {error}")
+    session.close()
 
 
 def sane(decisions: negotiation_pb2.Decisions, name: str) -> None:

@@ -19,8 +19,8 @@ import pytest
 from horovod import _core
 
 DTYPES = {dtype.name.lower(): dtype for dtype in _core.DType if "FLOAT8" not in dtype.name}
-ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = _core.OpType
-AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = _core.ReduceOp
+ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER, *_ = _core.OpType
+AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT, *_ = _core.ReduceOp
 ALLREDUCE_SUM = _core.OpSpec(ALLREDUCE, op=SUM)
 TRANSPORTS = ("in_process", "shm", "tcp")  # with our own algorithms
 EVERY_TRANSPORT = (*TRANSPORTS, "hosts", "gloo")

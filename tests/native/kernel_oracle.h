@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/reduce_op.h"
 
 namespace horovod::testing {
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import subprocess
@@ -246,6 +247,35 @@ def test_elastic_jobs_cannot_be_started_yet(arguments: dict[str, Any]) -> None:
 def test_what_only_elastic_jobs_need_has_no_effect_on_others() -> None:
     with pytest.warns(UserWarning, match="max_num_proc, slots: no effect, as this job has a fixed size"):
         assert horovod.run(by_value(whoami), ("",), num_proc=1, max_num_proc=2, slots=1) == ["0/1"]
+
+
+SIGNATURE = """
+func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=None, slots=None, reset_limit=None,
+cooldown_range=None, hosts=None, hostfile=None, host_discovery_script=None, start_timeout=None, ssh_port=None,
+ssh_identity_file=None, disable_cache=None, output_filename=None, verbose=None, use_gloo=None, use_mpi=None,
+mpi_args=None, network_interface=None, network_interfaces=None, executable=None, np=None, min_np=None, max_np=None
+"""
+
+
+def test_the_parameters_are_those_of_earlier_versions() -> None:
+    parameters = inspect.signature(horovod.run).parameters.values()
+    shown = [one.name if one.default is one.empty else f"{one.name}={one.default!r}" for one in parameters]
+    assert ", ".join(shown) == " ".join(SIGNATURE.split())
+
+
+@pytest.mark.parametrize(
+    ("old", "value", "new"),
+    [
+        ("np", 1, "num_proc"),
+        ("min_np", 1, "min_num_proc"),
+        ("max_np", 1, "max_num_proc"),
+        ("network_interface", "lo", "network_interfaces"),
+    ],
+)
+def test_old_names_are_deprecated(old: str, value: Any, new: str) -> None:
+    said = pytest.warns(DeprecationWarning, match=f"^{old} is deprecated, use {new}")
+    with said, pytest.raises(ValueError, match="exclude each other"):
+        horovod.run(print, hosts="a:1", hostfile="f", **{old: value})
 
 
 def test_old_names_still_work() -> None:

@@ -208,10 +208,8 @@ def test_a_script_without_interpreter_is_said_by_its_rank(horovodrun: Run, tmp_p
         (["-np", "2", "--no-such-option", "true"], "There is no option --no-such-option"),
         (["-np", "2", "-H", "a:b", "true"], "'a:b' in the host list 'a:b' is not usable"),
         (["-np", "3", "-H", "localhost:2", "true"], "Requested more processes (3) than there are available slots (2)"),
-        (
-            ["-np", "2", "-H", "no-such-host.invalid:2", "true"],
-            "other hosts (no-such-host.invalid) is not available yet",
-        ),
+        (["-np", "2", "--detach", "true"], "--detach is for jobs on registered agents: name their coordinator with"),
+        (["-np", "2", "--coordinator", "h1", "true"], "--coordinator='h1' is not usable: expected host:port"),
         (["-np", "2", "--min-np", "1", "true"], "Elastic jobs can't be started yet, so --min-np can't be used"),
         (["-np", "2", "--cycle-time-ms", "-1", "true"], "--cycle-time-ms must be >= 0, not -1"),
         (["-np", "2", "--config-file", "/no/such/file", "true"], "cannot be read: No such file"),

@@ -55,9 +55,18 @@ def test_the_examples_are_commands_that_would_run() -> None:
 
 
 def test_every_exit_status_has_its_row() -> None:
-    from horovod.runner import launch
+    from horovod.runner import control, launch
     from horovod.worker.agent.gate import NOT_EXECUTABLE, NOT_FOUND
 
     table = TEXT.partition("## Exit status")[2].partition("\n## ")[0]
-    codes = {launch._USAGE, launch._FAILED, launch._INTERRUPTED, launch._PIPE_CLOSED, NOT_EXECUTABLE, NOT_FOUND, 0, 255}
+    codes = {
+        launch._USAGE,
+        launch._FAILED,
+        launch._INTERRUPTED,
+        control._PIPE_CLOSED,
+        NOT_EXECUTABLE,
+        NOT_FOUND,
+        0,
+        255,
+    }
     assert codes <= {int(number) for number in re.findall(r"\b\d+\b", table)}

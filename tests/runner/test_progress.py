@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from launching import DEADLINE_S, LAUNCHER, Launched
 
-from horovod.runner.progress import FIRST_LINE_S, PlainLines, Seen, sentence
+from horovod.runner.progress import FIRST_LINE_S, PlainLines, Seen, hosts_sentence, sentence
 from horovod.worker.agent.output import Console, Writer
 
 ONE_LATER = """
@@ -40,6 +40,12 @@ hvd.init()
 )
 def test_sentences(seen: Seen, hosts: list[str], words: str) -> None:
     assert sentence(seen, hosts) == words
+
+
+def test_hosts_that_connect() -> None:
+    hosts = ["a", "b", "c"]
+    assert hosts_sentence({"b"}, hosts) == "1 of 3 hosts are ready; waiting for a and c"
+    assert hosts_sentence(set(hosts), hosts) is None
 
 
 def test_the_missing_of_many_hosts_are_few_words() -> None:

@@ -58,7 +58,7 @@ def finish(*programs: Program) -> list[list[str]]:
 
 
 def keys(etcd: Etcd) -> list[str]:
-    return ctl(etcd.endpoints[0], "get", "horovod/", "--prefix", "--keys-only").split()
+    return ctl(etcd.endpoints[0], "get", "horovod/jobs", "--prefix", "--keys-only").split()
 
 
 def test_epochs_go_on_behind_those_of_a_coordinator_that_was_killed(etcd: Etcd) -> None:

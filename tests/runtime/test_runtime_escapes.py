@@ -22,7 +22,7 @@ def test_sentences_of_events(kind: str, caplog: pytest.LogCaptureFixture) -> Non
     session = Session("127.0.0.1:1")
     attempt = _Attempt(session, membership_pb2.JoinRequest())
     session.on_event(attempt, event)
-    session.channel.close()
+    session.close()
     assert part.sentence == ESCAPED
     assert all(record.getMessage().isprintable() for record in caplog.records)
     assert ESCAPED in attempt.reason or kind != "refused"

@@ -14,7 +14,7 @@ from runtime_harness import threads_of_streams
 
 from horovod.protos.v1 import negotiation_pb2, negotiation_pb2_grpc, types_pb2
 from horovod.worker.runtime.grpc_threads import GrpcThreads
-from horovod.worker.runtime.negotiation import Negotiator, to_message
+from horovod.worker.runtime.negotiation import Link, Negotiator, to_message
 
 EPOCH = 7
 
@@ -80,25 +80,38 @@ class Server(negotiation_pb2_grpc.NegotiationServicer):
                 continue
             if isinstance(answer, grpc.StatusCode):
                 context.abort(answer, "the test says so")
+            answer.term = answer.term or 1
             yield answer
 
     def stop(self) -> None:
         self._server.stop(None).wait()
 
 
+class Session:
+    """Stands where the membership is; attached to the server for as long as `term` is above 0."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.channel = grpc.insecure_channel(address)
+        self.term = 1
+        self.lost = ""
+
+    def link(self, seconds: float) -> Link | None:
+        return Link(self.channel, (), self.address, self.term)
+
+
 class Setup:
     def __init__(self, grace_seconds: float = 30.0) -> None:
         self.server = Server()
         self.engine = Outbox()
-        self.channel = grpc.insecure_channel(self.server.address)
+        self.session = Session(self.server.address)
         self.grpc_threads = GrpcThreads()
         self.negotiator = Negotiator(
-            self.channel,
+            self.session,
             self.grpc_threads,
             self.engine,  # type: ignore[arg-type]
             hello=negotiation_pb2.Hello(job="job", member_id="m0", rank=0),
             epoch=EPOCH,
-            address=self.server.address,
             grace_seconds=grace_seconds,
         )
         self.negotiator.start()
@@ -122,7 +135,7 @@ def setup(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     yield made
     made.engine.items.put(None)
     made.negotiator.close()
-    made.channel.close()
+    made.session.channel.close()
     made.grpc_threads.join(30)
     made.server.stop()
     assert not threads_of_streams()

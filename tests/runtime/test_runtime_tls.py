@@ -168,9 +168,9 @@ def test_a_member_comes_back_with_its_new_certificate(ours: Authority) -> None:
         assert Path(tls.cert).read_bytes() != before
         attempt = one._attempt
         assert attempt is not None
-        older = one.channel._latest  # type: ignore[attr-defined]
+        older = one.coordinators.current.channel._latest  # type: ignore[attr-defined]
         attempt.stream.cancel()
-        eventually(lambda: one.channel._latest is not older and attempt.attached)  # type: ignore[attr-defined]
+        eventually(lambda: one.coordinators.current.channel._latest is not older and attempt.attached)  # type: ignore[attr-defined]
         assert older.streams == 0
 
 

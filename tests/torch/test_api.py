@@ -82,7 +82,7 @@ BEGINNINGS = {
     "SyncBatchNorm": "num_features, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True",
 }
 REDUCE_OPS = ["Average", "Sum", "Adasum", "Min", "Max", "Product"]  # in the order of their numbers
-OTHER_NAMES = ["Compression", "HorovodInternalError", "elastic", "global_process_set"]
+OTHER_NAMES = ["Compression", "HorovodInternalError", "ReduceOp", "elastic", "global_process_set"]
 
 
 def _render(function: object) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from horovod.worker.agent.guardian import Guardian
@@ -45,6 +45,7 @@ class Outcome:
     code: int | None
     stopped: bool  # it ended after this agent had sent it a signal
     ended_s: float  # by the event loop's clock
+    lost: str = ""  # why nobody knows how it ended, where that is so
 
 
 _Steps = tuple[tuple[int | None, float], ...]
@@ -62,6 +63,7 @@ class LocalAgent:
         stop_grace_s: float = STOP_GRACE_S,
         request_grace_s: float = REQUEST_GRACE_S,
     ) -> None:
+        self.changed: Callable[[], None] = lambda: None  # called when a rank has started or ended
         self._sink = sink
         self._guardian = guardian
         self._failure_grace_s = failure_grace_s
@@ -88,6 +90,7 @@ class LocalAgent:
                     slot.rank, slot.command, slot.environ, self._guardian, slot.directory, slot.descriptors
                 )
                 self._processes.append(process)
+                self.changed()
                 watchers.append(asyncio.create_task(self._watch(process)))
                 await process.connect(self._sink)
             await asyncio.wait(watchers)
@@ -104,6 +107,16 @@ class LocalAgent:
     def stopping(self) -> bool:
         """Whether `stop` was called."""
         return self._requested
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """By rank, of what was started."""
+        return {process.rank: process.pid for process in self._processes}
+
+    @property
+    def outcomes(self) -> Sequence[Outcome]:
+        """So far."""
+        return self._outcomes
 
     def forward(self, signum: int) -> None:
         """Passes `signum` on to every rank that still runs."""
@@ -127,7 +140,15 @@ class LocalAgent:
         steps = (*first, (signal.SIGTERM, self._request_grace_s), (signal.SIGKILL, _KILL_DEADLINE_S))
         self._ending = asyncio.create_task(self._end(steps))
 
-    def _failed(self) -> None:
+    def kill(self) -> None:
+        """Ends every rank now, whatever was asked before."""
+        self._requested = True
+        if self._ending is not None:
+            self._ending.cancel()
+        self._ending = asyncio.create_task(self._end(((signal.SIGKILL, _KILL_DEADLINE_S),)))
+
+    def peer_failed(self) -> None:
+        """A rank has failed, here or on another host: the others get their grace, and are then stopped."""
         if self._ending is None:
             grace_s, stop_s = self._failure_grace_s, self._stop_grace_s
             steps = ((None, grace_s), (signal.SIGTERM, stop_s), (signal.SIGKILL, _KILL_DEADLINE_S))
@@ -137,8 +158,9 @@ class LocalAgent:
         await process.ended.wait()
         now_s = asyncio.get_running_loop().time()
         self._outcomes.append(Outcome(process.rank, process.pid, process.code, self._signalled, now_s))
+        self.changed()
         if process.code != 0:
-            self._failed()
+            self.peer_failed()
 
     async def _end(self, steps: _Steps) -> None:
         """Sends the signals of `steps`; each is followed by a wait that ends early when all have ended or on hurry."""

@@ -19,13 +19,15 @@ KEEPALIVE_SECONDS = 5.0  # between two pings
 MAX_WORLD_BYTES = 64 << 20  # of 65,536 members; coordinator/core/formation.py has the same number
 
 
-def channel_options(keepalive_timeout_seconds: float) -> tuple[tuple[str, int], ...]:
+def channel_options(
+    keepalive_timeout_seconds: float, keepalive_seconds: float = KEEPALIVE_SECONDS
+) -> tuple[tuple[str, int], ...]:
     # A coordinator that died is noticed at once: its connection is reset. Keepalive is for hosts that vanish; gRPC's
     # threads send and answer it without the GIL. The limits are long because on a machine with ten times more work than
     # processors a healthy process was seen to miss half a second (docs/adr/0015-liveness.md).
     timeout_ms = max(1, int(keepalive_timeout_seconds * 1000))
     return (
-        ("grpc.keepalive_time_ms", max(1, min(int(KEEPALIVE_SECONDS * 1000), timeout_ms))),
+        ("grpc.keepalive_time_ms", max(1, min(int(keepalive_seconds * 1000), timeout_ms))),
         ("grpc.keepalive_timeout_ms", timeout_ms),
         ("grpc.http2.ping_timeout_ms", timeout_ms),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -41,17 +43,32 @@ def channel_options(keepalive_timeout_seconds: float) -> tuple[tuple[str, int], 
     )
 
 
-def open_channel(address: str, tls: ClientTls | None, keepalive_timeout_seconds: float = 20.0) -> grpc.Channel:
+def open_channel(
+    address: str,
+    tls: ClientTls | None,
+    keepalive_timeout_seconds: float = 20.0,
+    keepalive_seconds: float = KEEPALIVE_SECONDS,
+) -> grpc.Channel:
     """Closed by the caller. With TLS, calls that begin after a file has changed go over a connection with the new one.
 
     StartError with a sentence when a file can't be read.
     """
-    options: tuple[tuple[str, int | str], ...] = channel_options(keepalive_timeout_seconds)
+    options: tuple[tuple[str, int | str], ...] = channel_options(keepalive_timeout_seconds, keepalive_seconds)
     if tls is None:
         return grpc.insecure_channel(address, options=options)
     if tls.server_name is not None:
         options = (*options, ("grpc.ssl_target_name_override", tls.server_name))
     return RenewedChannel(tls.stamp, lambda: grpc.secure_channel(address, tls.checked_credentials(), options=options))
+
+
+def open_aio_channel(address: str, tls: ClientTls | None, keepalive_timeout_seconds: float = 20.0) -> grpc.aio.Channel:
+    """For the event loop of an agent or a launcher; one for each attempt, so that it reads the files as they are."""
+    options: tuple[tuple[str, int | str], ...] = channel_options(keepalive_timeout_seconds)
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    if tls.server_name is not None:
+        options = (*options, ("grpc.ssl_target_name_override", tls.server_name))
+    return grpc.aio.secure_channel(address, tls.checked_credentials(), options=options)
 
 
 _HELPLESS = {

@@ -17,6 +17,10 @@ class MemberLostError(StartError):
     """Another member was lost before the world stood. A process that joins once more may get another world."""
 
 
+class WorldNeverStoodError(MemberLostError):
+    """The coordinator ended before it had told every member of the world. All join again, and get another one."""
+
+
 def print_as_a_sentence() -> None:
     """From now on a StartError that is not caught ends the program with its sentence alone, without a traceback.
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from horovod.telemetry import tracing
 from horovod.worker.runtime.affinity import background_cpu
-from horovod.worker.runtime.errors import MemberLostError, StartError
+from horovod.worker.runtime.errors import MemberLostError, StartError, WorldNeverStoodError
 from horovod.worker.runtime.gpu import GPU_OPERATION_NAMES, cuda_file, nccl_file, nvrtc_file
 from horovod.worker.runtime.offers import choose_hierarchy, engine_options, make_listeners, make_segment
 from horovod.worker.runtime.process_sets import ProcessSets, problem_of
@@ -122,10 +122,15 @@ def _form(settings: Settings, process_sets: Sequence[Sequence[int]], memory: Mem
         world = World.of_one(settings.job, host, os.getpid())
         return Context(settings, world, _engine(settings, world, timeout_seconds=settings.start_timeout_seconds))
     deadline = time.monotonic() + settings.start_timeout_seconds
-    with contextlib.ExitStack() as made:
-        context = _join(settings, process_sets, host, deadline, made, memory)
-        made.pop_all()
-    return context
+    while True:
+        with contextlib.ExitStack() as made:
+            try:
+                context = _join(settings, process_sets, host, deadline, made, memory)
+            except WorldNeverStoodError as error:
+                log.info("%s This process joins again.", error)
+                continue
+            made.pop_all()
+        return context
 
 
 def _check(settings: Settings) -> None:
@@ -267,13 +272,11 @@ def _join(
     negotiator = None
     if world.size > 1:
         negotiator = Negotiator(
-            session.channel,
+            session,
             session.grpc_threads,
             engine,
             hello=negotiation_pb2.Hello(job=world.job, member_id=world.me.member_id, rank=world.rank),
             epoch=world.epoch,
-            address=session.address,
-            metadata=session.metadata,
             report_lost=session.report_lost,
             grace_seconds=settings.reattach_grace_seconds,
             first_step=FirstStep(tracing.current(), world.rank) if tracing.is_active() else None,

@@ -19,11 +19,11 @@ Messages = Iterator[membership_pb2.MemberMessage]
 
 class MembershipStream:
     def __init__(self, session: Session, first: membership_pb2.MemberMessage) -> None:
-        """Begins the stream. ValueError when the session's channel is closed."""
+        """Begins the stream over the session's present connection. ValueError when its channel is closed."""
         self._outgoing: queue.SimpleQueue[membership_pb2.MemberMessage | None] = queue.SimpleQueue()
         self._outgoing.put(first)
         requests = iter(self._outgoing.get, None)  # runs in a thread of gRPC
-        self._call: Any = session.grpc_threads.start(session.stub.Join, requests, session.metadata)
+        self._call: Any = session.grpc_threads.start(session.coordinators.current.stub.Join, requests, session.metadata)
 
     def send(self, **message: Any) -> None:
         """A MemberMessage with this field. It is dropped when the stream has ended."""

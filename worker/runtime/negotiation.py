@@ -4,6 +4,9 @@ Three threads: `horovod-outbox` drains the engine, gRPC's own thread sends every
 last message, and `horovod-negotiation` reads decisions. An announcement is remembered until it is decided, so a broken
 stream is opened again and told everything once more. When that does not succeed for `grace_seconds` while something
 waits for a decision, the epoch ends with a sentence; while nothing waits, training goes on without the coordinator.
+
+A stream belongs to one coordinator in one term. Its hello holds what another one wants to know that takes over
+(known.py): it is made when all decisions of the stream before have been applied, and none of them can come later.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import grpc
 
@@ -20,6 +24,7 @@ from horovod.protos.v1 import negotiation_pb2, negotiation_pb2_grpc, types_pb2
 from horovod.worker.runtime.channel import status_of, waiting_helps
 from horovod.worker.runtime.first_step import LOOK_MS, FirstStep
 from horovod.worker.runtime.grpc_threads import GrpcThreads
+from horovod.worker.runtime.known import Known
 from horovod.worker.words import printable, printable_lines
 
 if TYPE_CHECKING:
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.25
+FIRST_RETRY_SECONDS = 0.02  # most streams break because the coordinator ended, and the session knows where to go
 MAX_SENTENCE = 1 << 14  # characters
 CLOSE_SECONDS = 2.0
 OUTBOX_MS = 60_000  # close() of the engine ends the wait
@@ -36,35 +42,53 @@ REPORTS_PER_S = 100  # of a whole world, at most: a large one reports less often
 Key = tuple[int, str]  # process set, name
 
 
+@dataclass(frozen=True)
+class Link:
+    """The way to the coordinator to which this member is attached."""
+
+    channel: grpc.Channel
+    metadata: tuple[tuple[str, str], ...]
+    address: str
+    term: int = 0
+
+
+class Attached(Protocol):
+    """What holds the membership (session.py)."""
+
+    lost: str  # why this process is no member any more; empty while it is or may be again
+
+    @property
+    def address(self) -> str: ...
+
+    def link(self, seconds: float) -> Link | None:
+        """Waits so long for one."""
+
+
 class Negotiator:
     """Runs from `start` until `close`; the engine must be closed before `close`."""
 
     def __init__(
         self,
-        channel: grpc.Channel,
+        session: Attached,
         grpc_threads: GrpcThreads,
         engine: Engine,
         *,
         hello: negotiation_pb2.Hello,
         epoch: int,
-        address: str,
-        metadata: Sequence[tuple[str, str]] = (),
         report_lost: Callable[[int, bool], None] = lambda rank, process_ended: None,
         grace_seconds: float = 10.0,
         report_seconds: float = 0.0,
         first_step: FirstStep | None = None,
     ) -> None:
-        """report_lost: hears of a peer that the data plane found to be lost, and whether its process has ended.
-        report_seconds: how often the coordinator is told this rank's counters; 0: never.
+        """hello: who this member is. report_lost: hears of a peer that the data plane found to be lost, and whether its
+        process has ended. report_seconds: how often the coordinator is told this rank's counters; 0: never.
         first_step: where a trace is asked for.
         """
-        self._stub = negotiation_pb2_grpc.NegotiationStub(channel)
+        self._session = session
         self._grpc_threads = grpc_threads  # who closes the channel waits for them
         self._engine = engine
         self._hello = hello
         self._epoch = epoch
-        self._address = address
-        self._metadata = tuple(metadata)
         self._report_lost = report_lost
         self._grace_seconds = grace_seconds
         self._report_seconds = report_seconds
@@ -76,6 +100,7 @@ class Negotiator:
         self._to_send = negotiation_pb2.NegotiationMessage(epoch=epoch)
         self._stream = 0  # number of the stream that may send
         self._join: negotiation_pb2.Join | None = None  # this rank is in hvd.join()
+        self._known = Known(hello.rank)
         self._refused = ""
         self._closing = threading.Event()
         self._call: Any = None
@@ -109,6 +134,7 @@ class Negotiator:
             if change is None:
                 return
             self._to_send.process_sets.add(process_set=number, ranks=change.ranks, removed=True)
+            self._known.forget_set(number)
             for key in [key for key in self._undecided if key[0] == number]:
                 del self._undecided[key]
             self._changed.notify_all()
@@ -180,6 +206,7 @@ class Negotiator:
                 if kind == "recalled":
                     process_set, ids = parts
                     self._to_send.recalled.add(process_set=process_set, ids=ids)
+                    self._known.freed(process_set, ids)
                 elif kind == "join":
                     round_, contributes_none = parts
                     self._join = negotiation_pb2.Join(round=round_, contributes_none=contributes_none)
@@ -217,12 +244,16 @@ class Negotiator:
             ],
         )
 
-    def _requests(self, stream: int) -> Iterator[negotiation_pb2.NegotiationMessage]:
+    def _requests(self, stream: int, term: int) -> Iterator[negotiation_pb2.NegotiationMessage]:
         with self._changed:
             # The first message tells a coordinator that never heard of us, or forgot, all that is undecided.
+            hello = self._known.hello(self._hello)
+            hello.term = term
+            if self._join is not None:
+                self._known.place(self._join)
             message = negotiation_pb2.NegotiationMessage(
                 epoch=self._epoch,
-                hello=self._hello,
+                hello=hello,
                 announce=self._undecided.values(),
                 blocked=self._to_send.blocked,
                 blocked_seconds=self._to_send.blocked_seconds,
@@ -261,13 +292,14 @@ class Negotiator:
     def _run(self) -> None:
         broken_since = None
         while True:
+            link = self._link(broken_since)
+            if link is None:
+                return
             with self._changed:
-                if self._closing.is_set():
-                    return
                 self._stream += 1
                 stream = self._stream
             began = time.monotonic()
-            code, cause = self._read(stream)
+            code, cause = self._read(stream, link)
             now = time.monotonic()
             with self._changed:
                 self._stream += 1  # the thread that sends on the broken stream ends
@@ -276,27 +308,50 @@ class Negotiator:
                     return
             if broken_since is None or now - began > self._grace_seconds:
                 broken_since = now
-                log.info("The negotiation stream to the coordinator at %s is broken: %s.", self._address, cause)
+                log.info("The negotiation stream to the coordinator at %s is broken: %s.", link.address, cause)
             if not waiting_helps(code):
-                self._refuse(f"the coordinator at {self._address} ended the negotiation: {cause}")
+                self._refuse(f"the coordinator at {link.address} ended the negotiation: {cause}")
                 return
-            if now - broken_since >= self._grace_seconds and (self._undecided or self._join):
-                self._give_up(f"the coordinator at {self._address} is unreachable ({cause})")
+            if self._is_overdue(broken_since):
+                self._give_up(f"the coordinator at {link.address} is unreachable ({cause})")
                 return
             with self._changed:
-                self._changed.wait_for(self._closing.is_set, RETRY_SECONDS)
+                seconds = RETRY_SECONDS if now - began < RETRY_SECONDS else FIRST_RETRY_SECONDS
+                self._changed.wait_for(self._closing.is_set, seconds)
 
-    def _read(self, stream: int) -> tuple[grpc.StatusCode, str]:
+    def _link(self, broken_since: float | None) -> Link | None:
+        """The way to the coordinator, as soon as there is one; None when this is over."""
+        while not self._closing.is_set():
+            if (link := self._session.link(RETRY_SECONDS)) is not None:
+                return link
+            if self._session.lost:
+                self._refuse(f"this process is no member any more: {self._session.lost}".rstrip("."))
+                return None
+            broken_since = broken_since or time.monotonic()
+            if self._is_overdue(broken_since):
+                self._give_up(f"the coordinator at {self._session.address} is unreachable")
+                return None
+        return None
+
+    def _is_overdue(self, broken_since: float) -> bool:
+        return time.monotonic() - broken_since >= self._grace_seconds and bool(self._undecided or self._join)
+
+    def _read(self, stream: int, link: Link) -> tuple[grpc.StatusCode, str]:
         """Runs one stream until it ends and says why it did."""
+        stub = negotiation_pb2_grpc.NegotiationStub(link.channel)
         try:
-            self._call = self._grpc_threads.start(self._stub.Negotiate, self._requests(stream), self._metadata)
+            requests = self._requests(stream, link.term)
+            self._call = self._grpc_threads.start(stub.Negotiate, requests, link.metadata)
         except ValueError as error:  # the channel is closed
             return grpc.StatusCode.UNAVAILABLE, str(error)
         if self._closing.is_set():  # close() may have missed the call
             self._call.cancel()
         try:
             for decisions in self._call:
-                self._apply(decisions)
+                if decisions.term == link.term:
+                    self._apply(decisions)
+                else:
+                    log.info("Decisions for term %d were ignored; this is term %d.", decisions.term, link.term)
         except grpc.RpcError as error:
             code, details = status_of(error)
             return code, details.strip().rstrip(".") or code.name
@@ -304,7 +359,7 @@ class Negotiator:
             # The ranks would no longer hold the same decisions.
             log.exception("Applying a decision failed.")
             self._call.cancel()
-            cause = f"a decision of the coordinator at {self._address} cannot be applied: {error}"
+            cause = f"a decision of the coordinator at {link.address} cannot be applied: {error}"
             self._engine.abort(f"The ranks cannot agree any more, because {cause.rstrip('.')}.")
             return grpc.StatusCode.INTERNAL, cause
         return grpc.StatusCode.UNAVAILABLE, "it ended the negotiation stream"
@@ -314,6 +369,7 @@ class Negotiator:
             log.info("Decisions for epoch %d were ignored; this is epoch %d.", decisions.epoch, self._epoch)
             return
         with self._changed:
+            self._known.heard(decisions)
             for plan in decisions.plans:
                 self._undecided.pop((plan.process_set, plan.name), None)
             for error in decisions.errors:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.gpu import gpu_operations
 from horovod.worker.runtime.world import World
-from horovod.worker.setting import split_address
+from horovod.worker.setting import split_address, split_addresses
 from horovod.worker.settings import SETTINGS, Settings
 
 if TYPE_CHECKING:
@@ -40,9 +40,10 @@ def make_listeners(settings: Settings, *, optional: bool) -> Listeners | None:
 
     assert settings.coordinator is not None
     try:
-        coordinator_host, _ = split_address(settings.coordinator, "HOROVOD_COORDINATOR")
+        addresses = split_addresses(settings.coordinator, "HOROVOD_COORDINATOR")
+        hosts = [split_address(one, "HOROVOD_COORDINATOR")[0] for one in addresses]
         wanted = settings.network_interfaces
-        local = not wanted and is_loopback(coordinator_host)
+        local = not wanted and all(is_loopback(host) for host in hosts)
         return Listeners(choose_interfaces(interfaces(), wanted, coordinator_on_loopback=local))
     except StartError:
         if not optional or settings.network_interfaces:

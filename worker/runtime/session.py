@@ -3,9 +3,11 @@
 One gRPC channel and one membership stream at a time, read by one daemon thread. Until the world stands, anything that
 fails is tried again until the deadline, unless waiting cannot help. Afterwards a member that is gone is told to the
 engine at once. A stream that breaks is no end: the thread opens another one and proves that it belongs to the world
-(protos/v1/membership.proto), again and again for as long as the world runs. What was agreed goes on meanwhile, and
-also when the coordinator stays away (negotiation.py does the rest). Nothing is sent to show that this process lives:
-gRPC's keepalive does that without Python.
+(protos/v1/membership.proto), again and again for as long as the world runs, at each of the coordinators that there are.
+What was agreed goes on meanwhile, and also when they all stay away (negotiation.py does the rest). Nothing is sent to
+show that this process lives: gRPC's keepalive does that without Python.
+
+Coordinators that take over from each other do so in rising terms. Who has heard of a term believes no earlier one.
 """
 
 from __future__ import annotations
@@ -20,19 +22,19 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from horovod.protos.v1 import membership_pb2, membership_pb2_grpc
+from horovod.protos.v1 import membership_pb2
 from horovod.telemetry import tracing
-from horovod.worker.runtime.channel import explain, open_channel, resolve, waiting_helps
-from horovod.worker.runtime.errors import MemberLostError, StartError
+from horovod.worker.runtime.channel import explain, resolve, waiting_helps
+from horovod.worker.runtime.coordinators import Coordinators
+from horovod.worker.runtime.errors import MemberLostError, StartError, WorldNeverStoodError
 from horovod.worker.runtime.grpc_threads import GrpcThreads
 from horovod.worker.runtime.membership_stream import MembershipStream
+from horovod.worker.runtime.negotiation import Link
 from horovod.worker.runtime.probe import probe
 from horovod.worker.runtime.proofs import attach_proof
 from horovod.worker.runtime.tls import ClientTls
-from horovod.worker.runtime.token import Credential
 from horovod.worker.runtime.witness import lives
 from horovod.worker.runtime.world import World
-from horovod.worker.setting import split_address
 from horovod.worker.words import printable
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 NOT_CONNECTED = "it could not connect to the other members"  # why a member leaves a world that never stood
 LEAVE_SECONDS = 2.0  # how long the coordinator has to acknowledge a leave by ending the stream
 FIRST_RETRY_SECONDS = 0.1
@@ -60,16 +62,11 @@ class Session:
         keepalive_timeout_seconds: float = 20.0,
         reattach_grace_seconds: float = 10.0,
     ) -> None:
-        self.address = address
-        self._credential = Credential(address, token)
-        self.metadata: tuple[tuple[str, str], ...] = ()  # of the latest attempt to join
+        self.coordinators = Coordinators(address, token, tls, keepalive_timeout_seconds)
+        self.metadata: tuple[tuple[str, str], ...] = ()  # of the latest stream
         self._grace_seconds = reattach_grace_seconds
-        self._host, self._port = split_address(address, "coordinator")
-        self.addresses: frozenset[tuple[str, int]] = frozenset()  # numeric; known when the world stands
-        self._tls = tls
-        self.channel = open_channel(address, tls, keepalive_timeout_seconds)
-        self.grpc_threads = GrpcThreads()  # of all streams on the channel
-        self.stub = membership_pb2_grpc.MembershipStub(self.channel)
+        self.addresses: frozenset[tuple[str, int]] = frozenset()  # numeric, of those that were spoken to in this world
+        self.grpc_threads = GrpcThreads()  # of all streams
         self._changed = threading.Condition()  # guards all below and the fields of the attempt
         self._attempt: _Attempt | None = None
         self._engine: Engine | None = None
@@ -78,8 +75,14 @@ class Session:
         self._reports: dict[int, membership_pb2.PeerLost] = {}  # by rank; told on every stream
         self._progress = ""
         self.world: World | None = None
+        self._term = 0  # the highest that was heard of
         self.lost = ""  # why this process is no member any more, as a sentence; empty while it is or may be again
         self._closing = False
+
+    @property
+    def address(self) -> str:
+        """Of the coordinator that is spoken to, or was last."""
+        return self.coordinators.current.address
 
     # -- joining ---------------------------------------------------------------------------------------------------
     def join(self, make_request: Callable[[], membership_pb2.JoinRequest], deadline: float) -> World:
@@ -91,40 +94,55 @@ class Session:
         delay = FIRST_RETRY_SECONDS
         warned = False
         while True:
-            self.metadata = (*self._credential.metadata(), *tracing.headers())
-            request = make_request()
-            attempt = _Attempt(self, request)
-            self._attempt = attempt
-            attempt.start()
-            with self._changed:
-                self._changed.wait_for(attempt.is_decided, max(0.0, deadline - time.monotonic()))
-                if attempt.world is not None:
-                    self._credential.confirm()
-                    self.world = World.from_message(attempt.world, request.member_id)
-                    self.addresses = resolve(self._host, self._port)
-                    return self.world
-                ended, reason = attempt.ended, attempt.reason
-            if attempt.final and not self._credential.is_outdated():
+            reason, final = self._try(make_request(), deadline, started)
+            if self.world is not None:
+                return self.world
+            redirect = self._attempt.redirect if self._attempt else ""
+            if redirect and self.coordinators.lead(redirect):
+                continue
+            if final:
                 raise StartError(reason)
-            if not attempt.heard:
-                patience = min(PROBE_SECONDS, max(0.2, deadline - time.monotonic()))
-                finding = probe(self._host, self._port, patience, self._tls)
-                if ended or not finding.speaks_grpc:
-                    reason = f"The coordinator at {self.address} {finding.words}. {finding.remedy}"
-                    ended = True
-                if finding.hopeless:
-                    raise StartError(reason)
-            if not ended:
-                raise StartError(self._too_late(request, time.monotonic() - started))
+            waits = self.coordinators.turn()
             left = deadline - time.monotonic()
-            if left <= delay:
+            if left <= (delay if waits else 0.0):
                 raise StartError(f"{reason} Gave up after {time.monotonic() - started:.0f} s.")
+            if not waits:
+                continue
             if not warned:
                 log.warning("%s Trying for another %.0f s.", reason, left)
                 warned = True
             with self._changed:
                 self._changed.wait(delay)
             delay = min(2 * delay, LAST_RETRY_SECONDS)
+
+    def _try(self, request: membership_pb2.JoinRequest, deadline: float, started: float) -> tuple[str, bool]:
+        """One attempt. Sets `world`; or returns why there is none, and whether another attempt would end alike."""
+        connection = self.coordinators.current
+        self.metadata = (*connection.credential.metadata(), *tracing.headers())
+        attempt = _Attempt(self, request)
+        self._attempt = attempt
+        attempt.start()
+        with self._changed:
+            self._changed.wait_for(attempt.is_decided, max(0.0, deadline - time.monotonic()))
+            if attempt.world is not None:
+                connection.credential.confirm()
+                self.world = World.from_message(attempt.world, request.member_id)
+                self.addresses = resolve(connection.host, connection.port)
+                return "", False
+            ended, reason = attempt.ended, attempt.reason
+        if attempt.final and not connection.credential.is_outdated():
+            return reason, True
+        if not attempt.heard:
+            seconds = min(PROBE_SECONDS, max(0.2, deadline - time.monotonic()))
+            finding = probe(connection.host, connection.port, seconds, connection.tls)
+            if ended or not finding.speaks_grpc:
+                reason = f"The coordinator at {connection.address} {finding.words}. {finding.remedy}"
+                ended = True
+            if finding.hopeless:
+                return reason, True
+        if not ended:
+            raise StartError(self._too_late(request, time.monotonic() - started))
+        return reason, False
 
     def _too_late(self, request: membership_pb2.JoinRequest, seconds: float) -> str:
         state = self._progress.strip().rstrip(".") or "it did not say what it waits for"
@@ -161,7 +179,20 @@ class Session:
         with self._changed:
             self._changed.wait_for(lambda: gone() or self.lost, wait_seconds)
             if sentence := gone():
-                raise MemberLostError(sentence)
+                never_stood = any(event.never_stood for event in self._gone)
+                raise WorldNeverStoodError(sentence) if never_stood else MemberLostError(sentence)
+
+    def link(self, seconds: float) -> Link | None:
+        """The connection to the coordinator to which this member is attached; None if it is to none for so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_attached() or self._closing or self.lost, seconds)
+            if not self._is_attached() or self._closing:
+                return None
+            current = self.coordinators.current
+            return Link(current.channel, self.metadata, current.address, self._term)
+
+    def _is_attached(self) -> bool:
+        return self._attempt is not None and self._attempt.attached
 
     def report_lost(self, rank: int, process_ended: bool) -> None:
         """The data plane found that a peer is lost: its process ended, or else a connection to it broke."""
@@ -181,6 +212,18 @@ class Session:
             kind = event.WhichOneof("event")
             attempt.heard = True
             _make_printable(event)
+            if 0 < event.term < self._term:
+                log.info(
+                    "The coordinator at %s was replaced by another one and does not know it yet: it speaks for term "
+                    "%d, but this process has heard of term %d.",
+                    self.address,
+                    event.term,
+                    self._term,
+                )
+                attempt.stream.cancel()
+                return
+            if attempt.world is not None or kind == "world":
+                self._term = max(self._term, event.term)
             if kind == "progress":
                 self._progress = event.progress.sentence
                 log.info("Waiting for the world: %s", self._progress)
@@ -198,11 +241,14 @@ class Session:
                     attempt.fail(sentence)
                 else:
                     abort = sentence
+            elif kind == "redirect":
+                attempt.redirect = event.redirect.address
             elif kind == "gone":
                 news = self._new([event.gone], attempt)
             elif kind == "attached":
                 news = self._new(event.attached.gone, attempt)
                 attempt.attached = True
+                self.coordinators.reached()
                 for report in self._reports.values():
                     attempt.stream.send(peer_lost=report)
             elif kind == "challenge" and attempt.world is not None:
@@ -257,16 +303,22 @@ class Session:
         broken_at, delay, warned = time.monotonic(), FIRST_RETRY_SECONDS, False
         while True:
             with self._changed:
-                # Spread, so that the members of a large world do not come all at once.
-                self._changed.wait_for(lambda: self._closing, delay * random.uniform(0.5, 1.0))
-                if self._closing or attempt.final:
+                is_over = self._closing or attempt.final
+                waits = not is_over and not self._go_on(attempt)
+                if waits:
+                    # Spread, so that the members of a large world do not come all at once.
+                    is_over = self._changed.wait_for(lambda: self._closing, delay * random.uniform(0.5, 1.0))
+                if is_over:
                     return
             began = time.monotonic()
             end = self._come_back(attempt)
             was_attached = attempt.attached
             self.on_end(attempt, *end)
             lasted = time.monotonic() - began > LAST_RETRY_SECONDS
-            delay = FIRST_RETRY_SECONDS if was_attached and lasted else min(2 * delay, LAST_RETRY_SECONDS)
+            if waits:
+                delay = min(2 * delay, LAST_RETRY_SECONDS)
+            if was_attached and lasted:
+                delay = FIRST_RETRY_SECONDS
             if was_attached:
                 broken_at, warned = time.monotonic(), False
             elif not warned and not attempt.final and time.monotonic() - broken_at > self._grace_seconds:
@@ -278,16 +330,25 @@ class Session:
                     attempt.reason,
                 )
 
+    def _go_on(self, attempt: _Attempt) -> bool:
+        """To the coordinator that the last one named, or the next one. False when it is time to wait first."""
+        redirect, attempt.redirect = attempt.redirect, ""
+        if redirect and self.coordinators.lead(redirect):
+            return True
+        return not self.coordinators.turn()
+
     def _come_back(self, attempt: _Attempt) -> tuple[grpc.StatusCode, str]:
         """Runs one more stream of the member until it ends; returns how it ended."""
         try:
-            metadata = self._credential.metadata()
+            metadata = self.coordinators.current.credential.metadata()
         except StartError as error:  # another user's process listens there, which must not see the token
             return grpc.StatusCode.UNAVAILABLE, str(error)
+        addresses = resolve(self.coordinators.current.host, self.coordinators.current.port)
         with self._changed:
             if self._closing:
                 return grpc.StatusCode.CANCELLED, "the session is closed"
             self.metadata = metadata
+            self.addresses |= addresses
             first = membership_pb2.MemberMessage(attach=attempt.attach_request())
             try:
                 attempt.stream = MembershipStream(self, first)
@@ -303,7 +364,8 @@ class Session:
             self._changed.notify_all()
         if self._attempt is not None:
             self._attempt.leave(reason)
-        self.channel.close()
+        with self._changed:
+            self.coordinators.close()
         if self._attempt is not None:
             self._attempt.thread.join(LEAVE_SECONDS)
         self.grpc_threads.join(LEAVE_SECONDS)
@@ -322,6 +384,7 @@ class _Attempt:
         self.heard = False  # it spoke to us, so it is a coordinator
         self.ended = False  # the stream is over
         self.final = False  # another attempt would end in the same way
+        self.redirect = ""  # where the coordinator sends it
         self.removed = ""  # why this process is no member of its world any more
         self.reason = ""
         self.stream: MembershipStream

@@ -24,6 +24,7 @@ __all__ = [
     "Max",
     "Min",
     "Product",
+    "ReduceOp",
     "Sum",
     "ccl_built",
     "cross_rank",

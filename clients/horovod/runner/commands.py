@@ -1,4 +1,4 @@
-"""`horovodrun certs` and `horovodrun token`: what a cluster's operator makes once, without starting a job.
+"""Commands of `horovodrun` that start no job: what a cluster's operator makes once, and jobs that were submitted.
 
 A program named like one of them is started by its path, or after the options that a job needs anyway (`horovodrun -np 2
 certs`): only the first word counts.
@@ -21,6 +21,9 @@ def run(argv: Sequence[str]) -> int:
     """The exit code."""
     args = _parser().parse_args(argv)
     try:
+        if hasattr(args, "code"):  # job_commands.py
+            code: int = args.code(args)
+            return code
         print(args.work(args))
     except ValueError as error:
         return _fail(str(error), _USAGE)
@@ -48,7 +51,7 @@ def _token(args: argparse.Namespace) -> str:
     return job_token(read_token(args.token_file), args.job)
 
 
-NAMES = ("certs", "token")
+NAMES = ("certs", "token", "ps", "logs", "stop", "wait")
 
 
 def _parser() -> Parser:
@@ -82,6 +85,9 @@ def _parser() -> Parser:
     token.add_argument("job", metavar="JOB", help="name of the job (HOROVOD_JOB)")
     token.add_argument("--token-file", metavar="FILE", required=True, help="that of the coordinators")
     token.set_defaults(work=_token)
+    from horovod.runner.job_commands import add_job_commands  # late: with protobuf, which launchers load after checks
+
+    add_job_commands(commands, Parser)
     return parser
 
 

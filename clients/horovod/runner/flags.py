@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from horovod import __version__
 from horovod.runner import lsf
+from horovod.runner.job_flags import add_job_flags
 from horovod.worker.setting import Setting
 from horovod.worker.settings import MAX_SIZE, ROWS, SETTINGS
 
@@ -83,10 +84,15 @@ def make_parser() -> Parser:
     hosts.add_argument("-H", "--hosts", metavar="H1:2,H2:4", help="hosts and their slots; default is localhost")
     hosts.add_argument("-hostfile", "--hostfile", metavar="FILE", help="file with lines `host slots=count`")
     hosts.add_argument("--network-interface", action="append", metavar="NIC", help="one interface for TCP; repeatable")
+    hosts.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="where sshd of other hosts listens")
+    hosts.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="key for ssh to other hosts")
     hosts.add_argument(
-        "-p", "--ssh-port", type=int, metavar="PORT", help="for other hosts, which are not available yet"
+        "--ssh-host-keys",
+        choices=("yes", "accept-new", "no"),
+        help="whether ssh insists on known host keys; without it as ssh is configured, which never asks here",
     )
-    hosts.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="for other hosts, which are not available yet")
+
+    add_job_flags(parser)
 
     # --min-np or --host-discovery-script makes a job elastic; the others have no meaning without one of them.
     elastic = parser.add_argument_group("elastic jobs (checked, not available yet)")

@@ -1,7 +1,7 @@
-"""`horovod.run`: a Python function on several processes of this host, its results by rank.
+"""`horovod.run`: a Python function on several processes, its results by rank.
 
-No port is opened for them: the function goes to the processes and the results come back through files without a name
-(task.py).
+On this host no port is opened for them: the function goes to the processes and the results come back through files
+without a name (task.py). Ranks on other hosts are the business of function_on_hosts.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from horovod.runner import task
 from horovod.runner.elastic.request import NOT_YET, ElasticRequest
@@ -29,8 +29,7 @@ from horovod.worker.settings import MAX_SIZE, ROWS, resolve
 _ELASTIC_NAMES = {name: name for name in ("num_proc", *(field.name for field in fields(ElasticRequest)))}
 
 if TYPE_CHECKING:
-    from horovod.runner.job import Job
-    from horovod.worker.agent.agent import LocalAgent, Outcome
+    from horovod.worker.agent.agent import Outcome
 
 
 def run(
@@ -65,7 +64,8 @@ def run(
     """Calls `func(*args, **kwargs)` in `num_proc` processes that form one world, and returns their results by rank.
 
     func: anything that cloudpickle can ship; it calls hvd.init() itself.
-    hosts, hostfile: "h1:2,h2:4" or a file with lines "h1 slots=2"; today every host must mean this machine.
+    hosts, hostfile: "h1:2,h2:4" or a file with lines "h1 slots=2"; other hosts are reached by ssh (ssh_port,
+        ssh_identity_file), which must work without a password.
     start_timeout: seconds that all processes may take to start and join.
     output_filename: folder that also gets what each rank prints.
     executable: the Python to run, default the one that runs now.
@@ -73,8 +73,9 @@ def run(
     min_num_proc or host_discovery_script ask for an elastic job, of which max_num_proc, slots (of a host that the
     script prints without them), reset_limit and cooldown_range (seconds) say more; all of it is checked.
 
-    Raises ValueError for arguments that make no sense together, NotImplementedError for elastic jobs and other hosts,
-    and RuntimeError when a rank fails, naming the rank and with its traceback; the other ranks are then stopped.
+    Raises ValueError for arguments that make no sense together, NotImplementedError for elastic jobs, and
+    RuntimeError when a host can't be used or a rank fails, naming the rank and with its traceback; the other ranks are
+    then stopped.
     np, min_np, max_np and network_interface are deprecated names; network_interface adds to network_interfaces.
     """
     num_proc = _renamed("np", np, "num_proc", num_proc)
@@ -105,8 +106,6 @@ def run(
         warnings.warn(f"{', '.join(given)}: no effect, as this job has a fixed size.", UserWarning, stacklevel=2)
     found = found or (HostSlots("localhost", num_proc),)
     names = fill(found, num_proc)
-    if others := remote(names):
-        raise NotImplementedError(f"Starting processes on other hosts ({', '.join(others)}) is not available yet.")
     environ = dict(os.environ)
     if start_timeout is not None:
         setting = ROWS["start_timeout_seconds"]
@@ -114,51 +113,71 @@ def run(
     if network_interface is not None or network_interfaces is not None:
         environ |= interface_variable(interfaces, "network_interfaces")
     resolve(environ)
+    directory = Path(output_filename) if output_filename else None
+    call = (func, tuple(args), dict(kwargs or {}))
+    if remote(names):
+        from horovod.runner.function_on_hosts import FunctionOnHosts
+        from horovod.runner.ssh import SshOptions
+
+        there = FunctionOnHosts(call, names, executable)
+        ssh = SshOptions(ssh_port, ssh_identity_file)
+
+        def on_hosts(console: Console, on_start: Callable[[Any], None]) -> None:
+            there.run(environ, ssh, console, on_start, console.note if verbose else lambda line: None)
+
+        _run_in_thread(on_hosts, len(names), directory, bool(verbose))
+        return there.results()
 
     # Guardian first: the job makes threads and gRPC channels.
-    with Guardian() as guardian, task.Exchange(len(names), func, tuple(args), dict(kwargs or {})) as exchange:
-        from horovod.runner.job import Job, share_of_cores
+    with Guardian() as guardian, task.Exchange(len(names), *call) as exchange:
+        from horovod.runner.job import Job, run_job, share_of_cores
+        from horovod.runner.progress import Progress
 
         environ.update(share_of_cores(environ, len(names)))
         descriptors = [exchange.descriptors(rank) for rank in range(len(names))]
         job = Job(exchange.command(executable or sys.executable), names, environ, descriptors)
-        directory = Path(output_filename) if output_filename else None
-        outcomes = _run_in_thread(job, guardian, directory, bool(verbose))
+        outcomes: list[Outcome] = []
+
+        def here(console: Console, on_start: Callable[[Any], None]) -> None:
+            progress = Progress(console, job.host_names, verbose=bool(verbose))
+            outcomes.extend(run_job(job, console, guardian, on_start, progress))
+
+        _run_in_thread(here, len(names), directory, bool(verbose))
         return _results(exchange, outcomes, job.host_names)
 
 
-def _run_in_thread(job: Job, guardian: Guardian, directory: Path | None, verbose: bool) -> list[Outcome]:
-    """Runs the job in a thread of its own: the caller's may have an event loop already, as in a notebook."""
-    from horovod.runner.job import run_job
-    from horovod.runner.progress import Progress
+class _Stoppable(Protocol):
+    """What Ctrl-C acts on: a LocalAgent, or a job on other hosts."""
 
-    agents: list[tuple[LocalAgent, asyncio.AbstractEventLoop]] = []
-    outcomes: list[Outcome] = []
+    def stop(self, signum: int) -> None: ...
+
+
+def _run_in_thread(
+    work: Callable[[Console, Callable[[_Stoppable], None]], None], size: int, directory: Path | None, verbose: bool
+) -> None:
+    """Runs a job in a thread of its own: the caller's may have an event loop already, as in a notebook."""
+    running: list[tuple[_Stoppable, asyncio.AbstractEventLoop]] = []
     errors: list[BaseException] = []
     interrupted = threading.Event()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     console = Console(
-        Writer(),
-        descriptors=(_descriptor(sys.stdout, 1), _descriptor(sys.stderr, 2)),
-        directory=directory,
-        size=len(job.hosts),
+        Writer(), descriptors=(_descriptor(sys.stdout, 1), _descriptor(sys.stderr, 2)), directory=directory, size=size
     )
 
-    def on_start(agent: LocalAgent) -> None:
-        agents.append((agent, asyncio.get_running_loop()))
+    def on_start(job: _Stoppable) -> None:
+        running.append((job, asyncio.get_running_loop()))
         if interrupted.is_set():
-            agent.stop(signal.SIGINT)
+            job.stop(signal.SIGINT)
 
     def body() -> None:
         try:
-            progress = Progress(console, job.host_names, verbose=verbose)
-            outcomes.extend(run_job(job, console, guardian, on_start, progress))
+            work(console, on_start)
         except BaseException as error:
             errors.append(error)
 
     if verbose:
-        console.note(f"horovod.run: starting {len(job.hosts)} processes")
+        console.note(f"horovod.run: starting {size} processes")
     thread = threading.Thread(target=body, name="horovod-run")
     thread.start()
     while thread.is_alive():
@@ -166,14 +185,13 @@ def _run_in_thread(job: Job, guardian: Guardian, directory: Path | None, verbose
             thread.join()
         except KeyboardInterrupt:
             interrupted.set()
-            for agent, loop in agents:
-                loop.call_soon_threadsafe(agent.stop, signal.SIGINT)
+            for job, loop in running[-1:]:
+                loop.call_soon_threadsafe(job.stop, signal.SIGINT)
     console.close(timeout_s=1)
     if interrupted.is_set():
         raise KeyboardInterrupt
     if errors:
         raise errors[0]
-    return outcomes
 
 
 def _results(exchange: task.Exchange, outcomes: Sequence[Outcome], hosts: Sequence[str]) -> list[Any]:
@@ -193,10 +211,7 @@ def _results(exchange: task.Exchange, outcomes: Sequence[Outcome], hosts: Sequen
         result = left[rank]
         raise RuntimeError(f"Rank {rank} on host {hosts[rank]} raised {result.error}\n\n{result.traceback}")
     if silent := [rank for rank in range(len(hosts)) if rank not in left]:
-        raise RuntimeError(
-            f"Rank {silent[0]} on host {hosts[silent[0]]} ended with exit code 0 before the function returned: "
-            "there is no result. Does the function call sys.exit or os._exit?"
-        )
+        raise RuntimeError(task.no_result(silent[0], hosts[silent[0]]))
     return [pickle.loads(left[rank].value) for rank in range(len(hosts))]  # noqa: S301
 
 

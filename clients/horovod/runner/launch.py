@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
-import errno
 import os
 import shutil
 import signal
-import socket
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 from horovod.coordinator.core.words import joined
 from horovod.runner import commands, flags, lsf
 from horovod.runner.clusters import task_of
 from horovod.runner.config_file import read_config
+from horovod.runner.control import Control
 from horovod.runner.elastic.request import NOT_YET, ElasticRequest
 from horovod.runner.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
+from horovod.runner.job_flags import misplaced
 from horovod.telemetry.logs import line_of
-from horovod.worker.agent.agent import LocalAgent
 from horovod.worker.agent.gate import NOT_EXECUTABLE, NOT_FOUND
 from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.output import Console, Writer
@@ -35,9 +31,6 @@ from horovod.worker.words import is_out_of_descriptors, reason_of
 _USAGE = 2
 _FAILED = 1
 _INTERRUPTED = 128 + signal.SIGINT
-_PIPE_CLOSED = 128 + signal.SIGPIPE
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 
 # Where the parsed arguments have the fields of an ElasticRequest, and how a user calls them.
 _ELASTIC_DESTS = {
@@ -139,7 +132,20 @@ def _show(args: argparse.Namespace) -> int:
 
 def _launch(args: argparse.Namespace) -> int:
     environ = _environment(args)
-    hosts = _hosts(args)
+    if args.coordinator is not None:
+        from horovod.runner.cluster_launch import launch_on_agents
+
+        hosts = [(host.name, host.slots) for host in _named_hosts(args) or ()]
+        return launch_on_agents(args, environ, hosts)
+    if alone := misplaced(args):
+        raise RefusedError(alone)
+    names = _hosts(args)
+    if remote(names):
+        from horovod.runner.hosts_launch import launch_on_hosts
+
+        args.num_proc = len(names)
+        used = [HostSlots(name, names.count(name)) for name in dict.fromkeys(names)]
+        return launch_on_hosts(args, environ, used, sys.executable)
     _check_command(args.command[0], environ)
     with Guardian() as guardian:  # before anything that makes threads, so that nothing can come between
         # gRPC and the coordinator are loaded after the checks: a mistake is answered at once.
@@ -147,21 +153,21 @@ def _launch(args: argparse.Namespace) -> int:
         from horovod.runner.progress import Progress
         from horovod.runner.report import exit_code, explain, first_failure
 
-        threads = share_of_cores(environ, len(hosts))
-        job = Job(args.command, hosts, {**environ, **threads, **terminal_size(environ)})
+        threads = share_of_cores(environ, len(names))
+        job = Job(args.command, names, {**environ, **threads, **terminal_size(environ)})
         writer = Writer()
         directory = Path(args.output_filename) if args.output_filename else None
         console = Console(
             writer,
             directory=directory,
-            size=len(hosts),
+            size=len(names),
             timestamps=args.prefix_output_with_timestamp,
             job=resolve(environ).job if resolve(environ).log_format == "json" else None,
         )
         if args.verbose:
-            console.note(f"horovodrun: starting {len(hosts)} processes: {' '.join(args.command)}")
+            console.note(f"horovodrun: starting {len(names)} processes: {' '.join(args.command)}")
             console.note(f"horovodrun: {threads_in_words(threads)}")
-        with _Control(console, writer) as control:
+        with Control(console, writer) as control:
             try:
                 progress = Progress(console, job.host_names, verbose=args.verbose)
                 outcomes = run_job(job, console, guardian, control.attach, progress)
@@ -177,89 +183,6 @@ def _launch(args: argparse.Namespace) -> int:
         _say(sentence, args)
     first = first_failure(outcomes)
     return 0 if first is None else exit_code(first.code)
-
-
-class _Control:
-    """What reaches the launcher while the job runs: signals, and a reader of its output that went away.
-
-    Plain signal handlers rather than the event loop's: they also stand before the loop runs and after it has ended.
-    """
-
-    def __init__(self, console: Console, writer: Writer) -> None:
-        self.code: int | None = None  # decided by a signal, not by the ranks
-        self.sentence = ""
-        self._console = console
-        self._agent: LocalAgent | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._before: dict[int, Any] = {}
-        self._wakeup: tuple[socket.socket, socket.socket] = socket.socketpair()
-        writer.failed = self._on_broken_in_writer
-
-    def __enter__(self) -> _Control:
-        for signum in (*_STOPPING, *_PASSED_ON, signal.SIGTSTP):
-            # nohup ignores SIGHUP on purpose. SIGINT is different: shells ignore it for every background job.
-            if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
-                self._before[signum] = signal.signal(signum, self._on_signal)
-        # The kernel may hand a signal to a thread of gRPC, which would leave the event loop asleep.
-        for end in self._wakeup:
-            end.setblocking(False)
-        signal.set_wakeup_fd(self._wakeup[1].fileno(), warn_on_full_buffer=False)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.set_wakeup_fd(-1)
-        for end in self._wakeup:
-            end.close()
-        for signum, handler in self._before.items():
-            signal.signal(signum, handler)
-        if self.code is not None:  # the exit is decided; one Ctrl-C too many must not turn it into a traceback
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def attach(self, agent: LocalAgent) -> None:
-        """The job begins; in the event loop."""
-        self._agent = agent
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._wakeup[0], self._wakeup[0].recv, 4096)
-        if self.code is not None:
-            agent.stop(self.code - 128)
-
-    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if signum in _STOPPING and self.code is None:
-            self.code = 128 + signum
-            name = signal.Signals(signum).name
-            self.sentence = f"Stopped by {name}; no rank is left."
-            again = "; press Ctrl-C again to end them sooner" if signum == signal.SIGINT else ""
-            self._later(self._console.note, f"horovodrun: {name} received, the ranks are asked to end{again}.")
-        self._later(self._pass_on, signum)
-
-    def _pass_on(self, signum: int) -> None:
-        assert self._agent is not None
-        if signum in _STOPPING:
-            self._agent.stop(signum)
-        elif signum == signal.SIGTSTP:
-            # Ctrl-Z: the ranks have no terminal of their own, so it is carried to them. SIGCONT wakes all of us.
-            self._agent.forward(signal.SIGSTOP)
-            os.kill(os.getpid(), signal.SIGSTOP)
-        else:
-            self._agent.forward(signum)
-
-    def _later(self, function: Callable[..., object], *arguments: object) -> None:
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the job is over
-                self._loop.call_soon_threadsafe(function, *arguments)
-
-    def _on_broken_in_writer(self, descriptor: int, error: OSError) -> None:
-        self._later(self._on_broken, descriptor, error)
-
-    def _on_broken(self, descriptor: int, error: OSError) -> None:
-        assert self._agent is not None
-        if descriptor not in (1, 2):
-            self._console.note(f"horovodrun: a file of --output-filename cannot be written any more: {error.strerror}.")
-        elif self.code is None:
-            self.code = _PIPE_CLOSED if error.errno == errno.EPIPE else _FAILED
-            stream = "stdout" if descriptor == 1 else "stderr"
-            self.sentence = f"Nobody takes {stream} any more ({error.strerror}), so the ranks were stopped."
-            self._agent.stop(signal.SIGTERM)
 
 
 def _environment(args: argparse.Namespace) -> dict[str, str]:
@@ -287,23 +210,21 @@ def _environment(args: argparse.Namespace) -> dict[str, str]:
 
 def _hosts(args: argparse.Namespace) -> tuple[str, ...]:
     """The host of every rank. ValueError for what can't be, RefusedError for what can't be had."""
-    hosts: tuple[HostSlots, ...] | None = None
-    if args.hosts is not None:
-        hosts = parse_hosts(args.hosts)
-    elif args.hostfile is not None:
-        hosts = parse_hostfile(args.hostfile)
-    elif lsf.present(os.environ) and args.host_discovery_script is None:
-        hosts = lsf.allocated(os.environ)
+    hosts = _named_hosts(args)
     count = args.num_proc or sum(host.slots for host in hosts or ())
     _check_elastic(args, count, len(hosts) if hosts is not None else None)
-    names = fill(hosts or (HostSlots("localhost", count),), count)
-    others = remote(names)
-    if others:
-        raise RefusedError(
-            f"Starting processes on other hosts ({', '.join(others)}) is not available yet: run on this host only, or "
-            "start horovod-coordinator and the processes on each host yourself."
-        )
-    return names
+    return fill(hosts or (HostSlots("localhost", count),), count)
+
+
+def _named_hosts(args: argparse.Namespace) -> tuple[HostSlots, ...] | None:
+    """Those that the command line or a batch system names; None when neither does."""
+    if args.hosts is not None:
+        return parse_hosts(args.hosts)
+    if args.hostfile is not None:
+        return parse_hostfile(args.hostfile)
+    if lsf.present(os.environ) and args.host_discovery_script is None and args.coordinator is None:
+        return lsf.allocated(os.environ)
+    return None
 
 
 def _check_elastic(args: argparse.Namespace, count: int, host_count: int | None) -> None:

@@ -1,4 +1,4 @@
-"""What a person sees while ranks start and join: how many of how many, and which are missing.
+"""What a person sees while hosts connect and ranks start and join: how many of how many, and which are missing.
 
 On a terminal it is a line at the bottom that goes away when the world stands. Elsewhere it is a plain line once the
 start takes long, and then ever less often; with --verbose one for each change. A program that never calls hvd.init()
@@ -43,6 +43,14 @@ def sentence(seen: Seen, hosts: Sequence[str]) -> str:
     )
 
 
+def hosts_sentence(ready: Collection[str], hosts: Sequence[str]) -> str | None:
+    """The same of hosts that are to have an agent; None when all have."""
+    missing = [host for host in hosts if host not in ready]
+    if not missing:
+        return None
+    return f"{len(hosts) - len(missing)} of {len(hosts)} hosts are ready; waiting for {shortened(missing, _MOST_HOSTS)}"
+
+
 def _missing(ranks: Collection[int], hosts: Sequence[str]) -> str:
     by_host: dict[str, list[int]] = {}
     for rank in sorted(ranks):
@@ -76,19 +84,27 @@ class PlainLines:
 
 
 class Progress:
-    """Shows a start on `console`."""
+    """Shows on `console` what ranks are missing, `hosts[rank]` being the rank's host, or anything else that changes."""
 
-    def __init__(self, console: Console, hosts: Sequence[str], *, verbose: bool = False) -> None:
+    def __init__(self, console: Console, hosts: Sequence[str] = (), *, verbose: bool = False) -> None:
         self._console = console
         self._hosts = hosts
         self._lines = PlainLines(every_change=verbose)
 
     async def show(self, look: Callable[[], Seen]) -> None:
         """Until the world stands; cancelled when the job is over."""
+
+        def text() -> str | None:
+            seen = look()
+            return None if seen.formed else sentence(seen, self._hosts)
+
+        await self.show_text(text)
+
+    async def show_text(self, look: Callable[[], str | None]) -> None:
+        """Until there is no more to tell (None)."""
         clock = asyncio.get_running_loop().time
         try:
-            while not (seen := look()).formed:
-                text = sentence(seen, self._hosts)
+            while (text := look()) is not None:
                 if self._console.has_terminal:
                     self._console.status(text)
                 elif line := self._lines.due(text, clock()):

@@ -1,8 +1,9 @@
 """What each rank of `horovod.run` runs, and how the function gets there and the result back.
 
-Both travel in files that have no name (memfd_create(2)): the caller makes them, the ranks inherit their descriptors,
-and the kernel frees them with the last process that holds one. So nothing is left behind, however a process ends, and
-no other user can open them. One file holds the function, and one for each rank its result: complete or not at all.
+On the caller's host both travel in files that have no name (memfd_create(2)): the caller makes them, the ranks inherit
+their descriptors, and the kernel frees them with the last process that holds one. So nothing is left behind, however a
+process ends, and no other user can open them. One file holds the function, and one for each rank its result: complete
+or not at all. Where ranks are on other hosts both travel over the coordinator (coordinator/services/exchange.py).
 """
 
 from __future__ import annotations
@@ -17,13 +18,18 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from horovod.worker.settings import ROWS
+from horovod.worker.settings import ROWS, resolve
+
+if TYPE_CHECKING:
+    import grpc
 
 _LENGTH = struct.Struct("<Q")  # of what follows; 0 until all of it is there
+
+BY_COORDINATOR = "--by-coordinator"  # instead of descriptors
 
 # The program of a rank. Nothing is imported from the current directory before the function runs: a json.py there is
 # the function's business. (Python has -P for that, but only since 3.11.)
@@ -111,16 +117,73 @@ def _pieces(descriptor: int, length: int) -> Iterator[bytes]:
         length, at = length - len(piece), at + len(piece)
 
 
+def no_result(rank: int, host: str) -> str:
+    """The sentence for a rank that ended well and left none."""
+    return (
+        f"Rank {rank} on host {host} ended with exit code 0 before the function returned: there is no result. Does the "
+        "function call sys.exit or os._exit?"
+    )
+
+
+class _Files:
+    """A rank's end on the caller's host."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        self._function, results = int(arguments[0]), arguments[1].split(",")
+        self._result = int(results[int(os.environ[ROWS["rank"].env])])
+        for descriptor in (self._function, self._result):
+            os.set_inheritable(descriptor, False)  # what the function starts is not to hold them
+
+    def fetch(self) -> bytes:
+        content = read(self._function)
+        os.close(self._function)
+        return content
+
+    def deliver(self, content: bytes) -> None:
+        write(self._result, content)
+
+
+class _Coordinator:
+    """A rank's end on another host. Each call has a channel of its own: the function may fork in between."""
+
+    def __init__(self) -> None:
+        self._settings = resolve()
+
+    def fetch(self) -> bytes:
+        from horovod.coordinator.services.exchange import FETCH
+
+        with self._channel() as channel:
+            fetch: Any = channel.unary_stream(FETCH)
+            return b"".join(fetch(b"", **self._options()))
+
+    def deliver(self, content: bytes) -> None:
+        from horovod.coordinator.services.exchange import DELIVER, PIECE_BYTES
+
+        pieces = (content[at : at + PIECE_BYTES] for at in range(0, len(content), PIECE_BYTES))
+        with self._channel() as channel:
+            deliver: Any = channel.stream_unary(DELIVER)
+            deliver(pieces, **self._options())
+
+    def _channel(self) -> grpc.Channel:
+        from horovod.worker.runtime.channel import open_channel
+        from horovod.worker.runtime.tls import ClientTls
+
+        assert self._settings.coordinator is not None
+        return open_channel(self._settings.coordinator, ClientTls.of(self._settings))
+
+    def _options(self) -> dict[str, Any]:
+        from horovod.coordinator.services.exchange import JOB, RANK
+
+        metadata = [(JOB, self._settings.job), (RANK, str(self._settings.rank))]
+        metadata.append(("authorization", f"Bearer {self._settings.token}"))
+        return {"metadata": metadata, "wait_for_ready": True, "timeout": self._settings.progress_timeout_seconds}
+
+
 def main(arguments: list[str]) -> int:
     """Runs the function; the exit code."""
-    function_file, results = int(arguments[0]), arguments[1].split(",")
-    result_file = int(results[int(os.environ[ROWS["rank"].env])])
-    for descriptor in (function_file, result_file):
-        os.set_inheritable(descriptor, False)  # what the function starts is not to hold them
+    way = _Coordinator() if arguments == [BY_COORDINATOR] else _Files(arguments)
     try:
-        content = read(function_file)
-        os.close(function_file)
-        stream = io.BytesIO(content)
+        stream = io.BytesIO(way.fetch())
         own = pickle.load(stream)  # noqa: S301
         if not getattr(sys.flags, "safe_path", False):  # from here on the current directory comes first, as ever
             sys.path.insert(0, os.getcwd())
@@ -132,5 +195,5 @@ def main(arguments: list[str]) -> int:
         # A peer that noticed may end first and have this rank stopped, which must not cut its account short.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         result = Result(b"", f"{type(error).__name__}: {error}", traceback.format_exc(), at_s)
-    write(result_file, pickle.dumps(astuple(result)))  # a tuple: the class is another one to each side
+    way.deliver(pickle.dumps(astuple(result)))  # a tuple: the class is another one to each side
     return 0 if result.error is None else 1

@@ -10,10 +10,10 @@
 
 namespace horovod::cuda {
 
-// Of one device, for all process sets together: one that stages takes what it needs and waits for nobody (two that
-// waited for each other's buffers, on two ranks in two orders, would wait for ever), and gives it back when it rests.
-// So no more is held than what has worked at the same time. None of it is freed before the end: the driver may wait
-// then for all that runs on the device, also for what waits for another rank.
+// The page-locked buffers of one device, for all process sets together. A backend takes as many as it needs without
+// waiting for others to give theirs back (two that waited for each other, on two ranks in two orders, would deadlock),
+// and gives them back when it rests. So there are as many as were ever in use at once. None is freed before the end: to
+// free one, CUDA's driver may wait for all work on the device, also for work that waits for another rank.
 class PinnedPool {
  public:
   PinnedPool(std::shared_ptr<Device> device, size_t buffer_bytes)

@@ -27,7 +27,7 @@ class Step {
         part.on_device->ready = after->operations_[i].on_device->finished;
         part.on_device->ready_number = 0;
       }
-      // Whoever runs it keeps the engine's own memory until it has passed.
+      // The path that runs this part keeps the engine's own memory until the device is done with it.
       for (const OutputBuffer& output : whole[i]->outputs) part.outputs.emplace_back().on_device = output.on_device;
       batch_.push_back(&part);
     }
@@ -57,6 +57,7 @@ class AdasumPath final : public DevicePath {
     return finish(batch, spread);
   }
 
+  bool has(OpType type) const override { return type == OpType::allreduce; }
   bool busy() const override {
     const AdasumSteps steps = made();
     return (steps.within && steps.within->busy()) || (steps.between && steps.between->busy());

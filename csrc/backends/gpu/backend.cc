@@ -20,7 +20,6 @@ constexpr size_t kMostNotes = 32;
 constexpr unsigned bit(OpType type) { return 1u << static_cast<unsigned>(type); }
 
 bool is_adasum(const OpSpec& spec) { return spec.type == OpType::allreduce && spec.reduce_op == ReduceOp::adasum; }
-bool reduces(const OpSpec& spec) { return spec.type == OpType::allreduce || spec.type == OpType::reducescatter; }
 
 // What a member has, as it tells the others.
 struct Offer {
@@ -117,6 +116,7 @@ class GpuBackend final : public DeviceBackend {
     return status;
   }
 
+  bool has(OpType type) const override { return staging_->has(type); }
   bool busy() const override { return (nccl_ && (nccl_->busy() || adasum_->busy())) || staging_->busy(); }
 
   Status tend() override {
@@ -162,7 +162,8 @@ class GpuBackend final : public DeviceBackend {
   std::string obstacle_to_nccl(const OpSpec& spec) const {
     if (!nccl_ || agreed_.nccl_version == 0) return agreed_.obstacle;
     if ((agreed_.host_operations & bit(spec.type)) != 0) return "it was asked for (HOROVOD_GPU_OPERATIONS)";
-    if (!reduces(spec)) return {};
+    if (!nccl_->has(spec.type)) return std::string("NCCL has no ") + name_of(spec.type);
+    if (!traits_of(spec.type).reduces) return {};
     for (size_t t = 0; t < spec.tensors.size(); ++t) {
       const DType dtype = spec.tensors[t].dtype;
       if (t > 0 && dtype == spec.tensors[t - 1].dtype) continue;

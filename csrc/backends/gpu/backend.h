@@ -19,7 +19,7 @@ namespace horovod {
 struct GpuOptions {
   Config config;
   std::string scope;  // "the global process set", for messages
-  // Something that somebody who looks for it should find in a log, once; worth_saying: or everybody should.
+  // Puts a sentence into the log, once, for a person who looks for it; worth_saying: shown to every user.
   std::function<void(bool worth_saying, std::string sentence)> note;
   // Ends the epoch for all of this process's communicators, without waiting for any of them.
   std::function<void(const Status&)> failed;

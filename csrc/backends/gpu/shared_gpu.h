@@ -25,8 +25,13 @@ struct SharedGpu {
                      SharedGpu& gpu);
 };
 
-// Bits by OpType, of those that have tensors.
-inline constexpr unsigned kAllOperations = (1u << static_cast<unsigned>(OpType::barrier)) - 1;
+// Bits by OpType, of those that take tensors on a GPU.
+constexpr unsigned all_operations() {
+  unsigned bits = 0;
+  for (int type = 0; type < kOpTypeCount; ++type) bits |= kOpTraits[type].on_device ? 1u << type : 0u;
+  return bits;
+}
+inline constexpr unsigned kAllOperations = all_operations();
 
 namespace nccl {
 struct Library;

@@ -24,6 +24,12 @@ struct Queued {
   int64_t turn_us = 0;  // when `turn` was seen to have passed
 };
 
+constexpr Functions<Run&> kFunctions = functions<Run&>({{OpType::allreduce, nccl::allreduce},
+                                                        {OpType::allgather, nccl::allgather},
+                                                        {OpType::broadcast, nccl::broadcast},
+                                                        {OpType::alltoall, nccl::alltoall},
+                                                        {OpType::reducescatter, nccl::reducescatter}});
+
 class NcclBackend final : public DevicePath {
  public:
   NcclBackend(const nccl::Library& library, std::shared_ptr<cuda::Device> device, nccl::Peers peers,
@@ -47,6 +53,7 @@ class NcclBackend final : public DevicePath {
 
   Status run(Batch batch) override { return queue(batch, batches_++ % streams_.size()); }
 
+  bool has(OpType type) const override { return horovod::has(kFunctions, type); }
   bool busy() const override { return queued_count_.load(std::memory_order_relaxed) > 0; }
 
   Status tend() override {
@@ -177,8 +184,7 @@ class NcclBackend final : public DevicePath {
       return failed.ok() ? kept : failed;
     };
     Run run{*comm, peers_, alone, {pack_rule_, *copier_, buffers_[turn]}};
-    const Status dispatched = dispatch(batch[0]->spec.type, run, batch, nccl::allreduce, nccl::allgather,
-                                       nccl::broadcast, nccl::alltoall, nccl::reducescatter);
+    const Status dispatched = dispatch<Run&>(kFunctions, run, batch);
     const Status recorded = device_->record(stream, queued.finished);
     if (run.packing.used) {  // also by half of a batch that failed
       const std::lock_guard<std::mutex> lock(mutex_);

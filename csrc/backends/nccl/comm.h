@@ -1,5 +1,5 @@
 // One communicator of NCCL with the stream that its operations run on. No call blocks the host: NCCL answers "in
-// progress", and whoever needs the outcome looks again, watching its peers meanwhile.
+// progress", and a caller that needs the outcome looks again, watching its peers meanwhile.
 #pragma once
 
 #include <cstddef>

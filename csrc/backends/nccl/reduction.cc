@@ -56,6 +56,29 @@ bool nccl_type(DType dtype, DataType& type) {
   return false;
 }
 
+// False for what NCCL does not compute; that goes through the host's memory.
+bool nccl_op(ReduceOp op, int& found) {
+  switch (op) {
+    case ReduceOp::average:
+      found = kAverage;
+      return true;
+    case ReduceOp::sum:
+      found = kSum;
+      return true;
+    case ReduceOp::min:
+      found = kMin;
+      return true;
+    case ReduceOp::max:
+      found = kMax;
+      return true;
+    case ReduceOp::product:
+      found = kProduct;
+      return true;
+    default:
+      return false;
+  }
+}
+
 // One of the type, times the value: rounded as the kernels round.
 uint64_t bits_of(DType dtype, double value) {
   uint64_t bits = 0;
@@ -111,16 +134,13 @@ Status plan_reduction(const OpSpec& spec, DType dtype, int size, ReductionPlan& 
       (size & (size - 1)) != 0) {
     return refused("divides by " + std::to_string(size) + " in the precision of " + name_of(dtype));
   }
-  if (op == ReduceOp::adasum) {
-    return refused("does not compute Adasum");
-  }
+  if (!nccl_op(op, plan.op)) return refused(std::string("does not compute ") + name_of(op));
   if (dtype == DType::boolean) {  // bytes of 0 and 1; factors mean nothing
     plan.op = op == ReduceOp::sum || op == ReduceOp::max ? kMax : kMin;
     return {};
   }
   const bool sum = op == ReduceOp::sum || op == ReduceOp::average;
   const bool average = op == ReduceOp::average;
-  plan.op = average ? kAverage : sum ? kSum : op == ReduceOp::min ? kMin : op == ReduceOp::max ? kMax : kProduct;
   if (spec.prescale == 1.0 && spec.postscale == 1.0) return {};
   if (!is_floating(dtype)) {
     return refused("can't multiply " + std::string(name_of(dtype)) + " by a fraction");

@@ -21,6 +21,13 @@ struct Queued {
   int64_t since_us = 0;
 };
 
+constexpr Functions<staging::Run&> kFunctions =
+    functions<staging::Run&>({{OpType::allreduce, staging::allreduce},
+                              {OpType::allgather, staging::allgather},
+                              {OpType::broadcast, staging::broadcast},
+                              {OpType::alltoall, staging::alltoall},
+                              {OpType::reducescatter, staging::reducescatter}});
+
 class StagingBackend final : public DevicePath {
  public:
   StagingBackend(std::shared_ptr<cuda::PinnedPool> pool, DataPlane plane, cuda::Peers peers,
@@ -36,6 +43,7 @@ class StagingBackend final : public DevicePath {
     return status;
   }
 
+  bool has(OpType type) const override { return horovod::has(kFunctions, type); }
   bool busy() const override { return queued_count_.load(std::memory_order_relaxed) > 0; }
 
   Status tend() override {
@@ -54,7 +62,8 @@ class StagingBackend final : public DevicePath {
     return {};
   }
 
-  // Whoever runs a batch here waits for all that there is to wait for, and its slots must not be given back meanwhile.
+  // run() itself waits for all of its work but the last copies, which depend on no peer. And tend() must not be called
+  // here: it would give the slots back that run() is using.
   Status watch() override { return {}; }
 
   // Nothing on the device waits for a peer: copies that are queued come to their end.
@@ -70,8 +79,7 @@ class StagingBackend final : public DevicePath {
     staging::Run run{pipeline_, plane_, peers_, queued.name};
     const OpSpec& spec = batch[0]->spec;
     const bool adasum = spec.type == OpType::allreduce && spec.reduce_op == ReduceOp::adasum;
-    HVD_TRY(dispatch(spec.type, run, batch, adasum ? staging::adasum : staging::allreduce, staging::allgather,
-                     staging::broadcast, staging::alltoall, staging::reducescatter));
+    HVD_TRY(adasum ? staging::adasum(run, batch) : dispatch<staging::Run&>(kFunctions, run, batch));
     const cuda::Stream& up = *pipeline_.up();
     HVD_TRY(up.device().record(up.handle(), queued.finished));
     for (Operation* operation : batch) {

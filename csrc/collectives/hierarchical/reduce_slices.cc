@@ -1,7 +1,7 @@
-// Slices are cut into parts, and part b of every slice makes up block b. A block goes through five steps:
+// Slices are cut into chunks, and chunk b of every slice makes up block b. A block goes through five steps:
 //
 //   post     each member copies what others of its host reduce into its staging slot (prescaled)
-//   combine  for each slice one member of each host, the counterpart of the slice's owner, reduces the part over its
+//   combine  for each slice one member of each host, the counterpart of the slice's owner, reduces the chunk over its
 //            host and sends the result to the owner
 //   settle   the owner reduces the hosts' results into its output, in the order of the hosts, and sends them to its
 //            counterparts on the other hosts
@@ -32,13 +32,13 @@ using mesh::Slice;
 constexpr int64_t kSettleLag = 1;
 constexpr int64_t kPublishLag = 2;
 constexpr int64_t kLine = 64;  // bytes; members never write the same cache line of a slot
-// Of all slices together a block has at most so many bytes, so that what is staged stays in the caches; but a part is
+// Of all slices together a block has at most so many bytes, so that what is staged stays in the caches; but a chunk is
 // worth a frame, and no more than what fills a wire. Where a slice is larger than kMuchBytes the first and the last
 // blocks are small, for the wire idles while the first is combined and while the last is collected: they begin with the
-// least part and double.
+// least chunk and double.
 constexpr int64_t kBlockBytes = 16 * packets::kBytes;
-constexpr int64_t kLeastPartBytes = packets::kBytes / 2;
-constexpr int64_t kMostPartBytes = 2 * packets::kBytes;
+constexpr int64_t kLeastChunkBytes = packets::kBytes / 2;
+constexpr int64_t kMostChunkBytes = 2 * packets::kBytes;
 constexpr int64_t kMuchBytes = 1 << 20;
 
 class Reducer {
@@ -70,7 +70,7 @@ class Reducer {
 
  private:
   bool works_for(int owner) const { return hosts_.counterpart(host_, owner) == me_; }
-  Slice part(int owner, int64_t block) const {
+  Slice chunk(int owner, int64_t block) const {
     const Slice& slice = slices_[owner];
     const auto at = [&](int64_t index) {
       return std::min(slice.begin + bounds_[static_cast<size_t>(index)], slice.end);
@@ -91,17 +91,17 @@ class Reducer {
   size_t places() const { return static_cast<size_t>(hosts_.count()) + (gathers() ? 0 : mine_.size()); }
   std::byte* scratch(int64_t block, size_t index) const {
     const size_t place = static_cast<size_t>(block % (kSettleLag + 1)) * places() + index;
-    return scratch_.get() + place * static_cast<size_t>(part_ * item_);
+    return scratch_.get() + place * static_cast<size_t>(chunk_ * item_);
   }
   std::byte* in_slot(int place, uint64_t round, int owner) const {
-    return region_->wide_slot(place, round) + owner * part_ * item_;
+    return region_->wide_slot(place, round) + owner * chunk_ * item_;
   }
 
   void cut(int64_t longest);
   Status run_blocks();
   Status post(int64_t block);
   Status combine(int64_t block);
-  void combine_part(int64_t block, size_t index);
+  void combine_chunk(int64_t block, size_t index);
   Status settle(int64_t block);
   Status publish(int64_t block);
   Status collect(int64_t block);
@@ -119,7 +119,7 @@ class Reducer {
   const std::vector<int>& local_;  // the members of this host; places in it are ranks in the region
   std::vector<int> mine_;          // owners of the slices that this member works for
   std::vector<int64_t> bounds_;    // where in a slice blocks begin, and where the last one ends; elements
-  int64_t part_ = 0;               // elements of the largest part
+  int64_t chunk_ = 0;              // elements of the largest chunk
   std::unique_ptr<std::byte[]> scratch_;
   std::vector<const void*> inputs_;                                     // of the kernel
   uint64_t posted_ = 0;                                                 // round of the last post
@@ -130,17 +130,17 @@ class Reducer {
   Flight rest_;
 };
 
-// Into blocks; a function of what all members agree on.
+// Cuts the slices into blocks. Depends only on what all members have agreed on, so all of them cut alike.
 void Reducer::cut(int64_t longest) {
   const int64_t line = kLine / item_;
   const int64_t fitting = slot_bytes_ / mesh_.size() / kLine * kLine;
-  const int64_t wanted = std::clamp(kBlockBytes / mesh_.size() / kLine * kLine, kLeastPartBytes, kMostPartBytes);
+  const int64_t wanted = std::clamp(kBlockBytes / mesh_.size() / kLine * kLine, kLeastChunkBytes, kMostChunkBytes);
   const int64_t most_bytes = std::min(fitting, packets::whole(wanted));
   const int64_t most = most_bytes / item_;
   std::vector<int64_t> ends;  // sizes of the small blocks at the beginning; those at the end are the same, reversed
   int64_t middle = longest;
   if (longest * item_ > kMuchBytes) {
-    for (int64_t size = kLeastPartBytes / item_; size < most && 2 * size + most <= middle; size *= 2) {
+    for (int64_t size = kLeastChunkBytes / item_; size < most && 2 * size + most <= middle; size *= 2) {
       ends.push_back(size);
       middle -= 2 * size;
     }
@@ -152,10 +152,10 @@ void Reducer::cut(int64_t longest) {
   for (int64_t i = 1; i < count; ++i) bounds_.push_back(bounds_.back() + whole);
   const int64_t last = middle - (count - 1) * whole;
   bounds_.push_back(bounds_.back() + last);
-  part_ = std::max(count > 1 ? whole : 0, (last + line - 1) / line * line);
+  chunk_ = std::max(count > 1 ? whole : 0, (last + line - 1) / line * line);
   std::reverse(ends.begin(), ends.end());
   for (const int64_t size : ends) bounds_.push_back(bounds_.back() + size);
-  for (const int64_t size : ends) part_ = std::max(part_, size);
+  for (const int64_t size : ends) chunk_ = std::max(chunk_, size);
 }
 
 Status Reducer::run_blocks() {
@@ -165,7 +165,7 @@ Status Reducer::run_blocks() {
   cut(longest);
   const int64_t blocks = std::ssize(bounds_) - 1;
   const auto depth = static_cast<size_t>(std::min(blocks, kSettleLag + 1));
-  scratch_.reset(new (std::nothrow) std::byte[depth * places() * static_cast<size_t>(part_ * item_)]);
+  scratch_.reset(new (std::nothrow) std::byte[depth * places() * static_cast<size_t>(chunk_ * item_)]);
   if (!scratch_) return {Code::internal, "There is not enough memory for a reduction's scratch space."};
   const auto exists = [&](int64_t block) { return block >= 0 && block < blocks; };
   const int64_t steps = blocks + (gathers() ? kPublishLag + 1 : kSettleLag);
@@ -188,7 +188,7 @@ Status Reducer::post(int64_t block) {
   for (int i = 0; i < mesh_.size(); ++i) {
     const int owner = (me_ + 1 + i) % mesh_.size();
     if (works_for(owner)) continue;
-    const Slice slice = part(owner, block);
+    const Slice slice = chunk(owner, block);
     std::byte* place = in_slot(region_->rank(), posted_, owner);
     slice.list->visit(slice.begin, slice.end, [&](const std::byte* input, std::byte*, int64_t count, int64_t offset) {
       if (scaled) {
@@ -206,7 +206,7 @@ Status Reducer::post(int64_t block) {
 Status Reducer::combine(int64_t block) {
   const auto turn = static_cast<size_t>(block % (kSettleLag + 1));
   HVD_TRY(mesh_.finish(sends_[turn]));  // its memory is used again
-  const Slice own = part(me_, block);
+  const Slice own = chunk(me_, block);
   std::vector<Transfer> receives;
   for (int host = 0; host < hosts_.count(); ++host) {
     if (host != host_) receives.push_back({hosts_.counterpart(host, me_), {{arrived(block, host), bytes(own)}}});
@@ -214,9 +214,9 @@ Status Reducer::combine(int64_t block) {
   HVD_TRY(mesh_.start({}, receives, arrivals_[turn]));
   if (region_) HVD_TRY(region_->await(Phase::posted, posted_ + 1));
   for (size_t index = 0; index < mine_.size(); ++index) {
-    combine_part(block, index);
+    combine_chunk(block, index);
     if (hosts_.host(mine_[index]) == host_) continue;
-    const Slice theirs = part(mine_[index], block);
+    const Slice theirs = chunk(mine_[index], block);
     Transfer send{mine_[index], {}};
     if (gathers()) {
       theirs.list->outputs(theirs.begin, theirs.end, send.pieces);
@@ -229,10 +229,11 @@ Status Reducer::combine(int64_t block) {
   return {};
 }
 
-// What all members of this host contribute to a part, in rank order; rounded, so that it does not matter who computes.
-void Reducer::combine_part(int64_t block, size_t index) {
+// Reduces what all members of this host contribute to a chunk, in rank order, and rounds it: so it does not matter
+// which member computes it.
+void Reducer::combine_chunk(int64_t block, size_t index) {
   const int owner = mine_[index];
-  const Slice slice = part(owner, block);
+  const Slice slice = chunk(owner, block);
   const bool scaled = reduction_.prescale != 1.0 && reduction_.dtype != DType::boolean;
   inputs_.resize(local_.size());
   slice.list->visit(
@@ -256,7 +257,7 @@ void Reducer::combine_part(int64_t block, size_t index) {
 Status Reducer::settle(int64_t block) {
   HVD_TRY(mesh_.finish(arrivals_[static_cast<size_t>(block % (kSettleLag + 1))]));
   const size_t own = static_cast<size_t>(std::find(mine_.begin(), mine_.end(), me_) - mine_.begin());
-  const Slice slice = part(me_, block);
+  const Slice slice = chunk(me_, block);
   inputs_.resize(static_cast<size_t>(hosts_.count()));
   slice.list->visit(slice.begin, slice.end, [&](const std::byte*, std::byte* output, int64_t count, int64_t offset) {
     for (int host = 0; host < hosts_.count(); ++host) {
@@ -274,7 +275,7 @@ Status Reducer::settle(int64_t block) {
   }
   for (const int owner : mine_) {
     if (hosts_.host(owner) == host_) continue;
-    const Slice theirs = part(owner, block);
+    const Slice theirs = chunk(owner, block);
     theirs.list->outputs(theirs.begin, theirs.end, receives.emplace_back(Transfer{owner, {}}).pieces);
   }
   // The owner's result overwrites nothing that is still needed: it comes after the owner has what was made of it.
@@ -288,7 +289,7 @@ Status Reducer::publish(int64_t block) {
   published_ = region_->take_rounds(1);
   HVD_TRY(region_->await_wide_slot(published_));
   for (const int owner : mine_) {
-    const Slice slice = part(owner, block);
+    const Slice slice = chunk(owner, block);
     std::byte* place = in_slot(region_->rank(), published_, owner);
     slice.list->visit(slice.begin, slice.end, [&](const std::byte*, std::byte* output, int64_t count, int64_t offset) {
       std::memcpy(place + offset * item_, output, static_cast<size_t>(count * item_));
@@ -305,7 +306,7 @@ Status Reducer::collect(int64_t block) {
     HVD_TRY(region_->await(place, Phase::posted, published_ + 1));
     for (int owner = 0; owner < mesh_.size(); ++owner) {
       if (hosts_.counterpart(host_, owner) != local_[static_cast<size_t>(place)]) continue;
-      const Slice slice = part(owner, block);
+      const Slice slice = chunk(owner, block);
       const std::byte* result = in_slot(place, published_, owner);
       slice.list->visit(slice.begin, slice.end,
                         [&](const std::byte*, std::byte* output, int64_t count, int64_t offset) {

@@ -18,7 +18,7 @@ constexpr int64_t kChunkBytes = 4 * packets::kBytes;
 constexpr int kFlatMembers = 8;
 constexpr int64_t kWindow = 4;  // chunks that a member expects at the same time
 
-// Who passes the data on to whom, as distances from the root.
+// From which member one receives, and to which it sends, as distances from the root.
 struct Tree {
   int parent = -1;
   std::vector<int> children;

@@ -112,8 +112,8 @@ Status Reducer::start_scatter(int64_t index) {
   return mesh_.start(sends, {}, flow_ == Flow::replicate ? arrival : rest_);
 }
 
-// What a member sends here lies where this member's own input of that slice lay (in place), which it has received by
-// then.
+// Receives the other members' results. In an in-place operation they overwrite this member's inputs of their slices,
+// which those members have received by then.
 Status Reducer::start_gather(int64_t index) {
   std::vector<Transfer> sends, receives;
   const Slice mine = chunk(slices_[mesh_.rank()], index);

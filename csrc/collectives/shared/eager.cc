@@ -138,8 +138,6 @@ void run_broadcast(Region& region, Operation& operation, uint32_t id, uint32_t g
 bool is_eager(const OpSpec& spec, uint32_t id, int size) {
   if (id >= kEagerIds || spec.device != DeviceKind::cpu) return false;
   switch (spec.type) {
-    case OpType::barrier:
-      return false;
     case OpType::allgather:
     case OpType::alltoall:
       return counts_of(spec, size) <= kMaxCounts;
@@ -147,6 +145,8 @@ bool is_eager(const OpSpec& spec, uint32_t id, int size) {
     case OpType::broadcast:
     case OpType::reducescatter:
       break;
+    default:
+      return false;
   }
   if (spec.reduce_op == ReduceOp::adasum) return false;
   return spec.uniform_dtype() && spec.bytes() <= kEagerBytes;

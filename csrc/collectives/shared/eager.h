@@ -16,7 +16,7 @@
 
 namespace horovod::shared {
 
-// Whether the operation leaves something in its cell. A function of what all members agreed on, so all decide alike.
+// Whether the operation leaves something in its cell. Depends only on what all members agreed on, so all decide alike.
 bool is_eager(const OpSpec& spec, uint32_t id, int size);
 
 // Before the arrival of generation `generation`: this member's bytes into its cell.

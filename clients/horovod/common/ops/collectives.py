@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any, Final, Generic, TypeVar
 
-from horovod._core import Handle, OpSpec, OpType
-from horovod.common.basics import Adasum, Average, Max, Min, Product, Sum
+from horovod._core import OP_TRAITS, Handle, OpSpec, OpType
+from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.ops.framework import Framework
 from horovod.common.ops.specs import check_reduction, reduction, set_number, set_size, spec
@@ -22,7 +22,8 @@ from horovod.worker.runtime.context import current
 
 T = TypeVar("T")
 
-ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = map(int, OpType)
+ALLREDUCE, ALLGATHER, BROADCAST = int(OpType.ALLREDUCE), int(OpType.ALLGATHER), int(OpType.BROADCAST)
+ALLTOALL, REDUCESCATTER, BARRIER = int(OpType.ALLTOALL), int(OpType.REDUCESCATTER), int(OpType.BARRIER)
 
 # The usual ones: a small tensor notices a look into a cache.
 SUM_OF_ALL: Final = OpSpec(ALLREDUCE, op=Sum)
@@ -233,9 +234,46 @@ class Collectives(Generic[T]):
     def _refuse_scatter(op: int) -> None:
         if op == Adasum:
             raise NotImplementedError("Reducescatter does not support op=hvd.Adasum. Use hvd.Average or hvd.Sum.")
-        if op in (Min, Max, Product):
-            raise HorovodInternalError("Reducescatter supports op=hvd.Average and op=hvd.Sum only.")
         check_reduction(op, None, global_process_set, "Reducescatter")
+        raise HorovodInternalError("Reducescatter supports op=hvd.Average and op=hvd.Sum only.")
+
+    # -- types without calls of their own ------------------------------------------------------------------------------
+    def run(
+        self, kind: OpType, tensor: T, name: str | None, process_set: ProcessSet, root: int = 0, op: int = Sum
+    ) -> T:
+        """Any type of operation of one tensor, by its traits (csrc/collectives/op_types.h); a new tensor."""
+        made, wire = self._any(kind, name, process_set, root, op)
+        if OP_TRAITS[kind.name]["allocates"]:
+            return self._run_to_adopt(made, wire, tensor)
+        output = self._allocate(tensor)
+        if UNDECIDED:
+            before_waiting()
+        current().engine.run(made, wire, ((tensor, output),), (tensor, output), self._reader)
+        return output
+
+    def start(
+        self, kind: OpType, tensor: T, name: str | None, process_set: ProcessSet, root: int = 0, op: int = Sum
+    ) -> Handle:
+        made, wire = self._any(kind, name, process_set, root, op)
+        if OP_TRAITS[kind.name]["allocates"]:
+            return self._start_to_adopt(made, wire, tensor)
+        output = self._allocate(tensor)
+        return current().engine.submit(
+            made, wire, ((tensor, output),), (output, tensor), self._reader, None, lambda _: output
+        )
+
+    @staticmethod
+    def _any(kind: OpType, name: str | None, process_set: ProcessSet, root: int, op: int) -> tuple[OpSpec, str]:
+        operation = kind.name.capitalize()
+        traits = OP_TRAITS[kind.name]
+        wire = f"{kind.name.lower()}.{'noname' if name is None else name}"
+        if traits["rooted"]:
+            return spec(kind, check_root(root, process_set, operation), root), wire
+        number = set_number(process_set, operation)
+        if traits["reduces"]:
+            check_reduction(op, None, process_set, operation)
+            return reduction(kind, op, 1.0, 1.0, number), wire
+        return spec(kind, number), wire
 
     # -- results whose size only the engine knows ----------------------------------------------------------------------
     def _run_to_adopt(self, made: Any, wire: str, tensor: T) -> T:
@@ -266,17 +304,17 @@ def join(device: int) -> int:
     return current().engine.join(device)
 
 
-def check_root(root_rank: int, process_set: ProcessSet) -> int:
+def check_root(root_rank: int, process_set: ProcessSet, operation: str = "Broadcast") -> int:
     """The number of the process set; ValueError unless `root_rank` is one of its ranks."""
-    number = set_number(process_set, "Broadcast")
+    number = set_number(process_set, operation)
     size = current().world.size
     if not (isinstance(root_rank, (int, Integral)) and 0 <= root_rank < size):
         raise ValueError(
-            f"Broadcast: root_rank {root_rank!r} is not a rank of this world: ranks go from 0 to {size - 1}."
+            f"{operation}: root_rank {root_rank!r} is not a rank of this world: ranks go from 0 to {size - 1}."
         )
     if number and root_rank not in (process_set.ranks or ()):
         raise ValueError(
-            f"Broadcast: root_rank {root_rank} is not a member of the provided process set "
+            f"{operation}: root_rank {root_rank} is not a member of the provided process set "
             f"(ranks {process_set.ranks}); root_rank is a global rank."
         )
     return number

@@ -6,12 +6,13 @@ import functools
 import warnings
 from typing import Final
 
-from horovod._core import DType, OpSpec
-from horovod.common.basics import Adasum, Average, Max, Min, Product, Sum
+from horovod._core import DType, OpSpec, ReduceOp
+from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.worker.runtime.context import current
 
-_REDUCTIONS: Final = frozenset((Average, Sum, Min, Max, Product))
+_REDUCTIONS: Final = frozenset(ReduceOp) - {ReduceOp.ADASUM}
+_NAMES: Final = ", ".join(op.name.capitalize() for op in ReduceOp)
 _FLOATING: Final = frozenset(dtype for dtype in DType if "FLOAT" in dtype.name)
 
 
@@ -60,7 +61,7 @@ def check_reduction(op: int, dtype: int | None, process_set: ProcessSet, operati
         if dtype not in _FLOATING:
             raise ValueError(f"{operation}: hvd.Adasum needs a floating-point tensor.")
     elif op not in _REDUCTIONS:
-        raise ValueError(f"{operation}: op={op!r} is not one of hvd.Average, Sum, Adasum, Min, Max, Product.")
+        raise ValueError(f"{operation}: op={op!r} is not one of hvd.{_NAMES}.")
 
 
 def set_number(process_set: ProcessSet, operation: str) -> int:

@@ -11,14 +11,21 @@
 namespace horovod::gloo_plugin {
 namespace {
 
+constexpr Functions<Run> kFunctions = functions<Run>({{OpType::allreduce, allreduce},
+                                                      {OpType::allgather, allgather},
+                                                      {OpType::broadcast, broadcast},
+                                                      {OpType::alltoall, alltoall},
+                                                      {OpType::reducescatter, reducescatter}});
+
 class GlooBackend final : public Backend {
  public:
   GlooBackend(Mesh& mesh, AbortSignal& abort) : context_(std::make_shared<MeshContext>(mesh, abort)) {}
 
+  bool has(OpType type) const override { return horovod::has(kFunctions, type); }
+
   Status run(Batch batch) override {
     try {
-      return dispatch(batch[0]->spec.type, {context_, next_tag_}, batch, allreduce, allgather, broadcast, alltoall,
-                      reducescatter);
+      return dispatch<Run>(kFunctions, {context_, next_tag_}, batch);
     } catch (const MeshError& error) {
       return error.status;
     } catch (const std::exception& error) {

@@ -1,0 +1,281 @@
+"""What a launcher asks of a coordinator with agents: submit, follow, signal, list; at whichever address answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc
+
+from horovod.protos.v1 import jobs_pb2
+from horovod.protos.v1.jobs_pb2_grpc import JobsStub
+from horovod.worker.agent.feed import OUTPUT_COST
+from horovod.worker.agent.log import STREAMS
+from horovod.worker.agent.output import Console
+from horovod.worker.runtime.channel import explain, open_aio_channel, waiting_helps
+from horovod.worker.runtime.tls import ClientTls
+from horovod.worker.runtime.token import Credential, given_token
+from horovod.worker.setting import split_address
+from horovod.worker.settings import resolve
+from horovod.worker.words import printable
+
+PATIENCE_S = 60.0  # without any coordinator that answers
+_RETRY_S = 0.2
+_ATTEMPT_S = 10.0
+_ACK_BYTES = 128 << 10
+OVER = (jobs_pb2.JOB_STATE_SUCCEEDED, jobs_pb2.JOB_STATE_FAILED, jobs_pb2.JOB_STATE_STOPPED)
+
+Answer = TypeVar("Answer")
+
+
+class ClusterError(RuntimeError):
+    """The coordinator refuses, or none answers. The text is a sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """Where coordinators are and what to show to them."""
+
+    addresses: Sequence[str]
+    token: str | None = field(default=None, repr=False)
+    tls: ClientTls | None = None
+
+    @classmethod
+    def of(cls, addresses: Sequence[str], environ: Mapping[str, str]) -> Access:
+        """With the token and the files that the environment names. ValueError or StartError with a sentence."""
+        settings = resolve(environ)
+        return cls(addresses, given_token(settings), ClientTls.of(settings))
+
+
+class ClusterClient:
+    """`async with ClusterClient(access) as cluster:`"""
+
+    def __init__(self, access: Access, patience_s: float = PATIENCE_S) -> None:
+        self._addresses = list(access.addresses)
+        self._tls = access.tls
+        self._credentials = [Credential(address, access.token) for address in access.addresses]
+        self._channels: dict[int, grpc.aio.Channel] = {}
+        self._preferred = 0
+        self._patience_s = patience_s
+
+    async def __aenter__(self) -> ClusterClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def submit(self, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord:
+        """Not repeated when it is uncertain whether it arrived: nobody wants a job twice."""
+        return await self._ask(lambda stub, more: stub.Submit(spec, **more), repeat=False)
+
+    async def signal(self, job: str, signum: int, stop: bool = True) -> jobs_pb2.JobRecord:
+        request = jobs_pb2.SignalRequest(job=job, signal=signum, stop=stop)
+        return await self._ask(lambda stub, more: stub.Signal(request, **more))
+
+    async def listing(self, most: int = 0) -> jobs_pb2.Listing:
+        return await self._ask(lambda stub, more: stub.List(jobs_pb2.ListRequest(most=most), **more))
+
+    async def follow(
+        self,
+        request: jobs_pb2.Open,
+        changed: Callable[[jobs_pb2.JobRecord], None],
+        output: Callable[[jobs_pb2.Output], Awaitable[None]],
+    ) -> None:
+        """Until the job is over and all its output was taken. Goes on at another coordinator where one is lost.
+
+        output: may take its time; the ranks wait when it is slow.
+        """
+        positions = {one.rank: one.position for one in getattr(request, "from")}
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._patience_s
+        while True:
+            del getattr(request, "from")[:]
+            for rank, position in positions.items():
+                getattr(request, "from").add(rank=rank, position=position)
+            call: Any = None
+            try:
+                stub, more = self._stub()
+                call = stub.Follow(metadata=more["metadata"])
+                await call.write(jobs_pb2.FollowMessage(open=request))
+                owed: dict[int, list[int]] = {}
+                while (event := await call.read()) is not grpc.aio.EOF:
+                    give_up_at = loop.time() + self._patience_s
+                    if event.HasField("ended"):
+                        return
+                    if event.HasField("record"):
+                        changed(event.record)
+                        continue
+                    await output(event.output)
+                    await self._acknowledge(call, event.output, owed)
+                    positions[event.output.rank] = event.output.position
+                code, details = await call.code(), await call.details()
+                self._judge(code, details or "")
+            except grpc.aio.AioRpcError as error:
+                self._judge(error.code(), error.details() or "")
+            except asyncio.InvalidStateError:
+                pass
+            finally:
+                if call is not None:
+                    call.cancel()
+            if loop.time() > give_up_at:
+                raise ClusterError(
+                    f"No coordinator answers at {', '.join(self._addresses)} since {self._patience_s:g} s. The job "
+                    f"goes on without this launcher: `horovodrun logs -f {request.job}` shows more when one is there."
+                )
+            self._next()
+            await asyncio.sleep(_RETRY_S)
+
+    @staticmethod
+    async def _acknowledge(call: Any, output: jobs_pb2.Output, owed: dict[int, list[int]]) -> None:
+        cost, _ = owed.get(output.rank, [0, 0])
+        owed[output.rank] = [cost + len(output.data) + OUTPUT_COST, output.position]
+        if sum(cost for cost, _ in owed.values()) >= _ACK_BYTES:
+            taken = jobs_pb2.Taken()
+            for rank, (cost, position) in owed.items():
+                taken.ranks.add(rank=rank, position=position, cost=cost)
+            owed.clear()
+            await call.write(jobs_pb2.FollowMessage(taken=taken))
+
+    async def _ask(self, call: Callable[[Any, dict[str, Any]], Awaitable[Answer]], repeat: bool = True) -> Answer:
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._patience_s
+        while True:
+            stub, more = self._stub()
+            try:
+                return await call(stub, {**more, "timeout": _ATTEMPT_S})
+            except grpc.aio.AioRpcError as error:
+                details = error.details() or ""
+                self._judge(error.code(), details)
+                unsent = "failed to connect" in details.lower() or "connection refused" in details.lower()
+                if loop.time() > give_up_at or not (repeat or unsent):
+                    raise ClusterError(
+                        f"The coordinator at {', '.join(self._addresses)} did not answer: {printable(details)}"
+                    ) from None
+            self._next()
+            await asyncio.sleep(_RETRY_S)
+
+    def _stub(self) -> tuple[Any, dict[str, Any]]:
+        number = self._preferred
+        if number not in self._channels:
+            self._channels[number] = open_aio_channel(self._addresses[number], self._tls)
+        return JobsStub(self._channels[number]), {"metadata": self._credentials[number].metadata()}
+
+    def _next(self) -> None:
+        self._preferred = (self._preferred + 1) % len(self._addresses)
+
+    def _judge(self, code: grpc.StatusCode, details: str) -> None:
+        """Raises what another attempt would not change."""
+        text = printable(details)
+        if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND):
+            raise ClusterError(text)
+        if not waiting_helps(code) and (len(self._addresses) == 1 or code is grpc.StatusCode.UNAUTHENTICATED):
+            raise ClusterError(explain(code, text, self._addresses[self._preferred], with_token=True))
+
+
+class FollowedJob:
+    """A job on a cluster, with the handles of a LocalAgent: `stop` and `forward`, for a launcher's signals."""
+
+    def __init__(self, cluster: ClusterClient, console: Console) -> None:
+        self.record = jobs_pb2.JobRecord()
+        self.changed: Callable[[jobs_pb2.JobRecord], None] = lambda record: None
+        self._cluster = cluster
+        self._console = console
+        self._stops = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._room = asyncio.Event()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stops > 0
+
+    def stop(self, signum: int = signal.SIGTERM) -> None:
+        """The job is to end; asked twice, at once."""
+        self._stops += 1
+        self._signal(signum if self._stops == 1 else signal.SIGKILL, stop=True)
+
+    def forward(self, signum: int) -> None:
+        """Passes `signum` on to every rank."""
+        self._signal(signum, stop=False)
+
+    async def run(self, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord:
+        """Submits the job, shows what its ranks print, and returns its record when it is over."""
+        self.record = await self._cluster.submit(spec)
+        if self._stops:
+            self._signal(signal.SIGTERM, stop=True)
+        return await self.follow(jobs_pb2.Open(job=self.record.id, output=True, hold=True))
+
+    async def follow(self, request: jobs_pb2.Open) -> jobs_pb2.JobRecord:
+        """Shows a job that was submitted before."""
+        loop = asyncio.get_running_loop()
+        self._console.room = lambda: _call(loop, self._room.set)
+        await self._cluster.follow(request, self._on_change, self._on_output)
+        for rank in range(self.record.spec.processes):
+            self._console.finish(rank, "stdout")
+            self._console.finish(rank, "stderr")
+        return self.record
+
+    def _on_change(self, record: jobs_pb2.JobRecord) -> None:
+        self.record = record
+        self.changed(record)
+
+    async def _on_output(self, output: jobs_pb2.Output) -> None:
+        if output.skipped_bytes:
+            self._console.note(
+                f"horovodrun: about {output.skipped_bytes} bytes that rank {output.rank} printed are not kept any more."
+            )
+        stream = STREAMS[output.stream]
+        if output.data and stream != "result":
+            self._room.clear()
+            if not self._console.feed(output.rank, stream, output.data):  # type: ignore[arg-type]
+                await self._room.wait()
+
+    def _signal(self, signum: int, stop: bool) -> None:
+        if not self.record.id:
+            return  # `run` sees to it
+        task = asyncio.ensure_future(self._cluster.signal(self.record.id, signum, stop))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    """In the writer's thread."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(function)
+
+
+def coordinators_of(text: str, source: str) -> list[str]:
+    """The addresses in `a:29400,b:29400`; ValueError naming `source`."""
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    if not found:
+        raise ValueError(f"{source} names no coordinator: expected host:port, or several separated by commas.")
+    for address in found:
+        split_address(address, source)
+    return found
+
+
+# What belongs to the machine or the login where a launcher runs, and would be wrong on another.
+_OWN_NAMES = {
+    "_", "CUDA_VISIBLE_DEVICES", "DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "HOME", "HOSTNAME", "INVOCATION_ID", "LOGNAME",
+    "LS_COLORS", "MAIL", "NOTIFY_SOCKET", "OLDPWD", "PWD", "SHELL", "SHLVL", "TMPDIR", "USER", "WINDOWID", "XAUTHORITY",
+    "HOROVOD_TOKEN", "HOROVOD_TOKEN_FILE", "HOROVOD_COORDINATOR", "HOROVOD_HOSTNAME", "HOROVOD_JOB",
+    "HOROVOD_TLS_CA", "HOROVOD_TLS_CERT", "HOROVOD_TLS_KEY", "HOROVOD_TLS_SERVER_NAME",
+}  # fmt: skip
+_OWN_BEGINNINGS = ("SSH_", "XDG_", "SUDO_", "PYTEST_", "BASH_FUNC_")
+
+
+def exported(environ: Mapping[str, str]) -> dict[str, str]:
+    """What of the launcher's environment the ranks on other hosts get."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in _OWN_NAMES and not name.startswith(_OWN_BEGINNINGS)
+    }

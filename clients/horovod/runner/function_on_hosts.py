@@ -1,0 +1,90 @@
+"""`horovod.run` with ranks on other hosts: an agent on each by ssh (hosts_launch.py) starts the ranks.
+
+The function and the results travel over the coordinator that this process opens (coordinator/services/exchange.py).
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+
+from horovod.coordinator.services.exchange import Exchange
+from horovod.protos.v1 import jobs_pb2
+from horovod.runner import task
+from horovod.runner.cluster_client import exported
+from horovod.runner.cluster_launch import user_name
+from horovod.runner.hosts import HostSlots
+from horovod.runner.hosts_launch import run_on_hosts, shown_name
+from horovod.runner.ssh import SshOptions, check_ssh, working_directory
+from horovod.worker.agent.output import Console
+from horovod.worker.settings import resolve
+
+# This Python, or whatever is called python3 on a host that has none of this name.
+_FIND_PYTHON = 'command -v "$0" > /dev/null 2>&1 && exec "$0" "$@"; exec python3 "$@"'
+
+
+class FunctionOnHosts:
+    """One call. `run` waits for its end, in a thread that may have an event loop; `results` says what came of it."""
+
+    def __init__(
+        self, call: tuple[Any, tuple[Any, ...], dict[str, Any]], names: Sequence[str], python: str | None
+    ) -> None:
+        """names: the host of every rank. python: the interpreter there; None: the one that runs now."""
+        self._exchange = Exchange(pickle.dumps(sys.path) + cloudpickle.dumps(call))
+        self._hosts = [HostSlots(name, list(names).count(name)) for name in dict.fromkeys(names)]
+        self._names = [shown_name(name) for name in names]
+        self._python = python
+        self._record = jobs_pb2.JobRecord()
+
+    def run(
+        self,
+        environ: Mapping[str, str],
+        ssh: SshOptions,
+        console: Console,
+        on_start: Callable[[Any], None],
+        note: Callable[[str], None],
+    ) -> None:
+        """RuntimeError with a line for each host that could not be used."""
+        check_ssh()
+        rank = ["-c", task.PROGRAM, task.BY_COORDINATOR]
+        command = [self._python, *rank] if self._python else ["sh", "-c", _FIND_PYTHON, sys.executable, *rank]
+        spec = jobs_pb2.JobSpec(
+            name="horovod.run",
+            command=command,
+            environment=exported(environ),
+            directory=working_directory(),
+            processes=len(self._names),
+            user=user_name(),
+            attended=True,
+        )
+        for host in self._hosts:
+            spec.hosts.add(name=shown_name(host.name), slots=host.slots)
+        settings, python = resolve(environ), self._python or sys.executable
+        self._record = run_on_hosts(
+            spec, self._hosts, settings, environ, ssh, python, console, on_start, note=note, exchange=self._exchange
+        )
+
+    def results(self) -> list[Any]:
+        """By rank; RuntimeError with the first rank's failure."""
+        arrived = {rank: task.Result(*pickle.loads(content)) for rank, content in self._exchange.results.items()}  # noqa: S301
+        if self._record.state != jobs_pb2.JOB_STATE_SUCCEEDED:
+            # The clocks of hosts differ, so the first of the exceptions is the one that arrived first.
+            raised = next((rank for rank, result in arrived.items() if result.error is not None), None)
+            if raised is None or _was_killed(self._record):
+                raise RuntimeError(self._record.sentence or "The job was ended.")
+            result = arrived[raised]
+            raise RuntimeError(
+                f"Rank {raised} on host {self._names[raised]} raised {result.error}\n\n{result.traceback}"
+            )
+        if silent := [rank for rank in range(len(self._names)) if rank not in arrived]:
+            raise RuntimeError(task.no_result(silent[0], self._names[silent[0]]))
+        return [pickle.loads(arrived[rank].value) for rank in range(len(self._names))]  # noqa: S301
+
+
+def _was_killed(record: jobs_pb2.JobRecord) -> bool:
+    """A rank was ended by a signal of somebody else, or is lost: the others raised because of it."""
+    return any((one.code < 0 and not one.stopped) or one.lost for one in record.outcomes)

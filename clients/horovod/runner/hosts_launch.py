@@ -1,0 +1,239 @@
+"""`horovodrun -H h1:2,h2:2`: an agent on each host, by ssh, for as long as this job; then as on registered agents.
+
+The launcher is the coordinator. It listens on every interface of this host, and each agent takes the address that it
+reaches: first the one that ssh came from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import secrets
+import socket
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from horovod.coordinator.limits import Limits
+from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.coordinator.services.exchange import Exchange
+from horovod.protos.v1 import jobs_pb2
+from horovod.runner.cluster_client import Access, FollowedJob
+from horovod.runner.cluster_launch import attended, job_of, show
+from horovod.runner.hosts import HostSlots, remote
+from horovod.runner.job import terminal_size
+from horovod.runner.progress import Progress, Seen, hosts_sentence, seen_by
+from horovod.runner.ssh import RemoteAgent, SshOptions, check_ssh, local_command, remote_command, working_directory
+from horovod.worker.agent.output import Console
+from horovod.worker.runtime.host import choose_interfaces, interfaces
+from horovod.worker.settings import Settings, resolve
+
+_AT_ONCE = 64  # connections of ssh that are being made
+
+
+class _Starting:
+    """What signals act on while hosts are being connected to."""
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self._task = task
+
+    def stop(self, signum: int) -> None:
+        self._task.cancel()
+
+    def forward(self, signum: int) -> None:
+        pass
+
+
+class HostAgents:
+    """`async with HostAgents(...) as agents:` has an agent on every host, or raises RuntimeError with a line for each
+    host that has none."""
+
+    def __init__(
+        self,
+        hosts: Sequence[HostSlots],
+        order: Mapping[str, Any],
+        ssh: SshOptions,
+        python: str,
+        environ: Mapping[str, str],
+        start_timeout_s: float,
+        note: Callable[[str], None],
+        progress: Progress | None = None,
+    ) -> None:
+        """order: what every agent is told. note: gets what agents say on stderr, a line each."""
+        self._progress = progress
+        self._ready: set[str] = set()
+        self._hosts = hosts
+        self._order = order
+        self._ssh = ssh
+        self._remote_command = remote_command(python, environ)
+        self._start_timeout_s = start_timeout_s
+        self._note = note
+        self._agents: list[RemoteAgent] = []
+
+    async def __aenter__(self) -> HostAgents:
+        try:
+            await self._start()
+        except BaseException:
+            await self._leave()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._leave()
+
+    async def _start(self) -> None:
+        names = [host.name for host in self._hosts]
+        elsewhere = set(remote(names))
+        shown = self._progress.show_text(lambda: hosts_sentence(self._ready, names)) if self._progress else None
+        showing = asyncio.create_task(shown) if shown is not None else None
+        try:
+            await self._bring_all_up(elsewhere)
+        finally:
+            if showing is not None:
+                showing.cancel()
+                await asyncio.wait([showing])
+
+    async def _bring_all_up(self, elsewhere: Collection[str]) -> None:
+        at_once = asyncio.Semaphore(_AT_ONCE)
+        found = await asyncio.gather(*(self._bring_up(host, host.name in elsewhere, at_once) for host in self._hosts))
+        failed = [(host.name, why) for host, why in zip(self._hosts, found, strict=True) if why]
+        if failed:
+            lines = "".join(f"\n  {name}: {why}." for name, why in failed)
+            count = f"{len(failed)} of {len(self._hosts)} hosts" if len(self._hosts) > 1 else "the host"
+            raise RuntimeError(
+                f"could not connect to some hosts via ssh: no agent on {count}, so nothing was run:{lines}"
+            )
+
+    async def _bring_up(self, host: HostSlots, is_remote: bool, at_once: asyncio.Semaphore) -> str:
+        """An empty string when the agent is registered, else why not."""
+        name = shown_name(host.name)
+        order = {**self._order, "name": name, "slots": host.slots}
+        command = self._ssh.command(host.name, self._remote_command) if is_remote else local_command()
+        async with at_once:
+            agent = await RemoteAgent.start(
+                host.name, command, order, lambda line: self._note(f"{host.name}: {line}"), is_remote
+            )
+            self._agents.append(agent)
+            waits = [asyncio.create_task(agent.registered.wait()), asyncio.create_task(agent.ended.wait())]
+            try:
+                await asyncio.wait(waits, timeout=self._start_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+            if agent.registered.is_set():
+                self._ready.add(host.name)
+                return ""
+            if agent.ended.is_set():
+                return agent.why()
+        return f"its agent did not register within {self._start_timeout_s:g} s (--start-timeout gives it more)" + (
+            f"; it said: {agent.said[-1]}" if agent.said else ""
+        )
+
+    async def _leave(self) -> None:
+        for agent in self._agents:
+            agent.leave()
+        await asyncio.gather(*(agent.left() for agent in self._agents))
+
+
+def launch_on_hosts(
+    args: argparse.Namespace, environ: Mapping[str, str], hosts: Sequence[HostSlots], python: str
+) -> int:
+    """Runs the job of a command line on these hosts, all of which get ranks; the exit code of the launcher."""
+    settings = resolve(environ)
+    working_directory()
+    check_ssh()
+    named = [(shown_name(host.name), host.slots) for host in hosts]
+    spec = job_of(args, {**environ, **terminal_size(environ)}, named)
+
+    def run(
+        console: Console, on_start: Callable[[Any], None], changed: Callable[[jobs_pb2.JobRecord], None]
+    ) -> jobs_pb2.JobRecord:
+        note = (lambda line: console.note(f"horovodrun: {line}")) if args.verbose else (lambda line: None)
+        return run_on_hosts(
+            spec,
+            hosts,
+            settings,
+            environ,
+            SshOptions(args.ssh_port, args.ssh_identity_file, args.ssh_host_keys),
+            python,
+            console,
+            on_start,
+            changed,
+            note,
+        )
+
+    return show(args, spec.processes, run)
+
+
+def run_on_hosts(
+    spec: jobs_pb2.JobSpec,
+    hosts: Sequence[HostSlots],
+    settings: Settings,
+    environ: Mapping[str, str],
+    ssh: SshOptions,
+    python: str,
+    console: Console,
+    on_start: Callable[[Any], None],
+    changed: Callable[[jobs_pb2.JobRecord], None] = lambda record: None,
+    note: Callable[[str], None] = lambda line: None,
+    output: Callable[[FollowedJob], None] = lambda job: None,
+    exchange: Exchange | None = None,
+) -> jobs_pb2.JobRecord:
+    """The record of the job when it is over. RuntimeError with a line for each host that could not be used.
+
+    exchange: what ranks fetch from this coordinator and deliver to it.
+    """
+    token = secrets.token_urlsafe(32)
+    limits = Limits(settings.keepalive_timeout_seconds, settings.reattach_grace_seconds)
+    with EmbeddedCoordinator(_everywhere(), token=token, limits=limits, exchange=exchange) as coordinator:
+        port = int(coordinator.address.rpartition(":")[2])
+        order = {"token": token, "coordinators": _addresses(settings, port)}
+
+        def look() -> Seen:
+            assert coordinator.server is not None
+            jobs = coordinator.server.overview()
+            return seen_by(jobs, jobs[0].name if jobs else "", spec.processes)
+
+        async def run() -> jobs_pb2.JobRecord:
+            task = asyncio.current_task()
+            assert task is not None
+            on_start(_Starting(task))
+            timeout_s = settings.start_timeout_seconds
+            async with HostAgents(hosts, order, ssh, python, environ, timeout_s, note, Progress(console)):
+                ranks = [host.name for host in spec.hosts for _ in range(host.slots)][: spec.processes]
+                showing = asyncio.create_task(Progress(console, ranks).show(look))
+                try:
+                    access = Access([f"127.0.0.1:{port}"], token)
+                    return await attended(access, spec, console, on_start, changed, output)
+                finally:
+                    showing.cancel()
+                    await asyncio.wait([showing])
+
+        try:
+            return asyncio.run(run())
+        except asyncio.CancelledError:  # stopped by a signal, while hosts were being connected to
+            return jobs_pb2.JobRecord(state=jobs_pb2.JOB_STATE_STOPPED, exit_code=130)
+
+
+def shown_name(name: str) -> str:
+    """`localhost` says nothing to other hosts, nor to somebody who reads a log later."""
+    return socket.gethostname() if name == "localhost" else name
+
+
+def _everywhere() -> str:
+    return "[::]:0" if socket.has_dualstack_ipv6() else "0.0.0.0:0"
+
+
+def _addresses(settings: Settings, port: int) -> list[str]:
+    """Where agents may find this host, the likeliest first."""
+    wanted = settings.network_interfaces
+    here = [one for one in interfaces() if one.is_loopback]
+    outside = choose_interfaces(interfaces(), wanted) if wanted else choose_interfaces(interfaces())
+    return [_with_port(address, port) for address in _unique([*outside, *here])]
+
+
+def _unique(found: Iterable[Any]) -> list[str]:
+    return list(dict.fromkeys(address for one in found for address in one.addresses))
+
+
+def _with_port(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -1,0 +1,227 @@
+"""`horovodrun ps | logs | stop | wait`: jobs on registered agents, after they were submitted."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from horovod.protos.v1 import jobs_pb2
+from horovod.worker.settings import ROWS
+
+_STATES = {
+    jobs_pb2.JOB_STATE_QUEUED: "queued",
+    jobs_pb2.JOB_STATE_CONNECTING: "connecting",
+    jobs_pb2.JOB_STATE_RUNNING: "running",
+    jobs_pb2.JOB_STATE_ENDING: "ending",
+    jobs_pb2.JOB_STATE_SUCCEEDED: "succeeded",
+    jobs_pb2.JOB_STATE_FAILED: "failed",
+    jobs_pb2.JOB_STATE_STOPPED: "stopped",
+}
+_SHOWN_WORDS = 40  # characters of a command in the table
+
+
+def add_job_commands(commands: Any, parser_class: type[argparse.ArgumentParser]) -> None:
+    """Adds the sub-commands to those of `horovodrun`; each sets `code`, which runs it and returns the exit code."""
+    shared = parser_class(add_help=False)
+    shared.add_argument(
+        "--coordinator", metavar="A:29400,B:29400", help="where coordinators listen; without it HOROVOD_COORDINATOR"
+    )
+    shared.add_argument("--verbose", action="store_true", help=argparse.SUPPRESS)
+
+    def add(name: str, text: str, code: Callable[[argparse.Namespace], int], job: bool = True) -> Any:
+        command = commands.add_parser(name, prog=f"horovodrun {name}", help=text, description=text, parents=[shared])
+        if job:
+            command.add_argument("job", metavar="JOB", help="id of the job, as `horovodrun ps` shows it")
+        command.set_defaults(code=code)
+        return command
+
+    ps = add("ps", "Show jobs, the latest first, and hosts.", _ps, job=False)
+    ps.add_argument("--output-format", choices=("table", "json"), default="table")
+    ps.add_argument("--all", action="store_true", help="every job that is kept, not the latest 50 that are over only")
+    logs = add("logs", "Show what the ranks of a job have printed.", _logs)
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until the job is over")
+    logs.add_argument("--rank", type=int, action="append", default=[], metavar="N", help="only this one; repeatable")
+    logs.add_argument(
+        "-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="put the time before each line"
+    )
+    stop = add("stop", "End a job: SIGTERM to every rank, SIGKILL 10 s later.", _stop)
+    stop.add_argument("--now", action="store_true", help="SIGKILL at once")
+    wait = add("wait", "Wait until a job is over; exits with its exit code.", _wait)
+    wait.add_argument("--timeout", type=float, metavar="S", help="wait no longer; exits with 124 then")
+
+
+def _access(args: argparse.Namespace) -> Any:
+    from horovod.runner.cluster_client import Access, coordinators_of
+
+    given = args.coordinator or ROWS["coordinator"].text(os.environ)
+    if not given.strip():
+        raise ValueError("Which coordinator? Name it with --coordinator host:port, or in HOROVOD_COORDINATOR.")
+    return Access.of(coordinators_of(given, "--coordinator" if args.coordinator else "HOROVOD_COORDINATOR"), os.environ)
+
+
+def _ask(args: argparse.Namespace, question: Callable[[Any], Any]) -> Any:
+    from horovod.runner.cluster_client import ClusterClient
+
+    async def run() -> Any:
+        async with ClusterClient(_access(args), patience_s=10) as cluster:
+            return await question(cluster)
+
+    return asyncio.run(run())
+
+
+def _ps(args: argparse.Namespace) -> int:
+    listing: jobs_pb2.Listing = _ask(args, lambda cluster: cluster.listing(most=1 << 20 if args.all else 0))
+    if args.output_format == "json":
+        print(json.dumps(as_json(listing), indent=2))
+    else:
+        print(as_table(listing, time.time()), end="")
+    return 0
+
+
+def as_json(listing: jobs_pb2.Listing) -> dict[str, Any]:
+    """For programs; names are kept from version to version."""
+    jobs = []
+    for record in listing.jobs:
+        jobs.append(
+            {
+                "id": record.id,
+                "state": _STATES[record.state],
+                "reason": record.sentence,
+                "user": record.spec.user,
+                "command": list(record.spec.command),
+                "processes": record.spec.processes,
+                "hosts": [
+                    {
+                        "host": share.agent,
+                        "first_rank": share.first_rank,
+                        "ranks": share.ranks,
+                        "gpus": list(share.gpus),
+                    }
+                    for share in record.shares
+                ],
+                "submitted_at": record.submitted_at,
+                "started_at": record.started_at or None,
+                "ended_at": record.ended_at or None,
+                "exit_code": record.exit_code if record.ended_at else None,
+            }
+        )
+    agents = [
+        {
+            "host": agent.name,
+            "state": agent.state,
+            "slots": agent.slots,
+            "free_slots": agent.free_slots,
+            "gpus": agent.gpus,
+            "labels": dict(agent.labels),
+            "version": agent.version,
+        }
+        for agent in listing.agents
+    ]
+    return {"jobs": jobs, "hosts": agents}
+
+
+def as_table(listing: jobs_pb2.Listing, now_s: float) -> str:
+    """For people."""
+    rows = [("JOB", "STATE", "RANKS", "HOSTS", "USER", "AGE", "COMMAND")]
+    for record in listing.jobs:
+        command = " ".join(record.spec.command)
+        shown = command if len(command) <= _SHOWN_WORDS else f"{command[: _SHOWN_WORDS - 3]}..."
+        hosts = ",".join(share.agent for share in record.shares[:3]) + (",..." if len(record.shares) > 3 else "")
+        state = _STATES[record.state] + (f" ({record.exit_code})" if record.state == jobs_pb2.JOB_STATE_FAILED else "")
+        age = _age((record.ended_at or now_s) - record.submitted_at)
+        rows.append((record.id, state, str(record.spec.processes), hosts or "-", record.spec.user, age, shown))
+    lines = _columns(rows)
+    if not listing.jobs:
+        lines = ["No job is known here."]
+    reasons = [
+        f"{record.id}: {record.sentence}"
+        for record in listing.jobs
+        if record.sentence and record.state not in (jobs_pb2.JOB_STATE_SUCCEEDED, jobs_pb2.JOB_STATE_STOPPED)
+    ]
+    agents = [("HOST", "STATE", "SLOTS", "FREE", "GPUS")]
+    for agent in listing.agents:
+        agents.append((agent.name, agent.state, str(agent.slots), str(agent.free_slots), str(agent.gpus)))
+    lines += ["", *reasons] if reasons else []
+    lines += ["", *_columns(agents)] if listing.agents else ["", "No host is registered here."]
+    return "\n".join(lines) + "\n"
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _age(seconds: float) -> str:
+    seconds = max(0, int(seconds))
+    if seconds < 60:
+        return f"{seconds}s"
+    if seconds < 3600:
+        return f"{seconds // 60}m{seconds % 60:02d}s"
+    return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
+
+
+def _logs(args: argparse.Namespace) -> int:
+    from horovod.runner.cluster_launch import attended
+    from horovod.worker.agent.output import Console, Writer
+
+    request = jobs_pb2.Open(job=args.job, output=True, ranks=args.rank, until_now=not args.follow)
+    writer = Writer()
+    console = Console(writer, timestamps=args.prefix_output_with_timestamp)
+
+    async def show() -> None:
+        """Ctrl-C, and a reader that goes away, end the look and not the job."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        loop.add_signal_handler(signal.SIGINT, task.cancel)
+
+        def failed(descriptor: int, error: OSError) -> None:
+            loop.call_soon_threadsafe(task.cancel)
+
+        writer.failed = failed
+        await attended(_access(args), request, console, lambda job: None)
+
+    try:
+        asyncio.run(show())
+    except asyncio.CancelledError:
+        return 128 + signal.SIGINT
+    finally:
+        console.close(timeout_s=1)
+    return 0
+
+
+def _stop(args: argparse.Namespace) -> int:
+    signum = signal.SIGKILL if args.now else signal.SIGTERM
+    record: jobs_pb2.JobRecord = _ask(args, lambda cluster: cluster.signal(args.job, signum))
+    if record.ended_at:
+        print(f"horovodrun: job {record.id} is over: {_STATES[record.state]}.", file=sys.stderr)
+    return 0
+
+
+def _wait(args: argparse.Namespace) -> int:
+    from horovod.runner.cluster_launch import outcome_of
+
+    latest = [jobs_pb2.JobRecord()]
+
+    async def none(output: jobs_pb2.Output) -> None:
+        pass
+
+    async def wait(cluster: Any) -> None:
+        request = jobs_pb2.Open(job=args.job)
+        await asyncio.wait_for(cluster.follow(request, latest.append, none), args.timeout)
+
+    try:
+        _ask(args, wait)
+    except asyncio.TimeoutError:
+        print(f"horovodrun: job {args.job} is not over after {args.timeout:g} s.", file=sys.stderr)
+        return 124
+    code, sentence = outcome_of(latest[-1])
+    if sentence:
+        print(f"horovodrun: {sentence}", file=sys.stderr)
+    return code

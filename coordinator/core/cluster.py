@@ -1,0 +1,445 @@
+"""The agents of a cluster and the jobs that people submit to it: which run where, which wait and why, how they end.
+
+        queued ──place──► connecting ──► running ──► succeeded
+          │                    │            │
+          │                    └────────────┼──► ending ──► failed | stopped
+          └──────────────stop───────────────┘
+
+A job is queued until there is room for all of its ranks. The queue is first in, first out: a job waits for those
+before it, except for one that not even an empty cluster could hold. A job that spans hosts is *connecting* while they
+find out over which interfaces they reach each other. Its first failed rank makes it *ending*: ranks on other hosts are
+given the grace that those beside it get from their own agent. A host whose agent stays away for longer than the grace
+is lost, and so are its ranks.
+
+All of it stands in the record of a job, which is saved before anything is done that follows from it. So another
+coordinator goes on from the records and from what the agents say when they register: commands are idempotent, and what
+an agent runs that no record knows is ended.
+
+Pure: time is an argument, effects are what the caller is to do, in their order.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from horovod.protos.v1 import agents_pb2 as pb
+from horovod.protos.v1 import jobs_pb2
+
+from .clustered import OVER, Agent, Submitted, wish_of
+from .placement import Part, Room, place
+from .ranks import Seat, assign
+from .reachability import Reachability
+from .words import plural, printable, ranks_in_words
+
+KEPT_JOBS = 200  # that are over
+_SIGTERM = 15
+
+
+@dataclass(frozen=True)
+class Save:
+    """Write the record to the store before the effects that follow."""
+
+    job: str
+    record: bytes
+
+
+@dataclass(frozen=True)
+class Erase:
+    job: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """Send it to the agent; nothing happens when it is away."""
+
+    agent: str
+    command: pb.AgentCommand
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The job has changed: its followers are to hear of it."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class RankEnded:
+    """The process of this rank is known to have ended."""
+
+    job: str
+    rank: int
+    cause: str
+
+
+Effect = Save | Erase | Command | Changed | RankEnded
+
+
+@dataclass
+class Cluster:
+    version: str  # of the package, which agents must share
+    protocol_version: int
+    away_grace_s: float  # after which a host whose agent is away is lost
+    agents: dict[str, Agent] = field(default_factory=dict)
+    jobs: dict[str, Submitted] = field(default_factory=dict)
+    reachability: Reachability = field(default_factory=Reachability)
+
+    # -- records -----------------------------------------------------------------------------------------------------
+
+    def load(self, records: Iterable[jobs_pb2.JobRecord], now_s: float) -> None:
+        """What an earlier coordinator left. Its agents count as away from now on."""
+        for record in records:
+            job = self.jobs[record.id] = Submitted(record)
+            for share in record.shares:
+                if not job.is_over and not share.over and share.agent not in self.agents:
+                    self.agents[share.agent] = Agent.expected(share.agent, now_s)
+
+    def submit(self, job_id: str, spec: jobs_pb2.JobSpec, now_s: float, wall_s: float) -> list[Effect]:
+        """Takes a job that `refusal_of` had no word against."""
+        number = 1 + max((job.record.number for job in self.jobs.values()), default=0)
+        record = jobs_pb2.JobRecord(id=job_id, number=number, spec=spec, submitted_at=wall_s)
+        self.jobs[job_id] = Submitted(record)
+        return [*self._saved(self.jobs[job_id]), *self.schedule(now_s, wall_s), *self._forget_old()]
+
+    # -- agents ------------------------------------------------------------------------------------------------------
+
+    def refuses(self, register: pb.Register) -> pb.NotRegistered | None:
+        """Why this agent can't register now; None when it can."""
+        name, here = printable(register.name), f"this coordinator has version {self.version}"
+        if register.protocol_version != self.protocol_version or register.version != self.version:
+            return pb.NotRegistered(
+                sentence=f"The agent of host {name} has Horovod {printable(register.version)} (protocol "
+                f"{register.protocol_version}), but {here} (protocol {self.protocol_version}): install the same on "
+                "both.",
+                final=True,
+            )
+        known = self.agents.get(register.name)
+        if known and known.is_connected and known.register.instance != register.instance:
+            return pb.NotRegistered(
+                sentence=f"An agent named {name} is registered already, from another process. Give this one another "
+                "--name, or wait until the coordinator has seen that the other one is gone."
+            )
+        return None
+
+    def attach(self, register: pb.Register, now_s: float, wall_s: float) -> list[Effect]:
+        """The agent, which `refuses` let pass, is there; jobs go on where it left off."""
+        name = register.name
+        self.agents[name] = Agent(name, register, is_draining=register.draining)
+        self.reachability.forget(name)
+        effects: list[Effect] = []
+        told = {report.job: report for report in register.jobs}
+        for job_id, report in told.items():
+            job = self.jobs.get(job_id)
+            share = job.share_of(name) if job else None
+            if job is None or share is None or job.is_over or share.over:
+                effects += self._unwanted(name, report)
+            else:
+                effects += self._reported(job, share, report, now_s, wall_s)
+        for job in list(self.jobs.values()):
+            share = job.share_of(name)
+            if share is None or share.over or job.is_over:
+                continue
+            if job.record.id in told:
+                effects += self._repeated(job, share)
+            elif share.started:
+                cause = f"the agent of {name} has come back without it; was the host started again?"
+                effects += self._lost(job, share, cause, now_s, wall_s)
+            elif job.record.state == jobs_pb2.JOB_STATE_RUNNING:
+                effects.append(self._start(job, share))
+            elif job.record.state == jobs_pb2.JOB_STATE_ENDING:
+                effects += self._lost(job, share, "its host was away when it was to start", now_s, wall_s)
+        return [*effects, *self.schedule(now_s, wall_s)]
+
+    def detached(self, name: str, instance: str, now_s: float) -> list[Effect]:
+        """The agent's stream is over; it may come back."""
+        agent = self.agents.get(name)
+        if agent is None or agent.register.instance != instance:
+            return []
+        agent.away_since_s = now_s
+        if agent.is_draining and not self._busy_on(name):
+            del self.agents[name]
+        return []
+
+    def drain(self, name: str) -> list[Effect]:
+        self.agents[name].is_draining = True
+        return []
+
+    def report(self, name: str, report: pb.JobReport, now_s: float, wall_s: float) -> list[Effect]:
+        """What the ranks of a job do on a host."""
+        job = self.jobs.get(report.job)
+        share = job.share_of(name) if job else None
+        if job is None or share is None or job.is_over or share.over:
+            return [*self._unwanted(name, report), *self.schedule(now_s, wall_s)]
+        return [*self._reported(job, share, report, now_s, wall_s), *self.schedule(now_s, wall_s)]
+
+    def reached(self, name: str, probe: int, targets: Sequence[pb.Target], now_s: float, wall_s: float) -> list[Effect]:
+        """The answer to a probe: jobs that waited for it may start."""
+        self.reachability.answered(name, probe, [(target.agent, target.address) for target in targets])
+        return self.schedule(now_s, wall_s)
+
+    def tick(self, now_s: float, wall_s: float) -> list[Effect]:
+        """Finds hosts that are away for too long, and probes that are not answered."""
+        effects: list[Effect] = []
+        for agent in list(self.agents.values()):
+            if agent.away_since_s is None or now_s - agent.away_since_s < self.away_grace_s:
+                continue
+            del self.agents[agent.name]
+            cause = f"host {agent.name} has had no connection to the coordinator for {self.away_grace_s:g} s"
+            for job in list(self.jobs.values()):
+                share = job.share_of(agent.name)
+                if share is not None and not share.over and not job.is_over:
+                    effects += self._lost(job, share, cause, now_s, wall_s)
+        return [*effects, *self.schedule(now_s, wall_s)]
+
+    def restart_limits(self, now_s: float) -> None:
+        """This judge was stopped for a while: limits begin anew."""
+        for agent in self.agents.values():
+            if agent.away_since_s is not None:
+                agent.away_since_s = now_s
+        self.reachability.restart_limits(now_s)
+
+    # -- what people ask ---------------------------------------------------------------------------------------------
+
+    def signal(self, job_id: str, signum: int, stop: bool, now_s: float, wall_s: float) -> list[Effect]:
+        """Passes a signal on to the ranks; with `stop` the job is to end."""
+        job = self.jobs[job_id]
+        record = job.record
+        if job.is_over:
+            return []
+        effects: list[Effect] = []
+        if stop:
+            record.stop_signal = record.stop_signal or signum
+            if record.state in (jobs_pb2.JOB_STATE_QUEUED, jobs_pb2.JOB_STATE_CONNECTING):
+                del record.shares[:]
+                return [*self._finish(job, wall_s), *self.schedule(now_s, wall_s)]
+            record.state = jobs_pb2.JOB_STATE_ENDING
+            effects += self._saved(job)
+        command = pb.AgentCommand(signal=pb.SignalShare(job=job_id, signal=signum, stop=stop))
+        return [*effects, *(Command(share.agent, command) for share in record.shares if not share.over)]
+
+    # -- placing -----------------------------------------------------------------------------------------------------
+
+    def schedule(self, now_s: float, wall_s: float) -> list[Effect]:
+        """Places what can be placed, in the order of the queue, and says why the rest waits."""
+        effects: list[Effect] = []
+        for job in self._in_state(jobs_pb2.JOB_STATE_CONNECTING):
+            effects += self._connect(job, now_s, wall_s)
+        first_waiting = ""
+        for job in self._in_state(jobs_pb2.JOB_STATE_QUEUED):
+            wish = wish_of(job.record.spec)
+            if first_waiting:
+                effects += self._waits(job, f"It waits behind job {first_waiting}.")
+                continue
+            placed = place(wish, [self._free(agent) for agent in self._usable()])
+            if isinstance(placed, str):
+                most = place(wish, [agent.room() for agent in self._usable()])
+                if isinstance(most, str):
+                    effects += self._waits(job, f"It waits for more hosts: {most}")
+                else:
+                    first_waiting = job.record.id
+                    effects += self._waits(job, f"It waits for room: {placed}")
+            else:
+                effects += self._placed(job, placed, now_s, wall_s)
+        return effects
+
+    def _usable(self) -> list[Agent]:
+        return [agent for agent in self.agents.values() if agent.is_connected and not agent.is_draining]
+
+    def free_slots(self, name: str) -> int:
+        return max(0, self._free(self.agents[name]).slots)
+
+    def _free(self, agent: Agent) -> Room:
+        room = agent.room()
+        slots, gpus, cpus, memory = room.slots, set(room.gpus), room.cpus, room.memory_bytes
+        for job in self.jobs.values():
+            share = None if job.is_over else job.share_of(agent.name)
+            if share is not None and not share.over:
+                needs = job.record.spec.needs
+                slots -= share.ranks
+                gpus -= set(share.gpus)
+                cpus -= share.ranks * needs.cpus
+                memory -= share.ranks * needs.memory_bytes
+        slots -= sum(agent.strays.values())
+        left = tuple(gpu for gpu in room.gpus if gpu in gpus)
+        return Room(agent.name, slots, left, max(0.0, cpus), max(0.0, memory), room.labels)
+
+    def _placed(self, job: Submitted, parts: Sequence[Part], now_s: float, wall_s: float) -> list[Effect]:
+        record = job.record
+        for part in parts:
+            record.shares.add(agent=part.host, first_rank=part.first_rank, ranks=part.count, gpus=part.gpus)
+        record.state = jobs_pb2.JOB_STATE_CONNECTING
+        record.sentence = ""
+        return self._connect(job, now_s, wall_s, is_new=True)
+
+    def _connect(self, job: Submitted, now_s: float, wall_s: float, is_new: bool = False) -> list[Effect]:
+        """Starts the job if its hosts are known to reach each other; asks them otherwise."""
+        record = job.record
+        agents = [self.agents.get(share.agent) for share in record.shares]
+        there = [agent for agent in agents if agent is not None and agent.is_connected]
+        found = self.reachability.between(there, now_s)
+        effects: list[Effect] = [Command(name, command) for name, command in found.probes]
+        if found.unreachable:
+            record.sentence = found.unreachable
+            record.state = jobs_pb2.JOB_STATE_ENDING
+            return [*effects, *self._finish(job, wall_s), *self.schedule(now_s, wall_s)]
+        if not found.is_complete or len(there) < len(agents):
+            return [*effects, *(self._saved(job) if is_new else [])]
+        for share in record.shares:
+            share.interfaces[:] = found.interfaces.get(share.agent, ())
+        record.state = jobs_pb2.JOB_STATE_RUNNING
+        record.started_at = wall_s
+        starts = [self._start(job, share) for share in record.shares]
+        return [*effects, *self._saved(job), *starts]
+
+    def _start(self, job: Submitted, share: jobs_pb2.Share) -> Command:
+        spec = job.record.spec
+        host_of = job.hosts()
+        places = assign([Seat(str(rank), host) for rank, host in enumerate(host_of)])
+        assert not isinstance(places, str)  # only members that ask for a rank can be refused
+        each = len(share.gpus) // share.ranks
+        start = pb.StartShare(
+            job=job.record.id,
+            command=spec.command,
+            environment=spec.environment,
+            directory=spec.directory,
+            size=spec.processes,
+            interfaces=share.interfaces,
+            hold=spec.attended,
+        )
+        for index, rank in enumerate(range(share.first_rank, share.first_rank + share.ranks)):
+            at = places[rank]
+            start.ranks.add(
+                rank=rank,
+                local_rank=at.local_rank,
+                local_size=at.local_size,
+                cross_rank=at.cross_rank,
+                cross_size=at.cross_size,
+                gpus=share.gpus[index * each : (index + 1) * each],
+            )
+        return Command(share.agent, pb.AgentCommand(start=start))
+
+    def _waits(self, job: Submitted, sentence: str) -> list[Effect]:
+        """Not saved: another coordinator finds its own reason."""
+        if job.record.sentence == sentence:
+            return []
+        job.record.sentence = sentence
+        return [Changed(job.record.id)]
+
+    # -- what becomes of ranks -----------------------------------------------------------------------------------------
+
+    def _reported(
+        self, job: Submitted, share: jobs_pb2.Share, report: pb.JobReport, now_s: float, wall_s: float
+    ) -> list[Effect]:
+        effects: list[Effect] = []
+        known = {outcome.rank for outcome in job.record.outcomes}
+        changed = not share.started
+        share.started = True
+        for rank in report.ranks:
+            job.pids[rank.rank] = rank.pid
+            if rank.ended and rank.rank not in known:
+                outcome = job.record.outcomes.add(rank=rank.rank, pid=rank.pid, stopped=rank.stopped, ended_at=wall_s)
+                if rank.HasField("code"):
+                    outcome.code = rank.code
+                effects.append(RankEnded(job.record.id, rank.rank, "its agent saw its process end"))
+                changed = True
+        if report.over and not share.over:
+            share.over = changed = True
+            known = {outcome.rank for outcome in job.record.outcomes}
+            for rank_ in range(share.first_rank, share.first_rank + share.ranks):
+                if rank_ not in known:
+                    why = printable(report.error) or "its agent does not know how it ended"
+                    job.record.outcomes.add(rank=rank_, pid=job.pids.get(rank_, 0), lost=why, ended_at=wall_s)
+            effects.append(Command(share.agent, pb.AgentCommand(forget=pb.ForgetShare(job=job.record.id))))
+        if not changed:
+            return []
+        return [*self._judged(job, share.agent, wall_s), *effects]
+
+    def _judged(self, job: Submitted, failed_on: str, wall_s: float) -> list[Effect]:
+        """Saves a job some of whose ranks have ended; and what that means for the others."""
+        record = job.record
+        failed = any(outcome.lost or outcome.code != 0 or not outcome.HasField("code") for outcome in record.outcomes)
+        effects: list[Effect] = []
+        if failed and record.state == jobs_pb2.JOB_STATE_RUNNING:
+            record.state = jobs_pb2.JOB_STATE_ENDING
+            end = pb.AgentCommand(end=pb.EndShare(job=record.id))
+            effects = [
+                Command(share.agent, end) for share in record.shares if share.agent != failed_on and not share.over
+            ]
+        if all(share.over for share in record.shares):
+            return self._finish(job, wall_s)
+        return [*self._saved(job), *effects]
+
+    def _lost(self, job: Submitted, share: jobs_pb2.Share, cause: str, now_s: float, wall_s: float) -> list[Effect]:
+        """The ranks of that share which have not ended are lost. A job that has not been started waits again."""
+        if job.record.state == jobs_pb2.JOB_STATE_CONNECTING:
+            del job.record.shares[:]
+            job.record.state = jobs_pb2.JOB_STATE_QUEUED
+            return [*self._saved(job), *self.schedule(now_s, wall_s)]
+        share.over = True
+        known = {outcome.rank for outcome in job.record.outcomes}
+        effects: list[Effect] = []
+        for rank in range(share.first_rank, share.first_rank + share.ranks):
+            if rank not in known:
+                job.record.outcomes.add(rank=rank, pid=job.pids.get(rank, 0), lost=cause, ended_at=wall_s)
+                effects.append(RankEnded(job.record.id, rank, cause))
+        return [*self._judged(job, share.agent, wall_s), *effects, *self.schedule(now_s, wall_s)]
+
+    def _finish(self, job: Submitted, wall_s: float) -> list[Effect]:
+        job.finish(wall_s)
+        return [*self._saved(job)]
+
+    def _repeated(self, job: Submitted, share: jobs_pb2.Share) -> list[Effect]:
+        """What an agent that was away may not have heard."""
+        if share.over or job.record.state != jobs_pb2.JOB_STATE_ENDING:
+            return []
+        if job.record.stop_signal:
+            signal = pb.SignalShare(job=job.record.id, signal=job.record.stop_signal, stop=True)
+            return [Command(share.agent, pb.AgentCommand(signal=signal))]
+        return [Command(share.agent, pb.AgentCommand(end=pb.EndShare(job=job.record.id)))]
+
+    def _unwanted(self, name: str, report: pb.JobReport) -> list[Effect]:
+        """An agent runs what no record asks for: it is ended, and its slots are taken until then."""
+        agent = self.agents[name]
+        running = sum(not rank.ended for rank in report.ranks)
+        if report.over or not running:
+            agent.strays.pop(report.job, None)
+            return [Command(name, pb.AgentCommand(forget=pb.ForgetShare(job=report.job)))] if report.over else []
+        is_new = report.job not in agent.strays
+        agent.strays[report.job] = running
+        signal = pb.SignalShare(job=report.job, signal=_SIGTERM, stop=True)
+        return [Command(name, pb.AgentCommand(signal=signal))] if is_new else []
+
+    # -- helpers -------------------------------------------------------------------------------------------------------
+
+    def _saved(self, job: Submitted) -> list[Effect]:
+        return [Save(job.record.id, job.record.SerializeToString(deterministic=True)), Changed(job.record.id)]
+
+    def _in_state(self, state: int) -> list[Submitted]:
+        return sorted(
+            (job for job in self.jobs.values() if job.record.state == state), key=lambda job: job.record.number
+        )
+
+    def _busy_on(self, name: str) -> bool:
+        for job in self.jobs.values():
+            share = job.share_of(name)
+            if share is not None and not share.over and not job.is_over:
+                return True
+        return False
+
+    def _forget_old(self) -> list[Effect]:
+        over = sorted((job for job in self.jobs.values() if job.is_over), key=lambda job: job.record.number)
+        old = over[: max(0, len(over) - KEPT_JOBS)]
+        for job in old:
+            del self.jobs[job.record.id]
+        return [Erase(job.record.id) for job in old]
+
+
+def describe(cluster: Cluster, job_id: str) -> str:
+    """For the log: `train-k3f9 is running: ranks 0-3 on h1, ranks 4-7 on h2`."""
+    job = cluster.jobs[job_id]
+    where = ", ".join(
+        f"{ranks_in_words(range(share.first_rank, share.first_rank + share.ranks))} on {share.agent}"
+        for share in job.record.shares
+    )
+    state = jobs_pb2.JobState.Name(job.record.state).removeprefix("JOB_STATE_").lower()
+    text = f"Job {job_id} of {plural(job.record.spec.processes, 'rank')} is {state}"
+    return f"{text}: {where}" if where and job.record.state not in OVER else f"{text}. {job.record.sentence}"

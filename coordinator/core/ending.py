@@ -1,0 +1,104 @@
+"""How a job ended, in one sentence and one exit code."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from .words import joined, ranks_in_words
+
+# How long after a peer's own end the end of the rank that it died of may still be reported: both are known within
+# milliseconds, but for a machine that is busy.
+AFTERMATH_S = 0.5
+
+
+class Outcome(Protocol):
+    """How one rank ended."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def code(self) -> int | None:
+        """Negative for a signal, None when not even SIGKILL ended it."""
+
+    @property
+    def stopped(self) -> bool:
+        """It ended after its agent had sent it a signal."""
+
+    @property
+    def ended_s(self) -> float:
+        """By one clock for all ranks."""
+
+    @property
+    def lost(self) -> str:
+        """Why nobody knows how it ended; empty where that is known."""
+
+
+AnyOutcome = TypeVar("AnyOutcome", bound=Outcome)
+
+
+def exit_code(code: int | None) -> int:
+    """What a shell would show: 128 + N for signal N."""
+    return 255 if code is None else 128 - code if code < 0 else code
+
+
+def first_failure(outcomes: Sequence[AnyOutcome]) -> AnyOutcome | None:
+    """The failure that came first; `outcomes` are in the order in which they ended.
+
+    A rank that a signal ended goes before one that gave up by itself a moment earlier: the kernel closes the sockets of
+    a killed process before it reports the end, so a peer that notices may be the first to be gone.
+    """
+    first = next((outcome for outcome in outcomes if outcome.code != 0), None)
+    if first is None or _was_killed(first):
+        return first
+    # That a host is lost is known only after a grace, long after its peers have given up.
+    if lost := next((outcome for outcome in outcomes if outcome.lost), None):
+        return lost
+    close = (outcome for outcome in outcomes if outcome.ended_s - first.ended_s <= AFTERMATH_S)
+    return next((outcome for outcome in close if _was_killed(outcome)), first)
+
+
+def _was_killed(outcome: Outcome) -> bool:
+    return outcome.code is not None and outcome.code < 0 and not outcome.stopped
+
+
+def explain(outcomes: Sequence[Outcome], hosts: Sequence[str]) -> str | None:
+    """Who failed first and what became of the others; None when nobody failed. hosts[rank] is the rank's host."""
+    first = first_failure(outcomes)
+    if first is None:
+        return None
+    pid = f" (pid {first.pid})" if first.pid else ""
+    sentence = f"Rank {first.rank} on host {hosts[first.rank]}{pid} {_how(first)}"
+    groups: dict[str, list[int]] = {}
+    for outcome in outcomes:
+        if outcome.code == 0 or outcome is first:
+            continue
+        how = "stopped by this launcher" if outcome.stopped else _how(outcome)
+        groups.setdefault(how, []).append(outcome.rank)
+    rest = [_with_verb(ranks, how) for how, ranks in groups.items()]
+    return f"{sentence}; after that {joined(rest)}." if rest else f"{sentence}."
+
+
+def _with_verb(ranks: list[int], how: str) -> str:
+    if how.startswith("is lost") and len(ranks) > 1:
+        how = f"are{how.removeprefix('is')}"
+    verb = ("was " if len(ranks) == 1 else "were ") if how.startswith("stopped") else ""
+    return f"{ranks_in_words(ranks)} {verb}{how}"
+
+
+def _how(outcome: Outcome) -> str:
+    if outcome.lost:
+        return f"is lost: {outcome.lost}"
+    code = outcome.code
+    if code is None:
+        return "did not end even after SIGKILL (it waits in the kernel, often for a file system or a device)"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = f" ({signal.Signals(-code).name})"
+    except ValueError:  # a real-time signal
+        name = ""
+    return f"ended by signal {-code}{name}"

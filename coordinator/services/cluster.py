@@ -1,0 +1,324 @@
+"""The cluster that the servicers of agents and jobs share: the core's decisions, streams, and the store.
+
+What follows from a decision is done in order, by one task: a record is in the store before anybody acts on it.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+
+import grpc
+
+from horovod.coordinator import PROTOCOL_VERSION
+from horovod.coordinator.core import cluster as core
+from horovod.coordinator.core.clock import JudgeClock
+from horovod.coordinator.core.clustered import refusal_of
+from horovod.coordinator.limits import Limits
+from horovod.coordinator.store import Store, StoreError
+from horovod.coordinator.store.submitted import read_records, submitted_key
+from horovod.protos.v1 import agents_pb2 as pb
+from horovod.protos.v1 import jobs_pb2
+
+from .follower import Follower
+from .outbox import Outbox
+
+STORE_RETRY_S = 0.5
+MOST_TICKS_LATE = 5  # a tick that comes later than this means that the coordinator itself was stopped
+
+CommandOutbox = Outbox[pb.AgentCommand]
+
+_log = logging.getLogger(__name__)
+
+
+class ClusterHub:
+    def __init__(
+        self,
+        store: Store,
+        version: str,
+        *,
+        limits: Limits = Limits(),  # noqa: B008 - a frozen value
+        token: Callable[[str], str] = lambda job: "",
+        rank_ended: Callable[[str, int, str], None] = lambda job, rank, cause: None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """token: with which the ranks of a job join. rank_ended: told of ranks whose process is known to have ended."""
+        self._store = store
+        self._limits = limits
+        self._token = token
+        self._rank_ended = rank_ended
+        self._true_clock = clock
+        self._wall_clock = wall_clock
+        self._judge = JudgeClock(clock(), limits.tick_s, MOST_TICKS_LATE * limits.tick_s)
+        self.cluster = core.Cluster(version, PROTOCOL_VERSION, limits.reattach_grace_s)
+        self._agents: dict[str, CommandOutbox] = {}  # by name, of those that are connected
+        self._followers: dict[str, set[Follower]] = {}  # by job
+        self._readers: dict[int, tuple[Follower, str]] = {}  # with the agent
+        self._last_reader = 0
+        self._probe_secret = secrets.token_bytes(32)
+        self._effects: asyncio.Queue[core.Effect | asyncio.Future[None]] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._told: dict[str, str] = {}  # by job: the last line of the log
+
+    async def start(self) -> None:
+        """Goes on with the jobs that the store knows of."""
+        self.cluster.load([record for record, _ in await read_records(self._store)], self._clock())
+        self._tasks = [asyncio.create_task(self._carry_out_all()), asyncio.create_task(self._watch_clock())]
+
+    async def stop(self) -> None:
+        for commands in self._agents.values():
+            commands.fail(grpc.StatusCode.UNAVAILABLE, "The coordinator is stopping.")
+        for followers in self._followers.values():
+            for follower in followers:
+                follower.events.fail(grpc.StatusCode.UNAVAILABLE, "The coordinator is stopping.")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _clock(self) -> float:
+        return self._judge.read(self._true_clock())
+
+    # -- agents --------------------------------------------------------------------------------------------------------
+
+    def attach(self, register: pb.Register, commands: CommandOutbox) -> pb.NotRegistered | None:
+        """The agent of a host is there, and `commands` gets what it is to do; or why not."""
+        if refused := self.cluster.refuses(register):
+            _log.info("Refused: %s", refused.sentence)
+            return refused
+        if older := self._agents.get(register.name):
+            older.fail(grpc.StatusCode.ABORTED, "This agent opened a newer stream.")
+            self._forget_readers(register.name)
+        self._agents[register.name] = commands
+        commands.put(pb.AgentCommand(registered=pb.Registered(probe_secret=self._probe_secret)))
+        _log.info("Host %s is registered with %d slots.", register.name, register.slots)
+        self._do(self.cluster.attach(register, self._clock(), self._wall_clock()))
+        self._sync_all()
+        return None
+
+    def received(self, name: str, message: pb.AgentMessage) -> None:
+        """A message of an agent that is attached."""
+        if message.HasField("report"):
+            self._do(self.cluster.report(name, message.report, self._clock(), self._wall_clock()))
+        elif message.HasField("output"):
+            if found := self._readers.get(message.output.reader):
+                found[0].output(message.output.output)
+        elif message.HasField("log_end"):
+            if found := self._readers.pop(message.log_end.reader, None):
+                found[0].read_all(found[1])
+                self._sync(found[0])
+        elif message.HasField("reached"):
+            answer = message.reached
+            now_s, wall_s = self._clock(), self._wall_clock()
+            self._do(self.cluster.reached(name, answer.probe, answer.targets, now_s, wall_s))
+        elif message.HasField("drain"):
+            self._do(self.cluster.drain(name))
+
+    def detached(self, register: pb.Register, commands: CommandOutbox) -> None:
+        """A stream of the agent is over."""
+        if self._agents.get(register.name) is commands:
+            del self._agents[register.name]
+            _log.info("The agent of host %s has no connection any more.", register.name)
+            self._forget_readers(register.name)
+            self._do(self.cluster.detached(register.name, register.instance, self._clock()))
+            self._sync_all()
+
+    # -- jobs ----------------------------------------------------------------------------------------------------------
+
+    async def submit(self, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord | str:
+        """The record when it is in the store; or why the job is not taken."""
+        if sentence := refusal_of(spec):
+            return sentence
+        job_id = self._new_id(spec)
+        self._do(self.cluster.submit(job_id, spec, self._clock(), self._wall_clock()))
+        await self._done()
+        return public(self.cluster.jobs[job_id].record)
+
+    async def signal(self, job_id: str, signum: int, stop: bool) -> jobs_pb2.JobRecord | None:
+        """None for a job that nobody knows."""
+        if job_id not in self.cluster.jobs:
+            return None
+        self._do(self.cluster.signal(job_id, signum, stop, self._clock(), self._wall_clock()))
+        await self._done()
+        return public(self.cluster.jobs[job_id].record)
+
+    def listing(self, most: int) -> jobs_pb2.Listing:
+        """All jobs that are not over, `most` of the others, and agents."""
+        jobs = sorted(self.cluster.jobs.values(), key=lambda job: -job.record.number)
+        over = [job for job in jobs if job.is_over][:most]
+        found = jobs_pb2.Listing(jobs=[public(job.record) for job in jobs if not job.is_over or job in over])
+        for agent in self.cluster.agents.values():
+            away_s = None if agent.away_since_s is None else self._clock() - agent.away_since_s
+            state = "drains" if agent.is_draining else "ready" if away_s is None else f"away for {away_s:.0f} s"
+            found.agents.add(
+                name=agent.name,
+                slots=agent.register.slots,
+                free_slots=self.cluster.free_slots(agent.name),
+                gpus=len(agent.register.gpus),
+                state=state,
+                version=agent.register.version,
+                labels=agent.register.labels,
+            )
+        return found
+
+    def follow(self, follower: Follower) -> None:
+        """`follower` hears of its job, which is there, from now on."""
+        self._followers.setdefault(follower.job, set()).add(follower)
+        follower.changed(public(self.cluster.jobs[follower.job].record))
+        self._sync(follower)
+
+    def taken(self, follower: Follower, taken: jobs_pb2.Taken) -> None:
+        """The follower's reader has done with this output."""
+        job = self.cluster.jobs.get(follower.job)
+        if job is None:
+            return
+        agent_of = job.hosts()
+        by_agent: dict[str, jobs_pb2.Taken] = {}
+        for one in taken.ranks:
+            if one.rank < len(agent_of):
+                by_agent.setdefault(agent_of[one.rank], jobs_pb2.Taken()).ranks.append(one)
+        for agent, part in by_agent.items():
+            if (reader := follower.readers.get(agent)) and agent in self._agents:
+                self._agents[agent].put(pb.AgentCommand(taken=pb.LogTaken(reader=reader, taken=part)))
+
+    def unfollow(self, follower: Follower) -> None:
+        """Its stream is over."""
+        followers = self._followers.get(follower.job, set())
+        followers.discard(follower)
+        if not followers:
+            self._followers.pop(follower.job, None)
+        for agent, reader in follower.readers.items():
+            self._readers.pop(reader, None)
+            if agent in self._agents:
+                self._agents[agent].put(pb.AgentCommand(close=pb.CloseLog(reader=reader, release=True)))
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _do(self, effects: Sequence[core.Effect]) -> None:
+        for effect in effects:
+            self._effects.put_nowait(effect)
+
+    async def _done(self) -> None:
+        """Until everything that was decided so far is done."""
+        reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._effects.put_nowait(reached)
+        await reached
+
+    async def _carry_out_all(self) -> None:
+        while True:
+            effect = await self._effects.get()
+            try:
+                await self._carry_out(effect)
+            except Exception:
+                _log.exception("A bug in the coordinator: an effect of the cluster failed.")
+
+    async def _carry_out(self, effect: core.Effect | asyncio.Future[None]) -> None:
+        if isinstance(effect, asyncio.Future):
+            if not effect.done():
+                effect.set_result(None)
+        elif isinstance(effect, core.Save):
+            await self._until_stored(submitted_key(effect.job), effect.record)
+        elif isinstance(effect, core.Erase):
+            await self._until_stored(submitted_key(effect.job), None)
+        elif isinstance(effect, core.Command):
+            if commands := self._agents.get(effect.agent):
+                command = effect.command
+                if command.HasField("start"):
+                    command.start.token = self._token(command.start.job)
+                commands.put(command)
+        elif isinstance(effect, core.RankEnded):
+            self._rank_ended(effect.job, effect.rank, effect.cause)
+        else:
+            self._changed(effect.job)
+
+    async def _until_stored(self, key: str, value: bytes | None) -> None:
+        """This coordinator alone writes records, so that a write which is uncertain is written again."""
+        while True:
+            try:
+                if value is None:
+                    await self._store.delete(key)
+                else:
+                    await self._store.put(key, value)
+                return
+            except StoreError as error:
+                _log.warning("What has happened to a job can't be stored yet: %s", error)
+                await asyncio.sleep(STORE_RETRY_S)
+
+    def _changed(self, job_id: str) -> None:
+        if job_id not in self.cluster.jobs:
+            return
+        text = core.describe(self.cluster, job_id)
+        if self._told.get(job_id) != text:
+            self._told[job_id] = text
+            _log.info("%s", text)
+        job = self.cluster.jobs[job_id]
+        if job.is_over:
+            self._told.pop(job_id, None)
+        for follower in list(self._followers.get(job_id, ())):
+            follower.changed(public(job.record))
+            self._sync(follower)
+
+    def _sync_all(self) -> None:
+        for followers in list(self._followers.values()):
+            for follower in list(followers):
+                self._sync(follower)
+
+    def _sync(self, follower: Follower) -> None:
+        """Opens what the follower can read now, and ends it when there will be nothing more."""
+        job = self.cluster.jobs.get(follower.job)
+        if job is None:
+            follower.end()
+            return
+        for share in follower.wanted(job.record):
+            if share.agent in self._agents:
+                self._last_reader += 1
+                self._readers[self._last_reader] = (follower, share.agent)
+                read = follower.open_on(share, self._last_reader)
+                self._agents[share.agent].put(pb.AgentCommand(read=read))
+        follower.end_if_complete(job.record, self.cluster.agents.keys())
+
+    def _forget_readers(self, agent: str) -> None:
+        """Readers end with the agent's stream; new ones go on where they were."""
+        for reader, (follower, name) in list(self._readers.items()):
+            if name == agent:
+                del self._readers[reader]
+                follower.readers.pop(agent, None)
+
+    async def _watch_clock(self) -> None:
+        while True:
+            await asyncio.sleep(self._limits.tick_s)
+            if self._judge.tick(self._true_clock()):
+                self.cluster.restart_limits(self._clock())
+            try:
+                before = set(self.cluster.agents)
+                self._do(self.cluster.tick(self._clock(), self._wall_clock()))
+                if before - self.cluster.agents.keys():
+                    self._sync_all()
+            except Exception:
+                _log.exception("A bug in the coordinator: its watch over the cluster failed.")
+
+    def _new_id(self, spec: jobs_pb2.JobSpec) -> str:
+        while True:
+            job_id = f"{stem_of(spec)}-{secrets.token_hex(3)}"
+            if job_id not in self.cluster.jobs:
+                return job_id
+
+
+def stem_of(spec: jobs_pb2.JobSpec) -> str:
+    """What the id of a job begins with: its name, or the first argument that looks like a program."""
+    text = spec.name
+    if not text:
+        words = [word for word in spec.command[1:] if not word.startswith("-")]
+        is_python = spec.command[0].rpartition("/")[2].startswith("python")
+        text = (words[0] if is_python and words else spec.command[0]).rpartition("/")[2].removesuffix(".py")
+    kept = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._") else "-" for letter in text)
+    return kept.strip("-.")[:40] or "job"
+
+
+def public(record: jobs_pb2.JobRecord) -> jobs_pb2.JobRecord:
+    """A copy without the environment, which may hold secrets."""
+    copy = jobs_pb2.JobRecord()
+    copy.CopyFrom(record)
+    copy.spec.environment.clear()
+    return copy

@@ -1,0 +1,86 @@
+"""Somebody who follows a job: hears how it changes, and gets what its ranks print from whichever agents have it.
+
+Nothing is kept here. Each agent may have WINDOW_BYTES on the way, until the reader says what it has taken; so a reader
+that is slow holds back the agents, and in the end the ranks, but never fills this coordinator.
+"""
+
+from collections.abc import Iterator, Set
+
+from horovod.coordinator.core.clustered import OVER
+from horovod.protos.v1 import agents_pb2, jobs_pb2
+
+from .outbox import Outbox
+
+WINDOW_BYTES = 1 << 20
+MAX_EVENTS = 1 << 16  # more than all windows of a job can hold in the smallest messages is never queued
+
+JobOutbox = Outbox[jobs_pb2.JobEvent]
+
+
+class Follower:
+    def __init__(self, request: jobs_pb2.Open, events: JobOutbox) -> None:
+        self.job = request.job
+        self.events = events
+        self.readers: dict[str, int] = {}  # by agent
+        self._request = request
+        self._done: set[str] = set()  # agents that have sent everything
+        self._positions = {one.rank: one.position for one in getattr(request, "from")}
+
+    def changed(self, record: jobs_pb2.JobRecord) -> None:
+        self.events.put(jobs_pb2.JobEvent(record=record))
+
+    def output(self, output: jobs_pb2.Output) -> None:
+        self._positions[output.rank] = output.position
+        self.events.put(jobs_pb2.JobEvent(output=output))
+
+    def read_all(self, agent: str) -> None:
+        """That agent has sent everything."""
+        self.readers.pop(agent, None)
+        self._done.add(agent)
+
+    def wanted(self, record: jobs_pb2.JobRecord) -> Iterator[jobs_pb2.Share]:
+        """The shares whose output is there to be read and is not being read."""
+        if not self._request.output:
+            return
+        for share in record.shares:
+            if share.started and share.agent not in self._done and share.agent not in self.readers and self._of(share):
+                yield share
+
+    def open_on(self, share: jobs_pb2.Share, reader: int) -> agents_pb2.ReadLog:
+        """What to ask the agent; it goes on where the last reader there was."""
+        self.readers[share.agent] = reader
+        read = agents_pb2.ReadLog(
+            reader=reader,
+            job=self.job,
+            hold=self._request.hold,
+            until_now=self._request.until_now,
+            window_bytes=WINDOW_BYTES,
+        )
+        for rank in self._of(share):
+            getattr(read, "from").add(rank=rank, position=self._positions.get(rank, 0))
+        return read
+
+    def end_if_complete(self, record: jobs_pb2.JobRecord, agents: Set[str]) -> None:
+        """Nothing more will come when the job is over and everything was read that still can be."""
+        if record.state not in OVER and not self._request.until_now:
+            return
+        if (self._request.output and record.state in OVER) or self._request.until_now:
+            for share in record.shares:
+                if share.started and share.agent in agents and share.agent not in self._done and self._of(share):
+                    return
+        self.end()
+
+    def end(self) -> None:
+        self.events.put(jobs_pb2.JobEvent(ended=jobs_pb2.Ended()))
+        self.events.close()
+
+    def _of(self, share: jobs_pb2.Share) -> list[int]:
+        ranks = range(share.first_rank, share.first_rank + share.ranks)
+        wanted = self._request.ranks
+        return [rank for rank in ranks if not wanted or rank in wanted]
+
+
+def with_latest_record(items: list[jobs_pb2.JobEvent]) -> Iterator[jobs_pb2.JobEvent]:
+    """All output in order; of the records the latest alone."""
+    latest = next((item for item in reversed(items) if item.HasField("record")), None)
+    return (item for item in items if item is latest or not item.HasField("record"))

@@ -1,0 +1,87 @@
+"""The Jobs service: what `horovodrun --coordinator` asks for."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from horovod.coordinator.core.words import printable
+from horovod.protos.v1 import jobs_pb2 as pb
+
+from .cluster import ClusterHub
+from .follower import MAX_EVENTS, Follower, JobOutbox, with_latest_record
+from .outbox import Outbox
+from .sending import Sending, as_bytes
+from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
+
+LISTED_JOBS = 50  # that are over, unless a client asks for another number
+_SIGNALS = range(1, 65)
+
+
+class JobsService:
+    def __init__(self, hub: ClusterHub, sending: Sending) -> None:
+        self._hub = hub
+        self._sending = sending
+
+    async def Submit(self, request: pb.JobSpec, context: Context) -> pb.JobRecord:  # noqa: N802
+        async with own_errors(context, "a client"):
+            record = await self._hub.submit(request)
+        if isinstance(record, str):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, record)
+        return record
+
+    async def Follow(  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.FollowMessage], context: Context
+    ) -> None:
+        first = await first_message(request_iterator, context, "the job to follow")
+        job = first.open.job
+        if job not in self._hub.cluster.jobs:
+            await context.abort(grpc.StatusCode.NOT_FOUND, unknown(job))
+        events: JobOutbox = Outbox(MAX_EVENTS)
+        follower = Follower(first.open, events)
+        who = f"a client of job {printable(job, MAX_SHOWN)}"
+
+        def receive(message: pb.FollowMessage) -> None:
+            if not message.HasField("taken"):
+                raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, "A follower says what it has taken only.")
+            self._hub.taken(follower, message.taken)
+
+        try:
+            async with own_errors(context, who):
+                self._hub.follow(follower)
+            await converse(request_iterator, context, events, receive, with_latest_record, self._sending, who)
+        finally:
+            self._hub.unfollow(follower)
+
+    async def List(self, request: pb.ListRequest, context: Context) -> pb.Listing:  # noqa: N802
+        return self._hub.listing(request.most or LISTED_JOBS)
+
+    async def Signal(self, request: pb.SignalRequest, context: Context) -> pb.JobRecord:  # noqa: N802
+        if request.signal not in _SIGNALS:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"There is no signal {request.signal}.")
+        record: pb.JobRecord | None = None
+        async with own_errors(context, "a client"):
+            record = await self._hub.signal(request.job, request.signal, request.stop)
+        if record is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, unknown(request.job))
+        return record
+
+
+def unknown(job: str) -> str:
+    """The sentence for a job that is not there."""
+    return (
+        f"There is no job {printable(job, MAX_SHOWN)!r} here: `horovodrun ps` shows those that there are. The last 200 "
+        "that are over are kept."
+    )
+
+
+def add_jobs_to_server(server: grpc.aio.Server, service: JobsService) -> None:
+    """As the generated function, for a stream whose answers may be bytes already (sending.py)."""
+    unary = grpc.unary_unary_rpc_method_handler
+    handlers: dict[str, Any] = {
+        "Submit": unary(service.Submit, pb.JobSpec.FromString, as_bytes),
+        "List": unary(service.List, pb.ListRequest.FromString, as_bytes),
+        "Signal": unary(service.Signal, pb.SignalRequest.FromString, as_bytes),
+        "Follow": grpc.stream_stream_rpc_method_handler(service.Follow, pb.FollowMessage.FromString, as_bytes),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("horovod.v1.Jobs", handlers),))

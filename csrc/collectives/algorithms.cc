@@ -1,0 +1,26 @@
+#include "collectives/algorithms.h"
+
+#include "collectives/hierarchical/collectives.h"
+#include "collectives/mesh/collectives.h"
+#include "collectives/shared/collectives.h"
+
+namespace horovod {
+namespace algorithms {
+
+const Algorithms allreduce{shared::allreduce, mesh::allreduce, hierarchical::allreduce};
+const Algorithms allgather{shared::allgather, mesh::allgather};
+const Algorithms broadcast{shared::broadcast, mesh::broadcast};
+const Algorithms alltoall{shared::alltoall, mesh::alltoall};
+const Algorithms reducescatter{shared::reducescatter, mesh::reducescatter, hierarchical::reducescatter};
+const Algorithms barrier{};  // that every member has arrived is in the order log already
+
+}  // namespace algorithms
+
+const Algorithms& algorithms_of(OpType type) {
+#define HVD_ADDRESS(type, ...) &algorithms::type,
+  static constexpr const Algorithms* kAll[] = {HVD_OP_TYPES(HVD_ADDRESS)};
+#undef HVD_ADDRESS
+  return *kAll[static_cast<int>(type)];
+}
+
+}  // namespace horovod

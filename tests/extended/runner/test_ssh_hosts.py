@@ -1,0 +1,202 @@
+"""horovodrun on hosts that only ssh reaches: real sshd's, each in a network namespace of its own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from launching import DEADLINE_S, still_alive
+from sshd_hosts import Hosts
+
+LAUNCHER = [sys.executable, "-m", "horovod.runner.launch"]
+WORLD = """
+import os, sys
+import numpy, horovod.torch as hvd, torch
+hvd.init()
+print(hvd.rank(), hvd.local_rank(), hvd.cross_rank(), hvd.allreduce(torch.tensor(float(hvd.rank())), op=hvd.Sum).item())
+"""
+UP = "import os, signal, sys\nprint('up', os.getpid(), flush=True)\nwhile True: signal.pause()\n"
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Hosts]:
+    with Hosts(tmp_path, getattr(request, "param", 3)) as hosts:
+        yield hosts
+
+
+class Launch:
+    """A launcher on the first host."""
+
+    def __init__(self, hosts: Hosts, source: str, *options: str) -> None:
+        program = hosts.folder / "program.py"
+        program.write_text(source)
+        self.process = subprocess.Popen(
+            [*hosts.inside(hosts.names[0]), *LAUNCHER, *options, sys.executable, str(program)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=hosts.environ,
+        )
+
+    def ranks(self, count: int) -> list[psutil.Process]:
+        """Waits until so many have said that they are up."""
+        assert self.process.stdout is not None
+        lines = [self.process.stdout.readline() for _ in range(count)]
+        assert all(lines), self.process.communicate()
+        return [psutil.Process(int(line.split()[-1])) for line in lines]
+
+    def finish(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=DEADLINE_S)
+        return self.process.returncode, out, err
+
+
+def spec(hosts: Hosts, slots: int = 2) -> str:
+    return ",".join(f"{name}:{slots}" for name in hosts.names[1:])
+
+
+@pytest.mark.parametrize("hosts", [3, 5], indirect=True)
+def test_a_world_on_other_hosts(hosts: Hosts) -> None:
+    count = len(hosts.names) - 1
+    code, out, err = Launch(hosts, WORLD, "--verbose", "-np", str(2 * count), "-H", spec(hosts)).finish()
+    assert code == 0, err
+    total = float(sum(range(2 * count)))
+    expected = [f"[{rank}]<stdout>:{rank} {rank % 2} {rank // 2} {total}" for rank in range(2 * count)]
+    assert sorted(out.splitlines(), key=lambda line: int(line[1 : line.index("]")])) == expected
+    assert f"runs: ranks 0 and 1 on {hosts.names[1]}, over eth0" in err
+
+
+def test_this_host_needs_no_ssh(hosts: Hosts) -> None:
+    source = "import os; print(os.environ['HOROVOD_HOSTNAME'], os.environ.get('SSH_CONNECTION', 'no ssh'))"
+    code, out, err = Launch(hosts, source, "-np", "2", "-H", f"localhost:1,{hosts.names[1]}:1").finish()
+    assert code == 0, err
+    assert f"[0]<stdout>:{hosts.names[0]} no ssh" in out
+    assert f"[1]<stdout>:{hosts.names[1]} {hosts.addresses[hosts.names[0]]} " in out
+
+
+def test_one_line_for_each_host_that_fails(hosts: Hosts) -> None:
+    fine, dead = hosts.names[1:]
+    hosts.stop_sshd(dead)
+    started = Launch(hosts, UP, "-np", "3", "-H", f"{fine}:1,{dead}:1,nowhere.invalid:1")
+    code, out, err = started.finish()
+    assert (code, out) == (1, "")
+    lines = err.splitlines()
+    assert lines[0].startswith("horovodrun: could not connect to some hosts via ssh (no agent on 2 of 3 hosts)")
+    assert f"  {dead}: it can't be reached (" in err
+    assert "Connection refused" in err
+    assert "  nowhere.invalid: its name is not known here (" in err
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("known", "words"),
+    [
+        ("", "its host key is not known. Connect once by `ssh "),
+        ("another", "its host key is another one than in known_hosts"),
+    ],
+)
+def test_host_keys_are_verified(hosts: Hosts, known: str, words: str) -> None:
+    other = " ".join((hosts.folder / "other_key.pub").read_text().split()[:2])
+    address = hosts.addresses[hosts.names[1]]
+    hosts.known_hosts(f"[{address}]:2222 {other}\n" if known else "")
+    code, _, err = Launch(hosts, UP, "-np", "1", "-H", f"{hosts.names[1]}:1").finish()
+    assert code == 1
+    assert words in err
+
+
+def test_unless_told_otherwise(hosts: Hosts) -> None:
+    hosts.known_hosts("")
+    options = ["-np", "1", "-H", f"{hosts.names[1]}:1"]
+    code, out, err = Launch(hosts, "print('ran')", "--ssh-host-keys", "accept-new", *options).finish()
+    assert (code, out) == (0, "[0]<stdout>:ran\n"), err
+    assert Launch(hosts, "print('ran')", *options).finish()[0] == 0  # from now on it is known
+
+
+def test_a_key_that_is_refused(hosts: Hosts) -> None:
+    other = str(hosts.folder / "other_key")
+    config = hosts.folder / "config"
+    config.write_text(config.read_text().replace("user_key", "no_such_key"))
+    code, _, err = Launch(hosts, UP, "-i", other, "-np", "1", "-H", f"{hosts.names[1]}:1").finish()
+    assert code == 1
+    assert f"{hosts.names[1]}: it refuses the key (" in err
+    options = ["-i", str(hosts.folder / "user_key"), "-p", "2222", "-np", "1", "-H", f"{hosts.names[1]}:1"]
+    assert Launch(hosts, "pass", *options).finish()[0] == 0
+
+
+def test_the_credential_is_in_no_argument(hosts: Hosts) -> None:
+    source = f"""
+import os, psutil
+token = os.environ["HOROVOD_TOKEN"]
+seen = [one.info["cmdline"] or [] for one in psutil.process_iter(["cmdline"])]
+print(len(token) > 20, any(token in word for words in seen for word in words))
+{UP.splitlines()[0]}
+"""
+    code, out, err = Launch(hosts, source, "-np", "1", "-H", f"{hosts.names[1]}:1").finish()
+    assert (code, out) == (0, "[0]<stdout>:True False\n"), err
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_when_the_launcher_ends(hosts: Hosts, signum: signal.Signals) -> None:
+    launched = Launch(hosts, UP, "-np", "4", "-H", spec(hosts))
+    ranks = launched.ranks(4)
+    agents = [parent for rank in ranks for parent in rank.parents()[:1]]
+    launcher = psutil.Process(launched.process.pid)
+    assert "horovod.runner.launch" in " ".join(launcher.cmdline())
+    launcher.send_signal(signum)
+    launched.finish()
+    assert still_alive(ranks + agents) == []
+
+
+def test_nothing_is_left_when_ssh_ends(hosts: Hosts) -> None:
+    launched = Launch(hosts, UP, "-np", "2", "-H", spec(hosts, 1))
+    ranks = launched.ranks(2)
+    for child in psutil.Process(launched.process.pid).children():
+        if child.name() == "ssh":
+            child.kill()
+    code, _, _ = launched.finish()
+    assert code != 0
+    assert still_alive(ranks) == []
+
+
+def test_a_host_whose_cable_is_pulled(hosts: Hosts) -> None:
+    """The others are told which host is lost; the ranks there are ended by their own agent."""
+    options = ["--keepalive-timeout-seconds", "2", "--reattach-grace-seconds", "2"]
+    launched = Launch(hosts, UP, *options, "-np", "2", "-H", spec(hosts, 1))
+    ranks = launched.ranks(2)
+    lost = hosts.names[2]
+    hosts.cut(lost)
+    code, _, err = launched.finish()
+    assert code == 255
+    assert f"Rank 1 on host {lost} (pid {ranks[1].pid}) is lost: host {lost} has had no connection" in err
+    assert still_alive(ranks) == []
+
+
+def test_another_version_there(hosts: Hosts) -> None:
+    """A Python on the way to which another Horovod is found first."""
+    fake = hosts.folder / "fake" / "horovod"
+    fake.mkdir(parents=True)
+    (fake / "__init__.py").write_text("__version__ = '0.28.1'\n")
+    (hosts.folder / "program.py").write_text("")
+    code = subprocess.run(
+        [*hosts.inside(hosts.names[0]), *LAUNCHER, "-np", "1", "-H", f"{hosts.names[1]}:1", "true"],
+        capture_output=True,
+        text=True,
+        env=hosts.environ,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert code.returncode == 0, code.stderr
+
+
+def test_hosts_that_do_not_reach_each_other(hosts: Hosts) -> None:
+    one, other = hosts.names[1:]
+    for source, target in ((one, other), (other, one)):
+        subprocess.run(["ip", "-n", source, "route", "add", "blackhole", f"{hosts.addresses[target]}/32"], check=True)
+    code, _, err = Launch(hosts, UP, "-np", "2", "-H", spec(hosts, 1)).finish()
+    assert code == 1
+    assert f"The hosts do not reach each other: {other} can't connect to {one} at {hosts.addresses[one]} (eth0)" in err

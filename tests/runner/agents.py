@@ -1,0 +1,74 @@
+"""A coordinator and agents of several hosts on this one, for tests: real processes on the loopback interface."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from horovod.coordinator.limits import Limits
+from horovod.coordinator.server import EmbeddedCoordinator
+
+AGENT = [sys.executable, "-m", "horovod.worker.agent"]
+DEADLINE_S = 60
+
+
+class Agents:
+    """`with Agents(tmp_path) as agents: agents.add("h1")`. Nothing is left at the end, whatever a test does."""
+
+    def __init__(self, folder: Path, limits: Limits | None = None) -> None:
+        self.folder = folder
+        self.coordinator = EmbeddedCoordinator(token="secret-of-this-test", limits=limits)
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+
+    def __enter__(self) -> Agents:
+        self.coordinator.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        families = []
+        for process in self.processes.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                families += psutil.Process(process.pid).children(recursive=True)
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+        for process in self.processes.values():
+            try:
+                process.communicate(timeout=DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+        for one in families:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        self.coordinator.stop()
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {**os.environ, "HOROVOD_TOKEN": self.coordinator.token or ""}
+
+    def add(self, name: str, slots: int = 2, *options: str) -> subprocess.Popen[str]:
+        """Starts the agent of a host; returns when it is registered."""
+        command = [*AGENT, "--coordinator", self.coordinator.address, "--name", name, "--slots", str(slots)]
+        process = self.processes[name] = subprocess.Popen(
+            [*command, "--state-dir", str(self.folder / name), *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.environ,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"horovod-worker serves {slots} slots as {name}\n", process.communicate()[1]
+        return process
+
+    @property
+    def options(self) -> list[str]:
+        """Of a launcher that is to use these agents."""
+        return ["--coordinator", self.coordinator.address]

@@ -1,0 +1,109 @@
+"""Jobs on two agents of this host: placed, followed, ended; and an agent that is killed while its ranks run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from agents import Agents
+from launching import Launched, still_alive
+
+Launch = Callable[..., Launched]
+Program = Callable[[str], list[str]]
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[Agents]:
+    with Agents(tmp_path) as agents:
+        agents.add("h1")
+        agents.add("h2")
+        yield agents
+
+
+def test_output_and_exit_code_come_back(agents: Agents, launch: Launch, program: Program) -> None:
+    source = """
+print(os.environ["HOROVOD_HOSTNAME"], os.environ["HOROVOD_LOCAL_RANK"], os.environ["HOROVOD_CROSS_RANK"])
+print("an error", file=sys.stderr)
+os.write(1, bytes(range(1, 10)) + b"\\n" if rank == 2 else b"")
+"""
+    launched = launch(*agents.options, "-np", "4", *program(source), environ=agents.environ)
+    code, out, err = launched.finish()
+    assert code == 0, err
+    assert sorted(line for line in out.splitlines() if " " in line) == [
+        "[0]<stdout>:h1 0 0",
+        "[1]<stdout>:h1 1 0",
+        "[2]<stdout>:h2 0 1",
+        "[3]<stdout>:h2 1 1",
+    ]
+    assert sorted(err.splitlines()) == [f"[{rank}]<stderr>:an error" for rank in range(4)]
+
+
+def test_a_rank_that_fails_ends_those_on_other_hosts(agents: Agents, launch: Launch, program: Program) -> None:
+    source = "print('up')\nsys.exit(7) if rank == 1 else wait_for_signals()"
+    code, _, err = launch(*agents.options, "-np", "4", *program(source), environ=agents.environ).finish()
+    assert code == 7
+    assert "Rank 1 on host h1 (pid " in err
+    assert "ended with exit code 7; after that ranks 0, 2 and 3 were stopped by this launcher." in err
+
+
+def test_ctrl_c_ends_the_job(agents: Agents, launch: Launch, program: Program) -> None:
+    launched = launch(*agents.options, "-np", "2", *program("print(os.getpid())\nwait_for_signals()"),
+                      environ=agents.environ)  # fmt: skip
+    ranks = [psutil.Process(int(line.partition(":")[2])) for line in launched.lines(2)]
+    launched.signal(signal.SIGINT)
+    code, _, err = launched.finish()
+    assert code == 128 + signal.SIGINT
+    assert "Stopped by SIGINT; no rank is left." in err
+    assert still_alive(ranks) == []
+
+
+def test_a_job_survives_the_kill_of_its_agent(agents: Agents, launch: Launch, program: Program, tmp_path: Path) -> None:
+    """Its ranks run on under their keeper, and the next agent finds them."""
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    source = f"print(os.getpid())\nopen({str(go)!r}).read()\nprint('done')"
+    launched = launch(*agents.options, "-np", "1", *program(source), environ=agents.environ)
+    (line,) = launched.lines(1)
+    agents.processes["h1"].kill()
+    agents.processes["h1"].communicate()
+    assert psutil.pid_exists(int(line.partition(":")[2]))
+    agents.add("h1")
+    with go.open("w"):
+        pass
+    code, out, err = launched.finish()
+    assert (code, out) == (0, "[0]<stdout>:done\n"), err
+
+
+def test_ranks_without_an_agent_are_ended(tmp_path: Path, launch: Launch, program: Program) -> None:
+    with Agents(tmp_path) as agents:
+        agents.add("h1", 2, "--orphan-grace-seconds", "0.2")
+        launched = launch(*agents.options, "-np", "2", *program("print(os.getpid())\nwait_for_signals()"),
+                          environ=agents.environ)  # fmt: skip
+        ranks = [psutil.Process(int(line.partition(":")[2])) for line in launched.lines(2)]
+        agents.processes["h1"].kill()
+        agents.processes["h1"].communicate()
+        assert still_alive(ranks) == []
+        agents.add("h1")  # tells what it finds
+        code, _, err = launched.finish()
+        assert code == 128 + signal.SIGTERM
+        assert "ended by signal 15" in err or "stopped by this launcher" in err
+
+
+def test_an_agent_that_drains_leaves_when_its_job_has_ended(
+    agents: Agents, launch: Launch, program: Program, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    source = f"print('up')\nopen({str(go)!r}).read()"
+    launched = launch(*agents.options, "-np", "1", *program(source), environ=agents.environ)
+    launched.lines(1)
+    agents.processes["h1"].terminate()
+    assert "Draining" in agents.processes["h1"].stderr.readline()  # type: ignore[union-attr]
+    with go.open("w"):
+        pass
+    assert launched.finish()[0] == 0
+    assert agents.processes["h1"].wait(60) == 0

@@ -1,0 +1,203 @@
+"""`horovod-worker`: the agent of this host. Serves until SIGTERM, and then until the jobs that run there have ended."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import resource
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from horovod import __version__
+from horovod.worker.agent.bound import serve_launcher
+from horovod.worker.agent.daemon import Daemon, Host
+from horovod.worker.agent.gpus import visible_gpus
+from horovod.worker.agent.threads import usable_cores
+from horovod.worker.runtime.errors import StartError
+from horovod.worker.runtime.tls import ClientTls
+from horovod.worker.runtime.token import given_token
+from horovod.worker.setting import split_address
+from horovod.worker.settings import resolve
+from horovod.worker.words import reason_of
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+_NAME = re.compile(r"[\w.-]{1,255}", re.ASCII)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    order: Mapping[str, Any] = {}
+    if arguments.stdin:
+        try:
+            order = json.loads(sys.stdin.readline())
+        except ValueError:
+            return _fail("There is no order on stdin.", EXIT_USAGE)
+        arguments.name, arguments.slots = order["name"], order["slots"]
+    logging.basicConfig(
+        level=logging.INFO if arguments.verbose else logging.WARNING,
+        format=f"%(asctime)s horovod-worker on {arguments.name}: %(message)s",
+    )
+    logging.getLogger("grpc").setLevel(logging.WARNING)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # each rank takes several descriptors
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        if order:
+            sentence = serve_launcher(_host(arguments), order, os.environ)
+        else:
+            settings = resolve()
+            addresses = _addresses(arguments.coordinator or settings.coordinator or "")
+            sentence = asyncio.run(_serve(_host(arguments), addresses, given_token(settings), ClientTls.of(settings)))
+    except (ValueError, StartError) as error:
+        return _fail(str(error), EXIT_USAGE)
+    except OSError as error:
+        return _fail(reason_of(error), EXIT_FAILED)
+    return _fail(sentence, EXIT_FAILED) if sentence else 0
+
+
+async def _serve(host: Host, addresses: Sequence[str], token: str | None, tls: ClientTls | None) -> str:
+    daemon = Daemon(host, addresses, token, __version__, os.environ, tls)
+    return await serve(daemon)
+
+
+async def serve(daemon: Daemon) -> str:
+    """Runs the agent with signals that drain or end it; why it had to give up, if so."""
+    loop = asyncio.get_running_loop()
+    asked: list[int] = []
+
+    def on_signal(signum: int) -> None:
+        asked.append(signum)
+        if len(asked) > 1 or signum == signal.SIGINT:
+            daemon.end_all()
+        else:
+            daemon.drain()
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, on_signal, signum)
+    telling = asyncio.create_task(_announce(daemon))
+    try:
+        return await daemon.run()
+    finally:
+        telling.cancel()
+
+
+async def _announce(daemon: Daemon) -> None:
+    await daemon.registered.wait()
+    print(f"horovod-worker serves {daemon.host.slots} slots as {daemon.host.name}", flush=True)
+
+
+def _host(arguments: argparse.Namespace) -> Host:
+    gpus, _ = visible_gpus(os.environ) if arguments.gpus is None else (arguments.gpus.split(","), "")
+    gpus = [gpu for gpu in gpus if gpu]
+    cpus = usable_cores()
+    slots = arguments.slots if arguments.slots is not None else len(gpus) or max(1, int(cpus))
+    state = arguments.state_dir or str(default_state(arguments.name))
+    return Host(
+        name=arguments.name,
+        slots=slots,
+        state=Path(state).absolute(),
+        gpus=gpus,
+        cpus=cpus,
+        memory_bytes=psutil.virtual_memory().total,
+        labels=dict(arguments.labels),
+        network_interfaces=resolve().network_interfaces,
+        log_limit_bytes=arguments.log_limit_mb << 20,
+        orphan_grace_s=arguments.orphan_grace_seconds,
+    )
+
+
+def default_state(name: str) -> Path:
+    """Where an agent keeps its jobs: systemd's StateDirectory, root's own place, the user's, or a temporary one."""
+    if given := os.environ.get("STATE_DIRECTORY", "").partition(":")[0]:
+        return Path(given) / name
+    if os.geteuid() == 0:
+        return Path("/var/lib/horovod") / name
+    if home := os.environ.get("XDG_STATE_HOME", ""):
+        return Path(home) / "horovod" / name
+    if home := os.environ.get("HOME", ""):
+        return Path(home) / ".local/state/horovod" / name
+    return Path(tempfile.gettempdir()) / f"horovod-{os.geteuid()}" / "agents" / name
+
+
+def _addresses(text: str) -> list[str]:
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    if not found:
+        raise ValueError(
+            "There is no coordinator to serve: give --coordinator host:port, or several separated by commas (or "
+            "HOROVOD_COORDINATOR)."
+        )
+    for address in found:
+        split_address(address, "--coordinator")
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="horovod-worker",
+        description="Serves this host to a coordinator: starts, watches and ends training processes, and keeps their "
+        "output. SIGTERM drains: the agent ends when the jobs that run have ended; a second signal ends them.",
+        epilog="The token comes from HOROVOD_TOKEN or HOROVOD_TOKEN_FILE.",
+    )
+    parser.add_argument("--coordinator", metavar="A:29400,B:29400", help="where coordinators listen")
+    parser.add_argument("--name", type=_name, default=socket.gethostname(), help="of this host (default: %(default)s)")
+    parser.add_argument(
+        "--slots", type=_count, metavar="N", help="processes that may run here; default: GPUs, or cores"
+    )
+    parser.add_argument("--gpus", metavar="IDS", help="instead of those found, as CUDA_VISIBLE_DEVICES names them")
+    parser.add_argument("--labels", type=_label, nargs="+", action="extend", default=[], metavar="K=V")
+    parser.add_argument("--state-dir", metavar="DIR", help="where jobs and their output are kept")
+    parser.add_argument(
+        "--log-limit-mb", type=_count, default=64, metavar="MB", help="output that is kept of each rank (default: 64)"
+    )
+    parser.add_argument(
+        "--orphan-grace-seconds",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="how long ranks may run on after this agent was killed, until another one is there (default: 60)",
+    )
+    parser.add_argument("--verbose", action="store_true", help="log what happens")
+    parser.add_argument("--stdin", action="store_true", help=argparse.SUPPRESS)  # for horovodrun: see bound.py
+    return parser
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name for a host: letters, digits, dots, dashes, underscores")
+    return text
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) <= 1 << 16:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to {1 << 16}, not {text!r}")
+    return int(text)
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"expected key=value, not {text!r}")
+    return key, value
+
+
+def _fail(sentence: str, code: int) -> int:
+    print(f"horovod-worker: {sentence}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

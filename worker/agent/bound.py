@@ -1,0 +1,116 @@
+"""An agent that belongs to one launcher: it gets its order on stdin, and when that closes it ends its ranks and leaves.
+
+The order is one line of JSON: `name` and `slots` of this host, `coordinators` (addresses, one of which this host can
+reach) and `token`. Its state is a folder of its own, which is gone when it leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import fcntl
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from horovod import __version__
+from horovod.worker.agent.daemon import Daemon, Host
+from horovod.worker.setting import split_address
+
+CONNECT_TIMEOUT_S = 5.0  # for each address, all at the same time
+ALONE_S = 30.0  # without its coordinator, though stdin is open: the network between them is cut
+ORPHAN_GRACE_S = 5.0  # after this agent was killed; nobody starts another one
+_PREFIX = "horovod-agent-"
+
+
+def serve_launcher(host: Host, order: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    """Serves until the launcher is gone; why it had to give up, as a sentence, or an empty string."""
+    _remove_leftovers()
+    state = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.geteuid()}-")
+    try:
+        own = dataclasses.replace(host, state=Path(state), orphan_grace_s=ORPHAN_GRACE_S)
+        return asyncio.run(_serve(own, order, environ))
+    finally:
+        shutil.rmtree(state, ignore_errors=True)
+
+
+async def _serve(host: Host, order: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    from horovod.worker.agent.__main__ import serve
+
+    address = await reachable(likeliest_first(order["coordinators"], environ))
+    if address is None:
+        return f"This host does not reach the launcher at any of {', '.join(order['coordinators'])}."
+    daemon = Daemon(host, [address], order["token"], __version__, environ)
+    watching = asyncio.create_task(_watch(daemon))
+    try:
+        return await serve(daemon)
+    finally:
+        watching.cancel()
+
+
+def likeliest_first(addresses: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """The address that ssh came from leads back to the launcher, unless something on the way has changed it."""
+    came_from = environ.get("SSH_CONNECTION", "").partition(" ")[0]
+    return sorted(addresses, key=lambda address: split_address(address, "coordinator")[0] != came_from)
+
+
+async def reachable(addresses: Sequence[str]) -> str | None:
+    """The first of `addresses` that accepts connections."""
+
+    async def accepts(address: str) -> bool:
+        try:
+            _, writer = await asyncio.wait_for(
+                asyncio.open_connection(*split_address(address, "coordinator")), CONNECT_TIMEOUT_S
+            )
+        except (OSError, asyncio.TimeoutError):
+            return False
+        writer.close()
+        return True
+
+    asked = [asyncio.create_task(accepts(address)) for address in addresses]
+    try:
+        for address, answer in zip(addresses, asked, strict=True):
+            if await answer:
+                return address
+        return None
+    finally:
+        for task in asked:
+            task.cancel()
+
+
+async def _watch(daemon: Daemon) -> None:
+    """Ends the agent when the launcher is gone."""
+    loop = asyncio.get_running_loop()
+    closed = asyncio.Event()
+    loop.add_reader(sys.stdin.fileno(), _on_stdin, closed)
+    waiting = asyncio.create_task(closed.wait())
+    alone_since = loop.time()
+    while not closed.is_set() and loop.time() - alone_since < ALONE_S:
+        await asyncio.wait({waiting}, timeout=1.0)
+        if daemon.registered.is_set():
+            alone_since = loop.time()
+    daemon.end_all()
+
+
+def _on_stdin(closed: asyncio.Event) -> None:
+    with contextlib.suppress(BlockingIOError):
+        if not os.read(sys.stdin.fileno(), 4096):
+            asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+            closed.set()
+
+
+def _remove_leftovers() -> None:
+    """Folders of agents that were killed: nobody holds their lock."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}{os.geteuid()}-*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)

@@ -1,0 +1,329 @@
+"""The agent of one host: registers what the host has, starts what it is told, reports what becomes of it.
+
+It holds nothing that can't be lost. Ranks belong to keepers (keeper.py), their output and their ends are in the folder
+of the job, and a coordinator learns all of it when the agent registers. So the agent may be killed or updated, and the
+coordinator may change, while jobs run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+import signal
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from horovod.protos.v1 import agents_pb2 as pb
+from horovod.protos.v1 import membership_pb2
+from horovod.worker.agent.environment import slots_of
+from horovod.worker.agent.feed import Feed
+from horovod.worker.agent.keeper import Order
+from horovod.worker.agent.kept import KeptJob
+from horovod.worker.agent.link import Link
+from horovod.worker.agent.log import LIMIT_BYTES
+from horovod.worker.agent.reach import ProbePort, probe
+from horovod.worker.runtime.host import choose_interfaces, interfaces, is_loopback, process_namespace
+from horovod.worker.runtime.session import PROTOCOL_VERSION
+from horovod.worker.runtime.tls import ClientTls
+from horovod.worker.setting import split_address
+from horovod.worker.words import reason_of
+
+KEPT_JOBS = 100  # folders of jobs that are over
+KEPT_BYTES = 10 << 30  # in them
+FAREWELL_S = 10.0  # for the coordinator to record the last reports, and for readers of the last output
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Host:
+    """What an agent offers."""
+
+    name: str
+    slots: int
+    state: Path
+    gpus: Sequence[str] = ()
+    cpus: float = 1.0
+    memory_bytes: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    network_interfaces: tuple[str, ...] = ()
+    log_limit_bytes: int = LIMIT_BYTES
+    orphan_grace_s: float = 60.0  # how long ranks may run without an agent
+
+
+class Daemon:
+    """Make it in an event loop; then `run`."""
+
+    def __init__(
+        self,
+        host: Host,
+        addresses: Sequence[str],
+        token: str | None,
+        version: str,
+        environ: Mapping[str, str],
+        tls: ClientTls | None = None,
+    ) -> None:
+        self.host = host
+        self._version = version
+        self._environ = environ
+        self._instance = secrets.token_hex(8)
+        self._jobs: dict[str, KeptJob] = {}
+        self._feeds: dict[int, tuple[Feed, asyncio.Task[None]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._starting: dict[str, list[dict[str, Any]]] = {}  # jobs without a keeper yet, with what they are told
+        self._unstarted: dict[str, str] = {}  # why jobs could not be started, until that is recorded
+        self._probes = ProbePort(host.name)
+        self._link = Link(addresses, token, self._register, self._obey, self._lost_coordinator, tls)
+        self._draining = False
+        self._leaving = asyncio.Event()  # all has ended, or is to end
+        self._idle = asyncio.Event()
+
+    async def run(self) -> str:
+        """Serves until it is told to leave; returns why it had to give up, if so. OSError, ValueError at the start."""
+        self.host.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _only_one(self.host.state):
+            await self._adopt()
+            await self._probes.start()
+            serving = asyncio.create_task(self._link.run())
+            leaving = asyncio.create_task(self._leave())
+            try:
+                await asyncio.wait({serving, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                return serving.result() if serving.done() else ""
+            finally:
+                for task in (serving, leaving, *self._tasks, *(task for _, task in self._feeds.values())):
+                    task.cancel()
+                await asyncio.gather(serving, leaving, *self._tasks, return_exceptions=True)
+                self._probes.close()
+                for kept in self._jobs.values():
+                    kept.close()
+
+    @property
+    def registered(self) -> asyncio.Event:
+        """Set while a coordinator has this agent."""
+        return self._link.registered
+
+    def drain(self) -> None:
+        """Takes no more jobs and leaves when those that run have ended."""
+        if not self._draining:
+            log.warning("Draining: no new jobs; this agent ends with those that run.")
+            self._draining = True
+            self._link.send(drain=pb.Drain())
+            self._leaving.set()
+
+    def end_all(self, signum: int = signal.SIGTERM) -> None:
+        """Ends every rank and then leaves."""
+        self._draining = True
+        for job in [*self._jobs, *self._starting]:
+            self._tell(job, signal=signum, stop=True)
+        self._leaving.set()
+
+    # -- the coordinator -----------------------------------------------------------------------------------------------
+
+    def _register(self, address: str) -> pb.Register:
+        host = self.host
+        on_loopback = is_loopback(split_address(address, "coordinator")[0])
+        found = choose_interfaces(interfaces(), host.network_interfaces, coordinator_on_loopback=on_loopback)
+        register = pb.Register(
+            protocol_version=PROTOCOL_VERSION,
+            version=self._version,
+            name=host.name,
+            instance=self._instance,
+            slots=host.slots,
+            gpus=host.gpus,
+            cpus=host.cpus,
+            memory_bytes=host.memory_bytes,
+            labels=host.labels,
+            interfaces=[
+                membership_pb2.Interface(address=text, name=one.name) for one in found for text in one.addresses
+            ],
+            probe_port=self._probes.port,
+            process_namespace=process_namespace(),
+            draining=self._draining,
+        )
+        for kept in self._jobs.values():
+            if not kept.recorded.is_set():
+                register.jobs.append(kept.report())
+        for job in self._starting:
+            register.jobs.add(job=job)
+        for job, error in self._unstarted.items():
+            register.jobs.add(job=job, over=True, error=error)
+        return register
+
+    def _obey(self, command: pb.AgentCommand) -> None:
+        if command.HasField("registered"):
+            self._probes.secret = command.registered.probe_secret
+            log.info("Registered with the coordinator at %s.", self._link.address)
+        elif command.HasField("start"):
+            self._start_share(command.start)
+        elif command.HasField("end"):
+            self._tell(command.end.job, end=True)
+        elif command.HasField("signal"):
+            self._tell(command.signal.job, signal=command.signal.signal, stop=command.signal.stop)
+        elif command.HasField("forget"):
+            self._unstarted.pop(command.forget.job, None)
+            if kept := self._jobs.get(command.forget.job):
+                kept.record()
+                self._clear_old()
+                self._look_idle()
+        elif command.HasField("read"):
+            self._read_log(command.read)
+        elif command.HasField("taken"):
+            if found := self._feeds.get(command.taken.reader):
+                found[0].taken(command.taken.taken)
+        elif command.HasField("close"):
+            self._close_feed(command.close.reader, command.close.release)
+        elif command.HasField("probe"):
+            self._spawn(self._probe(command.probe))
+
+    def _lost_coordinator(self) -> None:
+        for reader in list(self._feeds):
+            self._close_feed(reader, for_good=False)
+
+    # -- jobs ----------------------------------------------------------------------------------------------------------
+
+    def _start_share(self, start: pb.StartShare) -> None:
+        if kept := self._jobs.get(start.job):
+            self._link.send(report=kept.report())
+        elif start.job not in self._starting:
+            self._starting[start.job] = []
+            self._spawn(self._start(start))
+
+    async def _start(self, start: pb.StartShare) -> None:
+        try:
+            slots = await asyncio.to_thread(  # which may ask the driver how many GPUs there are
+                slots_of, start, self._environ, coordinator=self._link.address, host=self.host.name
+            )
+            order = Order(slots, start.hold, self.host.log_limit_bytes, self.host.orphan_grace_s)
+            kept = await KeptJob.start(start.job, self.host.state / "jobs", order, self._on_change)
+        except (OSError, ValueError) as error:
+            text = reason_of(error) if isinstance(error, OSError) else str(error)
+            file = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
+            del self._starting[start.job]
+            error_text = self._unstarted[start.job] = f"host {self.host.name} can't start it: {text}{file}"
+            self._link.send(report=pb.JobReport(job=start.job, over=True, error=error_text))
+            self._look_idle()
+            return
+        self._jobs[start.job] = kept
+        for command in self._starting.pop(start.job):
+            kept.tell(**command)
+        self._on_change(kept)
+
+    def _tell(self, job: str, **command: Any) -> None:
+        if job in self._starting:
+            self._starting[job].append(command)
+        elif kept := self._jobs.get(job):
+            kept.tell(**command)
+
+    async def _adopt(self) -> None:
+        folder = self.host.state / "jobs"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime):
+            kept = await KeptJob.adopt(path, self._on_change)
+            self._jobs[kept.job] = kept
+            if kept.running:
+                log.warning("Job %s runs on: its ranks were found again.", kept.job)
+        self._clear_old()
+
+    def _on_change(self, kept: KeptJob) -> None:
+        if self._jobs.get(kept.job) is kept:  # not while it starts
+            self._link.send(report=kept.report())
+            self._look_idle()
+
+    async def _leave(self) -> None:
+        await self._leaving.wait()
+        self._look_idle()
+        await self._idle.wait()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._last_words(), FAREWELL_S)
+
+    def _look_idle(self) -> None:
+        if self._draining and not self._starting and all(kept.over.is_set() for kept in self._jobs.values()):
+            self._idle.set()
+
+    async def _last_words(self) -> None:
+        await asyncio.gather(*(kept.recorded.wait() for kept in self._jobs.values()))
+        while self._feeds:
+            await asyncio.wait({task for _, task in self._feeds.values()})
+
+    def _clear_old(self) -> None:
+        """Makes room: folders of jobs that are over and recorded, the oldest first."""
+        over = [kept for kept in self._jobs.values() if kept.recorded.is_set() and kept.over.is_set()]
+        sizes = {kept.job: _bytes_in(kept.folder) for kept in over}
+        total, count = sum(sizes.values()), len(over)
+        for kept in over:
+            if count <= KEPT_JOBS and total <= KEPT_BYTES:
+                break
+            total, count = total - sizes[kept.job], count - 1
+            kept.remove()
+            del self._jobs[kept.job]
+
+    # -- output and probes ---------------------------------------------------------------------------------------------
+
+    def _read_log(self, request: pb.ReadLog) -> None:
+        kept = self._jobs.get(request.job)
+        if kept is None:
+            self._link.send(log_end=pb.LogEnd(reader=request.reader))
+            return
+        feed = Feed(request, kept, self._link.send)
+        if feed.holds:
+            kept.held_by_reader()
+        task = asyncio.create_task(feed.run())
+        self._feeds[request.reader] = (feed, task)
+        task.add_done_callback(lambda task: self._feed_ended(request.reader, task))
+
+    def _feed_ended(self, reader: int, task: asyncio.Task[None]) -> None:
+        self._feeds.pop(reader, None)
+        if not task.cancelled() and (error := task.exception()):
+            log.error("A bug of the agent: output could not be sent: %s", error, exc_info=error)
+
+    def _close_feed(self, reader: int, for_good: bool) -> None:
+        if found := self._feeds.pop(reader, None):
+            feed, task = found
+            task.cancel()
+            if feed.holds:
+                feed.kept.left_by_reader(for_good)
+
+    async def _probe(self, request: pb.ProbeTargets) -> None:
+        reached = await probe(request.targets, self._probes.secret, request.timeout_seconds)
+        self._link.send(reached=pb.Reached(probe=request.probe, targets=reached))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.error("A bug of the agent: %s", error, exc_info=error)
+
+
+@contextlib.contextmanager
+def _only_one(state: Path) -> Iterator[None]:
+    """Two agents with the same state would both adopt its jobs. The lock ends with this process."""
+    descriptor = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"Another agent uses {str(state)!r}. Several agents on one host need names of their own (--name) or "
+                "folders of their own (--state-dir)."
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _bytes_in(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_blocks * 512
+    return total

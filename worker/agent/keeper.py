@@ -1,0 +1,253 @@
+"""The process that keeps the ranks of one job on one host: their parent, which writes down what they print.
+
+It is not the agent, so that the agent can be killed, or updated, while jobs run: the next one finds the keeper by its
+socket, `keeper.sock` in the folder of the job. A keeper without an agent for longer than its grace ends its ranks. When
+the keeper itself is killed, its guardian ends them (guardian.py). So ranks are never orphaned.
+
+It runs as a module with the folder as its argument, reads what to start from stdin (JSON, one line), answers "r" on
+stdout when its socket listens, and knows no gRPC. In the folder it leaves a log for each rank (log.py) and, at the end,
+`over.json`: how the ranks ended. On the socket both sides write lines of JSON:
+
+    keeper to agent   {"ranks": [...], "over": false, "error": ""}   whenever that changes, the whole of it
+                      {"ends": {"0": 4711}}                           how far logs go by now, not more often than needed
+    agent to keeper   {"signal": 2, "stop": true}   {"end": true}     see agents.proto
+                      {"taken": {"0": 4000}}   {"release": true}      of a log that is held
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from horovod.worker.agent.agent import LocalAgent, Slot
+from horovod.worker.agent.guardian import Guardian
+from horovod.worker.agent.log import STREAMS, RankLog
+from horovod.worker.agent.output import Stream
+
+SOCKET = "keeper.sock"
+OVER = "over.json"
+LINE_LIMIT_BYTES = 16 << 20
+_DELAY_S = 0.01  # how long news about logs may wait for more
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """What a keeper is to do."""
+
+    slots: list[Slot]
+    held: bool
+    log_limit_bytes: int
+    orphan_grace_s: float
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Order:
+        fields = json.loads(text)
+        slots = [Slot(**{**slot, "descriptors": tuple(slot["descriptors"])}) for slot in fields.pop("slots")]
+        return cls(slots, **fields)
+
+
+def rank_folder(folder: Path, rank: int) -> Path:
+    """Where the log of a rank is."""
+    return folder / f"rank.{rank}"
+
+
+class _Logs:
+    """A sink that writes the logs."""
+
+    def __init__(self, folder: Path, order: Order, grown: Callable[[], None]) -> None:
+        self.room: Callable[[], None] = lambda: None
+        self.logs: dict[int, RankLog] = {}
+        self._grown = grown
+        for slot in order.slots:
+            path = rank_folder(folder, slot.rank)
+            self.logs[slot.rank] = RankLog(path, limit_bytes=order.log_limit_bytes, held=order.held)
+
+    def feed(self, rank: int, stream: Stream, data: bytes) -> bool:
+        room = self.logs[rank].append(STREAMS.index(stream), data)
+        self._grown()
+        return room
+
+    def finish(self, rank: int, stream: Stream) -> None:
+        pass
+
+    def ends(self) -> dict[str, int]:
+        return {str(rank): log.end for rank, log in self.logs.items()}
+
+    def hold(self, positions: dict[str, int] | None) -> None:
+        """What has been taken by rank; None when nobody holds the logs any more."""
+        for rank, log in self.logs.items():
+            if positions is None or str(rank) in positions:
+                log.hold(None if positions is None else positions[str(rank)])
+        self._grown()
+        self.room()
+
+
+class Keeper:
+    def __init__(self, folder: Path, order: Order) -> None:
+        self._folder = folder
+        self._order = order
+        self._writer: asyncio.StreamWriter | None = None  # of the agent that is connected
+        self._agent: LocalAgent | None = None
+        self._logs: _Logs | None = None
+        self._error = ""
+        self._over = False
+        self._told_ends: dict[str, int] = {}
+        self._news: asyncio.TimerHandle | None = None
+        self._orphan: asyncio.TimerHandle | None = None
+
+    async def run(self, guardian: Guardian, listening: Callable[[], None]) -> None:
+        """To the end of the last rank; OSError when the socket can't be made."""
+        server = await _serve(self._folder, self._on_connection)
+        self._wait_for_agent()
+        listening()
+        try:
+            self._logs = _Logs(self._folder, self._order, self._on_growth)
+            self._agent = LocalAgent(self._logs, guardian)
+            self._agent.changed = self._tell
+            await self._agent.run(self._order.slots)
+            if not self._error and len(self._agent.pids) < len(self._order.slots):
+                self._error = "it was stopped before all of its ranks were started"
+        except OSError as error:
+            self._error = str(error.strerror or error)
+        finally:
+            self._over = True
+            for log in self._logs.logs.values() if self._logs else ():
+                log.close()
+        self._write_over()
+        self._tell_ends()
+        self._tell()
+        server.close()
+        if self._writer is not None:
+            with contextlib.suppress(OSError, asyncio.TimeoutError):
+                await asyncio.wait_for(self._writer.drain(), 5)
+            self._writer.close()
+
+    def state(self) -> dict[str, Any]:
+        """What the agent reports."""
+        pids = self._agent.pids if self._agent else {}
+        ended = {outcome.rank: outcome for outcome in self._agent.outcomes} if self._agent else {}
+        ranks = []
+        for rank, pid in pids.items():
+            one: dict[str, Any] = {"rank": rank, "pid": pid, "ended": rank in ended}
+            if rank in ended:
+                one |= {"code": ended[rank].code, "stopped": ended[rank].stopped}
+            ranks.append(one)
+        return {"ranks": ranks, "over": self._over, "error": self._error}
+
+    async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._writer is not None:
+            self._writer.close()  # the latest agent is the one
+        self._writer = writer
+        self._told_ends = {}
+        if self._orphan is not None:
+            self._orphan.cancel()
+        self._tell_ends()
+        self._tell()
+        with contextlib.suppress(OSError, ValueError):
+            while line := await reader.readline():
+                self._obey(json.loads(line))
+        if self._writer is writer:
+            self._writer = None
+            self._wait_for_agent()
+
+    def _wait_for_agent(self) -> None:
+        grace_s = self._order.orphan_grace_s
+        self._orphan = asyncio.get_running_loop().call_later(grace_s, self._end_orphans)
+
+    def _end_orphans(self) -> None:
+        self._error = f"no agent came back for it within {self._order.orphan_grace_s:g} s, so its ranks were ended"
+        if self._logs is not None:
+            self._logs.hold(None)
+        if self._agent is not None:
+            self._agent.stop(signal.SIGTERM)
+
+    def _obey(self, command: dict[str, Any]) -> None:
+        if self._agent is None or self._logs is None:
+            return
+        if "signal" in command:
+            signum = int(command["signal"])
+            if not command.get("stop"):
+                self._agent.forward(signum)
+            elif signum == signal.SIGKILL:
+                self._agent.kill()
+            else:
+                self._agent.stop(signum)
+        elif "end" in command:
+            self._agent.peer_failed()
+        elif "taken" in command:
+            self._logs.hold(command["taken"])
+        elif "release" in command:
+            self._logs.hold(None)
+
+    def _tell(self) -> None:
+        self._write(self.state())
+
+    def _on_growth(self) -> None:
+        if self._news is None:
+            self._news = asyncio.get_running_loop().call_later(_DELAY_S, self._tell_ends)
+
+    def _tell_ends(self) -> None:
+        self._news = None
+        if self._logs is not None:
+            ends = self._logs.ends()
+            news = {rank: end for rank, end in ends.items() if self._told_ends.get(rank) != end}
+            self._told_ends = ends
+            self._write({"ends": news})
+
+    def _write(self, message: dict[str, Any]) -> None:
+        # Small, and bounded by what happens to ranks and by _DELAY_S; an agent that does not read is restarted.
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(json.dumps(message).encode() + b"\n")
+
+    def _write_over(self) -> None:
+        content = {**self.state(), "ends": self._logs.ends() if self._logs else {}}
+        temporary = self._folder / f"{OVER}.new"
+        with contextlib.suppress(OSError):  # a full disk: the agent that is connected hears of it
+            temporary.write_text(json.dumps(content))
+            os.replace(temporary, self._folder / OVER)
+
+
+@contextlib.contextmanager
+def short_path(folder: Path) -> Any:
+    """A name for `folder` that a socket's address has room for, however deep it is: 108 bytes (unix(7))."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+async def _serve(folder: Path, on_connection: Any) -> asyncio.Server:
+    with short_path(folder) as name:
+        return await asyncio.start_unix_server(on_connection, f"{name}/{SOCKET}", limit=LINE_LIMIT_BYTES)
+
+
+def main(folder: Path) -> None:
+    """The body of the process."""
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(signum, signal.SIG_IGN)  # its agent decides when it ends
+    order = Order.from_json(sys.stdin.readline())
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+
+    def listening() -> None:
+        os.write(1, b"r")
+        os.dup2(null, 1)
+
+    with Guardian() as guardian:
+        asyncio.run(Keeper(folder, order).run(guardian, listening))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,132 @@
+"""The agent's stream to its coordinator: opened again whenever it breaks, at whichever address answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+
+from horovod.protos.v1 import agents_pb2 as pb
+from horovod.protos.v1.agents_pb2_grpc import AgentsStub
+from horovod.worker.runtime.channel import explain, open_aio_channel, waiting_helps
+from horovod.worker.runtime.errors import StartError
+from horovod.worker.runtime.tls import ClientTls
+from horovod.worker.runtime.token import Credential
+from horovod.worker.words import printable
+
+FIRST_RETRY_S = 0.05
+LAST_RETRY_S = 1.0
+ANSWER_TIMEOUT_S = 10.0  # from the registration to its answer
+
+log = logging.getLogger(__name__)
+
+
+class Link:
+    """`run` for as long as the agent serves. What is sent without a stream is dropped: a registration tells all."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        token: str | None,
+        register: Callable[[str], pb.Register],
+        received: Callable[[pb.AgentCommand], None],
+        lost: Callable[[], None],
+        tls: ClientTls | None = None,
+        keepalive_timeout_s: float = 20.0,
+    ) -> None:
+        """register: what to say first to the coordinator at an address. received: called with each command; lost: when
+        the stream is over."""
+        self.address = ""  # of the coordinator that this agent is registered with; the last one while there is none
+        self.registered = asyncio.Event()
+        self._addresses = list(addresses)
+        self._credentials = {address: Credential(address, token) for address in addresses}
+        self._token = token
+        self._register = register
+        self._received = received
+        self._lost = lost
+        self._tls = tls
+        self._keepalive_timeout_s = keepalive_timeout_s
+        self._outgoing: asyncio.Queue[pb.AgentMessage] | None = None
+
+    def send(self, **message: Any) -> None:
+        """An AgentMessage with this field."""
+        if self._outgoing is not None:
+            self._outgoing.put_nowait(pb.AgentMessage(**message))
+
+    async def run(self) -> str:
+        """Returns why no coordinator will ever take this agent, as a sentence."""
+        delay, told = FIRST_RETRY_S, ""
+        number = 0
+        while True:
+            address = self._addresses[number % len(self._addresses)]
+            was_registered, final, reason = await self._attempt(address)
+            if was_registered:
+                delay, told = FIRST_RETRY_S, ""
+                log.warning("The connection to the coordinator at %s is lost: %s", address, reason)
+            elif final and len(self._addresses) == 1:
+                return reason
+            elif reason != told:
+                told = reason
+                log.warning("%s Trying again.", reason)
+            if not was_registered:
+                number += 1
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, LAST_RETRY_S)
+
+    async def _attempt(self, address: str) -> tuple[bool, bool, str]:
+        """One stream, to its end: whether it was accepted, whether another try is useless, and how it ended."""
+        try:
+            metadata = self._credentials[address].metadata()
+            opened = open_aio_channel(address, self._tls, self._keepalive_timeout_s)
+        except StartError as error:
+            return False, True, str(error)
+        accepted = False
+        async with opened as channel:
+            call: Any = AgentsStub(channel).Attach(metadata=metadata)
+            writer: asyncio.Task[None] | None = None
+            try:
+                await asyncio.wait_for(call.write(pb.AgentMessage(register=self._register(address))), ANSWER_TIMEOUT_S)
+                first = await asyncio.wait_for(call.read(), ANSWER_TIMEOUT_S)
+                if first is grpc.aio.EOF:
+                    status, details = await call.code(), await call.details()
+                    return False, False, explain(status, printable(details or ""), address, bool(metadata))
+                if first.HasField("refused"):
+                    return False, first.refused.final, printable(first.refused.sentence)
+                accepted = True
+                self._outgoing = asyncio.Queue()
+                writer = asyncio.create_task(self._write(call, self._outgoing))
+                self.address = address
+                self.registered.set()
+                self._received(first)
+                while (command := await call.read()) is not grpc.aio.EOF:
+                    self._received(command)
+                return True, False, printable(await call.details() or "it ended the stream")
+            except grpc.aio.AioRpcError as error:
+                status, details = error.code(), printable(error.details() or "")
+                if status is grpc.StatusCode.UNAVAILABLE:
+                    return accepted, False, f"The coordinator at {address} can't be reached ({details})."
+                return accepted, not waiting_helps(status), explain(status, details, address, bool(metadata))
+            except asyncio.TimeoutError:
+                return accepted, False, f"The coordinator at {address} did not answer in {ANSWER_TIMEOUT_S:.0f} s."
+            except asyncio.InvalidStateError:
+                return accepted, False, f"The connection to the coordinator at {address} broke."
+            finally:
+                call.cancel()
+                if accepted:
+                    self._outgoing = None
+                    self.registered.clear()
+                    self._lost()
+                if writer is not None:
+                    writer.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await writer
+
+    @staticmethod
+    async def _write(call: Any, outgoing: asyncio.Queue[pb.AgentMessage]) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader tells how it ended
+            while True:
+                await call.write(await outgoing.get())

@@ -1,0 +1,97 @@
+"""The coordinators that a session may turn to, and the connection to the one that it speaks to.
+
+Several coordinators of one store stand for each other (docs/adr/0032-replicas.md): any of them says who serves the job,
+or serves it itself. So a session tries them in turn, and follows where it is sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import grpc
+
+from horovod.protos.v1 import membership_pb2_grpc
+from horovod.worker.runtime.channel import KEEPALIVE_SECONDS, open_channel
+from horovod.worker.runtime.tls import ClientTls
+from horovod.worker.runtime.token import Credential
+from horovod.worker.setting import split_address, split_addresses
+
+# Where another coordinator can take over, one that does not answer is left soon: to be wrong costs one more connection.
+IMPATIENT_SECONDS = 1.0
+IMPATIENT_PING_SECONDS = 0.5
+MAX_LEADS = 4  # how often a session is sent on without waiting in between
+
+
+@dataclass
+class Connection:
+    address: str
+    channel: grpc.Channel
+    credential: Credential
+    tls: ClientTls | None
+    host: str = field(init=False)
+    port: int = field(init=False)
+    stub: membership_pb2_grpc.MembershipStub = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.host, self.port = split_address(self.address, "coordinator")
+        self.stub = membership_pb2_grpc.MembershipStub(self.channel)
+
+
+class Coordinators:
+    """Used by one thread at a time."""
+
+    def __init__(
+        self, addresses: str, token: str | None, tls: ClientTls | None, keepalive_timeout_seconds: float
+    ) -> None:
+        """addresses: host:port, or several with commas between them. ValueError when one is none."""
+        self._addresses = split_addresses(addresses, "coordinator")
+        self._token = token
+        self._tls = tls
+        self._keepalive_timeout_seconds = keepalive_timeout_seconds
+        self._place = 0
+        self._leads = 0
+        self.current = self._connect(self._addresses[0])
+
+    def are_several(self) -> bool:
+        return len(self._addresses) > 1
+
+    def turn(self) -> bool:
+        """To the next one. True when all have had their turn, so that it is time to wait."""
+        self._leads = 0
+        if not self.are_several() and self.current.address == self._addresses[0]:
+            return True
+        self._place = (self._place + 1) % len(self._addresses)
+        self._replace(self._addresses[self._place])
+        return self._place == 0
+
+    def lead(self, address: str) -> bool:
+        """To the one that serves the job. False when that is none, or it was so too often in a row."""
+        self._leads += 1
+        try:
+            split_address(address, "coordinator")
+        except ValueError:
+            return False
+        if self._leads > MAX_LEADS:
+            return False
+        if address in self._addresses:
+            self._place = self._addresses.index(address)
+        self._replace(address)
+        return True
+
+    def reached(self) -> None:
+        """The current one serves the job."""
+        self._leads = 0
+
+    def close(self) -> None:
+        self.current.channel.close()
+
+    def _replace(self, address: str) -> None:
+        self.current.channel.close()
+        self.current = self._connect(address)
+
+    def _connect(self, address: str) -> Connection:
+        timeout_seconds, ping_seconds = self._keepalive_timeout_seconds, KEEPALIVE_SECONDS
+        if self.are_several():
+            timeout_seconds, ping_seconds = min(timeout_seconds, IMPATIENT_SECONDS), IMPATIENT_PING_SECONDS
+        channel = open_channel(address, self._tls, timeout_seconds, ping_seconds)
+        return Connection(address, channel, Credential(address, self._token), self._tls)
