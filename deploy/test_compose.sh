@@ -19,7 +19,7 @@ if command -v docker-compose >/dev/null; then compose=(docker-compose); else com
 "${compose[@]}" version >/dev/null 2>&1 || skip "docker-compose is not installed"
 
 work=$(mktemp -d)
-export COMPOSE_PROJECT_NAME="horovodtest$$" TAG="horovod-test" WORKERS=2 WEB_PORT1=0 WEB_PORT2=0
+export COMPOSE_PROJECT_NAME="horovodtest$$" TAG="horovod-test" WORKERS=2 WEB_PORT1=0 WEB_PORT2=0 EPOCHS=${EPOCHS:-120}
 export TOKEN_FILE="$work/token" WEB_TOKEN_FILE="$work/web-token"
 run() { "${compose[@]}" -f "$work/context/deploy/compose.yaml" "$@"; }
 

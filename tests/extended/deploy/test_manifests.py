@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from horovod.coordinator.__main__ import _parser
+from horovod.worker.agent.__main__ import _parser as agent_parser
 from horovod.worker.settings import SETTINGS
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
@@ -58,8 +59,10 @@ def test_options_and_variables_are_ours(path: Path) -> None:
             command = container.get("args") or container.get("command") or []
             if "horovod-coordinator" in command:
                 arguments = [re.sub(r"\$\(NAME\)", "pod", str(one)) for one in command[1:]]
-                parsed = _parser().parse_args(arguments)
-                assert isinstance(parsed, argparse.Namespace)
+                assert isinstance(_parser().parse_args(arguments), argparse.Namespace)
+            if "horovod-worker" in command:
+                arguments = [re.sub(r"\$\(NODE\)", "node", str(one)) for one in command[1:]]
+                assert isinstance(agent_parser().parse_args(arguments), argparse.Namespace)
 
 
 def test_nobody_is_root_and_every_selector_finds_its_pods() -> None:
