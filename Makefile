@@ -112,7 +112,7 @@ format: $(VENV)/.to-lint
 # Another has the package as users import it, for its docstrings; it is read and not imported, so it need not be built.
 DOCS := build/docs
 DOCS_API := build/docs-api/horovod
-DOCS_FROM := README.md CONTRIBUTING.md benchmarks deploy docs examples
+DOCS_FROM := README.md CONTRIBUTING.md SECURITY.md benchmarks deploy docs examples
 docs: $(VENV)/.to-docs
 	rm -rf $(DOCS) && mkdir -p $(DOCS)
 	ln -s $(addprefix $(CURDIR)/,$(DOCS_FROM)) $(DOCS)

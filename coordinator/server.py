@@ -21,6 +21,7 @@ from .address import ListenAddress, is_free, reason_of
 from .core.deadlock import USUAL_TIMES, DeadlockTimes
 from .core.formation import MAX_WORLD_BYTES
 from .core.overview import JobOverview
+from .core.rates import RateLimits, Rates
 from .exposure import check_exposure
 from .job_token import MIN_CLUSTER_TOKEN_LENGTH, job_token
 from .limits import Limits
@@ -42,6 +43,7 @@ from .web.ready import Readiness
 from .web.server import Shown, web_server
 
 MAX_REQUEST_BYTES = 8 << 20
+RATES = Rates()
 START_TIMEOUT_S = 30.0
 STOP_GRACE_S = 1.0
 KEEP_TOKEN_S = 60.0  # how often a coordinator looks whether its token can still be found
@@ -122,7 +124,7 @@ class CoordinatorServer:
             )
         warning = check_exposure(address, token, tls, insecure)
         credentials = tls.credentials() if tls is not None else None
-        access = Access(token)
+        access = Access(token, RateLimits(RATES))
         # A process that died is noticed at once: its connection is reset, and its pidfd tells on this host. Keepalive
         # is for hosts that vanish. A member that misses it is only away (services/processes.py, core/life.py): where
         # its process is seen to live, stopped or not, it is not lost.

@@ -24,6 +24,7 @@ _NO_MPI = "this version of Horovod has no MPI"
 _COORDINATOR = "processes meet at a coordinator, which the launcher starts or HOROVOD_COORDINATOR names"
 
 MAX_SIZE = 1 << 16  # what a coordinator accepts (horovod.coordinator.core.checks; a test compares the two)
+WIRE_MODES = ("plain", "signed", "encrypted")  # in the order of csrc/base/config.h
 GPU_OPERATIONS = ("auto", "nccl", "host", "mpi", "gloo")
 
 _PATIENCE: dict[str, Any] = {"unit": "seconds", "limits": (0.001, 10_000_000)}
@@ -180,6 +181,16 @@ class Settings:
         "that both have",
         section="params",
         limits=(1, 64),
+        agreed=True,
+    )
+    wire: str = row(
+        "HOROVOD_WIRE",
+        "plain",
+        "what protects tensors and the order of operations on TCP connections between ranks: nothing (plain), a "
+        "signature (signed) or encryption as well (encrypted), by OpenSSL's libcrypto; NCCL, which it can't protect, "
+        "is then used where HOROVOD_GPU_OPERATIONS demands it only",
+        section="params",
+        choices=WIRE_MODES,
         agreed=True,
     )
     fusion_threshold_bytes: int = row(
@@ -528,7 +539,7 @@ class Settings:
     adasum_mpi_chunk_size_bytes: int = _old_row("HOROVOD_ADASUM_MPI_CHUNK_SIZE", 1 << 30, _NO_MPI)
     ccl_cache: bool = _old_row("HOROVOD_CCL_CACHE", False, "this version of Horovod has no oneCCL")
     disable_nvtx_ranges: bool = _old_row("HOROVOD_DISABLE_NVTX_RANGES", False, "there are no NVTX ranges")
-    enable_xla_ops: bool = _old_row("HOROVOD_ENABLE_XLA_OPS", False, "TensorFlow is not supported yet")
+    enable_xla_ops: bool = _old_row("HOROVOD_ENABLE_XLA_OPS", False, "XLA compiles the operations without it")
 
 
 SETTINGS: tuple[Setting, ...] = rows(Settings)

@@ -260,6 +260,7 @@ class Engine:
         cuda_file: str = "",
         nccl_file: str = "",
         nvrtc_file: str = "",
+        wire_keys: Mapping[int, bytes] = ...,
     ) -> None:
         """Connects. labels[r] names rank r in messages ("rank 1 (pid 4242) on host node-b").
 
@@ -268,7 +269,8 @@ class Engine:
         one number for each rank: TCP between hosts, shared memory between ranks of equal numbers; a rank that is alone
         needs no segment. placement: one number for each rank, equal on one host whether or not its ranks share memory;
         () is one host. options: fields of csrc/base/config.h by name. cuda_file, nccl_file and nvrtc_file: what to
-        load for GPU tensors, see worker/runtime/gpu.py; "" is the system's.
+        load for GPU tensors, see worker/runtime/gpu.py; "" is the system's. wire_keys: by descriptor, where the option
+        wire is not 0; see worker/runtime/handshake.py.
         """
 
     # -- operations ------------------------------------------------------------------------------------------------
@@ -327,6 +329,7 @@ class Engine:
         segment_addresses: Sequence[str] = (),
         sockets: Mapping[int, Sequence[int]] | None = None,
         hosts: Sequence[int] = (),
+        wire_keys: Mapping[int, bytes] = ...,
     ) -> None:
         """Registers a subset of the world, whose operations are then submitted with `process_set=number`.
 

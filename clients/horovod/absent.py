@@ -16,7 +16,6 @@ from types import ModuleType
 _FRAMEWORK = "{} is not supported yet. PyTorch is: import horovod.torch"
 _LAUNCHER = "there is no launcher for {} yet. Start processes with horovodrun or horovod.run"
 WHY = {
-    "horovod.keras": _FRAMEWORK.format("Keras"),
     "horovod.mxnet": _FRAMEWORK.format("MXNet"),
     "horovod.jax": _FRAMEWORK.format("JAX"),
     "horovod.ray": _LAUNCHER.format("Ray"),

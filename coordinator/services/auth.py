@@ -9,11 +9,13 @@ to its holders, not open.
 from __future__ import annotations
 
 import hmac
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 import grpc
 
+from horovod.coordinator.core.rates import RateLimits
 from horovod.coordinator.core.words import printable
 from horovod.coordinator.job_token import job_of
 
@@ -43,14 +45,17 @@ _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 class Access:
     """What the holders of tokens may do. Without a token of the cluster's everybody may do everything."""
 
-    def __init__(self, token: str | None) -> None:
+    def __init__(self, token: str | None, limits: RateLimits | None = None) -> None:
         self._token = token
+        self.limits = limits or RateLimits()
 
     def interceptors(self) -> list[grpc.aio.ServerInterceptor]:
         return [] if self._token is None else [_Doorkeeper(self)]
 
     async def admit(self, context: Context, job: str) -> None:
-        """Ends the call with PERMISSION_DENIED when it shows another job's token."""
+        """Ends the call when it shows another job's token, or its peer opens too many streams (core/rates.py)."""
+        if sentence := self.limits.stream(_host_of(context.peer()), time.monotonic()):
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, sentence)
         own = self.job_of(_authorization(context.invocation_metadata()))
         if own not in (None, job):
             await context.abort(
@@ -103,6 +108,11 @@ class _Doorkeeper(grpc.aio.ServerInterceptor):
 def _authorization(metadata: Any) -> bytes | None:
     given: str | bytes | None = dict(metadata or ()).get("authorization")
     return given.encode() if isinstance(given, str) else given
+
+
+def _host_of(peer: str) -> str:
+    """Without the port: "ipv4:10.0.0.1" of gRPC's "ipv4:10.0.0.1:41234"."""
+    return peer.rpartition(":")[0] if peer.startswith("ipv") else peer
 
 
 def _shown(job: str | None) -> str:

@@ -93,7 +93,7 @@ class MembershipService(MembershipServicer):
                 raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, _NONSENSE)
 
         try:
-            await converse(request_iterator, context, events, receive, combine, self._sending, who)
+            await converse(request_iterator, context, events, receive, combine, self._sending, who, self._access.limits)
         finally:
             span.end("the stream ended before the world stood")
             self._hub.disconnected(member_id, events)

@@ -75,7 +75,9 @@ class NegotiationService(NegotiationServicer):
                 yield message
 
         try:
-            await converse(all_requests(), context, decisions, receive, combine, self._sending, who)
+            await converse(
+                all_requests(), context, decisions, receive, combine, self._sending, who, self._access.limits
+            )
         finally:
             if span is not None:
                 span.end("the stream ended before there was a plan")

@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from horovod.coordinator.core.rates import RateLimits
 from horovod.coordinator.store import StoreError
 
 from .outbox import Outbox
@@ -77,11 +79,13 @@ async def converse(
     combine: Callable[[list[Response]], Iterable[Response]],
     sending: Sending,
     who: str = "a member",
+    limits: RateLimits | None = None,
 ) -> None:
     """Feeds every request to `receive` and sends what comes into `outbox`, until that ends or the peer sends no more.
 
     combine: makes of all items that wait the messages to send.
     who: the peer, as in "rank 1 of job 'digits'".
+    limits: how often it may speak, under that name.
 
     Whatever a peer sends may end its own stream only. When it is the peer's fault (RefusedError, bytes that are no
     message, a connection that broke) the log stays quiet; an unexpected error is the coordinator's own.
@@ -97,6 +101,9 @@ async def converse(
             except Exception:
                 _log.debug("The stream of %s could not be read.", who, exc_info=True)
                 outbox.fail(grpc.StatusCode.INVALID_ARGUMENT, "The coordinator could not make sense of a message.")
+                return
+            if limits and (sentence := limits.message(who, request.ByteSize(), time.monotonic())):
+                outbox.fail(grpc.StatusCode.RESOURCE_EXHAUSTED, sentence)
                 return
             try:
                 receive(request)

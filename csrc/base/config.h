@@ -7,6 +7,9 @@
 
 namespace horovod {
 
+// What is done to the bytes of a connection of the data plane.
+enum class WireMode : uint8_t { plain = 0, authenticated = 1, encrypted = 2 };
+
 struct Config {
   // Operations are fused into one batch up to this many bytes; 0 turns fusion off. Must agree on all ranks.
   size_t fusion_threshold_bytes = 128u << 20;
@@ -29,6 +32,11 @@ struct Config {
   int background_cpu = -1;
   // Members connected by a mesh move tensors with Gloo's algorithms. Must agree on all ranks.
   bool gloo = false;
+  // Connections are sealed with keys of their own. Must agree on all ranks.
+  WireMode wire = WireMode::plain;
+  // OpenSSL's libcrypto, where they are; empty means the system's.
+  std::string crypto_file;
+  uint64_t wire_records_per_key = 1u << 20;  // must agree on all ranks
   // For tensors on a GPU: the files of the driver, of NCCL and of NVIDIA's run-time compiler. Empty means the system's.
   std::string cuda_file, nccl_file, nvrtc_file;
   // How many batches may overlap on the device. Must agree on all ranks.

@@ -44,6 +44,18 @@ KeepAlive keep_alive(py::object object) {
           }};
 }
 
+// As worker/runtime/handshake.py makes them: first the one for sending.
+std::map<int, wire::Keys> keys_from(const std::map<int, std::string>& given) {
+  std::map<int, wire::Keys> keys;
+  for (const auto& [descriptor, bytes] : given) {
+    if (bytes.size() != 2 * crypto::kKeyBytes) throw py::value_error("The keys of a connection have 64 bytes.");
+    wire::Keys& made = keys[descriptor];
+    std::memcpy(made.send.data(), bytes.data(), crypto::kKeyBytes);
+    std::memcpy(made.receive.data(), bytes.data() + crypto::kKeyBytes, crypto::kKeyBytes);
+  }
+  return keys;
+}
+
 }  // namespace
 
 py::tuple to_tuple(const std::vector<int64_t>& values) {
@@ -55,7 +67,8 @@ py::tuple to_tuple(const std::vector<int64_t>& values) {
 PyEngine::PyEngine(int rank, int size, uint64_t epoch, std::vector<std::string> labels, const PySegment* segment,
                    std::vector<std::string> segment_addresses, std::optional<std::map<int, std::vector<int>>> sockets,
                    std::vector<int> hosts, std::vector<int> placement, const std::map<std::string, int64_t>& options,
-                   std::string cuda_file, std::string nccl_file, std::string nvrtc_file) {
+                   std::string cuda_file, std::string nccl_file, std::string nvrtc_file,
+                   const std::map<int, std::string>& wire_keys) {
   if (static_cast<int>(labels.size()) != size) throw py::value_error("labels must name every rank.");
   WorldSpec world;
   world.rank = rank;
@@ -64,6 +77,7 @@ PyEngine::PyEngine(int rank, int size, uint64_t epoch, std::vector<std::string> 
   if (segment) world.segment = segment->segment;
   world.segment_addresses = std::move(segment_addresses);
   if (sockets) world.sockets = std::move(*sockets);
+  world.keys = keys_from(wire_keys);
   world.hosts = std::move(hosts);
   world.placement = std::move(placement);
   Config config = config_from(options);
@@ -171,13 +185,15 @@ py::object PyEngine::result_of(const std::shared_ptr<Submission>& submission, st
 
 void PyEngine::add_process_set(int number, std::vector<int> ranks, const PySegment* segment,
                                std::vector<std::string> segment_addresses,
-                               std::optional<std::map<int, std::vector<int>>> sockets, std::vector<int> hosts) {
+                               std::optional<std::map<int, std::vector<int>>> sockets, std::vector<int> hosts,
+                               const std::map<int, std::string>& wire_keys) {
   ProcessSetSpec spec;
   spec.number = number;
   spec.ranks = std::move(ranks);
   if (segment) spec.segment = segment->segment;
   spec.segment_addresses = std::move(segment_addresses);
   if (sockets) spec.sockets = std::move(*sockets);
+  spec.keys = keys_from(wire_keys);
   spec.hosts = std::move(hosts);
   Status status;
   {

@@ -38,7 +38,8 @@ class PyEngine {
   PyEngine(int rank, int size, uint64_t epoch, std::vector<std::string> labels, const PySegment* segment,
            std::vector<std::string> segment_addresses, std::optional<std::map<int, std::vector<int>>> sockets,
            std::vector<int> hosts, std::vector<int> placement, const std::map<std::string, int64_t>& options,
-           std::string cuda_file, std::string nccl_file, std::string nvrtc_file);
+           std::string cuda_file, std::string nccl_file, std::string nvrtc_file,
+           const std::map<int, std::string>& wire_keys);
   ~PyEngine();
   PyEngine(const PyEngine&) = delete;
   PyEngine& operator=(const PyEngine&) = delete;
@@ -63,7 +64,8 @@ class PyEngine {
   // -- process sets
   void add_process_set(int number, std::vector<int> ranks, const PySegment* segment,
                        std::vector<std::string> segment_addresses,
-                       std::optional<std::map<int, std::vector<int>>> sockets, std::vector<int> hosts);
+                       std::optional<std::map<int, std::vector<int>>> sockets, std::vector<int> hosts,
+                       const std::map<int, std::string>& wire_keys);
   void remove_process_set(int number);
   int64_t pending(int process_set);
 

@@ -110,15 +110,18 @@ PYBIND11_MODULE(_core, module) {
   engine
       .def(py::init<int, int, uint64_t, std::vector<std::string>, const PySegment*, std::vector<std::string>,
                     std::optional<std::map<int, std::vector<int>>>, std::vector<int>, std::vector<int>,
-                    const std::map<std::string, int64_t>&, std::string, std::string, std::string>(),
+                    const std::map<std::string, int64_t>&, std::string, std::string, std::string,
+                    const std::map<int, std::string>&>(),
            py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("epoch"), py::arg("labels"),
            py::arg("segment") = nullptr, py::arg("segment_addresses") = std::vector<std::string>(),
            py::arg("sockets") = py::none(), py::arg("hosts") = std::vector<int>(),
            py::arg("placement") = std::vector<int>(), py::arg("options") = std::map<std::string, int64_t>(),
-           py::arg("cuda_file") = "", py::arg("nccl_file") = "", py::arg("nvrtc_file") = "")
+           py::arg("cuda_file") = "", py::arg("nccl_file") = "", py::arg("nvrtc_file") = "",
+           py::arg("wire_keys") = std::map<int, std::string>())
       .def("add_process_set", &PyEngine::add_process_set, py::arg("number"), py::arg("ranks"), py::kw_only(),
            py::arg("segment") = nullptr, py::arg("segment_addresses") = std::vector<std::string>(),
-           py::arg("sockets") = py::none(), py::arg("hosts") = std::vector<int>())
+           py::arg("sockets") = py::none(), py::arg("hosts") = std::vector<int>(),
+           py::arg("wire_keys") = std::map<int, std::string>())
       .def("remove_process_set", &PyEngine::remove_process_set, py::arg("number"))
       .def("c_engine",
            [](const PyEngine& self) {

@@ -19,6 +19,7 @@ void visit_options(Config& config, const Visit& visit) {
   visit("slot_count", config.slot_count);
   visit("background_cpu", config.background_cpu);
   visit("gloo", config.gloo);
+  visit("wire", config.wire);
   visit("nccl_streams", config.nccl_streams);
   visit("nccl_operations", config.nccl_operations);
   visit("host_operations", config.host_operations);

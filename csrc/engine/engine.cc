@@ -93,9 +93,9 @@ std::unique_ptr<Engine> Engine::create(WorldSpec world, const Config& config, St
   engine->global_ = std::make_shared<Communicator>(
       Members{0, world.rank, std::move(ranks), world.labels, engine->placement_}, config, engine->abort_,
       engine->outbox_, *engine->timeline_, [self = engine.get()] { self->tell_abort(); });
-  status = engine->connect(
-      *engine->global_, std::move(world.labels),
-      {std::move(world.segment), std::move(world.segment_addresses), descriptors.release(), std::move(world.hosts)});
+  status = engine->connect(*engine->global_, std::move(world.labels),
+                           {std::move(world.segment), std::move(world.segment_addresses), descriptors.release(),
+                            std::move(world.keys), std::move(world.hosts)});
   if (!status.ok()) return nullptr;
   return engine;
 }
@@ -167,7 +167,11 @@ Status Engine::connect(Communicator& communicator, std::vector<std::string> labe
   std::vector<MeshPeer> peers(size);
   for (int member = 0; member < size; ++member) {
     peers[member].label = std::move(labels[member]);
-    if (member != rank) peers[member].fds = std::move(sockets[member]);
+    if (member == rank) continue;
+    peers[member].fds = std::move(sockets[member]);
+    for (const int fd : peers[member].fds) {
+      if (const auto keys = paths.keys.find(fd); keys != paths.keys.end()) peers[member].keys.push_back(keys->second);
+    }
   }
   Status status;
   Config config = config_;
@@ -237,9 +241,9 @@ Status Engine::add_process_set(ProcessSetSpec spec) {
     Members members{spec.number, static_cast<int>(mine - spec.ranks.begin()), spec.ranks, labels, std::move(placement)};
     made.communicator = std::make_shared<Communicator>(std::move(members), config_, abort_, outbox_, *timeline_,
                                                        [this] { tell_abort(); });
-    HVD_TRY(connect(
-        *made.communicator, std::move(labels),
-        {std::move(spec.segment), std::move(spec.segment_addresses), std::move(by_member), std::move(spec.hosts)}));
+    HVD_TRY(connect(*made.communicator, std::move(labels),
+                    {std::move(spec.segment), std::move(spec.segment_addresses), std::move(by_member),
+                     std::move(spec.keys), std::move(spec.hosts)}));
   }
   const std::shared_ptr<Communicator> communicator = made.communicator;
   Status status;

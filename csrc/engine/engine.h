@@ -26,6 +26,7 @@ struct WorldSpec {
   std::shared_ptr<Segment> segment;            // this member's, for shared memory
   std::vector<std::string> segment_addresses;  // every member's
   std::map<int, std::vector<int>> sockets;  // for TCP: rank -> connected descriptors; owned by the engine from now on
+  std::map<int, wire::Keys> keys;           // of each descriptor, where Config::wire is not plain
   std::vector<int> hosts;      // beside sockets: equal for ranks that share memory all the same; empty: none do
   std::vector<int> placement;  // equal for ranks of one host, as users count hosts; empty: there is one
 };
@@ -38,6 +39,7 @@ struct ProcessSetSpec {
   std::shared_ptr<Segment> segment;            // this member's, for shared memory
   std::vector<std::string> segment_addresses;  // every member's
   std::map<int, std::vector<int>> sockets;     // for TCP: world's rank -> descriptors; owned by the engine from now on
+  std::map<int, wire::Keys> keys;              // see WorldSpec
   std::vector<int> hosts;                      // see WorldSpec
 };
 
@@ -128,6 +130,7 @@ class Engine {
     std::shared_ptr<Segment> segment;
     std::vector<std::string> segment_addresses;
     std::map<int, std::vector<int>> sockets;
+    std::map<int, wire::Keys> keys;
     std::vector<int> hosts;
   };
   Status connect(Communicator& communicator, std::vector<std::string> labels, Paths paths);

@@ -36,6 +36,13 @@ Status SocketMesh::open(std::vector<MeshPeer> peers, std::vector<std::vector<Soc
     return {Code::internal, std::string("This process can't open an eventfd: ") + std::strerror(errno) +
                                 ". Raise its limit of open files (ulimit -n)."};
   }
+  const crypto::Library* library = nullptr;
+  if (config_.wire != WireMode::plain) {
+    Status status;
+    library = crypto::library(config_.crypto_file, status);
+    if (!library) return status;
+  }
+  const std::string own_label = peers[static_cast<size_t>(rank_)].label;
   peers_.resize(peers.size());
   for (size_t r = 0; r < peers.size(); ++r) {
     SocketPeer& peer = peers_[r];
@@ -44,14 +51,25 @@ Status SocketMesh::open(std::vector<MeshPeer> peers, std::vector<std::vector<Soc
     if (sockets[r].empty()) {
       return {Code::invalid_argument, "There is no connection to " + peer.label + "."};
     }
+    if (library && peers[r].keys.size() != sockets[r].size()) {
+      return {Code::invalid_argument, "There are no keys for the connections to " + peer.label + "."};
+    }
     for (Socket& socket : sockets[r]) {
       if (!wire::prepare_stream(socket.fd())) {
         return {Code::invalid_argument,
                 "A connection to " + peer.label + " is no usable stream socket: " + std::strerror(errno) + "."};
       }
-      Connection::Identity identity{epoch_, static_cast<uint16_t>(rank_), static_cast<uint16_t>(r),
-                                    peer.connections.empty(), peer.label};
-      peer.connections.push_back(std::make_unique<Connection>(std::move(socket), std::move(identity)));
+      Connection::Identity identity{
+          epoch_,   static_cast<uint16_t>(rank_), static_cast<uint16_t>(r), peer.connections.empty(), peer.label,
+          own_label};
+      std::unique_ptr<wire::SealedStream> sealed;
+      if (library) {
+        const wire::Keys& keys = peers[r].keys[peer.connections.size()];
+        sealed = std::make_unique<wire::SealedStream>(*library, keys, config_.wire == WireMode::encrypted,
+                                                      config_.wire_records_per_key);
+      }
+      peer.connections.push_back(
+          std::make_unique<Connection>(std::move(socket), std::move(identity), std::move(sealed)));
     }
   }
   for (SocketPeer& peer : peers_) {

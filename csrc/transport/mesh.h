@@ -3,7 +3,8 @@
 //
 // Sockets arrive already connected and proven (worker/runtime/mesh.py does the handshake), so nothing here parses a
 // byte from a stranger. Every connection still checks every header: a peer of another epoch, a wrong length or garbage
-// ends the epoch with a sentence that names the peer.
+// ends the epoch with a sentence that names the peer. Where Config::wire asks for it, every byte is authenticated, or
+// encrypted as well (sealed_stream.h).
 //
 // Threads: everything but send_control(), wake() and announce_end() belongs to the driver.
 #pragma once
@@ -21,12 +22,14 @@
 #include "base/abort.h"
 #include "base/config.h"
 #include "base/status.h"
+#include "transport/sealed_stream.h"
 
 namespace horovod {
 
 struct MeshPeer {
   std::string label;     // "rank 1 (pid 4242) on host node-b", for messages
   std::vector<int> fds;  // one or more connections, the same number on both sides; owned by the mesh from now on
+  std::vector<wire::Keys> keys;  // of each connection, where Config::wire is not plain; given to no other mesh
 };
 
 enum class ControlKind : uint8_t {

@@ -79,14 +79,35 @@ void Stripe::fill(const std::byte* from, size_t bytes) {
   }
 }
 
-Connection::Connection(Socket socket, Identity identity)
-    : socket_(std::move(socket)), identity_(std::move(identity)), buffer_(kBufferBytes) {}
+Connection::Connection(Socket socket, Identity identity, std::unique_ptr<SealedStream> sealed)
+    : socket_(std::move(socket)), identity_(std::move(identity)), sealed_(std::move(sealed)), buffer_(kBufferBytes) {}
+
+ssize_t Connection::put(iovec* pieces, size_t count) {
+  return sealed_ ? sealed_->send(fd(), pieces, count) : send_pieces(fd(), pieces, count);
+}
+
+ssize_t Connection::take(iovec* pieces, size_t count) {
+  return sealed_ ? sealed_->receive(fd(), pieces, count) : receive_pieces(fd(), pieces, count);
+}
+
+Status Connection::forged() const {
+  return {Code::aborted, "What came from " + identity_.label + " to " + identity_.own_label +
+                             " is not what was sent: record " + std::to_string(sealed_->received_records()) +
+                             " of the connection has no valid tag (HOROVOD_WIRE). Something between the two changed, "
+                             "repeated, left out or reordered data, so this epoch is over."};
+}
 
 // -- sending ----------------------------------------------------------------------------------------------------------
 
 Progress Connection::write() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return flush(true);
+  Progress progress = flush(true);
+  if (!sealed_flights_.empty() && !sealed_->waits()) {
+    for (Flight* flight : sealed_flights_) --flight->open;
+    sealed_flights_.clear();
+    progress.moved = true;
+  }
+  return progress;
 }
 
 bool Connection::send_control(ControlKind kind, std::span<const uint32_t> ids, std::string_view text) {
@@ -106,8 +127,8 @@ bool Connection::send_control(ControlKind kind, std::span<const uint32_t> ids, s
   frame.append(text);
   control_.push_back(std::move(frame));
   if (!frame_started_) (void)flush(false);  // a failure shows again when the driver reads
-  control_waits_.store(!control_.empty(), std::memory_order_release);
-  return control_.empty();
+  control_waits_.store(!control_.empty() || sealed_waits(), std::memory_order_release);
+  return control_.empty() && !sealed_waits();
 }
 
 Progress Connection::flush(bool with_data) {
@@ -116,6 +137,16 @@ Progress Connection::flush(bool with_data) {
     if (write_failed_.load(std::memory_order_relaxed)) {
       control_.clear();  // nothing will be sent any more
       control_sent_ = 0;
+      break;
+    }
+    if (sealed_waits() && !sealed_->flush(fd())) {
+      if (errno == EAGAIN) {
+        if (with_data) writable = false;
+      } else {
+        progress.ended = true;
+        progress.error = errno;
+        write_failed_.store(true, std::memory_order_relaxed);
+      }
       break;
     }
     iovec pieces[kMaxPieces];
@@ -150,7 +181,7 @@ Progress Connection::flush(bool with_data) {
       count += stripe.peek(pieces + count, kMaxPieces - count, std::min(out_frame_left_, kMaxWriteBytes), bytes);
     }
     if (count == 0) break;
-    const ssize_t sent = send_pieces(fd(), pieces, count);
+    const ssize_t sent = put(pieces, count);
     if (sent < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM) {
@@ -165,13 +196,13 @@ Progress Connection::flush(bool with_data) {
     const auto done = static_cast<uint64_t>(sent);
     progress.moved = true;
     advance_output(done, control_bytes);
-    if (done < control_bytes + bytes) {
+    if (sealed_ ? sealed_->waits() : done < control_bytes + bytes) {
       if (with_data) writable = false;
       break;
     }
     budget -= std::min(budget, done);
   }
-  control_waits_.store(!control_.empty(), std::memory_order_release);
+  control_waits_.store(!control_.empty() || sealed_waits(), std::memory_order_release);
   return progress;
 }
 
@@ -198,7 +229,11 @@ void Connection::advance_output(uint64_t bytes, uint64_t control_bytes) {
   if (out_header_left_ > 0 || out_frame_left_ > 0) return;
   frame_started_ = false;
   if (stripe.left > 0) return;
-  --stripe.flight->open;
+  if (sealed_) {
+    sealed_flights_.push_back(stripe.flight);
+  } else {
+    --stripe.flight->open;
+  }
   outgoing_.pop_front();
 }
 
@@ -228,9 +263,13 @@ Progress Connection::read(std::deque<ControlFrame>& inbox) {
     }
     const bool with_buffer = data_bytes == (discarding_ ? 0 : in_frame_left_);
     if (with_buffer) pieces[count++] = {buffer_.data() + buffer_end_, room};
-    const ssize_t received = receive_pieces(fd(), pieces, count);
+    const ssize_t received = take(pieces, count);
     if (received < 0) {
       if (errno == EINTR) continue;
+      if (sealed_ && errno == EBADMSG) {
+        progress.status = forged();
+        break;
+      }
       if (errno == EAGAIN || errno == EWOULDBLOCK) {
         readable = false;
         break;
@@ -265,8 +304,13 @@ Ahead Connection::look_ahead(size_t most) {
   Ahead ahead;
   while (stalled_ && buffered() < most) {
     if (buffer_end_ == buffer_.size()) buffer_.resize(2 * buffer_.size());
-    const ssize_t received = recv(fd(), buffer_.data() + buffer_end_, buffer_.size() - buffer_end_, MSG_DONTWAIT);
+    iovec piece{buffer_.data() + buffer_end_, buffer_.size() - buffer_end_};
+    const ssize_t received = take(&piece, 1);
     if (received < 0 && errno == EINTR) continue;
+    if (received < 0 && sealed_ && errno == EBADMSG) {
+      ahead.status = forged();
+      return ahead;
+    }
     if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
     if (received <= 0) {
       if (received < 0) error_ahead_ = errno;
@@ -419,6 +463,7 @@ void Connection::drop_transfers() {
     frame_started_ = false;
   }
   outgoing_.clear();
+  sealed_flights_.clear();
   out_header_left_ = 0;
   out_frame_left_ = 0;
   incoming_.clear();
@@ -429,12 +474,12 @@ void Connection::drop_transfers() {
 bool Connection::send_waiting() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!frame_started_) (void)flush(false);
-  return control_.empty();
+  return control_.empty() && (!sealed_waits() || write_failed());
 }
 
 void Connection::end_output() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (control_.empty() && !frame_started_) (void)shutdown(fd(), SHUT_WR);
+  if (control_.empty() && !sealed_waits() && !frame_started_) (void)shutdown(fd(), SHUT_WR);
 }
 
 void Connection::discard_input() {

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -20,6 +21,7 @@
 #include "transport/mesh.h"
 #include "transport/mesh_frame.h"
 #include "transport/mesh_socket.h"
+#include "transport/sealed_stream.h"
 
 namespace horovod::wire {
 
@@ -51,6 +53,7 @@ struct Ahead {
   std::optional<ControlFrame> end;  // the peer's abort or leave frame
   bool ended = false;               // the stream is over, `error` as in Progress
   int error = 0;
+  Status status;  // as in Progress
 };
 
 class Connection {
@@ -61,13 +64,15 @@ class Connection {
     uint16_t peer = 0;
     bool carries_control = false;
     std::string label;  // of the peer, for messages
+    std::string own_label;
   };
 
-  Connection(Socket socket, Identity identity);
+  // sealed: what its bytes pass through on their way to the socket and back; null where they travel as they are.
+  Connection(Socket socket, Identity identity, std::unique_ptr<SealedStream> sealed = nullptr);
 
   int fd() const { return socket_.fd(); }
   bool expects() const { return !incoming_.empty(); }
-  bool owes() const { return !outgoing_.empty(); }
+  bool owes() const { return !outgoing_.empty() || !sealed_flights_.empty(); }
   uint64_t expected_bytes() const { return incoming_.empty() ? 0 : incoming_.front().left; }
 
   // True when reading can have an effect: not at the end, and not stopped at data that no transfer was started for yet.
@@ -115,6 +120,10 @@ class Connection {
  private:
   bool control_waits() const { return control_waits_.load(std::memory_order_acquire); }
   Progress flush(bool with_data);  // with mutex_ held
+  ssize_t put(iovec* pieces, size_t count);
+  ssize_t take(iovec* pieces, size_t count);
+  bool sealed_waits() const { return sealed_ && sealed_->waits(); }  // with mutex_ held
+  Status forged() const;
   void advance_output(uint64_t bytes, uint64_t control_bytes);
   Status parse(std::deque<ControlFrame>& inbox);
   Status check(const FrameHeader& header) const;
@@ -123,17 +132,20 @@ class Connection {
 
   Socket socket_;
   Identity identity_;
+  std::unique_ptr<SealedStream> sealed_;
 
-  // Sending. mutex_ guards control_, frame_started_, next_control_ and the right to call sendmsg. The rest belongs to
-  // the driver, which changes it with mutex_ held.
+  // Sending. mutex_ guards control_, frame_started_, next_control_ and the right to call sendmsg or sealed_'s. The rest
+  // belongs to the driver, which changes it with mutex_ held.
   std::mutex mutex_;
   std::deque<std::string> control_;  // whole frames, or the rest of a dropped data frame and then whole frames
   size_t control_sent_ = 0;          // bytes of the first one
   uint64_t next_control_ = 0;
   bool frame_started_ = false;              // part of a data frame was sent: no other may go before the rest of it
-  std::atomic<bool> control_waits_{false};  // control_ is not empty
+  std::atomic<bool> control_waits_{false};  // control_ is not empty, or sealed bytes wait
   std::atomic<bool> write_failed_{false};
   std::deque<Stripe> outgoing_;
+  // Whose last bytes were sealed and not sent yet; not done before that, so that nobody rests while they wait.
+  std::vector<Flight*> sealed_flights_;
   FrameHeader out_header_;
   size_t out_header_left_ = 0;  // both 0: no data frame is open
   uint64_t out_frame_left_ = 0;

@@ -211,6 +211,7 @@ Status SocketMesh::look_ahead(int64_t now) {
     Connection& connection = *peer.connections[0];
     if (!std::exchange(peer.stalled, connection.stalled()) || !connection.stalled()) continue;
     wire::Ahead ahead = connection.look_ahead(std::min(kMostAheadBytes, kAllAheadBytes / peers_.size()));
+    if (!ahead.status.ok()) return fail(std::move(ahead.status));
     if (ahead.end) {
       // A peer that left in order had done its part: what it sent before is all that others need of it.
       if (ahead.end->kind == ControlKind::leave) continue;

@@ -6,6 +6,7 @@ the same coordinator notices nothing. Messages are made from their descriptors, 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 import tiers
-from coordinator_builders import ALLREDUCE, op
+from coordinator_builders import ALLREDUCE, attach_request, op
 from coordinator_client import Crew, Stream
 from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
@@ -21,8 +22,9 @@ from hypothesis import strategies as st
 from messages import messages
 
 from horovod.coordinator import PROTOCOL_VERSION
+from horovod.coordinator.core.proofs import attach_proof, rejoin_proof
 from horovod.coordinator.server import EmbeddedCoordinator
-from horovod.protos.v1 import membership_pb2, negotiation_pb2, negotiation_pb2_grpc
+from horovod.protos.v1 import membership_pb2, membership_pb2_grpc, negotiation_pb2, negotiation_pb2_grpc
 
 JOIN, NEGOTIATE = "/horovod.v1.Membership/Join", "/horovod.v1.Negotiation/Negotiate"
 FUZZ = settings(
@@ -131,6 +133,94 @@ def test_members_that_get_in(
         for message in [membership_pb2.MemberMessage(join=request), *rest]:
             stream.send(message.SerializeToString())
         finish(stream)
+    witness.sees_nothing()
+
+
+ALL_BUT_THE_SECRET = ("nothing", "noise", "of another nonce", "of another rank", "of another secret", "to join again")
+
+
+@FUZZ
+@given(
+    false=st.sets(st.sampled_from(["job", "epoch", "member_id", "rank", "protocol_version"])),
+    proof=st.sampled_from(ALL_BUT_THE_SECRET),
+    noise=messages(membership_pb2.Attach),
+    rest=st.lists(messages(membership_pb2.MemberMessage), max_size=3),
+)
+def test_strangers_that_attach(
+    coordinator: EmbeddedCoordinator, witness: Witness, false: set[str], proof: str, noise: Any, rest: list[Any]
+) -> None:
+    """They know all of a member that runs, but for the secret of its world; and never are that member."""
+    member = witness.members[1]
+    attach = attach_request(member.request, member.world)
+    attach.pid = noise.pid
+    attach.process.CopyFrom(noise.process)
+    for field in false:
+        setattr(attach, field, getattr(noise, field))
+    secret = member.world.secret
+
+    def answer(nonce: bytes) -> bytes:
+        if proof == "of another rank":
+            return attach_proof(secret, attach_request(witness.members[0].request, member.world), nonce)
+        return {
+            "nothing": b"",
+            "noise": noise.member_id.encode()[:64],
+            "of another nonce": attach_proof(secret, attach, nonce[::-1] + b"x"),
+            "of another secret": attach_proof(secret[::-1] + b"x", attach, nonce),
+            "to join again": rejoin_proof(secret, attach.job, attach.epoch, attach.rank, attach.member_id),
+        }[proof]
+
+    with grpc.insecure_channel(coordinator.address) as channel:
+        stream: Stream[Any, Any] = Stream(membership_pb2_grpc.MembershipStub(channel).Join, coordinator.token)
+        stream.send(membership_pb2.MemberMessage(attach=attach))
+        heard = [*heard_first(stream)]
+        if heard and heard[0].HasField("challenge"):
+            stream.send(
+                membership_pb2.MemberMessage(proof=membership_pb2.Proof(proof=answer(heard[0].challenge.nonce)))
+            )
+        for message in rest:
+            stream.send(message)
+        stream.half_close()
+        with contextlib.suppress(grpc.RpcError):
+            heard += stream.rest()
+        finish(stream)
+    assert not any(event.HasField("attached") for event in heard)
+    assert witness.members[1].membership.call.is_active(), "the true one keeps its stream"
+    witness.sees_nothing()
+
+
+def heard_first(stream: Stream[Any, Any]) -> Iterator[Any]:
+    """The first event, when there is one."""
+    with contextlib.suppress(grpc.RpcError, StopIteration):
+        yield stream.next()
+
+
+@FUZZ
+@given(
+    false=st.sets(st.sampled_from(["job", "member_id", "rank", "epoch"]), min_size=1),
+    noise=messages(negotiation_pb2.NegotiationMessage),
+)
+def test_a_hello_that_is_almost_true(
+    coordinator: EmbeddedCoordinator, witness: Witness, false: set[str], noise: Any
+) -> None:
+    """A stream for a member's negotiation is given to who says all that belongs together."""
+    member = witness.members[1]
+    hello, epoch = member.hello(), member.world.epoch
+    for field in false - {"epoch"}:
+        setattr(hello, field, getattr(noise.hello, field))
+    if "epoch" in false:
+        epoch = noise.epoch
+    noise.epoch = epoch
+    if hello == member.hello() and epoch == member.world.epoch:
+        return
+    noise.hello.CopyFrom(hello)
+    with grpc.insecure_channel(coordinator.address) as channel:
+        stub = negotiation_pb2_grpc.NegotiationStub(channel)
+        stream: Stream[Any, Any] = Stream(stub.Negotiate, coordinator.token)
+        stream.send(noise)
+        stream.half_close()
+        # Another coordinator may serve a job that this one does not know.
+        refusals = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE)
+        assert stream.failure()[0] in refusals
     witness.sees_nothing()
 
 

@@ -115,6 +115,7 @@ void bench(size_t least, size_t most) {
         Status status;
         Config config;
         if (const char* spin = std::getenv("MESH_BENCH_SPIN_US")) config.spin_us = std::atol(spin);
+        if (const char* wire = std::getenv("MESH_BENCH_WIRE")) config.wire = static_cast<WireMode>(std::atoi(wire));
         auto mesh = Mesh::create(rank, 7, peers[rank], config, abort, status);
         CHECK_OK(status);
         bench_rank(*mesh, abort, least, most);

@@ -44,6 +44,18 @@ inline std::string label_of(int rank) {
   return "rank " + std::to_string(rank) + " (pid 4242) on host node-" + std::to_string(rank);
 }
 
+// As the handshake would derive them: the same two for both ends, and no two connections alike.
+inline wire::Keys keys_of(int from, int to, int connection) {
+  const auto key = [&](int sender, int receiver) {
+    crypto::Key made{};
+    made[0] = static_cast<std::byte>(sender);
+    made[1] = static_cast<std::byte>(receiver);
+    made[2] = static_cast<std::byte>(connection);
+    return made;
+  };
+  return {key(from, to), key(to, from)};
+}
+
 // What each rank needs to make its mesh.
 inline std::vector<std::vector<MeshPeer>> connect_all(int n, Wire wire, int connections) {
   std::vector<std::vector<MeshPeer>> peers(n);
@@ -58,6 +70,8 @@ inline std::vector<std::vector<MeshPeer>> connect_all(int n, Wire wire, int conn
         connect_pair(wire, fds);
         peers[a][b].fds.push_back(fds[0]);
         peers[b][a].fds.push_back(fds[1]);
+        peers[a][b].keys.push_back(keys_of(a, b, c));
+        peers[b][a].keys.push_back(keys_of(b, a, c));
       }
     }
   }

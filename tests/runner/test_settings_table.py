@@ -40,7 +40,7 @@ def other_than_default(row: Setting) -> str:
         least = row.minimum or 0
         value = least if least != row.default else least + row.multiple * row.flag_scale
         return environment_text(int(value) if row.kind == "int" else float(value))
-    return "host:1" if row.kind.startswith("address") else "something"
+    return "host:1" if row.kind in ("address", "addresses") else "something"
 
 
 def as_option(row: Setting) -> str:
@@ -156,9 +156,10 @@ def test_every_engine_row_changes_the_engine(row: Setting) -> None:
 
 @pytest.mark.parametrize("row", [row for row in LIVE if not row.engine], ids=lambda row: row.name)
 def test_other_rows_change_no_option_that_has_a_row(row: Setting) -> None:
-    decides = {"cpu_operations", "gpu_operations", *(f"gpu_{name}" for name in GPU_OPERATION_NAMES)}
-    given = {row.name: "gloo"} if row.name in decides else {}
-    given = given or {row.name: "h:1" if row.kind.startswith("address") else other_than_default(row)}
+    of_others = {"cpu_operations", "gpu_operations", *(f"gpu_{name}" for name in GPU_OPERATION_NAMES)}
+    decides = {*of_others, "wire"}
+    given = {row.name: "gloo"} if row.name in of_others else {}
+    given = given or {row.name: "h:1" if row.kind in ("address", "addresses") else other_than_default(row)}
     after = engine_options(resolve({}, given))
     assert (after != engine_options(Settings())) == (row.name in decides)
 

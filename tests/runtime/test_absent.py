@@ -17,7 +17,7 @@ from horovod.common import util
 
 @pytest.mark.parametrize(
     "name",
-    ["keras", "mxnet", "jax", "ray", "spark", "spark.torch"],
+    ["mxnet", "jax", "ray", "spark", "spark.torch"],
 )
 def test_importing_it_says_so(name: str) -> None:
     with pytest.raises(ImportError, match=r"is not there in this version of Horovod \(.+\): .+\.$") as error:
@@ -31,12 +31,15 @@ def test_what_is_not_there_is_neither_found_nor_built() -> None:
         assert not util.extension_available(name)
 
 
-def test_without_tensorflow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorflow", None)  # as if it were not installed
-    for name in [name for name in sys.modules if name.startswith("horovod.tensorflow")]:
+@pytest.mark.parametrize(("module", "framework"), [("tensorflow", "TensorFlow"), ("keras", "Keras")])
+def test_without_its_framework_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, module: str, framework: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    for name in [name for name in sys.modules if name.startswith(f"horovod.{module}")]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(ImportError, match=r"TensorFlow, which is not installed .* pip install 'horovod\[tensorflow\]'"):
-        importlib.import_module("horovod.tensorflow")
+    with pytest.raises(ImportError, match=rf"{framework}, which is not installed .* pip install 'horovod\[{module}\]'"):
+        importlib.import_module(f"horovod.{module}")
 
 
 def test_another_name_is_python_s_own_error() -> None:
@@ -45,8 +48,8 @@ def test_another_name_is_python_s_own_error() -> None:
 
 
 def test_a_package_that_exists_is_imported(tmp_path: Path) -> None:
-    (tmp_path / "keras.py").write_text("there = True")
-    script = f"import horovod; horovod.__path__.append({str(tmp_path)!r}); import horovod.keras as k; assert k.there"
+    (tmp_path / "mxnet.py").write_text("there = True")
+    script = f"import horovod; horovod.__path__.append({str(tmp_path)!r}); import horovod.mxnet as m; assert m.there"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 

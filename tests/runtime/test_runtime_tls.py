@@ -18,6 +18,7 @@ from test_runtime_session import answering, echo, refusal, request
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.tls import ServerTls
 from horovod.worker.runtime.errors import StartError
+from horovod.worker.runtime.renewed_channel import RenewedChannel
 from horovod.worker.runtime.session import Session
 from horovod.worker.runtime.tls import ClientTls
 from horovod.worker.settings import Settings, resolve
@@ -168,10 +169,11 @@ def test_a_member_comes_back_with_its_new_certificate(ours: Authority) -> None:
         assert Path(tls.cert).read_bytes() != before
         attempt = one._attempt
         assert attempt is not None
-        older = one.coordinators.current.channel._latest  # type: ignore[attr-defined]
+        channel = one.coordinators.current.channel
+        assert isinstance(channel, RenewedChannel)
+        older = channel._latest
         attempt.stream.cancel()
-        eventually(lambda: one.coordinators.current.channel._latest is not older and attempt.attached)  # type: ignore[attr-defined]
-        assert older.streams == 0
+        eventually(lambda: channel._latest is not older and attempt.attached and older.streams == 0)
 
 
 # -- what the settings say ---------------------------------------------------------------------------------------------

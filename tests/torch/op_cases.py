@@ -50,6 +50,19 @@ def array(result: Any) -> np.ndarray:
     return found
 
 
+def dtype_of(name: str) -> Any:
+    import torch
+
+    return getattr(torch, name)
+
+
+def exactly(array: np.ndarray) -> Any:
+    """A tensor of the array's own dtype."""
+    import torch
+
+    return to_device(torch.from_numpy(array))
+
+
 def is_floating(dtype: str) -> bool:
     return "float" in dtype
 
@@ -143,13 +156,11 @@ def allreduce_wraps(hvd: Any, rank: int, size: int, dtype: str) -> None:
         np.random.default_rng([7, r]).integers(limits.min, limits.max, size=1031, dtype=dtype, endpoint=True)
         for r in range(size)
     ]
-    import torch
-
     for op, function in (("Sum", np.add), ("Product", np.multiply), ("Min", np.minimum), ("Max", np.maximum)):
         expected = inputs[0]
         for other in inputs[1:]:
             expected = function(expected, other)
-        own = to_device(torch.from_numpy(inputs[rank]))
+        own = exactly(inputs[rank])
         found = hvd.allreduce(own, op=getattr(hvd, op), name=f"wraps.{op}.{dtype}")
         np.testing.assert_array_equal(found.cpu().numpy(), expected, err_msg=f"{op} {dtype}")
 
@@ -203,14 +214,12 @@ def adaptive_sum_of_two(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def grouped_allreduce(hvd: Any, rank: int, size: int, dtype: str) -> None:
-    import torch
-
     # A float64 tensor among the others: two operations of the engine behind one call.
     kinds = (dtype, "float64", dtype)
     inputs = [[values(r, (4 + i,), kind, i) for r in range(size)] for i, kind in enumerate(kinds)]
     expected = [reduced(x, "Sum", kind) for x, kind in zip(inputs, kinds, strict=True)]
 
-    def own() -> list[torch.Tensor]:
+    def own() -> list[Any]:
         return [tensor(x[rank], kind) for x, kind in zip(inputs, kinds, strict=True)]
 
     in_place, in_place_async = own(), own()
@@ -224,7 +233,7 @@ def grouped_allreduce(hvd: Any, rank: int, size: int, dtype: str) -> None:
     ]
     for result in results:
         for found, wanted, kind in zip(result, expected, kinds, strict=True):
-            assert found.dtype == getattr(torch, kind)
+            assert found.dtype == dtype_of(kind)
             check(array(found), wanted, kind, f"grouped_allreduce {dtype}")
     if dtype == "bool":
         return
@@ -240,8 +249,6 @@ def grouped_allreduce(hvd: Any, rank: int, size: int, dtype: str) -> None:
 def compressed(hvd: Any, rank: int, size: int, dtype: str) -> None:
     if dtype == "bool":
         return
-    import torch
-
     inputs = [values(r, (2 * size + 1, 2), dtype) for r in range(size)]
     expected = reduced(inputs, "Sum", dtype)
     own = tensor(inputs[rank], dtype)
@@ -250,10 +257,10 @@ def compressed(hvd: Any, rank: int, size: int, dtype: str) -> None:
         both = hvd.grouped_allreduce([own, own], **options)
         parts = hvd.grouped_reducescatter([own, own], **options)
         for found in (hvd.allreduce(own, **options), *both):
-            assert found.dtype == getattr(torch, dtype)
+            assert found.dtype == dtype_of(dtype)
             check(array(found), expected, dtype, f"allreduce {compression.__name__} {dtype}")
         for found in (hvd.reducescatter(own, **options), *parts):
-            assert found.dtype == getattr(torch, dtype)
+            assert found.dtype == dtype_of(dtype)
             check(array(found), own_rows(expected, rank, size), dtype, f"reducescatter {compression.__name__} {dtype}")
 
 
@@ -312,8 +319,6 @@ def broadcast(hvd: Any, rank: int, size: int, dtype: str) -> None:
 
 
 def alltoall(hvd: Any, rank: int, size: int, dtype: str) -> None:
-    import torch
-
     inputs = [values(r, (3 * size, 2), dtype) for r in range(size)]
     expected = np.concatenate([np.split(x, size)[rank] for x in inputs])
     found = hvd.alltoall(tensor(inputs[rank], dtype), name=f"even.{dtype}")
@@ -328,7 +333,7 @@ def alltoall(hvd: Any, rank: int, size: int, dtype: str) -> None:
     inputs = [values(r, (rows[r],), dtype) for r in range(size)]
     parts = [np.split(inputs[r], np.cumsum(split_sizes(r, size)))[rank] for r in range(size)]
     own, splits = tensor(inputs[rank], dtype), split_sizes(rank, size)
-    as_tensor = torch.tensor(splits, dtype=torch.int32)
+    as_tensor = exactly(np.array(splits, np.int32))
     for result in (
         hvd.alltoall(own, splits, name=dtype),
         hvd.alltoall(own, as_tensor, name=dtype),
@@ -336,7 +341,7 @@ def alltoall(hvd: Any, rank: int, size: int, dtype: str) -> None:
     ):
         output, received = result
         check(array(output), np.concatenate(parts), dtype, f"alltoall {dtype} with splits")
-        assert received.dtype == torch.int32
+        assert received.dtype == dtype_of("int32")
         assert received.tolist() == [len(part) for part in parts]
 
 

@@ -249,18 +249,21 @@ def _join(
     shared = _choose_shared_memory(settings, world)
     hosts = [] if shared else choose_hierarchy(settings, world)
     sockets: dict[int, list[int]] | None = None
+    wire_keys: dict[int, bytes] = {}
     if not shared:
         if hosts.count(hosts[world.rank] if hosts else -1) < 2:
             segment = None
         if world.size > 1:
             with tracing.span("horovod.connect", rank=world.rank):
-                sockets = _connect(settings, world, listeners, session, deadline)
+                sockets = _connect(settings, world, listeners, session, deadline, wire_keys)
     if listeners is not None:
         listeners.close()
     inodes = frozenset(os.fstat(fd).st_ino for fds in (sockets or {}).values() for fd in fds)
     left = max(0.001, deadline - time.monotonic())
     try:
-        engine = _engine(settings, world, segment=segment, sockets=sockets, hosts=hosts, timeout_seconds=left)
+        engine = _engine(
+            settings, world, segment=segment, sockets=sockets, wire_keys=wire_keys, hosts=hosts, timeout_seconds=left
+        )
     except Exception as error:
         session.check(NEWS_SECONDS)  # a member that is gone explains it, and may be replaced
         raise StartError(str(error)) from error
@@ -318,7 +321,12 @@ def _choose_shared_memory(settings: Settings, world: World) -> bool:
 
 
 def _connect(
-    settings: Settings, world: World, listeners: Listeners | None, session: Session, deadline: float
+    settings: Settings,
+    world: World,
+    listeners: Listeners | None,
+    session: Session,
+    deadline: float,
+    wire_keys: dict[int, bytes],
 ) -> dict[int, list[int]]:
     from horovod.worker.runtime.mesh import connect_peers
 
@@ -328,7 +336,12 @@ def _connect(
             "interface to listen on."
         )
     return connect_peers(
-        world, listeners, connections=settings.connections_per_peer, deadline=deadline, check=session.check
+        world,
+        listeners,
+        connections=settings.connections_per_peer,
+        deadline=deadline,
+        check=session.check,
+        wire_keys=wire_keys,
     )
 
 
@@ -338,6 +351,7 @@ def _engine(
     *,
     segment: Segment | None = None,
     sockets: dict[int, list[int]] | None = None,
+    wire_keys: dict[int, bytes] | None = None,
     hosts: Sequence[int] = (),
     timeout_seconds: float,
 ) -> Engine:
@@ -351,6 +365,7 @@ def _engine(
         segment=segment,
         segment_addresses=[m.segment_address for m in world.members] if segment else (),
         sockets=sockets or {},
+        wire_keys=wire_keys or {},
         hosts=hosts,
         placement=world.placement(),
         options={

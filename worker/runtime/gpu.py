@@ -52,10 +52,14 @@ GPU_OPERATION_NAMES = ("allreduce", "allgather", "broadcast", "alltoall", "reduc
 
 
 def gpu_operations(settings: Settings) -> dict[str, int]:
-    """Which operations demand NCCL and which go through the host's memory, as bits for csrc/base/config.h."""
+    """Which operations demand NCCL and which go through the host's memory, as bits for csrc/base/config.h.
+
+    NCCL's connections are not sealed, so with HOROVOD_WIRE only who demands it gets it.
+    """
+    by_itself = ("nccl", "auto") if settings.wire == "plain" else ("nccl",)
     wanted = [getattr(settings, f"gpu_{operation}") or settings.gpu_operations for operation in GPU_OPERATION_NAMES]
     demanded = sum(1 << number for number, choice in enumerate(wanted) if choice == "nccl")
-    by_host = sum(1 << number for number, choice in enumerate(wanted) if choice not in ("nccl", "auto"))
+    by_host = sum(1 << number for number, choice in enumerate(wanted) if choice not in by_itself)
     return {"nccl_operations": demanded, "host_operations": by_host}
 
 

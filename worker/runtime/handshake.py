@@ -59,12 +59,26 @@ def _proof(secret: bytes, word: bytes, *parts: bytes) -> bytes:
     return hmac.digest(secret, b"horovod mesh " + word + b"\0" + b"".join(parts), "sha256")
 
 
+def _wire_keys(secret: bytes, greeting: bytes, nonce: bytes) -> tuple[bytes, bytes]:
+    """HKDF-SHA256 (RFC 5869): for what the connecting side sends, and for what the listening one sends.
+
+    Both nonces are in it, so no connection has the keys of another.
+    """
+    extracted = hmac.digest(greeting + nonce, secret, "sha256")
+    one, other = (
+        hmac.digest(extracted, b"horovod wire from " + side + b"\x01", "sha256")
+        for side in (b"connecting", b"listening")
+    )
+    return one, other
+
+
 class Handshake:
     """One side. Send `output` whenever it is not empty, then feed exactly `needs` bytes; done when both are empty."""
 
     def __init__(self) -> None:
         self.output = b""
         self.needs = 0
+        self.wire_keys = b""  # when it is done: for sending, and for receiving (csrc/transport/sealed_stream.h)
 
     def feed(self, data: bytes) -> None:
         raise NotImplementedError
@@ -87,6 +101,7 @@ class Connecting(Handshake):
         if not hmac.compare_digest(proof, _proof(self._secret, b"welcome", self._greeting, nonce)):
             raise StrangerError("it did not prove that it belongs to this world")
         self.output = _proof(self._secret, b"confirm", self._greeting, nonce)
+        self.wire_keys = b"".join(_wire_keys(self._secret, self._greeting, nonce))
         self.needs = 0
 
 
@@ -116,4 +131,5 @@ class Listening(Handshake):
         if not hmac.compare_digest(data, _proof(self._secret, b"confirm", self._packed, self._nonce)):
             raise StrangerError("it repeated the greeting of another connection")
         self.greeting = Greeting.unpack(self._packed)
+        self.wire_keys = b"".join(reversed(_wire_keys(self._secret, self._packed, self._nonce)))
         self.needs = 0

@@ -87,16 +87,18 @@ def connect_peers(
     connections: int | None,
     deadline: float,
     check: Callable[[], None] = lambda: None,
+    wire_keys: dict[int, bytes] | None = None,
 ) -> dict[int, list[int]]:
     """Descriptors of `connections` proven, non-blocking sockets to each peer, in the same order on both sides.
 
     Without `connections` as many as both of a pair have interfaces, which both know from the world. `deadline` is on
     time.monotonic(). `check` is called now and then and ends the wait by raising. StartError names the first peer that
-    could not be reached. The listeners stay the caller's; all other sockets are closed on an error.
+    could not be reached. The listeners stay the caller's; all other sockets are closed on an error. `wire_keys` gets
+    the keys of each descriptor, which the two of a pair alone know.
     """
     assembly = _Assembly(world, listeners, connections)
     try:
-        return assembly.run(deadline, check)
+        return assembly.run(deadline, check, {} if wire_keys is None else wire_keys)
     finally:
         assembly.close()
 
@@ -113,6 +115,7 @@ class _Slot:
     problems: dict[Endpoint, str] = field(default_factory=dict)  # the last one of each address
     link: _Link | None = None  # the attempt under way
     proven: socket.socket | None = None
+    wire_keys: bytes = field(default=b"", repr=False)  # of `proven`
 
 
 @dataclass(eq=False)
@@ -162,7 +165,7 @@ class _Assembly:
         for listener in listeners.sockets:
             self._selector.register(listener, selectors.EVENT_READ, None)
 
-    def run(self, deadline: float, check: Callable[[], None]) -> dict[int, list[int]]:
+    def run(self, deadline: float, check: Callable[[], None], wire_keys: dict[int, bytes]) -> dict[int, list[int]]:
         for (rank, _), slot in self._slots.items():
             if rank < self._world.rank and not slot.endpoints:
                 raise StartError(
@@ -184,8 +187,10 @@ class _Assembly:
         peers: dict[int, list[int]] = {}
         for (rank, _), slot in sorted(self._slots.items(), key=lambda item: item[0]):
             assert slot.proven is not None
-            peers.setdefault(rank, []).append(slot.proven.detach())
+            descriptor = slot.proven.detach()
             slot.proven = None
+            peers.setdefault(rank, []).append(descriptor)
+            wire_keys[descriptor] = slot.wire_keys
         return peers
 
     def close(self) -> None:
@@ -339,7 +344,7 @@ class _Assembly:
         if slot.proven is not None:
             # The peer connects once more because it saw the first connection fail.
             slot.proven.close()
-        slot.proven = link.sock
+        slot.proven, slot.wire_keys = link.sock, link.handshake.wire_keys
 
     def _drop(self, link: _Link, reason: str) -> None:
         if link.slot is None:

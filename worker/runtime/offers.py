@@ -11,7 +11,7 @@ from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.gpu import gpu_operations
 from horovod.worker.runtime.world import World
 from horovod.worker.setting import split_address, split_addresses
-from horovod.worker.settings import SETTINGS, Settings
+from horovod.worker.settings import SETTINGS, WIRE_MODES, Settings
 
 if TYPE_CHECKING:
     from horovod._core import Segment
@@ -64,6 +64,7 @@ def engine_options(settings: Settings) -> dict[str, int]:
     options = {row.engine: int(getattr(settings, row.name) * row.engine_scale) for row in SETTINGS if row.engine}
     options |= gpu_operations(settings)
     options["nccl_streams"] = max(1, settings.num_nccl_streams)
+    options["wire"] = WIRE_MODES.index(settings.wire)
     options["gloo"] = int(settings.cpu_operations == "gloo")
     if options["gloo"] and settings.gloo_timeout_seconds:
         options["progress_timeout_ms"] = settings.gloo_timeout_seconds * 1000

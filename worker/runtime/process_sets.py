@@ -204,12 +204,14 @@ class ProcessSets:
                 secret=hmac.digest(self._world.secret, f"horovod process set {number}".encode(), "sha256"),
                 endpoints={rank: _endpoints(offers[rank]) for rank in ranks},
             )
+            wire_keys: dict[int, bytes] = {}
             sockets = connect_peers(
                 subset,
                 part.listeners,
                 connections=self._settings.connections_per_peer,
                 deadline=time.monotonic() + self._settings.start_timeout_seconds,
                 check=self._engine.check,
+                wire_keys=wire_keys,
             )
             self._engine.add_process_set(
                 number,
@@ -217,6 +219,7 @@ class ProcessSets:
                 segment=part.segment,
                 segment_addresses=addresses,
                 sockets={ranks[peer]: fds for peer, fds in sockets.items()},
+                wire_keys=wire_keys,
                 hosts=part.hosts,
             )
         else:

@@ -4,6 +4,7 @@
 >>> hvd.init()
 >>> hvd.broadcast_variables(model.variables, root_rank=0)
 >>> average = hvd.allreduce(loss)
+>>> tape = hvd.DistributedGradientTape(tape)  # or hvd.DistributedOptimizer(optimizer)
 
 Everything public is a name of this module.
 """
@@ -49,6 +50,7 @@ from horovod.common.basics import (
 )
 from horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.common.util import num_rank_is_power_2 as check_num_rank_power_of_2
+from horovod.tensorflow import elastic
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.functions import (
     BroadcastGlobalVariablesHook,
@@ -75,14 +77,19 @@ from horovod.tensorflow.ops import (
     reducescatter,
     size_op,
 )
+from horovod.tensorflow.optimizer import DistributedOptimizer
+from horovod.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 
 __all__ = [
     "Adasum",
     "Average",
     "BroadcastGlobalVariablesHook",
     "Compression",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
     "Max",
     "Min",
+    "PartialDistributedGradientTape",
     "ProcessSet",
     "Product",
     "Sum",
@@ -103,6 +110,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -134,5 +142,14 @@ __all__ = [
     "stop_timeline",
 ]
 
-# Scripts write hvd.mpi_ops.Sum. Last, because it takes all names from here.
+# Scripts write hvd.mpi_ops.Sum. After all others, because it takes all names from here.
 from horovod.tensorflow import mpi_ops as mpi_ops
+
+
+def __getattr__(name: str) -> object:
+    """A layer of Keras, which takes seconds to import: not before it is asked for."""
+    if name != "SyncBatchNormalization":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
+
+    return SyncBatchNormalization

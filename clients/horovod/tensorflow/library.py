@@ -7,7 +7,7 @@ API for kernels (docs/adr/0048).
 from __future__ import annotations
 
 import ctypes
-import logging
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -21,8 +21,6 @@ from horovod.common.ops.collectives import join
 from horovod.common.ops.specs import set_number, set_size
 from horovod.common.process_sets import ProcessSet, global_process_set, registered
 from horovod.worker.runtime.context import current
-
-log = logging.getLogger(__name__)
 
 _LIBRARY: Final = Path(_core.__file__).with_name("libhorovod_tensorflow.so")  # csrc/tensorflow/tensorflow.cmake
 
@@ -114,6 +112,14 @@ def _load() -> Any:
     library.horovod_tensorflow_begin(ctypes.c_void_p(pointer(_core.C_API, b"horovod._core.C_API")), _answer)
     auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS |= _IN_NO_ORDER
     return made
+
+
+@functools.cache
+def xla_obstacle() -> str:
+    """Why XLA can't compile the operations; "" if it can. The first call registers them with XLA."""
+    library = ctypes.CDLL(str(_LIBRARY))
+    library.horovod_tensorflow_register_xla.restype = ctypes.c_char_p
+    return str(library.horovod_tensorflow_register_xla().decode())
 
 
 OPS: Final = _load()

@@ -32,6 +32,13 @@ class Named(NamedTuple):
         """The same of another kind of operation."""
         return Named(f"{kind}.{self.wire.partition('.')[2]}", self.node, self.wait)
 
+    def of_gradient(self) -> Named:
+        """Of the operation in the backward pass."""
+        if tf.executing_eagerly():
+            return Named(self.wire if self.wire.endswith(".noname") else self.wire + ".grad", None, True)
+        kind, _, name = self.wire.partition(".")
+        return Named(f"{kind}.{_unique(name + '.grad')}", None, False)
+
 
 def named(kind: str, operation: str, name: str | None, tensor: Any, ignore_name_scope: bool = False) -> Named:
     """kind: "allreduce" and so on, with which the name begins on the wire. operation: of TensorFlow, for its node."""
@@ -45,13 +52,9 @@ def named(kind: str, operation: str, name: str | None, tensor: Any, ignore_name_
 
 
 def of_gradient(operation: Any) -> Named:
-    """Of the operation in the backward pass."""
+    """Of the operation in the backward pass of a node."""
     wire = operation.get_attr("tensor_name")
-    wire = wire.decode() if isinstance(wire, bytes) else wire
-    if tf.executing_eagerly():
-        return Named(wire if wire.endswith(".noname") else wire + ".grad", None, True)
-    kind, _, name = wire.partition(".")
-    return Named(f"{kind}.{_unique(name + '.grad')}", None, False)
+    return Named(wire.decode() if isinstance(wire, bytes) else wire, None, False).of_gradient()
 
 
 def another(base: Named, kind: str, part: str) -> Named:

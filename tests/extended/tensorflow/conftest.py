@@ -26,3 +26,15 @@ def tf_pair_keeper() -> Iterator[Keeper]:
 def tf_pair(tf_pair_keeper: Keeper) -> World:
     """A running world of two ranks over shared memory."""
     return tf_pair_keeper.get()
+
+
+@pytest.fixture(scope="session")
+def torch_pair_keeper() -> Iterator[Keeper]:
+    with Keeper(2, "shm", {"KERAS_BACKEND": "torch"}, preloaded="preloaded_keras_torch") as keeper:
+        yield keeper
+
+
+@pytest.fixture
+def torch_pair(torch_pair_keeper: Keeper) -> World:
+    """The same, where Keras runs on PyTorch."""
+    return torch_pair_keeper.get()

@@ -6,9 +6,11 @@ import os
 from multiprocessing.connection import Connection
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+import keras  # noqa: F401
 import tensorflow as tf  # it starts its threads with the first operation
 import worlds
 
+import horovod.keras
 import horovod.tensorflow  # noqa: F401
 
 

@@ -10,12 +10,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod._core import OpType
 from horovod.common.basics import Average
 from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow import xla
 from horovod.tensorflow.library import OPS, process_set_of
 from horovod.tensorflow.names import Named, another, named, of_gradient
-from horovod.tensorflow.ops.allreduce import _reduce
 from horovod.tensorflow.ops.calls import by_dtype, dense, id_of, node_attributes
+from horovod.tensorflow.ops.reductions import reduce
 
 
 def allgather(
@@ -41,7 +43,7 @@ def allgather(
     """
     tensor = dense(tensor, "allgather", name)
     called = named("allgather", "HorovodAllgather", name, tensor, ignore_name_scope)
-    return _gather(tensor, called, id_of(process_set, "Allgather"))
+    return gather(tensor, called, id_of(process_set, "Allgather"))
 
 
 def grouped_allgather(
@@ -67,21 +69,42 @@ def grouped_allgather(
     process_set_id = id_of(process_set, "Allgather")
 
     def gather_part(part: Named, of_one_dtype: list[tf.Tensor]) -> Any:
+        if xla.compiling():
+            return [_gather_in_xla(one, another(part, "allgather", "row"), process_set_id) for one in of_one_dtype]
         return OPS.horovod_grouped_allgather(tensors=of_one_dtype, **node_attributes(part, process_set_id))
 
     return by_dtype(made, called, gather_part)
 
 
 # -- the nodes and their gradients -------------------------------------------------------------------------------------
-def _gather(tensor: tf.Tensor, called: Named, process_set_id: int) -> tf.Tensor:
+def gather(tensor: tf.Tensor, called: Named, process_set_id: int) -> tf.Tensor:
+    if xla.compiling():
+        return _gather_in_xla(tensor, called, process_set_id)
     return OPS.horovod_allgather(tensor=tensor, **node_attributes(called, process_set_id))
+
+
+def _gather_in_xla(tensor: tf.Tensor, called: Named, process_set_id: int) -> tf.Tensor:
+    place, size = xla.members(process_set_id)
+
+    @tf.custom_gradient
+    def call(tensor: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            as_allreduce = called.of_gradient().as_kind("allreduce")
+            reduced = reduce(upstream, as_allreduce, Average, 1.0, 1.0, process_set_id)
+            rows = tensor.shape[0]
+            return reduced[place * rows : (place + 1) * rows]
+
+        options: Any = {"rows": lambda rows: rows * size}
+        return xla.collective(OpType.ALLGATHER, [tensor], called, process_set_id, **options)[0], gradient
+
+    return call(tensor)
 
 
 def _own_rows(gradient: Any, tensor: tf.Tensor, called: Named, process_set_id: int) -> tf.Tensor:
     """The backward pass: the average of the gradient over the ranks, cut to the rows that this rank contributed."""
-    reduced = _reduce(tf.convert_to_tensor(gradient), called.as_kind("allreduce"), Average, 1.0, 1.0, process_set_id)
+    reduced = reduce(tf.convert_to_tensor(gradient), called.as_kind("allreduce"), Average, 1.0, 1.0, process_set_id)
     rows = tf.shape(tensor)[:1]
-    counts = _gather(rows, another(called, "allgather", "rows"), process_set_id)
+    counts = gather(rows, another(called, "allgather", "rows"), process_set_id)
     first = tf.reduce_sum(counts[: process_set_of(process_set_id).rank()])
     return reduced[first : first + rows[0]]
 

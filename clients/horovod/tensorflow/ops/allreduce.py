@@ -19,9 +19,9 @@ from horovod.common.ops.specs import reduce_op
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow.autograph import as_it_is
 from horovod.tensorflow.compression import Compression, Compressor
-from horovod.tensorflow.library import OPS
-from horovod.tensorflow.names import Named, named, of_gradient
-from horovod.tensorflow.ops.calls import by_dtype, check_op, dense, id_of, node_attributes
+from horovod.tensorflow.names import named
+from horovod.tensorflow.ops.calls import check_op, dense, id_of
+from horovod.tensorflow.ops.reductions import reduce, reduce_group
 from horovod.tensorflow.ops.sparse import sparse_allreduce
 
 
@@ -92,7 +92,7 @@ def _allreduce(
     tensor = dense(tensor, "allreduce", name)
     check_op(op, tensor, process_set, "Allreduce")
     called = named("allreduce", "HorovodAllreduce", name, tensor, ignore_name_scope)
-    return _reduce(tensor, called, op, prescale_factor, postscale_factor, id_of(process_set, "Allreduce"))
+    return reduce(tensor, called, op, prescale_factor, postscale_factor, id_of(process_set, "Allreduce"))
 
 
 def grouped_allreduce(
@@ -166,51 +166,7 @@ def _grouped_allreduce(
     for tensor in tensors:
         check_op(op, tensor, process_set, "Allreduce")
     called = named("grouped_allreduce", "HorovodGroupedAllreduce", name, tensors[0], ignore_name_scope)
-    return _reduce_group(tensors, called, op, prescale_factor, postscale_factor, id_of(process_set, "Allreduce"))
+    return reduce_group(tensors, called, op, prescale_factor, postscale_factor, id_of(process_set, "Allreduce"))
 
 
 as_it_is(_allreduce, _grouped_allreduce)
-
-
-# -- the nodes and their gradients -------------------------------------------------------------------------------------
-def _reduce(
-    tensor: tf.Tensor, called: Named, op: int, prescale: float, postscale: float, process_set_id: int
-) -> tf.Tensor:
-    return OPS.horovod_allreduce(
-        tensor=tensor,
-        reduce_op=op,
-        prescale_factor=repr(float(prescale)),
-        postscale_factor=repr(float(postscale)),
-        **node_attributes(called, process_set_id),
-    )
-
-
-def _reduce_group(
-    tensors: Sequence[tf.Tensor], called: Named, op: int, prescale: float, postscale: float, process_set_id: int
-) -> list[tf.Tensor]:
-    def reduce_part(part: Named, of_one_dtype: list[tf.Tensor]) -> Any:
-        return OPS.horovod_grouped_allreduce(
-            tensors=of_one_dtype,
-            reduce_op=op,
-            prescale_factor=repr(float(prescale)),
-            postscale_factor=repr(float(postscale)),
-            **node_attributes(part, process_set_id),
-        )
-
-    return by_dtype(tensors, called, reduce_part)
-
-
-def _reduction_of(operation: Any) -> tuple[int, float, float, int]:
-    factors = (operation.get_attr(f"{name}_factor") for name in ("prescale", "postscale"))
-    return (operation.get_attr("reduce_op"), *map(float, factors), operation.get_attr("process_set_id"))
-
-
-@tf.RegisterGradient("HorovodAllreduce")
-def _gradient(operation: Any, gradient: Any) -> tf.Tensor:
-    return _reduce(tf.convert_to_tensor(gradient), of_gradient(operation), *_reduction_of(operation))
-
-
-@tf.RegisterGradient("HorovodGroupedAllreduce")
-def _grouped_gradient(operation: Any, *gradients: Any) -> list[tf.Tensor]:
-    tensors = [tf.convert_to_tensor(gradient) for gradient in gradients]
-    return _reduce_group(tensors, of_gradient(operation), *_reduction_of(operation))

@@ -6,7 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod._core import OpType
 from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow import xla
 from horovod.tensorflow.library import OPS
 from horovod.tensorflow.names import Named, named, of_gradient
 from horovod.tensorflow.ops.calls import dense, id_of, node_attributes
@@ -43,6 +45,10 @@ def alltoall(
     called = named("alltoall", "HorovodAlltoall", name, tensor, ignore_name_scope)
     process_set_id = id_of(process_set, "Alltoall")
     equal = splits is None
+    if xla.compiling():
+        if not equal:
+            raise NotImplementedError("hvd.alltoall with splits has no static shape: use jit_compile=False.")
+        return _exchange_in_xla(tensor, called, process_set_id)
     rows = tf.zeros([0], tf.int32) if equal else tf.cast(tf.convert_to_tensor(splits), tf.int32)
     output, received = _exchange(tensor, rows, called, process_set_id)
     return output if equal else (output, received)
@@ -50,6 +56,17 @@ def alltoall(
 
 def _exchange(tensor: tf.Tensor, splits: tf.Tensor, called: Named, process_set_id: int) -> Any:
     return OPS.horovod_alltoall(tensor=tensor, splits=splits, **node_attributes(called, process_set_id))
+
+
+def _exchange_in_xla(tensor: tf.Tensor, called: Named, process_set_id: int) -> tf.Tensor:
+    @tf.custom_gradient
+    def exchange(tensor: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            return _exchange_in_xla(upstream, called.of_gradient(), process_set_id)
+
+        return xla.collective(OpType.ALLTOALL, [tensor], called, process_set_id)[0], gradient
+
+    return exchange(tensor)
 
 
 @tf.RegisterGradient("HorovodAlltoall")

@@ -7,13 +7,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod._core import OpType
 from horovod.common.basics import Average
 from horovod.common.ops.collectives import check_root
 from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow import xla
 from horovod.tensorflow.library import OPS
 from horovod.tensorflow.names import Named, named, of_gradient
-from horovod.tensorflow.ops.allreduce import _reduce
 from horovod.tensorflow.ops.calls import by_dtype, dense, id_of, invalid, node_attributes
+from horovod.tensorflow.ops.reductions import reduce
 from horovod.worker.runtime.context import current, is_initialized
 
 
@@ -43,6 +45,8 @@ def broadcast(
     called = named("broadcast", "HorovodBroadcast", name, tensor, ignore_name_scope)
     process_set_id = id_of(process_set, "Broadcast")
     _check_root(root_rank, process_set)
+    if xla.compiling():
+        return _broadcast_in_xla(tensor, int(root_rank), called, process_set_id)
     return OPS.horovod_broadcast(tensor=tensor, root_rank=int(root_rank), **node_attributes(called, process_set_id))
 
 
@@ -56,9 +60,26 @@ def _check_root(root_rank: int, process_set: ProcessSet) -> None:
 
 @tf.RegisterGradient("HorovodBroadcast")
 def _gradient(operation: Any, gradient: Any) -> tf.Tensor:
-    called, process_set_id = of_gradient(operation), operation.get_attr("process_set_id")
-    reduced = _reduce(tf.convert_to_tensor(gradient), called.as_kind("allreduce"), Average, 1.0, 1.0, process_set_id)
-    return reduced if current().world.rank == operation.get_attr("root_rank") else tf.zeros_like(reduced)
+    process_set_id, root_rank = operation.get_attr("process_set_id"), operation.get_attr("root_rank")
+    return _to_the_root(gradient, root_rank, of_gradient(operation), process_set_id)
+
+
+def _to_the_root(gradient: Any, root_rank: int, called: Named, process_set_id: int) -> tf.Tensor:
+    as_allreduce = called.as_kind("allreduce")
+    reduced = reduce(tf.convert_to_tensor(gradient), as_allreduce, Average, 1.0, 1.0, process_set_id)
+    return reduced if current().world.rank == root_rank else tf.zeros_like(reduced)
+
+
+def _broadcast_in_xla(tensor: tf.Tensor, root_rank: int, called: Named, process_set_id: int) -> tf.Tensor:
+    @tf.custom_gradient
+    def send(tensor: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            return _to_the_root(upstream, root_rank, called.of_gradient(), process_set_id)
+
+        options: Any = {"root_rank": root_rank}
+        return xla.collective(OpType.BROADCAST, [tensor], called, process_set_id, **options)[0], gradient
+
+    return send(tensor)
 
 
 def broadcast_(

@@ -10,14 +10,8 @@ import tensorflow as tf
 from horovod.common.ops.specs import check_reduction
 from horovod.common.ops.undecided import UNDECIDED, before_waiting
 from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow.dtypes import DTYPES
 from horovod.tensorflow.names import Named
-
-# TensorFlow's dtypes that the engine has.
-DTYPES = {
-    *(tf.uint8, tf.int8, tf.int16, tf.int32, tf.int64, tf.half, tf.bfloat16, tf.float32, tf.float64, tf.bool),
-    *(tf.uint16, tf.uint32, tf.uint64),
-    *(tf.dtypes.experimental.float8_e4m3fn, tf.dtypes.experimental.float8_e5m2),
-}
 
 
 def dense(tensor: Any, operation: str, name: str | None) -> tf.Tensor:
@@ -50,7 +44,7 @@ def id_of(process_set: ProcessSet, operation: str) -> int:
 
 def check_op(op: int, tensor: tf.Tensor, process_set: ProcessSet, operation: str) -> None:
     """Refuses a reduction that does not exist, or not for tensors of this dtype in `process_set`."""
-    check_reduction(op, tensor.dtype.is_floating, process_set, operation)
+    check_reduction(op, DTYPES[tensor.dtype].engine, process_set, operation)
 
 
 def node_attributes(named: Named, process_set_id: int) -> dict[str, Any]:

@@ -10,15 +10,17 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod._core import OpType
 from horovod.common.basics import Adasum, Average, Max, Min, Product, Sum
 from horovod.common.ops.compression import compressed, compressed_group
 from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow import xla
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.library import OPS
 from horovod.tensorflow.names import Named, another, named, of_gradient
-from horovod.tensorflow.ops.allgather import _gather
-from horovod.tensorflow.ops.allreduce import _reduction_of
+from horovod.tensorflow.ops.allgather import gather
 from horovod.tensorflow.ops.calls import by_dtype, check_op, dense, id_of, node_attributes
+from horovod.tensorflow.ops.reductions import reduction_of
 from horovod.tensorflow.ops.world import size_op
 
 
@@ -65,6 +67,8 @@ def _reducescatter(
 ) -> tf.Tensor:
     _check(op, tensor, process_set)
     called = named("reducescatter", "HorovodReducescatter", name, tensor, ignore_name_scope)
+    if xla.compiling():
+        return _scatter_in_xla(tensor, called, op, prescale, postscale, id_of(process_set, "Reducescatter"))
     return OPS.horovod_reducescatter(
         tensor=tensor,
         reduce_op=op,
@@ -116,6 +120,12 @@ def _grouped_reducescatter(
     process_set_id = id_of(process_set, "Reducescatter")
 
     def scatter_part(part: Named, of_one_dtype: list[tf.Tensor]) -> Any:
+        if xla.compiling():
+            names = [another(part, "reducescatter", str(place)) for place in range(len(of_one_dtype))]
+            return [
+                _scatter_in_xla(one, its, op, prescale, postscale, process_set_id)
+                for one, its in zip(of_one_dtype, names, strict=True)
+            ]
         return OPS.horovod_grouped_reducescatter(
             tensors=of_one_dtype,
             reduce_op=op,
@@ -141,16 +151,45 @@ def _check(op: int, tensor: tf.Tensor, process_set: ProcessSet) -> None:
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------------
-def _gathered(gradient: Any, operation: Any, called: Named) -> tf.Tensor:
-    """The backward pass: the gradients of all ranks' rows. Losses are averaged, so Sum counts once for every rank."""
-    op, prescale, postscale, process_set_id = _reduction_of(operation)
+def _scaled(gradient: Any, op: int, prescale: float, postscale: float, process_set_id: int) -> tf.Tensor:
+    """What the backward pass gathers. Losses are averaged, so Sum counts once for every rank."""
     tensor = tf.convert_to_tensor(gradient)
     factor = prescale * postscale
     if factor != 1.0:
         tensor *= tf.cast(factor, tensor.dtype)
     if op == Sum:
         tensor *= tf.cast(size_op(process_set_id), tensor.dtype)
-    return _gather(tensor, called.as_kind("allgather"), process_set_id)
+    return tensor
+
+
+def _gathered(gradient: Any, operation: Any, called: Named) -> tf.Tensor:
+    """The backward pass: the gradients of all ranks' rows."""
+    op, prescale, postscale, process_set_id = reduction_of(operation)
+    tensor = _scaled(gradient, op, prescale, postscale, process_set_id)
+    return gather(tensor, called.as_kind("allgather"), process_set_id)
+
+
+def _scatter_in_xla(
+    tensor: tf.Tensor, called: Named, op: int, prescale: float, postscale: float, process_set_id: int
+) -> tf.Tensor:
+    place, size = xla.members(process_set_id)
+    options: Any = {"reduce_op": op, "prescale": prescale, "postscale": postscale}
+
+    @tf.custom_gradient
+    def scatter(tensor: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            rows, again = tensor.shape[0], called.of_gradient().as_kind("allgather")
+            scaled = _scaled(upstream, op, prescale, postscale, process_set_id)
+            return xla.collective(OpType.ALLGATHER, [scaled], again, process_set_id, rows=lambda _: rows)[0]
+
+        def own_rows(rows: int) -> int:
+            return rows // size + (place < rows % size)
+
+        return xla.collective(OpType.REDUCESCATTER, [tensor], called, process_set_id, rows=own_rows, **options)[
+            0
+        ], gradient
+
+    return scatter(tensor)
 
 
 @tf.RegisterGradient("HorovodReducescatter")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from horovod.common.basics import Average, Sum
 from horovod.common.process_sets import ProcessSet
 from horovod.tensorflow.compression import Compressor
-from horovod.tensorflow.library import OPS
 from horovod.tensorflow.names import another, named
-from horovod.tensorflow.ops.calls import dense, id_of, node_attributes
+from horovod.tensorflow.ops.allgather import gather
+from horovod.tensorflow.ops.calls import dense, id_of
 from horovod.tensorflow.ops.world import size_op
 
 
@@ -38,12 +36,8 @@ def sparse_allreduce(
     called = named("allgather", "HorovodAllreduce", name, values, ignore_name_scope)
     small, context = compression.compress(values)
 
-    def gather(tensor: tf.Tensor, part: str) -> Any:
-        node = another(called, "allgather", part)
-        return OPS.horovod_allgather(tensor=tensor, **node_attributes(node, process_set_id))
-
-    indices = gather(slices.indices, "indices")
-    rows = compression.decompress(gather(small, "values"), context)
+    indices = gather(slices.indices, another(called, "allgather", "indices"), process_set_id)
+    rows = compression.decompress(gather(small, another(called, "allgather", "values"), process_set_id), context)
     if op == Average:
         rows = rows / tf.cast(size_op(process_set_id), rows.dtype)
     return tf.IndexedSlices(rows, indices, slices.dense_shape)

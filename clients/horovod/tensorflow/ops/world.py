@@ -1,10 +1,16 @@
-"""The numbers of the world as operations, which a graph that outlives a world asks for anew each time."""
+"""The numbers of the world as operations, which a graph that outlives a world asks for anew each time.
+
+What XLA compiles has them as constants, of when the function was traced.
+"""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-from horovod.tensorflow.library import OPS
+from horovod.common import basics
+from horovod.common.ops.specs import set_size
+from horovod.tensorflow import xla
+from horovod.tensorflow.library import OPS, process_set_of
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
@@ -15,6 +21,8 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
 
     Raises tf.errors.FailedPreconditionError before hvd.init(), InvalidArgumentError where there is no such set.
     """
+    if xla.compiling():
+        return tf.constant(set_size(process_set_of(process_set_id)), name=name)
     return OPS.horovod_size(process_set_id=process_set_id, name=name)
 
 
@@ -24,6 +32,8 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
     >>> int(hvd.process_set_included_op())
     1
     """
+    if xla.compiling():
+        return tf.constant(int(bool(process_set_of(process_set_id).included())), name=name)
     return OPS.horovod_process_set_included(process_set_id=process_set_id, name=name)
 
 
@@ -33,6 +43,8 @@ def local_size_op(name: str | None = None) -> tf.Tensor:
     >>> int(hvd.local_size_op())
     2
     """
+    if xla.compiling():
+        return tf.constant(basics.local_size(), name=name)
     return OPS.horovod_local_size(name=name)
 
 
@@ -42,6 +54,8 @@ def rank_op(name: str | None = None) -> tf.Tensor:
     >>> int(hvd.rank_op())
     0  # on rank 0; 1 on rank 1
     """
+    if xla.compiling():
+        return tf.constant(basics.rank(), name=name)
     return OPS.horovod_rank(name=name)
 
 
@@ -51,4 +65,6 @@ def local_rank_op(name: str | None = None) -> tf.Tensor:
     >>> int(hvd.local_rank_op())
     0  # on rank 0; 1 on rank 1
     """
+    if xla.compiling():
+        return tf.constant(basics.local_rank(), name=name)
     return OPS.horovod_local_rank(name=name)

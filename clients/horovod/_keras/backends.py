@@ -1,0 +1,70 @@
+"""Collectives on the tensors of Keras's backend, TensorFlow or PyTorch, of which only the one in use is imported.
+
+A backend is a module with the functions and the class that `Backend` lists.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from horovod.common.gradients import Reduction
+from horovod.common.process_sets import ProcessSet
+
+_MODULES: Final = {
+    "tensorflow": "horovod._keras.tensorflow_backend",
+    "torch": "horovod._keras.torch_backend",
+}
+
+
+class Aggregation(Protocol):
+    """Sums of the gradients of several backward passes, as horovod.tensorflow.aggregation has them."""
+
+    def step(
+        self, gradients: Sequence[Any], use: Callable[[list[Any]], object], skip: Callable[[], object]
+    ) -> None: ...
+
+
+class Backend(Protocol):
+    """What all of this needs of a framework."""
+
+    Aggregation: Callable[[int, bool, bool], Aggregation]
+
+    def reduced_but_local(
+        self, gradients: Sequence[Any], variables: Sequence[Any], local: set[int], reduction: Reduction
+    ) -> list[Any]: ...
+
+    def agreed(
+        self, gradients: Sequence[Any], variables: Sequence[Any], local: set[int], reduction: Reduction
+    ) -> list[Any]: ...
+
+    def broadcast_variables(self, variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> object: ...
+
+    # Of NumPy arrays and numbers.
+    def allreduce(
+        self, value: Any, name: str | None, op: int, prescale: float, postscale: float, compression: Any
+    ) -> np.ndarray[Any, Any]: ...
+
+    def allgather(self, value: Any, name: str | None) -> np.ndarray[Any, Any]: ...
+
+    def broadcast(self, value: Any, root_rank: int, name: str | None) -> np.ndarray[Any, Any]: ...
+
+    def reducescatter(self, value: Any, name: str | None, op: int) -> np.ndarray[Any, Any]: ...
+
+    Compression: Any
+    no_compression: Any
+
+
+def backend_of(keras: Any) -> Any:
+    """The backend of a Keras module: `keras`, or tf_keras, which has TensorFlow only. Raises ImportError."""
+    name = keras.backend.backend() if hasattr(keras.backend, "backend") else "tensorflow"
+    module = _MODULES.get(name)
+    if module is None:
+        raise ImportError(
+            f"horovod.keras does not support Keras's backend {name!r} yet. Set KERAS_BACKEND to one of: "
+            f"{', '.join(_MODULES)}."
+        )
+    return importlib.import_module(module)

@@ -1,0 +1,259 @@
+"""What `fit` calls, for any Keras: mixins of which horovod.keras.callbacks and the like make classes.
+
+A class has the mixin first, Keras's Callback second, and `_hvd_keras`, the Keras module it is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from horovod._keras.backends import backend_of
+from horovod.common.basics import Average, rank, size
+from horovod.common.gradients import identity
+from horovod.common.process_sets import global_process_set
+
+if TYPE_CHECKING:
+
+    class _Callback:
+        model: Any
+        params: dict[str, Any]
+
+        def __init__(self) -> None: ...
+else:
+    _Callback = object
+
+
+class _OfAKeras(_Callback):
+    _hvd_keras: Any
+
+    @property
+    def _hvd_backend(self) -> Any:
+        return backend_of(self._hvd_keras)
+
+
+class BroadcastGlobalVariables(_OfAKeras):
+    """Gives all ranks the weights and the optimizer's state of `root_rank`, before the first batch.
+
+    Where a rank does not have all variables yet (a model that learns its shapes from the first batch), it happens after
+    that batch.
+
+    Args:
+        root_rank: whose values count.
+        device: accepted for scripts of older releases.
+        local_variables: variables that stay what they are on each rank; ValueError for what is no variable.
+    """
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Sequence[Any] | None = None) -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self.device = device
+        self.local_variables: dict[int, Any] = {}
+        self.broadcast_done = False
+        self._begun = False
+        for variable in local_variables or ():
+            self.register_local_var(variable)
+
+    def register_local_var(self, var: Any) -> None:
+        """This variable stays what it is on each rank."""
+        if not hasattr(var, "assign"):
+            raise ValueError(f"local_variables must be variables, but one element is a {type(var).__name__}.")
+        self.local_variables[identity(var)] = var
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self.broadcast_done or self._begun:
+            return
+        self._begun = True
+        # Whether the variables are there is each rank's own business: one may have loaded a file. A decision for all.
+        if int(self._hvd_backend.allgather(np.array([_has_all(self.model)], np.int32), "callbacks.built").min()):
+            self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if not self.broadcast_done:
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        variables = [one for one in _variables_of(self.model) if identity(one) not in self.local_variables]
+        self._hvd_backend.broadcast_variables(variables, self.root_rank, global_process_set)
+        self.broadcast_done = True
+
+
+class MetricAverage(_OfAKeras):
+    """Replaces the metrics of an epoch by their averages over the ranks. Callbacks that read them come after it.
+
+    All ranks must have the same metrics. device: accepted for scripts of older releases.
+    """
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+        self.device = device
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if not logs or size() == 1:
+            return
+        names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
+        values = np.array([float(logs[name]) for name in names], np.float64)
+        backend = self._hvd_backend
+        averages = backend.allreduce(values, "callbacks.metrics", Average, 1.0, 1.0, backend.no_compression)
+        for name, average in zip(names, averages, strict=True):
+            logs[name] = float(average)
+
+
+class LearningRateSchedule(_OfAKeras):
+    """Sets the learning rate to initial_lr * multiplier(epoch).
+
+    Args:
+        initial_lr: the learning rate at epoch 0, of all ranks together; ValueError for None.
+        multiplier: a function of the epoch, or a number: its power with the epoch counted from start_epoch.
+        start_epoch, end_epoch: the epochs, from the first up to before the last, in which this changes anything.
+        staircase: change it at the begin of an epoch; else before each batch, where the epoch is a fraction.
+        momentum_correction: optimizers with momentum scale what it has gathered by the change, as if all of it had been
+            gathered with the new rate (Goyal et al. 2017, section 2.1).
+        steps_per_epoch: batches in an epoch, where Keras does not know it.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if initial_lr is None:
+            raise ValueError("Parameter `initial_lr` is required: the learning rate at epoch 0.")
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase if callable(multiplier) else True  # a number is one for each epoch
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch = 0
+        factor = multiplier
+        self.multiplier: Callable[[float], float] = (
+            factor if callable(factor) else lambda epoch: factor ** (epoch - start_epoch)
+        )
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.current_epoch = 0
+        if not self.staircase and not self.steps_per_epoch:
+            self.steps_per_epoch = (self.params or {}).get("steps")
+            if not self.steps_per_epoch:
+                raise ValueError(
+                    "Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch parameter "
+                    f"to the {type(self).__name__}() or upgrade to a data set of known size."
+                )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.current_epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self.current_epoch < self.start_epoch or (
+            self.end_epoch is not None and self.current_epoch >= self.end_epoch
+        ):
+            return
+        if self.staircase:
+            if batch == 0:
+                self._adjust(self.current_epoch)
+        else:
+            self._adjust(self.current_epoch + batch / (self.steps_per_epoch or 1))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if logs is not None:
+            logs["lr"] = _rate_of(self.model.optimizer)
+
+    def _adjust(self, epoch: float) -> None:
+        optimizer = self.model.optimizer
+        old, new = _rate_of(optimizer), self.initial_lr * self.multiplier(epoch)
+        optimizer.learning_rate = new
+        if self.momentum_correction and old > 0 and new != old:
+            for gathered in _momentums_of(optimizer):
+                gathered.assign(gathered * (new / old))
+
+
+class LearningRateWarmup(LearningRateSchedule):
+    """Raises the learning rate from initial_lr / size to initial_lr in the first epochs, a little before each batch.
+
+    That of one process grows to `size` times its value with the batch; from the first step on it would diverge
+    (Goyal et al. 2017, section 2.2).
+
+    Args:
+        initial_lr: the learning rate of all ranks together, which it reaches.
+        warmup_epochs: after how many epochs.
+        momentum_correction, steps_per_epoch: as for `LearningRateScheduleCallback`.
+        verbose: 1 says when it is done.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        def multiplier(epoch: float) -> float:
+            # By the end of an epoch, when its last batch has been, the rate is that of the end.
+            epoch += 1.0 / (self.steps_per_epoch or 1)
+            return 1.0 / size() * (epoch * (size() - 1) / warmup_epochs + 1)
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        if epoch + 1 == self.end_epoch and self.verbose > 0 and rank() == 0:
+            rate = _rate_of(self.model.optimizer)
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
+
+
+# -- what the Keras at hand calls it -----------------------------------------------------------------------------------
+def _innermost(optimizer: Any) -> Any:
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _rate_of(optimizer: Any) -> float:
+    rate = optimizer.learning_rate
+    return float(rate.numpy() if hasattr(rate, "numpy") else rate)
+
+
+def _momentums_of(optimizer: Any) -> list[Any]:
+    optimizer = _innermost(optimizer)
+    if not getattr(optimizer, "momentum", 0):
+        return []
+    if hasattr(optimizer, "get_slot_names"):  # tf_keras.optimizers.legacy
+        return [one for one in optimizer.variables() if one.name.endswith("/momentum:0")]
+    return [one for one in getattr(optimizer, "momentums", getattr(optimizer, "_momentums", [])) if one is not None]
+
+
+def _has_all(model: Any) -> bool:
+    """Whether all variables of the model and its optimizer exist; those of the optimizer are made, if they can be."""
+    if not model.built:
+        return False
+    optimizer = model.optimizer
+    if optimizer is None:
+        return True
+    if hasattr(optimizer, "_create_all_weights"):  # tf_keras.optimizers.legacy
+        optimizer._create_all_weights(model.trainable_variables)
+    elif not getattr(optimizer, "built", False):
+        optimizer.build(model.trainable_variables)
+        optimizer.built = True
+    return True
+
+
+def _variables_of(model: Any) -> list[Any]:
+    optimizer = model.optimizer
+    state = [] if optimizer is None else optimizer.variables
+    return [*model.weights, *(state() if callable(state) else state)]

@@ -1,0 +1,180 @@
+"""State of a Keras training that survives failures, and the callbacks that keep it up to date."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from horovod._keras.backends import backend_of
+from horovod.common.basics import rank
+from horovod.common.elastic import ObjectState
+from horovod.common.ops import objects
+from horovod.common.process_sets import global_process_set
+
+if TYPE_CHECKING:
+    from horovod._keras.callbacks import _Callback
+else:
+    _Callback = object
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+    return objects.broadcast_object(obj, root_rank, name, global_process_set)
+
+
+class VariablesState(ObjectState):
+    """Variables beside plain values. A subclass says which (`_variables`) and how they are sent.
+
+    `sync` makes all ranks equal to rank 0, or, when rank 0 is new in a training that others were in already, to the
+    lowest rank of these. Afterwards everything counts as saved.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        self._synced = False
+        self._source = 0
+        self._saved_variables: list[Any] = []
+        super().__init__(broadcast_object, rank, **kwargs)
+        self.save()
+
+    def _variables(self) -> list[Any]:
+        raise NotImplementedError
+
+    def _values(self) -> list[Any]:
+        return [np.array(variable.numpy()) for variable in self._variables()]
+
+    def _assign(self, values: list[Any]) -> None:
+        for variable, value in zip(self._variables(), values, strict=True):
+            variable.assign(value)
+
+    def _broadcast_variables(self, root_rank: int) -> None:
+        raise NotImplementedError
+
+    def save(self) -> None:
+        self._saved_variables = self._values()
+        super().save()
+
+    def restore(self) -> None:
+        self._assign(self._saved_variables)
+        super().restore()
+
+    def sync(self) -> None:
+        synced = objects.allgather_object(self._synced, "elastic.synced", global_process_set)
+        self._source = synced.index(True) if True in synced else 0
+        self._broadcast_variables(self._source)
+        super().sync()
+        self._saved_variables = self._values()
+        self._synced = True
+
+    def _sync_source(self) -> int:
+        return self._source
+
+
+class ModelState(VariablesState):
+    """The state of a Keras training: the model, its optimizer and plain values given by name.
+
+    Args:
+        keras: the Keras module of the model.
+        model: a built model, else ValueError.
+        optimizer: that of the model, if None is given.
+        kwargs: plain values, the same names on all ranks.
+    """
+
+    def __init__(self, keras: Any, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        if not model.built:
+            raise ValueError(
+                "The model must be built first, so that it has weights to keep: call model.build(input_shape), or it "
+                "with a batch."
+            )
+        self.model = model
+        self.optimizer = optimizer or getattr(model, "optimizer", None)
+        self._keras = keras
+        super().__init__(**kwargs)
+
+    def _variables(self) -> list[Any]:
+        self._build_optimizer()
+        state = [] if self.optimizer is None else self.optimizer.variables
+        return [*self.model.weights, *(state() if callable(state) else state)]
+
+    def _build_optimizer(self) -> None:
+        """So that the same variables are there from the first sync on, on new processes too."""
+        optimizer = self.optimizer
+        if optimizer is None:
+            return
+        if hasattr(optimizer, "_create_all_weights"):  # tf_keras.optimizers.legacy
+            optimizer._create_all_weights(self.model.trainable_variables)
+        elif not getattr(optimizer, "built", False):
+            optimizer.build(self.model.trainable_variables)
+            optimizer.built = True
+
+    def _broadcast_variables(self, root_rank: int) -> None:
+        backend_of(self._keras).broadcast_variables(self._variables(), root_rank, global_process_set)
+
+
+class CommitState(_Callback):
+    """Commits the state every `batches_per_commit` batches, and at the end of an epoch."""
+
+    def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        self.state = state
+        self.batches_per_commit = batches_per_commit
+        self._batches_left = batches_per_commit
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._batches_left = self.batches_per_commit
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._batches_left -= 1
+        if self._batches_left == 0:
+            self.state.commit()
+            self._batches_left = self.batches_per_commit
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.state.commit()
+
+
+class UpdateBatchState(_Callback):
+    """Counts batches in `state.batch`, and ends the first epoch after an interruption when its other batches are done.
+
+    Place it before callbacks that end training at the end of an epoch, and before `CommitStateCallback`.
+    """
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self._ends_epoch = False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._ends_epoch = False
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.state.batch += 1
+        steps = (self.params or {}).get("steps")
+        if steps and self.state.batch >= steps > batch + 1:
+            self.model.stop_training = self._ends_epoch = True  # the only way to end an epoch; `fit` ends with it ...
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.state.batch = 0
+        if self._ends_epoch:
+            self.model.stop_training = self._ends_epoch = False  # ... unless it is taken back here
+
+
+class UpdateEpochState(_Callback):
+    """Counts epochs in `state.epoch`, also when `fit` counts from 0 again after an interruption.
+
+    Place it before `CommitStateCallback`.
+    """
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self._before: int | None = None  # epochs that `fit` does not count
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._before = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if self._before is None:
+            self._before = self.state.epoch - epoch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.state.epoch = (self._before or 0) + epoch + 1

@@ -1,0 +1,47 @@
+"""Which Keras an object belongs to. Of packages that are not imported there are no objects."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from horovod._keras.backends import backend_of
+from horovod.common.gradients import Reduction
+
+
+def is_keras3_optimizer(optimizer: Any) -> bool:
+    keras = sys.modules.get("keras")
+    return keras is not None and _is_keras3(keras) and isinstance(optimizer, keras.optimizers.Optimizer)
+
+
+def is_tf_keras_optimizer(optimizer: Any) -> bool:
+    tf_keras = sys.modules.get("tf_keras") or sys.modules.get("keras")
+    if tf_keras is None or _is_keras3(tf_keras):
+        return False
+    return isinstance(optimizer, (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer))
+
+
+def distributed_keras(
+    optimizer: Any, reduction: Reduction, passes: int = 1, average: bool = False, name: str | None = None
+) -> Any:
+    """A distributed optimizer of whichever Keras; ValueError for what is none."""
+    if is_keras3_optimizer(optimizer):
+        from horovod._keras.optimizer import distribute_keras3
+
+        return distribute_keras3(optimizer, reduction, passes, average, backend_of(sys.modules["keras"]), name)
+    if is_tf_keras_optimizer(optimizer):
+        from horovod._keras import tensorflow_backend
+        from horovod._keras.tf_keras import distribute_tf_keras
+
+        return distribute_tf_keras(optimizer, reduction, passes, average, tensorflow_backend, name)
+    raise ValueError(f"hvd.DistributedOptimizer needs an optimizer of Keras, not {type(optimizer).__name__}.")
+
+
+def register_local_var(optimizer: Any, variable: Any) -> None:
+    """Of a distributed optimizer, or of one in a LossScaleOptimizer."""
+    inner = optimizer if hasattr(optimizer, "register_local_var") else optimizer.inner_optimizer
+    inner.register_local_var(variable)
+
+
+def _is_keras3(keras: Any) -> bool:
+    return not str(getattr(keras, "__version__", "")).startswith("2.")

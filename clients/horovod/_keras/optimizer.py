@@ -1,0 +1,154 @@
+"""A Keras 3 optimizer that reduces gradients over the ranks before it applies them.
+
+Keras's trainers, whatever the backend and however they run a step, end in `optimizer.apply(gradients, variables)`. The
+user's optimizer becomes an instance of a subclass made on the fly that reduces there (docs/adr/0051): so it keeps what
+get_config would lose, and its state. The subclass has its base's names, so saved files load without Horovod.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from horovod.common.basics import Average, Sum
+from horovod.common.gradients import Reduction, check_passes, identity
+
+
+class Distribution:
+    """What a distributed optimizer has beside what its own class has."""
+
+    def __init__(self, reduction: Reduction, passes: int, average: bool, backend: Any) -> None:
+        check_passes(passes)
+        if reduction.op not in (Average, Sum):
+            raise ValueError("A Keras optimizer supports op=hvd.Average and op=hvd.Sum only.")
+        self.reduction = reduction
+        self.backend = backend
+        self.passes = passes
+        self.local: dict[int, Any] = {}  # variables by identity, whose gradients stay
+        self.aggregation = backend.Aggregation(passes, average, reduction.sparse_as_dense) if passes > 1 else None
+        self.applies = False  # gradients that are reduced
+
+    def register_local_var(self, variable: Any) -> None:
+        self.local[identity(variable)] = variable
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], loss_scaled: bool) -> list[Any]:
+        """loss_scaled: who applies them skips what is not finite."""
+        local = set(self.local)
+        results: list[Any] = self.backend.reduced_but_local(gradients, variables, local, self.reduction)
+        return self.backend.agreed(results, variables, local, self.reduction) if loss_scaled else results
+
+    def apply(
+        self,
+        optimizer: Any,
+        gradients: Sequence[Any],
+        variables: Sequence[Any] | None,
+        apply: Callable[..., object],
+        loss_scaled: bool,
+    ) -> None:
+        """Gives `apply` reduced gradients, when there are `passes` of them. `optimizer` is whose `apply` it is."""
+        given = list(gradients)
+        if self.applies or not given:
+            apply(given, trainable_variables=variables)
+            return
+        known = list(optimizer._trainable_variables if variables is None else variables)
+
+        def use(taken: list[Any]) -> None:
+            with self._done():
+                apply(self.reduce(taken, known, loss_scaled), trainable_variables=variables)
+
+        if self.aggregation is None:
+            use(given)
+            return
+        if not optimizer.built:
+            optimizer.build(known)
+            optimizer.built = True
+        self.aggregation.step(given, use, lambda: optimizer.iterations.assign_add(1))
+
+    @contextmanager
+    def _done(self) -> Iterator[None]:
+        """While gradients are applied that are reduced, also by an optimizer around this one."""
+        self.applies = True
+        try:
+            yield
+        finally:
+            self.applies = False
+
+
+class _DistributedOptimizer:
+    """What the subclass adds. Comes first in the method resolution order."""
+
+    _hvd: Distribution | None = None
+
+    def register_local_var(self, var: Any) -> None:
+        """The gradient of this variable stays that of this rank, divided by the number of ranks."""
+        _of(self).register_local_var(var)
+
+    @property
+    def iterations(self) -> Any:
+        """The number of calls of `apply`; for the update itself, as Adam needs it, that of steps before."""
+        calls = super().iterations  # type: ignore[misc]
+        if self._hvd is None or not self._hvd.applies or self._hvd.passes == 1:
+            return calls
+        from keras import ops
+
+        return ops.floor_divide(calls, self._hvd.passes)
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Reduces the gradients over the ranks and applies them."""
+        apply = super().apply  # type: ignore[misc]
+        _of(self).apply(self, grads, trainable_variables, apply, loss_scaled=hasattr(self, "dynamic_scale"))
+
+
+def _of(optimizer: Any) -> Distribution:
+    if optimizer._hvd is None:
+        raise ValueError(
+            f"This {type(optimizer).__name__} was made from the configuration of a distributed optimizer and is not "
+            "distributed itself. Pass it to hvd.DistributedOptimizer."
+        )
+    distribution: Distribution = optimizer._hvd
+    return distribution
+
+
+def is_distributed(optimizer: Any) -> bool:
+    """Whether it reduces gradients, or an optimizer in it does."""
+    while optimizer is not None:
+        if getattr(optimizer, "_hvd", None) is not None:
+            return True
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    return False
+
+
+def distribute(optimizer: Any, distribution: Distribution, mixin: type, name: str | None) -> Any:
+    """Makes `optimizer` a distributed one and returns it."""
+    if is_distributed(optimizer):
+        warnings.warn(
+            "hvd.DistributedOptimizer was given an optimizer that is distributed already; it is returned unchanged. "
+            "Wrapping twice would reduce every gradient twice.",
+            stacklevel=3,
+        )
+        return optimizer
+    base: Any = type(optimizer)
+    optimizer.__class__ = _class_of(base, mixin)
+    optimizer.__dict__["_hvd"] = distribution  # past Keras, which would look for variables in it
+    if name is not None:
+        optimizer.__dict__["name"] = name
+    return optimizer
+
+
+@functools.cache
+def _class_of(base: type, mixin: type) -> type:
+    names = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(base.__name__, (mixin, base), names)
+
+
+def distribute_keras3(
+    optimizer: Any, reduction: Reduction, passes: int, average: bool, backend: Any, name: str | None
+) -> Any:
+    """The optimizer, distributed. Raises ValueError and what a Reduction does."""
+    from horovod._keras import loss_scale
+
+    loss_scale.install()
+    return distribute(optimizer, Distribution(reduction, passes, average, backend), _DistributedOptimizer, name)

@@ -1,0 +1,70 @@
+"""Keras on TensorFlow: a Backend (backends.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod import tensorflow as hvd
+from horovod._keras.optimizer import _DistributedOptimizer
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow.aggregation import LocalGradientAggregation as Aggregation
+from horovod.tensorflow.autograph import as_it_is
+from horovod.tensorflow.gradients import agreed, reduced_but_local
+
+__all__ = [
+    "Aggregation",
+    "Compression",
+    "agreed",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "broadcast_variables",
+    "no_compression",
+    "reduced_but_local",
+    "reducescatter",
+]
+
+Compression = hvd.Compression
+no_compression = Compression.none
+
+
+as_it_is(_DistributedOptimizer.apply)
+
+
+def broadcast_variables(
+    variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set
+) -> object:
+    return hvd.broadcast_variables(variables, root_rank, process_set=process_set)
+
+
+def allreduce(value: Any, name: str | None, op: int, prescale: float, postscale: float, compression: Any) -> Any:
+    return _result(
+        hvd.allreduce(
+            tf.convert_to_tensor(value),
+            name=name,
+            op=op,
+            prescale_factor=prescale,
+            postscale_factor=postscale,
+            compression=compression,
+        )
+    )
+
+
+def allgather(value: Any, name: str | None) -> Any:
+    return _result(hvd.allgather(tf.convert_to_tensor(value), name=name))
+
+
+def broadcast(value: Any, root_rank: int, name: str | None) -> Any:
+    return _result(hvd.broadcast(tf.convert_to_tensor(value), root_rank, name=name))
+
+
+def reducescatter(value: Any, name: str | None, op: int) -> Any:
+    return _result(hvd.reducescatter(tf.convert_to_tensor(value), name=name, op=op))
+
+
+def _result(tensor: Any) -> Any:
+    """In a graph the tensor, which has no value yet."""
+    return tensor.numpy() if tf.executing_eagerly() and isinstance(tensor, tf.Tensor) else tensor

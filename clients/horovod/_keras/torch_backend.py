@@ -1,0 +1,138 @@
+"""Keras on PyTorch: a Backend (backends.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from horovod import torch as hvd
+from horovod.common.basics import Average
+from horovod.common.gradients import Reduction, identity
+from horovod.common.process_sets import ProcessSet, global_process_set
+
+Compression = hvd.Compression
+no_compression = Compression.none
+
+
+def reduced_but_local(
+    gradients: Sequence[Any], variables: Sequence[Any], local: set[int], reduction: Reduction
+) -> list[Any]:
+    """The reduced gradients; None where there is none. Those of the variables in `local` stay this rank's own part."""
+    results = list(gradients)
+    if not reduction.communicates():
+        return results
+    is_local = [identity(variable) in local for variable in variables]
+    if reduction.scale_local_gradients:
+        for place, gradient in enumerate(gradients):
+            if is_local[place] and gradient is not None:
+                results[place] = gradient / reduction.members()
+    places = [place for place, gradient in enumerate(gradients) if gradient is not None and not is_local[place]]
+    factors = (reduction.prescale, reduction.postscale) if reduction.op == Average else (1.0, 1.0)
+    started = []
+    for group in reduction.grouped([variables[place] for place in places]):
+        members = [places[index] for index in group]
+        packed = [reduction.compression.compress(_whole(gradients[place])) for place in members]
+        handle = hvd.grouped_allreduce_async(
+            [small for small, _ in packed],
+            name=f"gradient.{members[0]}.{variables[members[0]].name}",
+            op=reduction.op,
+            prescale_factor=factors[0],
+            postscale_factor=factors[1],
+            process_set=reduction.process_set,
+        )
+        started.append((members, packed, handle))
+    for members, packed, handle in started:
+        for place, (_, context), result in zip(members, packed, hvd.synchronize(handle), strict=True):
+            results[place] = reduction.compression.decompress(result, context)
+    return results
+
+
+def agreed(gradients: Sequence[Any], variables: Sequence[Any], local: set[int], reduction: Reduction) -> list[Any]:
+    """The gradients, of which a local one is not finite anywhere if one of any rank is not."""
+    results = list(gradients)
+    if not local or not reduction.communicates():
+        return results
+    stay = [place for place, one in enumerate(variables) if identity(one) in local and gradients[place] is not None]
+    own = sum((results[place].detach().float() * 0.0).sum() for place in stay) if stay else torch.zeros(())
+    poison = hvd.allreduce(torch.as_tensor(own), name="gradients.finite", process_set=reduction.process_set)
+    for place in stay:
+        results[place] = results[place] + poison.to(results[place].dtype)
+    return results
+
+
+def broadcast_variables(
+    variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set
+) -> object:
+    tensors = [getattr(variable, "value", variable).detach() for variable in variables]
+    handles = [
+        hvd.broadcast_async_(tensor, root_rank, name=f"variable.{place}", process_set=process_set)
+        for place, tensor in enumerate(tensors)
+    ]
+    return [hvd.synchronize(handle) for handle in handles]
+
+
+class Aggregation:
+    """Gradients of several backward passes, summed up on this rank before they are reduced."""
+
+    def __init__(self, passes: int, average: bool, sparse_as_dense: bool) -> None:
+        self._passes = passes
+        self._average = average
+        self._counter = 0
+        self._sums: dict[int, torch.Tensor] = {}
+
+    def step(self, gradients: Sequence[Any], use: Callable[[list[Any]], object], skip: Callable[[], object]) -> None:
+        for place, gradient in enumerate(gradients):
+            if gradient is not None:
+                known = self._sums.get(place)
+                self._sums[place] = gradient.detach().clone() if known is None else known.add_(gradient.detach())
+        self._counter += 1
+        if self._counter < self._passes:
+            skip()
+            return
+        taken, self._sums, self._counter = self._sums, {}, 0
+        if self._average:
+            taken = {place: total / self._passes for place, total in taken.items()}
+        use([taken.get(place) for place in range(len(gradients))])
+
+
+def allreduce(value: Any, name: str | None, op: int, prescale: float, postscale: float, compression: Any) -> Any:
+    return _result(
+        hvd.allreduce(
+            _tensor(value),
+            name=name,
+            op=op,
+            prescale_factor=prescale,
+            postscale_factor=postscale,
+            compression=compression,
+        )
+    )
+
+
+def allgather(value: Any, name: str | None) -> Any:
+    return _result(hvd.allgather(_tensor(value), name=name))
+
+
+def broadcast(value: Any, root_rank: int, name: str | None) -> Any:
+    return _result(hvd.broadcast(_tensor(value), root_rank, name=name))
+
+
+def reducescatter(value: Any, name: str | None, op: int) -> Any:
+    return _result(hvd.reducescatter(_tensor(value), name=name, op=op))
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value
+    value = getattr(value, "value", value)  # of a keras.Variable
+    return value.detach() if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value))
+
+
+def _result(tensor: torch.Tensor) -> Any:
+    return tensor.detach().cpu().numpy()
+
+
+def _whole(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.detach().contiguous()

@@ -1,0 +1,117 @@
+"""What a distributed optimizer or tape is asked to do with gradients, checked once for every framework.
+
+A `Reduction` is made by the functions that users call; who reduces (horovod.tensorflow.gradients,
+horovod._keras.torch_gradients) reads it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from horovod.common.basics import Adasum, Average, Sum
+from horovod.common.ops.specs import registered_number
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.worker.runtime.context import current
+
+
+def identity(variable: Any) -> int:
+    """Equal for a keras.Variable and the framework's variable in it. Whoever keeps it must keep the variable alive."""
+    value = getattr(variable, "value", variable)
+    return id(variable if callable(value) else value)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How gradients are reduced. Raises ValueError or NotImplementedError for what contradicts itself."""
+
+    compression: Any
+    op: int = Average
+    gradient_predivide_factor: float = 1.0
+    groups: int | Sequence[Sequence[Any]] | None = None
+    process_set: ProcessSet = global_process_set
+    sparse_as_dense: bool = False
+    device_dense: str = ""
+    device_sparse: str = ""
+    scale_local_gradients: bool = True
+
+    def __post_init__(self) -> None:
+        if self.op not in (Average, Sum, Adasum):
+            raise ValueError(f"op={self.op!r} is not one of hvd.Average, hvd.Sum and hvd.Adasum.")
+        if self.gradient_predivide_factor != 1.0 and self.op != Average:
+            raise ValueError("gradient_predivide_factor not supported with op != Average.")
+        if self.op == Adasum and self.process_set is not global_process_set:
+            raise NotImplementedError("Adasum does not support non-global process sets.")
+        _check_groups(self.groups)
+
+    @property
+    def prescale(self) -> float:
+        """What gradients are multiplied by before they are summed, and `postscale` after it."""
+        return 1.0 / self.gradient_predivide_factor
+
+    @property
+    def postscale(self) -> float:
+        return self.gradient_predivide_factor
+
+    def communicates(self) -> bool:
+        """Whether this rank reduces anything: it is a member, and not alone. An elastic job may grow.
+
+        Raises ValueError before hvd.init(), or for a process set that is not registered.
+        """
+        context = current()
+        if self.process_set is not global_process_set:
+            registered_number(self.process_set, "hvd.DistributedOptimizer")
+        return bool(self.process_set.included()) and (self.members() > 1 or context.settings.elastic)
+
+    def members(self) -> int:
+        """The number of ranks over which gradients are reduced."""
+        if self.process_set is global_process_set:
+            return current().world.size
+        return len(self.process_set.ranks or ())
+
+    def grouped(self, variables: Sequence[Any]) -> list[list[int]]:
+        """The places of variables whose gradients are reduced as one operation; all places, each once."""
+        places = range(len(variables))
+        if not self.groups:
+            return [[place] for place in places]
+        if isinstance(self.groups, int):
+            count = min(self.groups, len(variables))
+            return [
+                list(places[len(places) * part // count : len(places) * (part + 1) // count]) for part in range(count)
+            ]
+        where = {identity(variable): place for place, variable in enumerate(variables)}
+        groups = [[where[identity(one)] for one in group if identity(one) in where] for group in self.groups]
+        alone = set(places).difference(*groups)
+        return [group for group in groups if group] + [[place] for place in sorted(alone)]
+
+
+def groups_of(groups: Any, num_groups: int) -> Any:
+    """`groups`, or what was given under its old name."""
+    if num_groups == 0:
+        return groups
+    warnings.warn(
+        "Parameter `num_groups` has been replaced by `groups` and will be removed.", DeprecationWarning, stacklevel=3
+    )
+    return num_groups if groups is None else groups
+
+
+def check_passes(backward_passes_per_step: int) -> None:
+    if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
+        raise ValueError(f"backward_passes_per_step must be a positive integer, not {backward_passes_per_step!r}.")
+
+
+def _check_groups(groups: Any) -> None:
+    if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0):
+        return
+    if isinstance(groups, int | str) or not isinstance(groups, Iterable):
+        raise ValueError("groups should be a non-negative integer or a list of lists of variables.")
+    seen: set[int] = set()
+    for group in groups:
+        if not isinstance(group, list | tuple):
+            raise ValueError(f"groups must consist of lists of variables, but one element is a {type(group).__name__}.")
+        for variable in group:
+            if identity(variable) in seen:
+                raise ValueError("A variable can only appear once in groups.")
+            seen.add(identity(variable))

@@ -1,0 +1,147 @@
+"""Elastic training: processes may be lost, or replaced, while the others keep their weights and go on.
+
+>>> state = hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0)
+>>> @hvd.elastic.run
+... def train(state):
+...     while state.batch < 100:
+...         train_one_batch(state.model, state.optimizer)
+...         state.batch += 1
+...         state.commit()
+>>> train(state)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from horovod._keras.elastic import ModelState, VariablesState
+from horovod.common.basics import join_again
+from horovod.common.elastic import run_fn
+from horovod.common.exceptions import HorovodInternalError
+from horovod.tensorflow.functions import broadcast_variables
+
+__all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a training function `func(state, ...)`, so that it goes on after failures.
+
+    Before `func` starts, the state is made equal on all ranks. When a collective in it fails because a rank was lost,
+    the state goes back to its last commit; when hosts come or go (HostsUpdatedInterrupt from `state.commit()`), nothing
+    is undone. Then this process leaves the world and calls hvd.init() again with the arguments it had; once there are
+    as many processes as before, the state is made equal again and `func` called again.
+
+    Functions that were traced stay, and ask for the numbers of the world when they run. Between hvd.init() and `func` a
+    script must run no collective. Process sets that were added after hvd.init() are gone in the next world; add them,
+    and make functions that use them anew, in a callback of `state.register_reset_callbacks`.
+
+    Raises:
+        ValueError: before hvd.init(), or the next world did not stand in time ("Horovod initialization failed. ...").
+        Exception: what `func` raises, but for HorovodInternalError, HostsUpdatedInterrupt and the errors in which
+            TensorFlow reports a lost rank.
+    """
+
+    @functools.wraps(func)
+    def with_our_errors(state: Any, *args: Any, **kwargs: Any) -> Any:
+        with lost_ranks():
+            return func(state, *args, **kwargs)
+
+    return run_fn(with_our_errors, join_again)
+
+
+@contextmanager
+def lost_ranks() -> Iterator[None]:
+    """TensorFlow has no error of ours: it reports a lost rank as UnknownError, and the node in its text.
+
+    Other errors, among them other UnknownErrors, pass.
+    """
+    try:
+        yield
+    except tf.errors.UnknownError as error:
+        if "Horovod" not in str(error):
+            raise
+        raise HorovodInternalError(str(error)) from error
+
+
+class TensorFlowState(VariablesState):
+    """The state of a training: variables and plain values given by name.
+
+    Args:
+        variables: tf.Variables, the same on all ranks but for their values. In a v1 graph all global ones, if None is
+            given.
+        session: of a v1 graph, or the default one.
+        kwargs: plain values, the same names on all ranks.
+
+    `sync` broadcasts from rank 0, or, when rank 0 is new in a training that others were in already, from the lowest of
+    these. Example:
+
+        >>> state = hvd.elastic.TensorFlowState([weight], batch=0)
+        >>> state.commit()
+    """
+
+    def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
+        if variables is None:
+            variables = [] if tf.executing_eagerly() else tf.compat.v1.global_variables()
+        self.variables = list(variables)
+        self._session = session
+        self._operations: dict[Any, Any] = {}  # of a v1 graph, made once
+        super().__init__(**kwargs)
+
+    def _variables(self) -> list[Any]:
+        return self.variables
+
+    def _values(self) -> list[Any]:
+        if tf.executing_eagerly():
+            return super()._values()
+        values: list[Any] = self._run_in_session(self.variables)
+        return values
+
+    def _assign(self, values: list[Any]) -> None:
+        if tf.executing_eagerly():
+            super()._assign(values)
+            return
+        for variable, value in zip(self.variables, values, strict=True):
+            variable.load(value, self._session or tf.compat.v1.get_default_session())
+
+    def _broadcast_variables(self, root_rank: int) -> None:
+        with lost_ranks():
+            if tf.executing_eagerly():
+                broadcast_variables(self.variables, root_rank)
+                return
+            if root_rank not in self._operations:
+                self._operations[root_rank] = broadcast_variables(self.variables, root_rank)
+            self._run_in_session(self._operations[root_rank])
+
+    def _run_in_session(self, what: Any) -> Any:
+        session = self._session or tf.compat.v1.get_default_session()
+        if session is None:
+            raise ValueError("TensorFlowState of a v1 graph needs a session: pass session=, or enter one.")
+        return session.run(what)
+
+
+class TensorFlowKerasState(ModelState):
+    """The state of a training of a Keras model, with its weights and those of its optimizer.
+
+    Args:
+        model: a built Keras model (Keras 3 or tf_keras), else ValueError.
+        optimizer: that of the model, if None is given.
+        backend: accepted for scripts of older releases.
+        kwargs: plain values, the same names on all ranks.
+
+    `sync` works as that of `TensorFlowState`. Example:
+
+        >>> state = hvd.elastic.TensorFlowKerasState(model, epoch=0)
+        >>> state.commit()
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
+        super().__init__(tf.keras, model, optimizer, **kwargs)
+
+    def _broadcast_variables(self, root_rank: int) -> None:
+        with lost_ranks():
+            broadcast_variables(self._variables(), root_rank)

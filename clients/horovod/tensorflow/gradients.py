@@ -1,0 +1,145 @@
+"""Gradients of a step, reduced over the ranks: what hvd.DistributedGradientTape and DistributedOptimizer share.
+
+In a function each gradient is an operation of its own, which starts when the gradient is there. Eagerly all of them are
+there, so they are one operation. A gradient is known to the other ranks by its place and the last part of the name of
+its variable: the whole name may differ, where one rank has made another model before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.common.basics import Average
+from horovod.common.gradients import Reduction, identity
+from horovod.tensorflow.autograph import as_it_is
+from horovod.tensorflow.ops import allreduce, grouped_allreduce, size_op
+
+
+def reduced(
+    gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, generic_names: bool = False
+) -> list[Any]:
+    """The reduced gradients; None where there is none."""
+    results = list(gradients)
+    if not reduction.communicates():
+        return results
+    names = [_name(place, None if generic_names else variable) for place, variable in enumerate(variables)]
+    if reduction.sparse_as_dense:
+        results = [_dense(gradient) for gradient in results]
+    sparse = [place for place, gradient in enumerate(results) if isinstance(gradient, tf.IndexedSlices)]
+    for place in sparse:
+        # What is gathered is not summed on the way, so there is nothing to divide before.
+        results[place] = allreduce(
+            results[place],
+            device_sparse=reduction.device_sparse,
+            compression=reduction.compression,
+            op=reduction.op,
+            name=names[place],
+            process_set=reduction.process_set,
+            ignore_name_scope=True,
+        )
+    dense = [place for place, gradient in enumerate(results) if gradient is not None and place not in set(sparse)]
+    factors = (reduction.prescale, reduction.postscale) if reduction.op == Average else (1.0, 1.0)
+    for group in _groups(dense, variables, reduction):
+        reduced_group = grouped_allreduce(
+            [results[place] for place in group],
+            device_dense=reduction.device_dense,
+            compression=reduction.compression,
+            op=reduction.op,
+            prescale_factor=factors[0],
+            postscale_factor=factors[1],
+            process_set=reduction.process_set,
+            ignore_name_scope=True,
+            name=names[group[0]],
+        )
+        for place, result in zip(group, reduced_group, strict=True):
+            results[place] = result
+    return results
+
+
+def reduced_but_local(
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
+    local: set[int],
+    reduction: Reduction,
+    generic_names: bool = False,
+) -> list[Any]:
+    """The same, where gradients of the variables in `local` stay those of this rank.
+
+    They are divided by the number of ranks (unless scale_local_gradients is off): losses are averaged over the ranks,
+    and this rank's part of the average has this slope.
+    """
+    if not local:
+        return reduced(gradients, variables, reduction, generic_names)
+    is_local = [identity(variable) in local for variable in variables]
+    places = [place for place, stays in enumerate(is_local) if not stays]
+    results = [
+        _scaled(gradient, reduction) if is_local[place] else gradient for place, gradient in enumerate(gradients)
+    ]
+    travelled = reduced(
+        [gradients[place] for place in places], [variables[place] for place in places], reduction, generic_names
+    )
+    for place, gradient in zip(places, travelled, strict=True):
+        results[place] = gradient
+    return results
+
+
+def agreed(gradients: Sequence[Any], variables: Sequence[Any], local: set[int], reduction: Reduction) -> list[Any]:
+    """The gradients, of which a local one is not finite anywhere if one of any rank is not.
+
+    Loss scaling skips a step whose gradients are not finite, and all ranks must skip the same ones.
+    """
+    results = list(gradients)
+    stay = [
+        place
+        for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
+        if gradient is not None and identity(variable) in local
+    ]
+    if not local or not reduction.communicates():
+        return results
+    poison = tf.add_n([tf.reduce_sum(tf.cast(_dense(results[place]), tf.float32) * 0.0) for place in stay] or [0.0])
+    poison = allreduce(
+        poison, op=Average, name="gradients.finite", process_set=reduction.process_set, ignore_name_scope=True
+    )
+    for place in stay:
+        gradient = results[place]
+        if isinstance(gradient, tf.IndexedSlices):
+            values = gradient.values + tf.cast(poison, gradient.values.dtype)
+            results[place] = tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        else:
+            results[place] = gradient + tf.cast(poison, gradient.dtype)
+    return results
+
+
+def _groups(dense: Sequence[int], variables: Sequence[Any], reduction: Reduction) -> list[list[int]]:
+    if not dense:
+        return []
+    if tf.executing_eagerly() and not reduction.groups:
+        return [list(dense)]
+    groups = reduction.grouped([variables[place] for place in dense])
+    return [[dense[index] for index in group] for group in groups]
+
+
+def _name(place: int, variable: Any) -> str:
+    name = str(getattr(variable, "name", None) or "")
+    leaf = name.rpartition("/")[2].partition(":")[0]
+    return f"gradient.{place}.{leaf}" if leaf and variable is not None else f"grad_{place}"
+
+
+def _dense(gradient: Any) -> Any:
+    return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _scaled(gradient: Any, reduction: Reduction) -> Any:
+    if gradient is None or not reduction.scale_local_gradients or not reduction.communicates():
+        return gradient
+    members = size_op(0 if reduction.process_set.process_set_id is None else reduction.process_set.process_set_id)
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values / tf.cast(members, gradient.values.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient / tf.cast(members, gradient.dtype)
+
+
+as_it_is(reduced, reduced_but_local, agreed)
