@@ -50,7 +50,8 @@ class Settings:
     coordinator: str | None = row(
         "HOROVOD_COORDINATOR",
         None,
-        "host:port of the coordinator; without one the process is a world of one",
+        "host:port of the coordinator, or of several that share a store, with commas between; without one the process "
+        "is a world of one",
         kind="addresses",
     )
     job: str = row("HOROVOD_JOB", "default", "name of the job; processes of one name form one world", section="params")
@@ -241,6 +242,16 @@ class Settings:
         "how long a peer may make no progress in an operation that every rank has started, before the world ends",
         section="params",
         engine="progress_timeout_ms",
+        engine_scale=1000,
+        **_PATIENCE,
+    )
+    unreachable_timeout_seconds: float = row(
+        "HOROVOD_UNREACHABLE_TIMEOUT_SECONDS",
+        20.0,
+        "how long the host of a peer may acknowledge nothing over TCP before the peer counts as lost; the host of a "
+        "process that is stopped still does",
+        section="params",
+        engine="unreachable_timeout_ms",
         engine_scale=1000,
         **_PATIENCE,
     )

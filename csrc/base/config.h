@@ -20,6 +20,9 @@ struct Config {
   int64_t yield_us = 2'000;
   // Once every rank has agreed to run an operation: how long a peer may make no progress in it before the epoch ends.
   int64_t progress_timeout_ms = 300'000;
+  // How long the host of a peer may acknowledge nothing, over TCP, before the peer counts as lost. Kernels do that,
+  // also for a process that is stopped.
+  int64_t unreachable_timeout_ms = 20'000;
   // Once the epoch is over: how long close() waits for a thread that is in the middle of an operation.
   int64_t close_timeout_ms = 30'000;
   // A rank that waits for one peer may have data of another that it can't use yet. How often it looks whether that

@@ -14,6 +14,9 @@ namespace horovod::limits {
 // No sleep of a driver is longer: it then looks whether its peers live and whether the epoch was aborted. A lost
 // process is noticed within a second, and twenty wake-ups in a second cost nothing that can be measured.
 inline constexpr int64_t kPeerCheckUs = 50'000;
+// So often a thread that waits for peers looks for one whose host acknowledges nothing: a system call for each
+// connection, for limits of many seconds.
+inline constexpr int64_t kSilenceCheckUs = 1'000'000;
 // A caller waits in slices of this length. After each it looks whether a signal (Ctrl-C) wants its thread, and counts
 // as blocked; a person notices no tenth of a second.
 inline constexpr int64_t kSignalCheckUs = 100'000;

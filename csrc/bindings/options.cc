@@ -14,6 +14,7 @@ void visit_options(Config& config, const Visit& visit) {
   visit("spin_us", config.spin_us);
   visit("yield_us", config.yield_us);
   visit("progress_timeout_ms", config.progress_timeout_ms);
+  visit("unreachable_timeout_ms", config.unreachable_timeout_ms);
   visit("close_timeout_ms", config.close_timeout_ms);
   visit("slot_bytes", config.slot_bytes);
   visit("slot_count", config.slot_count);

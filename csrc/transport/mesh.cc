@@ -55,7 +55,7 @@ Status SocketMesh::open(std::vector<MeshPeer> peers, std::vector<std::vector<Soc
       return {Code::invalid_argument, "There are no keys for the connections to " + peer.label + "."};
     }
     for (Socket& socket : sockets[r]) {
-      if (!wire::prepare_stream(socket.fd())) {
+      if (!wire::prepare_stream(socket.fd(), config_.unreachable_timeout_ms)) {
         return {Code::invalid_argument,
                 "A connection to " + peer.label + " is no usable stream socket: " + std::strerror(errno) + "."};
       }
@@ -124,8 +124,18 @@ Status SocketMesh::lose(SocketPeer& peer) {
   if (!failed_.ok()) return failed_;  // an abort frame was among them
   if (peer.left) return fail(departed(peer));
   abort_.note_lost(peer.label, false);
+  if (peer.error == ETIMEDOUT || peer.error == EHOSTUNREACH || peer.error == ENETUNREACH) return unreachable(peer);
   const std::string how = peer.error == 0 ? "the other side closed it" : std::strerror(peer.error);
   return fail({Code::aborted, peer.label + " was lost: its connection ended (" + how + ")."});
+}
+
+Status SocketMesh::unreachable(const SocketPeer& peer) {
+  return fail({Code::aborted,
+               peer.label + " was lost: nothing has come from its host for " +
+                   std::to_string(config_.unreachable_timeout_ms / 1000) +
+                   " s (HOROVOD_UNREACHABLE_TIMEOUT_SECONDS), not even a sign that it lives. That host, this one's "
+                   "link or the network between them is down; from here it can't be told which, nor whether the "
+                   "others go on."});
 }
 
 Status SocketMesh::timed_out() const {

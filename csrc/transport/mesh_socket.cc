@@ -69,7 +69,7 @@ void Socket::close() {
   fd_ = -1;
 }
 
-bool prepare_stream(int fd) {
+bool prepare_stream(int fd, int64_t unreachable_ms) {
   const int flags = fcntl(fd, F_GETFL);
   if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 || fcntl(fd, F_SETFD, FD_CLOEXEC) < 0) return false;
   int type = 0;
@@ -85,10 +85,23 @@ bool prepare_stream(int fd) {
   };
   set(IPPROTO_TCP, TCP_NODELAY, 1);
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
-  set(IPPROTO_TCP, TCP_KEEPINTVL, 2);
+  // While nothing is under way the kernel asks: half of the time for silence, then five probes. While something is, it
+  // would try for a quarter of an hour; TCP_USER_TIMEOUT would end that, but also wait no longer for a process that is
+  // stopped and takes nothing. Hence unanswered_ms().
+  const auto seconds = [](int64_t ms) { return static_cast<int>(std::clamp<int64_t>(ms / 1000, 1, 32'767)); };
+  set(IPPROTO_TCP, TCP_KEEPIDLE, seconds(unreachable_ms / 2));
+  set(IPPROTO_TCP, TCP_KEEPINTVL, seconds(unreachable_ms / 10));
   set(IPPROTO_TCP, TCP_KEEPCNT, 5);
   return true;
+}
+
+int64_t unanswered_ms(int fd) {
+  tcp_info info{};
+  socklen_t length = sizeof(info);
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) < 0) return 0;  // no TCP
+  // A live connection has had an acknowledgement within the keepalive's time when it begins to owe the next. The window
+  // of a process that takes nothing is probed ever more seldom, so there one question alone says nothing.
+  return info.tcpi_unacked > 0 || info.tcpi_probes > 1 ? info.tcpi_last_ack_recv : 0;
 }
 
 }  // namespace horovod::wire

@@ -34,6 +34,10 @@ class Socket {
 
 // Non-blocking, close-on-exec, no delay for small frames, keep-alive probes. False with errno set when the descriptor
 // is no socket that can do so.
-bool prepare_stream(int fd);
+bool prepare_stream(int fd, int64_t unreachable_ms = 20'000);
+
+// For how long the other side's kernel has owed an acknowledgement of what was sent; 0 when it owes none. One whose
+// process is stopped still answers, so this is about hosts and networks.
+int64_t unanswered_ms(int fd);
 
 }  // namespace horovod::wire

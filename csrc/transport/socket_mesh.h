@@ -70,6 +70,8 @@ class SocketMesh final : public Mesh {
   Status read(Line& line, bool& moved);
   Status judge();
   Status look_ahead(int64_t now);
+  Status look_for_silence(int64_t now);
+  Status unreachable(const SocketPeer& peer);
   Status rest(bool may_poll, Wait& wait, int64_t limit_us, PollSource* source);
   WaitPolicy polling() const { return {.yield_us = patient_ ? config_.yield_us : config_.spin_us}; }
   // To read from more connections than this, of which most have nothing, costs more than to ask poll() about all.
@@ -97,6 +99,7 @@ class SocketMesh final : public Mesh {
   bool unwell_ = false;     // some peer has left or has a broken connection: judge() before sleeping
   bool patient_ = false;
   int64_t looked_ahead_us_ = 0;
+  int64_t looked_for_silence_us_ = 0;
   int64_t lively_us_ = 0;            // about when a byte last moved
   std::atomic<bool> talked_{false};  // a byte has moved since lively_us_ was set
   std::atomic<bool> woken_{false};   // wake() was called; the next wait() takes it

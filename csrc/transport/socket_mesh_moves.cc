@@ -1,5 +1,6 @@
 // The driver's side of a mesh over sockets: which connection may move, and when to sleep.
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -121,6 +122,7 @@ Status SocketMesh::finish(Flight& flight) {
     if (unwell_) HVD_TRY(judge());
     const int64_t now = now_us();
     HVD_TRY(look_ahead(now));
+    HVD_TRY(look_for_silence(now));
     if (progress_us == 0) progress_us = now;
     const int64_t limit_us = progress_us + config_.progress_timeout_ms * 1000;
     if (now >= limit_us) return fail(timed_out());
@@ -149,6 +151,7 @@ Status SocketMesh::progress(bool& busy) {
   HVD_TRY(pass(moved));
   if (unwell_) HVD_TRY(judge());
   HVD_TRY(look_ahead(now_us()));
+  HVD_TRY(look_for_silence(now_us()));
   busy = std::any_of(lines_.begin(), lines_.end(),
                      [](const Line& line) { return line.connection->owes() || line.connection->expects(); });
   return {};
@@ -223,6 +226,22 @@ Status SocketMesh::look_ahead(int64_t now) {
     unwell_ = true;
     peer.error = ahead.error;
     return lose(peer);
+  }
+  return {};
+}
+
+// Looks now and then for a peer whose host acknowledges nothing.
+Status SocketMesh::look_for_silence(int64_t now) {
+  if (now - looked_for_silence_us_ < limits::kSilenceCheckUs) return {};
+  looked_for_silence_us_ = now;
+  for (SocketPeer& peer : peers_) {
+    if (peer.left || peer.aborted) continue;
+    for (const auto& connection : peer.connections) {
+      if (wire::unanswered_ms(connection->fd()) < config_.unreachable_timeout_ms) continue;
+      unwell_ = true;
+      peer.error = ETIMEDOUT;
+      return lose(peer);
+    }
   }
   return {};
 }
@@ -368,6 +387,7 @@ Status SocketMesh::wait(int64_t timeout_us) {
     const int64_t now = now_us();
     if (now >= limit_us) return {};
     HVD_TRY(look_ahead(now));
+    HVD_TRY(look_for_silence(now));
     HVD_TRY(rest(lively, wait, limit_us, poll_source_));
   }
 }

@@ -24,7 +24,9 @@ STEP = re.compile(
     r"```[a-z+]+\n(?P<text>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
-COPIED = ("clients", "coordinator", "csrc", "protos", "tests", "worker", "pyproject.toml")
+# The folders of the package, by where they are installed.
+PACKAGES = dict(re.findall(r'^"(horovod[\w/]*)" = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
+COPIED = ("csrc", "protos", "tests", "pyproject.toml", *{Path(source).parts[0] for source in PACKAGES.values()})
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,11 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     package = copy / "site" / "horovod"
     package.mkdir(parents=True)
     (core,) = build.glob("_core*.so")
-    for source in (*(copy / "clients/horovod").iterdir(), copy / "coordinator", copy / "worker", core):
+    for source in (*(copy / PACKAGES["horovod"]).iterdir(), core):
         (package / source.name).symlink_to(source)
+    for installed, folder in PACKAGES.items():
+        if installed != "horovod":
+            (package.parent / installed).symlink_to(copy / folder)
     (package / "protos").symlink_to(build / "protos/horovod/protos")
     return copy
 
