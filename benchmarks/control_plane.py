@@ -32,18 +32,19 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import grpc
 import psutil
 
+from horovod.coordinator import PROTOCOL_VERSION
 from horovod.protos.v1 import membership_pb2, negotiation_pb2, types_pb2
 
 HOST_MEMBERS = 8
 TENSORS = 500
-PROTOCOL_VERSION = 2
+RETRY_S = 0.25
 TICKS = os.sysconf("SC_CLK_TCK")
 WORLD, GONE, REFUSED = b"\x12", b"\x1a", b"\x22"  # first bytes of a MembershipEvent
 
@@ -220,18 +221,28 @@ class Member:
             raise RuntimeError(f"Member {self.index} was sent away: {event!r}")
         return bytes(event)
 
-    async def negotiate(self, epoch: int, job: str, announce: bytes, tensors: int) -> None:
+    async def negotiate(self, epoch: int, term: int, job: str, announce: bytes, tensors: int) -> None:
         """announce: a NegotiationMessage without its hello, serialized once for all members."""
         method = self.channel.stream_stream(
             "/horovod.v1.Negotiation/Negotiate", None, negotiation_pb2.Decisions.FromString
         )
         self.negotiation = method()
-        hello = negotiation_pb2.Hello(job=job, member_id=self.request.member_id, rank=self.index)
+        hello = negotiation_pb2.Hello(job=job, member_id=self.request.member_id, rank=self.index, term=term)
         first = negotiation_pb2.NegotiationMessage(epoch=epoch, hello=hello).SerializeToString()
         await self.negotiation.write(first + announce)  # messages that are put together are one message
         plans = 0
         while plans < tensors:
             plans += len((await self.negotiation.read()).plans)
+
+    async def negotiate_until_done(self, epoch: int, term: int, job: str, announce: bytes, tensors: int) -> None:
+        """A stream that breaks is opened again, as a real member does."""
+        while True:
+            try:
+                return await self.negotiate(epoch, term, job, announce, tensors)
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE):
+                    raise
+                await asyncio.sleep(RETRY_S)
 
     async def report_lost(self, epoch: int, rank: int) -> None:
         report = membership_pb2.PeerLost(epoch=epoch, rank=rank, process_ended=False)
@@ -249,16 +260,19 @@ async def _crowd(address: str, indices: range, size: int, tensors: int, orders: 
     job = "large"
     members = [Member(address, job, index, size) for index in indices]
     announce = negotiation_pb2.NegotiationMessage(announce=gradients(tensors)).SerializeToString()
-    epoch = 0
+    epoch = term = 0
     while True:
         order, argument = await loop.run_in_executor(None, orders.recv)
         if order == "join":
             worlds = await asyncio.gather(*(member.join() for member in members))
-            epoch = membership_pb2.MembershipEvent.FromString(worlds[0]).world.epoch
+            event = membership_pb2.MembershipEvent.FromString(worlds[0])
+            epoch, term = event.world.epoch, event.term
             orders.send(max(map(len, worlds)))
             await asyncio.gather(*(member.received(epoch) for member in members))
         elif order == "negotiate":
-            await asyncio.gather(*(member.negotiate(epoch, job, announce, tensors) for member in members))
+            await asyncio.gather(
+                *(member.negotiate_until_done(epoch, term, job, announce, tensors) for member in members)
+            )
             orders.send(0)
         elif order == "lose":
             gone = next((member for member in members if member.index == argument), None)
@@ -297,9 +311,11 @@ def measure(count: int, options: argparse.Namespace) -> Figures:
             for pipe in pipes:
                 pipe.send((order, argument))
             answers = []
-            for pipe in pipes:
-                if not pipe.poll(max(0.0, began + options.limit - time.monotonic())):
-                    raise TimeoutError(f"{order}: not done after {options.limit:g} s")
+            for pipe, process in zip(pipes, processes, strict=True):
+                left_s = max(0.0, began + options.limit - time.monotonic())
+                if pipe not in wait([pipe, process.sentinel], left_s):
+                    why = "the members ended" if process.exitcode is not None else f"not done after {options.limit:g} s"
+                    raise TimeoutError(f"{order}: {why}")
                 answers.append(pipe.recv())
             return time.monotonic() - began, coordinator.cpu_s() - cpu_s, max(answers)
 

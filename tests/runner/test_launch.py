@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -250,3 +251,14 @@ def test_files_in_the_current_directory_do_not_reach_the_launcher(installed: Run
     done = installed("-np", "2", sys.executable, "-c", "import mine; print(mine.answer)")
     assert (done.returncode, done.stderr) == (0, "")
     assert "[1]<stdout>:42" in done.stdout
+
+
+def test_structured_lines_of_launcher_and_ranks(horovodrun: Run) -> None:
+    script = "import os, sys; print('out', os.environ['HOROVOD_RANK']); sys.exit(int(os.environ['HOROVOD_RANK']))"
+    done = horovodrun("-np", "2", "--log-format", "json", sys.executable, "-c", script)
+    assert done.returncode == 1
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert sorted((line["rank"], line["message"]) for line in lines) == [(0, "out 0"), (1, "out 1")]
+    (said,) = [json.loads(line) for line in done.stderr.splitlines()]
+    assert (said["level"], said["logger"]) == ("error", "horovodrun")
+    assert "Rank 1" in said["message"] or "rank 1" in said["message"]

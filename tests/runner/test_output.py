@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -172,3 +173,20 @@ def test_a_reader_that_went_away_is_reported_once() -> None:
     assert writer.close(timeout_s=20)
     assert failures == [(descriptor, BrokenPipeError)]
     os.close(descriptor)
+
+
+def test_lines_as_json_objects_say_whose_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "shown"
+    with path.open("wb") as file:
+        console = Console(Writer(), descriptors=(file.fileno(), file.fileno()), job="digits")
+        console.feed(1, "stdout", b'loss "0.5"\xff\n')
+        own = b'{"time": "2026-01-01T00:00:00.000Z", "level": "info", "rank": 1}'
+        console.feed(1, "stderr", own + b"\n")
+        console.note("horovodrun: starting 2 processes")
+        assert console.close(20)
+    first, second, third = path.read_bytes().splitlines()
+    found = json.loads(first)
+    assert (found["job"], found["rank"], found["logger"]) == ("digits", 1, "horovodrun.stdout")
+    assert found["message"] == 'loss "0.5"\\xff'
+    assert second == own
+    assert json.loads(third)["message"] == "starting 2 processes"

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
+from horovod.telemetry.logs import line_of
+
 Stream = Literal["stdout", "stderr"]
 
 LINE_LIMIT_BYTES = 1 << 20  # a longer line is shown in pieces
@@ -175,10 +177,13 @@ class Console:
         timestamps: bool = False,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], time.struct_time] = time.localtime,
+        job: str | None = None,
     ) -> None:
+        """job: its name, where each line is to be a JSON object (telemetry/logs.py) that tells rank and stream."""
         self._writer = writer
         self._descriptors: dict[Stream, int] = {"stdout": descriptors[0], "stderr": descriptors[1]}
-        smart = os.environ.get("TERM", "dumb") != "dumb"
+        self._job = job
+        smart = os.environ.get("TERM", "dumb") != "dumb" and job is None
         self._terminal = {stream: smart and os.isatty(fd) for stream, fd in self._descriptors.items()}
         self._timestamps = timestamps
         self._clock = clock
@@ -220,6 +225,8 @@ class Console:
 
     def note(self, sentence: str) -> None:
         """A line of the launcher itself, on stderr."""
+        if self._job is not None:
+            sentence = line_of("info", "horovodrun", sentence.removeprefix("horovodrun: "), job=self._job)
         self._writer.put(self._descriptors["stderr"], self._above_status(sentence.encode() + b"\n", "stderr"))
 
     @property
@@ -270,7 +277,16 @@ class Console:
         if self._status == key:
             self._status = None
             return b"\r" + self._prefix(key) + (text or replaced) + b"\x1b[K\n"
-        return self._above_status(self._prefix(key) + (text or replaced) + b"\n", key[1])
+        return self._above_status(self._shown(key, text or replaced) + b"\n", key[1])
+
+    def _shown(self, key: tuple[int, Stream], text: bytes) -> bytes:
+        if self._job is None:
+            return self._prefix(key) + text
+        if text.startswith(b'{"time": "') and text.endswith(b"}"):
+            return text  # Horovod in that process has written it, and says who it is
+        rank, stream = key
+        message = text.decode(errors="backslashreplace")
+        return line_of("info", f"horovodrun.{stream}", message, job=self._job, rank=rank).encode()
 
     def _update(self, key: tuple[int, Stream], text: bytes) -> bytes:
         if not text:
@@ -284,7 +300,7 @@ class Console:
         if now - self._shown_at.setdefault(key, now) < UPDATE_INTERVAL_S:
             return b""
         self._shown_at[key] = now
-        return self._prefix(key) + text + b"\n"
+        return self._shown(key, text) + b"\n"
 
     def _above_status(self, line: bytes, stream: Stream) -> bytes:
         if self._status is None or not self._terminal[stream]:

@@ -21,10 +21,11 @@ from horovod.runner.control import Control
 from horovod.runner.elastic.request import NOT_YET, ElasticRequest
 from horovod.runner.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
 from horovod.runner.job_flags import misplaced
+from horovod.telemetry.logs import line_of
 from horovod.worker.agent.gate import NOT_EXECUTABLE, NOT_FOUND
 from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.output import Console, Writer
-from horovod.worker.settings import resolve
+from horovod.worker.settings import ROWS, resolve
 from horovod.worker.words import is_out_of_descriptors, reason_of
 
 _USAGE = 2
@@ -71,6 +72,7 @@ def run_commandline(argv: Sequence[str] | None = None) -> None:
     if argv and argv[0] in commands.NAMES:
         sys.exit(commands.run(argv))
     verbose = False
+    args: argparse.Namespace | None = None
     try:
         args = _parse_and_warn(argv)
         verbose = args.verbose
@@ -83,7 +85,7 @@ def run_commandline(argv: Sequence[str] | None = None) -> None:
         # RefusedError, ValueError and OSError carry a sentence for users; the type helps only with what nobody foresaw.
         known = isinstance(error, RefusedError | ValueError | OSError | RuntimeError)
         text = f"{_in_words(error)}." if isinstance(error, OSError) else str(error)
-        _say(text if known else f"{type(error).__name__}: {error} (--verbose shows where).")
+        _say(text if known else f"{type(error).__name__}: {error} (--verbose shows where).", args)
         code = error.code if isinstance(error, RefusedError) else _USAGE if isinstance(error, ValueError) else _FAILED
     if code != 0:
         sys.exit(code)
@@ -155,7 +157,13 @@ def _launch(args: argparse.Namespace) -> int:
         job = Job(args.command, names, {**environ, **threads, **terminal_size(environ)})
         writer = Writer()
         directory = Path(args.output_filename) if args.output_filename else None
-        console = Console(writer, directory=directory, size=len(names), timestamps=args.prefix_output_with_timestamp)
+        console = Console(
+            writer,
+            directory=directory,
+            size=len(names),
+            timestamps=args.prefix_output_with_timestamp,
+            job=resolve(environ).job if resolve(environ).log_format == "json" else None,
+        )
         if args.verbose:
             console.note(f"horovodrun: starting {len(names)} processes: {' '.join(args.command)}")
             console.note(f"horovodrun: {threads_in_words(threads)}")
@@ -169,10 +177,10 @@ def _launch(args: argparse.Namespace) -> int:
                 console.close(timeout_s=1)
     sentence = explain(outcomes, job.host_names)
     if control.code is not None:
-        _say(control.sentence)
+        _say(control.sentence, args)
         return control.code
     if sentence is not None:
-        _say(sentence)
+        _say(sentence, args)
     first = first_failure(outcomes)
     return 0 if first is None else exit_code(first.code)
 
@@ -246,8 +254,12 @@ def _check_command(program: str, environ: Mapping[str, str]) -> None:
     raise RefusedError(f"The command {program!r} {reason}.", NOT_EXECUTABLE)
 
 
-def _say(sentence: str) -> None:
-    print(f"horovodrun: {sentence}", file=sys.stderr, flush=True)
+def _say(sentence: str, args: argparse.Namespace | None = None) -> None:
+    """args: where they are known, they decide how it is written."""
+    row = ROWS["log_format"]
+    given = vars(args).get(row.name) if args is not None else None
+    text = line_of("error", "horovodrun", sentence) if (given or row.text(os.environ)) == "json" else None
+    print(text or f"horovodrun: {sentence}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
