@@ -37,6 +37,7 @@ from .services.negotiation import NegotiationService
 from .services.sending import Sending, add_call_to_server, add_stream_to_server
 from .store import MemoryStore, Store
 from .store.measured import MeasuredStore
+from .tasks import end_tasks
 from .tls import ServerTls
 from .token import MAX_TOKEN_LENGTH, TokenFiles, is_token, random_token
 from .web.ready import Readiness
@@ -433,6 +434,4 @@ class EmbeddedCoordinator:
 
 async def _cancel_all_tasks() -> None:
     tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await end_tasks(tasks)

@@ -18,6 +18,7 @@ from horovod.coordinator.core.clustered import NOT_SERVING, refusal_of
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.store import FencedError, Store, StoreError
 from horovod.coordinator.store.submitted import read_records, submitted_key
+from horovod.coordinator.tasks import end_tasks
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
 
@@ -78,9 +79,7 @@ class ClusterHub:
     async def stop(self) -> None:
         await self._leading.resign()
         self._end("The coordinator is stopping.")
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
 
     @property
     def serves(self) -> bool:

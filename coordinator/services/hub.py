@@ -28,6 +28,7 @@ from horovod.coordinator.limits import Limits
 from horovod.coordinator.metrics import CoordinatorMetrics
 from horovod.coordinator.store import FencedError, Guard, Store, StoreError
 from horovod.coordinator.store.jobs import next_epoch, publish_world, read_world, retract_world, write_gone
+from horovod.coordinator.tasks import end_tasks
 from horovod.protos.v1 import membership_pb2, negotiation_pb2
 from horovod.telemetry.logs import about
 
@@ -469,9 +470,7 @@ class Hub:
         self._stopping = True
         self._processes.close()
         self._fail_all("The coordinator is stopping.")
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         await self.serving.stop()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

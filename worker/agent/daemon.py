@@ -28,6 +28,7 @@ from horovod.worker.agent.kept import KeptJob
 from horovod.worker.agent.link import Link
 from horovod.worker.agent.log import LIMIT_BYTES
 from horovod.worker.agent.reach import ProbePort, probe
+from horovod.worker.agent.tasks import end_tasks
 from horovod.worker.runtime.host import choose_interfaces, interfaces, is_loopback, process_namespace
 from horovod.worker.runtime.session import PROTOCOL_VERSION
 from horovod.worker.runtime.tls import ClientTls
@@ -98,9 +99,7 @@ class Daemon:
                 await asyncio.wait({serving, leaving}, return_when=asyncio.FIRST_COMPLETED)
                 return serving.result() if serving.done() else ""
             finally:
-                for task in (serving, leaving, *self._tasks, *(task for _, task in self._feeds.values())):
-                    task.cancel()
-                await asyncio.gather(serving, leaving, *self._tasks, return_exceptions=True)
+                await end_tasks((serving, leaving, *self._tasks, *(task for _, task in self._feeds.values())))
                 self._probes.close()
                 for kept in self._jobs.values():
                     kept.close()
