@@ -57,10 +57,10 @@ def dtype_of(name: str) -> Any:
 
 
 def exactly(array: np.ndarray) -> Any:
-    """A tensor of the array's own dtype."""
+    """A tensor of the array's own dtype, in the host's memory."""
     import torch
 
-    return to_device(torch.from_numpy(array))
+    return torch.from_numpy(array)
 
 
 def is_floating(dtype: str) -> bool:
@@ -160,7 +160,7 @@ def allreduce_wraps(hvd: Any, rank: int, size: int, dtype: str) -> None:
         expected = inputs[0]
         for other in inputs[1:]:
             expected = function(expected, other)
-        own = exactly(inputs[rank])
+        own = to_device(exactly(inputs[rank]))
         found = hvd.allreduce(own, op=getattr(hvd, op), name=f"wraps.{op}.{dtype}")
         np.testing.assert_array_equal(found.cpu().numpy(), expected, err_msg=f"{op} {dtype}")
 
