@@ -210,7 +210,8 @@ def test_shared_memory_that_is_asked_for_but_impossible_is_refused(coordinator):
 
 
 def test_settings_that_must_agree(coordinator):
-    common = {"HOROVOD_COORDINATOR": coordinator.address, "HOROVOD_SIZE": "2", "HOROVOD_START_TIMEOUT": "2"}
+    # Long enough for both to be there at the same time on a busy machine.
+    common = {"HOROVOD_COORDINATOR": coordinator.address, "HOROVOD_SIZE": "2", "HOROVOD_START_TIMEOUT": "6"}
     script = "\nprint('ready', flush=True)\ntry: hvd.init()\nexcept ValueError as error: print(error)"
     with Program(script, **common) as one, Program(script, **common, HOROVOD_FUSION_THRESHOLD="0") as other:
         texts = one.finish() + other.finish()
