@@ -56,5 +56,6 @@ def test_who_waits_and_who_is_late(coordinator: EmbeddedCoordinator, transport: 
 def test_no_reports_where_none_are_asked_for(coordinator: EmbeddedCoordinator) -> None:
     with world(coordinator.address, 2, report_seconds=0) as contexts:
         allreduce_all(contexts, "a")
-        assert [context.counters()["messages_sent"] for context in contexts] == [2, 2]  # hello, announcement
+        # Hello and announcement: one message where the operation is there before the stream is open, else two.
+        assert all(context.counters()["messages_sent"] in (1, 2) for context in contexts)
         assert reports_of(coordinator) == {}
