@@ -23,10 +23,12 @@ class Follower:
         self.events = events
         self.readers: dict[str, int] = {}  # by agent
         self._request = request
+        self._told_over = False  # whether the last record that was sent is that of a job which is over
         self._done: set[str] = set()  # agents that have sent everything
         self._positions = {one.rank: one.position for one in getattr(request, "from")}
 
     def changed(self, record: jobs_pb2.JobRecord) -> None:
+        self._told_over = record.state in OVER
         self.events.put(jobs_pb2.JobEvent(record=record))
 
     def output(self, output: jobs_pb2.Output) -> None:
@@ -61,10 +63,13 @@ class Follower:
         return read
 
     def end_if_complete(self, record: jobs_pb2.JobRecord, agents: Set[str]) -> None:
-        """Nothing more will come when the job is over and everything was read that still can be."""
-        if record.state not in OVER and not self._request.until_now:
+        """Nothing more will come when the job is over and everything was read that still can be.
+
+        The follower must have the record that says so: `record` changes before it is in the store, and is sent after.
+        """
+        if not self._told_over and not self._request.until_now:
             return
-        if (self._request.output and record.state in OVER) or self._request.until_now:
+        if self._request.output or self._request.until_now:
             for share in record.shares:
                 if share.started and share.agent in agents and share.agent not in self._done and self._of(share):
                     return

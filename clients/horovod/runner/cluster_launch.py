@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from horovod.coordinator.core.clustered import OVER
 from horovod.coordinator.core.words import joined, ranks_in_words
 from horovod.protos.v1 import jobs_pb2
 from horovod.runner.cluster_client import Access, ClusterClient, FollowedJob, coordinators_of, exported
@@ -161,6 +162,8 @@ def outcome_of(record: jobs_pb2.JobRecord) -> tuple[int, str]:
     """The exit code of a launcher for a job that is over, and what to say about it."""
     if record.state == jobs_pb2.JOB_STATE_SUCCEEDED:
         return 0, ""
+    if record.state not in OVER:
+        return 1, f"The coordinator ended the stream before job {record.id} was over: see `horovodrun ps`."
     return record.exit_code or 1, record.sentence
 
 

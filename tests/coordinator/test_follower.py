@@ -1,0 +1,33 @@
+"""Followers of a job: what ends their streams."""
+
+from horovod.coordinator.services.follower import Follower, JobOutbox
+from horovod.coordinator.services.outbox import Outbox
+from horovod.protos.v1 import jobs_pb2 as pb
+
+
+def test_the_last_record_comes_before_the_end() -> None:
+    """A job is over in memory before its record is stored, and the last output may arrive between the two."""
+    events: JobOutbox = Outbox(10)
+    follower = Follower(pb.Open(job="train", output=True), events)
+    record = pb.JobRecord(id="train", state=pb.JOB_STATE_RUNNING)
+    record.shares.add(agent="h1", ranks=1, started=True)
+    follower.changed(record)
+    record.state = pb.JOB_STATE_SUCCEEDED
+    follower.read_all("h1")
+    follower.end_if_complete(record, {"h1"})
+    assert not events.ended.is_set()
+    follower.changed(record)
+    follower.end_if_complete(record, {"h1"})
+    assert events.ended.is_set()
+
+
+def test_output_that_is_still_to_come_is_waited_for() -> None:
+    events: JobOutbox = Outbox(10)
+    follower = Follower(pb.Open(job="train", output=True), events)
+    record = pb.JobRecord(id="train", state=pb.JOB_STATE_SUCCEEDED)
+    record.shares.add(agent="h1", ranks=1, started=True)
+    follower.changed(record)
+    follower.end_if_complete(record, {"h1"})
+    assert not events.ended.is_set()
+    follower.end_if_complete(record, set())  # that host is lost, and its output with it
+    assert events.ended.is_set()
