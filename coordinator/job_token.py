@@ -2,7 +2,7 @@
 
     hvdjob1.<the job's name, base64url>.<HMAC-SHA256 with the cluster's token, base64url>
 
-Nothing is stored: whoever has the cluster's token can make one and check one, so every replica of a coordinator knows
+Nothing is stored: the cluster's token is enough to make one and to check one, so every replica of a coordinator knows
 all of them. The name is in the token so that a call can be judged before its first message is read.
 """
 

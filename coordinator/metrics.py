@@ -12,7 +12,7 @@ from .core.overview import JobOverview
 
 
 class CoordinatorMetrics:
-    """overview: the jobs as they are now, asked for whenever somebody reads the metrics."""
+    """overview: the jobs as they are now, asked for at each reading of the metrics."""
 
     def __init__(self, overview: Callable[[], Iterable[JobOverview]]) -> None:
         self.registry = registry = Registry()

@@ -301,7 +301,7 @@ class EmbeddedCoordinator:
     insecure: serves every process that can connect, without a token.
     tls: the certificate by which members know it (HOROVOD_TLS_CA), and whose members it takes.
     exchange: what ranks of horovod.run fetch and deliver here.
-    web_listen: where to show the pages of web/server.py, which whoever can connect may read; None: nowhere.
+    web_listen: where to show the pages of web/server.py, which everyone who can connect may read; None: nowhere.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ class Agent:
     register: pb.Register
     away_since_s: float | None = None  # None: it is connected
     is_draining: bool = False
-    strays: dict[str, int] = field(default_factory=dict)  # ranks that run there for jobs that nobody knows
+    strays: dict[str, int] = field(default_factory=dict)  # ranks that run there for jobs without a record
 
     @classmethod
     def expected(cls, name: str, now_s: float) -> "Agent":
@@ -104,7 +104,7 @@ def wish_of(spec: jobs_pb2.JobSpec) -> Wish:
 
 
 def refusal_of(spec: jobs_pb2.JobSpec) -> str:
-    """Why nobody could run this, as a sentence; empty when somebody may."""
+    """Why this could not be run on any hosts, as a sentence; empty when it may be."""
     if not spec.command:
         return "The job has no command."
     if not 1 <= spec.processes <= MAX_PROCESSES:

@@ -34,7 +34,7 @@ class Outcome(Protocol):
 
     @property
     def lost(self) -> str:
-        """Why nobody knows how it ended; empty where that is known."""
+        """Why it is not known how it ended; empty where it is."""
 
 
 AnyOutcome = TypeVar("AnyOutcome", bound=Outcome)
@@ -66,7 +66,7 @@ def _was_killed(outcome: Outcome) -> bool:
 
 
 def explain(outcomes: Sequence[Outcome], hosts: Sequence[str]) -> str | None:
-    """Who failed first and what became of the others; None when nobody failed. hosts[rank] is the rank's host."""
+    """Which rank failed first and how the others ended; None when none failed. hosts[rank] is the rank's host."""
     first = first_failure(outcomes)
     if first is None:
         return None

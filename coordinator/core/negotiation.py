@@ -144,7 +144,7 @@ class Negotiation:
         )
 
     def remove_process_set(self, number: int, batch: _Batch) -> None:
-        """Forgets a set; whoever still waits for an operation of it is told."""
+        """Forgets a set; members that still wait for an operation of it are told."""
         process_set = self._sets.pop(number, None)
         if process_set is None:
             return
@@ -290,7 +290,7 @@ class Negotiation:
         takeover.tell(rank, told)
 
     def _become_whole(self, takeover: Takeover, now_s: float, batch: _Batch) -> None:
-        """Process sets of which nobody is missing any more go on."""
+        """Process sets with no missing member go on."""
         for process_set in list(self._sets.values()):
             if not process_set.whole and not takeover.is_missing_any(process_set.members - self._gone):
                 process_set.whole = True

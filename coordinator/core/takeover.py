@@ -12,7 +12,7 @@ Then, for each set (`Negotiation` carries it out):
 * any other id was on its way to the members or back when the earlier coordinator ended. It is recalled from those that
   know it, so that they announce again what waits under it. No id gets a new meaning before all have let go of it;
 * a rank that announces what others have heard to have failed is told so;
-* whoever is behind by a round of hvd.join() is told that the round is over; the round that runs goes on.
+* a member that is behind by a round of hvd.join() is told that the round is over; the round that runs goes on.
 
 Pure.
 """

@@ -83,7 +83,7 @@ class Access:
         return ""
 
     def job_of(self, authorization: bytes | None) -> str | None:
-        """The only job of whoever shows this header; None: not confined to one, as far as `refusal` lets in at all."""
+        """The only job that a peer with this header may use; None: any job, if `refusal` admits the peer at all."""
         if self._token is None or authorization is None:
             return None
         scheme, _, token = authorization.decode("latin-1").partition(" ")

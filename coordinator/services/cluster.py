@@ -164,7 +164,7 @@ class ClusterHub:
         return public(self.cluster.jobs[job_id].record)
 
     async def signal(self, job_id: str, signum: int, stop: bool) -> jobs_pb2.JobRecord | None:
-        """None for a job that nobody knows."""
+        """None for a job that is not known here."""
         if job_id not in self.cluster.jobs:
             return None
         self._do(self.cluster.signal(job_id, signum, stop, self._clock(), self._wall_clock()))

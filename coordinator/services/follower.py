@@ -1,4 +1,4 @@
-"""Somebody who follows a job: hears how it changes, and gets what its ranks print from whichever agents have it.
+"""A client that follows a job: it hears how the job changes, and gets the output of its ranks from their agents.
 
 Nothing is kept here. Each agent may have WINDOW_BYTES on the way, until the reader says what it has taken; so a reader
 that is slow holds back the agents, and in the end the ranks, but never fills this coordinator.

@@ -261,7 +261,7 @@ class Hub:
                 await asyncio.sleep(STORE_RETRY_S)
                 continue
             if entry is None:
-                continue  # somebody else published a later epoch; take the one after it
+                continue  # another coordinator published a later epoch; take the one after it
             if self.serving.guard(job) != guard:
                 return
             self._world_revision[job] = entry.revision

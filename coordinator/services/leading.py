@@ -1,4 +1,4 @@
-"""Which coordinator of a store serves agents and submitted jobs: one at a time, whoever holds a key under a lease.
+"""Which coordinator of a store serves agents and submitted jobs: one at a time, the holder of a key under a lease.
 
 The others send agents and clients on, which try the next address of their list. A leader that can't keep its lease
 stops serving before another one can begin: it counts its lease as lost somewhat earlier than the store does.

@@ -28,7 +28,7 @@ def as_bytes(message: Message | bytes) -> bytes:
 
 
 class Serializer:
-    """The bytes of a message. Equal answers for many members are one object, which nobody changes any more."""
+    """The bytes of a message. Equal answers for many members are one object, which must not be changed any more."""
 
     def __init__(self) -> None:
         self._recent: OrderedDict[int, tuple[Message, bytes]] = OrderedDict()  # by id(); nothing else has it meanwhile

@@ -63,7 +63,7 @@ class Serving:
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._lease: int | None = None
         self._registering = asyncio.Lock()
-        self._reached_at_s: float | None = None  # when the store answered last; None: nobody has asked yet
+        self._reached_at_s: float | None = None  # when the store answered last; None: it was not asked yet
         self._has_others = False
 
     # -- one job -----------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class Serving:
         return await self._peers.serves(holder, job)
 
     async def release(self, job: str, is_idle: Callable[[], bool], retract: Callable[[Guard], Awaitable[None]]) -> None:
-        """Nobody serves the job any more, unless it is not idle by now.
+        """Releases the job, so that no coordinator serves it, unless it is not idle by now.
 
         retract: removes what the store still has of it.
         """
@@ -134,7 +134,7 @@ class Serving:
                 await release(self._store, guard)
             except FencedError:
                 self._guards.pop(job, None)
-            except StoreError as error:  # whoever wants the job finds out that it is not served here
+            except StoreError as error:  # the next request for the job finds out that it is not served here
                 self._guards.pop(job, None)
                 _log.info("Job %r is over, but the store does not know it: %s", job, error)
 
@@ -207,7 +207,7 @@ class Serving:
             self._lose(job, holder.address)
 
     async def stop(self) -> None:
-        """Whoever comes next finds all jobs free."""
+        """The next coordinator finds all jobs free."""
         with contextlib.suppress(StoreError):
             for guard in list(self._guards.values()):
                 await release(self._store, guard)

@@ -27,7 +27,7 @@ class CompactedError(StoreError):
 
 
 class FencedError(StoreError):
-    """The guard of a write does not hold: somebody else has written its key since."""
+    """The guard of a write does not hold: its key has been written by another client since."""
 
 
 class LeaseLostError(StoreError):

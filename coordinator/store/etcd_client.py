@@ -1,8 +1,8 @@
 """Calls to a cluster of etcd: which endpoint answers, logins, deadlines, and what a failure says about the call.
 
 A request that only reads, or may be made twice, goes to one endpoint after the other until its deadline. A write goes
-out once, over a connection that stands: when its answer is lost nobody knows whether it happened, and sending it again
-could do it twice, or find what it has written itself and take that for somebody else's (UncertainError).
+out once, over a connection that stands: when its answer is lost, it is not known whether it happened, and sending it
+again could do it twice, or find what it has written itself and take that for another client's (UncertainError).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The keys of a job: its epoch counter, which never goes back, who serves it, its current world, who of that is gone.
 
-Whoever serves the job decides for it, as long as the entry that says so is the one that it wrote: every decision is
-written under that guard (`Guard`), so one that was replaced can decide nothing more. FencedError tells it.
+The coordinator that serves the job decides for it, as long as the entry that says so is the one that it wrote: every
+decision is written under that guard (`Guard`), so one that was replaced can decide nothing more. FencedError tells it.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ def is_serving_key(key: str) -> bool:
 
 
 async def claim(store: Store, job: str, serving: membership_pb2.Serving, found: Entry | None) -> Guard | None:
-    """Makes `serving` the one that serves the job, in place of `found`; None when somebody else was faster."""
+    """Makes `serving` the one that serves the job, in place of `found`; None when another coordinator was faster."""
     key, value = serving_key(job), serving.SerializeToString(deterministic=True)
     try:
         entry = await store.put_if(key, value, found.revision if found else MISSING)
@@ -54,12 +54,12 @@ async def claim(store: Store, job: str, serving: membership_pb2.Serving, found: 
 
 
 async def release(store: Store, guard: Guard) -> None:
-    """Nobody serves the job any more; nothing happens when somebody else does."""
+    """Releases the job; nothing happens when another coordinator serves it by now."""
     await store.delete(guard.key, guard.revision)
 
 
 async def next_epoch(store: Store, job: str) -> int:
-    """Raises the job's epoch counter by one, whoever else does the same, and returns it."""
+    """Raises the job's epoch counter by one, also while other coordinators do so, and returns it."""
     while True:
         current = await store.get(epoch_key(job))
         epoch = int(current.value) + 1 if current else 1

@@ -30,7 +30,7 @@ struct Pool {
 
 Pool& pool() {
   static Pool* const instance = [] {
-    // Nobody holds the lock at the moment of a fork, so a child may free what it inherited.
+    // No thread holds the lock at the moment of a fork, so a child may free what it inherited.
     pthread_atfork([] { pool().mutex.lock(); }, [] { pool().mutex.unlock(); }, [] { pool().mutex.unlock(); });
     return new Pool();
   }();

@@ -24,7 +24,7 @@ inline constexpr int64_t kSignalCheckUs = 100'000;
 // hold what a fast network brings meanwhile.
 inline constexpr int64_t kNetworkTurnUs = 200;
 // How often a thread that waits for something else looks what a device has done: callers don't wait for devices, so
-// nobody else notices a failure there.
+// no caller notices a failure there.
 inline constexpr int64_t kDeviceCheckUs = 10'000;
 
 // -- how long a thread polls ------------------------------------------------------------------------------------------
@@ -33,7 +33,7 @@ inline constexpr int64_t kDeviceCheckUs = 10'000;
 inline constexpr int64_t kPatientUs = 10'000;
 // Over sockets, a thread that waits for news polls only while a byte has moved so recently: else the next is far.
 inline constexpr int64_t kLivelyUs = 2'000;
-// NCCL connects in the background and wakes nobody. It takes milliseconds at best, or seconds.
+// NCCL connects in the background and wakes no thread. It takes milliseconds at best, or seconds.
 inline constexpr WaitPolicy kNcclWait{.yield_us = 2'000, .nap_us = 200};
 // The host waits for a copy from a device: mostly microseconds, but long at the end of a backward pass.
 inline constexpr WaitPolicy kCopyWait{.yield_us = 200, .nap_us = 50, .longest_nap_us = 500};

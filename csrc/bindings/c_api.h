@@ -71,7 +71,7 @@ typedef struct {
   /* Called once when the operation is done or has failed, if submit() returned HOROVOD_OK; perhaps before it returns.
    * By a thread of the engine that does only this and holds no lock: it may call every function here, and take locks
    * under which others submit. While it waits, other operations go on but their `completed` waits behind. `operation`
-   * is the one that submit() gives out; one of the two releases it. Null: nobody is told. */
+   * is the one that submit() gives out; one of the two releases it. Null: there is no callback. */
   void (*completed)(HorovodOperation* operation, void* context);
   void* context;
   /* Called once when the operation is released and the engine uses the memory of its tensors no more, also where

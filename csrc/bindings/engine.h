@@ -50,7 +50,7 @@ class PyEngine {
   void start_and_wait(const std::shared_ptr<Submission>& submission);
   // Until it is done, or a signal's handler raises or has raised.
   void await(Submission& submission);
-  // Nobody will wait for it any more; what it uses is kept until it is over.
+  // No caller will wait for it any more; the memory that it uses is kept until it is over.
   void abandon(std::shared_ptr<Submission> submission, pybind11::object keep);
   // For callers in C; a new reference.
   HorovodEngine* c_engine() const { return make_c_engine(engine_); }

@@ -1,4 +1,4 @@
-// Somebody else's algorithms, in place of our own: what backends/ provides and topology.h calls.
+// Algorithms of another library, in place of our own: backends/ provides them and topology.h calls them.
 #pragma once
 
 #include "collectives/batch.h"

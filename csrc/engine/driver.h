@@ -3,7 +3,7 @@
 // The driver is whichever thread has the Turn. A caller that waits for a result helps: it drives itself, so no result
 // is handed over to another thread on the critical path. While no caller helps but operations are in flight, the
 // background thread drives. It also looks after devices every few milliseconds, because callers don't wait for them and
-// nobody else would notice a failure there, and sees to it that peers are told why an epoch has ended.
+// no other thread would notice a failure there, and sees to it that peers are told why an epoch has ended.
 //
 // The driver owns the lock of its communicator. It is not held while a batch runs or a thread sleeps in the log.
 #pragma once
@@ -31,7 +31,7 @@ class Driver {
   class Work {
    public:
     virtual ~Work() = default;
-    // Somebody has to drive although no caller may be waiting.
+    // A thread has to drive although no caller may be waiting.
     virtual bool needs_driver() = 0;
     // Where something is queued that will pass; or null.
     virtual DeviceBackend* busy_device() = 0;

@@ -260,7 +260,7 @@ Status Engine::add_process_set(ProcessSetSpec spec) {
   if (!status.ok()) {
     (void)communicator->close("");  // nothing has been submitted to it
   } else if (abort_.raised()) {
-    communicator->abort_raised();  // whoever raised it may have looked at sets_ before
+    communicator->abort_raised();  // the thread that raised it may have looked at sets_ before
   }
   return status;
 }

@@ -165,7 +165,7 @@ class Engine {
   std::vector<std::shared_ptr<Communicator>> stuck_;  // of sets that were removed but have to be kept
 
   std::atomic<bool> is_stuck_{false};   // set once, released when close() of a communicator has failed
-  std::atomic<bool> told_lost_{false};  // whoever sets it puts the loss into the outbox; relaxed, it orders nothing
+  std::atomic<bool> told_lost_{false};  // the thread that sets it tells of the loss; relaxed, it orders nothing
   std::atomic<uint64_t> started_{0};    // numbers operations; relaxed, it orders nothing else
 };
 

@@ -56,7 +56,7 @@ struct HostMemory {
   alignas(64) std::byte ring[kBytes];
 };
 
-// Not thread-safe: whoever owns one says which lock it is used with.
+// Not thread-safe: its owner says which lock it is used with.
 class HostWriter {
  public:
   HostWriter(HostMemory& memory, std::vector<const std::atomic<uint64_t>*> readers)

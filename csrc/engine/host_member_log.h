@@ -63,7 +63,7 @@ class HostMemberLog final : public OrderLog {
   std::atomic<bool> woken_{false};  // set by wake(), cleared by wait()
   // The rest belongs to the driver.
   std::string why_closed_;
-  std::string departed_;  // somebody has left, and the leader has not closed the log yet
+  std::string departed_;  // a member has left, and the leader has not closed the log yet
   int64_t departed_since_us_ = 0;
 };
 

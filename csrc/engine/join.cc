@@ -52,7 +52,7 @@ void Join::apply(const std::vector<int>& ranks, JoinPhase phase, const std::stri
   contribute(effects);
 }
 
-// Somebody has joined: what is under way and is no allreduce can't become complete, unless it is already. Whatever that
+// A member has joined: what is under way and is no allreduce can't become complete, unless it is already. Whatever that
 // member had started was complete before it joined, so nothing is refused that it takes part in. What is announced gets
 // the coordinator's refusal.
 void Join::refuse_others(Effects& effects) {

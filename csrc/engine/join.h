@@ -58,7 +58,7 @@ class Join {
     bool joined = false;
     bool contributes = false;  // zeros go out for every allreduce that has an id
     bool ending = false;       // the zeros are being withdrawn, which the coordinator waits for
-    std::string others;        // somebody has joined: the coordinator's sentence on it; else empty
+    std::string others;        // when a member has joined: the coordinator's sentence on it; else empty
   };
 
   void contribute(Effects& effects);

@@ -73,7 +73,7 @@ Timeline::~Timeline() {
 
 Status Timeline::start(const std::string& path, bool mark_cycles, int64_t start_since_epoch_us) {
   const std::lock_guard<std::mutex> control(control_);
-  // Not blocking: a pipe that nobody reads is an error, not a hang. Not truncated yet: it may be the current one.
+  // Not blocking: a pipe without a reader is an error, not a hang. Not truncated yet: it may be the current one.
   const int descriptor = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
   if (descriptor < 0) return failure(Code::invalid_argument, path, errno);
   bool running = false;

@@ -3,7 +3,7 @@
 // While no file is open, a hook costs one relaxed load (active()) or a look at Operation::traced. While one is, events
 // go to a bounded queue; the engine never waits for the file, so when the writer does not keep up events are dropped,
 // counted, and the count is written at the end. The file is a complete JSON array after each write, also after one that
-// failed. A file system that does not answer holds the writing thread, but nobody else for longer than the patience.
+// failed. A file system that does not answer holds the writing thread, and no other one for longer than the patience.
 //
 // Locks: control_ (start and stop, one at a time), then Shared::mutex, which is innermost: hooks may be called with any
 // lock of the engine.
@@ -78,7 +78,7 @@ class Timeline {
   // What the writing thread uses, which may outlive the timeline.
   struct Shared {
     std::atomic<bool> active{false};  // set by start(), cleared by stop() and by the writer after an error; any order
-    std::atomic<int> file{-1};        // the descriptor; whoever takes it out closes it: the writer, or a forked child
+    std::atomic<int> file{-1};        // the descriptor, which the writer or a forked child takes out and closes
 
     std::mutex mutex;                // guards the rest
     std::condition_variable filled;  // for the writer: many events, or stopping

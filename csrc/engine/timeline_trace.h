@@ -7,7 +7,7 @@
 //   NEGOTIATE_<OP>   from the first arrival that this rank knows of (its own or another one's) until all have arrived;
 //                    inside, where the order log tells who arrives when, a tick with the number of each rank
 //   <OP>             until the result is in place; its end tells dtype and shape. Inside:
-//     QUEUE                    all have arrived, but the batch has not begun (earlier ones run, or nobody drives)
+//     QUEUE                    all have arrived, but the batch has not begun (earlier ones run, or no thread drives)
 //     <PLANE>_<OP>             the algorithm; SHM, TCP, GLOO, or LOCAL in a world of one
 //     <PLANE>_EAGER_<OP>       the same where small data travelled with the arrivals
 //

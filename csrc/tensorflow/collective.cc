@@ -135,7 +135,7 @@ bool read_inputs(Call& call) {
   return true;
 }
 
-// A result replaces its input where nobody else needs that one.
+// A result replaces its input where nothing else reads that one.
 bool allocate_output(Call& call, int place) {
   HorovodTensor& span = call.spans[place];
   const TF_Tensor* const input = call.held[place];

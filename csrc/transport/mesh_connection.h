@@ -144,7 +144,7 @@ class Connection {
   std::atomic<bool> control_waits_{false};  // control_ is not empty, or sealed bytes wait
   std::atomic<bool> write_failed_{false};
   std::deque<Stripe> outgoing_;
-  // Whose last bytes were sealed and not sent yet; not done before that, so that nobody rests while they wait.
+  // Whose last bytes were sealed and not sent yet; not done before that, so that no thread sleeps while they wait.
   std::vector<Flight*> sealed_flights_;
   FrameHeader out_header_;
   size_t out_header_left_ = 0;  // both 0: no data frame is open

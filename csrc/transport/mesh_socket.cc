@@ -62,7 +62,7 @@ Socket::~Socket() { close(); }
 void Socket::close() {
   if (fd_ < 0) return;
   const std::lock_guard<std::mutex> lock(Registry::get().mutex);
-  if (fd() >= 0) {  // otherwise the number may by now belong to somebody else
+  if (fd() >= 0) {  // otherwise the number may by now belong to another descriptor
     std::erase(Registry::get().fds, fd_);
     ::close(fd_);
   }

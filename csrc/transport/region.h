@@ -132,7 +132,7 @@ class Region {
   void set_network_progress(NetworkProgress progress) { network_progress_ = std::move(progress); }
   // The driver calls `act` again and again while it waits here; the wait fails when `act` does. Before the first wait.
   void while_waiting(std::function<Status()> act) { while_waiting_ = std::move(act); }
-  // This member is alive and waits for somebody else. Driver only.
+  // This member is alive and waits for another. Driver only.
   void beat() { control(rank_).beats.fetch_add(1, std::memory_order_relaxed); }
 
   // Whether the driver is a caller that has nothing else to do. It then polls for longer and yields its processor at

@@ -45,7 +45,7 @@ class Outcome:
     code: int | None
     stopped: bool  # it ended after this agent had sent it a signal
     ended_s: float  # by the event loop's clock
-    lost: str = ""  # why nobody knows how it ended, where that is so
+    lost: str = ""  # why it is not known how it ended, where that is so
 
 
 _Steps = tuple[tuple[int | None, float], ...]

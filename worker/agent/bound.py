@@ -26,7 +26,7 @@ from horovod.worker.setting import split_address
 from horovod.worker.settings import variables
 
 CONNECT_TIMEOUT_S = 5.0  # for each address, all at the same time
-ORPHAN_GRACE_S = 5.0  # after this agent was killed; nobody starts another one
+ORPHAN_GRACE_S = 5.0  # after this agent was killed and no other one was started
 _PREFIX = "horovod-agent-"
 
 
@@ -114,7 +114,7 @@ def _on_stdin(closed: asyncio.Event) -> None:
 
 
 def _remove_leftovers() -> None:
-    """Folders of agents that were killed: nobody holds their lock."""
+    """Folders of agents that were killed: no process holds their lock."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}{os.geteuid()}-*"):
         with contextlib.suppress(OSError):
             descriptor = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)

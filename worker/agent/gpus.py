@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _LIBRARY = "libcuda.so.1"
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
-_COUNT_SECONDS = 60.0  # a driver that nobody keeps awake starts each GPU first
+_COUNT_SECONDS = 60.0  # a driver without persistence mode starts each GPU first
 
 
 def pinned(slots: Sequence[Slot]) -> list[Slot]:

@@ -49,7 +49,7 @@ def session_members(leader: int) -> list[int]:
 def signal_session(leader: int, signum: int) -> None:
     """Sends `signum` to the group of `leader` and to the rest of its session.
 
-    The caller holds `leader` unreaped or has only just lost it, so its number has not been given to somebody else.
+    The caller holds `leader` unreaped or has only just lost it, so its number has not been given to another process.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signum)
@@ -179,7 +179,7 @@ class Guardian:
         self._tell(f"add {leader}\n")
 
     def drop(self, leader: int) -> None:
-        """`leader` is about to be reaped: its number may soon belong to somebody else."""
+        """`leader` is about to be reaped: its number may soon belong to another process."""
         self._tell(f"drop {leader}\n")
 
     def close(self) -> None:
@@ -201,7 +201,7 @@ class Guardian:
 
     def _kill(self) -> None:
         self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits in the kernel, where nobody can end it
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits in the kernel, where no signal can end it
             self._process.wait(self._close_timeout_s)
 
     def _tell(self, line: str) -> None:

@@ -85,7 +85,7 @@ class _Logs:
         return {str(rank): log.end for rank, log in self.logs.items()}
 
     def hold(self, positions: dict[str, int] | None) -> None:
-        """What has been taken by rank; None when nobody holds the logs any more."""
+        """What has been taken by rank; None when no reader holds the logs any more."""
         for rank, log in self.logs.items():
             if positions is None or str(rank) in positions:
                 log.hold(None if positions is None else positions[str(rank)])

@@ -150,7 +150,7 @@ class Writer:
         while view:
             try:
                 view = view[os.write(descriptor, view) :]
-            except BlockingIOError:  # somebody who shares our terminal made it non-blocking
+            except BlockingIOError:  # another process at our terminal made it non-blocking
                 select.select([], [descriptor], [])
             except OSError as error:
                 self._broken.add(descriptor)

@@ -160,7 +160,7 @@ class TrainingProcess:
             for _ in range(round(grace_s / _POLL_S)):
                 if not session_members(self.pid):
                     break
-                await asyncio.sleep(_POLL_S)  # no event tells of the end of somebody else's child
+                await asyncio.sleep(_POLL_S)  # no event tells of the end of another process's child
         self.signal(signal.SIGKILL)
         for pump in self._pumps:
             await pump.finish(idle_s=0.5)
@@ -200,14 +200,14 @@ class TrainingProcess:
 
     def _wait_in_thread(self, loop: asyncio.AbstractEventLoop) -> None:
         code = self._ended_with()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and with it everything that waited
             loop.call_soon_threadsafe(self._end, code)
 
     def _ended_with(self) -> int:
         """Waits for the end; the process stays unreaped."""
         try:
             result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        except ChildProcessError:  # somebody in this process reaps children that are not theirs
+        except ChildProcessError:  # other code in this process reaps all its children
             return 255
         assert result is not None
         return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status

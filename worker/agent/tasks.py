@@ -23,4 +23,4 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]], again_s: float = AGAIN_S
         done, pending = await asyncio.wait(pending, timeout=again_s)
         for task in done:
             if not task.cancelled():
-                task.exception()  # else asyncio would complain that nobody has looked at it
+                task.exception()  # else asyncio would complain that it was never retrieved

@@ -33,8 +33,8 @@ MAX_STRANGERS = 128  # unproven connections at one time, above those that are ex
 FIRST_RETRY_SECONDS = 0.02
 LAST_RETRY_SECONDS = 0.5
 CHECK_SECONDS = 0.1  # how often `check` is asked while nothing happens
-# Of a pair, where nobody says how many: one through each interface, because another through the same one makes most
-# allreduces slower (docs/adr/0014-connections.md), and no more than this.
+# Connections of a pair, where the setting does not say how many: one through each interface, because another through
+# the same one makes most allreduces slower (docs/adr/0014-connections.md), and no more than this.
 MOST_AUTOMATIC_CONNECTIONS = 8
 
 

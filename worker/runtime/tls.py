@@ -150,7 +150,7 @@ def _about_their_certificate(error: ssl.SSLCertVerificationError, tls: ClientTls
 
 
 def _why_useless(cert: str, key: str) -> str:
-    """Why nobody would take this certificate of a client today; "" when somebody may.
+    """Why every server would refuse this certificate of a client today; "" when a server may accept it.
 
     A connection in memory with a server that believes this certificate alone.
     """

@@ -144,7 +144,7 @@ def join_again() -> None:
     """shutdown(), then init() with the arguments it had before; for elastic training.
 
     A world that loses a member while it forms is not the end: each time this process joins again and waits for the next
-    one as long as init() does, so that it ends when nobody takes the place of the lost member.
+    one as long as init() does, so that it ends when no process takes the place of the lost member.
 
     Raises ValueError: init() was never called, or "Horovod initialization failed. ..." as it does.
     """

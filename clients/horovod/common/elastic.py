@@ -177,7 +177,7 @@ class ObjectState(State):
 class NotificationManager:
     """Passes news about hosts on to the states that are in training.
 
-    Nothing in this version finds out by itself that hosts came or went. Whoever knows (a launcher's thread in the
+    Nothing in this version finds out by itself that hosts came or went. Code that knows (a launcher's thread in the
     process of rank 0) calls `handle_hosts_updated`.
     """
 

@@ -18,7 +18,7 @@ from horovod.worker.runtime.context import current
 
 
 def identity(variable: Any) -> int:
-    """Equal for a keras.Variable and the framework's variable in it. Whoever keeps it must keep the variable alive."""
+    """Equal for a keras.Variable and the framework's variable in it. A holder of it must keep the variable alive."""
     value = getattr(variable, "value", variable)
     return id(variable if callable(value) else value)
 

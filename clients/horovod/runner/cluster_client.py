@@ -75,7 +75,7 @@ class ClusterClient:
             await channel.close()
 
     async def submit(self, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord:
-        """Not repeated when it is uncertain whether it arrived: nobody wants a job twice."""
+        """Not repeated when it is uncertain whether it arrived: a job must not run twice."""
         return await self._ask(lambda stub, more: stub.Submit(spec, **more), repeat=False)
 
     async def signal(self, job: str, signum: int, stop: bool = True) -> jobs_pb2.JobRecord:

@@ -86,5 +86,5 @@ class FunctionOnHosts:
 
 
 def _was_killed(record: jobs_pb2.JobRecord) -> bool:
-    """A rank was ended by a signal of somebody else, or is lost: the others raised because of it."""
+    """A rank was ended by a signal that the launcher did not send, or is lost: the others raised because of it."""
     return any((one.code < 0 and not one.stopped) or one.lost for one in record.outcomes)

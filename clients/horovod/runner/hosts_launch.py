@@ -253,7 +253,7 @@ def _certificates() -> Iterator[tuple[ServerTls | None, ClientTls | None]]:
 
 
 def shown_name(name: str) -> str:
-    """`localhost` says nothing to other hosts, nor to somebody who reads a log later."""
+    """`localhost` says nothing to other hosts, nor to a later reader of a log."""
     return socket.gethostname() if name == "localhost" else name
 
 

@@ -45,7 +45,7 @@ class Job:
 
     @property
     def host_names(self) -> list[str]:
-        """The host of every rank as messages name it: `localhost` says nothing to somebody who reads a log later."""
+        """The host of every rank as messages name it: `localhost` says nothing to a later reader of a log."""
         return [socket.gethostname() if host == "localhost" else host for host in self.hosts]
 
 

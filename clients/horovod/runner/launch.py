@@ -82,7 +82,7 @@ def run_commandline(argv: Sequence[str] | None = None) -> None:
     except Exception as error:
         if verbose:
             traceback.print_exc()
-        # RefusedError, ValueError and OSError carry a sentence for users; the type helps only with what nobody foresaw.
+        # RefusedError, ValueError and OSError carry a sentence for users; the type helps with others only.
         known = isinstance(error, RefusedError | ValueError | OSError | RuntimeError)
         text = f"{_in_words(error)}." if isinstance(error, OSError) else str(error)
         _say(text if known else f"{type(error).__name__}: {error} (--verbose shows where).", args)

@@ -68,7 +68,7 @@ def another(base: Named, kind: str, part: str) -> Named:
 def _unique(name: str) -> str:
     """The same in no other graph of this function: a loop's body may run beside what is around it."""
     graph = tf.compat.v1.get_default_graph()
-    while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):  # the outermost one is nobody's function
+    while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):  # the outermost graph is that of no function
         graph = graph.outer_graph
     given = _given.setdefault(graph, Counter())
     count = given[name]

@@ -70,7 +70,7 @@ class AllMade:
             handle.result()
 
     def reset(self) -> None:
-        """The next step. What nobody waited for may still be on its way, in memory of its own."""
+        """The next step. Operations that were not waited for may still run, in memory of their own."""
         self.said = False
         if self._handle is not None:
             self._handle = None

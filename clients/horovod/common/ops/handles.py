@@ -1,13 +1,13 @@
 """Handles of operations in flight: what `*_async` returns and `poll` and `synchronize` take.
 
-A handle, or the engine when nobody has one any more, holds what the operation reads and writes (the tensors and their
-storages) until it is over. A tensor may so get another storage meanwhile, as torch's `tensor.data = other` does; a
-storage that is itself resized or moved is gone, for which `synchronize` raises ValueError. A handle can end in three
+A handle, or the engine when there is no handle any more, holds what the operation reads and writes (the tensors and
+their storages) until it is over. A tensor may so get another storage meanwhile, as torch's `tensor.data = other` does;
+a storage that is itself resized or moved is gone, for which `synchronize` raises ValueError. A handle can end in three
 ways:
 
     synchronize(handle)         waits, hands over the result, and the handle is forgotten
     synchronize(handle) raises  the operation failed; the handle is forgotten
-    the last reference goes     nobody can ask for the result any more; the engine lets go of the tensors when the
+    the last reference goes     the result can't be asked for any more; the engine lets go of the tensors when the
                                 operation is over and a later one starts
 
 A handle belongs to the engine that made it. After shutdown and init, a handle of the old world fails or has its old

@@ -3,7 +3,7 @@
 backward() waits for the averages on ranks that have made all gradients, once all ranks said that they have
 (GradientReducer). A rank that has made only some can't say so yet: another backward pass may make the others. But if it
 waited for another operation meanwhile, such as the average of a loss, the two would wait for each other. So before this
-rank waits for anything, it says of each such optimizer that not all gradients are made, and nobody waits for that one.
+rank waits for anything, it says of each such optimizer that not all gradients are made, and no rank waits for that one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Undecided(Protocol):
 
 
 # By id. One thread at a time writes and reads: the one that trains, or autograd's while that one waits in backward().
-# Empty nearly always, so that whoever waits looks here before calling.
+# Empty nearly always, so that a waiting thread looks here before it calls.
 UNDECIDED: Final[dict[int, weakref.ref[Undecided]]] = {}
 
 

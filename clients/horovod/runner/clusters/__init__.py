@@ -15,7 +15,7 @@ from horovod.worker.settings import Settings
 # In the order in which they are asked: the one that started the process itself before those that started its launcher,
 # whose variables the process inherits. torchrun is started by all of them, one for each host, and starts none of them.
 # An mpirun inside of a Slurm allocation leaves Slurm's variables of the step in which its own helpers run; a srun with
-# PMI sets the variables of both, and Slurm's say more. Whoever sets RANK and WORLD_SIZE by hand is last.
+# PMI sets the variables of both, and Slurm's say more. RANK and WORLD_SIZE that were set by hand come last.
 CLUSTERS: dict[str, Callable[[Mapping[str, str]], Task | None]] = {
     "torchrun": torchrun.find,
     "jsrun": jsrun.find,

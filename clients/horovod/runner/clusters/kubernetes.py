@@ -47,7 +47,7 @@ def find(environ: Mapping[str, str], full_name: Callable[[str], str] = socket.ge
 
 
 def _job_and_name(host: str, rank: int) -> tuple[str, str]:
-    """("train", "train-3") of the pod's host name "train-3"; nothing where somebody gave it another one."""
+    """("train", "train-3") of the pod's host name "train-3"; nothing where the pod was given another one."""
     name = host.partition(".")[0]
     job, dash, index = name.rpartition("-")
     return (job, name) if dash and index == str(rank) else ("", "")

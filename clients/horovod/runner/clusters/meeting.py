@@ -94,7 +94,7 @@ def read(path: Path) -> Meeting | None:
         status = os.fstat(descriptor)
         if status.st_uid != os.geteuid() or status.st_mode & 0o077 or not stat.S_ISREG(status.st_mode):
             return None
-        with contextlib.suppress(BlockingIOError, PermissionError):  # either says that somebody has it
+        with contextlib.suppress(BlockingIOError, PermissionError):  # either says that another process has it
             fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return None
         return Meeting(**json.loads(os.read(descriptor, 4096)))

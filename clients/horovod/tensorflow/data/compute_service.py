@@ -167,7 +167,7 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
         )
         stack.callback(worker._stop)
         client.register_worker_for_dispatcher(own, index)
-        with contextlib.suppress(ConnectionError):  # whoever served is gone, and so is the job
+        with contextlib.suppress(ConnectionError):  # the server is gone, and so is the job
             client.wait_for_shutdown()
 
 

@@ -1,4 +1,4 @@
-"""hvd.barrier: nobody passes before everybody arrived."""
+"""hvd.barrier: no rank passes before all have arrived."""
 
 from __future__ import annotations
 
