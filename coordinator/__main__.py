@@ -14,6 +14,7 @@ from horovod.telemetry import otel
 from horovod.telemetry.logs import JsonFormatter
 
 from .address import ListenAddress
+from .exposure import check_web_exposure
 from .limits import Limits
 from .server import CoordinatorServer
 from .store import Store, open_store
@@ -24,6 +25,8 @@ from .token import TokenFiles, random_token, read_token
 EXIT_OK = 0
 EXIT_FAILED = 1  # the environment does not let us serve
 EXIT_USAGE = 2  # the command line makes no sense
+
+_Web = tuple[str, str | None, ServerTls | None]  # where to show pages, for whom, with whose certificate
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             token = random_token()
             files = TokenFiles(token)
         limits = Limits(arguments.keepalive_timeout_seconds, arguments.reattach_grace_seconds)
-        web = _web(arguments.web_listen, arguments.web_token_file, arguments.insecure)
+        web = _web(arguments, tls)
         advertise = _advertised(arguments.advertise, address, shared=arguments.store != MEMORY)
         store = open_store(arguments.store)
         asyncio.run(_serve(address, advertise, token, files, limits, store, web, tls=tls, insecure=arguments.insecure))
@@ -109,6 +112,12 @@ def _parser() -> argparse.ArgumentParser:
         help="serve only members that show a certificate which this certificate authority (PEM) has signed",
     )
     parser.add_argument(
+        "--tls-peer-ca",
+        metavar="FILE",
+        help="the certificate authority (PEM) that has signed the certificates of the other coordinators of the same "
+        "store, by which they are known (default: that of --tls-client-ca)",
+    )
+    parser.add_argument(
         "--keepalive-timeout-seconds",
         metavar="S",
         type=_seconds,
@@ -143,6 +152,9 @@ def _parser() -> argparse.ArgumentParser:
         "for where other hosts can connect. It is not the members' token",
     )
     parser.add_argument(
+        "--web-tls", action="store_true", help="show them over HTTPS, with the certificate of --tls-cert"
+    )
+    parser.add_argument(
         "--log-format",
         choices=("text", "json"),
         default="text",
@@ -169,37 +181,39 @@ def _seconds(text: str) -> float:
 
 
 def _tls(arguments: argparse.Namespace) -> ServerTls | None:
-    cert, key, client_ca = arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca
+    cert, key, client_ca, peer_ca = (
+        arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca, arguments.tls_peer_ca,
+    )  # fmt: skip
     if not cert and not key:
         if client_ca:
             raise ValueError(
                 "--tls-client-ca needs --tls-cert and --tls-key: clients are asked for theirs over TLS only."
             )
+        if peer_ca:
+            raise ValueError(
+                "--tls-peer-ca needs --tls-cert and --tls-key: coordinators speak TLS with each other then."
+            )
         return None
     if not cert or not key:
         raise ValueError("--tls-cert and --tls-key belong together; only one of them is given.")
-    return ServerTls(cert, key, client_ca)
+    return ServerTls(cert, key, client_ca, peer_ca)
 
 
 def _level(arguments: argparse.Namespace) -> int:
     return logging.DEBUG if arguments.verbose else int(getattr(logging, arguments.log_level.upper()))
 
 
-def _web(listen: str | None, token_file: str | None, insecure: bool) -> tuple[str, str | None] | None:
-    """Where to show pages and the token for them; ValueError with a sentence."""
-    if listen is None:
+def _web(arguments: argparse.Namespace, tls: ServerTls | None) -> _Web | None:
+    """Where to show pages, the token for them, and with whose certificate; ValueError with a sentence."""
+    if arguments.web_tls and tls is None:
+        raise ValueError("--web-tls shows pages with the certificate of --tls-cert and --tls-key, which are missing.")
+    if arguments.web_listen is None:
         return None
-    without_host = listen.removeprefix(":")
-    address = ListenAddress.parse(f"127.0.0.1:{without_host}" if without_host.isdigit() else listen)
-    if token_file is not None:
-        return str(address), read_token(token_file)
-    if not insecure and not address.is_loopback():
-        raise ValueError(
-            f"Refusing to show jobs and metrics on {address}, where other hosts can connect, without a token. Give one "
-            "for readers (--web-token-file FILE, and the same to Prometheus as its credentials_file), use --web-listen "
-            f":{address.port}, which only this host can connect to, or accept the risk with --insecure."
-        )
-    return str(address), None
+    without_host = arguments.web_listen.removeprefix(":")
+    address = ListenAddress.parse(f"127.0.0.1:{without_host}" if without_host.isdigit() else arguments.web_listen)
+    token = read_token(arguments.web_token_file) if arguments.web_token_file is not None else None
+    check_web_exposure(address, token, arguments.web_tls, arguments.insecure)  # before anything listens
+    return str(address), token, tls if arguments.web_tls else None
 
 
 async def _serve(
@@ -209,7 +223,7 @@ async def _serve(
     files: TokenFiles | None,
     limits: Limits,
     store: Store,
-    web: tuple[str, str | None] | None,
+    web: _Web | None,
     *,
     tls: ServerTls | None,
     insecure: bool,
@@ -223,9 +237,11 @@ async def _serve(
     )
     try:
         if web is not None:
-            web_port = await server.start_web(*web)
-            web_address = ListenAddress(ListenAddress.parse(web[0]).host, web_port)
-            print(f"horovod-coordinator shows its state at http://{web_address}", flush=True)
+            web_listen, web_token, web_tls = web
+            web_port = await server.start_web(web_listen, web_token, tls=web_tls, insecure=insecure)
+            web_address = ListenAddress(ListenAddress.parse(web_listen).host, web_port)
+            scheme = "http" if web_tls is None else "https"
+            print(f"horovod-coordinator shows its state at {scheme}://{web_address}", flush=True)
     except OSError:
         await server.stop()
         raise

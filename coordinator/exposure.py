@@ -1,7 +1,8 @@
 """Who could reach a coordinator that listens there, and what must therefore be asked of those who do.
 
-Off loopback nobody is served without credentials: a token, or a certificate that the coordinator's authority signed. A
-token without TLS is let pass with a warning (docs/adr/0035-credentials.md says why).
+Off loopback nobody is served without credentials: members show a token, or a certificate that the coordinator's
+authority signed; readers of its pages show a token of their own. A token without TLS is let pass with a warning
+(docs/adr/0035-credentials.md says why).
 """
 
 from __future__ import annotations
@@ -32,5 +33,25 @@ def check_exposure(address: ListenAddress, token: str | None, tls: ServerTls | N
             f"The coordinator at {address} asks for a token, but without TLS the token travels in the clear: whoever "
             "can read the network can take it. `horovodrun certs DIR --hosts NAMES` makes certificates "
             "(--tls-cert, or HOROVOD_TLS_CERT of rank 0)."
+        )
+    return ""
+
+
+def check_web_exposure(address: ListenAddress, token: str | None, tls: bool, insecure: bool) -> str:
+    """As `check_exposure`, for the port of pages and metrics. tls: they are served over it."""
+    if address.is_loopback():
+        return ""
+    if token is None:
+        if insecure:
+            return f"Everybody who can reach {address} may read which jobs run, who is in them and their metrics."
+        raise ValueError(
+            f"Refusing to show jobs and metrics on {address}, where other hosts can connect, without a token. Give one "
+            "for readers (--web-token-file FILE, and the same to Prometheus as its credentials_file), use --web-listen "
+            f"127.0.0.1:{address.port}, which only this host can connect to, or accept the risk with --insecure."
+        )
+    if not tls:
+        return (
+            f"The pages at {address} ask for a token, but without TLS it travels in the clear: whoever can read the "
+            "network can take it and read the pages, but not join a job. --web-tls shows them over HTTPS."
         )
     return ""

@@ -22,7 +22,7 @@ from .core.deadlock import USUAL_TIMES, DeadlockTimes
 from .core.formation import MAX_WORLD_BYTES
 from .core.overview import JobOverview
 from .core.rates import RateLimits, Rates
-from .exposure import check_exposure
+from .exposure import check_exposure, check_web_exposure
 from .job_token import MIN_CLUSTER_TOKEN_LENGTH, job_token
 from .limits import Limits
 from .services.agents import AgentsService
@@ -34,6 +34,7 @@ from .services.hub import Hub
 from .services.jobs import JobsService, add_jobs_to_server
 from .services.membership import MembershipService
 from .services.negotiation import NegotiationService
+from .services.peers import Peers
 from .services.sending import Sending, add_call_to_server, add_stream_to_server
 from .store import MemoryStore, Store
 from .store.measured import MeasuredStore
@@ -125,6 +126,10 @@ class CoordinatorServer:
             )
         warning = check_exposure(address, token, tls, insecure)
         credentials = tls.credentials() if tls is not None else None
+        is_shared = store is not None and not isinstance(store, MemoryStore)
+        if tls is not None and is_shared:
+            tls.check_between(ListenAddress.parse(advertise).host if advertise else address.host)
+        peers = Peers(token, tls if is_shared else None)
         access = Access(token, RateLimits(RATES))
         # A process that died is noticed at once: its connection is reset, and its pidfd tells on this host. Keepalive
         # is for hosts that vanish. A member that misses it is only away (services/processes.py, core/life.py): where
@@ -143,8 +148,7 @@ class CoordinatorServer:
             limits=self._limits,
             deadlock=self._deadlock,
             told_level=self._told_level,
-            token=token,
-            tls=tls is not None,
+            peers=peers,
         )
         sending = Sending()
         membership = MembershipService(hub, access, sending)
@@ -180,20 +184,29 @@ class CoordinatorServer:
         self._listening = str(ListenAddress(address.host, port))
         return port
 
-    async def start_web(self, listen: str, token: str | None = None) -> int:
+    async def start_web(
+        self, listen: str, token: str | None = None, *, tls: ServerTls | None = None, insecure: bool = False
+    ) -> int:
         """Serves the pages of web/server.py on a port of their own, which is returned; after `start`.
 
-        token: asked for by all pages but the probes'; None: they are open. ValueError and OSError as `start`.
+        token: asked for by all pages but the probes'; None: they are open.
+        tls: with whose certificate they are served over HTTPS.
+        insecure: open also where other hosts can connect.
+
+        ValueError and OSError as `start`.
         """
         if self._hub is None:
             raise RuntimeError("The coordinator does not run; call start() first.")
         address = ListenAddress.parse(listen)
+        warning = check_web_exposure(address, token, tls is not None, insecure)
         web = web_server(Shown(self._hub.overview, self._hub.metrics.registry, self._ready, self._listening), token)
         try:
-            port = await web.start(address.host, address.port)
+            port = await web.start(address.host, address.port, tls.web_context() if tls is not None else None)
         except OSError as error:
             raise address.bind_error(error.errno or errno.EADDRNOTAVAIL) from error
         self._web = web
+        if warning:
+            _log.warning("%s", warning)
         return port
 
     @property
@@ -298,10 +311,12 @@ class EmbeddedCoordinator:
 
     token: members must know it. Without one the coordinator makes one, `token`; when it listens on the loopback
         interface only, as it does by default, processes of this user find it by themselves, others of this host don't.
-    insecure: serves every process that can connect, without a token.
+    insecure: serves every process that can connect, without a token, and shows its pages to everybody.
     tls: the certificate by which members know it (HOROVOD_TLS_CA), and whose members it takes.
     exchange: what ranks of horovod.run fetch and deliver here.
-    web_listen: where to show the pages of web/server.py, which everyone who can connect may read; None: nowhere.
+    web_listen: where to show the pages of web/server.py; None: nowhere.
+    web_token: readers must send it as a bearer token; needed where other hosts can connect.
+    web_tls: shows the pages over HTTPS, with the certificate of `tls`.
     """
 
     def __init__(
@@ -313,6 +328,8 @@ class EmbeddedCoordinator:
         tls: ServerTls | None = None,
         exchange: Exchange | None = None,
         web_listen: str | None = None,
+        web_token: str | None = None,
+        web_tls: bool = False,
         limits: Limits | None = None,
         keep_token_s: float = KEEP_TOKEN_S,
         deadlock: DeadlockTimes = USUAL_TIMES,
@@ -323,7 +340,13 @@ class EmbeddedCoordinator:
         self._insecure = insecure
         self._tls = tls
         self._exchange = exchange
+        if web_tls and tls is None:
+            raise ValueError(
+                "web_tls=True shows the pages with the coordinator's certificate, and it has none: give tls=."
+            )
         self._web_listen = web_listen
+        self._web_token = web_token
+        self._web_tls = web_tls
         self._web_port = 0
         self._limits = limits
         self._keep_token_s = keep_token_s
@@ -350,7 +373,8 @@ class EmbeddedCoordinator:
         """Where its pages are, "http://127.0.0.1:41234"; only with `web_listen`."""
         if self._web_listen is None or not self._web_port:
             raise RuntimeError("The embedded coordinator shows no pages; give it web_listen and call start().")
-        return f"http://{ListenAddress(ListenAddress.parse(self._web_listen).host, self._web_port)}"
+        scheme = "https" if self._web_tls else "http"
+        return f"{scheme}://{ListenAddress(ListenAddress.parse(self._web_listen).host, self._web_port)}"
 
     @property
     def token(self) -> str | None:
@@ -388,7 +412,9 @@ class EmbeddedCoordinator:
             )
             self._port = self._call(start, START_TIMEOUT_S)
             if self._web_listen is not None:
-                self._web_port = self._call(self._server.start_web(self._web_listen), START_TIMEOUT_S)
+                web_tls = self._tls if self._web_tls else None
+                web = self._server.start_web(self._web_listen, self._web_token, tls=web_tls, insecure=self._insecure)
+                self._web_port = self._call(web, START_TIMEOUT_S)
         except BaseException:
             self._call(self._server.stop(0), START_TIMEOUT_S)
             self._end_thread()

@@ -7,6 +7,7 @@ expired, is told in the log, and the certificate from before stays. Connections 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -22,17 +23,22 @@ _log = logging.getLogger(__name__)
 _Stamp = tuple[tuple[int, int, int], ...]  # of each file: which one it is, when it was changed, how long it is
 
 # OpenSSL's numbers (X509_V_ERR_*, x509_vfy.h).
-_NOT_YET_VALID, _EXPIRED = 9, 10
+_NOT_YET_VALID, _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 9, 10, 62, 64
 _NOT_PEM = "a file is not in PEM"
 
 
 @dataclass(frozen=True)
 class ServerTls:
-    """Names of files in PEM. `client_ca`: with it only clients whose certificates it signed are served (mTLS)."""
+    """Names of files in PEM.
+
+    client_ca: with it only clients whose certificates it signed are served (mTLS).
+    peer_ca: has signed the certificates of the other coordinators of the store; the same as client_ca by default.
+    """
 
     cert: str
     key: str
     client_ca: str | None = None
+    peer_ca: str | None = None
 
     def __post_init__(self) -> None:
         if not self.cert or not self.key:
@@ -58,8 +64,88 @@ class ServerTls:
 
     def stamp(self) -> _Stamp:
         """Changes when a file does. OSError while one is missing."""
-        found = (os.stat(name) for name in (self.cert, self.key, self.client_ca) if name)
+        found = (os.stat(name) for name in (self.cert, self.key, self.client_ca, self.peer_ca) if name)
         return tuple((status.st_ino, status.st_mtime_ns, status.st_size) for status in found)
+
+    # -- other coordinators of the store (services/peers.py) -----------------------------------------------------------
+
+    def check_between(self, host: str) -> None:
+        """Has two connections in memory with itself, as coordinators that share a store have with each other.
+
+        host: the name or address under which the others reach this one. Raises ValueError or OSError, with a sentence.
+        """
+        if (authority := self.peer_ca or self.client_ca) is None:
+            raise ValueError(
+                "Coordinators of one store ask each other which of them serves a job, and over TLS each has to know "
+                "the others by their certificates. Name the authority that has signed them: --tls-peer-ca FILE."
+            )
+        _check_authority(authority)
+        server, client = self._server_context(), self.peer_context()
+        try:
+            _shake_hands(server, client, host)
+        except ssl.SSLCertVerificationError as error:
+            why = {
+                _OTHER_NAME: f"is not for {host!r}. Make one for that name, or name another with --advertise",
+                _OTHER_ADDRESS: f"is not for {host!r}. Make one for that address, or name another with --advertise",
+            }.get(error.verify_code, f"is not signed by an authority in {authority!r}: {error.verify_message}")
+            raise OSError(
+                errno.EINVAL,
+                f"Other coordinators of the store would not believe this one: the certificate {self.cert!r} {why}.",
+            ) from error
+        if self.client_ca is None:
+            return
+        server.verify_mode = ssl.CERT_REQUIRED
+        server.load_verify_locations(self.client_ca)
+        try:
+            _shake_hands(server, client, host)
+        except ssl.SSLError as error:
+            raise OSError(
+                errno.EINVAL,
+                "Other coordinators of the store ask for a certificate (--tls-client-ca), and they would not take "
+                f"{self.cert!r}: {getattr(error, 'verify_message', None) or _reason(error)}. It has to be signed by an "
+                f"authority in {self.client_ca!r}, and to be for clients as well as for servers.",
+            ) from error
+
+    def peer_context(self) -> ssl.SSLContext:
+        """As Python's ssl knows another coordinator. Raises OSError (ssl.SSLError is one) when a file can't be used."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(self.peer_ca or self.client_ca)
+        context.load_cert_chain(self.cert, self.key, password=_no_password)
+        return context
+
+    def peer_credentials(self) -> grpc.ChannelCredentials:
+        """As gRPC knows another coordinator, and is known by it. Raises OSError as `load` does."""
+        _check_pair(self.cert, self.key)
+        authority = self.peer_ca or self.client_ca
+        assert authority is not None, "check_between has seen to it"
+        return grpc.ssl_channel_credentials(
+            _read(authority, "certificate authority of other coordinators"),
+            _read(self.key, "key"),
+            _read(self.cert, "certificate"),
+        )
+
+    # -- pages ---------------------------------------------------------------------------------------------------------
+
+    def web_context(self) -> ssl.SSLContext:
+        """For HTTPS, with this certificate; readers show a token. Follows the files as `credentials` does."""
+        follower = _Follower(self)
+        context = self._server_context()
+
+        def latest(connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
+            """What OpenSSL asks at the beginning of each connection, whether its client gives a name or not."""
+            nonlocal context
+            with contextlib.suppress(OSError):  # changed again a moment later: as before, until the next connection
+                if follower.fetch() is not None:
+                    context = self._server_context()
+            connection.context = context
+
+        context.sni_callback = latest  # type: ignore[assignment]  # the stubs know a method's signature only
+        return context
+
+    def _server_context(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.cert, self.key, password=_no_password)
+        return context
 
 
 class _Follower:
@@ -121,10 +207,10 @@ def _check_pair(cert: str, key: str) -> None:
         raise OSError(errno.EINVAL, f"{_pair(cert, key)} can't be used: {_reason(error)}.") from error
 
 
-def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str | None = None) -> None:
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [
-        client.wrap_bio(to_client, to_server, server_side=False),
+        client.wrap_bio(to_client, to_server, server_side=False, server_hostname=host),
         server.wrap_bio(to_server, to_client, server_side=True),
     ]
     while ends:

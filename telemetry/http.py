@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -43,9 +44,10 @@ class WebServer:
         self._server: asyncio.Server | None = None
         self._readers: set[asyncio.Task[None]] = set()
 
-    async def start(self, host: str, port: int) -> int:
-        """The port. OSError when it can't listen there."""
-        self._server = await asyncio.start_server(self._begin, host, port, limit=MAX_REQUEST_BYTES)
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
+        """The port. tls: for HTTPS. OSError when it can't listen there."""
+        patience = {} if tls is None else {"ssl_handshake_timeout": REQUEST_S}
+        self._server = await asyncio.start_server(self._begin, host, port, limit=MAX_REQUEST_BYTES, ssl=tls, **patience)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:

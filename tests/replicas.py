@@ -41,8 +41,10 @@ class Replica:
         self.start()
 
     def kill(self) -> None:
+        """Idempotent."""
         self.process.kill()
-        self.process.communicate()
+        if self.process.returncode is None:
+            self.process.communicate()
 
     def send_signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -55,13 +57,18 @@ class Replica:
         self.kill()
 
 
-def server_of(endpoint: str, job: str = "default") -> str:
-    """The address of who serves the job, by what is in etcd; "" when nobody does."""
+def server_of(endpoint: str, job: str = "default", *options: str) -> str:
+    """The address of who serves the job, by what is in etcd; "" when nobody does. options: of etcdctl."""
+    return holder_of(endpoint, job, *options).address
+
+
+def holder_of(endpoint: str, job: str = "default", *options: str) -> membership_pb2.Serving:
+    """As `server_of`, with the id of its process."""
     import base64
     import json
 
-    found = json.loads(ctl(endpoint, "get", f"horovod/jobs/{job}/serving", "--write-out=json")).get("kvs", [])
-    return membership_pb2.Serving.FromString(base64.b64decode(found[0]["value"])).address if found else ""
+    found = json.loads(ctl(endpoint, *options, "get", f"horovod/jobs/{job}/serving", "--write-out=json")).get("kvs", [])
+    return membership_pb2.Serving.FromString(base64.b64decode(found[0]["value"]) if found else b"")
 
 
 def _free_port() -> int:

@@ -57,13 +57,12 @@ class Hub:
         told_level: int = logging.WARNING,
         clock: Callable[[], float] = time.monotonic,
         secret: Callable[[], bytes] = lambda: secrets.token_bytes(32),
-        token: str | None = None,
-        tls: bool = False,
+        peers: Peers | None = None,
         lease_s: float = LEASE_S,
         id_capacity: int = MAX_IDS,
     ) -> None:
-        """told_level: at which the log repeats what rank 0 shows to the user. token and tls: of all coordinators of the
-        store. lease_s: after which a coordinator that can't reach the store counts as dead.
+        """told_level: at which the log repeats what rank 0 shows to the user. peers: other coordinators of the store.
+        lease_s: after which a coordinator that can't reach the store counts as dead.
         """
         self._store = store
         self._limits = limits
@@ -74,7 +73,7 @@ class Hub:
         self._membership = Membership(limits.reattach_grace_s)
         self.serving = Serving(
             store,
-            Peers(token, tls),
+            peers or Peers(),
             restore=self._restore,
             lost=self._taken_over,
             cut_off=self._cut_off,

@@ -1,13 +1,25 @@
-"""The other coordinators of one store: whether one that is said to serve a job lives and does."""
+"""The other coordinators of one store: whether one that is said to serve a job lives and does.
+
+Over TLS another coordinator is believed only when it shows a certificate for the address that the store names, signed
+by the authority of coordinators, and it is told the token only then. A process that answers there with another
+certificate counts as dead. That may be wrong, when an operator has mixed up certificates; it costs little (ADR 32), and
+the log says it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import ssl
+from typing import TYPE_CHECKING
 
 import grpc
 
 from horovod.protos.v1 import membership_pb2, membership_pb2_grpc
+
+if TYPE_CHECKING:
+    from horovod.coordinator.tls import ServerTls
 
 ANSWER_S = 0.7  # how long another coordinator has to answer before it counts as dead; to be wrong costs little (ADR 32)
 BELIEVED_S = 0.5  # how long an answer counts: the members of a world ask all at once
@@ -15,48 +27,67 @@ BELIEVED_S = 0.5  # how long an answer counts: the members of a world ask all at
 _SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
 
+_log = logging.getLogger(__name__)
+
 
 class Peers:
-    def __init__(self, token: str | None = None, tls: bool = False) -> None:
-        """token: that all coordinators of the store have, if they have one. tls: they serve with TLS."""
+    def __init__(self, token: str | None = None, tls: ServerTls | None = None) -> None:
+        """token: that all coordinators of the store have, if they have one. tls: as they serve, if they do so with TLS;
+        `check_between` has approved of it. Raises OSError when its files can't be used.
+        """
         self._tls = tls
+        self._stamp = tls.stamp() if tls else None
+        self._credentials = tls.peer_credentials() if tls else None
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._believed: dict[tuple[str, str], float] = {}  # job and replica -> until when
+        self._told = ""
 
     async def serves(self, holder: membership_pb2.Serving, job: str) -> bool:
-        """False also when it does not answer, or when a later process answers at its address."""
+        """False also when it does not answer, when it is not known, or when a later process answers at its address."""
         now = asyncio.get_running_loop().time()
         self._believed = {key: until for key, until in self._believed.items() if until > now}
         if (job, holder.replica) in self._believed:
             return True
-        if self._tls:
-            return await _shakes_hands(holder.address)
-        async with grpc.aio.insecure_channel(holder.address, options=_OPTIONS) as channel:
+        async with self._channel(holder.address) as channel:
             stub: membership_pb2_grpc.MembershipAsyncStub = membership_pb2_grpc.MembershipStub(channel)
             try:
                 request = membership_pb2.ServesRequest(job=job)
                 answer = await stub.Serves(request, timeout=ANSWER_S, metadata=self._metadata)
             except grpc.aio.AioRpcError as error:
+                if error.code() == grpc.StatusCode.UNAVAILABLE and self._tls is not None:
+                    await self._tell_why(self._tls, holder.address)
                 return error.code() not in _SILENT  # it lives, but has another token: its members shall ask it
         found = answer.replica == holder.replica and answer.serves
         if found:
             self._believed[job, holder.replica] = now + BELIEVED_S
         return found
 
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        if self._tls is None:
+            return grpc.aio.insecure_channel(address, options=_OPTIONS)
+        with contextlib.suppress(OSError):  # what follows the files for members (tls.py) tells of it
+            if (stamp := self._tls.stamp()) != self._stamp:
+                self._credentials = self._tls.peer_credentials()
+                self._stamp = stamp
+        return grpc.aio.secure_channel(address, self._credentials, options=_OPTIONS)
 
-async def _shakes_hands(address: str) -> bool:
-    """Whether a process behind the address serves TLS. Nothing is told to it, so it need not be known by a certificate.
-
-    That it serves the job is not known; if it does not, it takes the job when a member comes.
-    """
-    host, _, port = address.rpartition(":")
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    try:
-        opening = asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
-        _, writer = await asyncio.wait_for(opening, ANSWER_S)
-    except (OSError, ssl.SSLError, asyncio.TimeoutError):
-        return False
-    writer.close()
-    return True
+    async def _tell_why(self, tls: ServerTls, address: str) -> None:
+        """gRPC says that it could not connect. Whether a process is there that is not believed, a second look tells."""
+        host, _, port = address.rpartition(":")
+        try:
+            opening = asyncio.open_connection(host.strip("[]"), int(port), ssl=tls.peer_context())
+            _, writer = await asyncio.wait_for(opening, ANSWER_S)
+        except ssl.SSLCertVerificationError as error:
+            sentence = (
+                f"The process at {address}, where a coordinator of this store is said to be, shows a certificate that "
+                f"is not believed ({error.verify_message}), so its jobs are taken over. If it is a coordinator, its "
+                "certificate has to be for that address and signed by the authority that --tls-peer-ca names."
+            )
+        except (OSError, asyncio.TimeoutError):
+            return
+        else:
+            writer.close()
+            return
+        if sentence != self._told:
+            self._told = sentence
+            _log.warning("%s", sentence)
