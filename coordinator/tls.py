@@ -139,7 +139,7 @@ class ServerTls:
                     context = self._server_context()
             connection.context = context
 
-        context.sni_callback = latest  # type: ignore[assignment]  # the stubs know a method's signature only
+        context.sni_callback = latest
         return context
 
     def _server_context(self) -> ssl.SSLContext:

@@ -123,9 +123,16 @@ class Settings:
         "HOROVOD_WEB_LISTEN",
         None,
         "where the launcher's coordinator shows its status page, /metrics, /healthz and /readyz, for example "
-        "127.0.0.1:9400; whoever can connect there may read them",
+        "127.0.0.1:9400; where other hosts can connect, HOROVOD_WEB_TOKEN_FILE is needed",
         section="params",
         kind="address",
+    )
+    web_token_file: str | None = row(
+        "HOROVOD_WEB_TOKEN_FILE",
+        None,
+        "file of the secret that readers of the launcher's status page and /metrics send as a bearer token; it is not "
+        "the processes' token",
+        section="params",
     )
     report_seconds: float = row(
         "HOROVOD_REPORT_SECONDS",

@@ -63,7 +63,7 @@ class Peers:
         return found
 
     def _channel(self, address: str) -> grpc.aio.Channel:
-        if self._tls is None:
+        if self._tls is None or self._credentials is None:
             return grpc.aio.insecure_channel(address, options=_OPTIONS)
         with contextlib.suppress(OSError):  # what follows the files for members (tls.py) tells of it
             if (stamp := self._tls.stamp()) != self._stamp:

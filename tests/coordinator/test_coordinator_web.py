@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from certificates import Authority
 from coordinator_builders import op
 from coordinator_client import Crew
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
@@ -31,10 +33,13 @@ from horovod.protos.v1 import negotiation_pb2
 from horovod.telemetry import Registry
 
 
-def read(url: str, token: str | None = None, method: str = "GET") -> tuple[int, str]:
+def read(url: str, token: str | None = None, method: str = "GET", authority: str | None = None) -> tuple[int, str]:
+    """authority: the file by which the server is known, for HTTPS."""
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    request = urllib.request.Request(url, headers=headers, method=method)
+    tls = ssl.create_default_context(cafile=authority) if authority else None
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers, method=method), timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=20, context=tls) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -227,6 +232,7 @@ def test_the_program_shows_pages_and_logs_in_json(tmp_path: Path) -> None:
         (["--web-listen", "0.0.0.0:0"], "Refusing to show jobs and metrics on 0.0.0.0:0"),
         (["--web-listen", "nonsense"], "Can't listen on 'nonsense'"),
         (["--web-listen", "0.0.0.0:0", "--web-token-file", "/nowhere/x"], "/nowhere/x"),
+        (["--web-listen", ":0", "--web-tls"], "--web-tls shows pages with the certificate of --tls-cert"),
     ],
 )
 def test_who_may_read_is_decided_before_anything_listens(arguments: list[str], sentence: str) -> None:
@@ -235,3 +241,45 @@ def test_who_may_read_is_decided_before_anything_listens(arguments: list[str], s
     assert done.returncode in (1, 2), done.stderr
     assert sentence in done.stderr
     assert "listening" not in done.stdout
+
+
+def test_an_embedded_one_shows_nothing_to_strangers(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ValueError, match="Refusing to show jobs and metrics"):
+        EmbeddedCoordinator(web_listen="0.0.0.0:0").start()
+    with EmbeddedCoordinator(web_listen="0.0.0.0:0", web_token="readers") as coordinator:
+        url = coordinator.web_address.replace("0.0.0.0", "127.0.0.1")
+        for page in ("/", "/metrics"):
+            assert read(url + page)[0] == 401
+            assert read(url + page, coordinator.token)[0] == 401, "the members' token is another one"
+            assert read(url + page, "readers")[0] == 200
+        assert read(f"{url}/healthz")[0] == 200
+    assert "without TLS it travels in the clear" in caplog.text
+    caplog.clear()
+    with EmbeddedCoordinator(web_listen="0.0.0.0:0", insecure=True) as coordinator:
+        assert read(coordinator.web_address.replace("0.0.0.0", "127.0.0.1"))[0] == 200
+    assert "may read which jobs run" in caplog.text
+
+
+def test_pages_over_https_with_a_certificate_that_is_renewed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ours, other = Authority(tmp_path / "ours"), Authority(tmp_path / "other")
+    with pytest.raises(ValueError, match="give tls="):
+        EmbeddedCoordinator(web_listen="0.0.0.0:0", web_tls=True)
+    tls = ours.server()
+    with EmbeddedCoordinator(tls=tls, web_listen="0.0.0.0:0", web_token="readers", web_tls=True) as coordinator:
+        url = coordinator.web_address.replace("0.0.0.0", "127.0.0.1")
+        by_name = url.replace("127.0.0.1", "localhost")
+        assert url.startswith("https://")
+        assert read(f"{url}/metrics", authority=ours.file)[0] == 401
+        for address in (url, by_name):  # a client that gives an address as the server's name, and one with a name
+            assert read(f"{address}/metrics", "readers", authority=ours.file)[0] == 200
+        with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+            read(url, authority=other.file)
+        assert "in the clear" not in caplog.text
+        renewed = other.issue("renewed", "127.0.0.1", "localhost")
+        Path(tls.cert).write_bytes(Path(renewed.cert).read_bytes())
+        assert read(f"{url}/healthz", authority=ours.file)[0] == 200, "the key is still the old one's"
+        Path(tls.key).write_bytes(Path(renewed.key).read_bytes())
+        for address in (url, by_name):
+            assert read(f"{address}/healthz", authority=other.file)[0] == 200
+        with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+            read(url, authority=ours.file)

@@ -18,6 +18,7 @@ from horovod.runner.cluster_client import Access, ClusterClient, FollowedJob, co
 from horovod.runner.control import Control
 from horovod.runner.hosts import HostSlots, fill
 from horovod.runner.job import terminal_size
+from horovod.runner.observed import traced
 from horovod.worker.agent.output import Console, Writer
 
 OnStart = Callable[[Any], None]
@@ -70,7 +71,9 @@ def launch_on_agents(args: argparse.Namespace, environ: Mapping[str, str], hosts
         return 0
 
     def run(console: Console, on_start: OnStart, changed: OnChange) -> jobs_pb2.JobRecord:
-        return asyncio.run(attended(access, spec, console, on_start, changed))
+        with traced(count) as trace:
+            spec.environment.update(trace)
+            return asyncio.run(attended(access, spec, console, on_start, changed))
 
     return show(args, count, run)
 

@@ -26,6 +26,7 @@ from horovod.runner.cluster_client import Access, FollowedJob
 from horovod.runner.cluster_launch import attended, job_of, show
 from horovod.runner.hosts import HostSlots, remote
 from horovod.runner.job import terminal_size
+from horovod.runner.observed import pages_of, traced
 from horovod.runner.progress import Progress, Seen, hosts_sentence, seen_by
 from horovod.runner.ssh import RemoteAgent, SshOptions, check_ssh, local_command, remote_command, working_directory
 from horovod.worker.agent.output import Console
@@ -195,9 +196,11 @@ def run_on_hosts(
     with (
         _certificates() as (server_tls, client_tls),
         EmbeddedCoordinator(
-            _everywhere(), token=token, limits=limits, tls=server_tls, exchange=exchange
+            _everywhere(), token=token, limits=limits, tls=server_tls, exchange=exchange, **pages_of(settings)
         ) as coordinator,
+        traced(spec.processes, coordinator.server.registry if coordinator.server else None) as trace,
     ):
+        spec.environment.update(trace)
         port = int(coordinator.address.rpartition(":")[2])
         order = {
             "token": token,

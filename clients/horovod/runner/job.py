@@ -7,19 +7,18 @@ for a token that exists nowhere but in the environment of the ranks.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
 from horovod.coordinator.core.ranks import Seat, assign
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.runner.observed import pages_of, traced
 from horovod.runner.progress import Progress, Seen, seen_by
-from horovod.telemetry import otel, tracing
 from horovod.worker.agent.agent import LocalAgent, Outcome, Slot
 from horovod.worker.agent.gpus import pinned
 from horovod.worker.agent.guardian import Guardian
@@ -119,8 +118,8 @@ def run_job(
     settings = resolve(job.environ)
     limits = Limits(settings.keepalive_timeout_seconds, settings.reattach_grace_seconds)
     with (
-        EmbeddedCoordinator(token=token, limits=limits, web_listen=settings.web_listen) as coordinator,
-        _traced(coordinator, len(job.hosts)) as trace,
+        EmbeddedCoordinator(token=token, limits=limits, **pages_of(settings)) as coordinator,
+        traced(len(job.hosts), coordinator.server.registry if coordinator.server else None) as trace,
     ):
         environments = [{**one, **trace} for one in rank_environments(job, coordinator.address, token)]
         slots = [
@@ -136,17 +135,6 @@ def run_job(
             return seen_by(coordinator.server.overview(), settings.job, agent.started)
 
         return asyncio.run(_run(agent, slots, console, on_start, progress.show(look) if progress else None))
-
-
-@contextlib.contextmanager
-def _traced(coordinator: EmbeddedCoordinator, ranks: int) -> Iterator[dict[str, str]]:
-    """A span for the whole job, where OTEL_* asks for one, and the variables that make the ranks' spans parts of it."""
-    end = otel.start("horovodrun", coordinator.server.registry if coordinator.server else None)
-    try:
-        with tracing.span("horovodrun", ranks=ranks) as span:
-            yield {tracing.VARIABLE: span.traceparent} if span.traceparent else {}
-    finally:
-        end()
 
 
 async def _run(
