@@ -212,7 +212,8 @@ def test_a_rank_that_is_always_late_is_seen(tmp_path: Path) -> None:
             metric = receiver.metrics.get(f"horovod_rank_{name}")
             points = () if metric is None else metric.sum.data_points or metric.gauge.data_points
             ranks = [{one.key: one.value.string_value for one in point.attributes}["rank"] for point in points]
-            found[name] = dict(zip(ranks, (point.as_double for point in points), strict=True))
+            values = (getattr(point, point.WhichOneof("value")) for point in points)  # a double or an integer
+            found[name] = dict(zip(ranks, values, strict=True))
         return min(found["operations_total"].values(), default=0) >= 20
 
     script = tmp_path / "late.py"
