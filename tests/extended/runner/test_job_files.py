@@ -1,0 +1,154 @@
+"""Job files on two agents with two coordinators on one etcd: lines in turn, shipped code, faults."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import etcd_server
+import pytest
+from agents import AGENT, DEADLINE_S
+from etcd_server import Etcd
+from launching import Launched
+
+pytestmark = pytest.mark.skipif(bool(etcd_server.missing()), reason=etcd_server.missing())
+
+TOKEN = "a-token-for-this-test-only"
+COORDINATOR = [sys.executable, "-m", "horovod.coordinator"]
+
+
+class Process(subprocess.Popen[str]):
+    """One whose first line of output says that it serves."""
+
+    def __init__(self, *command: str) -> None:
+        super().__init__(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "HOROVOD_TOKEN": TOKEN},
+        )
+        assert self.stdout is not None
+        self.first = self.stdout.readline().strip()
+        assert self.first, command
+
+
+@dataclass
+class Hosts:
+    """h1 and h2 with a slot each."""
+
+    coordinators: list[Process]
+    addresses: str
+    folder: Path
+
+    @contextlib.contextmanager
+    def submit(self, file: Path) -> Iterator[Launched]:
+        """The launcher that follows the job of this file."""
+        environ = {"HOROVOD_TOKEN": TOKEN, "SECRET_OF_THE_SHELL": "x"}
+        launched = Launched("submit", "--coordinator", self.addresses, str(file), environ=environ)
+        try:
+            yield launched
+        finally:
+            launched.clean_up()
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    folder = tmp_path_factory.mktemp("hosts")
+    token = folder / "token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    processes: list[Process] = []
+    with Etcd(folder / "etcd") as etcd:
+        command = [*COORDINATOR, "--listen", "127.0.0.1:0", "--token-file", str(token), "--store", etcd.url]
+        try:
+            processes += [Process(*command) for _ in range(2)]
+            coordinators = list(processes)
+            addresses = ",".join(one.first.rpartition(" ")[2] for one in coordinators)
+            for name in ("h1", "h2"):
+                options = ["--name", name, "--slots", "1", "--state-dir", str(folder / name)]
+                processes.append(Process(*AGENT, "--coordinator", addresses, *options))
+            yield Hosts(coordinators, addresses, folder)
+        finally:
+            for process in reversed(processes):
+                process.terminate()
+                process.communicate(timeout=DEADLINE_S)
+
+
+def test_a_failing_line_ends_the_job(hosts: Hosts, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("""\
+workers: 2
+run:
+  - echo $HOROVOD_WORKER of $HOROVOD_WORKERS
+  - test $HOROVOD_WORKER = 0 || exit 7
+  - distributed: echo never
+""")
+    with hosts.submit(file) as launched:
+        code, out, err = launched.finish()
+    assert code == 7
+    assert sorted(out.splitlines()) == ["[0]<stdout>:0 of 2", "[1]<stdout>:1 of 2"]
+    assert "Line 2 of 3 (`test $HOROVOD_WORKER = 0 || exit 7`) failed: worker 1 on host h2 (pid " in err
+    assert "ended with exit code 7." in err
+
+
+def test_lines_wait_for_each_other_and_outlive_a_coordinator(hosts: Hosts, tmp_path: Path) -> None:
+    """The coordinator that serves is killed while worker 1 has finished the first line and worker 0 has not."""
+    go, marks = tmp_path / "go", tmp_path / "marks"
+    os.mkfifo(go)
+    marks.mkdir()
+    (tmp_path / "code" / "data").mkdir(parents=True)
+    (tmp_path / "code" / "data" / "word").write_text("shipped")
+    (tmp_path / "code" / ".horovodignore").write_text("*.log\n")
+    (tmp_path / "code" / "big.log").write_text("stays here")
+    (tmp_path / "code" / "first.py").write_text(f"""\
+import os, pathlib
+worker = os.environ["HOROVOD_WORKER"]
+assert "HOROVOD_RANK" not in os.environ and "SECRET_OF_THE_SHELL" not in os.environ
+assert not pathlib.Path("big.log").exists()
+if worker == "0":
+    print("waits", flush=True)
+    open({str(go)!r}).read()
+pathlib.Path("mine").write_text(worker)
+pathlib.Path({str(marks)!r}, worker).touch()
+print("prepared", flush=True)
+""")
+    (tmp_path / "code" / "second.py").write_text(f"""\
+import os, pathlib
+mine, word = (pathlib.Path(name).read_text() for name in ("mine", "data/word"))
+told = [os.environ[name] for name in ("HOROVOD_RANK", "HOROVOD_SIZE")]
+print("rank {{}} of {{}}".format(*told), mine, word, sorted(os.listdir({str(marks)!r})))
+""")
+    file = tmp_path / "job.yaml"
+    file.write_text(f"""\
+name: lines
+workers: 2
+code: code
+run:
+  - {sys.executable} first.py
+  - distributed: {sys.executable} second.py
+  - echo closing
+""")
+    with hosts.submit(file) as launched:
+        assert sorted(launched.lines(2)) == ["[0]<stdout>:waits", "[1]<stdout>:prepared"]
+        served = hosts.coordinators[0]  # the first that was there
+        served.send_signal(signal.SIGKILL)
+        served.wait()
+        with go.open("w"):
+            pass
+        code, out, err = launched.finish()
+    assert code == 0, err
+    lines = out.splitlines()
+    assert lines[0] == "[0]<stdout>:prepared"
+    assert sorted(lines[1:3]) == [f"[{rank}]<stdout>:rank {rank} of 2 {rank} shipped ['0', '1']" for rank in range(2)]
+    assert sorted(lines[3:]) == ["[0]<stdout>:closing", "[1]<stdout>:closing"]
+    for host in ("h1", "h2"):  # what is left is the archive; the folders of workers are gone
+        assert list((hosts.folder / host / "work").glob("lines-*")) == []
+        assert len(list((hosts.folder / host / "code").iterdir())) == 1
