@@ -104,7 +104,7 @@ def in_words(record: jobs_pb2.JobRecord) -> str:
 
 
 def refusal_of(spec: jobs_pb2.JobSpec) -> str:
-    """Why nobody could run this list, as a sentence; empty when somebody may."""
+    """Why this list could not be run on any hosts, as a sentence; empty when it may be."""
     if not spec.lines:
         return ""
     if spec.command:

@@ -56,7 +56,7 @@ class CodeShelf:
                 await self._begin(code)
             archive = self.archives.known[code.sha256]
             if archive.size != code.size:
-                raise RefusedError(INVALID, "Somebody sends code of that name with another length.")
+                raise RefusedError(INVALID, "Another client sends code of that name with another length.")
             await self._store.put(chunk_key(code.sha256, chunk.index), chunk.data, guard=self._guard())
             if archive.missing == {chunk.index}:
                 await self._finish(code)
@@ -91,7 +91,7 @@ class CodeShelf:
         await self._store.put(archive_key(code.sha256), archive_value(code.size, complete=True), guard=self._guard())
 
     async def _remove(self, name: str) -> None:
-        """Chunks first: what is known is bounded, what nobody knows would stay for ever."""
+        """Chunks first: an archive without a key of its own would stay for ever."""
         archive = self.archives.known[name]
         archive.missing = set(range(chunks_of(archive.size)))
         for index in range(chunks_of(archive.size)):

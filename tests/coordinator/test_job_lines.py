@@ -191,7 +191,7 @@ def test_another_coordinator_finds_that_all_have_finished(story: LinesStory) -> 
     assert ("h1", "run_line") in story.told()
 
 
-def test_a_host_between_two_lines_of_a_job_that_nobody_knows_is_told_to_end(story: LinesStory) -> None:
+def test_a_host_between_two_lines_of_an_unknown_job_is_told_to_end(story: LinesStory) -> None:
     story.agent("h1", jobs=(pb.JobReport(job="other", line=0, lines_done=1),))
     assert ("h1", "signal") in story.told()
 

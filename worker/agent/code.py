@@ -1,6 +1,6 @@
 """The code of a job on its host: fetched by its hash, verified, kept for the next job, unpacked for each worker.
 
-An archive comes from somebody who may submit jobs, so what it could do they can do anyway, but not by accident and not
+An archive comes from a user who may submit jobs and run any command here, but not by accident and not
 outside of its folder: names lead down, links stay inside, nothing is a device, and all of it is bounded.
 """
 

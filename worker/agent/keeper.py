@@ -234,7 +234,7 @@ class Keeper:
             self._logs.hold(None)
 
     def _signal(self, signum: int, stop: bool) -> None:
-        agent = self._agent if self._runs else None  # between two lines there is nobody to signal
+        agent = self._agent if self._runs else None  # between two lines no process runs
         if not stop:
             if agent:
                 agent.forward(signum)

@@ -1,7 +1,7 @@
 """Checks a job file against schema.json, which also editors use, and says what is wrong with which line.
 
 It knows those words of JSON Schema that schema.json uses (`KNOWN`), and a test compares its judgement with that of the
-library jsonschema: a sentence of ours names the line, the key and what was expected, and nobody needs the library
+library jsonschema: a sentence of ours names the line, the key and what was expected, and the library is not needed
 (docs/adr/0054-job-files.md).
 """
 
