@@ -156,6 +156,13 @@ def test_an_archive_that_leads_elsewhere_leaves_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "to"]
 
 
+def test_heads_of_an_archive_are_bounded_too(tmp_path: Path) -> None:
+    (tmp_path / "archive").write_bytes(tar_of(("a" * 3_000_000, tarfile.REGTYPE, "x")))
+    (tmp_path / "to").mkdir()
+    with pytest.raises(ValueError, match="it is longer than its entries can be"):
+        unpack(tmp_path / "archive", tmp_path / "to", max_entries=8, max_bytes=1000)
+
+
 @pytest.mark.parametrize("cut", [0, 10, 40])
 def test_an_archive_that_is_cut_off_is_refused(tmp_path: Path, cut: int) -> None:
     content = tar_of(("a", tarfile.REGTYPE, "some text that is compressed"))

@@ -1,13 +1,14 @@
 """The code of a job on its host: fetched by its hash, verified, kept for the next job, unpacked for each worker.
 
-An archive comes from a user who may submit jobs and run any command here, but not by accident and not
-outside of its folder: names lead down, links stay inside, nothing is a device, and all of it is bounded.
+A user who may submit jobs may run any command here. An archive of theirs still writes below its folder only: names lead
+down, links stay inside, nothing is a device, and all of it is bounded.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import hashlib
 import os
 import posixpath
@@ -15,6 +16,7 @@ import re
 import shutil
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -23,6 +25,7 @@ MAX_UNPACKED_BYTES = 1 << 30
 CACHE_BYTES = 1 << 30
 _NAME = re.compile(r"[0-9a-f]{64}")
 _COPY_BYTES = 1 << 20
+_HEAD_BYTES = 2048  # of an entry in the archive, with padding
 
 Fetch = Callable[[str, int], Awaitable[bytes]]
 
@@ -108,9 +111,12 @@ def unpack(archive: Path, folder: Path, *, max_entries: int = MAX_ENTRIES, max_b
     Links come last, so that nothing is written through one, and each is looked at again when all are there.
     """
     try:
-        with tarfile.open(archive, "r|gz", errorlevel=2) as tar:
+        with (
+            gzip.open(archive, "rb") as content,
+            tarfile.open(fileobj=_Bounded(content, max_bytes + max_entries * _HEAD_BYTES), mode="r|") as tar,  # type: ignore[call-overload]
+        ):
             _write(tar, folder, max_entries, max_bytes)
-    except (tarfile.TarError, EOFError, ValueError) as error:
+    except (tarfile.TarError, EOFError, ValueError, zlib.error) as error:
         _empty(folder)
         raise ValueError(f"its code can't be unpacked: {error}") from None
     except OSError as error:
@@ -118,6 +124,21 @@ def unpack(archive: Path, folder: Path, *, max_entries: int = MAX_ENTRIES, max_b
         if error.errno is None:  # zlib and gzip
             raise ValueError(f"its code can't be unpacked: {error}") from None
         raise
+
+
+class _Bounded:
+    """What tarfile reads from: an archive may also have heads that are unpacked to any size."""
+
+    def __init__(self, content: gzip.GzipFile, most_bytes: int) -> None:
+        self._content = content
+        self._left = most_bytes
+
+    def read(self, count: int) -> bytes:
+        data = self._content.read(count)
+        self._left -= len(data)
+        if self._left < 0:
+            raise ValueError("it is longer than its entries can be")
+        return data
 
 
 def _write(tar: tarfile.TarFile, folder: Path, max_entries: int, max_bytes: int) -> None:

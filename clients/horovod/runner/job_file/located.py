@@ -42,7 +42,7 @@ def load(text: str, name: str) -> Located:
                 raise LineError([f"{name} is empty."])
             return _Reader(loader, name).read(node)
         finally:
-            loader.dispose()  # type: ignore[no-untyped-call]
+            loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
@@ -74,7 +74,7 @@ class _Reader:
     def _scalar(self, node: yaml.ScalarNode) -> Any:
         if node.tag.endswith((":timestamp", ":binary")):  # JSON has no such values
             return node.value
-        return self._loader.construct_object(node)  # type: ignore[no-untyped-call]
+        return self._loader.construct_object(node)
 
     def _sequence(self, node: Any, line: int) -> Located:
         items = tuple(self.read(one) for one in node.value)
@@ -84,7 +84,7 @@ class _Reader:
         merged = [key for key, _ in node.value if key.tag == "tag:yaml.org,2002:merge"]
         own = {key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)}
         if merged:
-            self._loader.flatten_mapping(node)  # type: ignore[no-untyped-call]  # merged keys come first
+            self._loader.flatten_mapping(node)  # merged keys come first
         keys: dict[str, Located] = {}
         lines: dict[str, int] = {}
         for key, value in node.value:

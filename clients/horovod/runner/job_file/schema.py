@@ -32,6 +32,7 @@ _NAMES = {
     "object": "keys with values",
     "array": "a list",
 }
+_TYPES: Mapping[str, type] = {"string": str, "object": dict, "array": list, "null": type(None)}
 _SHOWN = 60  # characters of a value
 
 
@@ -107,7 +108,7 @@ def _is(data: Any, kind: str) -> bool:
         return isinstance(data, int) or (isinstance(data, float) and data.is_integer())
     if kind == "number":
         return isinstance(data, int | float) and data == data and abs(data) != float("inf")
-    return isinstance(data, {"string": str, "object": dict, "array": list, "null": type(None)}.get(kind, ()))
+    return isinstance(data, _TYPES[kind]) if kind in _TYPES else False
 
 
 def _expected(rule: Mapping[str, Any], kinds: list[str]) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 from horovod.coordinator.core import lines
 from horovod.coordinator.core.words import capitalized, plural
 from horovod.protos.v1 import jobs_pb2
-from horovod.runner.cluster_client import Access, ClusterClient, ClusterError
-from horovod.runner.cluster_launch import FollowedJob, OnChange, OnStart, attended, in_words, show, user_name
+from horovod.runner.cluster_client import Access, ClusterClient, ClusterError, FollowedJob
+from horovod.runner.cluster_launch import OnChange, OnStart, attended, in_words, show, user_name
 from horovod.runner.job_file.archive import Archive, pack
 from horovod.runner.job_file.job_file import JobFile
 from horovod.runner.job_file.located import LineError
