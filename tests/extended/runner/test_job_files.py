@@ -47,14 +47,20 @@ class Hosts:
     """h1 and h2 with two slots each."""
 
     coordinators: list[Process]
+    agents: dict[str, Process]
     addresses: str
     folder: Path
 
+    def start_agent(self, name: str) -> None:
+        """Returns when it is registered."""
+        options = ["--name", name, "--slots", "2", "--state-dir", str(self.folder / name)]
+        self.agents[name] = Process(*AGENT, "--coordinator", self.addresses, *options)
+
     @contextlib.contextmanager
-    def submit(self, file: Path) -> Iterator[Launched]:
+    def submit(self, file: Path, *options: str) -> Iterator[Launched]:
         """The launcher that follows the job of this file."""
         environ = {"HOROVOD_TOKEN": TOKEN, "SECRET_OF_THE_SHELL": "x"}
-        launched = Launched("submit", "--coordinator", self.addresses, str(file), environ=environ)
+        launched = Launched("submit", "--coordinator", self.addresses, *options, str(file), environ=environ)
         try:
             yield launched
         finally:
@@ -68,18 +74,19 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     token.write_text(TOKEN)
     token.chmod(0o600)
     processes: list[Process] = []
+    agents: dict[str, Process] = {}
     with Etcd(folder / "etcd") as etcd:
         command = [*COORDINATOR, "--listen", "127.0.0.1:0", "--token-file", str(token), "--store", etcd.url]
         try:
             processes += [Process(*command) for _ in range(2)]
             coordinators = list(processes)
             addresses = ",".join(one.first.rpartition(" ")[2] for one in coordinators)
+            hosts = Hosts(coordinators, agents, addresses, folder)
             for name in ("h1", "h2"):
-                options = ["--name", name, "--slots", "2", "--state-dir", str(folder / name)]
-                processes.append(Process(*AGENT, "--coordinator", addresses, *options))
-            yield Hosts(coordinators, addresses, folder)
+                hosts.start_agent(name)
+            yield hosts
         finally:
-            for process in reversed(processes):
+            for process in (*agents.values(), *processes):
                 process.terminate()
                 process.communicate(timeout=DEADLINE_S)
 
@@ -93,6 +100,24 @@ def test_the_example_trains(hosts: Hosts) -> None:
     first, *_, last = (line for line in out.splitlines() if "NCCL" not in line)
     assert (first.partition(":")[2], last) == ("1797 images", "[0]<stdout>:trained by 2 workers")
     assert float(out.partition("[0]<stdout>:test accuracy: ")[2].partition("\n")[0]) > 0.8
+
+
+def test_a_dry_run_shows_the_placement(hosts: Hosts, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("workers: 2\nslots: 2\nrun:\n  - echo a\n  - distributed: echo b\n")
+    with hosts.submit(file, "--dry-run") as launched:
+        code, out, err = launched.finish()
+    assert (code, err) == (0, "")
+    assert (
+        out
+        == """\
+2 workers of 1 process each; the job file is in order.
+1. echo a  (2 processes)
+2. echo b  (2 processes, distributed)
+Worker 0: rank 0 on h1
+Worker 1: rank 1 on h2
+"""
+    )
 
 
 def test_a_failing_line_ends_the_job(hosts: Hosts, tmp_path: Path) -> None:
@@ -114,7 +139,9 @@ run:
 
 
 def test_lines_wait_for_each_other_and_outlive_a_coordinator(hosts: Hosts, tmp_path: Path) -> None:
-    """The coordinator that serves is killed while worker 1 has finished the first line and worker 0 has not."""
+    """While worker 1 has finished the first line and worker 0 has not, the coordinator that serves is killed, and the
+    agent of worker 1 as well; another one finds its keeper.
+    """
     go, marks = tmp_path / "go", tmp_path / "marks"
     os.mkfifo(go)
     marks.mkdir()
@@ -156,6 +183,9 @@ run:
         served = hosts.coordinators[0]  # the first that was there
         served.send_signal(signal.SIGKILL)
         served.wait()
+        hosts.agents["h2"].send_signal(signal.SIGKILL)
+        hosts.agents["h2"].wait()
+        hosts.start_agent("h2")
         with go.open("w"):
             pass
         code, out, err = launched.finish()
