@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from horovod import __version__
-from horovod.protos.v1.agents_pb2 import AgentMessage
+from horovod.protos.v1.agents_pb2 import AgentMessage, GetCodeRequest
 from horovod.protos.v1.membership_pb2 import MemberMessage, ServesRequest
 from horovod.protos.v1.negotiation_pb2 import NegotiationMessage
 from horovod.telemetry import Registry
@@ -159,6 +159,7 @@ class CoordinatorServer:
         cluster = ClusterHub(self._store, __version__, limits=self._limits, token=lambda job: _token_for(token, job))
         agents = AgentsService(cluster, access, sending)
         add_stream_to_server(server, "horovod.v1.Agents", "Attach", agents.Attach, AgentMessage)
+        add_call_to_server(server, "horovod.v1.Agents", "GetCode", agents.GetCode, GetCodeRequest)
         add_jobs_to_server(server, JobsService(cluster, access, sending))
         add_health_to_server(self._ready, server)
         if exchange is not None:

@@ -24,8 +24,9 @@ from dataclasses import dataclass, field
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
 
+from . import lines
 from .clustered import OVER, Agent, Submitted, wish_of
-from .placement import Part, Room, place
+from .placement import Part, Room, Wish, place
 from .ranks import Seat, assign
 from .reachability import Reachability
 from .words import plural, printable, ranks_in_words
@@ -99,6 +100,22 @@ class Cluster:
         record = jobs_pb2.JobRecord(id=job_id, number=number, spec=spec, submitted_at=wall_s)
         self.jobs[job_id] = Submitted(record)
         return [*self._saved(self.jobs[job_id]), *self.schedule(now_s, wall_s), *self._forget_old()]
+
+    def placement(self, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord:
+        """Where a job would run if it were submitted now: with its shares, or the sentence why it would wait."""
+        record = jobs_pb2.JobRecord(spec=spec)
+        wish = wish_of(spec)
+        waiting = self._in_state(jobs_pb2.JOB_STATE_QUEUED)
+        able = (job for job in waiting if not isinstance(self._most(wish_of(job.record.spec)), str))
+        placed = place(wish, [self._free(agent) for agent in self._usable()])
+        if isinstance(placed, str):
+            more = "more hosts" if isinstance(self._most(wish), str) else "room"
+            record.sentence = f"It would wait for {more}: {placed}"
+        elif before := next(able, None):
+            record.sentence = f"It would wait behind job {before.record.id}."
+        else:
+            _deal(record, placed)
+        return record
 
     # -- agents ------------------------------------------------------------------------------------------------------
 
@@ -231,8 +248,7 @@ class Cluster:
                 continue
             placed = place(wish, [self._free(agent) for agent in self._usable()])
             if isinstance(placed, str):
-                most = place(wish, [agent.room() for agent in self._usable()])
-                if isinstance(most, str):
+                if isinstance(most := self._most(wish), str):
                     effects += self._waits(job, f"It waits for more hosts: {most}")
                 else:
                     first_waiting = job.record.id
@@ -240,6 +256,10 @@ class Cluster:
             else:
                 effects += self._placed(job, placed, now_s, wall_s)
         return effects
+
+    def _most(self, wish: Wish) -> Sequence[Part] | str:
+        """Where it would go if nothing else ran."""
+        return place(wish, [agent.room() for agent in self._usable()])
 
     def _usable(self) -> list[Agent]:
         return [agent for agent in self.agents.values() if agent.is_connected and not agent.is_draining]
@@ -254,7 +274,7 @@ class Cluster:
             share = None if job.is_over else job.share_of(agent.name)
             if share is not None and not share.over:
                 needs = job.record.spec.needs
-                slots -= share.ranks
+                slots -= lines.slots_of(job.record.spec, share.ranks)
                 gpus -= set(share.gpus)
                 cpus -= share.ranks * needs.cpus
                 memory -= share.ranks * needs.memory_bytes
@@ -264,8 +284,7 @@ class Cluster:
 
     def _placed(self, job: Submitted, parts: Sequence[Part], now_s: float, wall_s: float) -> list[Effect]:
         record = job.record
-        for part in parts:
-            record.shares.add(agent=part.host, first_rank=part.first_rank, ranks=part.count, gpus=part.gpus)
+        _deal(record, parts)
         record.state = jobs_pb2.JOB_STATE_CONNECTING
         record.sentence = ""
         return self._connect(job, now_s, wall_s, is_new=True)
@@ -304,6 +323,10 @@ class Cluster:
             size=spec.processes,
             interfaces=share.interfaces,
             hold=spec.attended,
+            lines=spec.lines,
+            processes_per_worker=lines.per_worker(spec),
+            code=spec.code,
+            python_environment=spec.python_environment,
         )
         for index, rank in enumerate(range(share.first_rank, share.first_rank + share.ranks)):
             at = places[rank]
@@ -330,33 +353,40 @@ class Cluster:
         self, job: Submitted, share: jobs_pb2.Share, report: pb.JobReport, now_s: float, wall_s: float
     ) -> list[Effect]:
         effects: list[Effect] = []
-        known = {outcome.rank for outcome in job.record.outcomes}
-        changed = not share.started
+        record = job.record
+        known = {outcome.rank for outcome in record.outcomes}
+        changed = not share.started or report.lines_done > share.lines_done
         share.started = True
-        for rank in report.ranks:
+        share.lines_done = max(share.lines_done, report.lines_done)
+        is_current = lines.is_current(record, report)
+        for rank in report.ranks if is_current else ():
             job.pids[rank.rank] = rank.pid
             if rank.ended and rank.rank not in known:
-                outcome = job.record.outcomes.add(rank=rank.rank, pid=rank.pid, stopped=rank.stopped, ended_at=wall_s)
+                outcome = record.outcomes.add(rank=rank.rank, pid=rank.pid, stopped=rank.stopped, ended_at=wall_s)
                 if rank.HasField("code"):
                     outcome.code = rank.code
-                effects.append(RankEnded(job.record.id, rank.rank, "its agent saw its process end"))
+                if lines.is_distributed(record):
+                    effects.append(RankEnded(record.id, rank.rank, "its agent saw its process end"))
                 changed = True
         if report.over and not share.over:
             share.over = changed = True
-            known = {outcome.rank for outcome in job.record.outcomes}
-            for rank_ in range(share.first_rank, share.first_rank + share.ranks):
-                if rank_ not in known:
-                    why = printable(report.error) or "its agent does not know how it ended"
-                    job.record.outcomes.add(rank=rank_, pid=job.pids.get(rank_, 0), lost=why, ended_at=wall_s)
-            effects.append(Command(share.agent, pb.AgentCommand(forget=pb.ForgetShare(job=job.record.id))))
-        if not changed:
+            if is_current or record.state == jobs_pb2.JOB_STATE_RUNNING:  # else it ended before a line that was to come
+                lines.lose(record, share, job.pids, printable(report.error) or lines.NOT_KNOWN, wall_s)
+            effects.append(Command(share.agent, pb.AgentCommand(forget=pb.ForgetShare(job=record.id))))
+        judged = self._judged(job, share.agent, wall_s) if changed else []
+        return [*judged, *effects, *self._next_line(job)]
+
+    def _next_line(self, job: Submitted) -> list[Effect]:
+        record = job.record
+        if record.state != jobs_pb2.JOB_STATE_RUNNING or not lines.advance(record):
             return []
-        return [*self._judged(job, share.agent, wall_s), *effects]
+        job.pids.clear()
+        return [*self._saved(job), *(Command(share.agent, lines.run_line(record)) for share in record.shares)]
 
     def _judged(self, job: Submitted, failed_on: str, wall_s: float) -> list[Effect]:
         """Saves a job some of whose ranks have ended; and what that means for the others."""
         record = job.record
-        failed = any(outcome.lost or outcome.code != 0 or not outcome.HasField("code") for outcome in record.outcomes)
+        failed = any(lines.failed(outcome) for outcome in record.outcomes)
         effects: list[Effect] = []
         if failed and record.state == jobs_pb2.JOB_STATE_RUNNING:
             record.state = jobs_pb2.JOB_STATE_ENDING
@@ -375,12 +405,8 @@ class Cluster:
             job.record.state = jobs_pb2.JOB_STATE_QUEUED
             return [*self._saved(job), *self.schedule(now_s, wall_s)]
         share.over = True
-        known = {outcome.rank for outcome in job.record.outcomes}
-        effects: list[Effect] = []
-        for rank in range(share.first_rank, share.first_rank + share.ranks):
-            if rank not in known:
-                job.record.outcomes.add(rank=rank, pid=job.pids.get(rank, 0), lost=cause, ended_at=wall_s)
-                effects.append(RankEnded(job.record.id, rank, cause))
+        lost = lines.lose(job.record, share, job.pids, cause, wall_s)
+        effects = [RankEnded(job.record.id, rank, cause) for rank in lost if lines.is_distributed(job.record)]
         return [*self._judged(job, share.agent, wall_s), *effects, *self.schedule(now_s, wall_s)]
 
     def _finish(self, job: Submitted, wall_s: float) -> list[Effect]:
@@ -389,6 +415,8 @@ class Cluster:
 
     def _repeated(self, job: Submitted, share: jobs_pb2.Share) -> list[Effect]:
         """What an agent that was away may not have heard."""
+        if not share.over and job.record.state == jobs_pb2.JOB_STATE_RUNNING and job.record.line:
+            return [Command(share.agent, lines.run_line(job.record))]
         if share.over or job.record.state != jobs_pb2.JOB_STATE_ENDING:
             return []
         if job.record.stop_signal:
@@ -400,7 +428,7 @@ class Cluster:
         """An agent runs what no record asks for: it is ended, and its slots are taken until then."""
         agent = self.agents[name]
         running = sum(not rank.ended for rank in report.ranks)
-        if report.over or not running:
+        if report.over or not (running or report.lines_done):  # between two lines no rank runs
             agent.strays.pop(report.job, None)
             return [Command(name, pb.AgentCommand(forget=pb.ForgetShare(job=report.job)))] if report.over else []
         is_new = report.job not in agent.strays
@@ -433,6 +461,11 @@ class Cluster:
         return [Erase(job.record.id) for job in old]
 
 
+def _deal(record: jobs_pb2.JobRecord, parts: Sequence[Part]) -> None:
+    for part in parts:
+        record.shares.add(agent=part.host, first_rank=part.first_rank, ranks=part.count, gpus=part.gpus)
+
+
 def describe(cluster: Cluster, job_id: str) -> str:
     """For the log: `train-k3f9 is running: ranks 0-3 on h1, ranks 4-7 on h2`."""
     job = cluster.jobs[job_id]
@@ -441,5 +474,7 @@ def describe(cluster: Cluster, job_id: str) -> str:
         for share in job.record.shares
     )
     state = jobs_pb2.JobState.Name(job.record.state).removeprefix("JOB_STATE_").lower()
+    if job.record.state == jobs_pb2.JOB_STATE_RUNNING and (line := lines.in_words(job.record)):
+        state += f" {line}"
     text = f"Job {job_id} of {plural(job.record.spec.processes, 'rank')} is {state}"
     return f"{text}: {where}" if where and job.record.state not in OVER else f"{text}. {job.record.sentence}"

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
 
+from . import code, lines
 from .ending import exit_code, explain, first_failure
 from .placement import Room, Wish
+from .words import capitalized, plural, uncapitalized
 
 OVER = (jobs_pb2.JOB_STATE_SUCCEEDED, jobs_pb2.JOB_STATE_FAILED, jobs_pb2.JOB_STATE_STOPPED)
 NOT_SERVING = "Another coordinator of this store serves agents and jobs."
@@ -48,9 +50,10 @@ class Ended:
     lost: str
 
     @classmethod
-    def of(cls, outcome: jobs_pb2.RankOutcome) -> "Ended":
+    def of(cls, outcome: jobs_pb2.RankOutcome, each: int = 1) -> "Ended":
+        """each: how many ranks share a number here."""
         code = outcome.code if outcome.HasField("code") else None
-        return cls(outcome.rank, outcome.pid, code, outcome.stopped, outcome.ended_at, outcome.lost)
+        return cls(outcome.rank // each, outcome.pid, code, outcome.stopped, outcome.ended_at, outcome.lost)
 
 
 @dataclass
@@ -74,7 +77,8 @@ class Submitted:
     def finish(self, wall_s: float) -> None:
         """Every rank has ended, or none was started."""
         record = self.record
-        ends = [Ended.of(outcome) for outcome in record.outcomes]
+        noun, each = ("rank", 1) if lines.is_distributed(record) else ("worker", lines.per_worker(record.spec))
+        ends = [Ended.of(outcome, each) for outcome in record.outcomes]
         record.ended_at = wall_s
         if record.stop_signal:
             record.state = jobs_pb2.JOB_STATE_STOPPED
@@ -83,8 +87,10 @@ class Submitted:
         elif failure := first_failure(ends):
             record.state = jobs_pb2.JOB_STATE_FAILED
             record.exit_code = exit_code(failure.code)
-            record.sentence = explain(ends, self.hosts()) or ""
-        elif len(ends) < record.spec.processes:
+            record.sentence = explain(ends, self.hosts()[::each], noun) or ""
+            if which := lines.in_words(record):
+                record.sentence = f"{capitalized(which)} failed: {uncapitalized(record.sentence)}"
+        elif len(ends) * each < record.spec.processes:
             record.state = jobs_pb2.JOB_STATE_FAILED  # `sentence` says why it could not be started
             record.exit_code = 1
         else:
@@ -100,15 +106,26 @@ def wish_of(spec: jobs_pb2.JobSpec) -> Wish:
         spec.needs.memory_bytes,
         dict(spec.labels),
         tuple((host.name, host.slots) for host in spec.hosts),
+        lines.per_worker(spec),
+        spec.slots_per_worker,
     )
 
 
 def refusal_of(spec: jobs_pb2.JobSpec) -> str:
     """Why this could not be run on any hosts, as a sentence; empty when it may be."""
-    if not spec.command:
+    if not spec.command and not spec.lines:
         return "The job has no command."
+    if sentence := lines.refusal_of(spec):
+        return sentence
     if not 1 <= spec.processes <= MAX_PROCESSES:
         return f"A job has from 1 to {MAX_PROCESSES} processes, not {spec.processes}."
+    if spec.code.sha256 and (sentence := code.refusal_of(spec.code)):
+        return sentence
+    each = lines.per_worker(spec)
+    if spec.processes % each:
+        return f"{plural(spec.processes, 'process')} can't be dealt out to workers of {each} processes each."
+    if spec.slots_per_worker and spec.slots_per_worker < each:
+        return f"A worker of {plural(each, 'process')} needs as many slots, not {spec.slots_per_worker}."
     if not 0 <= spec.needs.cpus < 1e9:
         return f"{spec.needs.cpus} CPUs for each process make no sense: expected a number from 0 on."
     names = [host.name for host in spec.hosts]

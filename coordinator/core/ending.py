@@ -6,7 +6,7 @@ import signal
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from .words import joined, ranks_in_words
+from .words import capitalized, joined, ranks_in_words
 
 # How long after a peer's own end the end of the rank that it died of may still be reported: both are known within
 # milliseconds, but for a machine that is busy.
@@ -65,28 +65,31 @@ def _was_killed(outcome: Outcome) -> bool:
     return outcome.code is not None and outcome.code < 0 and not outcome.stopped
 
 
-def explain(outcomes: Sequence[Outcome], hosts: Sequence[str]) -> str | None:
-    """Which rank failed first and how the others ended; None when none failed. hosts[rank] is the rank's host."""
+def explain(outcomes: Sequence[Outcome], hosts: Sequence[str], noun: str = "rank") -> str | None:
+    """Which rank failed first and how the others ended; None when none failed. hosts[rank] is the rank's host.
+
+    noun: what the outcomes are of.
+    """
     first = first_failure(outcomes)
     if first is None:
         return None
     pid = f" (pid {first.pid})" if first.pid else ""
-    sentence = f"Rank {first.rank} on host {hosts[first.rank]}{pid} {_how(first)}"
+    sentence = f"{capitalized(noun)} {first.rank} on host {hosts[first.rank]}{pid} {_how(first)}"
     groups: dict[str, list[int]] = {}
     for outcome in outcomes:
         if outcome.code == 0 or outcome is first:
             continue
         how = "stopped by this launcher" if outcome.stopped else _how(outcome)
         groups.setdefault(how, []).append(outcome.rank)
-    rest = [_with_verb(ranks, how) for how, ranks in groups.items()]
+    rest = [_with_verb(ranks, how, noun) for how, ranks in groups.items()]
     return f"{sentence}; after that {joined(rest)}." if rest else f"{sentence}."
 
 
-def _with_verb(ranks: list[int], how: str) -> str:
+def _with_verb(ranks: list[int], how: str, noun: str) -> str:
     if how.startswith("is lost") and len(ranks) > 1:
         how = f"are{how.removeprefix('is')}"
     verb = ("was " if len(ranks) == 1 else "were ") if how.startswith("stopped") else ""
-    return f"{ranks_in_words(ranks)} {verb}{how}"
+    return f"{ranks_in_words(ranks, noun)} {verb}{how}"
 
 
 def _how(outcome: Outcome) -> str:

@@ -39,8 +39,16 @@ class Wish:
     memory_bytes: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
     hosts: tuple[tuple[str, int], ...] = ()  # with the slots that may be used there; empty: any host
+    together: int = 1  # processes of a worker, which run on one host
+    worker_slots: int = 0  # that a worker takes; 0: as many as it has processes
+
+    @property
+    def slots_together(self) -> int:
+        return self.worker_slots or self.together
 
     def __str__(self) -> str:
+        if self.together > 1 or self.worker_slots > 1:
+            return self._of_workers()
         each = []
         if self.gpus:
             each.append(plural(self.gpus, "GPU"))
@@ -48,7 +56,19 @@ class Wish:
             each.append(f"{self.cpus:g} CPUs")
         if self.memory_bytes:
             each.append(f"{self.memory_bytes / 2**30:.3g} GiB of memory")
-        words = plural(self.processes, "slot")
+        return self._with(plural(self.processes, "slot"), each)
+
+    def _of_workers(self) -> str:
+        each = [plural(self.slots_together, "slot")]
+        if self.gpus:
+            each.append(plural(self.gpus * self.together, "GPU"))
+        if self.cpus:
+            each.append(f"{self.cpus * self.together:g} CPUs")
+        if self.memory_bytes:
+            each.append(f"{self.memory_bytes * self.together / 2**30:.3g} GiB of memory")
+        return self._with(plural(self.processes // self.together, "worker"), each)
+
+    def _with(self, words: str, each: Sequence[str]) -> str:
         if each:
             words += f" with {', '.join(each)} each"
         if self.labels:
@@ -100,7 +120,7 @@ def _in_order(wish: Wish, by_name: Mapping[str, Room]) -> tuple[Part, ...] | str
         room = by_name.get(name)
         if room is None:
             return f"it is to run on host {name}, whose agent is not there."
-        most = min(slots, _capacity(wish, room))
+        most = min(slots // wish.slots_together * wish.together, _capacity(wish, room))
         total += most
         if (count := min(left, most)) > 0:
             counts.append((name, count))
@@ -119,20 +139,21 @@ def _dealt(wish: Wish, by_name: Mapping[str, Room], counts: Sequence[tuple[str, 
 
 
 def _capacity(wish: Wish, room: Room) -> int:
-    """How many processes fit there."""
+    """How many processes fit there: those of whole workers."""
     if any(room.labels.get(key) != value for key, value in wish.labels.items()):
         return 0
-    most = float(room.slots)
+    workers = float(room.slots // wish.slots_together)
     if wish.gpus:
-        most = min(most, len(room.gpus) // wish.gpus)
+        workers = min(workers, len(room.gpus) // (wish.gpus * wish.together))
     if wish.cpus:
-        most = min(most, room.cpus / wish.cpus + 1e-9)
+        workers = min(workers, room.cpus / (wish.cpus * wish.together) + 1e-9)
     if wish.memory_bytes:
-        most = min(most, room.memory_bytes / wish.memory_bytes)
-    return max(0, int(most))
+        workers = min(workers, room.memory_bytes / (wish.memory_bytes * wish.together))
+    return max(0, int(workers)) * wish.together
 
 
 def _too_little(wish: Wish, rooms: Sequence[Room], total: int) -> str:
-    shown = [f"{room.name}:{_capacity(wish, room)}" for room in sorted(rooms, key=lambda room: natural(room.name))]
+    in_order = sorted(rooms, key=lambda room: natural(room.name))
+    shown = [f"{room.name}:{_capacity(wish, room) // wish.together}" for room in in_order]
     where = f" ({shortened(shown, SHOWN_HOSTS)})" if shown else ""
-    return f"it asks for {wish}, and there is room for {total} on {plural(len(rooms), 'host')}{where}."
+    return f"it asks for {wish}, and there is room for {total // wish.together} on {plural(len(rooms), 'host')}{where}."

@@ -18,7 +18,7 @@ def printable(text: str, limit: int = MAX_TEXT_LENGTH) -> str:
 
 def plural(count: int, noun: str) -> str:
     """`1 member`, `2 members`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def joined(items: Sequence[str]) -> str:
@@ -35,8 +35,8 @@ def shortened(items: Sequence[str], limit: int) -> str:
     return f"{', '.join(items[:limit])} and {len(items) - limit} more"
 
 
-def ranks_in_words(ranks: Iterable[int]) -> str:
-    """`rank 3`, `ranks 0 and 2`, `ranks 0-3, 7 and 9-11`."""
+def ranks_in_words(ranks: Iterable[int], noun: str = "rank") -> str:
+    """`rank 3`, `ranks 0 and 2`, `ranks 0-3, 7 and 9-11`; `workers 0 and 2`."""
     runs: list[tuple[int, int]] = []
     count = 0
     for rank in sorted(set(ranks)):
@@ -51,7 +51,7 @@ def ranks_in_words(ranks: Iterable[int]) -> str:
             parts.extend(str(rank) for rank in range(first, last + 1))
         else:
             parts.append(f"{first}-{last}")
-    return f"{'rank' if count == 1 else 'ranks'} {shortened(parts, 16)}"
+    return f"{noun if count == 1 else f'{noun}s'} {shortened(parts, 16)}"
 
 
 def values_by_rank(value_of: Mapping[int, str], limit: int = 4) -> str:
@@ -75,3 +75,8 @@ def process_in_words(rank: int | None, pid: int, host: str) -> str:
 def capitalized(sentence: str) -> str:
     """First letter upper case, the rest untouched (host and tensor names keep their case)."""
     return sentence[:1].upper() + sentence[1:]
+
+
+def uncapitalized(sentence: str) -> str:
+    """First letter lower case, the rest untouched: a sentence that becomes the end of another one."""
+    return sentence[:1].lower() + sentence[1:]

@@ -5,7 +5,9 @@ from collections.abc import AsyncIterator
 import grpc
 
 from horovod.coordinator.core.words import printable
+from horovod.coordinator.store import StoreError
 from horovod.protos.v1 import agents_pb2 as pb
+from horovod.protos.v1 import jobs_pb2
 
 from .auth import Access
 from .cluster import ClusterHub, CommandOutbox, check_serving
@@ -21,6 +23,19 @@ class AgentsService:
         self._hub = hub
         self._access = access
         self._sending = sending
+
+    async def GetCode(self, request: pb.GetCodeRequest, context: Context) -> jobs_pb2.CodeChunk:  # noqa: N802
+        await self._access.admit(context, None)
+        await check_serving(self._hub, context)
+        data: bytes | None = None
+        try:
+            async with own_errors(context, "an agent"):
+                data = await self._hub.code.get(request.sha256, request.index)
+        except StoreError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"The store does not give the code now: {error}")
+        if data is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "The coordinator does not have this code.")
+        return jobs_pb2.CodeChunk(index=request.index, data=data or b"")
 
     async def Attach(  # noqa: N802 - the contract's name
         self, request_iterator: AsyncIterator[pb.AgentMessage], context: Context

@@ -22,6 +22,7 @@ from horovod.coordinator.tasks import end_tasks
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
 
+from .code import CodeShelf
 from .follower import Follower
 from .leading import Leading
 from .outbox import Outbox
@@ -69,6 +70,7 @@ class ClusterHub:
         self._tasks: list[asyncio.Task[None]] = []
         self._told: dict[str, str] = {}  # by job: the last line of the log
         self._leading = Leading(store, self._begin, self._end)
+        self.code = CodeShelf(store, lambda: self._leading.guard, self._needed_code)
 
     async def start(self) -> None:
         """Serves as soon as no other coordinator of the store does."""
@@ -91,6 +93,10 @@ class ClusterHub:
         records = [record for record, _ in await read_records(self._store)]
         self.cluster = core.Cluster(self.cluster.version, PROTOCOL_VERSION, self._limits.reattach_grace_s)
         self.cluster.load(records, self._clock())
+        await self.code.load()
+
+    def _needed_code(self) -> set[str]:
+        return {job.record.spec.code.sha256 for job in self.cluster.jobs.values() if not job.is_over}
 
     def _end(self, sentence: str) -> None:
         """Streams go to the coordinator that serves now; what was decided and not yet done is its to decide."""
@@ -158,10 +164,16 @@ class ClusterHub:
         """The record when it is in the store; or why the job is not taken."""
         if sentence := refusal_of(spec):
             return sentence
+        if spec.code.sha256 and not self.code.archives.has(spec.code.sha256):
+            return "The code of this job is not here, or not any more: upload it first."
         job_id = self._new_id(spec)
         self._do(self.cluster.submit(job_id, spec, self._clock(), self._wall_clock()))
         await self._done()
         return public(self.cluster.jobs[job_id].record)
+
+    def placement(self, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord | str:
+        """Where the job would run now (core/cluster.py); or why it would not be taken."""
+        return refusal_of(spec) or public(self.cluster.placement(spec))
 
     async def signal(self, job_id: str, signum: int, stop: bool) -> jobs_pb2.JobRecord | None:
         """None for a job that is not known here."""
@@ -341,6 +353,8 @@ class ClusterHub:
 def stem_of(spec: jobs_pb2.JobSpec) -> str:
     """What the id of a job begins with: its name, or the first argument that looks like a program."""
     text = spec.name
+    if not text and spec.lines:
+        return "job"
     if not text:
         words = [word for word in spec.command[1:] if not word.startswith("-")]
         is_python = spec.command[0].rpartition("/")[2].startswith("python")

@@ -1,11 +1,12 @@
 """The Jobs service: what `horovodrun --coordinator` asks for."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
 
 from horovod.coordinator.core.words import printable
+from horovod.coordinator.store import StoreError
 from horovod.protos.v1 import jobs_pb2 as pb
 
 from .auth import Access
@@ -33,6 +34,38 @@ class JobsService:
         if isinstance(record, str):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, record)
         return record
+
+    async def Place(self, request: pb.JobSpec, context: Context) -> pb.JobRecord:  # noqa: N802
+        await self._access.admit(context, None)
+        await check_serving(self._hub, context)
+        async with own_errors(context, "a client"):
+            record = self._hub.placement(request)
+        if isinstance(record, str):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, record)
+        return record
+
+    async def FindCode(self, request: pb.Code, context: Context) -> pb.CodeFound:  # noqa: N802
+        return await self._about_code(context, lambda: self._hub.code.find(request))
+
+    async def PutCode(self, request: pb.CodeChunk, context: Context) -> pb.CodeFound:  # noqa: N802
+        return await self._about_code(context, lambda: self._hub.code.put(request))
+
+    async def _about_code(
+        self, context: Context, work: Callable[[], pb.CodeFound | Awaitable[pb.CodeFound]]
+    ) -> pb.CodeFound:
+        await self._access.admit(context, None)
+        await check_serving(self._hub, context)
+        found = pb.CodeFound()
+        try:
+            async with own_errors(context, "a client"):
+                try:
+                    answer = work()
+                    found = answer if isinstance(answer, pb.CodeFound) else await answer
+                except RefusedError as error:
+                    await context.abort(error.code, str(error))
+        except StoreError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"The store does not take the code now: {error}")
+        return found
 
     async def Follow(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.FollowMessage], context: Context
@@ -90,6 +123,9 @@ def add_jobs_to_server(server: grpc.aio.Server, service: JobsService) -> None:
     unary = grpc.unary_unary_rpc_method_handler
     handlers: dict[str, Any] = {
         "Submit": unary(service.Submit, pb.JobSpec.FromString, as_bytes),
+        "Place": unary(service.Place, pb.JobSpec.FromString, as_bytes),
+        "FindCode": unary(service.FindCode, pb.Code.FromString, as_bytes),
+        "PutCode": unary(service.PutCode, pb.CodeChunk.FromString, as_bytes),
         "List": unary(service.List, pb.ListRequest.FromString, as_bytes),
         "Signal": unary(service.Signal, pb.SignalRequest.FromString, as_bytes),
         "Follow": grpc.stream_stream_rpc_method_handler(service.Follow, pb.FollowMessage.FromString, as_bytes),

@@ -21,14 +21,18 @@ from typing import Any
 
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import membership_pb2
+from horovod.worker.agent.agent import Slot
+from horovod.worker.agent.code import CodeCache
 from horovod.worker.agent.environment import slots_of
 from horovod.worker.agent.feed import Feed
 from horovod.worker.agent.keeper import Order
 from horovod.worker.agent.kept import KeptJob
+from horovod.worker.agent.lines import lines_of, workers_of
 from horovod.worker.agent.link import Link
 from horovod.worker.agent.log import LIMIT_BYTES
 from horovod.worker.agent.reach import ProbePort, probe
 from horovod.worker.agent.tasks import end_tasks
+from horovod.worker.agent.workspaces import Workspaces
 from horovod.worker.runtime.host import choose_interfaces, interfaces, is_loopback, process_namespace
 from horovod.worker.runtime.session import PROTOCOL_VERSION
 from horovod.worker.runtime.tls import ClientTls
@@ -83,6 +87,8 @@ class Daemon:
         self._probes = ProbePort(host.name)
         calls = (self._register, self._obey, self._lost_coordinator)
         self._link = Link(addresses, token, *calls, tls, keepalive_timeout_s)
+        self._workspaces = Workspaces(host.state)
+        self._code = CodeCache(host.state, self._link.get_code)
         self._draining = False
         self._leaving = asyncio.Event()  # all has ended, or is to end
         self._idle = asyncio.Event()
@@ -164,6 +170,8 @@ class Daemon:
             self._start_share(command.start)
         elif command.HasField("end"):
             self._tell(command.end.job, end=True)
+        elif command.HasField("run_line"):
+            self._tell(command.run_line.job, run_line=command.run_line.line)
         elif command.HasField("signal"):
             self._tell(command.signal.job, signal=command.signal.signal, stop=command.signal.stop)
         elif command.HasField("forget"):
@@ -197,10 +205,8 @@ class Daemon:
 
     async def _start(self, start: pb.StartShare) -> None:
         try:
-            slots = await asyncio.to_thread(  # which may ask the driver how many GPUs there are
-                slots_of, start, self._environ, coordinator=self._link.coordinators, host=self.host.name
-            )
-            order = Order(slots, start.hold, self.host.log_limit_bytes, self.host.orphan_grace_s)
+            lines = await self._lines(start)
+            order = Order(lines, start.hold, self.host.log_limit_bytes, self.host.orphan_grace_s)
             kept = await KeptJob.start(start.job, self.host.state / "jobs", order, self._on_change)
         except (OSError, ValueError) as error:
             text = reason_of(error) if isinstance(error, OSError) else str(error)
@@ -209,11 +215,24 @@ class Daemon:
             error_text = self._unstarted[start.job] = f"host {self.host.name} can't start it: {text}{file}"
             self._link.send(report=pb.JobReport(job=start.job, over=True, error=error_text))
             self._look_idle()
+            await self._workspaces.remove(start.job)
             return
         self._jobs[start.job] = kept
         for command in self._starting.pop(start.job):
             kept.tell(**command)
         self._on_change(kept)
+
+    async def _lines(self, start: pb.StartShare) -> list[list[Slot]]:
+        """What to start, line by line. The driver may be asked how many GPUs there are, so this is for a thread."""
+        own, told = self._environ, {"coordinator": self._link.coordinators, "host": self.host.name}
+        if not start.lines:
+            return [await asyncio.to_thread(slots_of, start, own, **told)]
+        folders = await asyncio.to_thread(self._workspaces.make, start.job, len(workers_of(start)))
+        if start.code.sha256:
+            told_to_end = self._starting[start.job]
+            wanted = lambda: not any("end" in one or one.get("stop") for one in told_to_end)  # noqa: E731
+            await self._code.unpack(start.code.sha256, start.code.size, folders, wanted)
+        return await asyncio.to_thread(lines_of, start, own, folders, **told)
 
     def _tell(self, job: str, **command: Any) -> None:
         if job in self._starting:
@@ -229,11 +248,15 @@ class Daemon:
             self._jobs[kept.job] = kept
             if kept.running:
                 log.warning("Job %s runs on: its ranks were found again.", kept.job)
+        self._code.clear()
+        self._workspaces.clear([kept.job for kept in self._jobs.values() if not kept.over.is_set()])
         self._clear_old()
 
     def _on_change(self, kept: KeptJob) -> None:
         if self._jobs.get(kept.job) is kept:  # not while it starts
             self._link.send(report=kept.report())
+            if kept.over.is_set():
+                self._spawn(self._workspaces.remove(kept.job))
             self._look_idle()
 
     async def _leave(self) -> None:

@@ -14,13 +14,17 @@ from horovod.worker.settings import ROWS, resolve, variables
 _NOT_INHERITED = ("HOROVOD_TOKEN", "HOROVOD_TOKEN_FILE", "NOTIFY_SOCKET", "INVOCATION_ID", "JOURNAL_STREAM")
 
 
+def inherited(own: Mapping[str, str]) -> dict[str, str]:
+    """What of the agent's environment everything that it starts gets."""
+    return {name: value for name, value in own.items() if name not in _NOT_INHERITED}
+
+
 def slots_of(start: agents_pb2.StartShare, own: Mapping[str, str], *, coordinator: str, host: str) -> list[Slot]:
     """What to start for this share. ValueError for settings that make no sense, or GPUs that are not there.
 
     own: the agent's environment; the job's comes on top.
     """
-    inherited = {name: value for name, value in own.items() if name not in _NOT_INHERITED}
-    environ = {**inherited, **start.environment}
+    environ = {**inherited(own), **start.environment}
     settings = resolve({name: value for name, value in environ.items() if name != ROWS["token_file"].env})
     if start.interfaces and not settings.network_interfaces:
         environ |= variables(network_interfaces=tuple(start.interfaces))

@@ -8,10 +8,15 @@ It runs as a module with the folder as its argument, reads what to start from st
 stdout when its socket listens, and knows no gRPC. In the folder it leaves a log for each rank (log.py) and, at the end,
 `over.json`: how the ranks ended. On the socket both sides write lines of JSON:
 
-    keeper to agent   {"ranks": [...], "over": false, "error": ""}   whenever that changes, the whole of it
+    keeper to agent   {"ranks": [...], "over": false, "error": "", "line": 0, "lines_done": 0}
+                                                                      whenever that changes, the whole of it
                       {"ends": {"0": 4711}}                           how far logs go by now, not more often than needed
     agent to keeper   {"signal": 2, "stop": true}   {"end": true}     see agents.proto
                       {"taken": {"0": 4000}}   {"release": true}      of a log that is held
+                      {"run_line": 1}                                 of a run list: all workers have finished the last
+
+A job file has several lines, each with processes of its own (coordinator/core/lines.py): a keeper that has finished one
+waits until it is told to run the next. Their output goes to the same logs.
 """
 
 from __future__ import annotations
@@ -42,7 +47,7 @@ _DELAY_S = 0.01  # how long news about logs may wait for more
 class Order:
     """What a keeper is to do."""
 
-    slots: list[Slot]
+    lines: list[list[Slot]]  # one after the other; each but the first waits for its command
     held: bool
     log_limit_bytes: int
     orphan_grace_s: float
@@ -53,8 +58,16 @@ class Order:
     @classmethod
     def from_json(cls, text: str) -> Order:
         fields = json.loads(text)
-        slots = [Slot(**{**slot, "descriptors": tuple(slot["descriptors"])}) for slot in fields.pop("slots")]
-        return cls(slots, **fields)
+        lines = [
+            [Slot(**{**slot, "descriptors": tuple(slot["descriptors"])}) for slot in line]
+            for line in fields.pop("lines")
+        ]
+        return cls(lines, **fields)
+
+    @property
+    def ranks(self) -> list[int]:
+        """Those that have a process in some line."""
+        return sorted({slot.rank for line in self.lines for slot in line})
 
 
 def rank_folder(folder: Path, rank: int) -> Path:
@@ -69,9 +82,9 @@ class _Logs:
         self.room: Callable[[], None] = lambda: None
         self.logs: dict[int, RankLog] = {}
         self._grown = grown
-        for slot in order.slots:
-            path = rank_folder(folder, slot.rank)
-            self.logs[slot.rank] = RankLog(path, limit_bytes=order.log_limit_bytes, held=order.held)
+        for rank in order.ranks:
+            path = rank_folder(folder, rank)
+            self.logs[rank] = RankLog(path, limit_bytes=order.log_limit_bytes, held=order.held)
 
     def feed(self, rank: int, stream: Stream, data: bytes) -> bool:
         room = self.logs[rank].append(STREAMS.index(stream), data)
@@ -100,6 +113,12 @@ class Keeper:
         self._writer: asyncio.StreamWriter | None = None  # of the agent that is connected
         self._agent: LocalAgent | None = None
         self._logs: _Logs | None = None
+        self._line = 0
+        self._lines_done = 0
+        self._allowed = 0  # the last line that may run
+        self._ending = False  # no further line is to begin
+        self._runs = False  # a line does
+        self._turn = asyncio.Event()  # one of these two has changed
         self._error = ""
         self._over = False
         self._told_ends: dict[str, int] = {}
@@ -113,11 +132,21 @@ class Keeper:
         listening()
         try:
             self._logs = _Logs(self._folder, self._order, self._on_growth)
-            self._agent = LocalAgent(self._logs, guardian)
-            self._agent.changed = self._tell
-            await self._agent.run(self._order.slots)
-            if not self._error and len(self._agent.pids) < len(self._order.slots):
-                self._error = "it was stopped before all of its ranks were started"
+            for number, slots in enumerate(self._order.lines):
+                if not await self._may_run(number):
+                    break
+                self._line = number
+                self._agent = LocalAgent(self._logs, guardian)
+                self._agent.changed = self._tell
+                self._runs = True
+                await self._agent.run(slots)
+                self._runs = False
+                if not self._error and len(self._agent.pids) < len(slots):
+                    self._error = "it was stopped before all of its ranks were started"
+                if self._error or any(outcome.code != 0 for outcome in self._agent.outcomes):
+                    break
+                self._lines_done = number + 1
+                self._tell()
         except OSError as error:
             self._error = str(error.strerror or error)
         finally:
@@ -133,6 +162,15 @@ class Keeper:
                 await asyncio.wait_for(self._writer.drain(), 5)
             self._writer.close()
 
+    async def _may_run(self, number: int) -> bool:
+        """Waits for the turn of this line; False when the job is to end instead."""
+        while not self._ending and number > self._allowed:
+            self._turn.clear()
+            await self._turn.wait()
+        if self._ending and not self._error:
+            self._error = "it was ended before its next line"
+        return not self._ending
+
     def state(self) -> dict[str, Any]:
         """What the agent reports."""
         pids = self._agent.pids if self._agent else {}
@@ -143,7 +181,8 @@ class Keeper:
             if rank in ended:
                 one |= {"code": ended[rank].code, "stopped": ended[rank].stopped}
             ranks.append(one)
-        return {"ranks": ranks, "over": self._over, "error": self._error}
+        progress = {"line": self._line, "lines_done": self._lines_done}
+        return {"ranks": ranks, "over": self._over, "error": self._error, **progress}
 
     async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._writer is not None:
@@ -171,24 +210,40 @@ class Keeper:
             self._logs.hold(None)
         if self._agent is not None:
             self._agent.stop(signal.SIGTERM)
+        self._end_lines()
+
+    def _end_lines(self) -> None:
+        self._ending = True
+        self._turn.set()
 
     def _obey(self, command: dict[str, Any]) -> None:
         if self._agent is None or self._logs is None:
             return
         if "signal" in command:
-            signum = int(command["signal"])
-            if not command.get("stop"):
-                self._agent.forward(signum)
-            elif signum == signal.SIGKILL:
-                self._agent.kill()
-            else:
-                self._agent.stop(signum)
+            self._signal(int(command["signal"]), bool(command.get("stop")))
         elif "end" in command:
-            self._agent.peer_failed()
+            if self._runs:
+                self._agent.peer_failed()
+            self._end_lines()
+        elif "run_line" in command:
+            self._allowed = max(self._allowed, int(command["run_line"]))
+            self._turn.set()
         elif "taken" in command:
             self._logs.hold(command["taken"])
         elif "release" in command:
             self._logs.hold(None)
+
+    def _signal(self, signum: int, stop: bool) -> None:
+        agent = self._agent if self._runs else None  # between two lines no process runs
+        if not stop:
+            if agent:
+                agent.forward(signum)
+            return
+        if agent and signum == signal.SIGKILL:
+            agent.kill()
+        elif agent:
+            agent.stop(signum)
+        self._end_lines()
 
     def _tell(self) -> None:
         self._write(self.state())

@@ -35,7 +35,7 @@ class KeptJob:
         self.held = False
         self.growth = asyncio.Event()  # replaced with each growth of a log, and set when the job is over
         self._changed = changed
-        self._state: dict[str, Any] = {"ranks": [], "over": False, "error": ""}
+        self._state: dict[str, Any] = {"ranks": [], "over": False, "error": "", "line": 0, "lines_done": 0}
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._release: asyncio.TimerHandle | None = None
@@ -45,7 +45,7 @@ class KeptJob:
         """Starts a keeper. OSError with a sentence when that can't be done."""
         kept = cls(job, jobs / quote(job, safe=""), changed)
         kept.folder.mkdir(mode=0o700, parents=True)
-        kept.ranks = [slot.rank for slot in order.slots]
+        kept.ranks = order.ranks
         (kept.folder / _RANKS).write_text(json.dumps(kept.ranks))
         command = [sys.executable, "-m", "horovod.worker.agent.keeper", str(kept.folder)]
         process = await asyncio.create_subprocess_exec(
@@ -100,7 +100,14 @@ class KeptJob:
 
     def report(self) -> agents_pb2.JobReport:
         """For the coordinator."""
-        report = agents_pb2.JobReport(job=self.job, over=self.over.is_set(), error=self._state["error"])
+        state = self._state
+        report = agents_pb2.JobReport(
+            job=self.job,
+            over=self.over.is_set(),
+            error=state["error"],
+            line=state["line"],
+            lines_done=state["lines_done"],
+        )
         for one in self._state["ranks"]:
             rank = report.ranks.add(rank=one["rank"], pid=one["pid"], ended=one["ended"])
             if one["ended"]:
@@ -173,7 +180,7 @@ class KeptJob:
         if "ends" in message:
             self._grown({int(rank): end for rank, end in message["ends"].items()})
         if "ranks" in message:
-            self._state = {"ranks": message["ranks"], "over": message["over"], "error": message["error"]}
+            self._state |= {name: value for name, value in message.items() if name in self._state}
             if message["over"]:
                 self._set_over()
             self._changed(self)

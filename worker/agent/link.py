@@ -20,6 +20,7 @@ from horovod.worker.words import printable
 
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 1.0
+CODE_PATIENCE_S = 60.0  # without any coordinator that gives a chunk of code
 ANSWER_TIMEOUT_S = 10.0  # from the registration to its answer
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,29 @@ class Link:
                 number += 1
             await asyncio.sleep(delay)
             delay = min(2 * delay, LAST_RETRY_S)
+
+    async def get_code(self, name: str, index: int) -> bytes:
+        """A chunk of an archive of code, from whichever coordinator serves. OSError with a sentence."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + CODE_PATIENCE_S
+        request = pb.GetCodeRequest(sha256=name, index=index)
+        while True:
+            for address in self.coordinators.split(","):
+                try:
+                    metadata = self._credentials[address].metadata()
+                    async with open_aio_channel(address, self._tls, self._keepalive_timeout_s) as channel:
+                        call = AgentsStub(channel).GetCode(request, metadata=metadata, timeout=ANSWER_TIMEOUT_S)
+                        data: bytes = (await call).data
+                        return data
+                except StartError as error:
+                    reason = str(error)
+                except grpc.aio.AioRpcError as error:
+                    reason = explain(error.code(), printable(error.details() or ""), address, bool(metadata))
+                    if error.code() is grpc.StatusCode.NOT_FOUND:
+                        raise OSError(0, "the coordinator does not have its code any more") from None
+            if loop.time() > give_up_at:
+                raise OSError(0, f"its code can't be fetched: {reason}")
+            await asyncio.sleep(FIRST_RETRY_S * 4)
 
     async def _attempt(self, address: str) -> tuple[bool, bool, str]:
         """One stream, to its end: whether it was accepted, whether another try is useless, and how it ended."""

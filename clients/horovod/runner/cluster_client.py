@@ -30,6 +30,7 @@ _RETRY_S = 0.2
 _ATTEMPT_S = 10.0
 _ACK_BYTES = 128 << 10
 
+_FINAL = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)
 _UNSENT = ("failed to connect", "connection refused", NOT_SERVING.lower())  # the request was not looked at
 
 Answer = TypeVar("Answer")
@@ -81,6 +82,18 @@ class ClusterClient:
     async def signal(self, job: str, signum: int, stop: bool = True) -> jobs_pb2.JobRecord:
         request = jobs_pb2.SignalRequest(job=job, signal=signum, stop=stop)
         return await self._ask(lambda stub, more: stub.Signal(request, **more))
+
+    async def place(self, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord:
+        """Where the job would run now."""
+        return await self._ask(lambda stub, more: stub.Place(spec, **more))
+
+    async def find_code(self, code: jobs_pb2.Code) -> jobs_pb2.CodeFound:
+        """What of an archive the coordinator has."""
+        return await self._ask(lambda stub, more: stub.FindCode(code, **more))
+
+    async def put_code(self, chunk: jobs_pb2.CodeChunk) -> jobs_pb2.CodeFound:
+        """Sends a part of it; which may be repeated."""
+        return await self._ask(lambda stub, more: stub.PutCode(chunk, **more))
 
     async def listing(self, most: int = 0) -> jobs_pb2.Listing:
         return await self._ask(lambda stub, more: stub.List(jobs_pb2.ListRequest(most=most), **more))
@@ -176,7 +189,7 @@ class ClusterClient:
     def _judge(self, code: grpc.StatusCode, details: str) -> None:
         """Raises what another attempt would not change."""
         text = printable(details)
-        if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND):
+        if code in _FINAL:
             raise ClusterError(text)
         if not waiting_helps(code) and (len(self._addresses) == 1 or code is grpc.StatusCode.UNAUTHENTICATED):
             raise ClusterError(explain(code, text, self._addresses[self._preferred], with_token=True))
@@ -188,6 +201,7 @@ class FollowedJob:
     def __init__(self, cluster: ClusterClient, console: Console) -> None:
         self.record = jobs_pb2.JobRecord()
         self.changed: Callable[[jobs_pb2.JobRecord], None] = lambda record: None
+        self.submit: Callable[[ClusterClient, jobs_pb2.JobSpec], Awaitable[jobs_pb2.JobRecord]] = ClusterClient.submit
         self._cluster = cluster
         self._console = console
         self._stops = 0
@@ -210,7 +224,7 @@ class FollowedJob:
 
     async def run(self, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord:
         """Submits the job, shows what its ranks print, and returns its record when it is over."""
-        self.record = await self._cluster.submit(spec)
+        self.record = await self.submit(self._cluster, spec)
         if self._stops:
             self._signal(signal.SIGTERM, stop=True)
         return await self.follow(jobs_pb2.Open(job=self.record.id, output=True, hold=True))

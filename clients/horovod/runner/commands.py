@@ -51,7 +51,7 @@ def _token(args: argparse.Namespace) -> str:
     return job_token(read_token(args.token_file), args.job)
 
 
-NAMES = ("certs", "token", "ps", "logs", "stop", "wait")
+NAMES = ("certs", "token", "submit", "ps", "logs", "stop", "wait")
 
 
 def _parser() -> Parser:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from horovod.protos.v1 import jobs_pb2
+from horovod.runner.job_file.submit import add_options, words_of
 from horovod.worker.settings import ROWS
 
 _STATES = {
@@ -42,6 +43,9 @@ def add_job_commands(commands: Any, parser_class: type[argparse.ArgumentParser])
         command.set_defaults(code=code)
         return command
 
+    text = "Run a job file on registered agents: lines that its workers execute one after the other."
+    submit = add("submit", text, _submit, job=False)
+    add_options(submit)
     ps = add("ps", "Show jobs, the latest first, and hosts.", _ps, job=False)
     ps.add_argument("--output-format", choices=("table", "json"), default="table")
     ps.add_argument("--all", action="store_true", help="every job that is kept, not the latest 50 that are over only")
@@ -76,6 +80,12 @@ def _ask(args: argparse.Namespace, question: Callable[[Any], Any]) -> Any:
     return asyncio.run(run())
 
 
+def _submit(args: argparse.Namespace) -> int:
+    from horovod.runner.job_file.submit import submit
+
+    return submit(args, _access)
+
+
 def _ps(args: argparse.Namespace) -> int:
     listing: jobs_pb2.Listing = _ask(args, lambda cluster: cluster.listing(most=1 << 20 if args.all else 0))
     if args.output_format == "json":
@@ -95,7 +105,10 @@ def as_json(listing: jobs_pb2.Listing) -> dict[str, Any]:
                 "state": _STATES[record.state],
                 "reason": record.sentence,
                 "user": record.spec.user,
-                "command": list(record.spec.command),
+                "project": record.spec.project or None,
+                "command": list(words_of(record)),
+                "line": record.line + 1 if record.spec.lines else None,
+                "lines": len(record.spec.lines) or None,
                 "processes": record.spec.processes,
                 "hosts": [
                     {
@@ -131,7 +144,7 @@ def as_table(listing: jobs_pb2.Listing, now_s: float) -> str:
     """For people."""
     rows = [("JOB", "STATE", "RANKS", "HOSTS", "USER", "AGE", "COMMAND")]
     for record in listing.jobs:
-        command = " ".join(record.spec.command)
+        command = " ".join(words_of(record))
         shown = command if len(command) <= _SHOWN_WORDS else f"{command[: _SHOWN_WORDS - 3]}..."
         hosts = ",".join(share.agent for share in record.shares[:3]) + (",..." if len(record.shares) > 3 else "")
         state = _STATES[record.state] + (f" ({record.exit_code})" if record.state == jobs_pb2.JOB_STATE_FAILED else "")

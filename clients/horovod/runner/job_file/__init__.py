@@ -1,0 +1,1 @@
+"""The job file of `horovodrun submit`: read, checked, its code packed, submitted."""

@@ -1,0 +1,155 @@
+"""A job file as an object, and the job that it asks for."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from horovod.protos.v1 import jobs_pb2
+from horovod.runner.job_file.located import LineError, Located, load
+from horovod.runner.job_file.schema import check
+
+_UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_MAX_PROCESSES = 1 << 16
+_MODULES = {"pytorch": "torch", "tensorflow": "tensorflow", "keras": "keras", "jax": "jax", "mxnet": "mxnet"}
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+# The Python that `python` means on the worker, or python3 where there is no such name.
+_PYTHON = 'command -v python > /dev/null 2>&1 && exec python "$@"; exec python3 "$@"'
+_LOOK = """
+import importlib.util, sys
+missing = [name for name in sys.argv[2:] if importlib.util.find_spec(name) is None]
+if missing:
+    sys.exit(f"The job file asks for {sys.argv[1]}, but {sys.executable} has no {' and no '.join(missing)}.")
+"""
+
+
+@dataclass(frozen=True)
+class JobFile:
+    path: Path
+    content: Located
+
+    @classmethod
+    def read(cls, path: Path) -> JobFile:
+        """OSError when it can't be read; LineError with a sentence for everything that is wrong with it."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise LineError([f"{path} can't be read: it is not UTF-8 text."]) from error
+        content = load(text, str(path))
+        check(content, str(path))
+        found = cls(path, content)
+        if problems := sorted(found._problems()):
+            raise LineError([f"{path}, line {line}: {sentence}" for line, sentence in problems])
+        return found
+
+    @property
+    def code(self) -> Path | None:
+        """The folder that is shipped."""
+        return self.path.parent / self._get("code") if self._get("code") else None
+
+    def line_of(self, key: str) -> int:
+        return self.content.key_lines[key]
+
+    def spec(self, environ: Mapping[str, str], user: str, attended: bool) -> jobs_pb2.JobSpec:
+        """What to submit, without its code. LineError for a variable that `environ` was to give and does not."""
+        workers, each = int(self._get("workers")), int(self._get("processes", 1))
+        image = self._get("image")
+        spec = jobs_pb2.JobSpec(
+            name=self._get("name") or self.path.stem,
+            project=self._get("project", ""),
+            environment=self._environment(environ),
+            directory=self._get("directory", ""),
+            processes=workers * each,
+            processes_per_worker=each,
+            slots_per_worker=int(self._get("slots", each)),
+            labels={**self._texts("labels"), **({"image": image} if image else {})},
+            user=user,
+            attended=attended,
+            python_environment=self._get("environment", ""),
+        )
+        spec.needs.gpus = int(self._get("gpus", 0)) // each
+        spec.needs.cpus = self._get("cpus", 0) / each
+        spec.needs.memory_bytes = self._memory() // each
+        if framework := self._get("framework"):
+            look = [_LOOK, framework, _MODULES[framework], "horovod"]
+            line = spec.lines.add(command=["sh", "-c", _PYTHON, "python", "-c", *look])
+            line.title, line.shown = f"the look for {framework}", f"import {_MODULES[framework]}, horovod"
+        items = self.content.keys["run"].items
+        for number, item in enumerate(items, 1):
+            distributed = "distributed" in item.keys
+            command = item.keys["distributed"] if distributed else item
+            line = spec.lines.add(distributed=distributed, title=f"line {number} of {len(items)}")
+            if isinstance(command.data, list):
+                line.command.extend(one.text for one in command.items)
+                line.shown = shlex.join(line.command)
+            else:
+                line.command.extend(["sh", "-c", command.data])
+                line.shown = " ".join(command.data.split())
+        return spec
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _get(self, key: str, default: Any = None) -> Any:
+        found = self.content.keys.get(key)
+        return default if found is None else found.data
+
+    def _texts(self, key: str) -> dict[str, str]:
+        """As they are written: 010 is not 8, and yes is not true."""
+        found = self.content.keys.get(key)
+        return {} if found is None else {name: value.text for name, value in found.keys.items()}
+
+    def _memory(self) -> int:
+        number, unit = re.fullmatch(r"([0-9.]+) ?([A-Za-z]+)", self._get("memory", "0 MB")).groups()  # type: ignore[union-attr]
+        return int(float(number) * _UNITS[unit])
+
+    def _environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        found = self.content.keys.get("env")
+        texts, missing = self._texts("env"), []
+        for name, value in found.keys.items() if found else ():
+            if value.data is None:
+                if name in environ:
+                    texts[name] = environ[name]
+                else:
+                    missing.append((found.key_lines[name], name))  # type: ignore[union-attr]
+        if missing:
+            raise LineError(
+                [
+                    f"{self.path}, line {line}: {name} has no value here, and there is no variable of that name in "
+                    "this shell. Export it, or write a value."
+                    for line, name in missing
+                ]
+            )
+        return texts
+
+    def _problems(self) -> list[tuple[int, str]]:
+        """What the schema can't say."""
+        keys = self.content.keys
+        found: list[tuple[int, str]] = []
+        each, workers = int(self._get("processes", 1)), int(self._get("workers"))
+
+        def wrong(key: str, sentence: str) -> None:
+            found.append((self.line_of(key), sentence))
+
+        if "image" in keys and "environment" in keys:
+            wrong("image", "'image' and 'environment' exclude each other: an image brings its own Python.")
+        if "code" in keys and "directory" in keys:
+            wrong("directory", "'directory' and 'code' exclude each other: code runs in a folder of its worker.")
+        if workers * each > _MAX_PROCESSES:
+            wrong("workers", f"{workers} workers of {each} processes are too many: at most {_MAX_PROCESSES} processes.")
+        if int(self._get("slots", each)) < each:
+            wrong("slots", f"a worker of {each} processes needs as many slots, not {self._get('slots')}.")
+        if (gpus := int(self._get("gpus", 0))) % each:
+            wrong("gpus", f"{gpus} GPUs can't be dealt out to {each} processes: expected a multiple of {each}.")
+        if "image" in keys and "image" in self._texts("labels"):
+            wrong("image", "'image' is also a label in this file: leave one of them out.")
+        if not any("distributed" in item.keys for item in keys["run"].items):
+            wrong("run", "no line is distributed: write the one that trains as `- distributed: python train.py`.")
+        for name, line in keys["env"].key_lines.items() if "env" in keys else ():
+            if not _VARIABLE.fullmatch(name):
+                found.append((line, f"{name!r} is no name of an environment variable."))
+        return found

@@ -1,0 +1,172 @@
+"""Job files: what they may say, which line a mistake is in, and the job that comes of one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horovod.runner.job_file.job_file import JobFile
+from horovod.runner.job_file.located import LineError, load
+from horovod.runner.job_file.schema import KNOWN, check, schema
+
+Write = Callable[[str], Path]
+RUN = "run:\n  - distributed: python train.py\n"
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(text: str) -> Path:
+        path = tmp_path / "job.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_a_whole_file_becomes_a_job(write: Write) -> None:
+    path = write("""\
+project: vision
+name: digits
+framework: pytorch
+environment: /opt/train
+workers: 2
+processes: 4
+slots: 8
+gpus: 4
+cpus: 6
+memory: 16 GiB
+labels: {disk: ssd, rack: 010}
+env:
+  OMP_NUM_THREADS: 04
+  DEBUG: yes
+  TOKEN:
+code: src
+run:
+  - python prepare.py --out "a b"
+  - distributed: [python, train.py, --epochs, 3]
+  - echo done
+""")
+    file = JobFile.read(path)
+    spec = file.spec({"TOKEN": "secret", "OTHER": "stays here"}, "ada", attended=True)
+    assert (spec.project, spec.name, spec.user, spec.attended) == ("vision", "digits", "ada", True)
+    assert (spec.processes, spec.processes_per_worker, spec.slots_per_worker) == (8, 4, 8)
+    assert (spec.needs.gpus, spec.needs.cpus, spec.needs.memory_bytes) == (1, 1.5, 4 << 30)
+    assert dict(spec.labels) == {"disk": "ssd", "rack": "010"}
+    assert dict(spec.environment) == {"OMP_NUM_THREADS": "04", "DEBUG": "yes", "TOKEN": "secret"}
+    assert spec.python_environment == "/opt/train"
+    assert file.code == path.parent / "src"
+    look, *lines = spec.lines
+    assert look.title == "the look for pytorch"
+    assert look.command[-2:] == ["torch", "horovod"]
+    assert [(list(line.command), line.distributed, line.title) for line in lines] == [
+        (["sh", "-c", 'python prepare.py --out "a b"'], False, "line 1 of 3"),
+        (["python", "train.py", "--epochs", "3"], True, "line 2 of 3"),
+        (["sh", "-c", "echo done"], False, "line 3 of 3"),
+    ]
+
+
+def test_the_shortest_file(write: Write) -> None:
+    spec = JobFile.read(write(f"workers: 3\n{RUN}")).spec({"HOME": "/root"}, "ada", attended=False)
+    assert (spec.name, spec.processes, spec.processes_per_worker, spec.slots_per_worker) == ("job", 3, 1, 1)
+    assert not spec.environment
+    assert [line.shown for line in spec.lines] == ["python train.py"]
+
+
+def test_an_image_is_a_label_of_agents_that_run_in_it(write: Write) -> None:
+    spec = JobFile.read(write(f"workers: 1\nimage: train:7\n{RUN}")).spec({}, "ada", attended=False)
+    assert dict(spec.labels) == {"image": "train:7"}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("", ["job.yaml is empty."]),
+        ("workers: [1", ["line 1: this is not YAML: expected ',' or ']'"]),
+        ("- 1", ["line 1: the file is a list: expected keys with values"]),
+        (f"{RUN}\nworker: 2\n", ["line 1: the key 'workers' is missing: how many there are",
+                                 "line 4: unknown key 'worker'; did you mean 'workers'?"]),
+        (f"workers: two\n{RUN}", ["line 1: 'workers' is two: expected a whole number from 1 to 65536."]),
+        (f"workers: true\n{RUN}", ["line 1: 'workers' is true: expected a whole number"]),
+        (f"workers: 0\n{RUN}", ["line 1: 'workers' is 0: expected a whole number from 1 to 65536."]),
+        (f"workers: 1\nworkers: 2\n{RUN}", ["line 2: the key 'workers' is there already, in line 1."]),
+        (f"workers: 1\nframework: pytorhc\n{RUN}", ["line 2: 'framework' is pytorhc: expected one of pytorch",
+                                                    "did you mean 'pytorch'?"]),
+        (f"workers: 1\nmemory: 16\n{RUN}", ["line 2: 'memory' is 16: expected a text (memory"]),
+        (f"workers: 1\nmemory: 16 gigs\n{RUN}", ["line 2: 'memory' is 16 gigs: expected memory"]),
+        (f"workers: 1\nenv:\n  - A=1\n{RUN}", ["line 2: 'env' is a list: expected keys with values"]),
+        (f"workers: 1\nenv:\n  A-B: 1\n{RUN}", ["line 3: 'A-B' is no name of an environment variable."]),
+        (f"workers: 1\nprocesses: 2\ngpus: 3\n{RUN}", ["line 3: 3 GPUs can't be dealt out to 2 processes"]),
+        (f"workers: 1\nprocesses: 2\nslots: 1\n{RUN}", ["line 3: a worker of 2 processes needs as many"]),
+        (f"workers: 1\ncode: .\ndirectory: /a\n{RUN}", ["line 3: 'directory' and 'code' exclude each other"]),
+        (f"workers: 1\nimage: a\nenvironment: /a\n{RUN}", ["line 2: 'image' and 'environment' exclude each other"]),
+        ("workers: 1\nrun:\n  - python train.py\n", ["line 2: no line is distributed: write the one that trains as"]),
+        ("workers: 1\nrun: []\n", ["line 2: 'run' has 0 entries: expected from 1 to 999."]),
+        ("workers: 1\nrun:\n  - a\n  - distribute: b\n", ["line 4: unknown key 'run, entry 2.distribute'; did you mean",
+                                                          "line 4: the key 'distributed' is missing"]),
+        ("workers: 1\nrun:\n  - distributed: {a: b}\n", ["line 3: 'run, entry 1.distributed' is a mapping"]),
+        (f"workers: 1\n1: 2\nlabels: &a [*a]\n{RUN}", ["line 3: this value contains itself."]),
+        (f"workers: 1\n? [a]\n: 2\n{RUN}", ["line 2: a key must be a word."]),
+        (f"workers: 40000\nprocesses: 2\n{RUN}", ["line 1: 40000 workers of 2 processes are too many"]),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named_with_their_lines(write: Write, text: str, sentences: list[str]) -> None:
+    with pytest.raises(LineError) as caught:
+        JobFile.read(write(text))
+    for sentence in sentences:
+        assert sentence in str(caught.value)
+
+
+def test_all_mistakes_are_told_at_once_in_their_order(write: Write) -> None:
+    with pytest.raises(LineError) as caught:
+        JobFile.read(write(f"worker: 1\n{RUN}cpus: many\n"))
+    assert [problem.partition("line ")[2][:2] for problem in caught.value.problems] == ["1:", "1:", "4:"]
+
+
+def test_a_variable_without_a_value_must_be_in_the_shell(write: Write) -> None:
+    file = JobFile.read(write(f"workers: 1\nenv:\n  SECRET:\n{RUN}"))
+    with pytest.raises(LineError, match=r"job\.yaml, line 3: SECRET has no value here, and there is no variable"):
+        file.spec({}, "ada", attended=False)
+
+
+def test_merged_keys_count_once(write: Write) -> None:
+    text = f"workers: 1\nenv: &more {{A: 1, B: 2}}\nlabels:\n  <<: *more\n  B: 3\n{RUN}"
+    assert JobFile.read(write(text)).content.keys["labels"].data == {"A": 1, "B": 3}
+
+
+def test_the_schema_uses_only_words_that_the_checker_knows() -> None:
+    def look(rule: Any) -> None:
+        assert set(rule) <= KNOWN
+        for inner in rule.get("properties", {}).values():
+            look(inner)
+        for key in ("items", "additionalProperties"):
+            if isinstance(rule.get(key), dict):
+                look(rule[key])
+
+    look(schema())
+
+
+VALUES = ["null", "true", "1", "0", "-1", "1.0", "1.5", "65537", "''", "a", "'16 GiB'", "/a", "[]", "[a]", "[1, [a]]",
+          "{}", "{a: b}", "{a: null}", "{distributed: a}", "[{distributed: a}]", "[{distributed: []}]", "[a, {b: c}]",
+          ".inf", "pytorch"]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", [*schema()["properties"], "unknown"])
+def test_the_checker_judges_like_jsonschema(key: str) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    validator = jsonschema.Draft202012Validator(schema())
+    validator.check_schema(schema())
+    for value in VALUES:
+        others = "".join(f"{name}: {text}\n" for name, text in (("workers", "1"), ("run", "[a]")) if name != key)
+        document = load(f"{others}{key}: {value}\n", "a.yaml")
+        if value == ".inf":  # JSON has no such number
+            continue
+        try:
+            check(document, "a.yaml")
+            ours = True
+        except LineError:
+            ours = False
+        assert ours == validator.is_valid(json.loads(json.dumps(document.data))), (key, value)

@@ -1,0 +1,80 @@
+"""What the workers of a job file are told by the agent that starts them: the processes of each line of its run list."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from horovod.protos.v1 import agents_pb2
+from horovod.worker.agent.agent import Slot
+from horovod.worker.agent.environment import inherited, slots_of
+from horovod.worker.agent.threads import thread_variables
+from horovod.worker.settings import resolve
+
+# Of every process of a job file, in ranks too: which worker it belongs to, and how many there are.
+WORKER = "HOROVOD_WORKER"
+WORKERS = "HOROVOD_WORKERS"
+
+
+def workers_of(start: agents_pb2.StartShare) -> list[list[agents_pb2.PlacedRank]]:
+    """The ranks of each worker of this share."""
+    each = start.processes_per_worker or 1
+    ranks = list(start.ranks)
+    return [ranks[first : first + each] for first in range(0, len(ranks), each)]
+
+
+def lines_of(
+    start: agents_pb2.StartShare, own: Mapping[str, str], folders: Sequence[Path], *, coordinator: str, host: str
+) -> list[list[Slot]]:
+    """The processes of each line. ValueError with a sentence for what can't be started here.
+
+    own: the agent's environment; the job's comes on top. folders: where the lines of each worker run, unless the job
+    names a directory.
+    """
+    own = _with_environment(own, start.python_environment)
+    each = start.processes_per_worker or 1
+    told = [{WORKER: str(ranks[0].rank // each), WORKERS: str(start.size // each)} for ranks in workers_of(start)]
+    places = [start.directory or str(folder) for folder in folders]
+    found = []
+    for line in start.lines:
+        if line.distributed:
+            one = agents_pb2.StartShare()
+            one.CopyFrom(start)
+            one.command[:] = line.command
+            slots = slots_of(one, own, coordinator=coordinator, host=host)
+        else:
+            slots = _on_each_worker(start, own, line.command)
+        found.append(
+            [
+                dataclasses.replace(slot, environ={**slot.environ, **told[worker]}, directory=places[worker])
+                for slot in slots
+                for worker in [(slot.rank - start.ranks[0].rank) // each]
+            ]
+        )
+    return found
+
+
+def _on_each_worker(start: agents_pb2.StartShare, own: Mapping[str, str], command: Sequence[str]) -> list[Slot]:
+    """One process on each worker, which belongs to no world: it counts as the worker's first rank."""
+    environ = {**inherited(own), **start.environment}
+    workers = workers_of(start)
+    if resolve(environ).set_num_threads:
+        environ |= thread_variables(environ, len(workers))
+    slots = []
+    for ranks in workers:
+        gpus = [gpu for placed in ranks for gpu in placed.gpus]
+        more = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+        slots.append(Slot(ranks[0].rank, list(command), {**environ, **more, "PYTHONUNBUFFERED": "1"}))
+    return slots
+
+
+def _with_environment(own: Mapping[str, str], path: str) -> Mapping[str, str]:
+    if not path:
+        return own
+    programs = Path(path) / "bin"
+    if not (programs / "python").exists():
+        raise ValueError(f"there is no Python environment {path!r}: {str(programs / 'python')!r} does not exist")
+    without = {name: value for name, value in own.items() if name != "PYTHONHOME"}
+    path_variable = f"{programs}:{own.get('PATH', '/usr/local/bin:/usr/bin:/bin')}"
+    return {**without, "VIRTUAL_ENV": path, "PATH": path_variable}

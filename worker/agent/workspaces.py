@@ -1,0 +1,41 @@
+"""Folders in which the lines of a job file run: one for each worker, private to it, gone when the job is over here.
+
+Logs are elsewhere (kept.py): they stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Container
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+_FOLDER = "work"
+
+
+class Workspaces:
+    def __init__(self, state: Path) -> None:
+        self._folder = state / _FOLDER
+
+    def make(self, job: str, workers: int) -> list[Path]:
+        """A new empty folder for each worker of this host."""
+        folder = self._folder / quote(job, safe="")
+        shutil.rmtree(folder, ignore_errors=True)
+        folders = [folder / f"worker.{number}" for number in range(workers)]
+        for one in folders:
+            one.mkdir(mode=0o700, parents=True)
+        return folders
+
+    async def remove(self, job: str) -> None:
+        """The job is over here."""
+        folder = self._folder / quote(job, safe="")
+        if folder.exists():
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    def clear(self, running: Container[str]) -> None:
+        """Removes what an earlier agent left of jobs that do not run any more."""
+        if self._folder.is_dir():
+            for path in self._folder.iterdir():
+                if unquote(path.name) not in running:
+                    shutil.rmtree(path, ignore_errors=True)
