@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -21,6 +22,7 @@ from horovod.coordinator import token as kept
 from horovod.coordinator.address import is_free
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.runner.job import Job, rank_environments
+from horovod.worker.runtime import port_owner
 from horovod.worker.runtime import token as found
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.port_owner import owners
@@ -364,3 +366,26 @@ def test_a_malformed_token_is_named_and_not_shown(token: str) -> None:
         with pytest.raises(ValueError, match=r"(?i)token is not usable: expected one line of ASCII text") as error:
             make()
         assert token not in str(error.value)
+
+
+def test_connections_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank of a world looks, and a host has as many connections as ranks have with each other."""
+    columns = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode"
+    row = "  {}: 0100007F:72D8 00000000:0000 {} 00000000:00000000 00:00000000 00000000  {}  0 12345 1 0 100 0 0 10 0"
+    table = tmp_path / "tcp"
+    table.write_text(
+        "\n".join([columns, row.format(0, "0A", 7), row.format(1, "03", 0), row.format(2, "0A", 8)]) + "\n"
+    )
+    monkeypatch.setattr(port_owner, "_TABLES", (str(table), str(tmp_path / "tcp6")))
+    assert owners(["127.0.0.1"], 0x72D8) == {7, 8}
+    with table.open("a") as file:
+        file.write(row.format(3, "01", 9) + "\nwhat is behind the first connection is not even parsed\n")
+    assert owners(["127.0.0.1"], 0x72D8) == {7, 8}
+
+
+def test_sockets_that_listen_come_first_in_the_table_of_the_kernel() -> None:
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        stack.enter_context(socket.create_connection(listener.getsockname()))
+        later = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        assert owners(["127.0.0.1"], later.getsockname()[1]) == {os.geteuid()}

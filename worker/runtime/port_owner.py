@@ -6,7 +6,9 @@ import ipaddress
 import socket
 import sys
 
-_LISTEN = "0A"  # TCP_LISTEN, include/net/tcp_states.h
+# include/net/tcp_states.h. The tables have all sockets that listen first (Documentation/networking/proc_net_tcp.rst),
+# before Linux 4.4 with half-open connections among them.
+_LISTEN, _HALF_OPEN = "0A", "03"
 _TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")  # proc(5): of this process's network namespace
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -46,10 +48,13 @@ def _listening(table: str, port: int) -> list[tuple[Address, int]]:
     found = []
     try:
         with open(table, encoding="ascii") as file:
+            next(file, "")  # names of columns
             for line in file:
                 # "  0: 0100007F:72D8 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000  0 12345 ..."
                 fields = line.split(maxsplit=8)
-                if len(fields) < 9 or fields[3] != _LISTEN:
+                if fields[3] not in (_LISTEN, _HALF_OPEN):
+                    break  # a host has few sockets that listen, and thousands of connections where ranks have a mesh
+                if fields[3] != _LISTEN:
                     continue
                 address, _, number = fields[1].partition(":")
                 if int(number, 16) == port:
