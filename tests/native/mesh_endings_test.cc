@@ -1,5 +1,7 @@
 // How connections of the TCP data plane end: a peer that is lost, aborts, leaves, stands still, or writes what no rank
 // would. Whatever it is, everybody hears the cause, with the name of whose fault it is.
+#include <linux/filter.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -215,6 +217,36 @@ void test_progress_timeout() {
   CHECK(status.code() == Code::timeout && contains(status.message(), label_of(2) + " has made no progress"));
 }
 
+// From now on the socket behaves as if its host had no link: what arrives is dropped before TCP sees it.
+void cut_off(int fd) {
+  sock_filter drop{BPF_RET | BPF_K, 0, 0, 0};
+  const sock_fprog program{1, &drop};
+  CHECK(setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program)) == 0);
+}
+
+void test_a_host_that_acknowledges_nothing() {
+  Config config;
+  config.unreachable_timeout_ms = 1'100;
+  const std::string sentence = " was lost: nothing has come from its host for 1 s";
+  for (const bool sending : {false, true}) {  // something unacknowledged is on its way, or only the kernel's probes
+    World world(3, Wire::tcp, 2, config);
+    for (const int fd : world.peers[1][0].fds) cut_off(fd);
+    for (const int fd : world.peers[0][1].fds) cut_off(fd);  // a link is down for both sides
+    if (sending) CHECK_OK(send_to(world[0], 1, 10));
+    in_ranks(2, [&](int rank) {
+      // Rank 0 waits for rank 2, which is well and does nothing.
+      const Status status = rank == 0 ? receive_from(world[0], 2, 10) : receive_from(world[1], 0, 10);
+      CHECK(status.code() == Code::aborted);
+      CHECK(contains(status.message(), label_of(1 - rank) + sentence));
+    });
+  }
+  // A process that takes nothing is another matter: its host answers for it, however long.
+  config.progress_timeout_ms = 2'500;
+  World world(2, Wire::tcp, 1, config);
+  const Status status = send_to(world[0], 1, 50'000'000);
+  CHECK(status.code() == Code::timeout && contains(status.message(), label_of(1) + " has made no progress"));
+}
+
 // A peer played by hand: whatever it writes, the answer is a sentence with its name.
 void test_hostile_bytes() {
   using wire::FrameHeader;
@@ -297,6 +329,7 @@ const NamedTest kTests[] = {
     {"abort_frame_is_the_cause", test_abort_frame_is_the_cause},
     {"leave", test_leave},
     {"progress_timeout", test_progress_timeout},
+    {"a_host_that_acknowledges_nothing", test_a_host_that_acknowledges_nothing},
     {"hostile_bytes", test_hostile_bytes},
 };
 
