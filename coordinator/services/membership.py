@@ -110,6 +110,7 @@ class MembershipService(MembershipServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"The job is served by {address}.")
 
     async def Serves(self, request: pb.ServesRequest, context: Context) -> pb.ServesAnswer:  # noqa: N802
+        await self._access.admit(context, None)
         serving = self._hub.serving
         return pb.ServesAnswer(replica=serving.replica, serves=serving.serves(request.job))
 

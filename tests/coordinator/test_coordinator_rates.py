@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import grpc
 import pytest
 from coordinator_builders import op
@@ -13,7 +15,8 @@ from horovod.coordinator.core import rates
 from horovod.coordinator.core.checks import MAX_SIZE
 from horovod.coordinator.core.rates import Rate, RateLimits, Rates
 from horovod.coordinator.server import EmbeddedCoordinator
-from horovod.protos.v1 import negotiation_pb2
+from horovod.protos.v1 import agents_pb2, jobs_pb2, membership_pb2, negotiation_pb2
+from horovod.worker.runtime.session import PROTOCOL_VERSION
 
 SMALL = Rates(messages=Rate(10, 2), bytes=Rate(1000, 100), streams=Rate(5, 1))
 
@@ -79,3 +82,50 @@ def test_a_peer_that_comes_too_often_is_told(monkeypatch: pytest.MonkeyPatch) ->
         code, sentence = crew.member("late").membership.failure()
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "More streams come from ipv4:127.0.0.1 than" in sentence
+
+
+# What each method that takes a stream wants to hear before it looks who comes.
+FIRST = {
+    "/horovod.v1.Membership/Join": membership_pb2.MemberMessage(
+        join=membership_pb2.JoinRequest(
+            protocol_version=PROTOCOL_VERSION,
+            job="j",
+            member_id="m",
+            size=1,
+            host=membership_pb2.HostIdentity(name="h"),
+            pid=1,
+        )
+    ),
+    "/horovod.v1.Negotiation/Negotiate": negotiation_pb2.NegotiationMessage(
+        epoch=1, hello=negotiation_pb2.Hello(job="j")
+    ),
+    "/horovod.v1.Agents/Attach": agents_pb2.AgentMessage(register=agents_pb2.Register(name="h")),
+    "/horovod.v1.Jobs/Follow": jobs_pb2.FollowMessage(open=jobs_pb2.Open(job="j")),
+}
+
+
+def methods() -> list[tuple[str, bool, bool]]:
+    """Name, and whether requests and answers are streams, of every method that a coordinator serves."""
+    found = []
+    for name in ("membership", "negotiation", "agents", "jobs"):
+        module = importlib.import_module(f"horovod.protos.v1.{name}_pb2")
+        for service in module.DESCRIPTOR.services_by_name.values():
+            for method in service.methods:
+                found.append((f"/{service.full_name}/{method.name}", method.client_streaming, method.server_streaming))
+    return found
+
+
+def test_every_method_counts_how_often_a_peer_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("horovod.coordinator.server.RATES", Rates(streams=Rate(0.5, 1e-9)))
+    with EmbeddedCoordinator(insecure=True) as coordinator, grpc.insecure_channel(coordinator.address) as channel:
+        assert len(methods()) >= 11
+        for method, takes_stream, gives_stream in methods():
+            call = getattr(channel, f"{'stream' if takes_stream else 'unary'}_{'stream' if gives_stream else 'unary'}")(
+                method
+            )
+            first = FIRST[method].SerializeToString() if takes_stream else b""
+            answer = call(iter([first]), timeout=20) if takes_stream else call
+            with pytest.raises(grpc.RpcError) as caught:
+                list(answer if takes_stream else [call(first, timeout=20)])
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, (method, caught.value.details())
+            assert "More streams come from ipv4:127.0.0.1 than" in caught.value.details()
