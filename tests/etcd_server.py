@@ -10,6 +10,7 @@ import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 READY_S = 60.0
 
@@ -25,11 +26,10 @@ def _program(name: str) -> Path | None:
     return folder / name if (folder / name).exists() else None
 
 
-def ctl(endpoint: str, *arguments: str) -> str:
-    program = _program("etcdctl")
-    assert program is not None
+def ctl(endpoint: str, *arguments: str, prefix: Sequence[str] = ()) -> str:
+    """prefix: of the command, for a namespace."""
     return subprocess.run(
-        [str(program), f"--endpoints={endpoint}", *arguments],
+        [*prefix, *ctl_command(endpoint), *arguments],
         check=True,
         capture_output=True,
         text=True,
@@ -38,20 +38,46 @@ def ctl(endpoint: str, *arguments: str) -> str:
     ).stdout
 
 
+def ctl_command(endpoint: str) -> list[str]:
+    program = _program("etcdctl")
+    assert program is not None
+    return [str(program), f"--endpoints={endpoint}"]
+
+
+class OnHost(Protocol):
+    """A host of benchmarks/namespaces.py."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def prefix(self) -> tuple[str, ...]: ...
+
+
 class Etcd:
     """A cluster of `size` nodes that keep their data under `folder`.
 
     flags: more of etcd's own for every node.
     scheme: of what clients connect to.
+    hosts: of the nodes, where that is not this one.
     """
 
-    def __init__(self, folder: Path, size: int = 1, flags: Sequence[str] = (), scheme: str = "http") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        size: int = 1,
+        flags: Sequence[str] = (),
+        scheme: str = "http",
+        hosts: Sequence[OnHost] = (),
+    ) -> None:
         self._folder = folder
         self._flags = list(flags)
         self._scheme = scheme
         ports = _free_ports(2 * size)
-        self.endpoints = [f"127.0.0.1:{port}" for port in ports[:size]]
-        self._peers = [f"http://127.0.0.1:{port}" for port in ports[size:]]
+        addresses = [host.address for host in hosts] or ["127.0.0.1"] * size
+        self._prefixes = [host.prefix for host in hosts] or [()] * size
+        self.endpoints = [f"{address}:{port}" for address, port in zip(addresses, ports[:size], strict=True)]
+        self._peers = [f"http://{address}:{port}" for address, port in zip(addresses, ports[size:], strict=True)]
         self.nodes: list[subprocess.Popen[str] | None] = [None] * size
 
     @property
@@ -65,7 +91,7 @@ class Etcd:
         program = _program("etcd")
         assert program is not None
         command = [
-            str(program), "--name", name, "--data-dir", str(self._folder / name),
+            *self._prefixes[node], str(program), "--name", name, "--data-dir", str(self._folder / name),
             "--listen-client-urls", client, "--advertise-client-urls", client,
             "--listen-peer-urls", self._peers[node], "--initial-advertise-peer-urls", self._peers[node],
             "--initial-cluster", cluster, "--unsafe-no-fsync",

@@ -57,17 +57,21 @@ class Replica:
         self.kill()
 
 
-def server_of(endpoint: str, job: str = "default", *options: str) -> str:
-    """The address of who serves the job, by what is in etcd; "" when nobody does. options: of etcdctl."""
-    return holder_of(endpoint, job, *options).address
+def server_of(endpoint: str, job: str = "default", *options: str, prefix: Sequence[str] = ()) -> str:
+    """The address of who serves the job, by what is in etcd; "" when nobody does.
+
+    options: of etcdctl. prefix: of the command, for a namespace.
+    """
+    return holder_of(endpoint, job, *options, prefix=prefix).address
 
 
-def holder_of(endpoint: str, job: str = "default", *options: str) -> membership_pb2.Serving:
+def holder_of(endpoint: str, job: str = "default", *options: str, prefix: Sequence[str] = ()) -> membership_pb2.Serving:
     """As `server_of`, with the id of its process."""
     import base64
     import json
 
-    found = json.loads(ctl(endpoint, *options, "get", f"horovod/jobs/{job}/serving", "--write-out=json")).get("kvs", [])
+    written = ctl(endpoint, *options, "get", f"horovod/jobs/{job}/serving", "--write-out=json", prefix=prefix)
+    found = json.loads(written).get("kvs", [])
     return membership_pb2.Serving.FromString(base64.b64decode(found[0]["value"]) if found else b"")
 
 

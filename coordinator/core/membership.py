@@ -160,6 +160,16 @@ class Membership:
         told.update(dict.fromkeys(news, sentence))
         return [Send(member_id, event) for member_id in news]
 
+    def hindered(self, job_name: str, sentence: str) -> list[Effect]:
+        """Nothing goes on for the time being; those who wait are to know why."""
+        if (job := self._jobs.get(job_name)) is None:
+            return []
+        told = job.waiting.told
+        news = [one for one in job.waiting.requests if told.get(one) != sentence]
+        told.update(dict.fromkeys(news, sentence))
+        event = pb.MembershipEvent(progress=pb.Progress(sentence=sentence))
+        return [Send(member_id, event) for member_id in news]
+
     # -- forming -----------------------------------------------------------------------------------------------------
 
     def is_forming(self, formation: Formation) -> bool:

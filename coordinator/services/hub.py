@@ -40,6 +40,7 @@ from .session import DecisionsOutbox, NegotiationSession
 from .streams import RefusedError
 
 STORE_RETRY_S = 0.5
+NO_STORE = "it gets no answer from its store, without which no world can form or end:"
 MOST_TICKS_LATE = 5  # a tick that comes later than this means that the coordinator itself was stopped
 
 EventOutbox = Outbox[membership_pb2.MembershipEvent]
@@ -99,9 +100,9 @@ class Hub:
 
     # -- membership --------------------------------------------------------------------------------------------------
 
-    async def serve(self, job: str) -> str:
-        """ "" when the job is served here from now on, else who serves it. Raises StoreError."""
-        return await self.serving.serve(job)
+    async def serve(self, job: str, unreachable: str = "", joins: bool = False) -> str:
+        """As `Serving.serve`."""
+        return await self.serving.serve(job, unreachable, joins)
 
     def join(self, request: membership_pb2.JoinRequest, events: EventOutbox) -> str:
         """Why the request is refused; "" when it is not and `events` gets what happens from now on."""
@@ -210,6 +211,7 @@ class Hub:
                 return
             except StoreError as error:
                 _log.warning("Job %r can't tell yet who of it is gone: %s", job, error)
+                self._do(job, self._membership.hindered(job, f"{NO_STORE} {error}"))
                 await asyncio.sleep(STORE_RETRY_S)
                 continue
             if count == len(held):
@@ -257,6 +259,7 @@ class Hub:
                 return
             except StoreError as error:
                 _log.warning("Job %r can't form its world yet: %s", job, error, extra=about(job))
+                self._do(job, self._membership.hindered(job, f"{NO_STORE} {error}"))
                 await asyncio.sleep(STORE_RETRY_S)
                 continue
             if entry is None:

@@ -1,5 +1,6 @@
 """The Membership service: one stream for each member. A member whose stream breaks may come back (core/life.py)."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import grpc
@@ -7,6 +8,7 @@ import grpc
 from horovod.coordinator.core.checks import refusal_of, refusal_of_attach
 from horovod.coordinator.core.words import printable
 from horovod.coordinator.store import StoreError
+from horovod.coordinator.tasks import end_tasks
 from horovod.protos.v1 import membership_pb2 as pb
 from horovod.protos.v1.membership_pb2_grpc import MembershipServicer
 from horovod.telemetry import tracing
@@ -17,6 +19,7 @@ from .outbox import Outbox
 from .sending import Sending
 from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
 
+TOLD_AFTER_S = 1.0  # who joins is told what keeps it waiting
 MAX_EVENTS = 1 << 16  # a world may lose all its members at once
 
 _NONSENSE = "After joining, a member says that it has its world, what it knows of its peers, and its goodbye only."
@@ -43,7 +46,7 @@ class MembershipService(MembershipServicer):
         who = f"member {member_id[:MAX_SHOWN]!r} of job {job[:MAX_SHOWN]!r}"
         refused = _obstacle(first)  # to what makes no sense, whichever job runs
         if refused is None:
-            await self._be_served(job, context, who)
+            await self._be_served(job, context, who, first.unreachable, joins=first.HasField("join"))
         else:
             self._hub.metrics.refusals.add(1, "attach" if first.HasField("attach") else "join")
         kind = first.WhichOneof("message")
@@ -98,13 +101,21 @@ class MembershipService(MembershipServicer):
             span.end("the stream ended before the world stood")
             self._hub.disconnected(member_id, events)
 
-    async def _be_served(self, job: str, context: Context, who: str) -> None:
-        """Ends the stream unless the job is served here."""
+    async def _be_served(
+        self, job: str, context: Context, who: str, unreachable: str = "", joins: bool = False
+    ) -> None:
+        """Ends the stream unless the job is served here. Who joins is told what it waits for."""
+        asking = asyncio.get_running_loop().create_task(self._hub.serve(job, unreachable, joins))
         try:
             async with own_errors(context, who):
-                address = await self._hub.serve(job)
+                if joins and not (await asyncio.wait({asking}, timeout=TOLD_AFTER_S))[0]:
+                    sentence = "it asks its store who serves the job, and has had no answer yet"
+                    await context.write(pb.MembershipEvent(progress=pb.Progress(sentence=sentence)))
+                address = await asking
         except StoreError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"{error} Without it no job can be served.")
+        finally:
+            await end_tasks([asking])
         if address:
             await context.write(pb.MembershipEvent(redirect=pb.Redirect(address=address)))
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"The job is served by {address}.")

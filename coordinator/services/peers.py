@@ -4,6 +4,9 @@ Over TLS another coordinator is believed only when it shows a certificate for th
 by the authority of coordinators, and it is told the token only then. A process that answers there with another
 certificate counts as dead. That may be wrong, when an operator has mixed up certificates; it costs little (ADR 32), and
 the log says it.
+
+All of them are looked at all the time. So when a member turns up because its coordinator is silent, that one has been
+found silent here already, while the member was waiting for it, and need not be asked and waited for once more.
 """
 
 from __future__ import annotations
@@ -12,10 +15,12 @@ import asyncio
 import contextlib
 import logging
 import ssl
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import grpc
 
+from horovod.coordinator.tasks import end_tasks
 from horovod.protos.v1 import membership_pb2, membership_pb2_grpc
 
 if TYPE_CHECKING:
@@ -23,6 +28,9 @@ if TYPE_CHECKING:
 
 ANSWER_S = 0.7  # how long another coordinator has to answer before it counts as dead; to be wrong costs little (ADR 32)
 BELIEVED_S = 0.5  # how long an answer counts: the members of a world ask all at once
+LOOK_S = 0.5  # between looks at one of them
+SILENT_S = 0.9 * ANSWER_S  # who has not answered for so long is silent
+LATE_S = 0.3  # what takes so much longer than it may tells of a pause of this process, not of the other one
 
 _SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
@@ -41,6 +49,10 @@ class Peers:
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._believed: dict[tuple[str, str], float] = {}  # job and replica -> until when
         self._told = ""
+        self._watches: dict[str, asyncio.Task[None]] = {}  # by address
+        # By address: whether it was silent when it was looked at last, which may be under way.
+        self._looks: dict[str, asyncio.Future[bool]] = {}
+        self._closed = False
 
     async def serves(self, holder: membership_pb2.Serving, job: str) -> bool:
         """False also when it does not answer, when it is not known, or when a later process answers at its address."""
@@ -48,19 +60,72 @@ class Peers:
         self._believed = {key: until for key, until in self._believed.items() if until > now}
         if (job, holder.replica) in self._believed:
             return True
+        if (look := self._looks.get(holder.address)) is not None and await asyncio.shield(look):
+            return False
         async with self._channel(holder.address) as channel:
-            stub: membership_pb2_grpc.MembershipAsyncStub = membership_pb2_grpc.MembershipStub(channel)
-            try:
-                request = membership_pb2.ServesRequest(job=job)
-                answer = await stub.Serves(request, timeout=ANSWER_S, metadata=self._metadata)
-            except grpc.aio.AioRpcError as error:
-                if error.code() == grpc.StatusCode.UNAVAILABLE and self._tls is not None:
-                    await self._tell_why(self._tls, holder.address)
-                return error.code() not in _SILENT  # it lives, but has another token: its members shall ask it
+            answer = await self._ask(channel, holder.address, job)
+        if not isinstance(answer, membership_pb2.ServesAnswer):
+            return answer
         found = answer.replica == holder.replica and answer.serves
         if found:
             self._believed[job, holder.replica] = now + BELIEVED_S
         return found
+
+    # -- looking at all ------------------------------------------------------------------------------------------------
+
+    def watch(self, addresses: Iterable[str]) -> None:
+        """These are the others from now on."""
+        if self._closed:
+            return
+        wanted = set(addresses)
+        for address in self._watches.keys() - wanted:
+            self._watches.pop(address).cancel()
+        for address in wanted - self._watches.keys():
+            self._watches[address] = asyncio.get_running_loop().create_task(self._watch(address))
+
+    async def close(self) -> None:
+        self._closed = True
+        watches = set(self._watches.values())
+        self._watches.clear()
+        await end_tasks(watches)
+
+    async def _watch(self, address: str) -> None:
+        loop = asyncio.get_running_loop()
+        channel: grpc.aio.Channel | None = None
+        try:
+            while True:
+                began_s = loop.time()
+                look = self._looks[address] = loop.create_future()
+                lives, took_s = True, 0.0
+                try:
+                    channel = channel or self._channel(address)
+                    lives = await self._ask(channel, address, "") is not False
+                    took_s = loop.time() - began_s
+                finally:
+                    # One that refuses at once is asked again when it matters: that takes no time.
+                    look.set_result(not lives and SILENT_S < took_s < ANSWER_S + LATE_S)
+                if not lives and channel is not None:  # the connection may be dead, and the next one not
+                    await channel.close()
+                    channel = None
+                await asyncio.sleep(LOOK_S - took_s)
+        finally:
+            self._looks.pop(address, None)
+            if channel is not None:
+                await channel.close()
+
+    # -- asking one ----------------------------------------------------------------------------------------------------
+
+    async def _ask(self, channel: grpc.aio.Channel, address: str, job: str) -> membership_pb2.ServesAnswer | bool:
+        """What it answers; without an answer, whether it lives."""
+        stub: membership_pb2_grpc.MembershipAsyncStub = membership_pb2_grpc.MembershipStub(channel)
+        try:
+            request = membership_pb2.ServesRequest(job=job)
+            answer: membership_pb2.ServesAnswer = await stub.Serves(request, timeout=ANSWER_S, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            if job and error.code() == grpc.StatusCode.UNAVAILABLE and self._tls is not None:
+                await self._tell_why(self._tls, address)
+            return error.code() not in _SILENT  # it lives, but has another token: its members shall ask it
+        return answer
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         if self._tls is None or self._credentials is None:

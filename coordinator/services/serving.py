@@ -60,6 +60,7 @@ class Serving:
         self._lease_s = lease_s
         self._guards: dict[str, Guard] = {}  # by job
         self._taking: dict[str, int] = {}  # how many ask for it
+        self._complaints: dict[str, float] = {}  # by job: when a member's word that it can't reach the holder counted
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._lease: int | None = None
         self._registering = asyncio.Lock()
@@ -76,12 +77,17 @@ class Serving:
         return guard.revision if guard else 0
 
     def serves(self, job: str) -> bool:
-        """Or is about to; for others who ask."""
-        return job in self._guards or job in self._taking
+        """Or is about to; for another one that asks, and may have the job if it reaches the store and this one not."""
+        self._has_others = True  # which the store may not have said yet
+        return (job in self._guards or job in self._taking) and self._is_reachable()
 
-    async def serve(self, job: str) -> str:
-        """ "" when the job is served here from now on, else the address of who serves it. Raises StoreError."""
-        if job in self._guards:
+    async def serve(self, job: str, unreachable: str = "", joins: bool = False) -> str:
+        """ "" when the job is served here from now on, else the address of who serves it. Raises StoreError.
+
+        unreachable: the address of a coordinator that could not be reached by the member which asks.
+        joins: it wants a new world, which takes a store; one that comes back to its world is served without, too.
+        """
+        if job in self._guards and (self._is_reachable() or not joins):
             return ""
         if not self._is_reachable():
             raise StoreError("This coordinator can't reach its store.")
@@ -89,13 +95,13 @@ class Serving:
         self._taking[job] = self._taking.get(job, 0) + 1
         try:
             async with lock:
-                return await self._serve(job)
+                return await self._serve(job, unreachable)
         finally:
             self._taking[job] -= 1
             if not self._taking[job]:
                 del self._taking[job]
 
-    async def _serve(self, job: str) -> str:
+    async def _serve(self, job: str, unreachable: str) -> str:
         await self._register()
         me = membership_pb2.Serving(replica=self.replica, address=self.address)
         while job not in self._guards:
@@ -103,7 +109,7 @@ class Serving:
             if found is not None:
                 holder = membership_pb2.Serving.FromString(found.value)
                 mine = self.address == holder.address or self.replica == holder.replica
-                if not mine and await self._lives(holder, job):
+                if not mine and not self._is_out_of_reach(holder, job, unreachable) and await self._lives(holder, job):
                     return holder.address
             guard = await claim(self._store, job, me, found)
             if guard is not None:
@@ -111,6 +117,20 @@ class Serving:
                 self._guards[job] = guard
                 _log.info("Job %r is served here from now on, in term %d.", job, guard.revision)
         return ""
+
+    def _is_out_of_reach(self, holder: membership_pb2.Serving, job: str, unreachable: str) -> bool:
+        """Whether the holder, alive or not, is of no use to a member.
+
+        Where each of two coordinators is out of some member's reach, they would take the job from each other as fast as
+        members can ask. So one complaint counts for a while.
+        """
+        now = asyncio.get_running_loop().time()
+        self._complaints = {name: at_s for name, at_s in self._complaints.items() if now - at_s < self._lease_s}
+        if unreachable != holder.address or job in self._complaints:
+            return False
+        self._complaints[job] = now
+        _log.warning("Job %r: a member can't reach %s, which serves it.", job, holder.address)
+        return True
 
     async def _lives(self, holder: membership_pb2.Serving, job: str) -> bool:
         if await self._store.get(REPLICAS + holder.replica) is None:
@@ -166,6 +186,11 @@ class Serving:
                 await self._register()
                 others, _ = await self._store.range(REPLICAS)
                 self._has_others = len(others) > 1
+                self._peers.watch(
+                    address
+                    for entry in others
+                    if entry.key != REPLICAS + self.replica and (address := entry.value.decode()) != self.address
+                )
                 assert self._lease is not None
                 await self._store.keep_alive(self._lease)
                 self._reached_at_s = loop.time()
@@ -208,6 +233,7 @@ class Serving:
 
     async def stop(self) -> None:
         """The next coordinator finds all jobs free."""
+        await self._peers.close()
         with contextlib.suppress(StoreError):
             for guard in list(self._guards.values()):
                 await release(self._store, guard)

@@ -80,11 +80,14 @@ def allreduce(name, value=1.0):
 
 
 class Program:
-    """A Python process that runs `script` after PRELUDE."""
+    """A Python process that runs `script` after PRELUDE.
 
-    def __init__(self, script: str, **environment: str) -> None:
+    prefix: of the command, for a namespace.
+    """
+
+    def __init__(self, script: str, prefix: Sequence[str] = (), **environment: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PRELUDE + script],
+            [*prefix, sys.executable, "-c", PRELUDE + script],
             env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import queue
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 import etcd_server
+import grpc
 import pytest
 from etcd_server import Etcd
 from replicas import Replica, server_of
+from resources import eventually
 from stopped_jobs import Job, job
+from tcp_proxy import Proxy
+
+from horovod.coordinator.limits import Limits
+from horovod.protos.v1 import membership_pb2, membership_pb2_grpc
 
 pytestmark = pytest.mark.skipif(bool(etcd_server.missing()), reason=etcd_server.missing())
 
@@ -76,3 +84,53 @@ def test_the_only_one_is_killed_and_started_again(etcd: Etcd, log: IO[str]) -> N
             ranks.works()
         ends_well(ranks)
     assert not said(log, "was lost")
+
+
+def test_one_without_its_store_is_left(etcd: Etcd, log: IO[str]) -> None:
+    with (
+        Proxy(etcd.endpoints[0]) as way,
+        Replica(f"etcd://{way.address}", "--insecure", log=log) as one,
+        Replica(etcd.url, "--insecure", log=log) as other,
+        job(f"{one.address},{other.address}", None, Limits()) as ranks,
+    ):
+        ranks.works()
+        assert server_of(etcd.endpoints[0]) == one.address
+        way.refuse()
+        assert eventually(lambda: server_of(etcd.endpoints[0]) == other.address, 60.0)
+        ranks.works()
+        with joining(one.address, "late") as late, pytest.raises(grpc.RpcError, match="can't reach its store"):
+            next(late)
+        way.admit()
+        assert eventually(lambda: said(log, f"Job 'default' was taken over by {other.address}") == 1, 60.0)
+        ranks.works()
+        assert not said(log, "was lost")
+        ends_well(ranks)
+
+
+@contextmanager
+def joining(address: str, member_id: str, unreachable: str = "") -> Iterator[Iterator[membership_pb2.MembershipEvent]]:
+    """What a coordinator tells a member of a job of three that asks to join, and that could not reach another one."""
+    join = membership_pb2.JoinRequest(protocol_version=3, job="reach", member_id=member_id, size=3, pid=1)
+    join.host.name = "host"
+    requests: queue.SimpleQueue[membership_pb2.MemberMessage | None] = queue.SimpleQueue()
+    requests.put(membership_pb2.MemberMessage(join=join, unreachable=unreachable))
+    with grpc.insecure_channel(address) as channel:
+        events = membership_pb2_grpc.MembershipStub(channel).Join(iter(requests.get, None), timeout=60)
+        yield events
+        requests.put(None)
+        events.cancel()
+
+
+def test_the_other_one_serves_a_member_that_can_not_reach_the_first(etcd: Etcd, log: IO[str]) -> None:
+    with (
+        Replica(etcd.url, "--insecure", log=log) as one,
+        Replica(etcd.url, "--insecure", log=log) as other,
+        joining(one.address, "first") as first,
+    ):
+        assert "1 of 3" in next(first).progress.sentence
+        for unreachable in ("", "127.0.0.1:9"):
+            with joining(other.address, f"sent on {unreachable}", unreachable) as event:
+                assert next(event).redirect.address == one.address
+        with joining(other.address, "second", one.address) as second:
+            assert "1 of 3" in next(second).progress.sentence
+            assert next(first).redirect.address == other.address

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from concurrent import futures
 from typing import Any
@@ -92,11 +93,19 @@ class Session:
 
     def __init__(self, address: str) -> None:
         self.address = address
+        self.trouble = f"the coordinator at {address} is unreachable"
         self.channel = grpc.insecure_channel(address)
         self.term = 1
         self.lost = ""
+        self.attached = threading.Event()
+        self.attached.set()
+        self.missed = threading.Event()  # it was asked for a link when there was none
 
     def link(self, seconds: float) -> Link | None:
+        if not self.attached.is_set():
+            self.missed.set()
+        if not self.attached.wait(min(seconds, 0.05)):
+            return None
         return Link(self.channel, (), self.address, self.term)
 
 
@@ -298,6 +307,56 @@ def test_a_coordinator_that_stays_away_ends_the_epoch_after_the_grace_period(set
     assert kind == "abort"
     assert f"the coordinator at {setup.server.address} is unreachable" in sentence
     assert "'one' and 1 more" in sentence
+
+
+class Clock:
+    """The time of the negotiator."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead_s = 0.0
+        monkeypatch.setattr("horovod.worker.runtime.negotiation.time", self)
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+def test_what_is_announced_late_in_an_outage_waits_as_long_as_anything(setup, monkeypatch):
+    clock = Clock(monkeypatch)
+    stream, _ = setup.stream()
+    setup.session.attached.clear()
+    stream.answers.put(grpc.StatusCode.UNAVAILABLE)
+    assert setup.session.missed.wait(30)
+    clock.ahead_s += 100.0
+    setup.announce("late")
+    setup.session.missed.clear()
+    assert setup.session.missed.wait(30)
+    setup.session.attached.set()
+    _, hello = setup.stream()
+    assert names(hello) == ["late"]
+    assert setup.engine.applied.empty()
+
+
+def test_a_stream_that_brought_decisions_ends_an_outage(setup, monkeypatch):
+    """Streams that are short do not add up to one outage, when the ranks get on in each."""
+    clock = Clock(monkeypatch)
+    stream, _ = setup.stream()
+    setup.announce("one", "other")
+    assert names(next(stream.requests)) == ["one", "other"]
+    stream.answers.put(grpc.StatusCode.UNAVAILABLE)
+    stream, hello = setup.stream()
+    assert names(hello) == ["one", "other"]
+    decisions = negotiation_pb2.Decisions(epoch=EPOCH)
+    decisions.plans.add(name="one", id=1)
+    stream.answers.put(decisions)
+    assert setup.applied()[2] == "one"
+    clock.ahead_s += 20.0
+    stream.answers.put(grpc.StatusCode.UNAVAILABLE)
+    stream, hello = setup.stream()
+    clock.ahead_s += 20.0
+    stream.answers.put(grpc.StatusCode.UNAVAILABLE)
+    _, hello = setup.stream()
+    assert names(hello) == ["other"]
+    assert setup.engine.applied.empty()
 
 
 def test_warnings_are_logged_and_a_shutdown_ends_the_epoch(setup, caplog):

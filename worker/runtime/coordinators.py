@@ -50,6 +50,8 @@ class Coordinators:
         self._keepalive_timeout_seconds = keepalive_timeout_seconds
         self._place = 0
         self._leads = 0
+        self._is_led = False  # to the current one, which has not answered yet
+        self.unreachable = ""  # the one that this process was sent to in vain; whoever is asked next is to know
         self.current = self._connect(self._addresses[0])
 
     def are_several(self) -> bool:
@@ -58,6 +60,8 @@ class Coordinators:
     def turn(self) -> bool:
         """To the next one. True when all have had their turn, so that it is time to wait."""
         self._leads = 0
+        if self._is_led:
+            self.unreachable, self._is_led = self.current.address, False
         if not self.are_several() and self.current.address == self._addresses[0]:
             return True
         self._place = (self._place + 1) % len(self._addresses)
@@ -76,11 +80,17 @@ class Coordinators:
         if address in self._addresses:
             self._place = self._addresses.index(address)
         self._replace(address)
+        self._is_led = True
         return True
+
+    def answered(self) -> None:
+        """The current one can be reached."""
+        self._is_led = False
 
     def reached(self) -> None:
         """The current one serves the job."""
         self._leads = 0
+        self.unreachable = ""
 
     def close(self) -> None:
         self.current.channel.close()

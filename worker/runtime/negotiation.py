@@ -2,7 +2,7 @@
 
 Three threads: `horovod-outbox` drains the engine, gRPC's own thread sends everything that has come together since the
 last message, and `horovod-negotiation` reads decisions. An announcement is remembered until it is decided, so a broken
-stream is opened again and told everything once more. When that does not succeed for `grace_seconds` while something
+stream is opened again and told everything once more. When that does not succeed for `grace_seconds` in which something
 waits for a decision, the epoch ends with a sentence; while nothing waits, training goes on without the coordinator.
 
 A stream belongs to one coordinator in one term. Its hello holds what another one wants to know that takes over
@@ -58,7 +58,8 @@ class Attached(Protocol):
     lost: str  # why this process is no member any more; empty while it is or may be again
 
     @property
-    def address(self) -> str: ...
+    def trouble(self) -> str:
+        """Why there is no link, as the end of a sentence."""
 
     def link(self, seconds: float) -> Link | None:
         """Waits so long for one."""
@@ -101,6 +102,8 @@ class Negotiator:
         self._stream = 0  # number of the stream that may send
         self._join: negotiation_pb2.Join | None = None  # this rank is in hvd.join()
         self._known = Known(hello.rank)
+        self._waits_since = 0.0  # since when something is undecided
+        self._decided_at = 0.0  # when decisions came last
         self._refused = ""
         self._closing = threading.Event()
         self._call: Any = None
@@ -208,6 +211,7 @@ class Negotiator:
                     self._to_send.recalled.add(process_set=process_set, ids=ids)
                     self._known.freed(process_set, ids)
                 elif kind == "join":
+                    self._begin_to_wait()
                     round_, contributes_none = parts
                     self._join = negotiation_pb2.Join(round=round_, contributes_none=contributes_none)
                     self._to_send.join.CopyFrom(self._join)
@@ -218,6 +222,7 @@ class Negotiator:
                     worth_saying, sentence = parts
                     log.log(logging.INFO if worth_saying else logging.DEBUG, "%s", sentence)
                 elif kind == "announce":
+                    self._begin_to_wait()
                     operation = to_message(parts)
                     self._undecided[operation.process_set, operation.name] = operation
                     self._to_send.announce.append(operation)
@@ -231,6 +236,10 @@ class Negotiator:
             self._changed.notify_all()
         if refused:
             self._give_up(refused)
+
+    def _begin_to_wait(self) -> None:
+        if not self._undecided and self._join is None:
+            self._waits_since = time.monotonic()
 
     def _blocked_report(self) -> negotiation_pb2.BlockedReport:
         started, all_threads, cut_short, unfinished = self._engine.blocked_report()
@@ -306,7 +315,7 @@ class Negotiator:
                 self._changed.notify_all()
                 if self._closing.is_set():
                     return
-            if broken_since is None or now - began > self._grace_seconds:
+            if broken_since is None or self._decided_at > began or now - began > self._grace_seconds:
                 broken_since = now
                 log.info("The negotiation stream to the coordinator at %s is broken: %s.", link.address, cause)
             if not waiting_helps(code):
@@ -329,12 +338,15 @@ class Negotiator:
                 return None
             broken_since = broken_since or time.monotonic()
             if self._is_overdue(broken_since):
-                self._give_up(f"the coordinator at {self._session.address} is unreachable")
+                self._give_up(self._session.trouble)
                 return None
         return None
 
     def _is_overdue(self, broken_since: float) -> bool:
-        return time.monotonic() - broken_since >= self._grace_seconds and bool(self._undecided or self._join)
+        with self._changed:
+            if not self._undecided and self._join is None:
+                return False
+            return time.monotonic() - max(broken_since, self._waits_since) >= self._grace_seconds
 
     def _read(self, stream: int, link: Link) -> tuple[grpc.StatusCode, str]:
         """Runs one stream until it ends and says why it did."""
@@ -369,6 +381,7 @@ class Negotiator:
             log.info("Decisions for epoch %d were ignored; this is epoch %d.", decisions.epoch, self._epoch)
             return
         with self._changed:
+            self._decided_at = time.monotonic()
             self._known.heard(decisions)
             for plan in decisions.plans:
                 self._undecided.pop((plan.process_set, plan.name), None)

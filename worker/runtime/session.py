@@ -74,6 +74,7 @@ class Session:
         self._known: dict[int, bool] = {}  # their ranks; whether in order
         self._reports: dict[int, membership_pb2.PeerLost] = {}  # by rank; told on every stream
         self._progress = ""
+        self._progress_at = ""  # which coordinator said it
         self.world: World | None = None
         self._term = 0  # the highest that was heard of
         self.lost = ""  # why this process is no member any more, as a sentence; empty while it is or may be again
@@ -93,6 +94,7 @@ class Session:
         started = time.monotonic()
         delay = FIRST_RETRY_SECONDS
         warned = False
+        reasons: dict[str, str] = {}  # the latest of each coordinator
         while True:
             reason, final = self._try(make_request(), deadline, started)
             if self.world is not None:
@@ -102,10 +104,12 @@ class Session:
                 continue
             if final:
                 raise StartError(reason)
+            reasons[self.address] = reason
             waits = self.coordinators.turn()
             left = deadline - time.monotonic()
             if left <= (delay if waits else 0.0):
-                raise StartError(f"{reason} Gave up after {time.monotonic() - started:.0f} s.")
+                told = " ".join(dict.fromkeys(reasons.values()))
+                raise StartError(f"{told} Gave up after {time.monotonic() - started:.0f} s.")
             if not waits:
                 continue
             if not warned:
@@ -126,6 +130,7 @@ class Session:
             self._changed.wait_for(attempt.is_decided, max(0.0, deadline - time.monotonic()))
             if attempt.world is not None:
                 connection.credential.confirm()
+                self.coordinators.reached()
                 self.world = World.from_message(attempt.world, request.member_id)
                 self.addresses = resolve(connection.host, connection.port)
                 return "", False
@@ -145,10 +150,11 @@ class Session:
         return reason, False
 
     def _too_late(self, request: membership_pb2.JoinRequest, seconds: float) -> str:
-        state = self._progress.strip().rstrip(".") or "it did not say what it waits for"
+        state, at = self._progress.strip().rstrip("."), self._progress_at or self.address
+        state = state or "it did not say what it waits for"
         return (
             f"The world of job {request.job!r} was not complete after {seconds:.0f} s; the coordinator at "
-            f"{self.address} says: {state}. Start the missing processes with the same job, size and coordinator, or "
+            f"{at} says: {state}. Start the missing processes with the same job, size and coordinator, or "
             "give them more time with HOROVOD_START_TIMEOUT."
         )
 
@@ -191,6 +197,13 @@ class Session:
             current = self.coordinators.current
             return Link(current.channel, self.metadata, current.address, self._term)
 
+    @property
+    def trouble(self) -> str:
+        """Why there is no link, as the end of a sentence."""
+        if unreachable := self.coordinators.unreachable:
+            return f"the coordinator at {unreachable}, which serves this job, is unreachable from here"
+        return f"the coordinator at {self.address} is unreachable"
+
     def _is_attached(self) -> bool:
         return self._attempt is not None and self._attempt.attached
 
@@ -211,6 +224,7 @@ class Session:
         with self._changed:
             kind = event.WhichOneof("event")
             attempt.heard = True
+            self.coordinators.answered()
             _make_printable(event)
             if 0 < event.term < self._term:
                 log.info(
@@ -225,7 +239,7 @@ class Session:
             if attempt.world is not None or kind == "world":
                 self._term = max(self._term, event.term)
             if kind == "progress":
-                self._progress = event.progress.sentence
+                self._progress, self._progress_at = event.progress.sentence, self.address
                 log.info("Waiting for the world: %s", self._progress)
             elif kind == "world":
                 if attempt.world is None:
@@ -349,7 +363,8 @@ class Session:
                 return grpc.StatusCode.CANCELLED, "the session is closed"
             self.metadata = metadata
             self.addresses |= addresses
-            first = membership_pb2.MemberMessage(attach=attempt.attach_request())
+            unreachable = self.coordinators.unreachable
+            first = membership_pb2.MemberMessage(attach=attempt.attach_request(), unreachable=unreachable)
             try:
                 attempt.stream = MembershipStream(self, first)
             except ValueError as error:  # the channel is closed
@@ -391,7 +406,9 @@ class _Attempt:
         self.thread = threading.Thread(target=self._run, name="horovod-membership", daemon=True)
 
     def start(self) -> None:
-        self.stream = MembershipStream(self._session, membership_pb2.MemberMessage(join=self._request))
+        unreachable = self._session.coordinators.unreachable
+        first = membership_pb2.MemberMessage(join=self._request, unreachable=unreachable)
+        self.stream = MembershipStream(self._session, first)
         self.thread.start()
 
     def is_decided(self) -> bool:

@@ -15,14 +15,28 @@ import etcd_server
 import pytest
 from delaying_proxy import DelayingProxy
 from etcd_server import Etcd, ctl
-from fault_training import JOINS, NAMES, NEW_NAMES, PROCESS_SETS, STEADY, Training, pass_seconds, undisturbed
+from fault_training import (
+    JOINS,
+    NAMES,
+    NEW_NAMES,
+    PROCESS_SETS,
+    STEADY,
+    TORCH_SCRIPT,
+    Training,
+    pass_seconds,
+    undisturbed,
+)
+from partitions import HOSTS, Site
 from replicas import Replica, server_of
 from tcp_proxy import Proxy
+
+from benchmarks.namespaces import Network, NetworkError, check_possible
 
 pytestmark = pytest.mark.skipif(bool(etcd_server.missing()), reason=etcd_server.missing())
 
 KINDS = (STEADY, NEW_NAMES, JOINS, PROCESS_SETS)
 STOPPED_S = 20.0
+ALL_STOPPED_S = 5.0
 OUTAGE_S = 10.0
 
 
@@ -178,3 +192,45 @@ def test_the_store_is_slow(etcd: Etcd, tmp_path: Path) -> None:
             tell("kill -9 of the serving coordinator, 200 ms for each call to the store", kind, training.works(kind))
             serving.start()
         ends_alike(cluster, training)
+
+
+def test_pytorch_when_all_coordinators_are_stopped_for_a_while(cluster: Cluster) -> None:
+    ranks = ((),) * 2
+    with Training(cluster.addresses, prefixes=ranks, script=TORCH_SCRIPT) as training:
+        for kind in KINDS:
+            training.works(kind)
+            for replica in cluster.replicas:
+                replica.send_signal(signal.SIGSTOP)
+            pauses = [training.works(kind)] if kind == STEADY else []
+            training.tell(kind)
+            pass_seconds(ALL_STOPPED_S)
+            for replica in cluster.replicas:
+                replica.send_signal(signal.SIGCONT)
+            pauses.append(training.answer(kind))
+            tell(f"PyTorch, SIGSTOP of all coordinators for {ALL_STOPPED_S:.0f} s", kind, max(pauses))
+        kinds, result = training.end()
+        assert not cluster.lost()
+        assert result == undisturbed(cluster.addresses, kinds, "undisturbed", ranks, TORCH_SCRIPT)
+
+
+def test_pytorch_when_nothing_gets_to_the_serving_coordinator(tmp_path: Path) -> None:
+    """From nowhere, without a word: its packets vanish."""
+    with ExitStack() as stack:
+        try:
+            check_possible()
+            network = stack.enter_context(Network(HOSTS))
+        except NetworkError as error:
+            pytest.skip(str(error))
+        site = Site(network, tmp_path, stack)
+        training = stack.enter_context(site.torch_training())
+        for kind in (STEADY, JOINS, PROCESS_SETS):
+            training.works(kind)
+            serving = site.serving()
+            site.partitions.cut([serving], {*range(HOSTS)} - {serving})
+            pauses = [training.works(kind)]
+            pass_seconds(OUTAGE_S)
+            pauses.append(training.works(kind))
+            site.partitions.heal()
+            pauses.append(training.works(kind))
+            tell(f"PyTorch, packets of the serving coordinator vanish for {OUTAGE_S:.0f} s", kind, max(pauses))
+        site.ends_alike(training)
