@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -59,6 +60,25 @@ def test_ctrl_c_ends_the_job(agents: Agents, launch: Launch, program: Program) -
     assert code == 128 + signal.SIGINT
     assert "Stopped by SIGINT; no rank is left." in err
     assert still_alive(ranks) == []
+
+
+def test_the_others_hear_by_which_signal_a_rank_ended(agents: Agents, launch: Launch, program: Program) -> None:
+    source = """
+from horovod.worker.runtime import context
+from horovod.worker.runtime.errors import MemberLostError
+member = context.init()
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    member.session.check(60)
+except MemberLostError as error:
+    print(error)
+"""
+    code, out, err = launch(*agents.options, "-np", "3", *program(source), environ=agents.environ).finish()
+    assert code == 128 + signal.SIGKILL, err
+    heard = sorted(re.sub(r"pid \d+", "pid P", line) for line in out.splitlines())
+    saw = "Rank 1 (pid P) on host h1 was lost: its agent saw its process end: signal 9 (SIGKILL)."
+    assert heard == [f"[{rank}]<stdout>:{saw}" for rank in (0, 2)]
 
 
 def test_a_job_survives_the_kill_of_its_agent(agents: Agents, launch: Launch, program: Program, tmp_path: Path) -> None:

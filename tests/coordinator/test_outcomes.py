@@ -1,0 +1,48 @@
+"""What agents have reported reaches the coordinator that serves a job's world, when another one serves its agents."""
+
+from __future__ import annotations
+
+import asyncio
+
+from horovod.coordinator.core.ending import RankEnded
+from horovod.coordinator.services.outcomes import Outcomes
+from horovod.coordinator.store import MemoryStore
+from horovod.coordinator.store.submitted import submitted_key
+from horovod.protos.v1 import jobs_pb2
+
+JOB = "a job/1"
+ENDED = RankEnded(JOB, 2, "h2", 42, "its agent saw its process end: signal 9 (SIGKILL)")
+LOST = RankEnded(JOB, 0, "h1", 0, "host h1 has had no connection")
+
+
+def record(*outcomes: jobs_pb2.RankOutcome, job: str = JOB) -> bytes:
+    shares = [jobs_pb2.Share(agent="h1", ranks=2), jobs_pb2.Share(agent="h2", first_rank=2, ranks=1)]
+    return jobs_pb2.JobRecord(id=job, shares=shares, outcomes=outcomes).SerializeToString()
+
+
+KILLED = jobs_pb2.RankOutcome(rank=2, pid=42, code=-9)
+WITH_ITS_HOST = jobs_pb2.RankOutcome(rank=0, lost="host h1 has had no connection")
+
+
+def test_outcomes_are_heard_of_by_who_serves_the_job() -> None:
+    async def story() -> None:
+        store, heard = MemoryStore(), asyncio.Queue[RankEnded]()
+        outcomes = Outcomes(store, lambda job: job == JOB, heard.put_nowait)
+        await store.put(submitted_key(JOB), record(KILLED))
+        watching = asyncio.create_task(outcomes.watch())
+        try:
+            assert await asyncio.wait_for(heard.get(), 30) == ENDED, "it was there before"
+            await store.put(submitted_key("other"), record(KILLED, job="other"))
+            await store.put(submitted_key(JOB), record(WITH_ITS_HOST, jobs_pb2.RankOutcome(rank=9)))
+            assert await asyncio.wait_for(heard.get(), 30) == LOST
+            await store.delete(submitted_key(JOB))
+            await store.put(submitted_key(JOB), record(KILLED))
+            assert await asyncio.wait_for(heard.get(), 30) == ENDED
+            await outcomes.look(JOB)  # as when the job is taken over
+            assert heard.get_nowait() == ENDED
+            await outcomes.look("a job without agents")
+            assert heard.empty()
+        finally:
+            watching.cancel()
+
+    asyncio.run(story())
