@@ -149,13 +149,8 @@ class CoordinatorServer:
             limits=self._limits,
             deadlock=self._deadlock,
             told_level=self._told_level,
-<<<<<<< HEAD
             peers=peers,
-=======
-            token=token,
-            tls=tls is not None,
             has_agent=lambda job, rank: cluster.watches(job, rank),  # noqa: PLW0108 - it is made below
->>>>>>> caff5b4 (What an agent reports of a rank's process is evidence: its world hears the signal or exit code at once)
         )
         sending = Sending()
         membership = MembershipService(hub, access, sending)

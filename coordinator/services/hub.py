@@ -64,14 +64,9 @@ class Hub:
         id_capacity: int = MAX_IDS,
         has_agent: Callable[[str, int], bool] = lambda job, rank: False,
     ) -> None:
-<<<<<<< HEAD
         """told_level: at which the log repeats what rank 0 shows to the user. peers: other coordinators of the store.
-        lease_s: after which a coordinator that can't reach the store counts as dead.
-=======
-        """told_level: at which the log repeats what rank 0 shows to the user. token and tls: of all coordinators of the
-        store. lease_s: after which a coordinator that can't reach the store counts as dead. has_agent: whether an agent
+        lease_s: after which a coordinator that can't reach the store counts as dead. has_agent: whether an agent
         will call `rank_ended` for the process that was started as this rank of the job.
->>>>>>> caff5b4 (What an agent reports of a rank's process is evidence: its world hears the signal or exit code at once)
         """
         self._store = store
         self._limits = limits

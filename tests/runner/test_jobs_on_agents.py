@@ -98,6 +98,49 @@ def test_a_job_survives_the_kill_of_its_agent(agents: Agents, launch: Launch, pr
     assert (code, out) == (0, "[0]<stdout>:done\n"), err
 
 
+RELAYED = f"""
+sys.path.insert(0, {str(Path(__file__).parents[1] / "runtime")!r})
+import numpy as np
+import psutil
+from numpy_framework import OPS, global_process_set, hvd
+from horovod.worker.runtime import context
+member = context.init()
+port = int(os.environ["HOROVOD_COORDINATOR"].rpartition(":")[2])
+def tell(name):
+    total = OPS.allreduce(np.ones(1), hvd.Sum, name, 1.0, 1.0, global_process_set)
+    connections = psutil.Process().net_connections("tcp")
+    own = sum(bool(one.raddr) and one.raddr.port == port for one in connections)
+    print(name, int(total[0]), "direct" if own else "relayed")
+tell("before")
+"""
+
+
+def test_ranks_speak_over_their_agent_and_by_themselves_once_it_is_killed(
+    agents: Agents, launch: Launch, program: Program, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    source = f"{RELAYED}\nif rank < 2:\n    open({str(go)!r}).read()\ntell('after')"
+    launched = launch(*agents.options, "-np", "3", *program(source), environ=agents.environ)
+    assert sorted(launched.lines(3)) == [f"[{rank}]<stdout>:before 3 relayed" for rank in range(3)]
+    agents.processes["h1"].kill()
+    agents.processes["h1"].communicate()
+    with go.open("w"):
+        pass
+    # Its output is told by the next agent of the host; that of rank 2 by an agent that was there all the time.
+    assert launched.lines(1) == ["[2]<stdout>:after 3 relayed"]
+    agents.add("h1")
+    code, out, err = launched.finish()
+    assert code == 0, err
+    assert sorted(out.splitlines()) == [f"[{rank}]<stdout>:after 3 direct" for rank in range(2)]
+
+
+def test_a_job_may_do_without_the_relay(agents: Agents, launch: Launch, program: Program) -> None:
+    environ = {**agents.environ, "HOROVOD_RELAY": "0"}
+    code, out, err = launch(*agents.options, "-np", "1", *program(RELAYED), environ=environ).finish()
+    assert (code, out) == (0, "[0]<stdout>:before 1 direct\n"), err
+
+
 def test_ranks_without_an_agent_are_ended(tmp_path: Path, launch: Launch, program: Program) -> None:
     with Agents(tmp_path) as agents:
         agents.add("h1", 2, "--orphan-grace-seconds", "0.2")
