@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from coordinator_client import Crew
+
 from horovod.coordinator.core.ending import RankEnded
+from horovod.coordinator.server import CoordinatorServer
 from horovod.coordinator.services.outcomes import Outcomes
 from horovod.coordinator.store import MemoryStore
 from horovod.coordinator.store.submitted import submitted_key
@@ -44,5 +47,32 @@ def test_outcomes_are_heard_of_by_who_serves_the_job() -> None:
             assert heard.empty()
         finally:
             watching.cancel()
+
+    asyncio.run(story())
+
+
+def test_the_members_of_its_world_hear_of_it() -> None:
+    async def story() -> None:
+        store, server = MemoryStore(), CoordinatorServer()
+        port = await server.start("127.0.0.1:0", store=store)
+
+        def members() -> None:
+            with Crew(f"127.0.0.1:{port}") as crew:
+                made = [crew.member(f"m{n}", job=JOB, host=f"h{n + 1}", pid=40 + n, rank=n) for n in range(2)]
+                for member in made:
+                    member.wait_for_world()
+                made[1].settle()  # else the end of its stream would be a loss by itself
+                made[1].lose_connection()
+                asyncio.run_coroutine_threadsafe(store.put(submitted_key(JOB), written), loop).result(30)
+                sentence = made[0].event("gone").sentence
+                assert sentence == f"Rank 1 (pid 41) on host h2 was lost: {ENDED.cause}."
+
+        loop = asyncio.get_running_loop()
+        shares = [jobs_pb2.Share(agent=f"h{rank + 1}", first_rank=rank, ranks=1) for rank in (0, 1)]
+        ended = [jobs_pb2.RankOutcome(rank=1, pid=41, code=-9)]
+        written = jobs_pb2.JobRecord(id=JOB, shares=shares, outcomes=ended).SerializeToString()
+        await asyncio.to_thread(members)
+        await server.stop()
+        await store.close()
 
     asyncio.run(story())
