@@ -10,8 +10,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from horovod.coordinator.core.clustered import Ended
-from horovod.coordinator.core.ending import RankEnded, rank_ended
+from horovod.coordinator.core.clustered import rank_ends
+from horovod.coordinator.core.ending import RankEnded
 from horovod.coordinator.store import Store, StoreError
 from horovod.coordinator.store.submitted import SUBMITTED, job_of, submitted_key
 from horovod.protos.v1 import jobs_pb2
@@ -51,7 +51,5 @@ class Outcomes:
             self._tell_all(jobs_pb2.JobRecord.FromString(value))
 
     def _tell_all(self, record: jobs_pb2.JobRecord) -> None:
-        hosts = [share.agent for share in record.shares for _ in range(share.ranks)]
-        for outcome in record.outcomes:
-            if outcome.rank < len(hosts):
-                self._tell(rank_ended(record.id, hosts[outcome.rank], Ended.of(outcome)))
+        for ended in rank_ends(record, {outcome.rank for outcome in record.outcomes}):
+            self._tell(ended)

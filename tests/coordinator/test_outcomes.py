@@ -44,6 +44,10 @@ def test_outcomes_are_heard_of_by_who_serves_the_job() -> None:
             await outcomes.look(JOB)  # as when the job is taken over
             assert heard.get_nowait() == ENDED
             await outcomes.look("a job without agents")
+            preparing = jobs_pb2.JobRecord.FromString(record(KILLED))
+            preparing.spec.lines.add(command=["make"])  # its processes are in no world
+            await store.put(submitted_key(JOB), preparing.SerializeToString())
+            await outcomes.look(JOB)
             assert heard.empty()
         finally:
             watching.cancel()
