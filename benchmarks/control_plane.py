@@ -4,12 +4,14 @@
     python benchmarks/control_plane.py                       64, 256, 1,024 and 4,096 members
     python benchmarks/control_plane.py --members 256 --plot docs/img/control_plane.png
     python benchmarks/control_plane.py --members 1024 --profile profile.txt
+    python benchmarks/control_plane.py --relay               eight members behind the relay of one agent
 
 The coordinator is a process of its own, `horovod-coordinator` as users start it. Members are asyncio tasks in other
 processes, each with its own gRPC channel and so its own TCP connection, as a training process has. They say what real
 members say (a join request of a cluster's usual size, 8 to a host, two interfaces; the announcements of 500 gradients)
-and move no tensors. They share this machine's processors with the coordinator, so seconds are an upper bound; "cpu" is
-what the coordinator itself used.
+and move no tensors. With --relay the eight members of a host go through a relay as an agent has it, so the coordinator
+has one connection for each host; the relays run in the members' processes. All share this machine's processors with the
+coordinator, so seconds are an upper bound; "cpu" is what the coordinator itself used.
 
   formed  from the first join request until the last member has its world
   plans   from the first announcement until every member has the ids of all tensors
@@ -29,6 +31,7 @@ import re
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -41,6 +44,8 @@ import psutil
 
 from horovod.coordinator import PROTOCOL_VERSION
 from horovod.protos.v1 import membership_pb2, negotiation_pb2, types_pb2
+from horovod.worker.agent.relay import Relay
+from horovod.worker.runtime.relayed import headers as relay_headers
 
 HOST_MEMBERS = 8
 TENSORS = 500
@@ -97,6 +102,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--tensors", type=int, default=TENSORS, help="that each member announces (default: %(default)s)"
     )
+    parser.add_argument("--relay", action="store_true", help="eight members behind the relay of one agent")
     parser.add_argument("--processes", type=int, default=1, help="that the members share (default: %(default)s)")
     parser.add_argument("--limit", type=float, default=120.0, metavar="S", help="for each phase (default: %(default)g)")
     parser.add_argument("--json", metavar="FILE")
@@ -180,10 +186,11 @@ def gradients(tensors: int) -> list[types_pb2.Operation]:
 
 
 class Member:
-    def __init__(self, address: str, job: str, index: int, size: int) -> None:
+    def __init__(self, address: str, job: str, index: int, size: int, relay: str) -> None:
         # Connections of one process are shared unless each channel has a pool of its own.
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 64 << 20)]
-        self.channel = grpc.aio.insecure_channel(address, options=options)
+        self.channel = grpc.aio.insecure_channel(f"unix:{relay}" if relay else address, options=options)
+        self.metadata = relay_headers(address, 20.0, 5.0) if relay else ()
         self.request = join_request(job, index, size)
         self.index = index
         self.world_bytes = 0
@@ -198,7 +205,7 @@ class Member:
         method = self.channel.stream_stream(
             "/horovod.v1.Membership/Join", membership_pb2.MemberMessage.SerializeToString, None
         )
-        self.membership = method()
+        self.membership = method(metadata=self.metadata)
         await self.membership.write(membership_pb2.MemberMessage(join=self.request))
         while not (event := await self._event()).startswith(WORLD):
             pass
@@ -226,7 +233,7 @@ class Member:
         method = self.channel.stream_stream(
             "/horovod.v1.Negotiation/Negotiate", None, negotiation_pb2.Decisions.FromString
         )
-        self.negotiation = method()
+        self.negotiation = method(metadata=self.metadata)
         hello = negotiation_pb2.Hello(job=job, member_id=self.request.member_id, rank=self.index, term=term)
         first = negotiation_pb2.NegotiationMessage(epoch=epoch, hello=hello).SerializeToString()
         await self.negotiation.write(first + announce)  # messages that are put together are one message
@@ -254,11 +261,26 @@ class Member:
         await self.channel.close(None)
 
 
-async def _crowd(address: str, indices: range, size: int, tensors: int, orders: Connection) -> None:
+async def _relays(folder: Path, indices: range) -> dict[int, Relay]:
+    """One for each host, by its number."""
+    relays = {}
+    for host in dict.fromkeys(index // HOST_MEMBERS for index in indices):
+        own = folder / str(host)
+        own.mkdir(mode=0o700)
+        relays[host] = Relay(own, None)
+        await relays[host].start()
+    return relays
+
+
+async def _crowd(
+    address: str, indices: range, size: int, tensors: int, orders: Connection, folder: Path | None
+) -> None:
     """Some members, who do together what the parent says and answer when all have done it."""
     loop = asyncio.get_running_loop()
     job = "large"
-    members = [Member(address, job, index, size) for index in indices]
+    relays = await _relays(folder, indices) if folder is not None else {}
+    paths = {host: relay.path for host, relay in relays.items()}
+    members = [Member(address, job, index, size, paths.get(index // HOST_MEMBERS, "")) for index in indices]
     announce = negotiation_pb2.NegotiationMessage(announce=gradients(tensors)).SerializeToString()
     epoch = term = 0
     while True:
@@ -284,11 +306,15 @@ async def _crowd(address: str, indices: range, size: int, tensors: int, orders: 
             orders.send(0)
         else:
             await asyncio.gather(*(member.vanish() for member in members))
+            await asyncio.gather(*(relay.close() for relay in relays.values()))
             return
 
 
-def _serve_crowd(address: str, indices: range, size: int, tensors: int, orders: Connection) -> None:
-    asyncio.run(_crowd(address, indices, size, tensors, orders))
+def _serve_crowd(address: str, indices: range, size: int, tensors: int, orders: Connection, relayed: bool) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with tempfile.TemporaryDirectory(prefix="r") as folder:
+        asyncio.run(_crowd(address, indices, size, tensors, orders, Path(folder) if relayed else None))
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
@@ -301,7 +327,7 @@ def measure(count: int, options: argparse.Namespace) -> Figures:
     try:
         for indices in _shares(count, options.processes):
             ours, theirs = context.Pipe()
-            arguments = (coordinator.address, indices, count, options.tensors, theirs)
+            arguments = (coordinator.address, indices, count, options.tensors, theirs, options.relay)
             processes.append(context.Process(target=_serve_crowd, args=arguments, daemon=True))
             processes[-1].start()
             pipes.append(ours)

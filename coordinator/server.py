@@ -137,6 +137,7 @@ class CoordinatorServer:
         options = (*_OPTIONS, *self._limits.channel_options())
         server = grpc.aio.server(interceptors=access.interceptors(), options=options)
         hub: Hub
+        cluster: ClusterHub
 
         def observe(seconds: float, operation: str, result: str) -> None:
             hub.metrics.store_seconds.observe(seconds, operation, result)
@@ -149,6 +150,7 @@ class CoordinatorServer:
             deadlock=self._deadlock,
             told_level=self._told_level,
             peers=peers,
+            has_agent=lambda job, rank: cluster.watches(job, rank),  # noqa: PLW0108 - it is made below
         )
         sending = Sending()
         membership = MembershipService(hub, access, sending)
@@ -156,7 +158,13 @@ class CoordinatorServer:
         add_stream_to_server(server, "horovod.v1.Membership", "Join", membership.Join, MemberMessage)
         add_call_to_server(server, "horovod.v1.Membership", "Serves", membership.Serves, ServesRequest)
         add_stream_to_server(server, "horovod.v1.Negotiation", "Negotiate", negotiation.Negotiate, NegotiationMessage)
-        cluster = ClusterHub(self._store, __version__, limits=self._limits, token=lambda job: _token_for(token, job))
+        cluster = ClusterHub(
+            self._store,
+            __version__,
+            limits=self._limits,
+            token=lambda job: _token_for(token, job),
+            rank_ended=hub.rank_ended,
+        )
         agents = AgentsService(cluster, access, sending)
         add_stream_to_server(server, "horovod.v1.Agents", "Attach", agents.Attach, AgentMessage)
         add_call_to_server(server, "horovod.v1.Agents", "GetCode", agents.GetCode, GetCodeRequest)
@@ -180,7 +188,8 @@ class CoordinatorServer:
         if warning:
             _log.warning("%s", warning)
         self._server, self._hub, self._cluster = server, hub, cluster
-        self._serving = [asyncio.create_task(hub.serving.keep()), asyncio.create_task(hub.serving.watch())]
+        work = (hub.serving.keep(), hub.serving.watch(), hub.outcomes.watch())
+        self._serving = [asyncio.create_task(one) for one in work]
         self._clock_watch = asyncio.create_task(hub.watch_clock())
         self._listening = str(ListenAddress(address.host, port))
         return port

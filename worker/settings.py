@@ -111,6 +111,14 @@ class Settings:
         section="params",
         **_PATIENCE,
     )
+    relay: bool = row(
+        "HOROVOD_RELAY",
+        True,
+        "processes that an agent has started speak to coordinators over the agent's connection, and over connections "
+        "of their own when that is gone",
+        section="params",
+    )
+    relay_socket: str | None = row("HOROVOD_RELAY_SOCKET", None, "where the agent of this host relays", launcher=True)
     reattach_grace_seconds: float = row(
         "HOROVOD_REATTACH_GRACE_SECONDS",
         10.0,

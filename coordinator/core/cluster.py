@@ -25,7 +25,8 @@ from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
 
 from . import lines
-from .clustered import OVER, Agent, Submitted, wish_of
+from .clustered import OVER, Agent, Submitted, rank_ends, wish_of
+from .ending import RankEnded
 from .placement import Part, Room, Wish, place
 from .ranks import Seat, assign
 from .reachability import Reachability
@@ -61,15 +62,6 @@ class Changed:
     """The job has changed: its followers are to hear of it."""
 
     job: str
-
-
-@dataclass(frozen=True)
-class RankEnded:
-    """The process of this rank is known to have ended."""
-
-    job: str
-    rank: int
-    cause: str
 
 
 Effect = Save | Erase | Command | Changed | RankEnded
@@ -213,6 +205,15 @@ class Cluster:
             if agent.away_since_s is not None:
                 agent.away_since_s = now_s
         self.reachability.restart_limits(now_s)
+
+    def watches(self, job_id: str, rank: int) -> bool:
+        """Whether an agent that is connected will tell how the process of this rank ended."""
+        job = self.jobs.get(job_id)
+        if job is None or job.is_over or not lines.is_distributed(job.record):
+            return False
+        share = next((one for one in job.record.shares if 0 <= rank - one.first_rank < one.ranks), None)
+        agent = self.agents.get(share.agent) if share is not None else None
+        return agent is not None and agent.is_connected
 
     # -- what people ask ---------------------------------------------------------------------------------------------
 
@@ -365,16 +366,16 @@ class Cluster:
                 outcome = record.outcomes.add(rank=rank.rank, pid=rank.pid, stopped=rank.stopped, ended_at=wall_s)
                 if rank.HasField("code"):
                     outcome.code = rank.code
-                if lines.is_distributed(record):
-                    effects.append(RankEnded(record.id, rank.rank, "its agent saw its process end"))
                 changed = True
         if report.over and not share.over:
             share.over = changed = True
             if is_current or record.state == jobs_pb2.JOB_STATE_RUNNING:  # else it ended before a line that was to come
                 lines.lose(record, share, job.pids, printable(report.error) or lines.NOT_KNOWN, wall_s)
             effects.append(Command(share.agent, pb.AgentCommand(forget=pb.ForgetShare(job=record.id))))
+        # First, since it is evidence for the world and no decision that must be stored.
+        ended = rank_ends(record, set(lines.ranks_of(record, share)) - known)
         judged = self._judged(job, share.agent, wall_s) if changed else []
-        return [*judged, *effects, *self._next_line(job)]
+        return [*ended, *judged, *effects, *self._next_line(job)]
 
     def _next_line(self, job: Submitted) -> list[Effect]:
         record = job.record
@@ -405,9 +406,8 @@ class Cluster:
             job.record.state = jobs_pb2.JOB_STATE_QUEUED
             return [*self._saved(job), *self.schedule(now_s, wall_s)]
         share.over = True
-        lost = lines.lose(job.record, share, job.pids, cause, wall_s)
-        effects = [RankEnded(job.record.id, rank, cause) for rank in lost if lines.is_distributed(job.record)]
-        return [*self._judged(job, share.agent, wall_s), *effects, *self.schedule(now_s, wall_s)]
+        ended = rank_ends(job.record, set(lines.lose(job.record, share, job.pids, cause, wall_s)))
+        return [*ended, *self._judged(job, share.agent, wall_s), *self.schedule(now_s, wall_s)]
 
     def _finish(self, job: Submitted, wall_s: float) -> list[Effect]:
         job.finish(wall_s)

@@ -1,12 +1,13 @@
 """What a cluster consists of: an agent as its coordinator sees it, and a job that was submitted."""
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
 
 from . import code, lines
-from .ending import exit_code, explain, first_failure
+from .ending import RankEnded, exit_code, explain, first_failure, rank_ended
 from .placement import Room, Wish
 from .words import capitalized, plural, uncapitalized
 
@@ -96,6 +97,15 @@ class Submitted:
         else:
             record.state = jobs_pb2.JOB_STATE_SUCCEEDED
             record.sentence = ""
+
+
+def rank_ends(record: jobs_pb2.JobRecord, ranks: Set[int]) -> list[RankEnded]:
+    """What the outcomes of these ranks are for their world; nothing in a line whose processes are in none."""
+    if not lines.is_distributed(record):
+        return []
+    host_of = [share.agent for share in record.shares for _ in range(share.ranks)]
+    found = [outcome for outcome in record.outcomes if outcome.rank in ranks and outcome.rank < len(host_of)]
+    return [rank_ended(record.id, host_of[outcome.rank], Ended.of(outcome)) for outcome in found]
 
 
 def wish_of(spec: jobs_pb2.JobSpec) -> Wish:

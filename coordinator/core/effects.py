@@ -38,6 +38,14 @@ class TellLater:
 
 
 @dataclass(frozen=True)
+class LookLater:
+    """Call `Membership.tick` for the job after so many seconds, or a little later."""
+
+    job: str
+    delay_s: float
+
+
+@dataclass(frozen=True)
 class Record:
     """Write who of the job's world is gone (`Membership.gone`) to the store; what follows waits for it."""
 
@@ -63,4 +71,4 @@ class Ended:
     epoch: int
 
 
-Effect = Send | Close | Form | TellLater | Record | Gone | Ended
+Effect = Send | Close | Form | TellLater | LookLater | Record | Gone | Ended

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from .words import capitalized, joined, ranks_in_words
@@ -35,6 +36,17 @@ class Outcome(Protocol):
     @property
     def lost(self) -> str:
         """Why it is not known how it ended; empty where it is."""
+
+
+@dataclass(frozen=True)
+class RankEnded:
+    """An agent saw the process end that it had started as a rank, or is lost together with its host."""
+
+    job: str
+    rank: int  # as it was started
+    host: str
+    pid: int
+    cause: str  # completes "rank 1 was lost: ..." and has no full stop
 
 
 AnyOutcome = TypeVar("AnyOutcome", bound=Outcome)
@@ -98,10 +110,22 @@ def _how(outcome: Outcome) -> str:
     code = outcome.code
     if code is None:
         return "did not end even after SIGKILL (it waits in the kernel, often for a file system or a device)"
+    return f"ended with {_in_words(code)}" if code >= 0 else f"ended by {_in_words(code)}"
+
+
+def _in_words(code: int) -> str:
     if code >= 0:
-        return f"ended with exit code {code}"
+        return f"exit code {code}"
     try:
         name = f" ({signal.Signals(-code).name})"
     except ValueError:  # a real-time signal
         name = ""
-    return f"ended by signal {-code}{name}"
+    return f"signal {-code}{name}"
+
+
+def rank_ended(job: str, host: str, outcome: Outcome) -> RankEnded:
+    """What an outcome is for the world in which the rank was."""
+    cause = outcome.lost or "its agent saw its process end"
+    if not outcome.lost and outcome.code is not None:
+        cause = f"{cause}: {_in_words(outcome.code)}"
+    return RankEnded(job, outcome.rank, host, outcome.pid, cause)

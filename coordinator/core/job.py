@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from horovod.protos.v1 import membership_pb2 as pb
 
+from .ending import RankEnded
 from .formation import Formation
 from .life import Life
 from .waiting import Waiting
@@ -21,6 +22,11 @@ class Present:
     @property
     def member_id(self) -> str:
         return self.request.member_id
+
+    @property
+    def started_as(self) -> int:
+        """The rank that its launcher gave it."""
+        return self.request.requested_rank if self.request.HasField("requested_rank") else self.rank
 
     def __str__(self) -> str:
         return process_in_words(self.rank, self.request.pid, self.request.host.name)
@@ -81,6 +87,18 @@ class Job:
         if self.world is None or not request.process.start_time or request.rejoin.epoch == self.world.epoch:
             return None
         return next((one for one in self.troubled.values() if one.life.unseen and is_same(one.request, request)), None)
+
+    def started_as(self, ended: RankEnded) -> Present | None:
+        """The member that is the process of which an agent speaks, or runs below it with the rank that it was given."""
+        if ended.rank in self.gone:
+            return None
+        one = self.by_rank.get(ended.rank)
+        if one is None or one.request.pid != ended.pid:
+            same = (other for other in self.present.values() if other.request.pid == ended.pid)
+            one = next((other for other in same if other.request.host.name == ended.host), one)
+        if one is None or one.request.host.name != ended.host:
+            return None
+        return one if ended.pid == one.request.pid or ended.rank == one.started_as else None
 
     def claimed(self, rank: int) -> None:
         """The member of that rank has joined again; its goodbye need not be waited for."""

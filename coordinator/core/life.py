@@ -1,7 +1,8 @@
 """When a member of a running world counts as lost: when there is evidence, never because it was silent.
 
     evidence                                                        lost
-    its process ended (pidfd here, or a peer of its host says so)   when its stream has ended too, or ENDED_S later
+    its process ended (pidfd here, a peer of its host or its agent  when its stream has ended too, or ENDED_S later
+    says so)
     a peer's connections to it broke, and its stream is away        at once
     its stream is away for longer than the grace                    unless a witness vouches that its process lives
     its stream ended before it had its world                        at once: it has no secret to come back with
@@ -9,12 +10,16 @@
 A witness is the coordinator's own pidfd, or a connected member in the same process namespace that was asked. A process
 that is stopped on the host of a witness is therefore never lost; only the limits of stalls end its job.
 
+Where an agent watches the process it knows how that ended. What others find first waits up to AGENT_S for its word, so
+that the sentence which everybody gets names the signal.
+
 `Life` is what is known of one member. Each method takes the time it needs and returns the cause of the loss, or "".
 A cause completes "rank 1 was lost: ..." and has no full stop.
 """
 
 from dataclasses import dataclass
 
+AGENT_S = 0.5  # how long an agent may take to tell of an end that others have noticed
 ENDED_S = 1.0  # how long the goodbye of a process that has ended may still be on its way
 
 PROCESS_ENDED = "its process ended without leaving the job (it was killed or crashed; see its output)"
@@ -52,10 +57,13 @@ class Life:
     accused: str = ""  # the cause that follows from what a peer said of its connections
     ended_at_s: float | None = None
     ended: str = ""  # the cause of that
+    agent_told: bool = False  # how it ended
+    held: str = ""  # a cause that waits for the agent's word
+    held_at_s: float = 0.0
     unseen: bool = False  # another coordinator had it, and it has not come to this one
 
     def needs_watching(self) -> bool:
-        return self.away_since_s is not None or self.ended_at_s is not None
+        return self.away_since_s is not None or self.ended_at_s is not None or bool(self.held)
 
     def disconnected(self, now_s: float) -> str:
         if not self.has_world:
@@ -79,6 +87,19 @@ class Life:
             self.ended_at_s, self.ended = now_s, cause
         return self.ended if self.away_since_s is not None else ""
 
+    def agent_saw_its_end(self, cause: str, now_s: float) -> str:
+        """Its agent knows best how it ended."""
+        self.agent_told, self.ended = True, cause
+        self.ended_at_s = now_s if self.ended_at_s is None else self.ended_at_s
+        return cause if self.away_since_s is not None or self.held else ""
+
+    def hold(self, cause: str, now_s: float) -> bool:
+        """The cause waits for the agent's word. Whether it is the first that does."""
+        is_first = not self.held
+        if is_first:
+            self.held, self.held_at_s = cause, now_s
+        return is_first
+
     def peer_broke(self, peer: str) -> str:
         self.accused = self.accused or peer_broke(peer)
         return self.accused if self.away_since_s is not None else ""
@@ -92,8 +113,11 @@ class Life:
             self.vouched_at_s = now_s
         if self.ended_at_s is not None:
             self.ended_at_s = now_s
+        self.held_at_s = now_s
 
     def overdue(self, now_s: float, grace_s: float) -> str:
+        if self.held and now_s - self.held_at_s >= AGENT_S:
+            return self.held
         if self.ended_at_s is not None and now_s - self.ended_at_s > ENDED_S:
             return self.ended
         if self.away_since_s is not None and now_s - self.vouched_at_s > grace_s:

@@ -21,16 +21,17 @@ them out in order and feeds `formed` with an epoch from the store, where it grow
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 
 from horovod.protos.v1 import membership_pb2 as pb
 from horovod.protos.v1 import negotiation_pb2
 
 from .checks import conflict_with, describe, refusal_of, refusal_of_attach
-from .effects import Close, Effect, Ended, Form, Gone, Record, Send, TellLater
+from .effects import Close, Effect, Ended, Form, Gone, LookLater, Record, Send, TellLater
+from .ending import RankEnded
 from .formation import Formation, requests_of
 from .job import Job, LastWorld, Present
-from .life import NEVER_HEARD_OF_ITS_WORLD, PROCESS_ENDED
+from .life import AGENT_S, NEVER_HEARD_OF_ITS_WORLD, PROCESS_ENDED
 from .overview import JobOverview, overview_of
 from .proofs import attach_proof, is_equal, rejoin_proof
 from .ranks import Seat, assign
@@ -46,9 +47,12 @@ DORMANT_S = 3600.0
 class Membership:
     """All jobs of one coordinator."""
 
-    def __init__(self, grace_s: float = 10.0) -> None:
-        """grace_s: how long a member may be away while no witness says that its process lives."""
+    def __init__(self, grace_s: float = 10.0, has_agent: Callable[[str, int], bool] = lambda job, rank: False) -> None:
+        """grace_s: how long a member may be away while no witness says that its process lives. has_agent: whether an
+        agent will tell how the process that was started as this rank of the job ends.
+        """
         self._grace_s = grace_s
+        self._has_agent = has_agent
         self._jobs: dict[str, Job] = {}
         self._job_of: dict[str, Job] = {}  # by member id
         self._last: OrderedDict[str, LastWorld] = OrderedDict()  # by job
@@ -315,6 +319,12 @@ class Membership:
             return self._remove(member_id, orderly=False, cause=cause, now_s=now_s)
         return self._judge(*found, found[1].life.process_ended(cause, now_s), now_s)
 
+    def rank_ended(self, ended: RankEnded, now_s: float) -> list[Effect]:
+        """An agent says so."""
+        job = self._jobs.get(ended.job)
+        one = job.started_as(ended) if job else None
+        return self._judge(job, one, one.life.agent_saw_its_end(ended.cause, now_s), now_s) if job and one else []
+
     def peer_lost(self, witness_id: str, report: pb.PeerLost, now_s: float) -> list[Effect]:
         """What a member's data plane has found."""
         found = self._accused(witness_id, report.epoch, report.rank)
@@ -389,7 +399,10 @@ class Membership:
 
     def _judge(self, job: Job, one: Present, cause: str, now_s: float) -> list[Effect]:
         if cause:
-            return self.lost(one.member_id, cause, now_s)
+            if one.life.agent_told or not self._has_agent(job.name, one.started_as):
+                return self.lost(one.member_id, cause, now_s)
+            job.troubled[one.member_id] = one
+            return [LookLater(job.name, AGENT_S)] if one.life.hold(cause, now_s) else []
         if one.life.needs_watching():
             job.troubled[one.member_id] = one
         return []

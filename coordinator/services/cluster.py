@@ -15,6 +15,7 @@ from horovod.coordinator import PROTOCOL_VERSION
 from horovod.coordinator.core import cluster as core
 from horovod.coordinator.core.clock import JudgeClock
 from horovod.coordinator.core.clustered import NOT_SERVING, refusal_of
+from horovod.coordinator.core.ending import RankEnded
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.store import FencedError, Store, StoreError
 from horovod.coordinator.store.submitted import read_records, submitted_key
@@ -48,7 +49,7 @@ class ClusterHub:
         *,
         limits: Limits = Limits(),  # noqa: B008 - a frozen value
         token: Callable[[str], str] = lambda job: "",
-        rank_ended: Callable[[str, int, str], None] = lambda job, rank, cause: None,
+        rank_ended: Callable[[RankEnded], None] = lambda ended: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -87,6 +88,10 @@ class ClusterHub:
     def serves(self) -> bool:
         """Whether agents and clients are right here, and not at another coordinator of the store."""
         return self._leading.leads
+
+    def watches(self, job_id: str, rank: int) -> bool:
+        """Whether an agent will tell here how the process of this rank ended."""
+        return self.serves and self.cluster.watches(job_id, rank)
 
     async def _begin(self) -> None:
         """Goes on with the jobs that the store knows of."""
@@ -267,8 +272,8 @@ class ClusterHub:
                 if command.HasField("start"):
                     command.start.token = self._token(command.start.job)
                 commands.put(command)
-        elif isinstance(effect, core.RankEnded):
-            self._rank_ended(effect.job, effect.rank, effect.cause)
+        elif isinstance(effect, RankEnded):
+            self._rank_ended(effect)
         else:
             self._changed(effect.job)
 

@@ -17,7 +17,8 @@ import grpc
 from horovod.coordinator.core.budget import TooMuchError
 from horovod.coordinator.core.clock import JudgeClock
 from horovod.coordinator.core.deadlock import USUAL_TIMES, DeadlockTimes
-from horovod.coordinator.core.effects import Close, Effect, Ended, Form, Gone, Record, Send, TellLater
+from horovod.coordinator.core.effects import Close, Effect, Ended, Form, Gone, LookLater, Record, Send, TellLater
+from horovod.coordinator.core.ending import RankEnded
 from horovod.coordinator.core.formation import Formation
 from horovod.coordinator.core.ids import MAX_IDS
 from horovod.coordinator.core.membership import Membership
@@ -33,6 +34,7 @@ from horovod.protos.v1 import membership_pb2, negotiation_pb2
 from horovod.telemetry.logs import about
 
 from .outbox import Outbox
+from .outcomes import Outcomes
 from .peers import Peers
 from .processes import ProcessWatch
 from .serving import LEASE_S, Serving
@@ -61,9 +63,11 @@ class Hub:
         peers: Peers | None = None,
         lease_s: float = LEASE_S,
         id_capacity: int = MAX_IDS,
+        has_agent: Callable[[str, int], bool] = lambda job, rank: False,
     ) -> None:
         """told_level: at which the log repeats what rank 0 shows to the user. peers: other coordinators of the store.
-        lease_s: after which a coordinator that can't reach the store counts as dead.
+        lease_s: after which a coordinator that can't reach the store counts as dead. has_agent: whether an agent
+        will call `rank_ended` for the process that was started as this rank of the job.
         """
         self._store = store
         self._limits = limits
@@ -71,7 +75,7 @@ class Hub:
         self._true_clock = clock
         self._judge = JudgeClock(clock(), limits.tick_s, MOST_TICKS_LATE * limits.tick_s)
         self._secret = secret
-        self._membership = Membership(limits.reattach_grace_s)
+        self._membership = Membership(limits.reattach_grace_s, has_agent)
         self.serving = Serving(
             store,
             peers or Peers(),
@@ -80,6 +84,7 @@ class Hub:
             cut_off=self._cut_off,
             lease_s=lease_s,
         )
+        self.outcomes = Outcomes(store, lambda job: self.serving.guard(job) is not None, self.rank_ended)
         self._job_of: dict[str, str] = {}  # by member id; of those in _events and of those in a world
         self._held: dict[str, list[Effect]] = {}  # by job: what waits until the store knows who is gone
         self._world_revision: dict[str, int] = {}  # by job
@@ -171,6 +176,10 @@ class Hub:
     def _process_ended(self, member_id: str, cause: str) -> None:
         self._carry_out_for(member_id, self._membership.process_ended(member_id, cause, self._clock()))
 
+    def rank_ended(self, ended: RankEnded) -> None:
+        """An agent says so; nothing happens for a job that is not served here."""
+        self._carry_out(ended.job, self._membership.rank_ended(ended, self._clock()))
+
     # -- effects -------------------------------------------------------------------------------------------------------
 
     def _carry_out_for(self, member_id: str, effects: Sequence[Effect]) -> None:
@@ -232,6 +241,10 @@ class Hub:
                 self._start(self._form(effect.formation))
             elif isinstance(effect, TellLater):
                 asyncio.get_running_loop().call_later(effect.delay_s, self._tell_progress, effect.job)
+            elif isinstance(effect, LookLater):
+                asyncio.get_running_loop().call_later(
+                    effect.delay_s, self._guarded, effect.job, self._look_at_members, effect.job
+                )
             elif isinstance(effect, Gone):
                 self._rank_gone(effect)
             elif isinstance(effect, Ended):
@@ -352,6 +365,7 @@ class Hub:
         for request in members:
             self._job_of[request.member_id] = job
             self._processes.watch(request.member_id, request.pid, request.process)
+        self._start(self.outcomes.look(job))
         present = f"{len(members)} of {len(world.members)} member(s)"
         _log.warning("Job %r: epoch %d was taken over, with %s.", job, world.epoch, present)
 

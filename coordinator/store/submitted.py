@@ -1,7 +1,7 @@
 """The keys of submitted jobs and agents, and of the coordinator that serves them."""
 
 from collections.abc import Sequence
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from horovod.protos.v1 import jobs_pb2
 
@@ -13,6 +13,11 @@ AGENTS = "agents/"
 
 def submitted_key(job: str) -> str:
     return SUBMITTED + quote(job, safe="")
+
+
+def job_of(key: str) -> str:
+    """The job whose `submitted_key` that is."""
+    return unquote(key.removeprefix(SUBMITTED))
 
 
 def agent_key(name: str) -> str:

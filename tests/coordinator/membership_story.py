@@ -1,10 +1,10 @@
 """Stories of a coordinator's membership, without clock and socket."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from coordinator_builders import attach_request, request
 
-from horovod.coordinator.core.effects import Close, Effect, Ended, Form, Gone, Send, TellLater
+from horovod.coordinator.core.effects import Close, Effect, Ended, Form, Gone, LookLater, Send, TellLater
 from horovod.coordinator.core.formation import Formation
 from horovod.coordinator.core.membership import Membership
 from horovod.coordinator.core.proofs import attach_proof
@@ -16,8 +16,8 @@ SECRET = b"s" * 32
 class Story:
     """A Membership whose worlds form at once, what every member was told, and a clock that the test moves."""
 
-    def __init__(self, grace_s: float = 10.0) -> None:
-        self.membership = Membership(grace_s)
+    def __init__(self, grace_s: float = 10.0, has_agent: Callable[[str, int], bool] = lambda job, rank: False) -> None:
+        self.membership = Membership(grace_s, has_agent)
         self.now_s = 0.0
         self.told: dict[str, list[pb.MembershipEvent]] = {}
         self.closed: list[str] = []
@@ -25,6 +25,7 @@ class Story:
         self.gone: list[tuple[int, int]] = []
         self.formations: list[Formation] = []
         self.later: list[tuple[float, str]] = []  # when whose progress is to be told
+        self.looks: list[tuple[float, str]] = []  # when to look who is overdue
         self.epoch = 0
         self.hold = False  # leave formations to the test
 
@@ -53,6 +54,8 @@ class Story:
                 case TellLater(job, delay_s):
                     assert delay_s > 0
                     self.later.append((self.now_s + delay_s, job))
+                case LookLater(job, delay_s):
+                    self.looks.append((self.now_s + delay_s, job))
                 case Gone(_, epoch, rank):
                     self.gone.append((epoch, rank))
                 case Ended(job, epoch):

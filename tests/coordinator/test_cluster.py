@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from horovod.coordinator.core.cluster import Cluster, Command, RankEnded, Save
+from horovod.coordinator.core.cluster import Cluster, Command, Save
 from horovod.coordinator.core.clustered import refusal_of
+from horovod.coordinator.core.ending import RankEnded
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2, membership_pb2
 

@@ -4,7 +4,8 @@ import pytest
 from membership_story import SECRET, Story
 
 from horovod.coordinator.core.clock import JudgeClock
-from horovod.coordinator.core.life import PROCESS_ENDED
+from horovod.coordinator.core.ending import RankEnded
+from horovod.coordinator.core.life import AGENT_S, ENDED_S, PROCESS_ENDED
 from horovod.coordinator.core.membership import DORMANT_S
 from horovod.protos.v1 import membership_pb2 as pb
 
@@ -31,6 +32,88 @@ def say(story: Story, witness: str, rank: int, lives: bool, epoch: int = 1) -> N
 
 def probes(story: Story, member_id: str) -> list[pb.Probe]:
     return [event.probe for event in story.told[member_id] if event.HasField("probe")]
+
+
+# -- agents ------------------------------------------------------------------------------------------------------------
+SAW = "its agent saw its process end: signal 9 (SIGKILL)"
+
+
+@pytest.fixture
+def agents_story() -> Story:
+    """Two members that agents have started, on two hosts."""
+    made = Story(grace_s=10.0, has_agent=lambda job, rank: True)
+    made.join("m0", size=2, pid=1, host="h1", rank=0)
+    made.join("m1", size=2, pid=2, host="h2", rank=1)
+    return made
+
+
+def ended(story: Story, rank: int = 1, host: str = "h2", pid: int = 2) -> None:
+    story.take(story.membership.rank_ended(RankEnded("digits", rank, host, pid, SAW), story.now_s))
+
+
+def causes(story: Story) -> list[str]:
+    return [gone.sentence.partition(" was lost: ")[2] for gone in story.goodbyes("m0")]
+
+
+@pytest.mark.parametrize("agent_first", [True, False])
+def test_what_the_agent_saw_is_the_cause_whoever_is_first(agents_story: Story, agent_first: bool) -> None:
+    if agent_first:
+        ended(agents_story)
+        assert causes(agents_story) == [], "its goodbye may be on its way"
+    agents_story.disconnect("m1")
+    report(agents_story, "m0", 1)
+    if not agent_first:
+        assert causes(agents_story) == [], "its agent knows more"
+        ended(agents_story)
+    assert causes(agents_story) == [f"{SAW}."]
+
+
+def test_a_silent_agent_is_not_waited_for(agents_story: Story) -> None:
+    agents_story.disconnect("m1")
+    report(agents_story, "m0", 1)
+    report(agents_story, "m0", 1)
+    assert agents_story.looks == [(AGENT_S, "digits")]
+    agents_story.pass_time(AGENT_S - 0.1)
+    assert causes(agents_story) == []
+    agents_story.pass_time(0.1)
+    (cause,) = causes(agents_story)
+    assert "its connections to rank 0" in cause
+
+
+def test_a_rank_that_said_goodbye_before_its_process_ended_is_not_lost(agents_story: Story) -> None:
+    ended(agents_story)
+    agents_story.leave("m1")
+    agents_story.pass_time(100.0)
+    (gone,) = agents_story.goodbyes("m0")
+    assert gone.orderly
+
+
+def test_without_a_goodbye_the_agents_word_is_enough(agents_story: Story) -> None:
+    ended(agents_story)
+    agents_story.pass_time(ENDED_S + 0.1)
+    assert causes(agents_story) == [f"{SAW}."]
+
+
+@pytest.mark.parametrize(("rank", "host", "pid"), [(1, "h1", 2), (0, "h2", 7), (1, "h3", 7)])
+def test_an_agent_speaks_of_its_own_processes_only(agents_story: Story, rank: int, host: str, pid: int) -> None:
+    ended(agents_story, rank, host, pid)
+    agents_story.pass_time(100.0)
+    assert agents_story.gone == []
+
+
+def test_a_process_below_the_one_that_was_started_is_that_rank(agents_story: Story) -> None:
+    ended(agents_story, pid=77)  # a shell around it
+    agents_story.disconnect("m1")
+    assert causes(agents_story) == [f"{SAW}."]
+
+
+def test_the_pid_counts_where_ranks_have_changed() -> None:
+    story = Story()
+    story.join("m0", size=2, pid=1, host="h1")
+    story.join("m1", size=2, pid=2, host="h1")
+    ended(story, rank=5, host="h1", pid=2)  # it was started as rank 5 of a larger world
+    story.disconnect("m1")
+    assert causes(story) == [f"{SAW}."]
 
 
 # -- away --------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,6 +62,25 @@ def test_ctrl_c_ends_the_job(agents: Agents, launch: Launch, program: Program) -
     assert still_alive(ranks) == []
 
 
+def test_the_others_hear_by_which_signal_a_rank_ended(agents: Agents, launch: Launch, program: Program) -> None:
+    source = """
+from horovod.worker.runtime import context
+from horovod.worker.runtime.errors import MemberLostError
+member = context.init()
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    member.session.check(60)
+except MemberLostError as error:
+    print(error)
+"""
+    code, out, err = launch(*agents.options, "-np", "3", *program(source), environ=agents.environ).finish()
+    assert code == 128 + signal.SIGKILL, err
+    heard = sorted(re.sub(r"pid \d+", "pid P", line) for line in out.splitlines())
+    saw = "Rank 1 (pid P) on host h1 was lost: its agent saw its process end: signal 9 (SIGKILL)."
+    assert heard == [f"[{rank}]<stdout>:{saw}" for rank in (0, 2)]
+
+
 def test_a_job_survives_the_kill_of_its_agent(agents: Agents, launch: Launch, program: Program, tmp_path: Path) -> None:
     """Its ranks run on under their keeper, and the next agent finds them."""
     go = tmp_path / "go"
@@ -76,6 +96,49 @@ def test_a_job_survives_the_kill_of_its_agent(agents: Agents, launch: Launch, pr
         pass
     code, out, err = launched.finish()
     assert (code, out) == (0, "[0]<stdout>:done\n"), err
+
+
+RELAYED = f"""
+sys.path.insert(0, {str(Path(__file__).parents[1] / "runtime")!r})
+import numpy as np
+import psutil
+from numpy_framework import OPS, global_process_set, hvd
+from horovod.worker.runtime import context
+member = context.init()
+port = int(os.environ["HOROVOD_COORDINATOR"].rpartition(":")[2])
+def tell(name):
+    total = OPS.allreduce(np.ones(1), hvd.Sum, name, 1.0, 1.0, global_process_set)
+    connections = psutil.Process().net_connections("tcp")
+    own = sum(bool(one.raddr) and one.raddr.port == port for one in connections)
+    print(name, int(total[0]), "direct" if own else "relayed")
+tell("before")
+"""
+
+
+def test_ranks_speak_over_their_agent_and_by_themselves_once_it_is_killed(
+    agents: Agents, launch: Launch, program: Program, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    source = f"{RELAYED}\nif rank < 2:\n    open({str(go)!r}).read()\ntell('after')"
+    launched = launch(*agents.options, "-np", "3", *program(source), environ=agents.environ)
+    assert sorted(launched.lines(3)) == [f"[{rank}]<stdout>:before 3 relayed" for rank in range(3)]
+    agents.processes["h1"].kill()
+    agents.processes["h1"].communicate()
+    with go.open("w"):
+        pass
+    # Its output is told by the next agent of the host; that of rank 2 by an agent that was there all the time.
+    assert launched.lines(1) == ["[2]<stdout>:after 3 relayed"]
+    agents.add("h1")
+    code, out, err = launched.finish()
+    assert code == 0, err
+    assert sorted(out.splitlines()) == [f"[{rank}]<stdout>:after 3 direct" for rank in range(2)]
+
+
+def test_a_job_may_do_without_the_relay(agents: Agents, launch: Launch, program: Program) -> None:
+    environ = {**agents.environ, "HOROVOD_RELAY": "0"}
+    code, out, err = launch(*agents.options, "-np", "1", *program(RELAYED), environ=environ).finish()
+    assert (code, out) == (0, "[0]<stdout>:before 1 direct\n"), err
 
 
 def test_ranks_without_an_agent_are_ended(tmp_path: Path, launch: Launch, program: Program) -> None:

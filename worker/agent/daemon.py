@@ -31,6 +31,7 @@ from horovod.worker.agent.lines import lines_of, workers_of
 from horovod.worker.agent.link import Link
 from horovod.worker.agent.log import LIMIT_BYTES
 from horovod.worker.agent.reach import ProbePort, probe
+from horovod.worker.agent.relay import Relay
 from horovod.worker.agent.tasks import end_tasks
 from horovod.worker.agent.workspaces import Workspaces
 from horovod.worker.runtime.host import choose_interfaces, interfaces, is_loopback, process_namespace
@@ -89,6 +90,7 @@ class Daemon:
         self._link = Link(addresses, token, *calls, tls, keepalive_timeout_s)
         self._workspaces = Workspaces(host.state)
         self._code = CodeCache(host.state, self._link.get_code)
+        self._relay = Relay(host.state, tls)
         self._draining = False
         self._leaving = asyncio.Event()  # all has ended, or is to end
         self._idle = asyncio.Event()
@@ -99,6 +101,7 @@ class Daemon:
         with _only_one(self.host.state):
             await self._adopt()
             await self._probes.start()
+            await self._relay.start()
             serving = asyncio.create_task(self._link.run())
             leaving = asyncio.create_task(self._leave())
             try:
@@ -107,6 +110,7 @@ class Daemon:
             finally:
                 await end_tasks((serving, leaving, *self._tasks, *(task for _, task in self._feeds.values())))
                 self._probes.close()
+                await self._relay.close()
                 for kept in self._jobs.values():
                     kept.close()
 
@@ -224,7 +228,8 @@ class Daemon:
 
     async def _lines(self, start: pb.StartShare) -> list[list[Slot]]:
         """What to start, line by line. The driver may be asked how many GPUs there are, so this is for a thread."""
-        own, told = self._environ, {"coordinator": self._link.coordinators, "host": self.host.name}
+        own = self._environ
+        told: dict[str, Any] = {"coordinator": self._link.coordinators, "host": self.host.name, "relay": self._relay}
         if not start.lines:
             return [await asyncio.to_thread(slots_of, start, own, **told)]
         folders = await asyncio.to_thread(self._workspaces.make, start.job, len(workers_of(start)))

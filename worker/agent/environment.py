@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from horovod.protos.v1 import agents_pb2
 from horovod.worker.agent.agent import Slot
 from horovod.worker.agent.gpus import pinned
+from horovod.worker.agent.relay import Relay
 from horovod.worker.agent.threads import thread_variables
+from horovod.worker.runtime.tls import ClientTls
 from horovod.worker.settings import ROWS, resolve, variables
 
 # Of the agent itself: a rank gets its own, or none.
@@ -19,10 +21,12 @@ def inherited(own: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in own.items() if name not in _NOT_INHERITED}
 
 
-def slots_of(start: agents_pb2.StartShare, own: Mapping[str, str], *, coordinator: str, host: str) -> list[Slot]:
+def slots_of(
+    start: agents_pb2.StartShare, own: Mapping[str, str], *, coordinator: str, host: str, relay: Relay | None = None
+) -> list[Slot]:
     """What to start for this share. ValueError for settings that make no sense, or GPUs that are not there.
 
-    own: the agent's environment; the job's comes on top.
+    own: the agent's environment; the job's comes on top. relay: for ranks that believe the same coordinators.
     """
     environ = {**inherited(own), **start.environment}
     settings = resolve({name: value for name, value in environ.items() if name != ROWS["token_file"].env})
@@ -34,6 +38,7 @@ def slots_of(start: agents_pb2.StartShare, own: Mapping[str, str], *, coordinato
     if settings.set_num_threads:
         environ |= thread_variables(environ, len(start.ranks))
     environ.pop(ROWS["token_file"].env, None)
+    environ.pop(ROWS["relay_socket"].env, None)
     slots = []
     for placed in start.ranks:
         told = variables(
@@ -47,6 +52,8 @@ def slots_of(start: agents_pb2.StartShare, own: Mapping[str, str], *, coordinato
             cross_size=placed.cross_size,
             hostname=host,
         )
+        if relay is not None and relay.path and settings.relay and relay.serves(ClientTls.of(settings)):
+            told |= variables(relay_socket=relay.path)
         if start.token:
             told |= variables(token=start.token)
         if placed.gpus:

@@ -9,6 +9,7 @@ from pathlib import Path
 from horovod.protos.v1 import agents_pb2
 from horovod.worker.agent.agent import Slot
 from horovod.worker.agent.environment import inherited, slots_of
+from horovod.worker.agent.relay import Relay
 from horovod.worker.agent.threads import thread_variables
 from horovod.worker.settings import resolve
 
@@ -25,7 +26,13 @@ def workers_of(start: agents_pb2.StartShare) -> list[list[agents_pb2.PlacedRank]
 
 
 def lines_of(
-    start: agents_pb2.StartShare, own: Mapping[str, str], folders: Sequence[Path], *, coordinator: str, host: str
+    start: agents_pb2.StartShare,
+    own: Mapping[str, str],
+    folders: Sequence[Path],
+    *,
+    coordinator: str,
+    host: str,
+    relay: Relay | None = None,
 ) -> list[list[Slot]]:
     """The processes of each line. ValueError with a sentence for what can't be started here.
 
@@ -42,7 +49,7 @@ def lines_of(
             one = agents_pb2.StartShare()
             one.CopyFrom(start)
             one.command[:] = line.command
-            slots = slots_of(one, own, coordinator=coordinator, host=host)
+            slots = slots_of(one, own, coordinator=coordinator, host=host, relay=relay)
         else:
             slots = _on_each_worker(start, own, line.command)
         found.append(

@@ -48,12 +48,17 @@ def open_channel(
     tls: ClientTls | None,
     keepalive_timeout_seconds: float = 20.0,
     keepalive_seconds: float = KEEPALIVE_SECONDS,
+    relay: str = "",
 ) -> grpc.Channel:
     """Closed by the caller. With TLS, calls that begin after a file has changed go over a connection with the new one.
 
-    StartError with a sentence when a file can't be read.
+    relay: the socket of the agent that speaks to the coordinator instead, in whose metadata calls need
+    `relayed.headers`. StartError with a sentence when a file can't be read.
     """
     options: tuple[tuple[str, int | str], ...] = channel_options(keepalive_timeout_seconds, keepalive_seconds)
+    if relay:
+        # By default the name of the socket, escaped, which is no name of a server.
+        return grpc.insecure_channel(f"unix:{relay}", options=(*options, ("grpc.default_authority", address)))
     if tls is None:
         return grpc.insecure_channel(address, options=options)
     if tls.server_name is not None:
@@ -61,9 +66,14 @@ def open_channel(
     return RenewedChannel(tls.stamp, lambda: grpc.secure_channel(address, tls.checked_credentials(), options=options))
 
 
-def open_aio_channel(address: str, tls: ClientTls | None, keepalive_timeout_seconds: float = 20.0) -> grpc.aio.Channel:
+def open_aio_channel(
+    address: str,
+    tls: ClientTls | None,
+    keepalive_timeout_seconds: float = 20.0,
+    keepalive_seconds: float = KEEPALIVE_SECONDS,
+) -> grpc.aio.Channel:
     """For the event loop of an agent or a launcher; one for each attempt, so that it reads the files as they are."""
-    options: tuple[tuple[str, int | str], ...] = channel_options(keepalive_timeout_seconds)
+    options: tuple[tuple[str, int | str], ...] = channel_options(keepalive_timeout_seconds, keepalive_seconds)
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     if tls.server_name is not None:

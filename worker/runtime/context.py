@@ -227,7 +227,8 @@ def _close_connections(context: Context) -> None:
     import socket
     import stat
 
-    coordinators = context.session.addresses if context.session else frozenset()
+    session = context.session
+    coordinators = {*session.addresses, session.coordinators.relay} if session else set()
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
         with contextlib.suppress(OSError):
@@ -239,5 +240,7 @@ def _close_connections(context: Context) -> None:
                 continue
             with socket.socket(fileno=os.dup(fd)) as copy:
                 peer = copy.getpeername()
-            if isinstance(peer, tuple) and (peer[0].removeprefix("::ffff:"), peer[1]) in coordinators:
+            if isinstance(peer, tuple):
+                peer = (peer[0].removeprefix("::ffff:"), peer[1])
+            if peer in coordinators:
                 os.close(fd)

@@ -12,6 +12,7 @@ import grpc
 
 from horovod.protos.v1 import membership_pb2_grpc
 from horovod.worker.runtime.channel import KEEPALIVE_SECONDS, open_channel
+from horovod.worker.runtime.relayed import answers, headers
 from horovod.worker.runtime.tls import ClientTls
 from horovod.worker.runtime.token import Credential
 from horovod.worker.setting import split_address, split_addresses
@@ -28,6 +29,7 @@ class Connection:
     channel: grpc.Channel
     credential: Credential
     tls: ClientTls | None
+    relayed: tuple[tuple[str, str], ...] = ()  # what the relay is told with each call; empty: there is none
     host: str = field(init=False)
     port: int = field(init=False)
     stub: membership_pb2_grpc.MembershipStub = field(init=False)
@@ -36,14 +38,26 @@ class Connection:
         self.host, self.port = split_address(self.address, "coordinator")
         self.stub = membership_pb2_grpc.MembershipStub(self.channel)
 
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """For one attempt to join or attach. StartError when another user's process listens on the address."""
+        return (*self.credential.metadata(), *self.relayed)
+
 
 class Coordinators:
     """Used by one thread at a time."""
 
     def __init__(
-        self, addresses: str, token: str | None, tls: ClientTls | None, keepalive_timeout_seconds: float
+        self,
+        addresses: str,
+        token: str | None,
+        tls: ClientTls | None,
+        keepalive_timeout_seconds: float,
+        relay: str = "",
     ) -> None:
-        """addresses: host:port, or several with commas between them. ValueError when one is none."""
+        """addresses: host:port, or several with commas between them. ValueError when one is none.
+        relay: the socket of the agent that has started this process (relayed.py).
+        """
+        self.relay = relay
         self._addresses = split_addresses(addresses, "coordinator")
         self._token = token
         self._tls = tls
@@ -60,6 +74,9 @@ class Coordinators:
     def turn(self) -> bool:
         """To the next one. True when all have had their turn, so that it is time to wait."""
         self._leads = 0
+        if self.current.relayed and not answers(self.relay):
+            self._replace(self.current.address)  # it is the relay that is gone, not the coordinator
+            return False
         if self._is_led:
             self.unreachable, self._is_led = self.current.address, False
         if not self.are_several() and self.current.address == self._addresses[0]:
@@ -103,5 +120,7 @@ class Coordinators:
         timeout_seconds, ping_seconds = self._keepalive_timeout_seconds, KEEPALIVE_SECONDS
         if self.are_several():
             timeout_seconds, ping_seconds = min(timeout_seconds, IMPATIENT_SECONDS), IMPATIENT_PING_SECONDS
-        channel = open_channel(address, self._tls, timeout_seconds, ping_seconds)
-        return Connection(address, channel, Credential(address, self._token), self._tls)
+        relay = self.relay if self.relay and answers(self.relay) else ""
+        channel = open_channel(address, self._tls, timeout_seconds, ping_seconds, relay)
+        relayed = headers(address, timeout_seconds, ping_seconds) if relay else ()
+        return Connection(address, channel, Credential(address, self._token), self._tls, relayed)

@@ -239,6 +239,7 @@ def _join(
         tls=ClientTls.of(settings),
         keepalive_timeout_seconds=settings.keepalive_timeout_seconds,
         reattach_grace_seconds=settings.reattach_grace_seconds,
+        relay=(settings.relay and settings.relay_socket) or "",
     )
     made.callback(session.close, NOT_CONNECTED)
     with tracing.span("horovod.join", job=settings.job) as joining:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from horovod.worker.runtime.tls import ClientTls, explained, not_welcome, speaks_tls
 from horovod.worker.words import reason_of
 
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_EMPTY_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-_FRAME_HEADER_BYTES = 9
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+EMPTY_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+FRAME_HEADER_BYTES = 9
 _SETTINGS = 4
 _CHECK_ADDRESS = "Check HOROVOD_COORDINATOR (or the address given to hvd.init()) and that the coordinator runs there."
 
@@ -65,8 +65,8 @@ def _look(host: str, port: int, timeout_seconds: float, tls: ClientTls | None) -
             if tls is None
             else tls.context().wrap_socket(plain, server_hostname=name) as sock,
         ):
-            sock.sendall(_PREFACE + _EMPTY_SETTINGS)
-            while len(answer) < _FRAME_HEADER_BYTES and (data := sock.recv(_FRAME_HEADER_BYTES - len(answer))):
+            sock.sendall(PREFACE + EMPTY_SETTINGS)
+            while len(answer) < FRAME_HEADER_BYTES and (data := sock.recv(FRAME_HEADER_BYTES - len(answer))):
                 answer += data
     except ssl.SSLError as error:
         assert tls is not None
@@ -82,7 +82,7 @@ def _look(host: str, port: int, timeout_seconds: float, tls: ClientTls | None) -
 
 def judge(answer: bytes) -> Finding:
     """What the first bytes of an answer say about the program that sent them."""
-    if len(answer) == _FRAME_HEADER_BYTES and answer[3] == _SETTINGS and answer[5:] == b"\0\0\0\0":
+    if len(answer) == FRAME_HEADER_BYTES and answer[3] == _SETTINGS and answer[5:] == b"\0\0\0\0":
         return Finding("speaks gRPC but ended the connection", speaks_grpc=True)
     if not answer:
         return _SILENT

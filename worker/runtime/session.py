@@ -61,8 +61,9 @@ class Session:
         tls: ClientTls | None = None,
         keepalive_timeout_seconds: float = 20.0,
         reattach_grace_seconds: float = 10.0,
+        relay: str = "",
     ) -> None:
-        self.coordinators = Coordinators(address, token, tls, keepalive_timeout_seconds)
+        self.coordinators = Coordinators(address, token, tls, keepalive_timeout_seconds, relay)
         self.metadata: tuple[tuple[str, str], ...] = ()  # of the latest stream
         self._grace_seconds = reattach_grace_seconds
         self.addresses: frozenset[tuple[str, int]] = frozenset()  # numeric, of those that were spoken to in this world
@@ -122,7 +123,7 @@ class Session:
     def _try(self, request: membership_pb2.JoinRequest, deadline: float, started: float) -> tuple[str, bool]:
         """One attempt. Sets `world`; or returns why there is none, and whether another attempt would end alike."""
         connection = self.coordinators.current
-        self.metadata = (*connection.credential.metadata(), *tracing.headers())
+        self.metadata = (*connection.metadata(), *tracing.headers())
         attempt = _Attempt(self, request)
         self._attempt = attempt
         attempt.start()
@@ -300,7 +301,7 @@ class Session:
         with self._changed:
             attempt.attached = False
             if not attempt.final:
-                attempt.reason = explain(code, details, self.address, bool(self.metadata))
+                attempt.reason = explain(code, details, self.address, "authorization" in dict(self.metadata))
                 # A member keeps trying: a status of some proxy on the way says nothing about the world.
                 attempt.final = attempt.world is None and not waiting_helps(code)
             attempt.ended = True
@@ -354,7 +355,7 @@ class Session:
     def _come_back(self, attempt: _Attempt) -> tuple[grpc.StatusCode, str]:
         """Runs one more stream of the member until it ends; returns how it ended."""
         try:
-            metadata = self.coordinators.current.credential.metadata()
+            metadata = self.coordinators.current.metadata()
         except StartError as error:  # another user's process listens there, which must not see the token
             return grpc.StatusCode.UNAVAILABLE, str(error)
         addresses = resolve(self.coordinators.current.host, self.coordinators.current.port)

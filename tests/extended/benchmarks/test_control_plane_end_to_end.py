@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 
 
-def test_figures_of_small_worlds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("relay", [False, True])
+def test_figures_of_small_worlds(tmp_path: Path, relay: bool) -> None:
     figures = tmp_path / "figures.json"
     command = [
         sys.executable,
@@ -21,6 +24,7 @@ def test_figures_of_small_worlds(tmp_path: Path) -> None:
         "50",
         "--json",
         figures,
+        *(["--relay"] if relay else []),
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr

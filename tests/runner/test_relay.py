@@ -1,0 +1,253 @@
+"""The relay of an agent changes nothing of a call: a gRPC server that answers in every way, called through it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from horovod.worker.agent.relay import MAX_CHANNELS, Relay
+from horovod.worker.runtime.channel import open_channel
+from horovod.worker.runtime.relayed import PINGS, TO, answers, headers
+from horovod.worker.runtime.tls import ClientTls
+
+PATIENCE_S = 60
+MESSAGE = bytes(1 << 16)
+MANY = 2000  # of them: more than all buffers on the way hold
+
+
+class Upstream(grpc.GenericRpcHandler):
+    """Methods are named by what they do."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Any] = {}
+        self.written = 0
+        self.cancelled = asyncio.Event()
+
+    def service(self, details: Any) -> Any:
+        return grpc.stream_stream_rpc_method_handler(getattr(self, details.method.rpartition("/")[2]))
+
+    async def echo(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        self.seen = dict(context.invocation_metadata())
+        self.left_s = context.time_remaining()
+        await context.send_initial_metadata((("begins", "here"),))
+        async for request in requests:
+            await context.write(request)
+        context.set_trailing_metadata((("ends-bin", b"\0\1"),))
+
+    async def refuse(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, "Not you, and not \u00fc.", (("why", "so"),))
+
+    async def pour(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        for _ in range(MANY):
+            await context.write(MESSAGE)
+            self.written += 1
+
+    async def wait(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        await context.write(b"begun")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled.set()
+
+
+class Case:
+    """A relay, what it leads to, and a channel through it."""
+
+    def __init__(self, relay: Relay, upstream: Upstream, address: str, channel: grpc.aio.Channel) -> None:
+        self.relay, self.upstream, self.address, self.channel = relay, upstream, address, channel
+
+    def call(self, method: str, **more: Any) -> Any:
+        metadata = (*headers(self.address, 20.0, 5.0), *more.pop("metadata", ()))
+        return self.channel.stream_stream(f"/any.Service/{method}")(metadata=metadata, **more)
+
+    async def echo(self, call: Any, data: bytes) -> None:
+        await call.write(data)
+        assert await call.read() == data
+
+
+def played(folder: Path, story: Callable[[Case], Awaitable[None]]) -> None:
+    async def play() -> None:
+        upstream = Upstream()
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((upstream,))
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        relay = Relay(folder, None)
+        await relay.start()
+        try:
+            async with grpc.aio.insecure_channel(f"unix:{relay.path}") as channel:
+                await asyncio.wait_for(story(Case(relay, upstream, address, channel)), PATIENCE_S)
+        finally:
+            await relay.close()
+            await server.stop(None)
+
+    folder.chmod(0o700)
+    asyncio.run(play())
+    assert list(folder.iterdir()) == []
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("r")  # short: a socket is named in it
+
+
+def test_messages_metadata_deadline_and_the_end_go_through(folder: Path) -> None:
+    async def story(case: Case) -> None:
+        call = case.call("echo", metadata=(("authorization", "Bearer x"), ("more-bin", b"\0")), timeout=50.0)
+        for data in (b"", b"one", bytes(range(256)) * 1000):
+            await case.echo(call, data)
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+        assert await call.code() is grpc.StatusCode.OK
+        assert dict(await call.initial_metadata()) == {"begins": "here"}
+        assert dict(await call.trailing_metadata()) == {"ends-bin": b"\0\1"}
+        seen = case.upstream.seen
+        assert (seen["authorization"], seen["more-bin"]) == ("Bearer x", b"\0")
+        assert TO not in seen
+        assert PINGS not in seen
+        assert 0 < case.upstream.left_s <= 50.0
+
+    played(folder, story)
+
+
+def test_a_call_of_one_message_each_way_goes_through(folder: Path) -> None:
+    async def story(case: Case) -> None:
+        answer = await case.channel.unary_unary("/any.Service/echo")(b"?", metadata=headers(case.address, 20.0, 5.0))
+        assert answer == b"?"
+
+    played(folder, story)
+
+
+def test_a_refusal_keeps_its_status_and_its_words(folder: Path) -> None:
+    async def story(case: Case) -> None:
+        call = case.call("refuse")
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await call.read()
+        assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert raised.value.details() == "Not you, and not \u00fc."
+        assert dict(raised.value.trailing_metadata() or ()) == {"why": "so"}
+
+    played(folder, story)
+
+
+@pytest.mark.parametrize("by", ["cancel", "connection", "deadline"])
+def test_who_goes_away_is_gone_there_too(folder: Path, by: str) -> None:
+    async def story(case: Case) -> None:
+        call = case.call("wait", timeout=1.0 if by == "deadline" else None)
+        assert await call.read() == b"begun"
+        if by == "cancel":
+            call.cancel()
+        elif by == "connection":
+            await case.channel.close()
+        await case.upstream.cancelled.wait()
+
+    played(folder, story)
+
+
+def test_a_slow_reader_holds_the_writer_back_and_nobody_else(folder: Path) -> None:
+    async def story(case: Case) -> None:
+        slow, other = case.call("pour"), case.call("echo")
+        assert await slow.read() == MESSAGE
+        unchanged, before = 0, -1
+        while unchanged < 50:  # round trips of the other in which nothing more was written
+            await case.echo(other, b"?")
+            unchanged = unchanged + 1 if case.upstream.written == before else 0
+            before = case.upstream.written
+        assert case.upstream.written < MANY / 2
+        for _ in range(MANY - 1):
+            assert await slow.read() == MESSAGE
+        assert await slow.read() is grpc.aio.EOF
+
+    played(folder, story)
+
+
+def test_all_calls_share_one_connection(folder: Path) -> None:
+    async def story(case: Case) -> None:
+        calls = [case.call("echo") for _ in range(8)]
+        for call in calls:
+            await case.echo(call, b"?")
+        assert len(case.relay._upstreams) == 1
+        assert next(iter(case.relay._upstreams.values())).calls == 8
+
+    played(folder, story)
+
+
+def test_its_socket_is_for_this_user_only(folder: Path) -> None:
+    async def story(case: Case) -> None:
+        assert stat.S_IMODE(os.stat(case.relay.path).st_mode) == 0o600
+        assert await asyncio.to_thread(answers, case.relay.path)
+
+    played(folder, story)
+    assert not answers(str(folder / "relay.sock")), "it is closed"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ((), "horovod-relay-to='' is not usable: expected host:port"),
+        (((TO, "a:1"),), "horovod-relay-pings='' is not usable: expected two numbers"),
+        (((TO, "a:1"), (PINGS, "nan 1")), "expected two positive numbers"),
+        (((TO, "a:1"), (PINGS, "1 0")), "expected two positive numbers"),
+    ],
+)
+def test_a_call_that_says_not_where_to_is_refused(folder: Path, metadata: Any, words: str) -> None:
+    async def story(case: Case) -> None:
+        call = case.channel.stream_stream("/any.Service/echo")(metadata=metadata)
+        with pytest.raises(grpc.aio.AioRpcError, match=words) as raised:
+            await call.read()
+        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    played(folder, story)
+
+
+def test_nobody_behind_it_is_unavailable_and_connections_are_bounded(folder: Path) -> None:
+    async def story(case: Case) -> None:
+        case.address = "127.0.0.1:1"
+        with pytest.raises(grpc.aio.AioRpcError, match="failed to connect to all addresses") as raised:
+            await case.call("echo").read()
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        for port in range(2, MAX_CHANNELS + 2):
+            case.address = f"127.0.0.1:{port}"
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await case.call("echo").read()
+        assert "relays to 64 coordinators already" in (raised.value.details() or "")
+
+    played(folder, story)
+
+
+def test_a_long_path_is_no_socket(tmp_path: Path) -> None:
+    async def story() -> None:
+        relay = Relay(tmp_path / ("x" * 100), None)
+        await relay.start()
+        assert relay.path == ""
+        await relay.close()
+
+    asyncio.run(story())
+
+
+def test_it_serves_who_believes_the_same() -> None:
+    own = ClientTls("ca.pem")
+    assert Relay(Path("/x"), own).serves(ClientTls("ca.pem"))
+    assert not Relay(Path("/x"), own).serves(None)
+    assert not Relay(Path("/x"), own).serves(ClientTls("ca.pem", "mine.pem", "mine.key"))
+
+
+def test_a_blocking_channel_goes_through_it(folder: Path) -> None:
+    """As members open theirs."""
+
+    async def story(case: Case) -> None:
+        def ask() -> bytes:
+            with open_channel(case.address, None, relay=case.relay.path) as channel:
+                call = channel.stream_stream("/any.Service/echo")
+                return next(call(iter([b"?"]), metadata=headers(case.address, 20.0, 5.0)))
+
+        assert await asyncio.to_thread(ask) == b"?"
+
+    played(folder, story)

@@ -1,0 +1,208 @@
+"""Relays calls of the ranks of this host to coordinators: one connection for each host instead of one for each rank.
+
+A gRPC server on a unix socket that only this user can reach. It knows no method and no message: bytes, metadata,
+deadline, the end of either side, status and its details go through as they come, one message at a time, so that who
+reads slowly holds back who writes. Which coordinator a call is for stands in its metadata (runtime/relayed.py). HTTP/2
+carries all calls for one coordinator over one connection.
+
+Nothing depends on it: ranks whose agent has ended connect to their coordinator themselves (docs/adr/0053-relay.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from horovod.worker.runtime.channel import MAX_WORLD_BYTES, open_aio_channel
+from horovod.worker.runtime.errors import StartError
+from horovod.worker.runtime.relayed import PINGS, TO
+from horovod.worker.runtime.tls import ClientTls
+from horovod.worker.setting import split_address
+
+SOCKET = "relay.sock"
+MAX_PATH_BYTES = 107  # unix(7): 108 with the zero at the end
+MAX_CHANNELS = 64  # coordinators of all jobs of a host, with the ways to ping them
+IDLE_S = 30.0  # a connection without calls is closed after this time
+_OWN = (TO, PINGS, "user-agent")
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_WORLD_BYTES),
+    ("grpc.max_send_message_length", MAX_WORLD_BYTES),
+    # Ranks ping as often as they would ping a coordinator.
+    ("grpc.http2.min_ping_interval_without_data_ms", 10),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+log = logging.getLogger(__name__)
+
+_Key = tuple[str, float, float, Any]
+
+
+@dataclass
+class _Upstream:
+    """The connection to one coordinator."""
+
+    channel: grpc.aio.Channel
+    calls: int = 0
+    idle: asyncio.TimerHandle | None = None
+
+
+class Relay:
+    """`start`, then `close`; in one event loop."""
+
+    def __init__(self, folder: Path, tls: ClientTls | None) -> None:
+        """folder: of this user only. tls: by which coordinators are known, and what they are shown."""
+        self._path = folder / SOCKET
+        self._tls = tls
+        self._upstreams: dict[_Key, _Upstream] = {}
+        self._server: grpc.aio.Server | None = None
+
+    @property
+    def path(self) -> str:
+        """Of the socket; empty while nothing is relayed."""
+        return str(self._path) if self._server is not None else ""
+
+    def serves(self, tls: ClientTls | None) -> bool:
+        """Whether coordinators are known by the same files here as a rank was told, and shown the same."""
+        return tls == self._tls
+
+    async def start(self) -> None:
+        """Ranks do without it where it can't be had."""
+        path = str(self._path)
+        if len(os.fsencode(path)) > MAX_PATH_BYTES:
+            log.info("Ranks connect to coordinators by themselves: %s is too long for the name of a socket.", path)
+            return
+        server = grpc.aio.server(options=_OPTIONS)
+        server.add_generic_rpc_handlers((_EveryMethod(self),))
+        try:
+            server.add_insecure_port(f"unix:{path}")
+            os.chmod(path, 0o600)
+            await server.start()
+        except (RuntimeError, OSError) as error:
+            log.warning("Ranks connect to coordinators by themselves: %s can't be listened on (%s).", path, error)
+            await server.stop(None)
+            return
+        self._server = server
+
+    async def close(self) -> None:
+        """Ends all calls. Ranks that still run go to their coordinators."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(None)
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+        for upstream in self._upstreams.values():
+            if upstream.idle is not None:
+                upstream.idle.cancel()
+            await upstream.channel.close()
+        self._upstreams.clear()
+
+    async def relay(self, method: str, requests: AsyncIterator[bytes], context: Any) -> None:
+        """One call, of any kind, to its end."""
+        given = [(key, value) for key, value in context.invocation_metadata() or ()]
+        own = dict(given)
+        try:
+            key = self._key(own)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        try:
+            upstream = self._upstream(key)
+        except StartError as error:  # a certificate that can't be read
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        metadata = [(name, value) for name, value in given if name not in _OWN and not name.startswith("grpc-")]
+        sending: asyncio.Task[None] | None = None
+        call: Any = None
+        try:
+            call = upstream.channel.stream_stream(method)(metadata=metadata, timeout=context.time_remaining())
+            sending = asyncio.create_task(_send(requests, call))
+            await _receive(call, context)
+            code, details = await call.code(), await call.details()
+            trailing = tuple(await call.trailing_metadata() or ())
+            if code is not grpc.StatusCode.OK:
+                await context.abort(code, details or "", trailing)
+            context.set_trailing_metadata(trailing)
+        finally:
+            if call is not None:
+                call.cancel()
+            self._ended(key, upstream)
+            if sending is not None:
+                sending.cancel()
+
+    # -- connections ---------------------------------------------------------------------------------------------------
+
+    def _key(self, metadata: dict[str, Any]) -> _Key:
+        """ValueError with a sentence."""
+        address = str(metadata.get(TO, ""))
+        split_address(address, TO)
+        timeout, _, ping = str(metadata.get(PINGS, "")).partition(" ")
+        try:
+            pings = float(timeout), float(ping)
+        except ValueError:
+            raise ValueError(f"{PINGS}={timeout!r} is not usable: expected two numbers of seconds.") from None
+        if not all(0 < seconds < 1e9 for seconds in pings):
+            raise ValueError(f"{PINGS} names {pings[0]:g} and {pings[1]:g} s: expected two positive numbers.")
+        return address, *pings, self._tls.stamp() if self._tls is not None else ()
+
+    def _upstream(self, key: _Key) -> _Upstream:
+        found = self._upstreams.get(key)
+        if found is None:
+            if len(self._upstreams) >= MAX_CHANNELS:
+                raise StartError(f"The agent relays to {MAX_CHANNELS} coordinators already.")
+            address, timeout_s, ping_s, _ = key
+            found = self._upstreams[key] = _Upstream(open_aio_channel(address, self._tls, timeout_s, ping_s))
+        found.calls += 1
+        if found.idle is not None:
+            found.idle.cancel()
+            found.idle = None
+        return found
+
+    def _ended(self, key: _Key, upstream: _Upstream) -> None:
+        upstream.calls -= 1
+        if not upstream.calls and self._upstreams.get(key) is upstream:
+            upstream.idle = asyncio.get_running_loop().call_later(IDLE_S, self._drop, key)
+
+    def _drop(self, key: _Key) -> None:
+        upstream = self._upstreams.pop(key)
+        self._closing = asyncio.create_task(upstream.channel.close())
+
+
+class _EveryMethod(grpc.GenericRpcHandler):
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        method = handler_call_details.method
+
+        async def relay(requests: AsyncIterator[bytes], context: Any) -> None:
+            await self._relay.relay(method, requests, context)
+
+        # On the wire every kind of call is a stream of messages in each direction.
+        handler: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(relay)
+        return handler
+
+
+async def _send(requests: AsyncIterator[bytes], call: Any) -> None:
+    # A call that has ended takes nothing any more; how it ended is read by _receive.
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        async for message in requests:
+            await call.write(message)
+        await call.done_writing()
+
+
+async def _receive(call: Any, context: Any) -> None:
+    """Until the coordinator has ended the call."""
+    is_first = True
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        while (message := await call.read()) is not grpc.aio.EOF:
+            if is_first and (initial := tuple(await call.initial_metadata() or ())):
+                await context.send_initial_metadata(initial)
+            is_first = False
+            await context.write(message)
