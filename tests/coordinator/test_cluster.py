@@ -268,6 +268,23 @@ def test_stopping() -> None:
     assert (story.saved["j"].state, story.saved["j"].exit_code) == (STOPPED, 130)
 
 
+def test_the_environment_is_erased_with_the_end() -> None:
+    """It may hold secrets, and the record stays in the store for long."""
+    story = Story()
+    story.agent("h1")
+    story.submit("j", 2, environment={"API_KEY": "secret"})
+    assert story.sent[-1][2].environment["API_KEY"] == "secret"
+    story.report("h1", "j", {0: 0, 1: None})
+    assert story.saved["j"].spec.environment["API_KEY"] == "secret"  # another coordinator may have to start it
+    story.report("h1", "j", {1: 7}, over=True)
+    story.submit("k", 20, environment={"API_KEY": "secret"})
+    story.do(story.cluster.signal("k", 15, True, story.now_s, story.now_s))
+    for job, state in (("j", FAILED), ("k", STOPPED)):
+        assert story.saved[job].state == story.state(job) == state
+        assert not story.saved[job].spec.environment
+        assert not story.cluster.jobs[job].record.spec.environment
+
+
 def test_stopping_one_that_waits_takes_no_slot() -> None:
     story = Story()
     story.submit("j", 2)
