@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,14 @@ from horovod.worker.agent.agent import Slot
 from horovod.worker.agent.keeper import OVER, Order, rank_folder
 from horovod.worker.agent.kept import KeptJob
 from horovod.worker.agent.log import LogReader
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Polls, while the event loop runs, what has no event."""
+    give_up_at = asyncio.get_running_loop().time() + SETTLE_SECONDS
+    while not condition():
+        assert asyncio.get_running_loop().time() < give_up_at
+        await asyncio.sleep(0.01)
 
 
 def test_a_job_that_is_over_before_its_agent_has_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,8 +44,7 @@ def test_a_job_that_is_over_before_its_agent_has_called(tmp_path: Path, monkeypa
         slots = [Slot(0, ["sh", "-c", "exit 3"], dict(os.environ))]
         order = Order([slots], held=False, log_limit_bytes=1 << 20, orphan_grace_s=60.0)
         kept = await KeptJob.start("j", tmp_path, order, lambda kept: None)
-        while set(psutil.Process().children()) - before:  # the event loop is to see the keeper's end
-            await asyncio.sleep(0.01)
+        await until(lambda: not set(psutil.Process().children()) - before)  # the event loop is to see the keeper's end
         return kept
 
     kept = asyncio.run(run())
@@ -54,8 +62,7 @@ def test_the_last_output_waits_for_its_reader_when_the_rank_has_ended(tmp_path: 
         slots = [Slot(0, ["dd", "if=/dev/zero", "bs=64k", "count=32", "status=none"], dict(os.environ))]
         order = Order([slots], held=True, log_limit_bytes=2 << 20, orphan_grace_s=60.0)
         kept = await KeptJob.start("j", tmp_path, order, lambda kept: None)
-        while not any(one.ended for one in kept.report().ranks):
-            await asyncio.sleep(0.01)  # by then the log is full
+        await until(lambda: any(one.ended for one in kept.report().ranks))  # by then the log is full
         reader, position, found = LogReader(rank_folder(kept.folder, 0)), 0, 0
         while True:
             growth, is_over = kept.growth, kept.over.is_set()
@@ -70,8 +77,7 @@ def test_the_last_output_waits_for_its_reader_when_the_rank_has_ended(tmp_path: 
                 break
             else:
                 await asyncio.wait_for(growth.wait(), SETTLE_SECONDS)
-        while set(psutil.Process().children()) - before:  # the event loop is to see the keeper's end
-            await asyncio.sleep(0.01)
+        await until(lambda: not set(psutil.Process().children()) - before)  # the event loop is to see the keeper's end
         return found
 
     assert asyncio.run(run()) == size

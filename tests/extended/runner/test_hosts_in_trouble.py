@@ -46,33 +46,27 @@ sys.exit(7) if rank == 1 else wait_for_signals()
     assert out.count("[0]<stdout>:asked\n") == 1
     assert "Rank 1 on host h1 (pid " in err
     assert "ended with exit code 7; after that rank 0 was stopped by this launcher." in err
-    pid = next(int(line.partition(":")[2]) for line in out.splitlines() if line.startswith("[0]") and "asked" not in line)
+    pid = next(
+        int(line.partition(":")[2]) for line in out.splitlines() if line.startswith("[0]") and "asked" not in line
+    )
     assert not psutil.pid_exists(pid)
-
-
-def test_a_stopped_job_ends_also_where_sigterm_is_ignored(agents: Agents, launch: Launch, program: Program) -> None:
-    agents.add("h1")
-    source = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(os.getpid(), flush=True)\nwait_for_signals()"
-    launched = launch(*agents.options, "-np", "2", *program(source), environ=agents.environ)
-    ranks = ranks_of(launched, 2)
-    launched.signal(signal.SIGTERM)
-    code, _, err = launched.finish()
-    assert code == 128 + signal.SIGTERM
-    assert "Stopped by SIGTERM; no rank is left." in err
-    assert still_alive(ranks) == []
 
 
 def test_a_host_that_dies_between_its_registration_and_the_start(
     agents: Agents, launch: Launch, program: Program
 ) -> None:
-    """Its agent is stopped before the job is submitted, so the start reaches it and nothing comes of it; then killed."""
+    """Its agent is stopped before the job is submitted, so nothing comes of the order to start; then it is killed."""
     agents.add("h1", 1)
     dying = agents.add("h2", 1)
     warm = launch(*agents.options, "-np", "2", "true", environ=agents.environ)
     assert warm.finish()[0] == 0  # from now on the hosts are known to reach each other
     dying.send_signal(signal.SIGSTOP)
     launched = launch(
-        *agents.options, "-np", "2", *program("print(os.getpid(), flush=True)\nwait_for_signals()"), environ=agents.environ
+        *agents.options,
+        "-np",
+        "2",
+        *program("print(os.getpid(), flush=True)\nwait_for_signals()"),
+        environ=agents.environ,
     )
     ranks = ranks_of(launched, 1)
     dying.kill()
