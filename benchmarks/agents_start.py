@@ -67,7 +67,6 @@ class Job:
         held = os.open(self._gate, os.O_RDWR)  # so that ranks can open it before anybody writes
         self._writer = held
         environment = {"PATH": os.environ["PATH"], "GATE": str(self._gate)}
-        self._mark("submitted")
         record = await cluster.submit(
             jobs_pb2.JobSpec(
                 command=[sys.executable, "-I", "-S", "-c", RANK],
@@ -84,8 +83,9 @@ class Job:
         return self._at
 
     def _changed(self, record: jobs_pb2.JobRecord) -> None:
+        self._at["submitted"] = record.submitted_at
         if record.started_at:
-            self._mark("connected")
+            self._at["connected"] = record.started_at
         if record.shares and all(share.started for share in record.shares):
             self._mark("started")
         if record.state == jobs_pb2.JOB_STATE_FAILED:
@@ -99,7 +99,7 @@ class Job:
             os.write(self._writer, b"g" * self._count)
 
     def _mark(self, event: str) -> None:
-        self._at.setdefault(event, time.monotonic())
+        self._at.setdefault(event, time.time())  # as the coordinator's, in the record: all is on one machine
 
 
 class Cluster:

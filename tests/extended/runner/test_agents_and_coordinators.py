@@ -82,6 +82,40 @@ def test_a_job_goes_on_when_its_coordinator_is_killed(store: str, tmp_path: Path
             process.communicate(timeout=DEADLINE_S)
 
 
+def test_no_output_is_lost_when_the_coordinator_is_killed(store: str, tmp_path: Path) -> None:
+    """In the middle of a flood: the next one goes on with the first byte that the launcher has not taken."""
+    token, source = tmp_path / "token", tmp_path / "program.py"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    count = 20_000
+    source.write_text(f"for number in range({count}):\n    print(f'{{number:06d}}', 'x' * 992)\n")
+    command = [*COORDINATOR, "--listen", "127.0.0.1:0", "--token-file", str(token), "--store", store]
+    processes = []
+    try:
+        coordinators = [Process(*command) for _ in range(2)]
+        processes += coordinators
+        addresses = ",".join(one.first.rpartition(" ")[2] for one in coordinators)
+        options = ["--name", "h1", "--slots", "1", "--state-dir", str(tmp_path / "h1"), "--log-limit-mb", "2"]
+        processes.append(Process(*AGENT, "--coordinator", addresses, *options))
+        launched = Launched(
+            *("--coordinator", addresses, "-np", "1", sys.executable, str(source)), environ={"HOROVOD_TOKEN": TOKEN}
+        )
+        try:
+            lines = launched.lines(count // 4)
+            coordinators[0].send_signal(signal.SIGKILL)  # the first that was there serves
+            coordinators[0].wait()
+            lines += launched.lines(count - len(lines))
+            assert lines == [f"[0]<stdout>:{number:06d} {'x' * 992}" for number in range(count)]
+            code, out, err = launched.finish()
+            assert (code, out) == (0, ""), err
+        finally:
+            launched.clean_up()
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+            process.communicate(timeout=DEADLINE_S)
+
+
 def values_in(store: str) -> list[bytes]:
     found: list[bytes] = []
 
