@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds the images, starts compose.yaml, trains the digits on two workers once undisturbed and once with the serving
-# coordinator killed in the middle, compares the bits of both, and takes everything down.
+# Builds the images, starts compose.yaml, and trains the digits by `horovodrun --coordinator` on the agents of two
+# containers: once undisturbed; once while each coordinator in turn is killed and started again, which must change no
+# bit; and once until a worker's container is killed, which the launcher must say and end with. Takes everything down.
 #
 #   deploy/test_compose.sh
 #
@@ -19,7 +20,7 @@ if command -v docker-compose >/dev/null; then compose=(docker-compose); else com
 "${compose[@]}" version >/dev/null 2>&1 || skip "docker-compose is not installed"
 
 work=$(mktemp -d)
-export COMPOSE_PROJECT_NAME="horovodtest$$" TAG="horovod-test" WORKERS=2 WEB_PORT1=0 WEB_PORT2=0 EPOCHS=${EPOCHS:-120}
+export COMPOSE_PROJECT_NAME="horovodtest$$" TAG="horovod-test" WORKERS=2 WEB_PORT1=0 WEB_PORT2=0 EPOCHS=${EPOCHS:-200}
 export TOKEN_FILE="$work/token" WEB_TOKEN_FILE="$work/web-token"
 run() { "${compose[@]}" -f "$work/context/deploy/compose.yaml" "$@"; }
 
@@ -79,40 +80,77 @@ eventually() { # eventually SECONDS COMMAND...
 ready() { docker exec "$(container "$1")" python -c "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9400/readyz', timeout=5)" 2>/dev/null; }
 eventually 90 ready coordinator1
 eventually 90 ready coordinator2
-run run --rm client >&2
 
-train() { # train JOB: starts two workers
-  JOB=$1 run up --detach --force-recreate --no-deps --scale worker=2 worker >"$work/up.log" 2>&1
+say "starting agents"
+run up --detach --no-deps --scale worker=2 worker >>"$work/up.log" 2>&1
+client() { run run --rm --no-deps -T client "$@" </dev/null; } # a launcher; without arguments, the one of compose.yaml
+agents_ready() { # agents_ready COUNT
+  [ "$(client horovodrun ps --output-format json 2>/dev/null | grep -c '"state": "ready"')" = "$1" ]
 }
-lines() { run logs --no-color --no-log-prefix worker 2>/dev/null || run logs --no-color worker; }
-events() { lines | sed -n 's/^[^{]*\({"event".*}\).*$/\1/p'; }
-reached() { events | grep -q "\"event\": \"$1\""; }
-done_twice() { [ "$(events | grep -c '"event": "done"')" = 2 ]; }
-digest() { events | sed -n 's/.*"sha256": "\([0-9a-f]*\)".*/\1/p' | sort --unique; }
+eventually 90 agents_ready 2
+client horovodrun ps >&2
+
+launcher=""
+train() { # train JOB: a launcher in the background, whose output and exit code are kept
+  export JOB=$1
+  : >"$work/$JOB.out"
+  { code=0; client >"$work/$JOB.out" 2>"$work/$JOB.err" || code=$?; echo "$code" >"$work/$JOB.code"; } &
+  launcher=$!
+}
+events() { sed -n 's/^[^{]*\({"event".*}\).*$/\1/p' "$work/$JOB.out"; }
+epochs() { events | grep -c "\"epoch\"" || true; }
+reached() { [ "$(epochs)" -gt "$1" ]; } # more lines about epochs than that
+ended() { [ -s "$work/$JOB.code" ]; }
+runs() { ! ended || { say "the training was over before anything could be killed: give it more EPOCHS"; exit 1; }; }
+digest() { events | sed -n 's/.*"sha256": "\([0-9a-f]*\)".*/\1/p'; }
+check_trained() { # both ranks have said what came out, and the launcher is content
+  eventually 240 ended
+  wait "$launcher"
+  [ "$(cat "$work/$JOB.code")" = 0 ] || { say "$JOB ended with $(cat "$work/$JOB.code")"; cat "$work/$JOB.err" >&2; exit 1; }
+  events | grep '"done"' >&2
+  [ "$(digest | wc -l)" = 2 ] || { say "$JOB: not both ranks have ended"; exit 1; }
+  [ "$(digest | sort --unique | wc -l)" = 1 ] || { say "the ranks of $JOB differ: $(digest)"; exit 1; }
+}
 
 say "training undisturbed"
 train undisturbed
-eventually 180 done_twice
-expected=$(digest)
-events | grep '"done"' >&2
+check_trained
+expected=$(digest | head -n 1)
 
-say "training with the serving coordinator killed"
+say "training while each coordinator is killed: the one that serves the agents, the one that has the world"
 train disturbed
-eventually 120 reached epoch
-serves() { # whether it is this coordinator that has the world of the job
-  docker exec "$(container "$1")" python -c "
-import sys, urllib.request
-request = urllib.request.Request('http://127.0.0.1:9400/metrics', headers={'Authorization': 'Bearer ' + open('/run/secrets/web-token').read().strip()})
-sys.exit('horovod_epoch{job=\"disturbed\"}' not in urllib.request.urlopen(request, timeout=5).read().decode())" 2>/dev/null
-}
-if serves coordinator1; then serving=coordinator1; else serves coordinator2; serving=coordinator2; fi
-! done_twice || { say "the training was over before the coordinator could be killed"; exit 1; }
-docker kill --signal=KILL "$(container $serving)" >/dev/null
-say "killed $serving"
-eventually 180 done_twice
-events | grep '"done"' >&2
-found=$(digest)
-
-[ "$(wc -w <<<"$expected")" = 1 ] || { say "the ranks of the undisturbed run differ: $expected"; exit 1; }
+for number in 1 2; do
+  before=$(epochs)
+  eventually 120 reached "$before"
+  runs
+  id=$(container "coordinator$number")
+  docker kill --signal=KILL "$id" >/dev/null
+  before=$(epochs)
+  say "killed coordinator$number after $before lines about epochs"
+  eventually 120 reached "$((before + 3))"
+  runs
+  docker start "$id" >/dev/null
+  eventually 90 ready "coordinator$number"
+done
+check_trained
+found=$(digest | head -n 1)
 [ "$expected" = "$found" ] || { say "the runs differ: $expected and $found"; exit 1; }
-say "ok: both runs ended with the same bits ($expected)"
+
+say "training until a worker's container is killed"
+train lost
+eventually 120 reached 0
+runs
+victim=$(run ps --quiet worker | head -n 1)
+host=$(docker inspect --format '{{.Config.Hostname}}' "$victim")
+docker kill --signal=KILL "$victim" >/dev/null
+say "killed the container of host $host"
+eventually 120 ended
+wait "$launcher"
+sed 's/^/  /' "$work/lost.err" | tail -n 5 >&2
+[ "$(cat "$work/lost.code")" = 255 ] || { say "the launcher ended with $(cat "$work/lost.code"), not 255"; exit 1; }
+grep -q "horovodrun: Rank [01] on host $host .*is lost: host $host has had no connection to the coordinator" "$work/lost.err" ||
+  { say "the launcher does not say that host $host is lost"; exit 1; }
+left() { client horovodrun ps --output-format json 2>/dev/null | tr -d ' \n' | grep -q '"free_slots":1,'; }
+eventually 60 agents_ready 1
+eventually 60 left # the other host is free again
+say "ok: two runs ended with the same bits ($expected), and the third one named the lost host"

@@ -23,11 +23,14 @@ class Follower:
         self.events = events
         self.readers: dict[str, int] = {}  # by agent
         self._request = request
+        self.ended = False  # whether everything has been sent
         self._told_over = False  # whether the last record that was sent is that of a job which is over
         self._done: set[str] = set()  # agents that have sent everything
         self._positions = {one.rank: one.position for one in getattr(request, "from")}
 
     def changed(self, record: jobs_pb2.JobRecord) -> None:
+        if self.ended:
+            return
         self._told_over = record.state in OVER
         self.events.put(jobs_pb2.JobEvent(record=record))
 
@@ -76,8 +79,14 @@ class Follower:
         self.end()
 
     def end(self) -> None:
-        self.events.put(jobs_pb2.JobEvent(ended=jobs_pb2.Ended()))
-        self.events.close()
+        """There is no more. The reader ends the stream when it has read so far.
+
+        If it were ended here, what is still on the way would be lost with the reader's next word on what it has taken:
+        gRPC answers that with an error, and forgets the rest.
+        """
+        if not self.ended:
+            self.ended = True
+            self.events.put(jobs_pb2.JobEvent(ended=jobs_pb2.Ended()))
 
     def _of(self, share: jobs_pb2.Share) -> list[int]:
         ranks = range(share.first_rank, share.first_rank + share.ranks)

@@ -19,9 +19,14 @@ class Story:
     def __init__(self) -> None:
         self.cluster = Cluster("1.0", 2, away_grace_s=10.0)
         self.now_s = 100.0
+        self.wall_ahead_s = 0.0  # of the wall clock, which people set
         self.sent: list[tuple[str, str, Any]] = []
         self.saved: dict[str, jobs_pb2.JobRecord] = {}
         self.ended: list[tuple[str, int]] = []
+
+    @property
+    def wall_s(self) -> float:
+        return self.now_s + self.wall_ahead_s
 
     def do(self, effects: list[Any]) -> None:
         for effect in effects:
@@ -45,7 +50,7 @@ class Story:
             interfaces=[membership_pb2.Interface(address=f"10.0.0.{name[1:]}", name="eth0")],
         )  # fmt: skip
         assert self.cluster.refuses(register) is None
-        self.do(self.cluster.attach(register, self.now_s, self.now_s))
+        self.do(self.cluster.attach(register, self.now_s, self.wall_s))
 
     def away(self, name: str) -> None:
         self.do(self.cluster.detached(name, name, self.now_s))
@@ -53,20 +58,20 @@ class Story:
     def submit(self, job: str, processes: int, **fields: Any) -> None:
         spec = jobs_pb2.JobSpec(command=["x"], processes=processes, **fields)
         assert refusal_of(spec) == ""
-        self.do(self.cluster.submit(job, spec, self.now_s, self.now_s))
+        self.do(self.cluster.submit(job, spec, self.now_s, self.wall_s))
 
     def reach(self) -> None:
         """Answers every probe: all hosts reach each other."""
         for agent, kind, probe in list(self.sent):
             if kind == "probe":
-                self.do(self.cluster.reached(agent, probe.probe, probe.targets, self.now_s, self.now_s))
+                self.do(self.cluster.reached(agent, probe.probe, probe.targets, self.now_s, self.wall_s))
 
     def report(self, agent: str, job: str, codes: dict[int, int | None], over: bool = False, error: str = "") -> None:
-        self.do(self.cluster.report(agent, report(job, codes, over, error), self.now_s, self.now_s))
+        self.do(self.cluster.report(agent, report(job, codes, over, error), self.now_s, self.wall_s))
 
     def tick(self, seconds: float) -> None:
         self.now_s += seconds
-        self.do(self.cluster.tick(self.now_s, self.now_s))
+        self.do(self.cluster.tick(self.now_s, self.wall_s))
 
     def state(self, job: str) -> int:
         return self.cluster.jobs[job].record.state
@@ -267,6 +272,49 @@ def test_stopping() -> None:
     story.report("h1", "j", {0: -2, 1: -2}, over=True)
     story.report("h2", "j", {2: -2, 3: -2}, over=True)
     assert (story.saved["j"].state, story.saved["j"].exit_code) == (STOPPED, 130)
+
+
+def test_a_wall_clock_that_jumps_ends_nothing() -> None:
+    """Limits follow the clock that only runs; the wall clock is for people who read when something was."""
+    for jump_s in (-86_400.0, 86_400.0, 1e9):
+        story = Story()
+        story.agent("h1")
+        story.agent("h2")
+        story.submit("j", 4)
+        story.wall_ahead_s = jump_s
+        story.reach()
+        story.report("h1", "j", {0: None, 1: None})
+        story.report("h2", "j", {2: None, 3: None})
+        story.away("h1")
+        story.tick(9)
+        assert story.state("j") == RUNNING  # 9 s of 10
+        story.agent("h1", jobs=(report("j", {0: None, 1: None}),), instance="h1")
+        story.wall_ahead_s = 0.0
+        story.report("h1", "j", {0: 7, 1: -15}, over=True)
+        story.wall_ahead_s = jump_s
+        story.report("h2", "j", {2: -15, 3: -15}, over=True)
+        assert story.state("j") == FAILED
+        assert story.cluster.jobs["j"].record.exit_code == 7
+        assert story.sentence("j") == (
+            "Rank 0 on host h1 (pid 1000) ended with exit code 7; after that ranks 1-3 were stopped by this launcher."
+        )
+
+
+def test_the_environment_is_erased_with_the_end() -> None:
+    """It may hold secrets, and the record stays in the store for long."""
+    story = Story()
+    story.agent("h1")
+    story.submit("j", 2, environment={"API_KEY": "secret"})
+    assert story.sent[-1][2].environment["API_KEY"] == "secret"
+    story.report("h1", "j", {0: 0, 1: None})
+    assert story.saved["j"].spec.environment["API_KEY"] == "secret"  # another coordinator may have to start it
+    story.report("h1", "j", {1: 7}, over=True)
+    story.submit("k", 20, environment={"API_KEY": "secret"})
+    story.do(story.cluster.signal("k", 15, True, story.now_s, story.now_s))
+    for job, state in (("j", FAILED), ("k", STOPPED)):
+        assert story.saved[job].state == story.state(job) == state
+        assert not story.saved[job].spec.environment
+        assert not story.cluster.jobs[job].record.spec.environment
 
 
 def test_stopping_one_that_waits_takes_no_slot() -> None:

@@ -15,10 +15,10 @@ def test_the_last_record_comes_before_the_end() -> None:
     record.state = pb.JOB_STATE_SUCCEEDED
     follower.read_all("h1")
     follower.end_if_complete(record, {"h1"})
-    assert not events.ended.is_set()
+    assert not follower.ended
     follower.changed(record)
     follower.end_if_complete(record, {"h1"})
-    assert events.ended.is_set()
+    assert follower.ended
 
 
 def test_output_that_is_still_to_come_is_waited_for() -> None:
@@ -28,6 +28,6 @@ def test_output_that_is_still_to_come_is_waited_for() -> None:
     record.shares.add(agent="h1", ranks=1, started=True)
     follower.changed(record)
     follower.end_if_complete(record, {"h1"})
-    assert not events.ended.is_set()
+    assert not follower.ended
     follower.end_if_complete(record, set())  # that host is lost, and its output with it
-    assert events.ended.is_set()
+    assert follower.ended

@@ -18,12 +18,49 @@ AGENT = [sys.executable, "-m", "horovod.worker.agent"]
 DEADLINE_S = 60
 
 
+class CoordinatorProcess:
+    """As an EmbeddedCoordinator, but a process of its own: for tests that measure or kill it."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.token = "secret-of-this-test"
+        self.process: subprocess.Popen[str] | None = None
+        self._options = options
+        self._token_file = folder / "coordinator.token"
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    def start(self) -> None:
+        """Returns when it listens."""
+        self._token_file.write_text(self.token)
+        self._token_file.chmod(0o600)
+        command = [sys.executable, "-m", "horovod.coordinator", "--listen", "127.0.0.1:0"]
+        self.process = subprocess.Popen(
+            [*command, "--token-file", str(self._token_file), *self._options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self._address = self.process.stdout.readline().strip().rpartition(" ")[2]
+        assert self._address, "the coordinator did not start"
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            self.process.communicate(timeout=DEADLINE_S)
+
+
 class Agents:
     """`with Agents(tmp_path) as agents: agents.add("h1")`. Nothing is left at the end, whatever a test does."""
 
-    def __init__(self, folder: Path, limits: Limits | None = None) -> None:
+    def __init__(
+        self, folder: Path, limits: Limits | None = None, coordinator: CoordinatorProcess | None = None
+    ) -> None:
         self.folder = folder
-        self.coordinator = EmbeddedCoordinator(token="secret-of-this-test", limits=limits)
+        self.coordinator = coordinator or EmbeddedCoordinator(token="secret-of-this-test", limits=limits)
         self.processes: dict[str, subprocess.Popen[str]] = {}
 
     def __enter__(self) -> Agents:

@@ -5,39 +5,20 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import DEADLINE_S, Launched, run_launcher
+from launching import DEADLINE_S, run_launcher
+from launching_fixtures import interrupts_arrive, launch, program
 
-HEADER = """
-import os, signal, sys, time
-rank = int(os.environ['HOROVOD_RANK'])
-def wait_for_signals():
-    while True:
-        time.sleep(0.05)  # signal.pause() would miss one that comes just before it
-"""
+__all__ = ["interrupts_arrive", "launch", "program"]
 
 
 @pytest.fixture(scope="session", autouse=True)
 def nobody_ignores_sighup() -> None:
     """Where the tests themselves run under nohup, launchers would, as they should."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-@pytest.fixture
-def launch() -> Iterator[Callable[..., Launched]]:
-    """launch(*arguments) starts a launcher and returns at once."""
-    started: list[Launched] = []
-
-    def start(*arguments: str, **options: object) -> Launched:
-        started.append(Launched(*arguments, **options))  # type: ignore[arg-type]
-        return started[-1]
-
-    yield start
-    for launched in started:
-        launched.clean_up()
 
 
 @pytest.fixture
@@ -59,23 +40,3 @@ def installed(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S)
 
     return run
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> Callable[[str], list[str]]:
-    """program(source) is the command that runs it; it may use what HEADER defines."""
-
-    def write(source: str) -> list[str]:
-        path = tmp_path / "program.py"
-        path.write_text(HEADER + source)
-        return [sys.executable, str(path)]
-
-    return write
-
-
-@pytest.fixture(autouse=True)
-def interrupts_arrive() -> Iterator[None]:
-    """A shell that runs the tests in the background ignores SIGINT for them, which the launchers would inherit."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)

@@ -195,6 +195,7 @@ class Daemon:
             self._spawn(self._probe(command.probe))
 
     def _lost_coordinator(self) -> None:
+        self._probes.secret = b""  # the next coordinator has another one
         for reader in list(self._feeds):
             self._close_feed(reader, for_good=False)
 

@@ -40,6 +40,7 @@ from horovod.worker.agent.output import Stream
 SOCKET = "keeper.sock"
 OVER = "over.json"
 LINE_LIMIT_BYTES = 16 << 20
+_OUTPUT_GRACE_S = 1.0  # for a reader to take the last output, once the job is to end
 _DELAY_S = 0.01  # how long news about logs may wait for more
 
 
@@ -103,7 +104,13 @@ class _Logs:
             if positions is None or str(rank) in positions:
                 log.hold(None if positions is None else positions[str(rank)])
         self._grown()
-        self.room()
+        if not self.wait:  # else the ranks would fill the memory with what has no room
+            self.room()
+
+    @property
+    def wait(self) -> bool:
+        """Whether a log waits for its reader."""
+        return any(log.waits for log in self.logs.values())
 
 
 class Keeper:
@@ -121,6 +128,7 @@ class Keeper:
         self._turn = asyncio.Event()  # one of these two has changed
         self._error = ""
         self._over = False
+        self._moved = asyncio.Event()  # the agent has said something
         self._told_ends: dict[str, int] = {}
         self._news: asyncio.TimerHandle | None = None
         self._orphan: asyncio.TimerHandle | None = None
@@ -147,6 +155,7 @@ class Keeper:
                     break
                 self._lines_done = number + 1
                 self._tell()
+            await self._last_output()
         except OSError as error:
             self._error = str(error.strerror or error)
         finally:
@@ -170,6 +179,21 @@ class Keeper:
         if self._ending and not self._error:
             self._error = "it was ended before its next line"
         return not self._ending
+
+    async def _last_output(self) -> None:
+        """What has no room yet waits for its reader, as the ranks have done; not for long when the job is to end."""
+        assert self._logs is not None
+        loop = asyncio.get_running_loop()
+        give_up_at: float | None = None
+        while self._logs.wait:
+            if self._ending and give_up_at is None:
+                give_up_at = loop.time() + _OUTPUT_GRACE_S
+            rest_s = None if give_up_at is None else give_up_at - loop.time()
+            if rest_s is not None and rest_s <= 0:
+                return
+            self._moved.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._moved.wait(), rest_s)
 
     def state(self) -> dict[str, Any]:
         """What the agent reports."""
@@ -210,6 +234,7 @@ class Keeper:
             self._logs.hold(None)
         if self._agent is not None:
             self._agent.stop(signal.SIGTERM)
+        self._moved.set()
         self._end_lines()
 
     def _end_lines(self) -> None:
@@ -232,6 +257,7 @@ class Keeper:
             self._logs.hold(command["taken"])
         elif "release" in command:
             self._logs.hold(None)
+        self._moved.set()
 
     def _signal(self, signum: int, stop: bool) -> None:
         agent = self._agent if self._runs else None  # between two lines no process runs

@@ -72,7 +72,11 @@ class KeptJob:
             said = (await process.stderr.read()).decode(errors="replace").strip().rpartition("\n")[2]
             raise OSError(0, f"the process that keeps its ranks can't be started: {said}")
         kept.held = order.held
-        await kept._connect()
+        try:
+            await kept._connect()
+        except OSError:
+            if not kept._read_over():  # a job of a moment may be over before this agent has called
+                raise
         return kept
 
     @classmethod

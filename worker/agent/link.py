@@ -12,7 +12,7 @@ import grpc
 
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1.agents_pb2_grpc import AgentsStub
-from horovod.worker.runtime.channel import explain, open_aio_channel, waiting_helps
+from horovod.worker.runtime.channel import broke_in_write, explain, open_aio_channel, waiting_helps
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.tls import ClientTls
 from horovod.worker.runtime.token import Credential
@@ -136,6 +136,8 @@ class Link:
                 return True, False, printable(await call.details() or "it ended the stream")
             except grpc.aio.AioRpcError as error:
                 status, details = error.code(), printable(error.details() or "")
+                if broke_in_write(error):
+                    return accepted, False, f"The connection to the coordinator at {address} broke."
                 if status is grpc.StatusCode.UNAVAILABLE:
                     return accepted, False, f"The coordinator at {address} can't be reached ({details})."
                 return accepted, not waiting_helps(status), explain(status, details, address, bool(metadata))

@@ -78,6 +78,11 @@ class RankLog:
             self._held_from = position
         return self._write_waiting()
 
+    @property
+    def waits(self) -> bool:
+        """Whether something is held in memory, until a reader has made room for it."""
+        return bool(self._waiting)
+
     def close(self) -> None:
         """Gives up what has no room, and the disk space that is not needed."""
         with contextlib.suppress(OSError):

@@ -26,10 +26,27 @@ class ProbePort:
     """Listens on every address of this host."""
 
     def __init__(self, name: str) -> None:
-        self.secret = b""  # until the coordinator has told it
         self.port = 0
+        self._secret = b""
+        self._has_secret = asyncio.Event()
         self._name = name
         self._server: asyncio.Server | None = None
+
+    @property
+    def secret(self) -> bytes:
+        """Of the coordinator that this agent is registered with; empty until it has told it.
+
+        Others may know it sooner and ask already: they wait for the answer, rather than take this host for unreachable.
+        """
+        return self._secret
+
+    @secret.setter
+    def secret(self, secret: bytes) -> None:
+        self._secret = secret
+        if secret:
+            self._has_secret.set()
+        else:
+            self._has_secret.clear()
 
     async def start(self) -> None:
         """OSError when there is no port to be had."""
@@ -47,9 +64,9 @@ class ProbePort:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.TimeoutError):
             nonce = await asyncio.wait_for(reader.readexactly(_NONCE_BYTES), _ASK_TIMEOUT_S)
-            if self.secret:
-                writer.write(_proof(self.secret, nonce, self._name))
-                await asyncio.wait_for(writer.drain(), _ASK_TIMEOUT_S)
+            await asyncio.wait_for(self._has_secret.wait(), _ASK_TIMEOUT_S)
+            writer.write(_proof(self.secret, nonce, self._name))
+            await asyncio.wait_for(writer.drain(), _ASK_TIMEOUT_S)
         writer.close()
 
 

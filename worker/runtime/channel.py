@@ -100,6 +100,14 @@ def waiting_helps(code: grpc.StatusCode) -> bool:
     return code not in _HELPLESS
 
 
+def broke_in_write(error: grpc.aio.AioRpcError) -> bool:
+    """Whether it says no more than that a message could not be sent: the call had ended, and gRPC forgot with what.
+
+    The status is made by grpc.aio itself (grpc/aio/_call.py, `set_internal_error`), not by a server.
+    """
+    return error.code() is grpc.StatusCode.INTERNAL and (error.details() or "") == "Internal error from Core"
+
+
 def explain(code: grpc.StatusCode, details: str, address: str, with_token: bool) -> str:
     """The sentence for a call that the coordinator ended with a status."""
     details = details.strip() or "without a reason"

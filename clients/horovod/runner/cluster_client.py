@@ -18,7 +18,7 @@ from horovod.protos.v1.jobs_pb2_grpc import JobsStub
 from horovod.worker.agent.feed import OUTPUT_COST
 from horovod.worker.agent.log import STREAMS
 from horovod.worker.agent.output import Console
-from horovod.worker.runtime.channel import explain, open_aio_channel, waiting_helps
+from horovod.worker.runtime.channel import broke_in_write, explain, open_aio_channel, waiting_helps
 from horovod.worker.runtime.tls import ClientTls
 from horovod.worker.runtime.token import Credential, given_token
 from horovod.worker.setting import split_address
@@ -129,12 +129,13 @@ class ClusterClient:
                         changed(event.record)
                         continue
                     await output(event.output)
+                    positions[event.output.rank] = event.output.position  # first: what follows may find a dead stream
                     await self._acknowledge(call, event.output, owed)
-                    positions[event.output.rank] = event.output.position
                 code, details = await call.code(), await call.details()
                 self._judge(code, details or "")
             except grpc.aio.AioRpcError as error:
-                self._judge(error.code(), error.details() or "")
+                if not broke_in_write(error):
+                    self._judge(error.code(), error.details() or "")
             except asyncio.InvalidStateError:
                 pass
             finally:

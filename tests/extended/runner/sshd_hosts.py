@@ -7,8 +7,10 @@ or written. Names are those of the namespaces; /etc/hosts is not touched.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -59,8 +61,8 @@ class Hosts:
         for link in ("eth0",):
             subprocess.run(["ip", "-n", name, "link", "set", link, "down"], check=True)
 
-    def start_sshd(self, name: str) -> None:
-        """Returns when it listens."""
+    def start_sshd(self, name: str, mounts: Mapping[Path, Path] | None = None) -> None:
+        """Returns when it listens. mounts: what that host has in place of what is here; by where it is seen."""
         config = self.folder / f"sshd_config.{name}"
         config.write_text(
             f"Port {PORT}\nListenAddress {self.addresses[name]}\nHostKey {self.folder}/host_key\n"
@@ -70,7 +72,7 @@ class Hosts:
         Path("/run/sshd").mkdir(exist_ok=True)
         sshd = shutil.which("sshd", path="/usr/sbin:/sbin") or "sshd"
         server = subprocess.Popen(
-            [*self.inside(name), sshd, "-D", "-e", "-f", str(config)],
+            [*self.inside(name), *_with_mounts(mounts or {}), sshd, "-D", "-e", "-f", str(config)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -116,3 +118,11 @@ class Hosts:
         wrapper = self.folder / "bin" / "ssh"
         wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {self.folder}/config "$@"\n')
         wrapper.chmod(0o755)
+
+
+def _with_mounts(mounts: Mapping[Path, Path]) -> list[str]:
+    """What runs a command with a file system of its own, which ends with it."""
+    if not mounts:
+        return []
+    lines = [f"mount --bind {shlex.quote(str(there))} {shlex.quote(str(seen))}" for seen, there in mounts.items()]
+    return ["unshare", "--mount", "sh", "-e", "-c", "\n".join([*lines, 'exec "$@"']), "sh"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,9 @@ import pytest
 from launching import DEADLINE_S, still_alive
 from sshd_hosts import Hosts
 
+from horovod import __version__
+
+SOURCES = Path(__file__).parents[3] / "clients" / "horovod"
 LAUNCHER = [sys.executable, "-m", "horovod.runner.launch"]
 WORLD = """
 import os, sys
@@ -60,6 +65,11 @@ def spec(hosts: Hosts, slots: int = 2) -> str:
     return ",".join(f"{name}:{slots}" for name in hosts.names[1:])
 
 
+def without_progress(err: str) -> list[str]:
+    """Lines but those that say how many hosts are ready, which a launcher writes when that takes long."""
+    return [line for line in err.splitlines() if "hosts are ready; waiting for" not in line]
+
+
 @pytest.mark.parametrize("hosts", [3, 5], indirect=True)
 def test_a_world_on_other_hosts(hosts: Hosts) -> None:
     slots = 4 // (len(hosts.names) - 1)
@@ -84,7 +94,7 @@ def test_one_line_for_each_host_that_fails(hosts: Hosts) -> None:
     started = Launch(hosts, UP, "-np", "3", "-H", f"{fine}:1,{dead}:1,nowhere.invalid:1")
     code, out, err = started.finish()
     assert (code, out) == (1, "")
-    lines = err.splitlines()
+    lines = without_progress(err)
     assert lines[0].startswith("horovodrun: could not connect to some hosts via ssh: no agent on 2 of 3 hosts")
     assert f"  {dead}: it can't be reached (" in err
     assert "Connection refused" in err
@@ -175,21 +185,62 @@ def test_a_host_whose_cable_is_pulled(hosts: Hosts) -> None:
     assert still_alive(ranks) == []
 
 
-def test_another_version_there(hosts: Hosts) -> None:
-    """A Python on the way to which another Horovod is found first."""
-    fake = hosts.folder / "fake" / "horovod"
-    fake.mkdir(parents=True)
-    (fake / "__init__.py").write_text("__version__ = '0.28.1'\n")
-    (hosts.folder / "program.py").write_text("")
-    code = subprocess.run(
-        [*hosts.inside(hosts.names[0]), *LAUNCHER, "-np", "1", "-H", f"{hosts.names[1]}:1", "true"],
-        capture_output=True,
-        text=True,
-        env=hosts.environ,
-        timeout=DEADLINE_S,
-        check=False,
+def other_environment(folder: Path, horovod: str = "") -> dict[Path, Path]:
+    """A real virtual environment in place of ours: without Horovod, or with the package of another version."""
+    base = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    subprocess.run([base, "-m", "venv", "--without-pip", folder], check=True, stdin=subprocess.DEVNULL)
+    (folder / "bin" / Path(sys.executable).name).resolve(strict=True)
+    if horovod:
+        packages = next((folder / "lib").glob("python3*")) / "site-packages"
+        package = packages / "horovod"
+        package.mkdir()
+        for name in ("__init__.py", "absent.py"):
+            shutil.copy(SOURCES / name, package)
+        metadata = packages / f"horovod-{horovod}.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: horovod\nVersion: {horovod}\n")
+    return {Path(sys.prefix): folder}
+
+
+def no_python(folder: Path) -> dict[Path, Path]:
+    """Nothing where our environment is, and nothing that is called python3 on the way."""
+    folder.mkdir()
+    path = f"{os.environ['PATH']}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    names = [Path(part) / "python3" for part in path.split(":")]
+    found = {name.resolve() for name in names if name.exists() and not name.is_relative_to(sys.prefix)}
+    return {Path(sys.prefix): folder, **dict.fromkeys(found, Path("/dev/null"))}
+
+
+@pytest.mark.parametrize("hosts", [6], indirect=True)
+def test_hosts_on_which_no_agent_starts(hosts: Hosts) -> None:
+    """Each has its own reason, and one line says it; the one that is in order runs nothing."""
+    version, horovod, python, dead = hosts.names[2:]
+    elsewhere = {
+        version: other_environment(hosts.folder / "version", "0.99.1"),
+        horovod: other_environment(hosts.folder / "horovod"),
+        python: no_python(hosts.folder / "python"),
+    }
+    for name in (*elsewhere, dead):
+        hosts.stop_sshd(name)
+    for name, mounts in elsewhere.items():
+        hosts.start_sshd(name, mounts)
+    code, out, err = Launch(hosts, UP, "-np", "5", "-H", spec(hosts, 1)).finish()
+    assert (code, out) == (1, "")
+    first, *lines = without_progress(err)
+    assert first == (
+        "horovodrun: could not connect to some hosts via ssh: no agent on 4 of 5 hosts, so nothing was run:"
     )
-    assert code.returncode == 0, code.stderr
+    said = {name: next(line for line in lines if line.startswith(f"  {name}: ")) for name in (*elsewhere, dead)}
+    assert len(lines) == 4
+    assert said[version] == (
+        f"  {version}: Horovod has version 0.99.1 there, but {__version__} here: install the same on both."
+    )
+    assert said[horovod] == (
+        f"  {horovod}: Horovod is not installed there: No module named 'horovod'. Install version {__version__} for "
+        "the Python that ssh finds."
+    )
+    assert said[python] == f"  {python}: there is no Python there: neither {sys.executable} nor python3."
+    assert said[dead].startswith(f"  {dead}: it can't be reached (")
 
 
 def test_hosts_that_do_not_reach_each_other(hosts: Hosts) -> None:

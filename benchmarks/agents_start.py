@@ -1,0 +1,207 @@
+#!/usr/bin/env python3
+"""How long a job on many agents takes to start, and where the time goes: real agents of this machine, ranks without
+PyTorch.
+
+    python benchmarks/agents_start.py                        64 agents with one slot each
+    python benchmarks/agents_start.py --agents 8
+
+Coordinator, agents, keepers and ranks are processes as users have them, and all share this machine's processors: on
+hosts of their own, what an agent does would take its own share of the seconds only.
+
+  registered  from the start of the agents until the last one is registered
+  connected   from the submission until every host is known to reach every other (the first job only)
+  started     from then until every agent has reported that its rank runs
+  printed     from then until the last rank's first line has come back
+  ended       from the moment every rank may end until the launcher knows that the job is over
+
+Exit codes: 0, or 1 when something did not happen in --limit seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from horovod.protos.v1 import jobs_pb2
+from horovod.runner.cluster_client import Access, ClusterClient
+
+RANK = "import os; print('up', flush=True); os.read(os.open(os.environ['GATE'], os.O_RDONLY), 1)"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Seconds from one event to the next, and what the coordinator and all agents used of the processors meanwhile."""
+
+    connected_s: float
+    started_s: float
+    printed_s: float
+    ended_s: float
+    coordinator_cpu_s: float
+    agents_cpu_s: float
+
+
+class Job:
+    """One job, from its submission to its end, with the time of each event."""
+
+    def __init__(self, count: int, folder: Path) -> None:
+        self._count = count
+        self._gate = folder / "gate"
+        self._seen: set[int] = set()
+        self._at: dict[str, float] = {}
+        self._writer: int | None = None
+
+    async def run(self, cluster: ClusterClient) -> dict[str, float]:
+        os.mkfifo(self._gate)
+        held = os.open(self._gate, os.O_RDWR)  # so that ranks can open it before anybody writes
+        self._writer = held
+        environment = {"PATH": os.environ["PATH"], "GATE": str(self._gate)}
+        record = await cluster.submit(
+            jobs_pb2.JobSpec(
+                command=[sys.executable, "-I", "-S", "-c", RANK],
+                processes=self._count,
+                environment=environment,
+                directory="/",
+                attended=True,
+            )
+        )
+        await cluster.follow(jobs_pb2.Open(job=record.id, output=True, hold=True), self._changed, self._printed)
+        self._mark("ended")
+        os.close(held)
+        self._gate.unlink()
+        return self._at
+
+    def _changed(self, record: jobs_pb2.JobRecord) -> None:
+        self._at["submitted"] = record.submitted_at
+        if record.started_at:
+            self._at["connected"] = record.started_at
+        if record.shares and all(share.started for share in record.shares):
+            self._mark("started")
+        if record.state == jobs_pb2.JOB_STATE_FAILED:
+            raise SystemExit(f"The job failed: {record.sentence}")
+
+    async def _printed(self, output: jobs_pb2.Output) -> None:
+        self._seen.add(output.rank)
+        if len(self._seen) == self._count:
+            self._mark("printed")
+            assert self._writer is not None
+            os.write(self._writer, b"g" * self._count)
+
+    def _mark(self, event: str) -> None:
+        self._at.setdefault(event, time.time())  # as the coordinator's, in the record: all is on one machine
+
+
+class Cluster:
+    """A coordinator and agents, as processes."""
+
+    def __init__(self, count: int, folder: Path) -> None:
+        token_file = folder / "token"
+        self.token = secrets.token_hex(16)
+        token_file.write_text(self.token)
+        token_file.chmod(0o600)
+        environ = {**os.environ, "HOROVOD_TOKEN": self.token}
+        command = [sys.executable, "-m", "horovod.coordinator", "--listen", "127.0.0.1:0", "--token-file"]
+        self.coordinator = subprocess.Popen(
+            [*command, str(token_file)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+        )
+        assert self.coordinator.stdout is not None
+        self.address = self.coordinator.stdout.readline().strip().rpartition(" ")[2]
+        began = time.monotonic()
+        self.agents = []
+        log = (folder / "agents.log").open("a")
+        for number in range(count):
+            options = ["--name", f"h{number}", "--slots", "1", "--state-dir", str(folder / f"h{number}"), "--gpus", ""]
+            self.agents.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "horovod.worker.agent", "--coordinator", self.address, *options],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    env=environ,
+                )
+            )
+        log.close()
+        for agent in self.agents:
+            assert agent.stdout is not None
+            agent.stdout.readline()
+        self.registered_s = time.monotonic() - began
+
+    def cpu_s(self) -> tuple[float, float]:
+        """What the coordinator and all agents have used so far."""
+
+        def used(process: subprocess.Popen[str]) -> float:
+            times = psutil.Process(process.pid).cpu_times()
+            return float(times.user + times.system)
+
+        return used(self.coordinator), sum(used(agent) for agent in self.agents)
+
+    def stop(self) -> None:
+        """The agents first, which have nothing to wait for."""
+        for process in self.agents:
+            process.terminate()
+        for process in self.agents:
+            process.wait()
+        self.coordinator.terminate()
+        self.coordinator.wait()
+
+
+async def measure(cluster: Cluster, count: int, folder: Path, limit_s: float) -> Figures:
+    async with ClusterClient(Access([cluster.address], cluster.token)) as client:
+        coordinator_s, agents_s = cluster.cpu_s()
+        at = await asyncio.wait_for(Job(count, folder).run(client), limit_s)
+        coordinator_after_s, agents_after_s = cluster.cpu_s()
+    return Figures(
+        at["connected"] - at["submitted"],
+        at["started"] - at["connected"],
+        at["printed"] - at["started"],
+        at["ended"] - at["printed"],
+        coordinator_after_s - coordinator_s,
+        agents_after_s - agents_s,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--agents", type=int, default=64, metavar="N")
+    parser.add_argument("--jobs", type=int, default=3, metavar="N", help="one after the other (default: 3)")
+    parser.add_argument("--limit", type=float, default=300.0, metavar="S")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    arguments = parser.parse_args(argv)
+    found = []
+    with tempfile.TemporaryDirectory(prefix="horovod-agents-") as name:
+        cluster = Cluster(arguments.agents, Path(name))
+        try:
+            if not arguments.json:
+                print(f"{arguments.agents} agents are registered after {cluster.registered_s:.2f} s.")
+            for number in range(arguments.jobs):
+                figures = asyncio.run(measure(cluster, arguments.agents, Path(name), arguments.limit))
+                found.append(asdict(figures))
+                if not arguments.json:
+                    words = ", ".join(
+                        f"{field[:-2].replace('_', ' ')} {value:.2f} s" for field, value in found[-1].items()
+                    )
+                    print(f"job {number + 1}: {words}")
+        except asyncio.TimeoutError:
+            print(f"The job was not over within {arguments.limit:g} s.", file=sys.stderr)
+            return 1
+        finally:
+            cluster.stop()
+    if arguments.json:
+        print(json.dumps({"agents": arguments.agents, "registered_s": cluster.registered_s, "jobs": found}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

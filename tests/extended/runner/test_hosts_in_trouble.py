@@ -1,0 +1,135 @@
+"""Jobs on registered agents when something is wrong with a host: it dies while the job starts, its disk is full, its
+ranks do not end, its clock jumps."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from agents import Agents
+from launching import Launched, still_alive
+
+from horovod.coordinator.limits import Limits
+
+Launch = Callable[..., Launched]
+Program = Callable[[str], list[str]]
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[Agents]:
+    with Agents(tmp_path, Limits(reattach_grace_s=2.0)) as agents:
+        yield agents
+
+
+def ranks_of(launched: Launched, count: int) -> list[psutil.Process]:
+    """Ranks print their number first."""
+    return [psutil.Process(int(line.partition(":")[2])) for line in launched.lines(count)]
+
+
+def test_a_rank_that_ignores_sigterm_gets_sigkill(agents: Agents, launch: Launch, program: Program) -> None:
+    """Beside one that fails: 3 s to notice, SIGTERM, 5 s later SIGKILL; and the sentence blames the one that failed."""
+    agents.add("h1")
+    source = """
+signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"asked\\n"))
+os.write(1, f"{os.getpid()}\\n".encode())
+sys.exit(7) if rank == 1 else wait_for_signals()
+"""
+    launched = launch(*agents.options, "-np", "2", *program(source), environ=agents.environ)
+    code, out, err = launched.finish()
+    assert code == 7
+    assert out.count("[0]<stdout>:asked\n") == 1
+    assert "Rank 1 on host h1 (pid " in err
+    assert "ended with exit code 7; after that rank 0 was stopped by this launcher." in err
+    pid = next(
+        int(line.partition(":")[2]) for line in out.splitlines() if line.startswith("[0]") and "asked" not in line
+    )
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_host_that_dies_between_its_registration_and_the_start(
+    agents: Agents, launch: Launch, program: Program
+) -> None:
+    """Its agent is stopped before the job is submitted, so nothing comes of the order to start; then it is killed."""
+    agents.add("h1", 1)
+    dying = agents.add("h2", 1)
+    warm = launch(*agents.options, "-np", "2", "true", environ=agents.environ)
+    assert warm.finish()[0] == 0  # from now on the hosts are known to reach each other
+    dying.send_signal(signal.SIGSTOP)
+    launched = launch(
+        *agents.options,
+        "-np",
+        "2",
+        *program("print(os.getpid(), flush=True)\nwait_for_signals()"),
+        environ=agents.environ,
+    )
+    ranks = ranks_of(launched, 1)
+    dying.kill()
+    code, _, err = launched.finish()
+    assert code == 255
+    assert "horovodrun: Rank 1 on host h2 is lost: host h2 has had no connection to the coordinator for 2 s" in err
+    assert "after that rank 0 was stopped by this launcher" in err
+    assert still_alive(ranks) == []
+
+
+def test_a_host_that_dies_while_hosts_connect(agents: Agents, launch: Launch) -> None:
+    """The job, of which nothing runs yet, waits for another host."""
+    agents.add("h1", 1)
+    dying = agents.add("h2", 1)
+    dying.send_signal(signal.SIGSTOP)  # it answers no probe
+    launched = launch(*agents.options, "-np", "2", "true", environ=agents.environ)
+    dying.kill()
+    agents.add("h3", 1)
+    code, _, err = launched.finish()
+    assert code == 0, err
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 5 MB, the state of an agent."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("mounting a tmpfs needs root")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", str(folder)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_disk_that_fills_up(agents: Agents, launch: Launch, program: Program, small_disk: Path) -> None:
+    """20 MB of output, 4 MB of disk: the launcher that follows gets all of it, and the job ends as it should."""
+    agents.add("h1", 1, "--state-dir", str(small_disk))
+    source = """
+for number in range(20_000):
+    print(f"{number:06d}", "x" * 992)
+sys.exit(3)
+"""
+    launched = launch(*agents.options, "-np", "1", *program(source), environ=agents.environ)
+    code, out, err = launched.finish()
+    assert code == 3, err
+    expected = [f"[0]<stdout>:{number:06d} {'x' * 992}" for number in range(20_000)]
+    assert out.splitlines() == expected
+    assert shutil.disk_usage(small_disk).free < 3 << 20  # so it was full, but for the spare segment that is given back
+
+
+def test_a_disk_that_is_full(agents: Agents, launch: Launch, program: Program, small_disk: Path) -> None:
+    """Not even two segments of a log: the job fails with a sentence that says so, and the agent serves on."""
+    agents.add("h1", 1, "--state-dir", str(small_disk))
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(shutil.disk_usage(small_disk).free - (1 << 20)))
+    code, out, err = launch(*agents.options, "-np", "1", *program("print('ran')"), environ=agents.environ).finish()
+    assert (code, out) == (255, "")
+    assert "Rank 0 on host h1 is lost: " in err
+    assert "No space left on device" in err
+    ballast.unlink()
+    code, out, err = launch(*agents.options, "-np", "1", *program("print('ran')"), environ=agents.environ).finish()
+    assert (code, out) == (0, "[0]<stdout>:ran\n"), err

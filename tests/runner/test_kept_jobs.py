@@ -1,0 +1,83 @@
+"""A keeper and the agent that has started it, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from resources import SETTLE_SECONDS, eventually
+
+from horovod.worker.agent.agent import Slot
+from horovod.worker.agent.keeper import OVER, Order, rank_folder
+from horovod.worker.agent.kept import KeptJob
+from horovod.worker.agent.log import LogReader
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Polls, while the event loop runs, what has no event."""
+    give_up_at = asyncio.get_running_loop().time() + SETTLE_SECONDS
+    while not condition():
+        assert asyncio.get_running_loop().time() < give_up_at
+        await asyncio.sleep(0.01)
+
+
+def test_a_job_that_is_over_before_its_agent_has_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its keeper has left, and nobody listens any more; how it ended is in the folder."""
+    connect = KeptJob._connect
+
+    async def late(kept: KeptJob) -> None:
+        assert eventually((kept.folder / OVER).exists)
+        while True:  # until the keeper, which has written that, has closed its socket
+            await connect(kept)
+            assert kept._reading is not None
+            await kept._reading
+
+    monkeypatch.setattr(KeptJob, "_connect", late)
+
+    before = set(psutil.Process().children())
+
+    async def run() -> KeptJob:
+        slots = [Slot(0, ["sh", "-c", "exit 3"], dict(os.environ))]
+        order = Order([slots], held=False, log_limit_bytes=1 << 20, orphan_grace_s=60.0)
+        kept = await KeptJob.start("j", tmp_path, order, lambda kept: None)
+        await until(lambda: not set(psutil.Process().children()) - before)  # the event loop is to see the keeper's end
+        return kept
+
+    kept = asyncio.run(run())
+    report = kept.report()
+    assert report.over
+    assert [(one.rank, one.ended, one.code) for one in report.ranks] == [(0, True, 3)]
+
+
+def test_the_last_output_waits_for_its_reader_when_the_rank_has_ended(tmp_path: Path) -> None:
+    """The log is full and held, so the last piece is in the keeper's memory alone."""
+    size = 32 << 16
+    before = set(psutil.Process().children())
+
+    async def run() -> int:
+        slots = [Slot(0, ["dd", "if=/dev/zero", "bs=64k", "count=32", "status=none"], dict(os.environ))]
+        order = Order([slots], held=True, log_limit_bytes=2 << 20, orphan_grace_s=60.0)
+        kept = await KeptJob.start("j", tmp_path, order, lambda kept: None)
+        await until(lambda: any(one.ended for one in kept.report().ranks))  # by then the log is full
+        reader, position, found = LogReader(rank_folder(kept.folder, 0)), 0, 0
+        while True:
+            growth, is_over = kept.growth, kept.over.is_set()
+            records, skipped = reader.read(position, kept.ends.get(0, 0), 1)  # one record
+            assert skipped == 0
+            if records:
+                found += sum(len(record.data) for record in records)
+                position = records[-1].position
+                kept.taken({0: position})
+                await asyncio.sleep(0.01)  # the keeper acts on each of these, not on all of them at once
+            elif is_over:
+                break
+            else:
+                await asyncio.wait_for(growth.wait(), SETTLE_SECONDS)
+        await until(lambda: not set(psutil.Process().children()) - before)  # the event loop is to see the keeper's end
+        return found
+
+    assert asyncio.run(run()) == size
