@@ -23,6 +23,7 @@ constexpr const char* kGetApi[] = {"XLA_FFI_GetApi", "_ZN3xla3ffi12GetXlaFfiApiE
 constexpr int64_t kForEver = -1;
 
 std::string g_xla_obstacle;
+const xla::Api* g_xla = nullptr;
 
 xla::Error* error(const xla::Api* api, int code, const char* sentence) {
   xla::ErrorCreateArguments arguments{sizeof(arguments), nullptr, sentence, code};
@@ -148,8 +149,8 @@ xla::Error* handle(xla::CallFrame* frame) {
   for (xla::Extension* one = frame->extension; one; one = one->next) {
     if (one->type != xla::kMetadataExtension) continue;
     xla::Metadata& metadata = *reinterpret_cast<xla::MetadataExtension*>(one)->metadata;
-    metadata.api_version.major = frame->api ? frame->api->version.major : 0;
-    metadata.api_version.minor = frame->api ? frame->api->version.minor : 0;
+    metadata.api_version.major = g_xla->version.major;  // what we use of it is alike in all 0.x
+    metadata.api_version.minor = g_xla->version.minor;
     metadata.traits = 0;
     return nullptr;
   }
@@ -163,17 +164,17 @@ std::string register_with_xla() {
     if (library && !get_api) get_api = reinterpret_cast<decltype(get_api)>(dlsym(library, name));
   }
   if (!get_api) return "This TensorFlow offers no XLA custom calls.";
-  const xla::Api* const api = get_api();
-  if (api->version.major != 0) return "This TensorFlow has another version of XLA's custom calls.";
+  g_xla = get_api();
+  if (g_xla->version.major != 0) return "This TensorFlow has another version of XLA's custom calls.";
   xla::RegisterArguments arguments{};
   arguments.struct_size = sizeof(arguments);
   arguments.name = {"horovod", 7};
   arguments.platform = {"Host", 4};
   arguments.bundle.execute = &handle;
-  xla::Error* const failed = api->register_handler(&arguments);
+  xla::Error* const failed = g_xla->register_handler(&arguments);
   if (!failed) return "";
   xla::ErrorMessageArguments said{sizeof(said), nullptr, failed, nullptr};
-  api->error_message(&said);
+  g_xla->error_message(&said);
   return said.message;
 }
 

@@ -101,6 +101,10 @@ class World:
             self._pipes.append(ours)
 
     @property
+    def coordinator_address(self) -> str:
+        return self._coordinator.address
+
+    @property
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes]
 

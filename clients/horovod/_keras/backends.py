@@ -6,6 +6,7 @@ A backend is a module with the functions and the class that `Backend` lists.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -68,3 +69,12 @@ def backend_of(keras: Any) -> Any:
             f"{', '.join(_MODULES)}."
         )
     return importlib.import_module(module)
+
+
+def backend_for(value: Any) -> Any:
+    """The backend that knows a value: that of its framework, for numbers and arrays Keras's. Raises ImportError."""
+    framework = type(value).__module__.partition(".")[0]
+    if framework in _MODULES:
+        return importlib.import_module(_MODULES[framework])
+    keras = sys.modules.get("keras")  # without it there is only tf_keras
+    return importlib.import_module(_MODULES["tensorflow"]) if keras is None else backend_of(keras)

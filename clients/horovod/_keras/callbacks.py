@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from horovod._keras.backends import backend_of
+from horovod._keras.state import build_optimizer, state_of
 from horovod.common.basics import Average, rank, size
 from horovod.common.gradients import identity
 from horovod.common.process_sets import global_process_set
@@ -34,7 +35,7 @@ class _OfAKeras(_Callback):
         return backend_of(self._hvd_keras)
 
 
-class BroadcastGlobalVariables(_OfAKeras):
+class BroadcastGlobalVariablesCallback(_OfAKeras):
     """Gives all ranks the weights and the optimizer's state of `root_rank`, before the first batch.
 
     Where a rank does not have all variables yet (a model that learns its shapes from the first batch), it happens after
@@ -75,12 +76,12 @@ class BroadcastGlobalVariables(_OfAKeras):
             self._broadcast()
 
     def _broadcast(self) -> None:
-        variables = [one for one in _variables_of(self.model) if identity(one) not in self.local_variables]
+        variables = [one for one in state_of(self.model, self.model.optimizer) if identity(one) not in self.local_variables]
         self._hvd_backend.broadcast_variables(variables, self.root_rank, global_process_set)
         self.broadcast_done = True
 
 
-class MetricAverage(_OfAKeras):
+class MetricAverageCallback(_OfAKeras):
     """Replaces the metrics of an epoch by their averages over the ranks. Callbacks that read them come after it.
 
     All ranks must have the same metrics. device: accepted for scripts of older releases.
@@ -101,7 +102,7 @@ class MetricAverage(_OfAKeras):
             logs[name] = float(average)
 
 
-class LearningRateSchedule(_OfAKeras):
+class LearningRateScheduleCallback(_OfAKeras):
     """Sets the learning rate to initial_lr * multiplier(epoch).
 
     Args:
@@ -176,7 +177,7 @@ class LearningRateSchedule(_OfAKeras):
                 gathered.assign(gathered * (new / old))
 
 
-class LearningRateWarmup(LearningRateSchedule):
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the learning rate from initial_lr / size to initial_lr in the first epochs, a little before each batch.
 
     That of one process grows to `size` times its value with the batch; from the first step on it would diverge
@@ -242,18 +243,6 @@ def _has_all(model: Any) -> bool:
     """Whether all variables of the model and its optimizer exist; those of the optimizer are made, if they can be."""
     if not model.built:
         return False
-    optimizer = model.optimizer
-    if optimizer is None:
-        return True
-    if hasattr(optimizer, "_create_all_weights"):  # tf_keras.optimizers.legacy
-        optimizer._create_all_weights(model.trainable_variables)
-    elif not getattr(optimizer, "built", False):
-        optimizer.build(model.trainable_variables)
-        optimizer.built = True
+    if model.optimizer is not None:
+        build_optimizer(model.optimizer, model)
     return True
-
-
-def _variables_of(model: Any) -> list[Any]:
-    optimizer = model.optimizer
-    state = [] if optimizer is None else optimizer.variables
-    return [*model.weights, *(state() if callable(state) else state)]

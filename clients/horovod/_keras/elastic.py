@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from horovod._keras.backends import backend_of
+from horovod._keras.state import build_optimizer, state_of
 from horovod.common.basics import rank
 from horovod.common.elastic import ObjectState
 from horovod.common.ops import objects
@@ -91,26 +92,15 @@ class ModelState(VariablesState):
         super().__init__(**kwargs)
 
     def _variables(self) -> list[Any]:
-        self._build_optimizer()
-        state = [] if self.optimizer is None else self.optimizer.variables
-        return [*self.model.weights, *(state() if callable(state) else state)]
-
-    def _build_optimizer(self) -> None:
-        """So that the same variables are there from the first sync on, on new processes too."""
-        optimizer = self.optimizer
-        if optimizer is None:
-            return
-        if hasattr(optimizer, "_create_all_weights"):  # tf_keras.optimizers.legacy
-            optimizer._create_all_weights(self.model.trainable_variables)
-        elif not getattr(optimizer, "built", False):
-            optimizer.build(self.model.trainable_variables)
-            optimizer.built = True
+        if self.optimizer is not None:  # so that the same variables are there from the first sync on
+            build_optimizer(self.optimizer, self.model)
+        return state_of(self.model, self.optimizer)
 
     def _broadcast_variables(self, root_rank: int) -> None:
         backend_of(self._keras).broadcast_variables(self._variables(), root_rank, global_process_set)
 
 
-class CommitState(_Callback):
+class CommitStateCallback(_Callback):
     """Commits the state every `batches_per_commit` batches, and at the end of an epoch."""
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
@@ -132,7 +122,7 @@ class CommitState(_Callback):
         self.state.commit()
 
 
-class UpdateBatchState(_Callback):
+class UpdateBatchStateCallback(_Callback):
     """Counts batches in `state.batch`, and ends the first epoch after an interruption when its other batches are done.
 
     Place it before callbacks that end training at the end of an epoch, and before `CommitStateCallback`.
@@ -158,7 +148,7 @@ class UpdateBatchState(_Callback):
             self.model.stop_training = self._ends_epoch = False  # ... unless it is taken back here
 
 
-class UpdateEpochState(_Callback):
+class UpdateEpochStateCallback(_Callback):
     """Counts epochs in `state.epoch`, also when `fit` counts from 0 again after an interruption.
 
     Place it before `CommitStateCallback`.

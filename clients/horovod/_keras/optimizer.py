@@ -11,6 +11,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from horovod.common.basics import Average, Sum
@@ -24,6 +25,8 @@ class Distribution:
         check_passes(passes)
         if reduction.op not in (Average, Sum):
             raise ValueError("A Keras optimizer supports op=hvd.Average and op=hvd.Sum only.")
+        if reduction.compression is None:
+            reduction = replace(reduction, compression=backend.no_compression)
         self.reduction = reduction
         self.backend = backend
         self.passes = passes
@@ -148,7 +151,8 @@ def distribute_keras3(
     optimizer: Any, reduction: Reduction, passes: int, average: bool, backend: Any, name: str | None
 ) -> Any:
     """The optimizer, distributed. Raises ValueError and what a Reduction does."""
-    from horovod._keras import loss_scale
+    from horovod._keras import jit, loss_scale
 
     loss_scale.install()
+    jit.install()
     return distribute(optimizer, Distribution(reduction, passes, average, backend), _DistributedOptimizer, name)

@@ -16,25 +16,35 @@ __all__ = [
 ]
 
 
-class BroadcastGlobalVariablesCallback(shared.BroadcastGlobalVariables, keras.callbacks.Callback):
-    __doc__ = shared.BroadcastGlobalVariables.__doc__
+class BroadcastGlobalVariablesCallback(shared.BroadcastGlobalVariablesCallback, keras.callbacks.Callback):
+    __doc__ = shared.BroadcastGlobalVariablesCallback.__doc__
     _hvd_keras = keras
 
 
-class MetricAverageCallback(shared.MetricAverage, keras.callbacks.Callback):
-    __doc__ = shared.MetricAverage.__doc__
+class MetricAverageCallback(shared.MetricAverageCallback, keras.callbacks.Callback):
+    __doc__ = shared.MetricAverageCallback.__doc__
     _hvd_keras = keras
 
 
-class LearningRateScheduleCallback(shared.LearningRateSchedule, keras.callbacks.Callback):
-    __doc__ = shared.LearningRateSchedule.__doc__
+class LearningRateScheduleCallback(shared.LearningRateScheduleCallback, keras.callbacks.Callback):
+    __doc__ = shared.LearningRateScheduleCallback.__doc__
     _hvd_keras = keras
 
 
-class LearningRateWarmupCallback(shared.LearningRateWarmup, keras.callbacks.Callback):
-    __doc__ = shared.LearningRateWarmup.__doc__
+class LearningRateWarmupCallback(shared.LearningRateWarmupCallback, keras.callbacks.Callback):
+    __doc__ = shared.LearningRateWarmupCallback.__doc__
     _hvd_keras = keras
 
 
 class BestModelCheckpoint(best_model.BestModel, keras.callbacks.ModelCheckpoint):
     """Saves the best model so far to `filepath`, an attribute to be set before training."""
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        save_weights_only: bool = False,
+    ) -> None:
+        super().__init__(monitor, verbose, save_weights_only, mode, save_freq)

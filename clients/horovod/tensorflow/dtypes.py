@@ -28,6 +28,9 @@ DTYPES: Final[dict[tf.DType, Known]] = {
     tf.bfloat16: Known(DType.BFLOAT16, "bf16"),
     tf.float32: Known(DType.FLOAT32, "f32"),
     tf.float64: Known(DType.FLOAT64, "f64"),
-    tf.dtypes.experimental.float8_e4m3fn: Known(DType.FLOAT8_E4M3FN, "f8E4M3FN"),
-    tf.dtypes.experimental.float8_e5m2: Known(DType.FLOAT8_E5M2, "f8E5M2"),
 }
+
+_FLOATS_OF_8_BITS: Final = getattr(tf.dtypes, "experimental", None)  # since TensorFlow 2.12
+if _FLOATS_OF_8_BITS is not None:
+    DTYPES[_FLOATS_OF_8_BITS.float8_e4m3fn] = Known(DType.FLOAT8_E4M3FN, "f8E4M3FN")
+    DTYPES[_FLOATS_OF_8_BITS.float8_e5m2] = Known(DType.FLOAT8_E5M2, "f8E5M2")

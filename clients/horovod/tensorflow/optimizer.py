@@ -60,7 +60,7 @@ def DistributedOptimizer(  # noqa: N802
     Raises:
         ValueError, NotImplementedError: arguments that contradict each other or the optimizer, an optimizer of no kind
             that is known.
-        What hvd.allreduce raises: when gradients are applied.
+        tf.errors.OpError: what hvd.allreduce raises, when gradients are applied.
     """
     reduction = Reduction(
         compression=compression,

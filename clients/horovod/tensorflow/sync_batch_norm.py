@@ -28,7 +28,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     def __init__(self, fused: bool | None = False, **kwargs: Any) -> None:
         if fused in (True, None):
             raise ValueError("SyncBatchNormalization does not support fused=True.")
-        if not str(getattr(tf.keras, "__version__", "2")).startswith("3"):
+        if not hasattr(tf.keras, "ops"):  # Keras 2
             kwargs["fused"] = False
         kwargs.setdefault("name", None)
         super().__init__(**kwargs)

@@ -98,7 +98,7 @@ def DistributedGradientTape(  # noqa: N802
 
     Raises:
         ValueError, NotImplementedError: arguments that contradict each other.
-        What hvd.allreduce raises: by `gradient`.
+        tf.errors.OpError: what hvd.allreduce raises, by `gradient`.
     """
     if isinstance(gradtape, _DistributedTape):
         warnings.warn(

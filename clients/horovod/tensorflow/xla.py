@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
-from tensorflow.compiler.tf2xla.ops.gen_xla_ops import xla_call_module
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from horovod._core import OpType
@@ -47,8 +47,8 @@ def collective(
 
     Raises NotImplementedError, with what to do, for what XLA can't compile.
     """
-    if xla_obstacle():
-        raise NotImplementedError(f"{called.wire}: {xla_obstacle()} Use jit_compile=False.")
+    if obstacle := xla_obstacle():
+        raise NotImplementedError(f"{called.wire}: {obstacle} Use jit_compile=False.")
     dtype = DTYPES[tensors[0].dtype]
     shapes = [_static(tensor, called) for tensor in tensors]
     results = [shape if rows is None else [rows(shape[0]), *shape[1:]] for shape in shapes]
@@ -63,7 +63,7 @@ def collective(
         "postscale_factor": _exact(postscale),
         "root_rank": f"{root_rank} : i32",
     }
-    return xla_call_module(
+    return gen_xla_ops.xla_call_module(
         args=list(tensors),
         version=5,
         module=_module(dtype.stablehlo, shapes, results, attributes),

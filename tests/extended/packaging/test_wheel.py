@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -89,6 +91,23 @@ def test_it_holds_all_packages_and_no_tests(wheel: Path) -> None:
     assert not [name for name in names if "tests/" in name or "__pycache__" in name]
 
 
+def test_tensorflow_s_operations_are_in_it_and_bound_to_no_tensorflow(wheel: Path, tmp_path: Path) -> None:
+    """It was built where TensorFlow may be installed, and is the same where none is: its own symbols tell."""
+    with zipfile.ZipFile(wheel) as content:
+        names = content.namelist()
+        library = Path(content.extract("horovod/libhorovod_tensorflow.so", tmp_path))
+    assert "horovod/tensorflow/library.py" in names
+    assert not [name for name in names if name.endswith((".cc", ".h", ".cu", ".cmake"))]
+    if shutil.which("readelf") is None:
+        pytest.skip("readelf, of binutils, is not installed")
+    needed_libraries = re.findall(r"NEEDED.*\[(.*?)\]", run("readelf", "--dynamic", "--wide", library))
+    assert needed_libraries
+    assert [name for name in needed_libraries if not re.match(r"(lib(c|m|stdc\+\+|gcc_s)|ld-linux.*)\.so", name)] == []
+    symbols = run("readelf", "--dyn-syms", "--wide", library)
+    assert "horovod_tensorflow_begin" in symbols
+    assert re.findall(r"UND +(TF_\w+|XLA_\w+|_ZN\d+(?:tensorflow|tsl|xla)\w*)", symbols) == []
+
+
 def test_nothing_of_a_framework_is_needed_to_build_it() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     requires = text[text.index("[build-system]") : text.index("[project]")]
@@ -101,17 +120,23 @@ import importlib, importlib.util
 assert not [name for name in {FRAMEWORKS!r} if importlib.util.find_spec(name)]
 import horovod, horovod.protos, horovod._core, horovod.coordinator.server, horovod.worker.agent.agent
 assert horovod.__version__ == "1.0.0.dev0" and callable(horovod.run)
-try:
-    import horovod.torch
-except ImportError as error:
-    print(error)
+for module in ("torch", "tensorflow", "keras", "tensorflow.keras"):
+    try:
+        importlib.import_module("horovod." + module)
+    except ImportError as error:
+        print(error)
 """
-    assert "torch" in run(bare / "python", "-c", program, cwd=str(tmp_path))
+    said = run(bare / "python", "-c", program, cwd=str(tmp_path)).splitlines()
+    assert "torch" in said.pop(0)
+    for line, module in zip(said, ("tensorflow", "keras", "tensorflow"), strict=True):
+        assert line.startswith(f"horovod.{module} needs"), said
+        assert f"'horovod[{module}]'" in line
 
 
 def test_its_commands_run_without_a_framework(bare: Path, tmp_path: Path) -> None:
     said = run(bare / "horovodrun", "--check-build", cwd=str(tmp_path))
-    assert "[ ] PyTorch" in said
+    for name in ("TensorFlow", "PyTorch"):
+        assert f"[ ] {name}" in said
     program = "import horovod.common.basics as hvd; hvd.init(); print(hvd.rank(), hvd.size())"
     said = run(bare / "horovodrun", "-np", "2", bare / "python", "-c", program, cwd=str(tmp_path))
     assert sorted(said.splitlines()) == ["[0]<stdout>:0 2", "[1]<stdout>:1 2"]

@@ -40,8 +40,15 @@ def torch_pair(torch_pair_keeper: Keeper) -> World:
     return torch_pair_keeper.get()
 
 
-@pytest.fixture(scope="module")
-def legacy_pair() -> Iterator[World]:
+@pytest.fixture(scope="session")
+def legacy_pair_keeper() -> Iterator[Keeper]:
+    if importlib.util.find_spec("tf_keras") is None:
+        pytest.skip("tf_keras is not installed")
+    with Keeper(2, "shm", {"TF_USE_LEGACY_KERAS": "1"}, preloaded="preloaded_tf_keras") as keeper:
+        yield keeper
+
+
+@pytest.fixture
+def legacy_pair(legacy_pair_keeper: Keeper) -> World:
     """The same, where tf.keras is tf_keras."""
-    with World(2, "shm", {"TF_USE_LEGACY_KERAS": "1"}, preloaded="preloaded_tf_keras") as world:
-        yield world
+    return legacy_pair_keeper.get()

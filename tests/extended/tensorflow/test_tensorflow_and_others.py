@@ -1,8 +1,9 @@
-"""TensorFlow beside PyTorch in one process, and input pipelines whose workers are forked."""
+"""TensorFlow beside PyTorch in one process, two jobs at once, and input pipelines whose workers are forked."""
 
 from __future__ import annotations
 
 import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -32,6 +33,27 @@ def _both() -> list[float]:
 
 def test_tensorflow_and_pytorch_in_one_process(tf_pair: World) -> None:
     assert tf_pair.run(_both) == [[2.0, 1.0, 4.0, 1.0, 6.0, 1.0]] * 2
+
+
+def _steps(factor: float) -> list[float]:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    @tf.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        return hvd.allreduce(x, op=hvd.Sum, name="step")
+
+    return [float(step(tf.fill([3], factor * (hvd.rank() + number)))[0]) for number in range(50)]
+
+
+def test_two_jobs_of_one_coordinator_at_the_same_time(tf_pair: World) -> None:
+    """Their operations have the same names; the ranks of both are on this host."""
+    other = {"HOROVOD_COORDINATOR": tf_pair.coordinator_address, "HOROVOD_JOB": "other"}
+    with World(2, "shm", other, preloaded="preloaded_tensorflow") as second, ThreadPoolExecutor(2) as pool:
+        one, two = pool.submit(tf_pair.run, _steps, 1.0), pool.submit(second.run, _steps, 100.0)
+        assert one.result() == [[1.0 + 2 * number for number in range(50)]] * 2
+        assert two.result() == [[100.0 + 200 * number for number in range(50)]] * 2
 
 
 def _square(number: int) -> int:

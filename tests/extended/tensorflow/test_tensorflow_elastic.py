@@ -64,6 +64,72 @@ def test_the_state_of_a_keras_model_and_its_callbacks(tf_pair: World, torch_pair
     torch_pair.run(_keras_state)
 
 
+def _tensorflow_keras_state(given: bool) -> None:
+    """given: the optimizer is an argument; else that of the model."""
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+    import horovod.tensorflow.keras as keras_hvd
+
+    rank = hvd.rank()
+    tf.keras.utils.set_random_seed(1 + rank)
+    model = tf.keras.Sequential([tf.keras.layers.Dense(2), tf.keras.layers.Dense(1)])
+    with pytest.raises(ValueError, match="must be built"):
+        hvd.elastic.TensorFlowKerasState(model)
+    model.build([None, 3])
+    optimizer = keras_hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.1 + rank))
+    model.compile(optimizer, loss="mse")
+    state = hvd.elastic.TensorFlowKerasState(model, optimizer if given else None, batch=rank, epoch=0)
+    assert state.optimizer is model.optimizer
+
+    def values() -> list[Any]:
+        variables = optimizer.variables
+        variables = variables() if callable(variables) else variables
+        return [np.array(one).tolist() for one in (*model.weights, *variables)]
+
+    state.sync()
+    assert hvd.allgather_object(values()) == [values()] * 2
+    assert state.batch == 0  # rank 0's
+    assert float(np.array(optimizer.learning_rate)) == pytest.approx(0.1)
+    kept = values()
+    x, y = np.full([8, 3], rank + 1.0), np.ones([8, 1])
+    model.fit(x, y, batch_size=4, verbose=0)
+    assert values() != kept
+    state.batch = 5
+    state.restore()
+    assert (values(), state.batch) == (kept, 0)
+
+    seen: list[tuple[int, int]] = []
+    commit = state.commit
+
+    def seen_commit() -> None:
+        seen.append((state.epoch, state.batch))
+        commit()
+
+    state.commit = seen_commit
+    callbacks = [
+        keras_hvd.elastic.UpdateBatchStateCallback(state),
+        keras_hvd.elastic.UpdateEpochStateCallback(state),
+        keras_hvd.elastic.CommitStateCallback(state, batches_per_commit=2),
+    ]
+    model.fit(x, y, batch_size=2, epochs=2, verbose=0, callbacks=callbacks)
+    assert seen == [(0, 2), (0, 4), (1, 0), (1, 2), (1, 4), (2, 0)]
+    committed = values()
+    model.fit(x, y, batch_size=4, verbose=0)
+    state.restore()  # to what the callback has committed
+    assert (values(), state.epoch) == (committed, 2)
+    assert hvd.allgather_object(values()) == [committed] * 2
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["optimizer", "model's"])
+def test_the_state_of_a_model_beside_tensorflow(tf_pair: World, given: bool) -> None:
+    tf_pair.run(_tensorflow_keras_state, given)
+
+
+def test_the_state_of_a_model_of_tf_keras(legacy_pair: World) -> None:
+    legacy_pair.run(_tensorflow_keras_state, True)
+
+
 def _variables_in_a_session() -> None:
     import tensorflow as tf
 

@@ -129,6 +129,7 @@ def _fit(**options: Any) -> None:
     model.compile(optimizer, loss="mse", **options)
     own = [np.concatenate([_own(one[row : row + BATCH]) for row in range(0, len(one), BATCH)]) for one in (x, y)]
     callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
+    assert model.jit_compile == (options.get("jit_compile") is True)
     history = model.fit(*own, batch_size=BATCH // hvd.size(), shuffle=False, epochs=2, verbose=0, callbacks=callbacks)
     for found, wanted in zip(model.get_weights(), alone.get_weights(), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-5)
@@ -138,7 +139,16 @@ def _fit(**options: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"steps_per_execution": 3}, {"run_eagerly": True}, {"gradient_accumulation_steps": 2}], ids=str
+    "options",
+    [
+        {"steps_per_execution": 3},
+        {"run_eagerly": True},
+        {"gradient_accumulation_steps": 2},
+        {"jit_compile": True},
+        {"jit_compile": True, "steps_per_execution": 3},
+        {"jit_compile": "auto"},
+    ],
+    ids=str,
 )
 def test_fit_trains_as_one_process_would(tf_pair: World, options: dict[str, Any]) -> None:
     tf_pair.run(_fit, **options)

@@ -153,5 +153,68 @@ def _disagree() -> None:
         any_shape(tf.zeros([2]))
 
 
+def _tape_of_a_batch(jit_compile: bool) -> dict[str, list[np.ndarray]]:
+    """The gradients of this rank's half of a batch, reduced, and those of all of it by this process alone."""
+    import keras
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input([6]), keras.layers.Dense(5, "tanh"), keras.layers.Dense(2)])
+    random = np.random.default_rng(7)
+    x, y = (tf.constant(random.normal(size=[8, columns]), tf.float32) for columns in (6, 2))
+
+    def gradients(x: tf.Tensor, y: tf.Tensor, tape_of: object) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x) - y))
+        return tape_of(tape).gradient(loss, model.trainable_variables)  # type: ignore[operator]
+
+    @tf.function(jit_compile=jit_compile)
+    def reduced(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+        return gradients(x, y, lambda tape: hvd.DistributedGradientTape(tape, groups=2))
+
+    own = slice(4 * hvd.rank(), 4 * hvd.rank() + 4)
+    found = {"reduced": reduced(x[own], y[own]), "alone": gradients(x, y, lambda tape: tape)}
+    return {name: [one.numpy() for one in ones] for name, ones in found.items()}
+
+
+def test_gradients_of_a_tape_are_those_of_one_process(tf_pair: World) -> None:
+    for found in tf_pair.run(_tape_of_a_batch, True):
+        for reduced, alone in zip(found["reduced"], found["alone"], strict=True):
+            np.testing.assert_allclose(reduced, alone, rtol=1e-5, atol=1e-6)
+
+
+def _auto_beside_a_gpu() -> None:
+    import keras
+    import tensorflow as tf
+
+    import horovod.keras as hvd
+
+    def compiled(optimizer: object, **options: object) -> bool:
+        model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+        model.compile(optimizer, loss="mse", **options)
+        return bool(model.jit_compile)
+
+    sgd, on_this_machine = keras.optimizers.SGD, tf.config.list_physical_devices
+    scaled = keras.optimizers.LossScaleOptimizer
+    assert not compiled(hvd.DistributedOptimizer(sgd()))
+    assert compiled(hvd.DistributedOptimizer(sgd()), jit_compile=True)
+    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    tf.config.list_physical_devices = lambda kind=None: [gpu] if kind == "GPU" else [*on_this_machine(kind), gpu]
+    try:
+        assert compiled(sgd())  # as Keras has it
+        assert not compiled(hvd.DistributedOptimizer(sgd()))
+        assert not compiled(scaled(hvd.DistributedOptimizer(sgd())))
+        with pytest.warns(UserWarning, match="Proceeding with `jit_compile=False`"):
+            assert not compiled(hvd.DistributedOptimizer(sgd()), jit_compile=True)
+    finally:
+        tf.config.list_physical_devices = on_this_machine
+
+
+def test_keras_chooses_no_xla_for_a_gpu_where_it_can_not_compile_our_operations(tf_pair: World) -> None:
+    tf_pair.run(_auto_beside_a_gpu)
+
+
 def test_what_is_wrong_is_an_error_of_the_same_class(tf_pair: World) -> None:
     tf_pair.run(_disagree)

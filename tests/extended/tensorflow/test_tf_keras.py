@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from worlds import World
-
-if importlib.util.find_spec("tf_keras") is None:
-    pytest.skip("tf_keras is not installed", allow_module_level=True)
 
 
 def _model(seed: int, mixed: bool = False) -> Any:
@@ -90,6 +86,74 @@ def test_an_infinity_on_one_rank_skips_the_step_on_all(legacy_pair: World) -> No
     assert other == (weights, scale)
     assert scale == 32.0
     assert weights[0] == weights[1] == weights[2] != weights[3]
+
+
+def _local_layer(legacy: bool) -> tuple[list[list[float]], list[list[float]], float]:
+    """Four steps with one layer that is this rank's own, under loss scaling; the third has an infinity on rank 1."""
+    import tensorflow as tf
+
+    import horovod.tensorflow.keras as hvd
+
+    rank = hvd.rank()
+    optimizers = tf.keras.optimizers.legacy if legacy else tf.keras.optimizers
+    own = tf.keras.layers.Dense(1, use_bias=False, input_shape=[1])
+    common = tf.keras.layers.Dense(1, use_bias=False)
+    model = tf.keras.Sequential([own, common])
+    own.set_weights([np.array([[2.0]])])
+    common.set_weights([np.array([[3.0]])])
+    inner = optimizers.SGD(0.5)
+    scaled = tf.keras.mixed_precision.LossScaleOptimizer(inner, initial_scale=64.0)
+    optimizer = hvd.PartialDistributedOptimizer(scaled, local_layers=own)
+    assert optimizer is scaled
+    model.compile(optimizer, loss=lambda y, found: tf.reduce_sum(found))
+    owns, commons = [], []
+    for step in range(4):
+        x = np.full([1, 1], np.inf if rank == 1 and step == 2 else rank + 1.0, np.float32)
+        model.fit(x, np.ones([1, 1], np.float32), verbose=0)
+        owns.append(own.get_weights()[0].reshape(-1).tolist())
+        commons.append(common.get_weights()[0].reshape(-1).tolist())
+    return owns, commons, float(scaled.loss_scale)
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["new", "legacy"])
+def test_local_layers_under_loss_scaling(legacy_pair: World, legacy: bool) -> None:
+    (owns, commons, scale), (other_owns, other_commons, other_scale) = legacy_pair.run(_local_layer, legacy)
+    assert commons == other_commons
+    assert scale == other_scale == 32.0  # one step was skipped, by both
+    weights = [np.array([2.0, 2.0]), 3.0]
+    x = np.array([1.0, 2.0])
+    for step in range(4):
+        if step != 2:  # d loss / d own = common * x, of which this rank's part of the average is half
+            own_gradient, common_gradient = weights[1] * x / 2, (weights[0] * x).mean()
+            weights = [weights[0] - 0.5 * own_gradient, weights[1] - 0.5 * common_gradient]
+        np.testing.assert_allclose([owns[step][0], other_owns[step][0]], weights[0], rtol=1e-5)
+        np.testing.assert_allclose(commons[step][0], weights[1], rtol=1e-5)
+
+
+def _callbacks() -> None:
+    import tensorflow as tf
+
+    import horovod.tensorflow.keras as hvd
+
+    model = _model(1 + hvd.rank())
+    model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.5, momentum=0.9)), loss="mse")
+    rates: list[float] = []
+
+    class Rates(tf.keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            rates.append(float(self.model.optimizer.learning_rate))
+
+    warmup = hvd.callbacks.LearningRateWarmupCallback(0.2, warmup_epochs=2)
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback(), warmup]
+    y = np.full([12, 1], float(hvd.rank()))
+    history = model.fit(np.ones([12, 3]), y, batch_size=6, epochs=2, verbose=0, callbacks=[*callbacks, Rates()])
+    np.testing.assert_allclose(rates, [0.125, 0.15, 0.175, 0.2], rtol=1e-6)
+    losses = hvd.allgather(np.array([history.history["loss"]]))
+    assert losses[0].tolist() == losses[1].tolist()
+
+
+def test_callbacks(legacy_pair: World) -> None:
+    legacy_pair.run(_callbacks)
 
 
 def _saved(folder: Path) -> None:

@@ -16,20 +16,18 @@ import base64
 import contextlib
 import json
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import tensorflow as tf
 
 from horovod.common.basics import rank as own_rank
 from horovod.tensorflow.data.rendezvous import Address, Client, host_address
+from horovod.tensorflow.data.waiting import wait_for_file
 
 __all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]
-
-_LOOK_AGAIN_S: Final = 0.2
 
 
 @dataclass(frozen=True)
@@ -73,8 +71,8 @@ class TfDataServiceConfig:
     @staticmethod
     def read(filename: str, wait_for_file_creation: bool = False) -> TfDataServiceConfig:
         """What `write` has written; waits, without end, until the file exists when asked to."""
-        while wait_for_file_creation and not Path(filename).exists():
-            time.sleep(_LOOK_AGAIN_S)
+        if wait_for_file_creation:
+            wait_for_file(Path(filename))
         return TfDataServiceConfig.from_dict(json.loads(Path(filename).read_text()))
 
 

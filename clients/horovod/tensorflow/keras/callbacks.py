@@ -23,23 +23,23 @@ __all__ = [
 ]
 
 
-class BroadcastGlobalVariablesCallback(shared.BroadcastGlobalVariables, keras.callbacks.Callback):
-    __doc__ = shared.BroadcastGlobalVariables.__doc__
+class BroadcastGlobalVariablesCallback(shared.BroadcastGlobalVariablesCallback, keras.callbacks.Callback):
+    __doc__ = shared.BroadcastGlobalVariablesCallback.__doc__
     _hvd_keras = keras
 
 
-class MetricAverageCallback(shared.MetricAverage, keras.callbacks.Callback):
-    __doc__ = shared.MetricAverage.__doc__
+class MetricAverageCallback(shared.MetricAverageCallback, keras.callbacks.Callback):
+    __doc__ = shared.MetricAverageCallback.__doc__
     _hvd_keras = keras
 
 
-class LearningRateScheduleCallback(shared.LearningRateSchedule, keras.callbacks.Callback):
-    __doc__ = shared.LearningRateSchedule.__doc__
+class LearningRateScheduleCallback(shared.LearningRateScheduleCallback, keras.callbacks.Callback):
+    __doc__ = shared.LearningRateScheduleCallback.__doc__
     _hvd_keras = keras
 
 
-class LearningRateWarmupCallback(shared.LearningRateWarmup, keras.callbacks.Callback):
-    __doc__ = shared.LearningRateWarmup.__doc__
+class LearningRateWarmupCallback(shared.LearningRateWarmupCallback, keras.callbacks.Callback):
+    __doc__ = shared.LearningRateWarmupCallback.__doc__
     _hvd_keras = keras
 
 

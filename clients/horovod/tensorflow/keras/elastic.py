@@ -31,19 +31,28 @@ keras: Any = tf.keras
 
 
 class KerasState(shared.ModelState):
-    __doc__ = shared.ModelState.__doc__
+    """The state of a Keras training: the model, its optimizer and plain values given by name.
+
+    Args:
+        model: a built model, else ValueError.
+        optimizer: that of the model, if None is given.
+        kwargs: plain values, the same names on all ranks.
+
+    `sync` makes all ranks equal to rank 0, or, when rank 0 is new in a training that others were in already, to the
+    lowest rank of these. Afterwards everything counts as saved.
+    """
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
         super().__init__(keras, model, optimizer, **kwargs)
 
 
-class CommitStateCallback(shared.CommitState, keras.callbacks.Callback):
-    __doc__ = shared.CommitState.__doc__
+class CommitStateCallback(shared.CommitStateCallback, keras.callbacks.Callback):
+    __doc__ = shared.CommitStateCallback.__doc__
 
 
-class UpdateBatchStateCallback(shared.UpdateBatchState, keras.callbacks.Callback):
-    __doc__ = shared.UpdateBatchState.__doc__
+class UpdateBatchStateCallback(shared.UpdateBatchStateCallback, keras.callbacks.Callback):
+    __doc__ = shared.UpdateBatchStateCallback.__doc__
 
 
-class UpdateEpochStateCallback(shared.UpdateEpochState, keras.callbacks.Callback):
-    __doc__ = shared.UpdateEpochState.__doc__
+class UpdateEpochStateCallback(shared.UpdateEpochStateCallback, keras.callbacks.Callback):
+    __doc__ = shared.UpdateEpochStateCallback.__doc__

@@ -118,8 +118,8 @@ def grouped_allreduce(
     Args:
         tensors: each as for `allreduce`; shapes and dtypes may differ within the list, not between ranks. The list may
             be empty. tf.IndexedSlices among them are gathered one by one.
-        average, device_dense, device_sparse, compression, op, prescale_factor, postscale_factor, process_set,
-            ignore_name_scope, name: as for `allreduce`.
+        average, device_dense, device_sparse, compression, op, name: as for `allreduce`.
+        prescale_factor, postscale_factor, process_set, ignore_name_scope: as for `allreduce`.
 
     Raises what `allreduce` does, for any of the tensors.
     """

@@ -103,7 +103,7 @@ def broadcast_(
 
     Raises:
         ValueError: not all are resource variables, or not all reference variables (of v1 graphs).
-        What `broadcast` raises.
+        tf.errors.OpError: what `broadcast` raises.
     """
     variables = [_variable(one) for one in variables]
     kinds = {_is_resource(one) for one in variables}

@@ -1,0 +1,162 @@
+"""What horovod.keras and horovod.tensorflow.keras offer alike: the optimizers and the collectives on values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from horovod._keras.backends import backend_for
+from horovod._keras.kinds import distributed_keras, register_local_var
+from horovod._keras.local_layers import weights_of
+from horovod.common.basics import Average
+from horovod.common.gradients import Reduction, groups_of
+from horovod.common.ops.specs import reduce_op
+from horovod.common.process_sets import ProcessSet, global_process_set
+
+__all__ = [
+    "DistributedOptimizer",
+    "PartialDistributedOptimizer",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "reducescatter",
+]
+
+
+def DistributedOptimizer(  # noqa: N802
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """The optimizer, which from now on reduces gradients over all ranks before it applies them. Example:
+
+        >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01 * hvd.size())), loss="mse")
+
+    `optimizer.register_local_var(variable)` says that the gradient of a variable stays that of its rank.
+
+    Args:
+        optimizer: of Keras; it becomes the distributed one, with its state.
+        name: of the optimizer.
+        device_dense, device_sparse: of the operations.
+        compression: how gradients travel, for example Compression.fp16.
+        sparse_as_dense: make tf.IndexedSlices, as embeddings have, dense before they are reduced.
+        gradient_predivide_factor: with Average, divides by this before and by size / this after the sum.
+        op: hvd.Average or hvd.Sum.
+        backward_passes_per_step: sum up the gradients of so many passes before they are reduced and applied. In other
+            passes only `iterations` counts.
+        average_aggregated_gradients: divide that sum by their number.
+        num_groups: deprecated, use groups.
+        groups: reduce gradients together: a number of groups of equal length, or lists of variables.
+        process_set: the ranks that take part.
+        scale_local_gradients: divide gradients of variables that stay by the number of ranks.
+
+    Raises:
+        ValueError, NotImplementedError: arguments that contradict each other, an optimizer of no Keras.
+    """
+    reduction = Reduction(
+        compression=compression,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=groups_of(groups, num_groups),
+        process_set=process_set,
+        sparse_as_dense=sparse_as_dense,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        scale_local_gradients=scale_local_gradients,
+    )
+    return distributed_keras(optimizer, reduction, backward_passes_per_step, average_aggregated_gradients, name)
+
+
+def PartialDistributedOptimizer(  # noqa: N802
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """`DistributedOptimizer` for models of which some layers are this rank's own.
+
+    local_layers: a Keras layer or a list of them, whose weights exist; else ValueError. Give their weights to
+    `BroadcastGlobalVariablesCallback(0, local_variables=...)` as well, if they are to differ from the beginning.
+    """
+    local = weights_of(local_layers)
+    optimizer = DistributedOptimizer(
+        optimizer,
+        name,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    for variable in local:
+        register_local_var(optimizer, variable)
+    return optimizer
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: int | None = None,
+    compression: Any = None,
+) -> Any:
+    """The reduction of a number, an array or a tensor over all ranks, as a NumPy array. Example:
+
+        >>> hvd.allreduce(float(hvd.rank()))  # on ranks 0 and 1
+        0.5
+
+    Args:
+        value: of the same shape on all ranks.
+        name: matches the call across ranks.
+        average: deprecated, use op.
+        prescale_factor, postscale_factor: multiply the value before and the result after it.
+        op: hvd.Average (the default), Sum and so on.
+        compression: how it travels.
+    """
+    backend = backend_for(value)
+    kind = backend.no_compression if compression is None else compression
+    return backend.allreduce(value, name, reduce_op(op, average), prescale_factor, postscale_factor, kind)
+
+
+def allgather(value: Any, name: str | None = None) -> Any:
+    """The values of all ranks, one after the other along the first dimension. As `allreduce`."""
+    return backend_for(value).allgather(value, name)
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+    """The value that `root_rank` has. As `allreduce`."""
+    return backend_for(value).broadcast(value, root_rank, name)
+
+
+def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
+    """This rank's rows of the average or sum of `value` over all ranks. As `allreduce`."""
+    return backend_for(value).reducescatter(value, name, op)

@@ -1,0 +1,85 @@
+"""The names and signatures of horovod.keras and horovod.tensorflow.keras are a contract: this file is the copy that a
+change must edit as well."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from worlds import World
+
+OPTIMIZER = (
+    "optimizer, name=None, device_dense='', device_sparse='', compression=None, sparse_as_dense=False, "
+    "gradient_predivide_factor=1.0, op=Average, backward_passes_per_step=1, average_aggregated_gradients=False, "
+)
+REST = "groups=None, process_set=gps, "
+SIGNATURES = {
+    "DistributedOptimizer": f"{OPTIMIZER}num_groups=0, {REST}scale_local_gradients=True",
+    "PartialDistributedOptimizer": f"{OPTIMIZER}{REST}local_layers=None, scale_local_gradients=True",
+    "allreduce": "value, name=None, average=None, prescale_factor=1.0, postscale_factor=1.0, op=None, compression=None",
+    "allgather": "value, name=None",
+    "broadcast": "value, root_rank, name=None",
+    "broadcast_global_variables": "root_rank",
+    "reducescatter": "value, name=None, op=Average",
+    "load_model": "filepath, custom_optimizers=None, custom_objects=None, compression=None, legacy_opts=False",
+}
+SCHEDULE = "momentum_correction=True, steps_per_epoch=None"
+CALLBACKS = {
+    "BroadcastGlobalVariablesCallback": "root_rank, device='', local_variables=None",
+    "MetricAverageCallback": "device=''",
+    "LearningRateScheduleCallback": (
+        f"initial_lr, multiplier, start_epoch=0, end_epoch=None, staircase=True, {SCHEDULE}"
+    ),
+    "LearningRateWarmupCallback": f"initial_lr, warmup_epochs=5, {SCHEDULE}, verbose=0",
+}
+BEST = {
+    "horovod.keras": "monitor='val_loss', verbose=0, mode='auto', save_freq='epoch', save_weights_only=False",
+    "horovod.tensorflow.keras": (
+        "monitor='val_loss', verbose=0, save_weights_only=False, mode='auto', save_freq='epoch'"
+    ),
+}
+ELASTIC = {
+    "KerasState": "model, optimizer=None, kwargs",
+    "CommitStateCallback": "state, batches_per_commit=1",
+    "UpdateBatchStateCallback": "state",
+    "UpdateEpochStateCallback": "state",
+    "run": "func",
+}
+
+
+def _signature(function: Any) -> str:
+    import horovod.keras as hvd
+
+    known = {id(hvd.global_process_set): "gps"}
+
+    def default_of(name: str, value: Any) -> str:
+        return "Average" if name == "op" and value == hvd.Average else known.get(id(value), repr(value))
+
+    return ", ".join(
+        one.name if one.default is one.empty else f"{one.name}={default_of(one.name, one.default)}"
+        for one in inspect.signature(function).parameters.values()
+    )
+
+
+def _contract() -> None:
+    import horovod.keras
+    import horovod.tensorflow.keras
+
+    for module in (horovod.keras, horovod.tensorflow.keras):
+        places = {
+            module: SIGNATURES,
+            module.callbacks: CALLBACKS | {"BestModelCheckpoint": BEST[module.__name__]},
+            module.elastic: ELASTIC,
+        }
+        for place, signatures in places.items():
+            for name, signature in signatures.items():
+                public = getattr(place, name)
+                assert _signature(public) == signature, (place, name)
+                assert inspect.getdoc(public), (place, name)
+            assert sorted(signatures) == sorted(place.__all__) or place is module
+        assert set(SIGNATURES) < set(module.__all__)
+        assert [name for name in module.__all__ if not hasattr(module, name)] == []
+
+
+def test_names_signatures_and_docstrings(tf_pair: World) -> None:
+    tf_pair.run(_contract)
