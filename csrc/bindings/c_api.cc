@@ -275,6 +275,11 @@ int32_t c_received_splits(HorovodOperation* operation, const int32_t** rows, siz
   });
 }
 
+int32_t c_rank(HorovodEngine* engine) {
+  const std::shared_ptr<Engine> living = engine->engine.lock();
+  return living ? living->rank() : -1;
+}
+
 constexpr HorovodApi kApi{HOROVOD_API_VERSION,
                           0,
                           sizeof(HorovodApi),
@@ -290,7 +295,8 @@ constexpr HorovodApi kApi{HOROVOD_API_VERSION,
                           &c_take_result,
                           &c_release_result,
                           &c_received_splits,
-                          &c_release};
+                          &c_release,
+                          &c_rank};
 
 }  // namespace
 

@@ -129,6 +129,8 @@ typedef struct {
   int32_t (*received_splits)(HorovodOperation* operation, const int32_t** rows, size_t* count);
   /* The caller's last use of it. One that is not done goes on, and the memory of its tensors is used until `unused`. */
   void (*release)(HorovodOperation* operation);
+  /* This process's rank in the engine's world; -1 where that was shut down. */
+  int32_t (*rank)(HorovodEngine* engine);
 } HorovodApi;
 
 #ifdef __cplusplus

@@ -84,6 +84,8 @@ class Engine {
   // Operations of this rank that are under way in a set.
   int64_t pending(int process_set);
 
+  int rank() const { return rank_; }
+
   // Of how many kinds of operations (names and signatures) something is kept, in all sets.
   size_t known() const;
 

@@ -135,10 +135,19 @@ bool read_inputs(Call& call) {
   return true;
 }
 
+// A broadcast changes nothing on its root, so the result is the input itself, as that of tf.identity is: not even
+// where a variable or another operation has the same memory is anything copied.
+bool give_input(Call& call, int place) {
+  HorovodTensor& span = call.spans[place];
+  Status status;
+  tf.SetOutput(call.context, place, call.held[place], status);
+  span.output = const_cast<void*>(span.input);
+  return check(call.context, status);
+}
+
 // A result replaces its input where nothing else reads that one.
 bool allocate_output(Call& call, int place) {
   HorovodTensor& span = call.spans[place];
-  const TF_Tensor* const input = call.held[place];
   Status status;
   int forwarded = -1;
   TF_Tensor* const output =
@@ -146,10 +155,6 @@ bool allocate_output(Call& call, int place) {
   if (!check(call.context, status)) return false;
   call.held.push_back(output);
   span.output = tf.TensorData(output);
-  if (call.kernel.type == Collective::broadcast) {  // the engine broadcasts in place
-    if (span.output != span.input && span.input) std::memcpy(span.output, span.input, tf.TensorByteSize(input));
-    span.input = span.output;
-  }
   return true;
 }
 
@@ -172,12 +177,13 @@ void choose_name(Call& call) {
   if (iteration > 0) call.name += '#' + std::to_string(iteration);
 }
 
-bool prepare(Call& call) {
+bool prepare(Call& call, HorovodEngine* engine) {
   choose_name(call);
   if (!find_process_set(call) || !read_inputs(call)) return false;
   if (!call.fills_outputs()) return true;
-  for (size_t i = 0; i < call.spans.size(); ++i) {
-    if (!allocate_output(call, static_cast<int>(i))) return false;
+  const bool is_root = call.kernel.type == Collective::broadcast && call.kernel.root == engine_api->rank(engine);
+  for (int i = 0; i < static_cast<int>(call.spans.size()); ++i) {
+    if (!(is_root ? give_input(call, i) : allocate_output(call, i))) return false;
   }
   return true;
 }
@@ -345,7 +351,7 @@ void run_collective(void* given, TF_OpKernelContext* context, TF_AsyncOpKernelDo
   const EngineReference engine;
   if (!engine.get()) {
     fail(context, kTfFailedPrecondition, kNotInitialized);
-  } else if (prepare(*call)) {
+  } else if (prepare(*call, engine.get())) {
     if (!kernel.wait) return start(engine.get(), std::move(call), done);
     run(engine.get(), std::move(call));
   }

@@ -235,6 +235,7 @@ int client_run(const HorovodApi* api, HorovodEngine* engine, int rank) {
   Client client;
   pthread_t thread;
   CHECK(api->version == HOROVOD_API_VERSION && api->table_bytes >= sizeof(HorovodApi));
+  CHECK(api->rank(engine) == rank);
   prepare(&client, api, engine, rank);
   CHECK(pthread_create(&thread, NULL, in_a_thread, &client) == 0);
   pthread_join(thread, NULL);
