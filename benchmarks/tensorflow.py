@@ -9,7 +9,9 @@ Operations, beside the engine called from C:
 
     call, eager       one call after the other
     call, function    the slope of a chain in one tf.function: one call of a function costs far more than an operation
-    ResNet-50         its 161 gradients in one tf.function, less the same function without the operations
+    ResNet-50         its 161 gradients in one tf.function, less the same function without the operations. They are
+                      arguments, so the results take new memory; "just computed" in the function, as a tape's are, they
+                      are reduced in place
     variables         hvd.broadcast_variables of as many variables of these sizes, beside the engine's broadcast in place
 
 Each figure is the median of the rounds on rank 0. Horovod and the engine take turns in one pair of processes; the
@@ -217,6 +219,13 @@ def _horovod(rounds: int) -> int:
         return [_sum(hvd, one, f"resnet.{place}") for place, one in enumerate(tensors)]
 
     measured.add("ResNet-50", "Horovod", _set(single, gradients))
+    measured.add("ResNet-50, just computed", "engine from C", _engine("resnet", sizes, 5))
+    measured.add("ResNet-50, just computed", "Horovod", _set(lambda g: single(_computed(g)), gradients, _computed))
+    measured.add(
+        "ResNet-50, just computed",
+        "Horovod, grouped",
+        _set(lambda g: hvd.grouped_allreduce(_computed(g), op=hvd.Sum), gradients, _computed),
+    )
     measured.add("ResNet-50", "Horovod, grouped", _set(lambda g: hvd.grouped_allreduce(g, op=hvd.Sum), gradients))
 
     variables = [tf.Variable(one) for one in gradients]
@@ -252,11 +261,25 @@ def _slope(operation: Callable[[Any, str], Any]) -> Callable[[], float]:
     return lambda: (_seconds(lambda: long(x), 10) - _seconds(lambda: short(x), 10)) / CHAIN
 
 
-def _set(operation: Callable[[list[Any]], Any], gradients: list[Any]) -> Callable[[], float]:
+def _unchanged(tensors: list[Any]) -> list[Any]:
     import tensorflow as tf
 
-    with_it = tf.function(operation, autograph=False)
-    without = tf.function(lambda tensors: [tf.identity(one) for one in tensors], autograph=False)
+    return [tf.identity(one) for one in tensors]
+
+
+def _computed(tensors: list[Any]) -> list[Any]:
+    return [one * 0.5 for one in tensors]
+
+
+def _set(
+    operation: Callable[[list[Any]], Any],
+    gradients: list[Any],
+    otherwise: Callable[[list[Any]], list[Any]] = _unchanged,
+) -> Callable[[], float]:
+    """Seconds that the operation adds to a function that would do `otherwise`."""
+    import tensorflow as tf
+
+    with_it, without = tf.function(operation, autograph=False), tf.function(otherwise, autograph=False)
     return lambda: _seconds(lambda: with_it(gradients), 5) - _seconds(lambda: without(gradients), 5)
 
 

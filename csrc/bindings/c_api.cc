@@ -280,6 +280,19 @@ int32_t c_rank(HorovodEngine* engine) {
   return living ? living->rank() : -1;
 }
 
+int32_t c_tell_when_done(HorovodOperation* operation, void (*completed)(HorovodOperation*, void*), void* context) {
+  int32_t told = 0;
+  const int32_t code = guarded_call([&]() -> Status {
+    const std::shared_ptr<Engine> engine = operation->engine.lock();
+    if (!engine) return shut_down();  // which has ended the operation
+    told = engine->tell_when_done(
+        operation->submission,
+        [completed, context, operation](const std::shared_ptr<Submission>&) { completed(operation, context); });
+    return {};
+  });
+  return code == HOROVOD_OK ? told : 0;
+}
+
 constexpr HorovodApi kApi{HOROVOD_API_VERSION,
                           0,
                           sizeof(HorovodApi),
@@ -296,7 +309,8 @@ constexpr HorovodApi kApi{HOROVOD_API_VERSION,
                           &c_release_result,
                           &c_received_splits,
                           &c_release,
-                          &c_rank};
+                          &c_rank,
+                          &c_tell_when_done};
 
 }  // namespace
 

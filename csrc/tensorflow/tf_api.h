@@ -90,7 +90,8 @@ using TfDeallocate = void (*)(void* data, size_t bytes, void* argument);
   X(int, TensorType, (const TF_Tensor*))                                                                          \
   X(int, NumDims, (const TF_Tensor*))                                                                             \
   X(int64_t, Dim, (const TF_Tensor*, int))                                                                        \
-  X(void*, TensorData, (const TF_Tensor*))
+  X(void*, TensorData, (const TF_Tensor*))                                                                        \
+  X(size_t, TensorByteSize, (const TF_Tensor*))
 
 struct TfApi {
 #define HOROVOD_TF_MEMBER(returns, name, arguments) returns(*name) arguments = nullptr;
