@@ -12,7 +12,7 @@ Operations, beside the engine called from C:
     ResNet-50         its 161 gradients in one tf.function, less the same function without the operations. They are
                       arguments, so the results take new memory; "just computed" in the function, as a tape's are, they
                       are reduced in place
-    variables         hvd.broadcast_variables of as many variables of these sizes, beside the engine's broadcast in place
+    variables         hvd.broadcast_variables of variables of these sizes, beside the engine's broadcast in place
 
 Each figure is the median of the rounds on rank 0. Horovod and the engine take turns in one pair of processes; the
 strategy has a pair of its own, before and after them.

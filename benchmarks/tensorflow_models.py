@@ -40,12 +40,13 @@ class Twin:
     def _variable(self, parameter: nn.Parameter, order: tuple[int, ...] | None = None) -> tf.Variable:
         """order: of the parameter's dimensions in the variable."""
         value = parameter.detach().numpy()
-        made = tf.Variable(value if order is None else value.transpose(order), name=f"{self._prefix}{len(self.variables)}")
+        value = value if order is None else value.transpose(order)
+        made = tf.Variable(value, name=f"{self._prefix}{len(self.variables)}")
         self.variables.append(made)
         return made
 
     def _sequence(self, layers: nn.Sequential) -> Layer:
-        made = [tf.nn.relu if isinstance(layer, nn.ReLU) else self._linear(layer) for layer in layers]  # type: ignore[arg-type]
+        made = [tf.nn.relu if isinstance(layer, nn.ReLU) else self._linear(layer) for layer in layers]
 
         def call(x: Any) -> Any:
             for layer in made:
@@ -147,7 +148,7 @@ class Twin:
 
     def _transformer(self, model: models.Transformer) -> Layer:
         of_bytes, of_positions = self._variable(model.bytes.weight), self._variable(model.positions.weight)
-        layers = [self._encoder(layer) for layer in model.layers.layers]  # type: ignore[arg-type]
+        layers = [self._encoder(layer) for layer in model.layers.layers]
         head = self._linear(model.head)
 
         def call(text: Any) -> Any:

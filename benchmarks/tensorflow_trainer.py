@@ -71,8 +71,8 @@ class TensorFlowTrainer(Trainer):
 
 def _strategy(rank: int) -> Any:
     """To be made before TensorFlow does anything else; waits for the other ranks."""
-    task = {"cluster": {"worker": os.environ["BENCHMARK_CLUSTER"].split(",")}, "task": {"type": "worker", "index": rank}}
-    os.environ["TF_CONFIG"] = json.dumps(task)
+    workers = os.environ["BENCHMARK_CLUSTER"].split(",")
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}})
     return tf.distribute.MultiWorkerMirroredStrategy()
 
 

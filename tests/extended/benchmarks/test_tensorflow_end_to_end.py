@@ -1,4 +1,4 @@
-"""benchmarks/tensorflow.py measures every operation, trains every model in each way, and reports what it has compared."""
+"""benchmarks/tensorflow.py measures every operation, trains every model in each way, and compares parameters."""
 
 from __future__ import annotations
 
