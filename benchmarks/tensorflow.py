@@ -14,6 +14,9 @@ Operations, beside the engine called from C:
                       are reduced in place
     variables         hvd.broadcast_variables of variables of these sizes, beside the engine's broadcast in place
 
+A rank has one thread of TensorFlow, unless TF_NUM_INTEROP_THREADS and TF_NUM_INTRAOP_THREADS say otherwise: idle ones
+spin, and take a processor from another rank where there are no more processors than ranks.
+
 Each figure is the median of the rounds on rank 0. Horovod and the engine take turns in one pair of processes; the
 strategy has a pair of its own, before and after them.
 
@@ -47,6 +50,7 @@ from benchmarks.cases import resnet50_shapes  # noqa: E402
 SMALL, LARGE, CHAIN = 256, 1 << 18, 100  # float32: 1 KB and 1 MB; operations in a chain
 WORLD = 2
 DEADLINE_SECONDS = 400
+THREADS = {"TF_NUM_INTEROP_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
 PARTS = ("operations", "training")
 ORDER = ("strategy", "horovod", "strategy")
 RESULTS = ROOT / "benchmarks/results"
@@ -138,7 +142,7 @@ def _measured(who: str, rounds: int) -> Figures:
     from benchmarks.world import free_ports
 
     command = [sys.executable, str(Path(__file__).resolve()), "--rank-of", who, "--rounds", str(rounds)]
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**THREADS, **os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     with tempfile.TemporaryFile("w+") as output:
         if who == "horovod":
             launcher = [sys.executable, "-m", "horovod.runner.launch", "-np", str(WORLD)]

@@ -323,7 +323,7 @@ void start(HorovodEngine* engine, std::unique_ptr<Call> call, TF_AsyncOpKernelDo
   const bool alone = g_under_way.fetch_add(1, std::memory_order_relaxed) == 0;
   if (alone && is_small(*call)) {
     std::atomic<int>& without = call->kernel.calls_without_help;
-    if (without.load(std::memory_order_relaxed) == 0) return start_and_help(engine, std::move(call), done);
+    if (without.load(std::memory_order_relaxed) <= 0) return start_and_help(engine, std::move(call), done);
     without.fetch_sub(1, std::memory_order_relaxed);
   }
   TF_OpKernelContext* const context = call->context;
