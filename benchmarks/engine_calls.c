@@ -12,8 +12,9 @@ static double now(void) {
   return (double)at.tv_sec + 1e-9 * (double)at.tv_nsec;
 }
 
-/* Seconds for each of `calls` allreduces of `count` float32 tensors as one operation; negative: it failed. */
-double seconds_for_a_call(const HorovodApi* api, const char* name, const int64_t* elements, int32_t count,
+/* Seconds for each of `calls` sums, or broadcasts of rank 0's, of `count` float32 tensors in place as one operation;
+ * negative: it failed. `type` as in HorovodCall. */
+double seconds_for_a_call(const HorovodApi* api, const char* name, int32_t type, const int64_t* elements, int32_t count,
                           int32_t calls) {
   HorovodEngine* const engine = api->current_engine();
   HorovodTensor* const tensors = calloc((size_t)count, sizeof(*tensors));
@@ -29,6 +30,7 @@ double seconds_for_a_call(const HorovodApi* api, const char* name, const int64_t
   memset(&call, 0, sizeof(call));
   call.struct_bytes = sizeof(call);
   call.name = name;
+  call.type = type;
   call.reduce_op = 1; /* sum */
   call.prescale = call.postscale = 1.0;
   call.tensors = tensors;

@@ -1,26 +1,38 @@
 #!/usr/bin/env python3
-"""Allreduces of TensorFlow's tensors on two ranks of this host: Horovod, the engine called from C, and TensorFlow's own
-MultiWorkerMirroredStrategy, in one run.
+"""TensorFlow on two ranks of this host: Horovod and TensorFlow's own MultiWorkerMirroredStrategy in one run.
 
-    python benchmarks/tensorflow.py             about a minute; needs TensorFlow and a C compiler
-    python benchmarks/tensorflow.py --rounds 3  fewer rounds
+    python benchmarks/tensorflow.py                     six minutes; needs TensorFlow, PyTorch and a C compiler
+    python benchmarks/tensorflow.py --parts operations  about a minute
+    python benchmarks/tensorflow.py --quick             does everything work? The figures mean nothing
+
+Operations, beside the engine called from C:
 
     call, eager       one call after the other
     call, function    the slope of a chain in one tf.function: one call of a function costs far more than an operation
-    ResNet-50         its 161 gradients in one tf.function, less the same function without the operations
+    ResNet-50         its 161 gradients in one tf.function, less the same function without the operations. They are
+                      arguments, so the results take new memory; "just computed" in the function, as a tape's are, they
+                      are reduced in place
+    variables         hvd.broadcast_variables of variables of these sizes, beside the engine's broadcast in place
+
+A rank has one thread of TensorFlow, unless TF_NUM_INTEROP_THREADS and TF_NUM_INTRAOP_THREADS say otherwise: idle ones
+spin, and take a processor from another rank where there are no more processors than ranks.
 
 Each figure is the median of the rounds on rank 0. Horovod and the engine take turns in one pair of processes; the
 strategy has a pair of its own, before and after them.
+
+Training, in loops of tf.function (model.fit of Keras 3 fails with the strategy): the columns are those of
+benchmarks/training.py, which also tells how parameters are checked. The same processes train in each way, in turns of
+a few steps.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import datetime
 import json
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -38,27 +50,83 @@ from benchmarks.cases import resnet50_shapes  # noqa: E402
 SMALL, LARGE, CHAIN = 256, 1 << 18, 100  # float32: 1 KB and 1 MB; operations in a chain
 WORLD = 2
 DEADLINE_SECONDS = 400
+THREADS = {"TF_NUM_INTEROP_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
+PARTS = ("operations", "training")
+ORDER = ("strategy", "horovod", "strategy")
+RESULTS = ROOT / "benchmarks/results"
+ALLREDUCE, BROADCAST = 0, 2  # OpType in protos/v1/types.proto
 Figures = dict[str, dict[str, float]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--rank-of", choices=("horovod", "strategy"), help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
+    options = _parse(argv)
     if options.rank_of == "horovod":
         return _horovod(options.rounds)
     if options.rank_of == "strategy":
         return _strategy(options.rounds)
-    print(f"load of this machine: {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors", file=sys.stderr)
+    from benchmarks import report
+
+    return report.until_interrupted(lambda: _run(options))
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(PARTS), help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=7, help="of the operations (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="one round, tiny models")
+    parser.add_argument("--json", type=Path, default=RESULTS / "tensorflow.json", help="default: %(default)s")
+    parser.add_argument("--rank-of", choices=("horovod", "strategy"), help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    options.parts = options.parts.split(",")
+    for part in options.parts:
+        if part not in PARTS:
+            parser.error(f"--parts: {part!r} is none of the parts; there are {', '.join(PARTS)}.")
+    if options.rounds < 1:
+        parser.error(f"--rounds: {options.rounds} is no number of rounds; expected 1 or more.")
+    if options.quick:
+        options.rounds = 1
+    return options
+
+
+def _run(options: argparse.Namespace) -> int:
+    from benchmarks import report, tensorflow_training
+
+    about = report.machine({})
+    print(f"load of this machine: {about['load_at_start']:.1f}, {about['cores']} processors", flush=True)
     found: Figures = {}
-    for who in ("strategy", "horovod", "strategy"):
-        for row, columns in _run(who, options.rounds).items():
+    rows: list[dict[str, Any]] = []
+    failures: list[str] = []
+    if "operations" in options.parts:
+        found = _operations(("strategy", "horovod") if options.quick else ORDER, options.rounds, failures)
+        _print(found)
+    if "training" in options.parts:
+        rows = tensorflow_training.run(options.quick, about["versions"], failures)
+    document = {
+        "machine": about,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "operations": found,
+        "rows": rows,
+        "failures": failures,
+    }
+    report.write_json(options.json, document)
+    print(f"written to {options.json}; load of this machine: {os.getloadavg()[0]:.1f}")
+    return 1 if failures else 0
+
+
+def _operations(order: Sequence[str], rounds: int, failures: list[str]) -> Figures:
+    found: Figures = {}
+    for who in order:
+        try:
+            figures = _measured(who, rounds)
+        except RuntimeError as error:
+            failures.append(str(error))
+            print(error)
+            continue
+        for row, columns in figures.items():
             for column, seconds in columns.items():
                 kept = found.setdefault(row, {})
                 kept[column] = min(seconds, kept.get(column, seconds))
-    _print(found)
-    return 0
+    return found
 
 
 def _print(found: Figures) -> None:
@@ -69,16 +137,18 @@ def _print(found: Figures) -> None:
         print(f"| {row} | " + " | ".join(cells) + " |")
 
 
-def _run(who: str, rounds: int) -> Figures:
-    """Two processes; rank 0 prints its figures."""
+def _measured(who: str, rounds: int) -> Figures:
+    """Two processes; rank 0 prints its figures. RuntimeError if one failed."""
+    from benchmarks.world import free_ports
+
     command = [sys.executable, str(Path(__file__).resolve()), "--rank-of", who, "--rounds", str(rounds)]
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**THREADS, **os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     with tempfile.TemporaryFile("w+") as output:
         if who == "horovod":
             launcher = [sys.executable, "-m", "horovod.runner.launch", "-np", str(WORLD)]
             started = [subprocess.Popen([*launcher, *command], stdout=output, env=environment)]
         else:
-            workers = [f"127.0.0.1:{port}" for port in _free_ports(WORLD)]
+            workers = [f"127.0.0.1:{port}" for port in free_ports(WORLD)]
             started = []
             for index in range(WORLD):
                 task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
@@ -88,7 +158,9 @@ def _run(who: str, rounds: int) -> Figures:
         try:
             for process in started:
                 if process.wait(DEADLINE_SECONDS) != 0:
-                    raise SystemExit(f"{who} ended with {process.returncode}")
+                    raise RuntimeError(f"The operations of {who} ended with {process.returncode}.")
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"The operations of {who} took more than {DEADLINE_SECONDS} seconds.") from None
         finally:
             for process in started:
                 process.kill()
@@ -96,14 +168,6 @@ def _run(who: str, rounds: int) -> Figures:
         lines = [line[line.index("{") :] for line in output if '"figures"' in line]
     figures: Figures = json.loads(lines[0])["figures"]
     return figures
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def _seconds(call: Callable[[], object], times: int) -> float:
@@ -159,7 +223,20 @@ def _horovod(rounds: int) -> int:
         return [_sum(hvd, one, f"resnet.{place}") for place, one in enumerate(tensors)]
 
     measured.add("ResNet-50", "Horovod", _set(single, gradients))
+    measured.add("ResNet-50, just computed", "engine from C", _engine("resnet", sizes, 5))
+    measured.add("ResNet-50, just computed", "Horovod", _set(lambda g: single(_computed(g)), gradients, _computed))
+    measured.add(
+        "ResNet-50, just computed",
+        "Horovod, grouped",
+        _set(lambda g: hvd.grouped_allreduce(_computed(g), op=hvd.Sum), gradients, _computed),
+    )
     measured.add("ResNet-50", "Horovod, grouped", _set(lambda g: hvd.grouped_allreduce(g, op=hvd.Sum), gradients))
+
+    variables = [tf.Variable(one) for one in gradients]
+    measured.add("ResNet-50, variables", "engine from C", _engine("variables", sizes, 5, BROADCAST))
+    measured.add(
+        "ResNet-50, variables", "Horovod", lambda: _seconds(lambda: hvd.broadcast_variables(variables, root_rank=0), 5)
+    )
     found = measured.run(rounds)
     if hvd.rank() == 0:
         print(json.dumps({"figures": found}), flush=True)
@@ -188,15 +265,29 @@ def _slope(operation: Callable[[Any, str], Any]) -> Callable[[], float]:
     return lambda: (_seconds(lambda: long(x), 10) - _seconds(lambda: short(x), 10)) / CHAIN
 
 
-def _set(operation: Callable[[list[Any]], Any], gradients: list[Any]) -> Callable[[], float]:
+def _unchanged(tensors: list[Any]) -> list[Any]:
     import tensorflow as tf
 
-    with_it = tf.function(operation, autograph=False)
-    without = tf.function(lambda tensors: [tf.identity(one) for one in tensors], autograph=False)
+    return [tf.identity(one) for one in tensors]
+
+
+def _computed(tensors: list[Any]) -> list[Any]:
+    return [one * 0.5 for one in tensors]
+
+
+def _set(
+    operation: Callable[[list[Any]], Any],
+    gradients: list[Any],
+    otherwise: Callable[[list[Any]], list[Any]] = _unchanged,
+) -> Callable[[], float]:
+    """Seconds that the operation adds to a function that would do `otherwise`."""
+    import tensorflow as tf
+
+    with_it, without = tf.function(operation, autograph=False), tf.function(otherwise, autograph=False)
     return lambda: _seconds(lambda: with_it(gradients), 5) - _seconds(lambda: without(gradients), 5)
 
 
-def _engine(name: str, elements: list[int], calls: int) -> Callable[[], float]:
+def _engine(name: str, elements: list[int], calls: int, kind: int = ALLREDUCE) -> Callable[[], float]:
     from horovod import _core
 
     library = _compiled()
@@ -206,7 +297,8 @@ def _engine(name: str, elements: list[int], calls: int) -> Callable[[], float]:
     given = (ctypes.c_int64 * len(elements))(*elements)
 
     def measure() -> float:
-        seconds = float(library.seconds_for_a_call(api, f"allreduce.c.{name}".encode(), given, len(elements), calls))
+        wire = f"c.{name}".encode()
+        seconds = float(library.seconds_for_a_call(api, wire, kind, given, len(elements), calls))
         if seconds < 0:
             raise RuntimeError("the engine failed")
         return seconds

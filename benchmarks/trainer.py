@@ -35,9 +35,9 @@ _TIMED_DTYPE = torch.bfloat16 if os.environ.get("BENCHMARK_DTYPE") == "bfloat16"
 class Training:
     """A model, and what trains it for one step on a batch."""
 
-    model: nn.Module
-    step: Callable[[torch.Tensor, torch.Tensor], None]
-    batches: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
+    model: Any  # a torch.nn.Module, or what a trainer of another framework has instead
+    step: Callable[[Any, Any], None]
+    batches: Sequence[tuple[Any, Any]] = ()
 
 
 class Trainer:
@@ -89,7 +89,7 @@ class Trainer:
         # Half precision rounds a rank's part of the batch otherwise than the whole of it.
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         training = self._training(given, _CHECKED_RATE, how, dtype=None)
-        before = _flat(training.model)
+        before = self._parameters(training.model)
         rows = joined * given.batch // self._size
         own = slice(self._rank * rows, (self._rank + 1) * rows)
         for number in range(_CHECKED_STEPS):
@@ -97,10 +97,10 @@ class Trainer:
             training.step(inputs[own], labels[own])
         self._check(training.model, how)
         if self._rank == 0:
-            torch.save({"before": before.cpu(), "after": _flat(training.model).cpu()}, file)
+            torch.save({"before": before.cpu(), "after": self._parameters(training.model).cpu()}, file)
         return {}
 
-    def _batch(self, case: TrainingCase, number: int, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _batch(self, case: TrainingCase, number: int, samples: int) -> tuple[Any, Any]:
         inputs, labels = make_batch(case, number, samples)
         return inputs.to(self._device), labels.to(self._device)
 
@@ -128,12 +128,21 @@ class Trainer:
 
         return Training(model, step)
 
-    def _check(self, model: nn.Module, how: str) -> int:
+    def _check(self, model: Any, how: str) -> int:
         """How many parameters there are, all finite and the same on all ranks that train together."""
-        parameters = _flat(model)
+        parameters = self._parameters(model)
         if not bool(parameters.isfinite().all()):
             raise WrongValuesError("a parameter is not finite")
         digest = hashlib.sha256(parameters.cpu().numpy().tobytes()).hexdigest()
+        if len(set(self._of_all_ranks(digest, how))) != 1:
+            raise WrongValuesError("the ranks' parameters differ")
+        return parameters.numel()
+
+    def _parameters(self, model: Any) -> torch.Tensor:
+        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+    def _of_all_ranks(self, digest: str, how: str) -> list[Any]:
+        """Of those that train together; a rank that trains plainly is alone."""
         digests: list[Any] = [digest]
         if how == "ddp":
             digests = [None] * self._size
@@ -142,13 +151,7 @@ class Trainer:
             import horovod.torch as hvd
 
             digests = hvd.allgather_object(digest, name="digest")
-        if len(set(digests)) != 1:
-            raise WrongValuesError("the ranks' parameters differ")
-        return parameters.numel()
-
-
-def _flat(model: nn.Module) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        return digests
 
 
 def main() -> None:

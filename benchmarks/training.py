@@ -42,6 +42,7 @@ from benchmarks.world import Host, Layout, World, WorldError
 
 RESULTS = Path(__file__).resolve().parent / "results"
 LIBRARIES = {"ddp": "DDP over Gloo", "horovod": "horovod"}
+TITLES = {**LIBRARIES, "strategy": "MultiWorkerMirroredStrategy"}  # in benchmarks/tensorflow_training.py
 # How far a parameter may be from that of one process, as a share of the largest change that the steps have made.
 _TOLERANCE = 1e-3
 _FULL = Budget(rounds=200, round_seconds=0.1, block_seconds=0.1)
@@ -97,7 +98,7 @@ class Way:
         try:
             return self._world.ask(do, how=self._how, **arguments)
         except WorldError as error:
-            raise WorldError(f"While it trained with {LIBRARIES.get(self._how, 'no library')}: {error}") from None
+            raise WorldError(f"While it trained with {TITLES.get(self._how, 'no library')}: {error}") from None
 
 
 def start(
@@ -106,12 +107,16 @@ def start(
     ranks: int,
     environment: Mapping[str, str],
     versions: dict[str, str],
+    module: str = "benchmarks.trainer",
 ) -> dict[str, Way]:
-    """All ways to train: by each library, "apart" by the same ranks without any, and "alone" by one process."""
+    """All ways to train: by each library, "apart" by the same ranks without any, and "alone" by one process.
+
+    module: what a rank runs.
+    """
 
     def world(kind: str, size: int, names: Sequence[str]) -> World:
         settings = {**environment, "BENCHMARK_LIBRARIES": ",".join(names)}
-        return stack.enter_context(World(kind, Layout((Host(),), size, environment=settings), "benchmarks.trainer"))
+        return stack.enter_context(World(kind, Layout((Host(),), size, environment=settings), module))
 
     alone = world("plain", 1, ())
     trainers = world("horovod" if "horovod" in libraries else "ddp", ranks, libraries)  # ours needs a coordinator
@@ -120,8 +125,13 @@ def start(
     return {"alone": Way(alone, "plain"), **ways, "apart": Way(trainers, "plain")}
 
 
-def measure_training(case: TrainingCase, ways: dict[str, Way], budget: Budget) -> tuple[Row, dict[str, Any]]:
-    """The row of a model, and its JSON. A library whose parameters are wrong gets no figure."""
+def measure_training(
+    case: TrainingCase, ways: dict[str, Way], budget: Budget, peer: str = "ddp"
+) -> tuple[Row, dict[str, Any]]:
+    """The row of a model, and its JSON. A library whose parameters are wrong gets no figure.
+
+    peer: which of the ways horovod is compared with.
+    """
     refused: dict[str, str] = {}
     distances = {}
     with tempfile.TemporaryDirectory(prefix="horovod-training-") as folder:
@@ -135,9 +145,9 @@ def measure_training(case: TrainingCase, ways: dict[str, Way], budget: Budget) -
     row.refused |= refused
     found = {
         "samples_per_second": {name: samples_per_second(case, row, name) for name in row.figures},
-        "times_faster_than": {"ddp": row.ratio("ddp")},
-        "interval_of_times_faster_than": {"ddp": row.ratio_interval("ddp")},
-        "waiting": {name: waiting(row, name) for name in LIBRARIES},
+        "times_faster_than": {peer: row.ratio(peer)},
+        "interval_of_times_faster_than": {peer: row.ratio_interval(peer)},
+        "waiting": {name: waiting(row, name) for name in (peer, "horovod")},
         "distance_from_one_process": distances,  # and from "each other"
         "parameters": case.result_elements,
         "batch_of_a_rank": case.batch,
@@ -172,8 +182,9 @@ def verify(case: TrainingCase, ways: Mapping[str, Way], folder: Path, refused: d
                 f"{name} has trained another model than one process with the joined batch: a parameter is off by "
                 f"{share:.2g} of the largest change; at most {_TOLERANCE:g} is rounding."
             )
-    if len(found) == len(LIBRARIES):
-        distances["each other"] = float((found["ddp"] - found["horovod"]).abs().max()) / change
+    if len(found) == 2:
+        one, other = found.values()
+        distances["each other"] = float((one - other).abs().max()) / change
     return distances
 
 
@@ -190,24 +201,28 @@ def waiting(row: Row, name: str) -> float | None:
     return statistics.median(1 - alone / together for alone, together in pairs)
 
 
-HEADER = (
-    f"{'model':>12}{'parameters':>12}{'alone':>10}{'DDP':>10}{'horovod':>10}{'x':>7}{'':14}"
-    f"{'speed-up: DDP':>16}{'horovod':>10}{'waiting: DDP':>15}{'horovod':>10}"
-)
+def header(peer: str) -> str:
+    return (
+        f"{'model':>12}{'parameters':>12}{'alone':>10}{peer:>10}{'horovod':>10}{'x':>7}{'':14}"
+        f"{'speed-up: ' + peer:>16}{'horovod':>10}{'waiting: ' + peer:>15}{'horovod':>10}"
+    )
 
 
-def line(case: TrainingCase, row: Row) -> str:
-    rates = [samples_per_second(case, row, name) for name in ("alone", *LIBRARIES)]
+HEADER = header("DDP")
+
+
+def line(case: TrainingCase, row: Row, peer: str = "ddp") -> str:
+    rates = [samples_per_second(case, row, name) for name in ("alone", peer, "horovod")]
     alone = rates[0]
-    ratio = row.ratio("ddp")
+    ratio = row.ratio(peer)
     speedups = [rate / alone if rate and alone else None for rate in rates[1:]]
-    shares = [waiting(row, name) for name in LIBRARIES]
+    shares = [waiting(row, name) for name in (peer, "horovod")]
 
     def cell(value: float | None, width: int, form: str) -> str:
         return f"{'-' if value is None else format(value, form):>{width}}"
 
     text = f"{case.operation:>12}{case.label:>12}" + "".join(cell(rate, 10, ".1f") for rate in rates)
-    interval = row.ratio_interval("ddp")
+    interval = row.ratio_interval(peer)
     between = f" ({interval[0]:.2f}-{interval[1]:.2f})" if interval else ""
     text += f"{cell(ratio, 7, '.2f')}{between:<14}" + cell(speedups[0], 16, ".2f") + cell(speedups[1], 10, ".2f")
     text += cell(shares[0], 15, ".1%") + cell(shares[1], 10, ".1%")

@@ -275,6 +275,24 @@ int32_t c_received_splits(HorovodOperation* operation, const int32_t** rows, siz
   });
 }
 
+int32_t c_rank(HorovodEngine* engine) {
+  const std::shared_ptr<Engine> living = engine->engine.lock();
+  return living ? living->rank() : -1;
+}
+
+int32_t c_tell_when_done(HorovodOperation* operation, void (*completed)(HorovodOperation*, void*), void* context) {
+  int32_t told = 0;
+  const int32_t code = guarded_call([&]() -> Status {
+    const std::shared_ptr<Engine> engine = operation->engine.lock();
+    if (!engine) return shut_down();  // which has ended the operation
+    told = engine->tell_when_done(
+        operation->submission,
+        [completed, context, operation](const std::shared_ptr<Submission>&) { completed(operation, context); });
+    return {};
+  });
+  return code == HOROVOD_OK ? told : 0;
+}
+
 constexpr HorovodApi kApi{HOROVOD_API_VERSION,
                           0,
                           sizeof(HorovodApi),
@@ -290,7 +308,9 @@ constexpr HorovodApi kApi{HOROVOD_API_VERSION,
                           &c_take_result,
                           &c_release_result,
                           &c_received_splits,
-                          &c_release};
+                          &c_release,
+                          &c_rank,
+                          &c_tell_when_done};
 
 }  // namespace
 

@@ -129,6 +129,12 @@ typedef struct {
   int32_t (*received_splits)(HorovodOperation* operation, const int32_t** rows, size_t* count);
   /* The caller's last use of it. One that is not done goes on, and the memory of its tensors is used until `unused`. */
   void (*release)(HorovodOperation* operation);
+  /* This process's rank in the engine's world; -1 where that was shut down. */
+  int32_t (*rank)(HorovodEngine* engine);
+  /* For a thread that has waited for a moment and goes, of an operation without a `completed`: 1, and it is told of the
+   * end as HorovodCall says; or 0, and nobody is told, since the operation is done. */
+  int32_t (*tell_when_done)(HorovodOperation* operation, void (*completed)(HorovodOperation* operation, void* context),
+                            void* context);
 } HorovodApi;
 
 #ifdef __cplusplus

@@ -165,6 +165,21 @@ bool Communicator::wait(Submission& submission, int64_t timeout_us) {
   return done();
 }
 
+bool Communicator::tell_when_done(Submission& submission, OnDone on_done, Completions& completions) {
+  bool wake_background = false;
+  {
+    const std::lock_guard<std::mutex> lock(driver_.mutex());
+    if (submission.state.load(std::memory_order_acquire) == Operation::done) return false;
+    submission.on_done = std::move(on_done);
+    submission.completions = &completions;
+    submission.waited_for = false;
+    submission.waited_since_us = 0;
+    wake_background = driver_.left();
+  }
+  if (wake_background) driver_.wake_background();
+  return true;
+}
+
 void Communicator::set_patient(bool patient) {
   if (region_) region_->set_patient(patient);
   if (mesh_) mesh_->set_patient(patient);

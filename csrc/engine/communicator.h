@@ -73,6 +73,8 @@ class Communicator final : private Driver::Work {
   Status submit(const std::shared_ptr<Submission>& submission, Start start);
   // Drives or waits up to timeout_us; true when the operation is done.
   bool wait(Submission& submission, int64_t timeout_us);
+  // No thread waits for it any more. False where it is done, and then `on_done` is not called.
+  bool tell_when_done(Submission& submission, OnDone on_done, Completions& completions);
 
   // operation: what runs as `id`, for a member that has joined and may not know it; else null.
   void apply_plan(const std::string& name, TensorId id, const OpSpec* operation = nullptr);

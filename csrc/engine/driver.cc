@@ -72,6 +72,12 @@ bool Driver::helped() {
   return farewell_due_ || (background_idle_ && (needs_background() || work_.busy_device()));
 }
 
+bool Driver::left() {
+  ++activity_;
+  start_due_ = true;
+  return !driving_ && needs_background();
+}
+
 void Driver::sleep(Lock& lock, int64_t us) { changed_.wait_for(lock, std::chrono::microseconds(us)); }
 
 void Driver::drive(const std::function<bool()>& enough, int64_t deadline_us, DeviceBackend* device) {

@@ -79,6 +79,9 @@ class Driver {
   int64_t help(Lock& lock, const std::function<bool()>& done, int64_t since_us, int64_t deadline_us);
   // A caller that has helped goes: whether the background thread is to be woken, without the lock.
   bool helped();
+  // An operation that a thread has waited for is left to the background thread, which begins at once: it was started a
+  // while ago. Whether that is to be woken, without the lock.
+  bool left();
   // Sleeps until operations are completed or the driver has changed.
   void sleep(Lock& lock, int64_t us);
   // How long the log had no news for the driver: this member waited for others to start what it had started.

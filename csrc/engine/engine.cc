@@ -417,6 +417,13 @@ bool Engine::wait(Submission& submission, int64_t timeout_us) {
                : submission.state.load(std::memory_order_acquire) == Operation::done;
 }
 
+bool Engine::tell_when_done(const std::shared_ptr<Submission>& submission, OnDone on_done) {
+  completions_->start();
+  const int set = submission->spec.process_set;
+  const std::shared_ptr<Communicator> found = set == 0 ? global_ : communicator(set);
+  return found && found->tell_when_done(*submission, std::move(on_done), *completions_);
+}
+
 void Engine::abandon(std::shared_ptr<Submission> submission, KeepAlive used) {
   if (!is_over(*submission) || stuck()) kept_.add(std::move(submission), std::move(used));
 }

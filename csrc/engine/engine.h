@@ -65,6 +65,9 @@ class Engine {
   // Checks the arguments and starts the operation.
   Status start(const std::shared_ptr<Submission>& submission, Start start);
   bool wait(Submission& submission, int64_t timeout_us);
+  // For a thread that has waited and goes: `on_done` is called once as if it had been given to start(). False where the
+  // operation is done and nobody is told.
+  bool tell_when_done(const std::shared_ptr<Submission>& submission, OnDone on_done);
   // The outcome of an operation that is done; called once. On a device: work that is queued on the framework's `stream`
   // (default: that of the submission) after this call finds the result. It fails if the epoch ended before the device
   // had finished. What `used` returns is kept if the tensors' memory may still be in use after this call: by a device,
@@ -83,6 +86,8 @@ class Engine {
   void remove_process_set(int number);
   // Operations of this rank that are under way in a set.
   int64_t pending(int process_set);
+
+  int rank() const { return rank_; }
 
   // Of how many kinds of operations (names and signatures) something is kept, in all sets.
   size_t known() const;

@@ -46,6 +46,8 @@ struct Submission final : Operation {
   std::string announced_name() const { return unnamed ? spec.name + "." + std::to_string(*unnamed) : spec.name; }
 };
 
+using OnDone = decltype(Submission::on_done);
+
 // An operation that waits for other ranks.
 struct Unfinished {
   uint64_t number = 0;

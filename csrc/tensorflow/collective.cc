@@ -16,6 +16,12 @@ namespace {
 // More iterations of a loop than this do not run at once: TensorFlow's default is 10 (parallel_iterations).
 constexpr int64_t kIterationsAtOnce = 16;
 
+// A small operation that is alone is awaited for so long by the thread that starts it, which saves the ways to the
+// engine's threads and back; where that was in vain, the next calls of the node do not try. All others are left to the
+// engine at once.
+constexpr int64_t kHelpUs = 100, kHelpBytes = 64 << 10;
+constexpr int kCallsWithoutHelp = 3;
+
 // Operations of graphs that are on their way. The first one starts at once; what gets ready meanwhile travels together.
 std::atomic<int> g_under_way{0};
 
@@ -135,10 +141,19 @@ bool read_inputs(Call& call) {
   return true;
 }
 
+// A broadcast changes nothing on its root, so the result is the input itself, as that of tf.identity is: not even
+// where a variable or another operation has the same memory is anything copied.
+bool give_input(Call& call, int place) {
+  HorovodTensor& span = call.spans[place];
+  Status status;
+  tf.SetOutput(call.context, place, call.held[place], status);
+  span.output = const_cast<void*>(span.input);
+  return check(call.context, status);
+}
+
 // A result replaces its input where nothing else reads that one.
 bool allocate_output(Call& call, int place) {
   HorovodTensor& span = call.spans[place];
-  const TF_Tensor* const input = call.held[place];
   Status status;
   int forwarded = -1;
   TF_Tensor* const output =
@@ -146,10 +161,6 @@ bool allocate_output(Call& call, int place) {
   if (!check(call.context, status)) return false;
   call.held.push_back(output);
   span.output = tf.TensorData(output);
-  if (call.kernel.type == Collective::broadcast) {  // the engine broadcasts in place
-    if (span.output != span.input && span.input) std::memcpy(span.output, span.input, tf.TensorByteSize(input));
-    span.input = span.output;
-  }
   return true;
 }
 
@@ -172,12 +183,13 @@ void choose_name(Call& call) {
   if (iteration > 0) call.name += '#' + std::to_string(iteration);
 }
 
-bool prepare(Call& call) {
+bool prepare(Call& call, HorovodEngine* engine) {
   choose_name(call);
   if (!find_process_set(call) || !read_inputs(call)) return false;
   if (!call.fills_outputs()) return true;
-  for (size_t i = 0; i < call.spans.size(); ++i) {
-    if (!allocate_output(call, static_cast<int>(i))) return false;
+  const bool is_root = call.kernel.type == Collective::broadcast && call.kernel.root == engine_api->rank(engine);
+  for (int i = 0; i < static_cast<int>(call.spans.size()); ++i) {
+    if (!(is_root ? give_input(call, i) : allocate_output(call, i))) return false;
   }
   return true;
 }
@@ -276,13 +288,49 @@ void completed(HorovodOperation* operation, void* context) {
   done();
 }
 
-// -- the two ways to run ----------------------------------------------------------------------------------------------
+// -- the ways to run --------------------------------------------------------------------------------------------------
+bool is_small(const Call& call) {
+  int64_t bytes = 0;
+  for (const TF_Tensor* const tensor : call.held) bytes += static_cast<int64_t>(tf.TensorByteSize(tensor));
+  return bytes <= kHelpBytes;
+}
+
+// Waits for a moment, and leaves what is not done then to the engine. It is the only operation of graphs under way.
+void start_and_help(HorovodEngine* engine, std::unique_ptr<Call> owned, TF_AsyncOpKernelDoneCallback* done) {
+  Call* const call = owned.get();
+  TF_OpKernelContext* const context = call->context;
+  HorovodCall given = engine_call(*call);
+  given.waits_next = 1;
+  (void)owned.release();
+  HorovodOperation* operation = nullptr;
+  int32_t code = engine_api->submit(engine, &given, &operation);
+  if (code != HOROVOD_OK) {
+    fail(context, tf_code(code), engine_api->last_error());
+  } else {
+    if (engine_api->wait(operation, kHelpUs) == HOROVOD_TIMEOUT) {
+      call->kernel.calls_without_help.store(kCallsWithoutHelp, std::memory_order_relaxed);
+      call->done = copy_of(done);
+      if (engine_api->tell_when_done(operation, &completed, call)) return;
+    }
+    give_results(*call, operation);
+    engine_api->release(operation);
+  }
+  g_under_way.fetch_sub(1, std::memory_order_relaxed);
+  tf.RunAsyncOpKernelDoneCallback(done);
+}
+
 void start(HorovodEngine* engine, std::unique_ptr<Call> call, TF_AsyncOpKernelDoneCallback* done) {
+  const bool alone = g_under_way.fetch_add(1, std::memory_order_relaxed) == 0;
+  if (alone && is_small(*call)) {
+    std::atomic<int>& without = call->kernel.calls_without_help;
+    if (without.load(std::memory_order_relaxed) <= 0) return start_and_help(engine, std::move(call), done);
+    without.fetch_sub(1, std::memory_order_relaxed);
+  }
   TF_OpKernelContext* const context = call->context;
   call->done = copy_of(done);
   HorovodCall given = engine_call(*call);
   given.completed = &completed;
-  given.starts_at_once = g_under_way.fetch_add(1, std::memory_order_relaxed) == 0;
+  given.starts_at_once = alone;
   (void)call.release();  // now `unused` deletes it, perhaps before submit() returns
   const int32_t code = engine_api->submit(engine, &given, nullptr);
   if (code == HOROVOD_OK) return;
@@ -345,7 +393,7 @@ void run_collective(void* given, TF_OpKernelContext* context, TF_AsyncOpKernelDo
   const EngineReference engine;
   if (!engine.get()) {
     fail(context, kTfFailedPrecondition, kNotInitialized);
-  } else if (prepare(*call)) {
+  } else if (prepare(*call, engine.get())) {
     if (!kernel.wait) return start(engine.get(), std::move(call), done);
     run(engine.get(), std::move(call));
   }

@@ -6,6 +6,7 @@
 // anyway) the calling thread works for the engine until the operation is done.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <string>
 
@@ -29,6 +30,7 @@ struct CollectiveKernel {
   int64_t process_set_id = 0;
   bool wait = false;
   bool has_splits = false;
+  mutable std::atomic<int> calls_without_help{0};  // that are left before the next one waits for a moment; any order
 };
 
 // TensorFlow's end of an asynchronous kernel is a std::function on the stack of its caller, whose address the C API

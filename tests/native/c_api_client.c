@@ -164,6 +164,59 @@ static int waiting(Client* client) {
   return 0;
 }
 
+/* -- operations that this thread has waited for ---------------------------------------------------------------------
+ */
+static void on_told(HorovodOperation* operation, void* context) {
+  Client* const client = context;
+  pthread_mutex_lock(&client->mutex);
+  client->failed = client->api->error_of(operation)[0] != 0;
+  client->operation = operation;
+  pthread_cond_signal(&client->changed);
+  pthread_mutex_unlock(&client->mutex);
+}
+
+static int meet(Client* client, const char* name) {
+  const HorovodApi* const api = client->api;
+  const int64_t scalar[1] = {1};
+  float one = 1;
+  const HorovodTensor tensor = tensor_of(&one, &one, kFloat32, scalar, 1);
+  HorovodCall call = call_of(name, kAllreduce, &tensor);
+  HorovodOperation* operation;
+  CHECK(api->submit(client->engine, &call, &operation) == HOROVOD_OK);
+  CHECK(api->wait(operation, -1) == HOROVOD_OK && one == 2);
+  api->release(operation);
+  return 0;
+}
+
+/* Rank 0 goes before rank 1 has come; rank 1 asks to be told of what is done. */
+static int leaving(Client* client) {
+  const HorovodApi* const api = client->api;
+  const int64_t scalar[1] = {1};
+  client->value = 1;
+  const HorovodTensor tensor = tensor_of(&client->value, &client->value, kFloat32, scalar, 1);
+  HorovodCall call = call_of("allreduce.left", kAllreduce, &tensor);
+  call.waits_next = 1;
+  HorovodOperation* operation;
+  if (client->rank == 1) CHECK(meet(client, "allreduce.first_has_left") == 0);
+  CHECK(api->submit(client->engine, &call, &operation) == HOROVOD_OK);
+  if (client->rank == 1) {
+    CHECK(api->wait(operation, -1) == HOROVOD_OK);
+    CHECK(api->tell_when_done(operation, on_told, client) == 0 && client->operation == NULL);
+  } else {
+    CHECK(api->wait(operation, 1000) == HOROVOD_TIMEOUT);
+    CHECK(api->tell_when_done(operation, on_told, client) == 1);
+    CHECK(meet(client, "allreduce.first_has_left") == 0);
+    pthread_mutex_lock(&client->mutex);
+    while (client->operation == NULL) pthread_cond_wait(&client->changed, &client->mutex);
+    pthread_mutex_unlock(&client->mutex);
+    CHECK(client->operation == operation && !client->failed);
+  }
+  api->release(operation);
+  CHECK(client->value == 2);
+  client->operation = NULL;
+  return 0;
+}
+
 static void on_unused(void* context) {
   Client* const client = context;
   pthread_mutex_lock(&client->mutex);
@@ -200,6 +253,7 @@ static void* in_a_thread(void* context) {
   Client* const client = context;
   client->result = mistakes(client);
   if (client->result == 0) client->result = waiting(client);
+  if (client->result == 0) client->result = leaving(client);
   if (client->result == 0) client->result = chain(client);
   return NULL;
 }
@@ -235,6 +289,7 @@ int client_run(const HorovodApi* api, HorovodEngine* engine, int rank) {
   Client client;
   pthread_t thread;
   CHECK(api->version == HOROVOD_API_VERSION && api->table_bytes >= sizeof(HorovodApi));
+  CHECK(api->rank(engine) == rank);
   prepare(&client, api, engine, rank);
   CHECK(pthread_create(&thread, NULL, in_a_thread, &client) == 0);
   pthread_join(thread, NULL);

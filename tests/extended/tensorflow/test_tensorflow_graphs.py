@@ -92,6 +92,32 @@ def _unused_constant_and_equal() -> list[int]:
     return found
 
 
+def _one_rank_is_late() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    @tf.function(autograph=False)
+    def chain(x: tf.Tensor) -> tf.Tensor:
+        for link in range(4):
+            x = hvd.allreduce(x, op=hvd.Average, name=f"late.{link}")
+        return x
+
+    with ThreadPoolExecutor(1) as early:
+        for call in range(12):
+            begun = early.submit(chain, tf.constant([float(call)])) if hvd.rank() == call % 2 else None
+            # A rank is here while its first operation waits for the other's, and has left that to the engine.
+            assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum, name="meet")) == 2.0
+            result = begun.result(60) if begun else chain(tf.constant([float(call)]))
+            assert result.numpy().tolist() == [float(call)]
+
+
+def test_an_operation_whose_other_rank_is_late(tf_pair: World) -> None:
+    tf_pair.run(_one_rank_is_late)
+
+
 def test_nothing_is_folded_merged_or_dropped(tf_pair: World) -> None:
     """That a call whose result nobody reads runs is seen by the rank that reads it: it would wait for ever."""
     tf_pair.run(_unused_constant_and_equal)

@@ -176,6 +176,26 @@ def test_objects_and_variables(tf_pair: World) -> None:
     tf_pair.run(_objects_and_variables)
 
 
+def _results_stay() -> None:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    for elements in (3, 1 << 20):  # a small one travels another way
+        variable = tf.Variable(tf.fill([elements], 1.0 + hvd.rank()))
+        read = variable.read_value()
+        result = hvd.broadcast(variable, 0)
+        variable.assign_add(tf.ones([elements]))
+        hvd.broadcast_([variable], 1)
+        variable.assign_sub(tf.fill([elements], 9.0))
+        for tensor, value in ((read, 1.0 + hvd.rank()), (result, 1.0), (variable, -6.0)):
+            assert set(tensor.numpy().tolist()) == {value}
+
+
+def test_what_was_read_or_received_stays_when_a_variable_changes(tf_pair: World) -> None:
+    tf_pair.run(_results_stay)
+
+
 def _v1(resource: bool) -> None:
     import tensorflow as tf
 

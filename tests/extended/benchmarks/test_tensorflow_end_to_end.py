@@ -1,0 +1,55 @@
+"""benchmarks/tensorflow.py measures every operation, trains every model in each way, and compares parameters."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.models import MODELS, TrainingCase, loss_of, make_batch, make_model
+from benchmarks.world import ROOT
+
+
+@pytest.mark.skipif(not shutil.which("cc") and not shutil.which("gcc"), reason="needs a C compiler")
+def test_tensorflow_from_end_to_end(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow", reason="needs TensorFlow")
+    file = tmp_path / "results" / "out.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "tensorflow.py"), "--quick", "--json", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "load of this machine" in done.stdout
+    document = json.loads(file.read_text())
+    assert document["failures"] == []
+    both = {"engine from C", "Horovod"}
+    assert set(document["operations"]["call of 1 KB, function"]) == both | {"MultiWorkerMirroredStrategy"}
+    assert set(document["operations"]["ResNet-50"]) == both | {"Horovod, grouped", "MultiWorkerMirroredStrategy"}
+    assert set(document["operations"]["ResNet-50, just computed"]) == both | {"Horovod, grouped"}
+    assert set(document["operations"]["ResNet-50, variables"]) == both
+    assert [row["operation"] for row in document["rows"]] == list(MODELS)
+    for row in document["rows"]:
+        assert set(row["distance_from_one_process"]) == {"strategy", "horovod", "each other"}
+        assert max(row["distance_from_one_process"].values()) < 1e-3
+        assert set(row["figures"]) == {"alone", "strategy", "horovod", "apart"}
+        assert None not in row["waiting"].values()
+        assert all(figure["values_checked"] >= row["parameters"] for figure in row["figures"].values())
+        assert all(rate > 0 for rate in row["samples_per_second"].values())
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_model_computes_what_that_for_pytorch_does(model: str) -> None:
+    pytest.importorskip("tensorflow", reason="needs TensorFlow")
+    from benchmarks import tensorflow_models
+
+    for tiny in (True, False):
+        case = TrainingCase(model, 2, tiny=tiny)
+        twin = tensorflow_models.Twin(case)
+        assert sum(int(variable.shape.num_elements()) for variable in twin.variables) == case.result_elements
+        inputs, labels = make_batch(case, 3, 4)
+        wanted = loss_of(make_model(case)(inputs), labels).item()
+        same_inputs, same_labels = tensorflow_models.make_batch(case, 3, 4)
+        found = float(tensorflow_models.loss_of(twin(same_inputs), same_labels))
+        assert found == pytest.approx(wanted, rel=1e-5)
