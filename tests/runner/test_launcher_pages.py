@@ -1,0 +1,34 @@
+"""The launcher's own coordinator shows its pages where other hosts can connect only to who has a token for them."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from launching import Launched
+
+
+@pytest.mark.parametrize(
+    ("token", "code", "words"),
+    [
+        (None, 2, "Refusing to show jobs and metrics on 0.0.0.0:"),
+        ("missing", 1, "Can't read the token file"),
+        ("readers", 0, ""),
+    ],
+)
+def test_off_loopback_a_token_is_needed(token: str | None, code: int, words: str, tmp_path: Path) -> None:
+    with socket.socket() as one:
+        one.bind(("", 0))
+        port = one.getsockname()[1]
+    file = tmp_path / "token"
+    if token == "readers":
+        file.write_text(token)
+        file.chmod(0o600)
+    environ = {"HOROVOD_WEB_LISTEN": f"0.0.0.0:{port}"} | ({"HOROVOD_WEB_TOKEN_FILE": str(file)} if token else {})
+    launched = Launched("-np", "1", "true", environ=environ)
+    try:
+        found, _, errors = launched.finish()
+    finally:
+        launched.clean_up()
+    assert (found, words in errors) == (code, True), errors
