@@ -162,6 +162,8 @@ class Settings:
     cross_size: int | None = row(
         "HOROVOD_CROSS_SIZE", None, "number of hosts that have this local rank", launcher=True, **_COUNT
     )
+    worker: int | None = row("HOROVOD_WORKER", None, "number of the job file's worker that runs this", **_PLACE)
+    workers: int | None = row("HOROVOD_WORKERS", None, "how many workers the job file has", launcher=True, **_COUNT)
     hostname: str | None = row(
         "HOROVOD_HOSTNAME", None, "name of this host; processes of one name are local to each other", launcher=True
     )

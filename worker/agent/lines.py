@@ -11,11 +11,7 @@ from horovod.worker.agent.agent import Slot
 from horovod.worker.agent.environment import inherited, slots_of
 from horovod.worker.agent.relay import Relay
 from horovod.worker.agent.threads import thread_variables
-from horovod.worker.settings import resolve
-
-# Of every process of a job file, in ranks too: which worker it belongs to, and how many there are.
-WORKER = "HOROVOD_WORKER"
-WORKERS = "HOROVOD_WORKERS"
+from horovod.worker.settings import resolve, variables
 
 
 def workers_of(start: agents_pb2.StartShare) -> list[list[agents_pb2.PlacedRank]]:
@@ -41,7 +37,7 @@ def lines_of(
     """
     own = _with_environment(own, start.python_environment)
     each = start.processes_per_worker or 1
-    told = [{WORKER: str(ranks[0].rank // each), WORKERS: str(start.size // each)} for ranks in workers_of(start)]
+    told = [variables(worker=ranks[0].rank // each, workers=start.size // each) for ranks in workers_of(start)]
     places = [start.directory or str(folder) for folder in folders]
     found = []
     for line in start.lines:
