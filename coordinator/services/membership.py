@@ -123,7 +123,7 @@ class MembershipService(MembershipServicer):
     async def Serves(self, request: pb.ServesRequest, context: Context) -> pb.ServesAnswer:  # noqa: N802
         await self._access.admit(context, None)
         serving = self._hub.serving
-        return pb.ServesAnswer(replica=serving.replica, serves=serving.serves(request.job))
+        return pb.ServesAnswer(replica=serving.replica, serves=serving.claims(request.job))
 
 
 def _obstacle(first: pb.MemberMessage) -> pb.Refused | None:

@@ -77,9 +77,13 @@ class Serving:
         return guard.revision if guard else 0
 
     def serves(self, job: str) -> bool:
-        """Or is about to; for another one that asks, and may have the job if it reaches the store and this one not."""
+        """Or is about to."""
+        return job in self._guards or job in self._taking
+
+    def claims(self, job: str) -> bool:
+        """`serves`, for another one that asks; it may have the job if it reaches the store and this one does not."""
         self._has_others = True  # which the store may not have said yet
-        return (job in self._guards or job in self._taking) and self._is_reachable()
+        return self.serves(job) and self._is_reachable()
 
     async def serve(self, job: str, unreachable: str = "", joins: bool = False) -> str:
         """ "" when the job is served here from now on, else the address of who serves it. Raises StoreError.
