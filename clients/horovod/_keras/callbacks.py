@@ -76,9 +76,8 @@ class BroadcastGlobalVariablesCallback(_OfAKeras):
             self._broadcast()
 
     def _broadcast(self) -> None:
-        variables = [
-            one for one in state_of(self.model, self.model.optimizer) if identity(one) not in self.local_variables
-        ]
+        known = state_of(self.model, self.model.optimizer)
+        variables = [one for one in known if identity(one) not in self.local_variables]
         self._hvd_backend.broadcast_variables(variables, self.root_rank, global_process_set)
         self.broadcast_done = True
 
