@@ -338,6 +338,13 @@ def test_a_refusal_after_the_world_ends_the_epoch():
         session.close()
 
 
+def test_close_works_after_a_join_that_could_not_begin():
+    session = Session("127.0.0.1:1", None)
+    with pytest.raises(TypeError):
+        session.join(lambda: "no request", time.monotonic() + 10)  # type: ignore[arg-type,return-value]
+    session.close()
+
+
 def test_close_is_idempotent_and_works_without_a_join():
     session = Session(unused_address())
     session.close()

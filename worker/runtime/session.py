@@ -126,7 +126,11 @@ class Session:
         self.metadata = (*connection.metadata(), *tracing.headers())
         attempt = _Attempt(self, request)
         self._attempt = attempt
-        attempt.start()
+        try:
+            attempt.start()
+        except BaseException:
+            self._attempt = None  # it has no stream that close() could end, which must not hide this error
+            raise
         with self._changed:
             self._changed.wait_for(attempt.is_decided, max(0.0, deadline - time.monotonic()))
             if attempt.world is not None:
