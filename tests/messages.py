@@ -24,6 +24,7 @@ SCALARS: dict[int, st.SearchStrategy[Any]] = {
     FieldDescriptor.TYPE_ENUM: integers(32, True),  # proto3 passes unknown numbers on
     FieldDescriptor.TYPE_INT32: integers(32, True),
     FieldDescriptor.TYPE_INT64: integers(64, True),
+    FieldDescriptor.TYPE_SINT32: integers(32, True),
     FieldDescriptor.TYPE_STRING: TEXTS,
     FieldDescriptor.TYPE_UINT32: integers(32, False),
     FieldDescriptor.TYPE_UINT64: integers(64, False),

@@ -13,7 +13,7 @@ from .auth import Access
 from .cluster import ClusterHub, check_serving
 from .follower import MAX_EVENTS, Follower, JobOutbox, with_latest_record
 from .outbox import Outbox
-from .sending import Sending, as_bytes
+from .sending import Sending, as_bytes, call_handler
 from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
 
 LISTED_JOBS = 50  # that are over, unless a client asks for another number
@@ -120,14 +120,13 @@ def unknown(job: str) -> str:
 
 def add_jobs_to_server(server: grpc.aio.Server, service: JobsService) -> None:
     """As the generated function, for a stream whose answers may be bytes already (sending.py)."""
-    unary = grpc.unary_unary_rpc_method_handler
     handlers: dict[str, Any] = {
-        "Submit": unary(service.Submit, pb.JobSpec.FromString, as_bytes),
-        "Place": unary(service.Place, pb.JobSpec.FromString, as_bytes),
-        "FindCode": unary(service.FindCode, pb.Code.FromString, as_bytes),
-        "PutCode": unary(service.PutCode, pb.CodeChunk.FromString, as_bytes),
-        "List": unary(service.List, pb.ListRequest.FromString, as_bytes),
-        "Signal": unary(service.Signal, pb.SignalRequest.FromString, as_bytes),
+        "Submit": call_handler(service.Submit, pb.JobSpec),
+        "Place": call_handler(service.Place, pb.JobSpec),
+        "FindCode": call_handler(service.FindCode, pb.Code),
+        "PutCode": call_handler(service.PutCode, pb.CodeChunk),
+        "List": call_handler(service.List, pb.ListRequest),
+        "Signal": call_handler(service.Signal, pb.SignalRequest),
         "Follow": grpc.stream_stream_rpc_method_handler(service.Follow, pb.FollowMessage.FromString, as_bytes),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("horovod.v1.Jobs", handlers),))

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 KEPT = 8
 KEPT_FROM_BYTES = 1 << 10
@@ -99,11 +99,27 @@ def add_stream_to_server(
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
 
 
+def call_handler(servicer: Any, request: type[Message]) -> grpc.RpcMethodHandler:
+    """For a method with one request and one answer.
+
+    The bytes are parsed here: gRPC would tell the caller nothing of bytes that are no message, and write a traceback to
+    the log, for a peer that has not shown its token yet.
+    """
+
+    async def call(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            message = request.FromString(data)
+        except DecodeError:
+            sentence = "The request is damaged or of another protocol."
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, sentence)
+        return await servicer(message, context)
+
+    return grpc.unary_unary_rpc_method_handler(call, response_serializer=as_bytes)
+
+
 def add_call_to_server(
     server: grpc.aio.Server, service: str, method: str, servicer: Any, request: type[Message]
 ) -> None:
-    """The same for a method with one request and one answer."""
-    handler = grpc.unary_unary_rpc_method_handler(
-        servicer, request_deserializer=request.FromString, response_serializer=as_bytes
-    )
+    """As `add_stream_to_server`, for a method with one request and one answer."""
+    handler = call_handler(servicer, request)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))

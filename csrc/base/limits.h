@@ -31,6 +31,9 @@ inline constexpr int64_t kDeviceCheckUs = 10'000;
 // A caller that has waited so long for one operation polls no more: the rank that is late is late by more than a
 // wake-up costs.
 inline constexpr int64_t kPatientUs = 10'000;
+// A kernel of TensorFlow waits so long for a small operation that it has started, in a thread that could run others: it
+// takes microseconds where all ranks have arrived, and where they have not a callback costs little in comparison.
+inline constexpr int64_t kKernelHelpUs = 100;
 // Over sockets, a thread that waits for news polls only while a byte has moved so recently: else the next is far.
 inline constexpr int64_t kLivelyUs = 2'000;
 // NCCL connects in the background and wakes no thread. It takes milliseconds at best, or seconds.

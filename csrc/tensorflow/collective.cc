@@ -16,10 +16,10 @@ namespace {
 // More iterations of a loop than this do not run at once: TensorFlow's default is 10 (parallel_iterations).
 constexpr int64_t kIterationsAtOnce = 16;
 
-// A small operation that is alone is awaited for so long by the thread that starts it, which saves the ways to the
-// engine's threads and back; where that was in vain, the next calls of the node do not try. All others are left to the
-// engine at once.
-constexpr int64_t kHelpUs = 100, kHelpBytes = 64 << 10;
+// A small operation that is alone is awaited by the thread that starts it (limits::kKernelHelpUs), which saves the ways
+// to the engine's threads and back; where that was in vain, the next calls of the node do not try. All others are left
+// to the engine at once.
+constexpr int64_t kHelpBytes = 64 << 10;
 constexpr int kCallsWithoutHelp = 3;
 
 // Operations of graphs that are on their way. The first one starts at once; what gets ready meanwhile travels together.
@@ -307,7 +307,7 @@ void start_and_help(HorovodEngine* engine, std::unique_ptr<Call> owned, TF_Async
   if (code != HOROVOD_OK) {
     fail(context, tf_code(code), engine_api->last_error());
   } else {
-    if (engine_api->wait(operation, kHelpUs) == HOROVOD_TIMEOUT) {
+    if (engine_api->wait(operation, limits::kKernelHelpUs) == HOROVOD_TIMEOUT) {
       call->kernel.calls_without_help.store(kCallsWithoutHelp, std::memory_order_relaxed);
       call->done = copy_of(done);
       if (engine_api->tell_when_done(operation, &completed, call)) return;

@@ -7,17 +7,15 @@ the same coordinator notices nothing. Messages are made from their descriptors, 
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import pytest
-import tiers
 from coordinator_builders import ALLREDUCE, attach_request, op
 from coordinator_client import Crew, Stream
-from google.protobuf.message import DecodeError
-from hypothesis import HealthCheck, given, settings
+from fuzzing import FUZZ, Listener, finish, listening
+from hypothesis import given
 from hypothesis import strategies as st
 from messages import messages
 
@@ -27,29 +25,7 @@ from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.protos.v1 import membership_pb2, membership_pb2_grpc, negotiation_pb2, negotiation_pb2_grpc
 
 JOIN, NEGOTIATE = "/horovod.v1.Membership/Join", "/horovod.v1.Negotiation/Negotiate"
-FUZZ = settings(
-    deadline=None,
-    max_examples=tiers.pick(20, 200),
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-    print_blob=True,
-)
-
 pytestmark = pytest.mark.longer
-
-
-class Listener(logging.Handler):
-    """Keeps what must not be logged: warnings and errors, and exceptions that a servicer had to catch."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.DEBUG)
-        self.found: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        error = record.exc_info[1] if record.exc_info else None
-        damaged = isinstance(error, DecodeError) and record.levelno == logging.DEBUG
-        if (error is not None or record.levelno >= logging.WARNING) and not damaged:
-            self.found.append(logging.Formatter().format(record))
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +36,9 @@ def coordinator() -> Iterator[EmbeddedCoordinator]:
 
 @pytest.fixture(scope="module")
 def witness(coordinator: EmbeddedCoordinator) -> Iterator[Witness]:
-    listener = Listener()
-    logger = logging.getLogger()
-    level = logger.level
-    logger.addHandler(listener)
-    logger.setLevel(logging.DEBUG)
-    with Crew(coordinator.address, timeout_s=600.0) as crew:  # its streams are open through all tests of this file
+    # Its streams are open through all tests of this file.
+    with listening() as listener, Crew(coordinator.address, timeout_s=600.0) as crew:
         yield Witness(crew, listener)
-    logger.removeHandler(listener)
-    logger.setLevel(level)
 
 
 class Witness:
@@ -90,17 +60,7 @@ class Witness:
         for rank, member in enumerate(self.members):  # a stream is read to where its news are
             member.attach()
             assert not member.event("attached").gone, rank
-        found, self._listener.found = self._listener.found, []
-        assert not found, "\n".join(found)
-
-
-def finish(stream: Stream[Any, Any]) -> None:
-    """The stream ends in order, or with a status in words that no exception of the server's code made."""
-    stream.half_close()
-    code, sentence = stream.failure()
-    assert code is not grpc.StatusCode.UNKNOWN, sentence
-    assert code is not grpc.StatusCode.DEADLINE_EXCEEDED, "the coordinator does not end the stream"
-    assert code is grpc.StatusCode.OK or sentence
+        self._listener.check()
 
 
 # -- tests -------------------------------------------------------------------------------------------------------------
