@@ -99,7 +99,7 @@ def add_stream_to_server(
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
 
 
-def call_handler(servicer: Any, request: type[Message]) -> grpc.RpcMethodHandler:
+def call_handler(servicer: Any, request: type[Message]) -> grpc.RpcMethodHandler[Any, Any]:
     """For a method with one request and one answer.
 
     The bytes are parsed here: gRPC would tell the caller nothing of bytes that are no message, and write a traceback to
