@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,7 +56,7 @@ for start in range(0, {count}, batch):
         assert isinstance(coordinator, CoordinatorProcess)
         assert coordinator.process is not None
         self.launched = Launched(
-            *(*agents.options, "-np", "1", "python", str(program)), environ=agents.environ, child=True
+            *(*agents.options, "-np", "1", sys.executable, str(program)), environ=agents.environ, child=True
         )
         assert self.launched.process.stdout is not None
         self.out = self.launched.process.stdout.buffer  # type: ignore[union-attr]

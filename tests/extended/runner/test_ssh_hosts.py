@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -206,6 +207,16 @@ def no_python(folder: Path) -> dict[Path, Path]:
     """Nothing where our environment is, and nothing that is called python3 on the way."""
     folder.mkdir()
     path = f"{os.environ['PATH']}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    account = pwd.getpwuid(os.getuid())  # whose shell may add to it: bash reads ~/.bashrc where ssh started it
+    environ = {"HOME": account.pw_dir, "PATH": "/usr/local/bin:/usr/bin:/bin", "SSH_CLIENT": "127.0.0.1 1 22"}
+    path += (
+        ":"
+        + subprocess.run(
+            [account.pw_shell, "-c", "echo $PATH"], env=environ, capture_output=True, text=True, timeout=30
+        )
+        .stdout.strip()
+        .rpartition("\n")[2]
+    )
     names = [Path(part) / "python3" for part in path.split(":")]
     found = {name.resolve() for name in names if name.exists() and not name.is_relative_to(sys.prefix)}
     return {Path(sys.prefix): folder, **dict.fromkeys(found, Path("/dev/null"))}
