@@ -1,6 +1,6 @@
 """Who could reach a coordinator that listens there, and what must therefore be asked of those who do.
 
-Off loopback nobody is served without credentials: members show a token, or a certificate that the coordinator's
+Off loopback no member is served without credentials: members show a token, or a certificate that the coordinator's
 authority signed; readers of its pages show a token of their own. A token without TLS is let pass with a warning
 (docs/adr/0035-credentials.md says why).
 """

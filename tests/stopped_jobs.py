@@ -56,6 +56,15 @@ class Job:
     def send_signal(self, rank: int, signum: int) -> None:
         self.programs[rank].process.send_signal(signum)
 
+    def end_well(self) -> None:
+        """No more rounds: every rank leaves, and has said nothing that was not asked for."""
+        for program in self.programs:
+            assert program.process.stdin is not None
+            program.process.stdin.close()
+            program.process.stdin = None
+        for program in self.programs:
+            assert program.finish() == ""
+
     def is_cut_off(self, rank: int, port: int) -> bool:
         """Its kernel has seen the other end of its connections to the port close."""
         connections = psutil.Process(self.programs[rank].process.pid).net_connections("tcp")

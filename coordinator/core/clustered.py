@@ -76,7 +76,7 @@ class Submitted:
         return [share.agent for share in self.record.shares for _ in range(share.ranks)]
 
     def finish(self, wall_s: float) -> None:
-        """Every rank has ended, or none was started. What may hold secrets is erased: nobody needs it any more."""
+        """Every rank has ended, or none was started. What may hold secrets is erased: no rank is started any more."""
         record = self.record
         record.spec.environment.clear()
         noun, each = ("rank", 1) if lines.is_distributed(record) else ("worker", lines.per_worker(record.spec))

@@ -132,7 +132,7 @@ typedef struct {
   /* This process's rank in the engine's world; -1 where that was shut down. */
   int32_t (*rank)(HorovodEngine* engine);
   /* For a thread that has waited for a moment and goes, of an operation without a `completed`: 1, and it is told of the
-   * end as HorovodCall says; or 0, and nobody is told, since the operation is done. */
+   * end as HorovodCall says; or 0 and no callback, since the operation is done. */
   int32_t (*tell_when_done)(HorovodOperation* operation, void (*completed)(HorovodOperation* operation, void* context),
                             void* context);
 } HorovodApi;

@@ -66,7 +66,7 @@ class Engine {
   Status start(const std::shared_ptr<Submission>& submission, Start start);
   bool wait(Submission& submission, int64_t timeout_us);
   // For a thread that has waited and goes: `on_done` is called once as if it had been given to start(). False where the
-  // operation is done and nobody is told.
+  // operation is done, and then it is not called.
   bool tell_when_done(const std::shared_ptr<Submission>& submission, OnDone on_done);
   // The outcome of an operation that is done; called once. On a device: work that is queued on the framework's `stream`
   // (default: that of the submission) after this call finds the result. It fails if the epoch ended before the device

@@ -295,18 +295,23 @@ bool is_small(const Call& call) {
   return bytes <= kHelpBytes;
 }
 
-// Waits for a moment, and leaves what is not done then to the engine. It is the only operation of graphs under way.
-void start_and_help(HorovodEngine* engine, std::unique_ptr<Call> owned, TF_AsyncOpKernelDoneCallback* done) {
-  Call* const call = owned.get();
+// For a thread that waits for the operation. Null when it was refused, which the context has been told then.
+HorovodOperation* submit_and_keep(HorovodEngine* engine, std::unique_ptr<Call> call) {
   TF_OpKernelContext* const context = call->context;
   HorovodCall given = engine_call(*call);
   given.waits_next = 1;
-  (void)owned.release();
+  (void)call.release();  // now `unused` deletes it, perhaps before submit() returns
   HorovodOperation* operation = nullptr;
-  int32_t code = engine_api->submit(engine, &given, &operation);
-  if (code != HOROVOD_OK) {
-    fail(context, tf_code(code), engine_api->last_error());
-  } else {
+  const int32_t code = engine_api->submit(engine, &given, &operation);
+  if (code != HOROVOD_OK) fail(context, tf_code(code), engine_api->last_error());
+  return operation;
+}
+
+// Waits for a moment, and leaves what is not done then to the engine. It is the only operation of graphs under way.
+void start_and_help(HorovodEngine* engine, std::unique_ptr<Call> owned, TF_AsyncOpKernelDoneCallback* done) {
+  Call* const call = owned.get();
+  HorovodOperation* const operation = submit_and_keep(engine, std::move(owned));
+  if (operation) {
     if (engine_api->wait(operation, limits::kKernelHelpUs) == HOROVOD_TIMEOUT) {
       call->kernel.calls_without_help.store(kCallsWithoutHelp, std::memory_order_relaxed);
       call->done = copy_of(done);
@@ -342,12 +347,8 @@ void start(HorovodEngine* engine, std::unique_ptr<Call> call, TF_AsyncOpKernelDo
 void run(HorovodEngine* engine, std::unique_ptr<Call> owned) {
   Call* const call = owned.get();
   TF_OpKernelContext* const context = call->context;
-  HorovodCall given = engine_call(*call);
-  given.waits_next = 1;
-  (void)owned.release();
-  HorovodOperation* operation = nullptr;
-  const int32_t code = engine_api->submit(engine, &given, &operation);
-  if (code != HOROVOD_OK) return fail(context, tf_code(code), engine_api->last_error());
+  HorovodOperation* const operation = submit_and_keep(engine, std::move(owned));
+  if (!operation) return;
   while (engine_api->wait(operation, limits::kSignalCheckUs) == HOROVOD_TIMEOUT) {
     const Answer answer = ask(Question::interrupted);
     if (answer.number == 0) continue;

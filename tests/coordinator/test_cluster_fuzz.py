@@ -6,7 +6,7 @@ still lists its agents and jobs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import grpc
@@ -69,6 +69,14 @@ class Cluster:
             self.channel.stream_stream(method), self.token, timeout_s=600.0 if method == ATTACH else TIMEOUT_S
         )
 
+    def hears(self, method: str, messages: Iterable[Any]) -> None:
+        """A stream of these messages, which ends as it should."""
+        stream = self.stream(method)
+        for message in messages:
+            stream.send(message.SerializeToString())
+        finish(stream)
+        self.notices_nothing()
+
     def call(self, method: str, data: bytes) -> None:
         """It has an answer, or a status in words that no exception of the server's code made."""
         call = self.channel.unary_unary(method).future(data, metadata=self.metadata, timeout=TIMEOUT_S)
@@ -92,11 +100,7 @@ def register(name: str) -> agents_pb2.Register:
 @FUZZ
 @given(first=messages(agents_pb2.AgentMessage), rest=st.lists(messages(agents_pb2.AgentMessage), max_size=3))
 def test_strangers_that_attach(cluster: Cluster, first: Any, rest: list[Any]) -> None:
-    stream = cluster.stream(ATTACH)
-    for message in [first, *rest]:
-        stream.send(message.SerializeToString())
-    finish(stream)
-    cluster.notices_nothing()
+    cluster.hears(ATTACH, [first, *rest])
 
 
 @FUZZ
@@ -112,11 +116,7 @@ def test_agents_that_get_in(cluster: Cluster, noise: Any, rest: list[Any], own: 
     for message in rest if own else ():
         if message.HasField("report"):
             message.report.job = cluster.job
-    stream = cluster.stream(ATTACH)
-    for message in [agents_pb2.AgentMessage(register=noise), *rest]:
-        stream.send(message.SerializeToString())
-    finish(stream)
-    cluster.notices_nothing()
+    cluster.hears(ATTACH, [agents_pb2.AgentMessage(register=noise), *rest])
 
 
 @FUZZ
@@ -128,11 +128,7 @@ def test_agents_that_get_in(cluster: Cluster, noise: Any, rest: list[Any], own: 
 def test_followers(cluster: Cluster, first: Any, rest: list[Any], own: bool) -> None:
     if own:
         first.open.job = cluster.job
-    stream = cluster.stream(FOLLOW)
-    for message in [first, *rest]:
-        stream.send(message.SerializeToString())
-    finish(stream)
-    cluster.notices_nothing()
+    cluster.hears(FOLLOW, [first, *rest])
 
 
 @pytest.mark.parametrize("method", CALLS)

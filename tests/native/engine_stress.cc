@@ -203,6 +203,7 @@ std::vector<std::unique_ptr<Engine>> make_world(int size, Transport transport, c
 struct {
   std::mutex mutex;
   int started = 0, told = 0;
+  int left = 0;  // of them, those that a thread had waited for
 } g_told;
 
 struct Pending {
@@ -298,19 +299,26 @@ bool run_thread(Engine& engine, int rank, int set, const std::vector<int>& ranks
     const bool in_place = spec.type == OpType::allreduce || spec.type == OpType::broadcast;
     one->submission->spans = {{memory, in_place ? memory : nullptr, length}};
     const bool tells = i % 3 == 0;
-    if (tells) {
-      one->submission->on_done = [](const std::shared_ptr<Submission>& done) {
-        CHECK(done->state.load(std::memory_order_acquire) == Operation::done, "told too early");
-        const std::lock_guard<std::mutex> lock(g_told.mutex);
-        ++g_told.told;
-      };
-    }
+    const bool leaves = i % 9 == 1;  // waits for a moment, and then asks to be told
+    const auto told = [](const std::shared_ptr<Submission>& done) {
+      CHECK(done->state.load(std::memory_order_acquire) == Operation::done, "told too early");
+      const std::lock_guard<std::mutex> lock(g_told.mutex);
+      ++g_told.told;
+    };
+    if (tells) one->submission->on_done = told;
     Status status;
     {
       std::unique_lock<std::mutex> lock(g_told.mutex, std::defer_lock);
       if (tells) lock.lock();
-      status = engine.start(one->submission, Start::gathered);
+      status = engine.start(one->submission, leaves ? Start::by_waiter : Start::gathered);
       if (tells && status.ok()) ++g_told.started;
+    }
+    if (leaves && status.ok() && !engine.wait(*one->submission, 50)) {
+      const std::lock_guard<std::mutex> lock(g_told.mutex);
+      if (engine.tell_when_done(one->submission, told)) {
+        ++g_told.started;
+        ++g_told.left;
+      }
     }
     if (!status.ok()) {
       CHECK(may_abort, "rank %d: %s", rank, status.message().c_str());
@@ -508,6 +516,7 @@ int main(int argc, char** argv) {
     run_world(seed + i, static_cast<Transport>(found - names.begin()));
     CHECK(g_told.told == g_told.started, "%d of %d operations were told to be done", g_told.told, g_told.started);
   }
+  CHECK(worlds < 4 || g_told.left > 0, "no operation was left to the engine after a vain wait");
   std::printf("engine_stress: %d worlds, seed %llu, %s: ok\n", worlds, static_cast<unsigned long long>(seed),
               transport.c_str());
   return 0;

@@ -15,7 +15,7 @@ import pytest
 from etcd_server import Etcd
 from replicas import Replica, server_of
 from resources import eventually
-from stopped_jobs import Job, job
+from stopped_jobs import job
 from tcp_proxy import Proxy
 
 from horovod.coordinator.limits import Limits
@@ -41,15 +41,6 @@ def said(log: IO[str], words: str) -> int:
     return log.read().count(words)
 
 
-def ends_well(ranks: Job) -> None:
-    for program in ranks.programs:
-        assert program.process.stdin is not None
-        program.process.stdin.close()
-        program.process.stdin = None
-    for program in ranks.programs:
-        assert program.finish() == ""
-
-
 def test_the_other_one_goes_on_when_one_is_killed_and_so_in_turn(etcd: Etcd, log: IO[str]) -> None:
     with Replica(etcd.url, "--insecure", log=log) as one, Replica(etcd.url, "--insecure", log=log) as other:
         replicas = {replica.address: replica for replica in (one, other)}
@@ -60,7 +51,7 @@ def test_the_other_one_goes_on_when_one_is_killed_and_so_in_turn(etcd: Etcd, log
                 ranks.works()
                 assert server_of(etcd.endpoints[0]) not in ("", address)
                 replicas[address].start()
-            ends_well(ranks)
+            ranks.end_well()
     assert said(log, "was taken over, with 2 of 2 member(s)") == 3
     assert not said(log, "was lost")
 
@@ -72,7 +63,7 @@ def test_members_are_sent_to_the_one_that_serves_their_job(etcd: Etcd, log: IO[s
         job([one.address, other.address], None) as ranks,  # each knows one of them only
     ):
         ranks.works()
-        ends_well(ranks)
+        ranks.end_well()
 
 
 def test_the_only_one_is_killed_and_started_again(etcd: Etcd, log: IO[str]) -> None:
@@ -82,7 +73,7 @@ def test_the_only_one_is_killed_and_started_again(etcd: Etcd, log: IO[str]) -> N
             only.process.communicate()
             only.start()
             ranks.works()
-        ends_well(ranks)
+        ranks.end_well()
     assert not said(log, "was lost")
 
 
@@ -104,7 +95,7 @@ def test_one_without_its_store_is_left(etcd: Etcd, log: IO[str]) -> None:
         assert eventually(lambda: said(log, f"Job 'default' was taken over by {other.address}") == 1, 60.0)
         ranks.works()
         assert not said(log, "was lost")
-        ends_well(ranks)
+        ranks.end_well()
 
 
 @contextmanager

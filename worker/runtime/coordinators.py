@@ -65,7 +65,7 @@ class Coordinators:
         self._place = 0
         self._leads = 0
         self._is_led = False  # to the current one, which has not answered yet
-        self.unreachable = ""  # the one that this process was sent to in vain; whoever is asked next is to know
+        self.unreachable = ""  # the one that this process was sent to in vain; the next one that is asked is to know
         self.current = self._connect(self._addresses[0])
 
     def are_several(self) -> bool:

@@ -20,7 +20,7 @@ from certificates import Authority
 from etcd_server import Etcd, ctl
 from launching import Launched
 from replicas import Replica, holder_of
-from stopped_jobs import Job, job
+from stopped_jobs import job
 
 from horovod.coordinator.server import EmbeddedCoordinator
 
@@ -86,15 +86,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         )
 
 
-def ends_well(ranks: Job) -> None:
-    for program in ranks.programs:
-        assert program.process.stdin is not None
-        program.process.stdin.close()
-        program.process.stdin = None
-    for program in ranks.programs:
-        assert program.finish() == ""
-
-
 def test_a_submitted_job_goes_on_too(cluster: Cluster, tmp_path: Path) -> None:
     """Agent, launcher and rank over mTLS; the coordinator that serves agents and jobs is killed."""
     go, source = tmp_path / "go", tmp_path / "program.py"
@@ -157,7 +148,7 @@ def test_training_goes_on_with_the_other_one_and_no_impostor(cluster: Cluster, t
             assert cluster.serving()[0] == standing.address
             assert impostor.server is not None
             assert impostor.server.overview() == [], "no member has spoken to it"
-        ends_well(ranks)
+        ranks.end_well()
         cluster.replicas[address].start()
     assert cluster.said(f"The process at {address}, where a coordinator of this store is said to be")
     assert cluster.said("was taken over, with 2 of 2 member(s)") == 2
@@ -169,7 +160,7 @@ def test_each_asks_the_other_before_it_takes_a_job(cluster: Cluster) -> None:
     told = cluster.said("is said to be"), cluster.said("was taken over by")
     with job(list(cluster.replicas), TOKEN, **cluster.members) as ranks:
         ranks.works()
-        ends_well(ranks)
+        ranks.end_well()
     assert (cluster.said("is said to be"), cluster.said("was taken over by")) == told, "the job has stayed where it was"
 
 

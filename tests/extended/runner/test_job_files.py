@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,54 +11,26 @@ from pathlib import Path
 
 import etcd_server
 import pytest
-from agents import AGENT, DEADLINE_S
 from etcd_server import Etcd
 from launching import Launched
+from replicated import TOKEN, Replicated, replicated
 
 pytestmark = pytest.mark.skipif(bool(etcd_server.missing()), reason=etcd_server.missing())
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "jobs" / "digits.yaml"
-TOKEN = "a-token-for-this-test-only"
-PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # with the Python of these tests
-COORDINATOR = [sys.executable, "-m", "horovod.coordinator"]
-
-
-class Process(subprocess.Popen[str]):
-    """One whose first line of output says that it serves."""
-
-    def __init__(self, *command: str) -> None:
-        super().__init__(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "HOROVOD_TOKEN": TOKEN, "PATH": PATH},
-        )
-        assert self.stdout is not None
-        self.first = self.stdout.readline().strip()
-        assert self.first, command
 
 
 @dataclass
 class Hosts:
     """h1 and h2 with two slots each."""
 
-    coordinators: list[Process]
-    agents: dict[str, Process]
-    addresses: str
-    folder: Path
-
-    def start_agent(self, name: str) -> None:
-        """Returns when it is registered."""
-        options = ["--name", name, "--slots", "2", "--state-dir", str(self.folder / name)]
-        self.agents[name] = Process(*AGENT, "--coordinator", self.addresses, *options)
+    cluster: Replicated
 
     @contextlib.contextmanager
     def submit(self, file: Path, *options: str) -> Iterator[Launched]:
         """The launcher that follows the job of this file."""
         environ = {"HOROVOD_TOKEN": TOKEN, "SECRET_OF_THE_SHELL": "x"}
-        launched = Launched("submit", "--coordinator", self.addresses, *options, str(file), environ=environ)
+        launched = Launched("submit", "--coordinator", self.cluster.addresses, *options, str(file), environ=environ)
         try:
             yield launched
         finally:
@@ -70,25 +40,10 @@ class Hosts:
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     folder = tmp_path_factory.mktemp("hosts")
-    token = folder / "token"
-    token.write_text(TOKEN)
-    token.chmod(0o600)
-    processes: list[Process] = []
-    agents: dict[str, Process] = {}
-    with Etcd(folder / "etcd") as etcd:
-        command = [*COORDINATOR, "--listen", "127.0.0.1:0", "--token-file", str(token), "--store", etcd.url]
-        try:
-            processes += [Process(*command) for _ in range(2)]
-            coordinators = list(processes)
-            addresses = ",".join(one.first.rpartition(" ")[2] for one in coordinators)
-            hosts = Hosts(coordinators, agents, addresses, folder)
-            for name in ("h1", "h2"):
-                hosts.start_agent(name)
-            yield hosts
-        finally:
-            for process in (*agents.values(), *processes):
-                process.terminate()
-                process.communicate(timeout=DEADLINE_S)
+    with Etcd(folder / "etcd") as etcd, replicated(etcd.url, folder) as cluster:
+        for name in ("h1", "h2"):
+            cluster.start_agent(name, 2)
+        yield Hosts(cluster)
 
 
 def test_the_example_trains(hosts: Hosts) -> None:
@@ -180,12 +135,10 @@ run:
 """)
     with hosts.submit(file) as launched:
         assert sorted(launched.lines(2)) == ["[0]<stdout>:waits", "[1]<stdout>:prepared"]
-        served = hosts.coordinators[0]  # the first that was there
-        served.send_signal(signal.SIGKILL)
-        served.wait()
-        hosts.agents["h2"].send_signal(signal.SIGKILL)
-        hosts.agents["h2"].wait()
-        hosts.start_agent("h2")
+        hosts.cluster.kill_first()
+        hosts.cluster.agents["h2"].kill()
+        hosts.cluster.agents["h2"].wait()
+        hosts.cluster.start_agent("h2", 2)
         with go.open("w"):
             pass
         code, out, err = launched.finish()
@@ -195,5 +148,7 @@ run:
     assert sorted(lines[1:3]) == [f"[{rank}]<stdout>:rank {rank} of 2 {rank} shipped ['0', '1']" for rank in range(2)]
     assert sorted(lines[3:]) == ["[0]<stdout>:closing", "[1]<stdout>:closing"]
     for host in ("h1", "h2"):  # what is left are archives; the folders of workers are gone
-        assert list((hosts.folder / host / "work").glob("lines-*")) == []
-        assert [path.name[:4] for path in (hosts.folder / host / "code").iterdir() if len(path.name) != 64] == []
+        assert list((hosts.cluster.folder / host / "work").glob("lines-*")) == []
+        assert [
+            path.name[:4] for path in (hosts.cluster.folder / host / "code").iterdir() if len(path.name) != 64
+        ] == []
