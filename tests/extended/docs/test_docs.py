@@ -66,3 +66,12 @@ def test_quoted_messages_are_messages() -> None:
     assert len(quoted) > 10
     parts = {part.strip() for code in quoted for part in code.split("...")} - {""} - QUOTED_ELSEWHERE
     assert sorted(part for part in parts if part not in text) == []
+
+
+def test_pages_stay_short() -> None:
+    """A glossary of more words, or longer pages, are read by fewer people."""
+    words = (ROOT / "docs/architecture.md").read_text().partition("\n## Glossary\n")[2]
+    rows = [line for line in words.splitlines() if re.match(r"\| (?!word )\w", line)]
+    assert 20 <= len(rows) <= 40
+    assert len((ROOT / "docs/benchmarks.md").read_text().splitlines()) <= 120
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 110
