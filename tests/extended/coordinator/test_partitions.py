@@ -92,7 +92,8 @@ def test_a_coordinator_is_cut_off_from_its_store(site: Site, also: str) -> None:
         works_on(site, training, serving)
         site.partitions.heal()
         works_on(site, training, serving)
-        assert site.said("was taken over by")
+        # It hears of that when it reaches the store again, for which its connection may have to be made anew.
+        assert eventually(lambda: site.said("was taken over by"), TAKEN_OVER_S)
         site.ends_alike(training)
 
 
