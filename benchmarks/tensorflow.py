@@ -10,8 +10,8 @@ Operations, beside the engine called from C:
     call, eager       one call after the other
     call, function    the slope of a chain in one tf.function: one call of a function costs far more than an operation
     ResNet-50         its 161 gradients in one tf.function, less the same function without the operations. They are
-                      arguments, so the results take new memory; "just computed" in the function, as a tape's are, they
-                      are reduced in place
+                      arguments, so the results take other memory, which the engine is measured with, too; "just
+                      computed" in the function, as a tape's are, they are reduced in place
     variables         hvd.broadcast_variables of variables of these sizes, beside the engine's broadcast in place
 
 A rank has one thread of TensorFlow, unless TF_NUM_INTEROP_THREADS and TF_NUM_INTRAOP_THREADS say otherwise: idle ones
@@ -54,6 +54,7 @@ THREADS = {"TF_NUM_INTEROP_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
 PARTS = ("operations", "training")
 ORDER = ("strategy", "horovod", "strategy")
 RESULTS = ROOT / "benchmarks/results"
+OTHER_MEMORY = "engine from C, other memory"
 ALLREDUCE, BROADCAST = 0, 2  # OpType in protos/v1/types.proto
 Figures = dict[str, dict[str, float]]
 
@@ -130,7 +131,7 @@ def _operations(order: Sequence[str], rounds: int, failures: list[str]) -> Figur
 
 
 def _print(found: Figures) -> None:
-    columns = ["engine from C", "Horovod", "Horovod, grouped", "MultiWorkerMirroredStrategy"]
+    columns = ["engine from C", OTHER_MEMORY, "Horovod", "Horovod, grouped", "MultiWorkerMirroredStrategy"]
     print("| microseconds | " + " | ".join(columns) + " |\n|---|" + "---|" * len(columns))
     for row, figures in found.items():
         cells = [f"{figures[column] * 1e6:,.0f}" if column in figures else "" for column in columns]
@@ -218,6 +219,7 @@ def _horovod(rounds: int) -> int:
     gradients = [tf.ones(shape) for shape in resnet50_shapes()]
     sizes = [int(tf.size(one)) for one in gradients]
     measured.add("ResNet-50", "engine from C", _engine("resnet", sizes, 5))
+    measured.add("ResNet-50", OTHER_MEMORY, _engine("resnet.other", sizes, 5, in_place=False))
 
     def single(tensors: list[Any]) -> list[Any]:
         return [_sum(hvd, one, f"resnet.{place}") for place, one in enumerate(tensors)]
@@ -287,7 +289,9 @@ def _set(
     return lambda: _seconds(lambda: with_it(gradients), 5) - _seconds(lambda: without(gradients), 5)
 
 
-def _engine(name: str, elements: list[int], calls: int, kind: int = ALLREDUCE) -> Callable[[], float]:
+def _engine(
+    name: str, elements: list[int], calls: int, kind: int = ALLREDUCE, in_place: bool = True
+) -> Callable[[], float]:
     from horovod import _core
 
     library = _compiled()
@@ -298,7 +302,7 @@ def _engine(name: str, elements: list[int], calls: int, kind: int = ALLREDUCE) -
 
     def measure() -> float:
         wire = f"c.{name}".encode()
-        seconds = float(library.seconds_for_a_call(api, wire, kind, given, len(elements), calls))
+        seconds = float(library.seconds_for_a_call(api, wire, kind, given, len(elements), calls, in_place))
         if seconds < 0:
             raise RuntimeError("the engine failed")
         return seconds
