@@ -10,7 +10,7 @@ Everything public is a name of this module.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 try:
@@ -20,9 +20,8 @@ except ModuleNotFoundError as error:
         f"horovod.keras needs Keras, which is not installed ({error}). Install it with: pip install 'horovod[keras]'"
     ) from error
 
-from horovod._keras import loading
+from horovod._keras import api, loading
 from horovod._keras.api import (
-    DistributedOptimizer,
     PartialDistributedOptimizer,
     allgather,
     allreduce,
@@ -102,6 +101,45 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
 ]
+
+
+def DistributedOptimizer(  # noqa: N802
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    *,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """That of horovod.tensorflow.keras. Arguments by position are in the order that this module has always had."""
+    return api.DistributedOptimizer(
+        optimizer,
+        name,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+
+
+DistributedOptimizer.__doc__ = api.DistributedOptimizer.__doc__
 
 
 def broadcast_global_variables(root_rank: int) -> Any:

@@ -8,14 +8,18 @@ from typing import Any
 
 from worlds import World
 
-OPTIMIZER = (
+BEGIN = (
     "optimizer, name=None, device_dense='', device_sparse='', compression=None, sparse_as_dense=False, "
-    "gradient_predivide_factor=1.0, op=Average, backward_passes_per_step=1, average_aggregated_gradients=False, "
+    "gradient_predivide_factor=1.0, op=Average, "
 )
+PASSES = "backward_passes_per_step=1, average_aggregated_gradients=False, "
 REST = "groups=None, process_set=gps, "
+OPTIMIZER = {
+    "horovod.keras": f"{BEGIN}num_groups=0, groups=None, {PASSES}process_set=gps, scale_local_gradients=True",
+    "horovod.tensorflow.keras": f"{BEGIN}{PASSES}num_groups=0, {REST}scale_local_gradients=True",
+}
 SIGNATURES = {
-    "DistributedOptimizer": f"{OPTIMIZER}num_groups=0, {REST}scale_local_gradients=True",
-    "PartialDistributedOptimizer": f"{OPTIMIZER}{REST}local_layers=None, scale_local_gradients=True",
+    "PartialDistributedOptimizer": f"{BEGIN}{PASSES}{REST}local_layers=None, scale_local_gradients=True",
     "allreduce": "value, name=None, average=None, prescale_factor=1.0, postscale_factor=1.0, op=None, compression=None",
     "allgather": "value, name=None",
     "broadcast": "value, root_rank, name=None",
@@ -67,7 +71,7 @@ def _contract() -> None:
 
     for module in (horovod.keras, horovod.tensorflow.keras):
         places = {
-            module: SIGNATURES,
+            module: SIGNATURES | {"DistributedOptimizer": OPTIMIZER[module.__name__]},
             module.callbacks: CALLBACKS | {"BestModelCheckpoint": BEST[module.__name__]},
             module.elastic: ELASTIC,
         }
