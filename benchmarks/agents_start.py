@@ -4,6 +4,7 @@ PyTorch.
 
     python benchmarks/agents_start.py                        64 agents with one slot each
     python benchmarks/agents_start.py --agents 8
+    python benchmarks/agents_start.py --namespaces           each agent in a network namespace, as on a host of its own
 
 Coordinator, agents, keepers and ranks are processes as users have them, and all share this machine's processors: on
 hosts of their own, what an agent does would take its own share of the seconds only.
@@ -21,6 +22,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import ctypes
 import json
 import os
 import secrets
@@ -28,15 +31,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 import psutil
 
-from horovod.protos.v1 import jobs_pb2
-from horovod.runner.cluster_client import Access, ClusterClient
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
 
+from benchmarks.namespaces import Network, NetworkError  # noqa: E402
+from benchmarks.world import Host  # noqa: E402
+from horovod.protos.v1 import jobs_pb2  # noqa: E402
+from horovod.runner.cluster_client import Access, ClusterClient  # noqa: E402
+
+CLONE_NEWNET = 0x40000000  # sched.h
 RANK = "import os; print('up', flush=True); os.read(os.open(os.environ['GATE'], os.O_RDONLY), 1)"
 
 
@@ -105,13 +116,16 @@ class Job:
 class Cluster:
     """A coordinator and agents, as processes."""
 
-    def __init__(self, count: int, folder: Path) -> None:
+    def __init__(self, count: int, folder: Path, hosts: Sequence[Host] = ()) -> None:
+        """hosts: where each agent runs, and last where the coordinator does; none: all on the loopback interface."""
+        listen = f"{hosts[-1].address}:29400" if hosts else "127.0.0.1:0"
+        prefixes = [host.prefix for host in hosts] or [()] * (count + 1)
         token_file = folder / "token"
         self.token = secrets.token_hex(16)
         token_file.write_text(self.token)
         token_file.chmod(0o600)
         environ = {**os.environ, "HOROVOD_TOKEN": self.token}
-        command = [sys.executable, "-m", "horovod.coordinator", "--listen", "127.0.0.1:0", "--token-file"]
+        command = [*prefixes[-1], sys.executable, "-m", "horovod.coordinator", "--listen", listen, "--token-file"]
         self.coordinator = subprocess.Popen(
             [*command, str(token_file)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
         )
@@ -122,9 +136,10 @@ class Cluster:
         log = (folder / "agents.log").open("a")
         for number in range(count):
             options = ["--name", f"h{number}", "--slots", "1", "--state-dir", str(folder / f"h{number}"), "--gpus", ""]
+            agent = [*prefixes[number], sys.executable, "-m", "horovod.worker.agent", "--coordinator", self.address]
             self.agents.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "horovod.worker.agent", "--coordinator", self.address, *options],
+                    [*agent, *options],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=log,
@@ -172,16 +187,44 @@ async def measure(cluster: Cluster, count: int, folder: Path, limit_s: float) ->
     )
 
 
+@contextlib.contextmanager
+def on(host: Host) -> Iterator[None]:
+    """This process, which is to reach the coordinator, is on that host for a while."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def enter(namespace: IO[str]) -> None:
+        if libc.setns(namespace.fileno(), CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"The namespace {namespace.name} can't be entered")
+
+    with open("/proc/self/ns/net") as own, open(f"/run/netns/{host.name}") as its:
+        enter(its)
+        try:
+            yield
+        finally:
+            enter(own)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", type=int, default=64, metavar="N")
     parser.add_argument("--jobs", type=int, default=3, metavar="N", help="one after the other (default: 3)")
     parser.add_argument("--limit", type=float, default=300.0, metavar="S")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--namespaces", action="store_true", help="a network namespace for each agent; needs root")
     arguments = parser.parse_args(argv)
     found = []
-    with tempfile.TemporaryDirectory(prefix="horovod-agents-") as name:
-        cluster = Cluster(arguments.agents, Path(name))
+    with contextlib.ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="horovod-agents-"))
+        hosts: Sequence[Host] = ()
+        if arguments.namespaces:
+            try:
+                hosts = stack.enter_context(Network(arguments.agents + 1)).hosts
+            except NetworkError as error:
+                print(error, file=sys.stderr)
+                return 1
+        cluster = Cluster(arguments.agents, Path(name), hosts)
+        if hosts:
+            stack.enter_context(on(hosts[-1]))
         try:
             if not arguments.json:
                 print(f"{arguments.agents} agents are registered after {cluster.registered_s:.2f} s.")

@@ -26,6 +26,7 @@ from benchmarks.world import Host
 DEFAULT_CONGESTION = "cubic"
 _CONGESTION = "/proc/sys/net/ipv4/tcp_{}congestion_control"
 _PREFIX = "hvdbench"
+_NEIGHBORS = "/proc/sys/net/ipv4/neigh/default/gc_thresh{}"
 
 
 class NetworkError(Exception):
@@ -64,6 +65,7 @@ class Network:
         self._rate = rate
         self._congestion = congestion
         self._made: list[str] = []
+        self._neighbors: dict[str, str] = {}  # limits that were raised, as they were
         self.hosts = tuple(
             Host(
                 name=f"{_PREFIX}{os.getpid()}h{number}",
@@ -93,6 +95,7 @@ class Network:
         atexit.unregister(self._remove)
 
     def _build(self) -> None:
+        self._make_room_for_neighbors()
         self._add(self._switch)
         for nic in range(self._nics):
             _ip("-n", self._switch, "link", "add", f"br{nic}", "type", "bridge")
@@ -118,6 +121,16 @@ class Network:
                 shape = ("root", "tbf", "rate", self._rate, "burst", "128kb", "latency", "50ms")
                 _run("tc", "-n", namespace, "qdisc", "add", "dev", interface, *shape)
 
+    def _make_room_for_neighbors(self) -> None:
+        """Linux bounds the neighbors that all namespaces together know of, and each host may know all others."""
+        needed = 2 * len(self.hosts) ** 2 * self._nics
+        for number in (3, 2, 1):  # the largest first
+            path = Path(_NEIGHBORS.format(number))
+            known = path.read_text()
+            if int(known) < needed * number:
+                self._neighbors[str(path)] = known
+                path.write_text(str(needed * number))
+
     def _set_congestion(self, name: str) -> None:
         try:
             with _allowed(self._congestion):
@@ -137,6 +150,9 @@ class Network:
         for name in made:
             with contextlib.suppress(NetworkError):
                 _ip("netns", "del", name)  # takes its ends of the cables along, and so the cables
+        for path, known in reversed(self._neighbors.items()):
+            Path(path).write_text(known)
+        self._neighbors.clear()
 
 
 def _enter(name: str) -> tuple[str, ...]:

@@ -79,11 +79,13 @@ class Cluster:
     # -- records -----------------------------------------------------------------------------------------------------
 
     def load(self, records: Iterable[jobs_pb2.JobRecord], now_s: float) -> None:
-        """What an earlier coordinator left. Its agents count as away from now on."""
+        """What an earlier coordinator left. Agents that may be there still count as away from now on."""
         for record in records:
             job = self.jobs[record.id] = Submitted(record)
             for share in record.shares:
-                if not job.is_over and not share.over and share.agent not in self.agents:
+                # Also where all is over: what its ranks printed is on that host.
+                is_wanted = share.started or not (share.over or job.is_over)
+                if is_wanted and share.agent not in self.agents:
                     self.agents[share.agent] = Agent.expected(share.agent, now_s)
 
     def submit(self, job_id: str, spec: jobs_pb2.JobSpec, now_s: float, wall_s: float) -> list[Effect]:
@@ -92,6 +94,11 @@ class Cluster:
         record = jobs_pb2.JobRecord(id=job_id, number=number, spec=spec, submitted_at=wall_s)
         self.jobs[job_id] = Submitted(record)
         return [*self._saved(self.jobs[job_id]), *self.schedule(now_s, wall_s), *self._forget_old()]
+
+    def submitted(self, submission: str) -> Submitted | None:
+        """The job that this submission became: a client that got no answer asks again."""
+        found = (job for job in self.jobs.values() if submission and job.record.spec.submission == submission)
+        return next(found, None)
 
     def placement(self, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord:
         """Where a job would run if it were submitted now: with its shares, or the sentence why it would wait."""

@@ -12,6 +12,7 @@ from .placement import Room, Wish
 from .words import capitalized, plural, uncapitalized
 
 OVER = (jobs_pb2.JOB_STATE_SUCCEEDED, jobs_pb2.JOB_STATE_FAILED, jobs_pb2.JOB_STATE_STOPPED)
+MAX_SUBMISSION = 64
 NOT_SERVING = "Another coordinator of this store serves agents and jobs."
 MAX_PROCESSES = 1 << 16
 
@@ -135,6 +136,8 @@ def refusal_of(spec: jobs_pb2.JobSpec) -> str:
     each = lines.per_worker(spec)
     if spec.processes % each:
         return f"{plural(spec.processes, 'process')} can't be dealt out to workers of {each} processes each."
+    if len(spec.submission) > MAX_SUBMISSION:
+        return f"The submission is named by at most {MAX_SUBMISSION} characters, not {len(spec.submission)}."
     if spec.slots_per_worker and spec.slots_per_worker < each:
         return f"A worker of {plural(each, 'process')} needs as many slots, not {spec.slots_per_worker}."
     if not 0 <= spec.needs.cpus < 1e9:

@@ -59,7 +59,7 @@ class AgentsService:
                 request_iterator,
                 context,
                 commands,
-                lambda message: self._hub.received(register.name, message),
+                lambda message: self._hub.received(register.name, commands, message),
                 iter,
                 self._sending,
                 who,

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class NotServingError(Exception):
-    """Another coordinator serves agents and jobs."""
+    """Another coordinator serves agents and jobs from now on, and is to be asked."""
 
 
 class ClusterHub:
@@ -136,8 +136,10 @@ class ClusterHub:
         self._sync_all()
         return None
 
-    def received(self, name: str, message: pb.AgentMessage) -> None:
-        """A message of an agent that is attached."""
+    def received(self, name: str, commands: CommandOutbox, message: pb.AgentMessage) -> None:
+        """A message of an agent, whose stream has `commands`. Of an older stream, which is about to end, it is void."""
+        if self._agents.get(name) is not commands:
+            return
         if message.HasField("report"):
             self._do(self.cluster.report(name, message.report, self._clock(), self._wall_clock()))
         elif message.HasField("output"):
@@ -166,27 +168,29 @@ class ClusterHub:
     # -- jobs ----------------------------------------------------------------------------------------------------------
 
     async def submit(self, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord | str:
-        """The record when it is in the store; or why the job is not taken."""
+        """The record when it is in the store; or why the job is not taken. Raises NotServingError."""
         if sentence := refusal_of(spec):
             return sentence
         if spec.code.sha256 and not self.code.archives.has(spec.code.sha256):
             return "The code of this job is not here, or not any more: upload it first."
-        job_id = self._new_id(spec)
-        self._do(self.cluster.submit(job_id, spec, self._clock(), self._wall_clock()))
+        if not (job := self.cluster.submitted(spec.submission)):
+            job_id = self._new_id(spec)
+            self._do(self.cluster.submit(job_id, spec, self._clock(), self._wall_clock()))
+            job = self.cluster.jobs[job_id]
         await self._done()
-        return public(self.cluster.jobs[job_id].record)
+        return public(job.record)
 
     def placement(self, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord | str:
         """Where the job would run now (core/cluster.py); or why it would not be taken."""
         return refusal_of(spec) or public(self.cluster.placement(spec))
 
     async def signal(self, job_id: str, signum: int, stop: bool) -> jobs_pb2.JobRecord | None:
-        """None for a job that is not known here."""
-        if job_id not in self.cluster.jobs:
+        """None for a job that is not known here. Raises NotServingError."""
+        if not (job := self.cluster.jobs.get(job_id)):
             return None
         self._do(self.cluster.signal(job_id, signum, stop, self._clock(), self._wall_clock()))
         await self._done()
-        return public(self.cluster.jobs[job_id].record)
+        return public(job.record)
 
     def listing(self, most: int) -> jobs_pb2.Listing:
         """All jobs that are not over, `most` of the others, and agents."""
@@ -241,6 +245,8 @@ class ClusterHub:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _do(self, effects: Sequence[core.Effect]) -> None:
+        if not self.serves:
+            return  # a stream has just ended: the coordinator that serves next is told what there is anew
         for effect in effects:
             self._effects.put_nowait(effect)
 
@@ -278,16 +284,21 @@ class ClusterHub:
             self._changed(effect.job)
 
     async def _until_stored(self, key: str, value: bytes | None) -> None:
-        """This coordinator alone writes records, so that a write which is uncertain is written again."""
-        while self.serves:
+        """This coordinator alone writes records, so that a write which is uncertain is written again.
+
+        If it leads anew meanwhile, it has read the records again and decides anew.
+        """
+        guard = self._leading.guard
+        while self.serves and self._leading.guard is guard:
             try:
                 if value is None:
-                    await self._store.delete(key, guard=self._leading.guard)
+                    await self._store.delete(key, guard=guard)
                 else:
-                    await self._store.put(key, value, guard=self._leading.guard)
+                    await self._store.put(key, value, guard=guard)
                 return
             except FencedError as error:
                 _log.warning("Another coordinator serves agents and jobs by now: %s", error)
+                self._leading.lose()  # so nothing is done that was to follow
                 return
             except StoreError as error:
                 _log.warning("What has happened to a job can't be stored yet: %s", error)

@@ -1,16 +1,18 @@
 """The Jobs service: what `horovodrun --coordinator` asks for."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 import grpc
 
+from horovod.coordinator.core.clustered import NOT_SERVING
 from horovod.coordinator.core.words import printable
 from horovod.coordinator.store import StoreError
 from horovod.protos.v1 import jobs_pb2 as pb
 
 from .auth import Access
-from .cluster import ClusterHub, check_serving
+from .cluster import ClusterHub, NotServingError, check_serving
 from .follower import MAX_EVENTS, Follower, JobOutbox, with_latest_record
 from .outbox import Outbox
 from .sending import Sending, as_bytes, call_handler
@@ -18,6 +20,8 @@ from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, 
 
 LISTED_JOBS = 50  # that are over, unless a client asks for another number
 _SIGNALS = range(1, 65)
+
+Answer = TypeVar("Answer")
 
 
 class JobsService:
@@ -29,8 +33,7 @@ class JobsService:
     async def Submit(self, request: pb.JobSpec, context: Context) -> pb.JobRecord:  # noqa: N802
         await self._access.admit(context, None)
         await check_serving(self._hub, context)
-        async with own_errors(context, "a client"):
-            record = await self._hub.submit(request)
+        record = await _decided(context, self._hub.submit(request))
         if isinstance(record, str):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, record)
         return record
@@ -102,12 +105,19 @@ class JobsService:
         if request.signal not in _SIGNALS:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"There is no signal {request.signal}.")
         await check_serving(self._hub, context)
-        record: pb.JobRecord | None = None
-        async with own_errors(context, "a client"):
-            record = await self._hub.signal(request.job, request.signal, request.stop)
+        record = await _decided(context, self._hub.signal(request.job, request.signal, request.stop))
         if record is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, unknown(request.job))
         return record
+
+
+async def _decided(context: Context, work: Coroutine[Any, Any, Answer]) -> Answer:
+    """Where this coordinator stops to serve in the middle, the client is to ask the next one."""
+    async with own_errors(context, "a client"):
+        with contextlib.suppress(NotServingError):
+            return await work
+    await context.abort(grpc.StatusCode.UNAVAILABLE, NOT_SERVING)
+    raise AssertionError("abort raises")
 
 
 def unknown(job: str) -> str:

@@ -52,10 +52,15 @@ class Leading:
         while True:
             if self.leads:
                 await self._keep()
-                self.leads = False
-                self._end("Another coordinator serves agents and jobs from now on.")
+                self.lose()
             await asyncio.sleep(RETRY_S)
             await self.attempt()
+
+    def lose(self) -> None:
+        """This coordinator leads no more: its lease is lost, or a write was refused because another one leads."""
+        if self.leads:
+            self.leads = False
+            self._end("Another coordinator serves agents and jobs from now on.")
 
     async def resign(self) -> None:
         """Another one may take over at once."""
@@ -81,13 +86,25 @@ class Leading:
         assert self._lease is not None
         loop = asyncio.get_running_loop()
         kept_at_s = loop.time()
-        while (left_s := kept_at_s + self._lease_s * 0.75 - loop.time()) > 0:
-            try:
-                began_s = loop.time()
-                await asyncio.wait_for(self._store.keep_alive(self._lease), left_s)
-                kept_at_s = began_s
-            except LeaseLostError:
-                return
-            except (StoreError, asyncio.TimeoutError):
-                pass  # again, as long as there is time
+        is_late = False
+        while self.leads and not is_late:
+            began_s = loop.time()
+            left_s = kept_at_s + self._lease_s * 0.75 - began_s
+            # Without time left this process has been stopped, or got no processor. One attempt more tells whether that
+            # was too long; meanwhile what it decides can't be written if another one leads (`guard`).
+            is_late = left_s <= 0
+            with contextlib.suppress(StoreError, asyncio.TimeoutError):  # again, as long as there is time
+                try:
+                    still_leads = await asyncio.wait_for(self._prolong(self._lease), max(left_s, self._lease_s / 10))
+                except LeaseLostError:
+                    return
+                if not still_leads:
+                    return
+                kept_at_s, is_late = began_s, False
             await asyncio.sleep(self._lease_s / 10)
+
+    async def _prolong(self, lease: int) -> bool:
+        """False when the key was written or deleted by another client, although the lease lives."""
+        await self._store.keep_alive(lease)
+        current = await self._store.get(LEADER)
+        return current is not None and self.guard == Guard(LEADER, current.revision)

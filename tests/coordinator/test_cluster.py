@@ -343,6 +343,20 @@ def test_another_coordinator_goes_on_from_the_records() -> None:
     assert later.told() == [("h1", "end"), ("h1", "forget"), ("h1", "start")]
 
 
+def test_another_coordinator_waits_for_hosts_that_keep_the_output_of_what_is_over() -> None:
+    """Who reads it now must not hear that there is no more."""
+    story = running_on_two()
+    story.report("h1", "j", {0: 0, 1: 0}, over=True)
+    story.report("h2", "j", {2: 0, 3: 0}, over=True)
+    story.submit("queued", 9)
+    assert story.saved["j"].state == SUCCEEDED
+    other = Story()
+    other.cluster.load(story.saved.values(), other.now_s)
+    assert set(other.cluster.agents) == {"h1", "h2"}
+    other.tick(11)
+    assert not other.cluster.agents
+
+
 def test_a_start_that_did_not_arrive_is_sent_again() -> None:
     story = Story()
     story.agent("h1")

@@ -81,8 +81,10 @@ class Daemon:
         self._environ = environ
         self._instance = secrets.token_hex(8)
         self._jobs: dict[str, KeptJob] = {}
-        self._feeds: dict[int, tuple[Feed, asyncio.Task[None]]] = {}
+        self._feeds: dict[int, tuple[Feed, asyncio.Task[None]]] = {}  # by reader
+        self._early: dict[int, pb.ReadLog] = {}  # by reader, of jobs that are about to be started
         self._tasks: set[asyncio.Task[None]] = set()
+        self._probing: set[asyncio.Task[None]] = set()  # those of them that ask other hosts for this coordinator
         self._starting: dict[str, list[dict[str, Any]]] = {}  # jobs without a keeper yet, with what they are told
         self._unstarted: dict[str, str] = {}  # why jobs could not be started, until that is recorded
         self._probes = ProbePort(host.name)
@@ -192,11 +194,16 @@ class Daemon:
         elif command.HasField("close"):
             self._close_feed(command.close.reader, command.close.release)
         elif command.HasField("probe"):
-            self._spawn(self._probe(command.probe))
+            task = self._spawn(self._probe(command.probe))
+            self._probing.add(task)
+            task.add_done_callback(self._probing.discard)
 
     def _lost_coordinator(self) -> None:
-        self._probes.secret = b""  # the next coordinator has another one
-        for reader in list(self._feeds):
+        # The next coordinator has another secret, and would take the answers for those to its own questions.
+        self._probes.secret = b""
+        for task in self._probing:
+            task.cancel()
+        for reader in [*self._feeds, *self._early]:
             self._close_feed(reader, for_good=False)
 
     # -- jobs ----------------------------------------------------------------------------------------------------------
@@ -219,12 +226,14 @@ class Daemon:
             del self._starting[start.job]
             error_text = self._unstarted[start.job] = f"host {self.host.name} can't start it: {text}{file}"
             self._link.send(report=pb.JobReport(job=start.job, over=True, error=error_text))
+            self._read_early(start.job)
             self._look_idle()
             await self._workspaces.remove(start.job)
             return
         self._jobs[start.job] = kept
         for command in self._starting.pop(start.job):
             kept.tell(**command)
+        self._read_early(start.job)
         self._on_change(kept)
 
     async def _lines(self, start: pb.StartShare) -> list[list[Slot]]:
@@ -295,8 +304,16 @@ class Daemon:
 
     # -- output and probes ---------------------------------------------------------------------------------------------
 
+    def _read_early(self, job: str) -> None:
+        for request in [one for one in self._early.values() if one.job == job]:
+            del self._early[request.reader]
+            self._read_log(request)
+
     def _read_log(self, request: pb.ReadLog) -> None:
         kept = self._jobs.get(request.job)
+        if request.job in self._starting:
+            self._early[request.reader] = request
+            return
         if kept is None:
             self._link.send(log_end=pb.LogEnd(reader=request.reader))
             return
@@ -313,6 +330,7 @@ class Daemon:
             log.error("A bug of the agent: output could not be sent: %s", error, exc_info=error)
 
     def _close_feed(self, reader: int, for_good: bool) -> None:
+        self._early.pop(reader, None)
         if found := self._feeds.pop(reader, None):
             feed, task = found
             task.cancel()
@@ -323,10 +341,11 @@ class Daemon:
         reached = await probe(request.targets, self._probes.secret, request.timeout_seconds)
         self._link.send(reached=pb.Reached(probe=request.probe, targets=reached))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
+        return task
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -59,7 +59,7 @@ class Link:
         return ",".join(dict.fromkeys([self.address, *self._addresses] if self.address else self._addresses))
 
     def send(self, **message: Any) -> None:
-        """An AgentMessage with this field."""
+        """An AgentMessage with this field. Dropped while there is no stream: the first message of one tells all."""
         if self._outgoing is not None:
             self._outgoing.put_nowait(pb.AgentMessage(**message))
 
@@ -118,7 +118,10 @@ class Link:
             call: Any = AgentsStub(channel).Attach(metadata=metadata)
             writer: asyncio.Task[None] | None = None
             try:
-                await asyncio.wait_for(call.write(pb.AgentMessage(register=self._register(address))), ANSWER_TIMEOUT_S)
+                # What happens from here on is not in the first message, so it must wait to be sent after that.
+                self._outgoing = asyncio.Queue()
+                register = pb.AgentMessage(register=self._register(address))
+                await asyncio.wait_for(call.write(register), ANSWER_TIMEOUT_S)
                 first = await asyncio.wait_for(call.read(), ANSWER_TIMEOUT_S)
                 if first is grpc.aio.EOF:
                     status, details = await call.code(), await call.details()
@@ -126,7 +129,6 @@ class Link:
                 if first.HasField("refused"):
                     return False, first.refused.final, printable(first.refused.sentence)
                 accepted = True
-                self._outgoing = asyncio.Queue()
                 writer = asyncio.create_task(self._write(call, self._outgoing))
                 self.address = address
                 self.registered.set()
@@ -147,8 +149,8 @@ class Link:
                 return accepted, False, f"The connection to the coordinator at {address} broke."
             finally:
                 call.cancel()
+                self._outgoing = None
                 if accepted:
-                    self._outgoing = None
                     self.registered.clear()
                     self._lost()
                 if writer is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,6 @@ from typing import Any, TypeVar
 
 import grpc
 
-from horovod.coordinator.core.clustered import NOT_SERVING
 from horovod.protos.v1 import jobs_pb2
 from horovod.protos.v1.jobs_pb2_grpc import JobsStub
 from horovod.worker.agent.feed import OUTPUT_COST
@@ -31,7 +31,6 @@ _ATTEMPT_S = 10.0
 _ACK_BYTES = 128 << 10
 
 _FINAL = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)
-_UNSENT = ("failed to connect", "connection refused", NOT_SERVING.lower())  # the request was not looked at
 
 Answer = TypeVar("Answer")
 
@@ -76,8 +75,11 @@ class ClusterClient:
             await channel.close()
 
     async def submit(self, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord:
-        """Not repeated when it is uncertain whether it arrived: a job must not run twice."""
-        return await self._ask(lambda stub, more: stub.Submit(spec, **more), repeat=False)
+        """One job, however often it has to be asked for until an answer comes."""
+        named = jobs_pb2.JobSpec()
+        named.CopyFrom(spec)
+        named.submission = named.submission or secrets.token_hex(16)
+        return await self._ask(lambda stub, more: stub.Submit(named, **more))
 
     async def signal(self, job: str, signum: int, stop: bool = True) -> jobs_pb2.JobRecord:
         request = jobs_pb2.SignalRequest(job=job, signal=signum, stop=stop)
@@ -160,7 +162,7 @@ class ClusterClient:
             owed.clear()
             await call.write(jobs_pb2.FollowMessage(taken=taken))
 
-    async def _ask(self, call: Callable[[Any, dict[str, Any]], Awaitable[Answer]], repeat: bool = True) -> Answer:
+    async def _ask(self, call: Callable[[Any, dict[str, Any]], Awaitable[Answer]]) -> Answer:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._patience_s
         while True:
@@ -170,8 +172,7 @@ class ClusterClient:
             except grpc.aio.AioRpcError as error:
                 details = error.details() or ""
                 self._judge(error.code(), details)
-                unsent = any(sign in details.lower() for sign in _UNSENT)
-                if loop.time() > give_up_at or not (repeat or unsent):
+                if loop.time() > give_up_at:
                     raise ClusterError(
                         f"The coordinator at {', '.join(self._addresses)} did not answer: {printable(details)}"
                     ) from None

@@ -1,0 +1,152 @@
+"""Coordinators that serve agents and jobs for a while: what is not theirs to do any more when another one took over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from resources import eventually
+
+from horovod.coordinator import PROTOCOL_VERSION
+from horovod.coordinator.services.cluster import ClusterHub, CommandOutbox, NotServingError
+from horovod.coordinator.services.leading import LEADER, Leading
+from horovod.coordinator.services.outbox import Outbox
+from horovod.coordinator.store.base import Entry, Guard, StoreError
+from horovod.coordinator.store.memory import MemoryStore
+from horovod.protos.v1 import agents_pb2 as pb
+from horovod.protos.v1 import jobs_pb2
+
+DEADLINE_S = 30.0
+
+
+class HoldingStore(MemoryStore):
+    """The next write of a job's record waits for `go`, and is then not answered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held, self.go = asyncio.Event(), asyncio.Event()
+        self.is_armed = False
+
+    async def put(self, key: str, value: bytes, lease: int | None = None, *, guard: Guard | None = None) -> Entry:
+        if self.is_armed:
+            self.is_armed = False
+            self.held.set()
+            await self.go.wait()
+            raise StoreError("it does not answer")
+        return await super().put(key, value, lease, guard=guard)
+
+
+def with_hub(body: Callable[[HoldingStore, ClusterHub], Awaitable[None]]) -> None:
+    async def main() -> None:
+        store = HoldingStore()
+        hub = ClusterHub(store, "1.0")
+        await hub.start()
+        try:
+            await asyncio.wait_for(body(store, hub), DEADLINE_S)
+        finally:
+            await hub.stop()
+
+    asyncio.run(main())
+
+
+def attach(hub: ClusterHub) -> CommandOutbox:
+    commands: CommandOutbox = Outbox(100)
+    register = pb.Register(protocol_version=PROTOCOL_VERSION, version="1.0", name="h1", instance="i", slots=1)
+    assert hub.attach(register, commands) is None
+    return commands
+
+
+async def kinds(commands: CommandOutbox) -> list[str | None]:
+    return [command.WhichOneof("command") for command in await commands.take()]
+
+
+def spec(submission: str = "") -> jobs_pb2.JobSpec:
+    return jobs_pb2.JobSpec(command=["true"], processes=1, submission=submission)
+
+
+def test_a_leader_whose_key_was_taken_hears_of_it() -> None:
+    """Although its lease lives, and although it writes nothing."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        ended: list[str] = []
+        over = asyncio.Event()
+
+        async def begin() -> None:
+            pass
+
+        def end(sentence: str) -> None:
+            ended.append(sentence)
+            over.set()
+
+        leading = Leading(store, begin, end, lease_s=1.0)
+        await leading.attempt()
+        work = asyncio.create_task(leading.run())
+        await store.put(LEADER, b"another one")
+        await asyncio.wait_for(over.wait(), DEADLINE_S)
+        assert not leading.leads
+        assert len(ended) == 1
+        work.cancel()
+
+    asyncio.run(main())
+
+
+def test_nothing_is_started_that_could_not_be_recorded() -> None:
+    async def body(store: HoldingStore, hub: ClusterHub) -> None:
+        commands = attach(hub)
+        assert await kinds(commands) == ["registered"]
+        await store.put(LEADER, b"another one")
+        with pytest.raises(NotServingError):
+            await hub.submit(spec())
+        assert await kinds(commands) == []  # the stream is over
+        assert commands.failure
+
+    with_hub(body)
+
+
+def test_what_was_decided_before_is_not_written_later() -> None:
+    """A coordinator that leads again decides from the records: a write of its former self would undo that."""
+
+    async def body(store: HoldingStore, hub: ClusterHub) -> None:
+        store.is_armed = True
+        asked = asyncio.create_task(hub.submit(spec()))
+        await store.held.wait()
+        await store.delete(LEADER)
+        with pytest.raises(NotServingError):
+            await asked
+        assert await asyncio.to_thread(eventually, lambda: hub.serves)
+        store.go.set()
+        record = await hub.submit(spec())  # effects are in order: the old write would come first
+        assert isinstance(record, jobs_pb2.JobRecord)
+        entries, _ = await store.range("")
+        assert sum(record.id in entry.key for entry in entries) == 1
+        assert not [entry.key for entry in entries if "true-" in entry.key and record.id not in entry.key]
+
+    with_hub(body)
+
+
+def test_messages_of_a_former_stream_are_void() -> None:
+    async def body(store: HoldingStore, hub: ClusterHub) -> None:
+        former, commands = attach(hub), attach(hub)
+        hub.received("h1", former, pb.AgentMessage(drain=pb.Drain()))
+        assert not hub.cluster.agents["h1"].is_draining
+        hub.received("h1", commands, pb.AgentMessage(drain=pb.Drain()))
+        assert hub.cluster.agents["h1"].is_draining
+
+    with_hub(body)
+
+
+def test_a_submission_that_comes_twice_is_one_job() -> None:
+    """The client got no answer and asks again, whether or not the first was in the store by then."""
+
+    async def body(store: HoldingStore, hub: ClusterHub) -> None:
+        first, again = await asyncio.gather(hub.submit(spec("s")), hub.submit(spec("s")))
+        other, unnamed = await hub.submit(spec("t")), [await hub.submit(spec()) for _ in range(2)]
+        found = [first, again, other, *unnamed]
+        assert all(isinstance(record, jobs_pb2.JobRecord) for record in found)
+        ids = [record.id for record in found if isinstance(record, jobs_pb2.JobRecord)]
+        assert ids[0] == ids[1]
+        assert len(set(ids)) == 4
+
+    with_hub(body)

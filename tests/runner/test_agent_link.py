@@ -1,0 +1,163 @@
+"""An agent and its stream when coordinators come and go: a scripted coordinator, to which a real agent talks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+from agents import AGENT, DEADLINE_S
+
+from horovod.protos.v1 import agents_pb2 as pb
+from horovod.protos.v1 import jobs_pb2
+from horovod.worker.agent.link import Link
+
+
+class Stream:
+    """One stream of an agent, in the hands of a test."""
+
+    def __init__(self, requests: AsyncIterator[pb.AgentMessage], context: Any) -> None:
+        self.over = asyncio.Event()
+        self._requests = requests
+        self._context = context
+
+    async def hear(self) -> pb.AgentMessage:
+        return await anext(self._requests)
+
+    async def accept(self) -> None:
+        await self.say(registered=pb.Registered(probe_secret=b"secret"))
+
+    async def say(self, **command: Any) -> None:
+        await self._context.write(pb.AgentCommand(**command))
+
+
+Body = Callable[[str, Callable[[], Awaitable[Stream]]], Awaitable[None]]
+
+
+def scripted(body: Body) -> None:
+    """Calls body(address, next_stream)."""
+
+    async def main() -> None:
+        streams: asyncio.Queue[Stream] = asyncio.Queue()
+
+        async def attach(requests: AsyncIterator[pb.AgentMessage], context: Any) -> None:
+            stream = Stream(requests, context)
+            streams.put_nowait(stream)
+            await stream.over.wait()
+
+        server = grpc.aio.server()
+        handler = grpc.stream_stream_rpc_method_handler(
+            attach, pb.AgentMessage.FromString, pb.AgentCommand.SerializeToString
+        )
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("horovod.v1.Agents", {"Attach": handler}),)
+        )
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            await asyncio.wait_for(body(f"127.0.0.1:{port}", streams.get), DEADLINE_S)
+        finally:
+            await server.stop(0)
+
+    asyncio.run(main())
+
+
+class Agent:
+    """`async with Agent(address, tmp_path):`, a process."""
+
+    def __init__(self, address: str, folder: Path) -> None:
+        self._command = [*AGENT, "--coordinator", address, "--name", "h1", "--slots", "1", "--gpus", ""]
+        self._command += ["--state-dir", str(folder / "state")]
+
+    async def __aenter__(self) -> None:
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_TOKEN")}
+        self._process = await asyncio.create_subprocess_exec(*self._command, stdin=subprocess.DEVNULL, env=environ)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._process.terminate()
+        await asyncio.wait_for(self._process.wait(), DEADLINE_S)
+
+
+def test_what_happens_between_registration_and_answer_is_told() -> None:
+    """The registration does not hold it, and no later message would."""
+
+    async def body(address: str, next_stream: Callable[[], Awaitable[Stream]]) -> None:
+        link = Link([address], None, lambda _: pb.Register(name="h1"), lambda command: None, lambda: None)
+        work = asyncio.create_task(link.run())
+        stream = await next_stream()
+        assert (await stream.hear()).HasField("register")
+        link.send(report=pb.JobReport(job="j", over=True))
+        await stream.accept()
+        assert (await stream.hear()).report.job == "j"
+        stream.over.set()
+        stream = await next_stream()
+        link.send(report=pb.JobReport(job="k", over=True))  # the last stream's messages are not this one's
+        assert (await stream.hear()).HasField("register")
+        await stream.accept()
+        assert (await stream.hear()).report.job == "k"
+        work.cancel()
+
+    scripted(body)
+
+
+def test_output_may_be_asked_for_while_a_job_starts(tmp_path: Path) -> None:
+    """The job is known by then: "that was all" would be wrong."""
+
+    async def body(address: str, next_stream: Callable[[], Awaitable[Stream]]) -> None:
+        async with Agent(address, tmp_path):
+            stream = await next_stream()
+            assert (await stream.hear()).HasField("register")
+            await stream.accept()
+            rank = pb.PlacedRank(rank=0, local_rank=0, local_size=1, cross_rank=0, cross_size=1)
+            command = [sys.executable, "-c", "print('all of it')"]
+            await stream.say(start=pb.StartShare(job="j", command=command, ranks=[rank], size=1))
+            position = jobs_pb2.Position(rank=0)
+            await stream.say(read=pb.ReadLog(reader=1, job="j", window_bytes=1 << 20, **{"from": [position]}))
+            output = b""
+            while not (message := await stream.hear()).HasField("log_end"):
+                output += message.output.output.data
+            assert output == b"all of it\n"
+            await stream.say(forget=pb.ForgetShare(job="j"))
+
+    scripted(body)
+
+
+def test_an_answer_to_the_last_coordinators_probe_is_not_the_next_ones(tmp_path: Path) -> None:
+    async def body(address: str, next_stream: Callable[[], Awaitable[Stream]]) -> None:
+        asked = asyncio.Event()
+        reset = asyncio.Event()
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.set()
+            await reset.wait()
+            writer.close()
+
+        target = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = target.sockets[0].getsockname()[1]
+        probe = pb.ProbeTargets(
+            probe=1, timeout_seconds=DEADLINE_S, targets=[pb.Target(agent="h2", address="127.0.0.1", port=port)]
+        )
+        async with Agent(address, tmp_path):
+            stream = await next_stream()
+            assert (await stream.hear()).HasField("register")
+            await stream.accept()
+            await stream.say(probe=probe)
+            await asked.wait()
+            stream.over.set()
+            stream = await next_stream()
+            assert (await stream.hear()).HasField("register")
+            await stream.accept()
+            asked.clear()
+            probe.probe = 2
+            await stream.say(probe=probe)
+            await asked.wait()
+            reset.set()
+            assert (await stream.hear()).reached.probe == 2
+            target.close()
+
+    scripted(body)
