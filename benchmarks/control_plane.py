@@ -15,6 +15,7 @@ coordinator, so seconds are an upper bound; "cpu" is what the coordinator itself
 
   formed  from the first join request until the last member has its world
   plans   from the first announcement until every member has the ids of all tensors
+  network bytes over IP from the first join request until then, of all programs of this machine
   lost    from the moment one member's connection breaks and a peer says so until every other member has heard of it
 
 Exit codes: 0, or 1 when something did not happen in --limit seconds.
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
 import multiprocessing
 import os
@@ -67,6 +69,7 @@ class Figures:
     lost_cpu_s: float
     memory_mb: float
     world_bytes: int
+    formed_network_mb: float  # that this machine sent over IP until the world was formed
 
 
 SECONDS = ("formed_s", "formed_cpu_s", "plans_s", "plans_cpu_s", "lost_s", "lost_cpu_s")
@@ -78,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     found: list[Figures] = []
     names = ("formed", "cpu", "plans", "cpu", "lost", "cpu")
-    print(f"{'members':>8} {' '.join(f'{name:>8}' for name in names)} {'memory':>9} {'world':>9}")
+    print(f"{'members':>8} {' '.join(f'{name:>8}' for name in names)} {'memory':>9} {'world':>9} {'network':>9}")
     for count in options.members:
         try:
             figures = measure(count, options)
@@ -88,7 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         found.append(figures)
         seconds = [getattr(figures, name) for name in SECONDS]
         columns = " ".join(f"{value:>7.2f}s" for value in seconds)
-        print(f"{count:>8} {columns} {figures.memory_mb:>6.0f} MB {figures.world_bytes / 1024:>6.0f} KB", flush=True)
+        sizes = f"{figures.memory_mb:>6.0f} MB {figures.world_bytes / 1024:>6.0f} KB"
+        print(f"{count:>8} {columns} {sizes} {figures.formed_network_mb:>6.1f} MB", flush=True)
     if options.json:
         Path(options.json).write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
     if options.plot:
@@ -193,7 +197,6 @@ class Member:
         self.metadata = relay_headers(address, 20.0, 5.0) if relay else ()
         self.request = join_request(job, index, size)
         self.index = index
-        self.world_bytes = 0
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.membership: Any = None
         self.negotiation: Any = None
@@ -209,13 +212,10 @@ class Member:
         await self.membership.write(membership_pb2.MemberMessage(join=self.request))
         while not (event := await self._event()).startswith(WORLD):
             pass
-        self.world_bytes = len(event)
         self._reader = asyncio.create_task(self._listen())
-        return event
-
-    async def received(self, epoch: int) -> None:
-        received = membership_pb2.WorldReceived(epoch=epoch)
+        received = membership_pb2.WorldReceived(epoch=_epoch_of(event))
         await self.membership.write(membership_pb2.MemberMessage(received=received))
+        return event
 
     async def _listen(self) -> None:
         while not (await self._event()).startswith(GONE):
@@ -261,6 +261,12 @@ class Member:
         await self.channel.close(None)
 
 
+@functools.cache
+def _epoch_of(event: bytes) -> int:
+    """Equal events are parsed once for all members of this process."""
+    return membership_pb2.MembershipEvent.FromString(event).world.epoch
+
+
 async def _relays(folder: Path, indices: range) -> dict[int, Relay]:
     """One for each host, by its number."""
     relays = {}
@@ -290,7 +296,6 @@ async def _crowd(
             event = membership_pb2.MembershipEvent.FromString(worlds[0])
             epoch, term = event.world.epoch, event.term
             orders.send(max(map(len, worlds)))
-            await asyncio.gather(*(member.received(epoch) for member in members))
         elif order == "negotiate":
             await asyncio.gather(
                 *(member.negotiate_until_done(epoch, term, job, announce, tensors) for member in members)
@@ -345,18 +350,28 @@ def measure(count: int, options: argparse.Namespace) -> Figures:
                 answers.append(pipe.recv())
             return time.monotonic() - began, coordinator.cpu_s() - cpu_s, max(answers)
 
+        before = _sent_bytes()
         formed_s, formed_cpu_s, world_bytes = phase("join")
+        network_mb = (_sent_bytes() - before) / 1e6
         plans_s, plans_cpu_s, _ = phase("negotiate")
         lost_s, lost_cpu_s, _ = phase("lose", count // 2)
         memory_mb = coordinator.memory_mb()
         for pipe in pipes:
             pipe.send(("end", 0))
-        return Figures(count, formed_s, formed_cpu_s, plans_s, plans_cpu_s, lost_s, lost_cpu_s, memory_mb, world_bytes)
+        phases = formed_s, formed_cpu_s, plans_s, plans_cpu_s, lost_s, lost_cpu_s
+        return Figures(count, *phases, memory_mb, world_bytes, network_mb)
     finally:
         coordinator.stop()
         for process in processes:
             process.join(20)
             process.kill()
+
+
+def _sent_bytes() -> int:
+    """By all programs of this machine, over IP; what goes to a relay's socket is not in it."""
+    lines = Path("/proc/net/netstat").read_text().splitlines()
+    names, values = (line.split() for line in lines if line.startswith("IpExt:"))
+    return int(values[names.index("OutOctets")])
 
 
 def _shares(count: int, processes: int) -> Iterator[range]:

@@ -19,6 +19,7 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._wake, self._woken = socket.socketpair()
+        self.answered_bytes = 0  # that came from the coordinator; written by the proxy's thread
         self._lock = threading.Lock()  # guards the five below
         self._other: dict[socket.socket, socket.socket] = {}
         self._far: set[socket.socket] = set()  # those to the coordinator
@@ -113,6 +114,8 @@ class Proxy:
                 return
             try:
                 data = one.recv(1 << 16)
+                if one in self._far:
+                    self.answered_bytes += len(data)
                 other.sendall(data)
             except OSError:
                 data = b""

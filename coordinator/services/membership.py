@@ -16,6 +16,7 @@ from horovod.telemetry import tracing
 from .auth import Access
 from .hub import EventOutbox, Hub
 from .outbox import Outbox
+from .repeats import RELAY
 from .sending import Sending
 from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
 
@@ -43,6 +44,9 @@ class MembershipService(MembershipServicer):
         else:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The first message must be a join request.")
         await self._access.admit(context, job)
+        relayed = self._sending.repeats.of(str(dict(context.invocation_metadata() or ()).get(RELAY, "")))
+        if relayed.is_relayed:
+            await context.send_initial_metadata(((RELAY, "frames"),))
         who = f"member {member_id[:MAX_SHOWN]!r} of job {job[:MAX_SHOWN]!r}"
         refused = _obstacle(first)  # to what makes no sense, whichever job runs
         if refused is None:
@@ -82,6 +86,7 @@ class MembershipService(MembershipServicer):
 
         def receive(message: pb.MemberMessage) -> None:
             if message.HasField("received"):
+                relayed.arrived()
                 self._hub.received(member_id, message.received.epoch)
             elif message.HasField("peer_lost"):
                 self._hub.peer_lost(member_id, message.peer_lost)
@@ -96,8 +101,10 @@ class MembershipService(MembershipServicer):
                 raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, _NONSENSE)
 
         try:
-            await converse(request_iterator, context, events, receive, combine, self._sending, who, self._access.limits)
+            limits, sending = self._access.limits, self._sending
+            await converse(request_iterator, context, events, receive, combine, sending, who, limits, relayed)
         finally:
+            relayed.close()
             span.end("the stream ended before the world stood")
             self._hub.disconnected(member_id, events)
 

@@ -15,6 +15,8 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from .repeats import Repeats
+
 KEPT = 8
 KEPT_FROM_BYTES = 1 << 10
 LARGE_BYTES = 64 << 10
@@ -87,6 +89,7 @@ class Sending:
     def __init__(self) -> None:
         self.serializer = Serializer()
         self.turns = Turns()
+        self.repeats = Repeats()
 
 
 def add_stream_to_server(

@@ -14,6 +14,7 @@ from horovod.coordinator.core.rates import RateLimits
 from horovod.coordinator.store import StoreError
 
 from .outbox import Outbox
+from .repeats import RelayedStream
 from .sending import Sending
 
 FIRST_MESSAGE_TIMEOUT_S = 30.0
@@ -102,12 +103,14 @@ async def converse(
     sending: Sending,
     who: str = "a member",
     limits: RateLimits | None = None,
+    relayed: RelayedStream | None = None,
 ) -> None:
     """Feeds every request to `receive` and sends what comes into `outbox`, until that ends or the peer sends no more.
 
     combine: makes of all items that wait the messages to send.
     who: the peer, as in "rank 1 of job 'digits'".
     limits: how often it may speak, under that name.
+    relayed: of a stream whose messages may be repeated by a relay.
 
     Whatever a peer sends may end its own stream only. When it is the peer's fault (RefusedError, bytes that are no
     message, a connection that broke) the log stays quiet; an unexpected error is the coordinator's own.
@@ -146,6 +149,8 @@ async def converse(
                     return
                 for message in messages:
                     data = sending.serializer(message)
+                    if relayed is not None:
+                        data = await relayed.shortened(data)
                     async with sending.turns.turn(len(data)):
                         await context.write(data)
         finally:

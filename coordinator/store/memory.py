@@ -19,6 +19,10 @@ KEPT_CHANGES = 10_000  # what a watch can look back on: at most so many changes,
 KEPT_BYTES = 4 << 20  # ... of so many bytes of keys and values (the latest change whatever its size), ...
 KEPT_S = 60.0  # ... for so long
 
+# A lease ends after so many timers in turn. Those who keep it run in this event loop, so that a loop which stands still
+# keeps them from it; that costs the lease one of its parts, however long it takes.
+LEASE_PARTS = 4
+
 
 @dataclass
 class _Lease:
@@ -142,8 +146,14 @@ class MemoryStore:
             raise LeaseLostError(f"Lease {lease} has ended or never was.")
         return held
 
-    def _timer(self, lease: int, ttl_s: float) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(ttl_s, self._end, lease)
+    def _timer(self, lease: int, ttl_s: float, parts: int = LEASE_PARTS) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(ttl_s / LEASE_PARTS, self._passed, lease, parts - 1)
+
+    def _passed(self, lease: int, parts: int) -> None:
+        if parts and (held := self._leases.get(lease)):
+            held.timer = self._timer(lease, held.ttl_s, parts)
+        else:
+            self._end(lease)
 
     def _end(self, lease: int) -> None:
         held = self._leases.pop(lease, None)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 
 import pytest
 from test_store_conformance import WAIT_S, take
@@ -84,6 +85,30 @@ def test_what_was_deleted_is_forgotten_after_a_while() -> None:
         waiting = asyncio.create_task(take(following, 1))
         await store.put("world", b"next")
         assert await waiting == [("world", b"next")], "a watch that has seen everything misses nothing"
+        await store.close()
+
+    asyncio.run(body())
+
+
+def test_a_loop_that_stands_still_ends_no_lease() -> None:
+    """Those who keep it could not run either."""
+
+    async def body() -> None:
+        store = MemoryStore()
+        lease, left = await store.grant(0.4), await store.grant(0.4)
+        await store.put("left", b"1", left)
+
+        async def keep() -> None:
+            while True:
+                await store.keep_alive(lease)
+                await asyncio.sleep(0.01)
+
+        keeping = asyncio.create_task(keep())
+        await asyncio.sleep(0)
+        time.sleep(1.0)  # noqa: ASYNC251 - the loop stands still
+        assert await asyncio.wait_for(take(store.watch("left", 2), 1), WAIT_S) == [("left", None)]
+        await store.keep_alive(lease)
+        keeping.cancel()
         await store.close()
 
     asyncio.run(body())

@@ -12,7 +12,10 @@ from typing import Any
 import grpc
 import pytest
 
+from horovod.protos.v1.relay_pb2 import RelayFrame
+from horovod.worker.agent import repeated
 from horovod.worker.agent.relay import MAX_CHANNELS, Relay
+from horovod.worker.agent.repeated import MARK, RELAY
 from horovod.worker.runtime.channel import open_channel
 from horovod.worker.runtime.relayed import PINGS, TO, answers, headers
 from horovod.worker.runtime.tls import ClientTls
@@ -43,6 +46,13 @@ class Upstream(grpc.GenericRpcHandler):
 
     async def refuse(self, requests: AsyncIterator[bytes], context: Any) -> None:
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, "Not you, and not \u00fc.", (("why", "so"),))
+
+    async def repeat(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        """Each request is a RelayFrame."""
+        self.seen = dict(context.invocation_metadata())
+        await context.send_initial_metadata(((RELAY, "frames"),))
+        async for request in requests:
+            await context.write(MARK + request)
 
     async def pour(self, requests: AsyncIterator[bytes], context: Any) -> None:
         for _ in range(MANY):
@@ -177,6 +187,54 @@ def test_all_calls_share_one_connection(folder: Path) -> None:
         assert next(iter(case.relay._upstreams.values())).calls == 8
 
     played(folder, story)
+
+
+def framed(key: int, message: bytes = b"") -> bytes:
+    return RelayFrame(key=key, message=message).SerializeToString()
+
+
+def test_a_message_is_repeated_for_other_ranks(folder: Path) -> None:
+    async def story(case: Case) -> None:
+        first, second = case.call("repeat"), case.call("repeat")
+        for key, message in ((1, b"one"), (2, b"two")):
+            await first.write(framed(key, message))
+            assert await first.read() == message
+        ids = {case.upstream.seen[RELAY]}
+        for key, message in ((2, b"two"), (1, b"one")):
+            await second.write(framed(key))
+            assert await second.read() == message
+        ids.add(case.upstream.seen[RELAY])
+        assert len(ids) == 1
+
+    played(folder, story)
+
+
+@pytest.mark.parametrize("frame", [framed(3), b"\xff"])
+def test_what_can_not_be_repeated_ends_the_call_with_a_sentence(folder: Path, frame: bytes) -> None:
+    async def story(case: Case) -> None:
+        call = case.call("repeat")
+        await call.write(frame)
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE
+        assert "relay" in await call.details()
+        await case.echo(case.call("echo"), b"the others go on")
+
+    played(folder, story)
+
+
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeated, "KEPT_BYTES", 25)
+    now_s = 100.0
+    monkeypatch.setattr(repeated.time, "monotonic", lambda: now_s)
+    kept = repeated.Repeated()
+    for key in range(1, 4):
+        assert kept.passing(MARK + framed(key, b"x" * 10)) == b"x" * 10
+    assert kept.passing(MARK + framed(2)) == b"x" * 10
+    with pytest.raises(ValueError, match="any more"):
+        kept.passing(MARK + framed(1))
+    now_s += repeated.KEPT_S + 1
+    kept.passing(MARK + framed(4, b"y"))
+    with pytest.raises(ValueError, match="any more"):
+        kept.passing(MARK + framed(3))
 
 
 def test_its_socket_is_for_this_user_only(folder: Path) -> None:

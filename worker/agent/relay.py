@@ -3,7 +3,7 @@
 A gRPC server on a unix socket that only this user can reach. It knows no method and no message: bytes, metadata,
 deadline, the end of either side, status and its details go through as they come, one message at a time, so that who
 reads slowly holds back who writes. Which coordinator a call is for stands in its metadata (runtime/relayed.py). HTTP/2
-carries all calls for one coordinator over one connection.
+carries all calls for one coordinator over one connection, and a large message for many ranks once (repeated.py).
 
 Nothing depends on it: ranks whose agent has ended connect to their coordinator themselves (docs/adr/0053-relay.md).
 """
@@ -14,13 +14,15 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
 
+from horovod.worker.agent.repeated import RELAY, Repeated
 from horovod.worker.runtime.channel import MAX_WORLD_BYTES, open_aio_channel
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.relayed import PINGS, TO
@@ -31,7 +33,7 @@ SOCKET = "relay.sock"
 MAX_PATH_BYTES = 107  # unix(7): 108 with the zero at the end
 MAX_CHANNELS = 64  # coordinators of all jobs of a host, with the ways to ping them
 IDLE_S = 30.0  # a connection without calls is closed after this time
-_OWN = (TO, PINGS, "user-agent")
+_OWN = (TO, PINGS, RELAY, "user-agent")
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_WORLD_BYTES),
     ("grpc.max_send_message_length", MAX_WORLD_BYTES),
@@ -51,6 +53,8 @@ class _Upstream:
     """The connection to one coordinator."""
 
     channel: grpc.aio.Channel
+    repeated: Repeated = field(default_factory=Repeated)
+    id: str = field(default_factory=lambda: secrets.token_hex(16))
     calls: int = 0
     idle: asyncio.TimerHandle | None = None
 
@@ -118,12 +122,16 @@ class Relay:
         except StartError as error:  # a certificate that can't be read
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         metadata = [(name, value) for name, value in given if name not in _OWN and not name.startswith("grpc-")]
+        metadata.append((RELAY, upstream.id))
         sending: asyncio.Task[None] | None = None
         call: Any = None
         try:
             call = upstream.channel.stream_stream(method)(metadata=metadata, timeout=context.time_remaining())
             sending = asyncio.create_task(_send(requests, call))
-            await _receive(call, context)
+            try:
+                await _receive(call, context, upstream.repeated)
+            except ValueError as error:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             code, details = await call.code(), await call.details()
             trailing = tuple(await call.trailing_metadata() or ())
             if code is not grpc.StatusCode.OK:
@@ -197,12 +205,14 @@ async def _send(requests: AsyncIterator[bytes], call: Any) -> None:
         await call.done_writing()
 
 
-async def _receive(call: Any, context: Any) -> None:
+async def _receive(call: Any, context: Any, repeated: Repeated) -> None:
     """Until the coordinator has ended the call."""
-    is_first = True
+    is_first, has_frames = True, False
     with contextlib.suppress(grpc.aio.AioRpcError):
         while (message := await call.read()) is not grpc.aio.EOF:
-            if is_first and (initial := tuple(await call.initial_metadata() or ())):
-                await context.send_initial_metadata(initial)
-            is_first = False
-            await context.write(message)
+            if is_first:
+                given = tuple(await call.initial_metadata() or ())
+                if initial := tuple(pair for pair in given if pair[0] != RELAY):
+                    await context.send_initial_metadata(initial)
+                is_first, has_frames = False, len(initial) < len(given)
+            await context.write(repeated.passing(message) if has_frames else message)

@@ -1,0 +1,77 @@
+"""Which of the members behind a relay get a world, and which the word that the relay is to repeat it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from horovod.coordinator.services.repeats import MARK, REPEATED_FROM_BYTES, Repeats
+from horovod.protos.v1.relay_pb2 import RelayFrame
+
+DEADLINE_S = 30.0
+WORLD = b"w" * REPEATED_FROM_BYTES
+
+
+def played(story: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(story(), DEADLINE_S))
+
+
+def frame(written: bytes) -> RelayFrame:
+    assert written.startswith(MARK)
+    return RelayFrame.FromString(written[len(MARK) :])
+
+
+def test_the_first_member_brings_it_and_the_others_get_the_key() -> None:
+    async def story() -> None:
+        repeats = Repeats(arrival_s=1000.0)
+        first, *others = [repeats.of("r1") for _ in range(4)]
+        brought = frame(await first.shortened(WORLD))
+        assert brought.message == WORLD
+        waiting = [asyncio.create_task(one.shortened(WORLD)) for one in others]
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in waiting)
+        waiting.pop().cancel()  # one that goes away keeps nobody
+        first.arrived()
+        for written in await asyncio.gather(*waiting):
+            assert (frame(written).key, frame(written).message) == (brought.key, b"")
+
+    played(story)
+
+
+def test_each_relay_gets_it_once() -> None:
+    async def story() -> None:
+        repeats = Repeats()
+        one, other = [frame(await repeats.of(relay).shortened(WORLD)) for relay in ("r1", "r2")]
+        assert one.message == other.message == WORLD
+        assert one.key != other.key
+
+    played(story)
+
+
+def test_all_get_it_when_the_first_breaks_or_is_slow() -> None:
+    async def story() -> None:
+        repeats = Repeats(arrival_s=1000.0)
+        first, second = repeats.of("r1"), repeats.of("r1")
+        await first.shortened(WORLD)
+        waiting = asyncio.create_task(second.shortened(WORLD))
+        await asyncio.sleep(0)
+        first.close()
+        assert await waiting == WORLD
+        slow = Repeats(arrival_s=0.0)
+        first, second = slow.of("r1"), slow.of("r1")
+        await first.shortened(WORLD)
+        assert await second.shortened(WORLD) == WORLD
+        first.arrived()  # too late
+        assert await slow.of("r1").shortened(WORLD) == WORLD
+
+    played(story)
+
+
+def test_small_messages_and_direct_streams_are_left_alone() -> None:
+    async def story() -> None:
+        repeats = Repeats()
+        for relay, message in (("", WORLD), ("r1", WORLD[1:])):
+            for _ in range(2):
+                assert await repeats.of(relay).shortened(message) == message
+
+    played(story)

@@ -1,0 +1,45 @@
+"""What a relay keeps of the messages that pass by, for the other ranks of its host (protos/v1/relay.proto)."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+
+from google.protobuf.message import DecodeError
+
+from horovod.protos.v1.relay_pb2 import RelayFrame
+from horovod.worker.runtime.channel import MAX_WORLD_BYTES
+
+# In a call's metadata for the coordinator: an id of this relay. In the metadata that come back: RelayFrames may come.
+RELAY = "horovod-relay"
+MARK = b"\0"  # before a RelayFrame
+KEPT_S = 60.0  # longer than coordinators count on it
+KEPT_BYTES = MAX_WORLD_BYTES  # of all messages, and the latest in any case
+
+
+class Repeated:
+    """The messages of one coordinator's connection that it may ask to be repeated, for a while."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, tuple[float, bytes]] = OrderedDict()  # by key: until when, and what
+
+    def passing(self, message: bytes) -> bytes:
+        """The message for the rank. ValueError with a sentence."""
+        if not message.startswith(MARK):
+            return message
+        try:
+            frame = RelayFrame.FromString(message[len(MARK) :])
+        except DecodeError:
+            raise ValueError("The coordinator has sent what this version's relay can't read.") from None
+        now_s = time.monotonic()
+        if frame.message:
+            self._kept[frame.key] = now_s + KEPT_S, frame.message
+        while len(self._kept) > 1 and self._is_too_much(now_s):
+            self._kept.popitem(last=False)
+        if frame.key not in self._kept:
+            raise ValueError("The agent's relay does not have a message any more that the coordinator wants repeated.")
+        return self._kept[frame.key][1]
+
+    def _is_too_much(self, now_s: float) -> bool:
+        until_s, _ = next(iter(self._kept.values()))
+        return now_s > until_s or sum(len(message) for _, message in self._kept.values()) > KEPT_BYTES
