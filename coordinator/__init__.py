@@ -3,6 +3,8 @@
 `core` decides (pure), `store` remembers, `services` speak gRPC, `server` puts them together.
 """
 
+import horovod.grpc_output  # noqa: F401 - before any module here imports gRPC
+
 # Both sides of the wire carry this number; a member that speaks another one is refused in words.
 PROTOCOL_VERSION = 3
 

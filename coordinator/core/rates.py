@@ -1,8 +1,8 @@
 """How often a member may speak and a peer may come, so that one can't take the coordinator's time from all others.
 
-A bucket per member holds messages and bytes, one per peer (an address) holds streams that it opens. Buckets are large
-and fill quickly: an honest member sends a message when an operation is new to it, and all members of the largest world
-may come from one address at once. Pure: time is an argument.
+A bucket per member or agent holds messages and bytes, one per peer (an address) streams that it opens and requests of
+calls that have no stream. Buckets are large and fill quickly: an honest member sends a message when an operation is new
+to it, and all members of the largest world may come from one address at once. Pure: time is an argument.
 """
 
 from __future__ import annotations
@@ -87,5 +87,6 @@ class RateLimits:
 def _too_fast(who: str, what: str, rate: Rate) -> str:
     return (
         f"More {what} come from {who} than any training needs (above {rate.burst:.0f} at once, {rate.per_s:.0f} each "
-        "second are served). Announce operations under names that come back in each step; if so, please report this."
+        "second are served). Ranks should announce operations under names that come back in each step; where they do, "
+        "please report this."
     )

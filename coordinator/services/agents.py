@@ -1,5 +1,6 @@
 """The Agents service: one stream for each host."""
 
+import time
 from collections.abc import AsyncIterator
 
 import grpc
@@ -13,7 +14,7 @@ from .auth import Access
 from .cluster import ClusterHub, CommandOutbox, check_serving
 from .outbox import Outbox
 from .sending import Sending
-from .streams import MAX_SHOWN, Context, converse, first_message, own_errors
+from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
 
 MAX_COMMANDS = 1 << 16
 
@@ -54,15 +55,16 @@ class AgentsService:
         if refused is not None:
             await context.write(pb.AgentCommand(refused=refused))
             return
+
+        def receive(message: pb.AgentMessage) -> None:
+            # Output that was asked for has the windows of those who did (follower.py).
+            if not self._hub.reads(register.name, message):
+                sentence = self._access.limits.message(who, message.ByteSize(), time.monotonic())
+                if sentence:
+                    raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, sentence)
+            self._hub.received(register.name, commands, message)
+
         try:
-            await converse(
-                request_iterator,
-                context,
-                commands,
-                lambda message: self._hub.received(register.name, commands, message),
-                iter,
-                self._sending,
-                who,
-            )
+            await converse(request_iterator, context, commands, receive, iter, self._sending, who)
         finally:
             self._hub.detached(register, commands)

@@ -52,12 +52,14 @@ class Access:
     def interceptors(self) -> list[grpc.aio.ServerInterceptor]:
         return [] if self._token is None else [_Doorkeeper(self)]
 
-    async def admit(self, context: Context, job: str | None) -> None:
+    async def admit(self, context: Context, job: str | None, size_bytes: int = 0) -> None:
         """Ends the call when it shows another job's token, or its peer comes too often (core/rates.py).
 
-        job: that the call is about; None: all of them.
+        job: that the call is about; None: all of them. size_bytes: of the request that is all of the call.
         """
-        if sentence := self.limits.stream(_host_of(context.peer()), time.monotonic()):
+        host, now_s = _host_of(context.peer()), time.monotonic()
+        sentence = self.limits.stream(host, now_s) or (size_bytes and self.limits.message(host, size_bytes, now_s))
+        if sentence:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, sentence)
         own = self.job_of(_authorization(context.invocation_metadata()))
         if own not in (None, job):

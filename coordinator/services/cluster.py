@@ -16,6 +16,7 @@ from horovod.coordinator.core import cluster as core
 from horovod.coordinator.core.clock import JudgeClock
 from horovod.coordinator.core.clustered import NOT_SERVING, refusal_of
 from horovod.coordinator.core.ending import RankEnded
+from horovod.coordinator.core.words import printable
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.store import FencedError, Store, StoreError
 from horovod.coordinator.store.submitted import read_records, submitted_key
@@ -27,7 +28,7 @@ from .code import CodeShelf
 from .follower import Follower
 from .leading import Leading
 from .outbox import Outbox
-from .streams import Context
+from .streams import Context, RefusedError
 
 STORE_RETRY_S = 0.5
 MOST_TICKS_LATE = 5  # a tick that comes later than this means that the coordinator itself was stopped
@@ -136,6 +137,10 @@ class ClusterHub:
         self._sync_all()
         return None
 
+    def reads(self, name: str, message: pb.AgentMessage) -> bool:
+        """Whether it is output that somebody asked this agent for."""
+        return message.HasField("output") and self._reader(name, message.output.reader) is not None
+
     def received(self, name: str, commands: CommandOutbox, message: pb.AgentMessage) -> None:
         """A message of an agent, whose stream has `commands`. Of an older stream, which is about to end, it is void."""
         if self._agents.get(name) is not commands:
@@ -143,12 +148,15 @@ class ClusterHub:
         if message.HasField("report"):
             self._do(self.cluster.report(name, message.report, self._clock(), self._wall_clock()))
         elif message.HasField("output"):
-            if found := self._readers.get(message.output.reader):
-                found[0].output(message.output.output)
+            follower = self._reader(name, message.output.reader)
+            if follower and not follower.output(name, message.output.output):
+                sentence = f"More output than was asked for comes from host {printable(name)}: a bug of its agent."
+                raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, sentence)
         elif message.HasField("log_end"):
-            if found := self._readers.pop(message.log_end.reader, None):
-                found[0].read_all(found[1])
-                self._sync(found[0])
+            if follower := self._reader(name, message.log_end.reader):
+                del self._readers[message.log_end.reader]
+                follower.read_all(name)
+                self._sync(follower)
         elif message.HasField("reached"):
             answer = message.reached
             now_s, wall_s = self._clock(), self._wall_clock()
@@ -228,6 +236,7 @@ class ClusterHub:
             if one.rank < len(agent_of):
                 by_agent.setdefault(agent_of[one.rank], jobs_pb2.Taken()).ranks.append(one)
         for agent, part in by_agent.items():
+            follower.taken(agent, part)
             if (reader := follower.readers.get(agent)) and agent in self._agents:
                 self._agents[agent].put(pb.AgentCommand(taken=pb.LogTaken(reader=reader, taken=part)))
 
@@ -241,6 +250,11 @@ class ClusterHub:
             self._readers.pop(reader, None)
             if agent in self._agents:
                 self._agents[agent].put(pb.AgentCommand(close=pb.CloseLog(reader=reader, release=True)))
+
+    def _reader(self, agent: str, reader: int) -> Follower | None:
+        """Who reads by this number at this agent."""
+        follower, name = self._readers.get(reader, (None, ""))
+        return follower if name == agent else None
 
     # -- inside --------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,8 @@ from horovod.protos.v1 import agents_pb2, jobs_pb2
 from .outbox import Outbox
 
 WINDOW_BYTES = 1 << 20
+MOST_AHEAD_BYTES = 2 * WINDOW_BYTES  # an agent ends its window with a whole record, and may skip what is gone
+OUTPUT_COST = 64  # of a message beside its data, in the words of worker/agent/feed.py
 MAX_EVENTS = 1 << 16  # more than all windows of a job can hold in the smallest messages is never queued
 
 JobOutbox = Outbox[jobs_pb2.JobEvent]
@@ -23,6 +25,7 @@ class Follower:
         self.events = events
         self.readers: dict[str, int] = {}  # by agent
         self._request = request
+        self._ahead: dict[str, int] = {}  # by agent: bytes that it has sent and the reader has not taken
         self.ended = False  # whether everything has been sent
         self._told_over = False  # whether the last record that was sent is that of a job which is over
         self._done: set[str] = set()  # agents that have sent everything
@@ -34,9 +37,19 @@ class Follower:
         self._told_over = record.state in OVER
         self.events.put(jobs_pb2.JobEvent(record=record))
 
-    def output(self, output: jobs_pb2.Output) -> None:
+    def output(self, agent: str, output: jobs_pb2.Output) -> bool:
+        """False, and nothing is passed on, when the agent sends far more than the reader has room for."""
+        ahead = self._ahead.get(agent, 0) + len(output.data) + OUTPUT_COST
+        if ahead > MOST_AHEAD_BYTES:
+            return False
+        self._ahead[agent] = ahead
         self._positions[output.rank] = output.position
         self.events.put(jobs_pb2.JobEvent(output=output))
+        return True
+
+    def taken(self, agent: str, taken: jobs_pb2.Taken) -> None:
+        """The reader has done with this output of the agent."""
+        self._ahead[agent] = max(0, self._ahead.get(agent, 0) - sum(one.cost for one in taken.ranks))
 
     def read_all(self, agent: str) -> None:
         """That agent has sent everything."""
@@ -54,6 +67,7 @@ class Follower:
     def open_on(self, share: jobs_pb2.Share, reader: int) -> agents_pb2.ReadLog:
         """What to ask the agent; it goes on where the last reader there was."""
         self.readers[share.agent] = reader
+        self._ahead[share.agent] = 0
         read = agents_pb2.ReadLog(
             reader=reader,
             job=self.job,

@@ -31,7 +31,7 @@ class JobsService:
         self._sending = sending
 
     async def Submit(self, request: pb.JobSpec, context: Context) -> pb.JobRecord:  # noqa: N802
-        await self._access.admit(context, None)
+        await self._access.admit(context, None, request.ByteSize())
         await check_serving(self._hub, context)
         record = await _decided(context, self._hub.submit(request))
         if isinstance(record, str):
@@ -39,7 +39,7 @@ class JobsService:
         return record
 
     async def Place(self, request: pb.JobSpec, context: Context) -> pb.JobRecord:  # noqa: N802
-        await self._access.admit(context, None)
+        await self._access.admit(context, None, request.ByteSize())
         await check_serving(self._hub, context)
         async with own_errors(context, "a client"):
             record = self._hub.placement(request)
@@ -48,15 +48,15 @@ class JobsService:
         return record
 
     async def FindCode(self, request: pb.Code, context: Context) -> pb.CodeFound:  # noqa: N802
-        return await self._about_code(context, lambda: self._hub.code.find(request))
+        return await self._about_code(context, request.ByteSize(), lambda: self._hub.code.find(request))
 
     async def PutCode(self, request: pb.CodeChunk, context: Context) -> pb.CodeFound:  # noqa: N802
-        return await self._about_code(context, lambda: self._hub.code.put(request))
+        return await self._about_code(context, request.ByteSize(), lambda: self._hub.code.put(request))
 
     async def _about_code(
-        self, context: Context, work: Callable[[], pb.CodeFound | Awaitable[pb.CodeFound]]
+        self, context: Context, size_bytes: int, work: Callable[[], pb.CodeFound | Awaitable[pb.CodeFound]]
     ) -> pb.CodeFound:
-        await self._access.admit(context, None)
+        await self._access.admit(context, None, size_bytes)
         await check_serving(self._hub, context)
         found = pb.CodeFound()
         try:
@@ -91,7 +91,8 @@ class JobsService:
         try:
             async with own_errors(context, who):
                 self._hub.follow(follower)
-            await converse(request_iterator, context, events, receive, with_latest_record, self._sending, who)
+            sending, limits = self._sending, self._access.limits
+            await converse(request_iterator, context, events, receive, with_latest_record, sending, who, limits)
         finally:
             self._hub.unfollow(follower)
 
@@ -101,7 +102,7 @@ class JobsService:
         return self._hub.listing(request.most or LISTED_JOBS)
 
     async def Signal(self, request: pb.SignalRequest, context: Context) -> pb.JobRecord:  # noqa: N802
-        await self._access.admit(context, None)
+        await self._access.admit(context, None, request.ByteSize())
         if request.signal not in _SIGNALS:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"There is no signal {request.signal}.")
         await check_serving(self._hub, context)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -11,11 +12,14 @@ from coordinator_client import Crew
 from hypothesis import given
 from hypothesis import strategies as st
 
+from horovod import __version__
 from horovod.coordinator.core import rates
 from horovod.coordinator.core.checks import MAX_SIZE
 from horovod.coordinator.core.rates import Rate, RateLimits, Rates
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.protos.v1 import agents_pb2, jobs_pb2, membership_pb2, negotiation_pb2
+from horovod.protos.v1.agents_pb2_grpc import AgentsStub
+from horovod.protos.v1.jobs_pb2_grpc import JobsStub
 from horovod.worker.runtime.session import PROTOCOL_VERSION
 
 SMALL = Rates(messages=Rate(10, 2), bytes=Rate(1000, 100), streams=Rate(5, 1))
@@ -129,3 +133,64 @@ def test_every_method_counts_how_often_a_peer_comes(monkeypatch: pytest.MonkeyPa
                 list(answer if takes_stream else [call(first, timeout=20)])
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, (method, caught.value.details())
             assert "More streams come from ipv4:127.0.0.1 than" in caught.value.details()
+
+
+LARGE = jobs_pb2.JobSpec(command=["x" * 1000], processes=1)
+REQUESTS = {
+    "Submit": LARGE,
+    "Place": LARGE,
+    "FindCode": jobs_pb2.Code(sha256="0" * 1000),
+    "PutCode": jobs_pb2.CodeChunk(data=bytes(1000)),
+    "Signal": jobs_pb2.SignalRequest(job="x" * 1000, signal=15),
+}
+
+
+@pytest.mark.parametrize("method", REQUESTS)
+def test_the_bytes_of_calls_without_a_stream_are_counted(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("horovod.coordinator.server.RATES", Rates(bytes=Rate(500, 1e-9)))
+    with EmbeddedCoordinator(insecure=True) as coordinator, grpc.insecure_channel(coordinator.address) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary(f"/horovod.v1.Jobs/{method}")(REQUESTS[method].SerializeToString(), timeout=20)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "More bytes come from ipv4:127.0.0.1 than" in caught.value.details()
+
+
+class TalkingAgent:
+    """An agent's stream: `first` registers it, then it says one thing again and again."""
+
+    def __init__(self, channel: grpc.Channel, message: agents_pb2.AgentMessage) -> None:
+        register = agents_pb2.Register(
+            protocol_version=PROTOCOL_VERSION, version=__version__, name="h1", instance="i", slots=1
+        )
+        self._first, self._message = agents_pb2.AgentMessage(register=register), message
+        self.call = AgentsStub(channel).Attach(self._messages(), timeout=20)
+
+    def _messages(self) -> Iterator[agents_pb2.AgentMessage]:
+        yield self._first
+        while True:
+            yield self._message
+
+    def sentence(self) -> str:
+        """With which the stream ends."""
+        with pytest.raises(grpc.RpcError) as caught:
+            for _ in self.call:
+                pass
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        return str(caught.value.details())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        agents_pb2.AgentMessage(report=agents_pb2.JobReport(job="x" * 1000)),
+        agents_pb2.AgentMessage(output=agents_pb2.LogOutput(reader=7, output=jobs_pb2.Output(data=bytes(1000)))),
+    ],
+    ids=["report", "output that was not asked for"],
+)
+def test_an_agent_that_floods_ends_its_own_stream_only(
+    message: agents_pb2.AgentMessage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("horovod.coordinator.server.RATES", Rates(bytes=Rate(5000, 1e-9)))
+    with EmbeddedCoordinator(insecure=True) as coordinator, grpc.insecure_channel(coordinator.address) as channel:
+        assert "More bytes come from the agent of host h1 than" in TalkingAgent(channel, message).sentence()
+        assert not JobsStub(channel).List(jobs_pb2.ListRequest(), timeout=20).jobs

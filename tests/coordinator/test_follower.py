@@ -1,6 +1,6 @@
 """Followers of a job: what ends their streams."""
 
-from horovod.coordinator.services.follower import Follower, JobOutbox
+from horovod.coordinator.services.follower import MOST_AHEAD_BYTES, OUTPUT_COST, Follower, JobOutbox
 from horovod.coordinator.services.outbox import Outbox
 from horovod.protos.v1 import jobs_pb2 as pb
 
@@ -31,3 +31,17 @@ def test_output_that_is_still_to_come_is_waited_for() -> None:
     assert not follower.ended
     follower.end_if_complete(record, set())  # that host is lost, and its output with it
     assert follower.ended
+
+
+def test_no_more_output_is_passed_on_than_the_reader_has_room_for() -> None:
+    events: JobOutbox = Outbox(1000)
+    follower = Follower(pb.Open(job="train", output=True), events)
+    share = pb.Share(agent="h1", ranks=1, started=True)
+    follower.open_on(share, 1)
+    piece = pb.Output(data=bytes(MOST_AHEAD_BYTES // 4))
+    assert [follower.output("h1", piece) for _ in range(4)] == [True, True, True, False]
+    assert follower.output("h2", piece)  # another one's windows are its own
+    follower.taken("h1", pb.Taken(ranks=[pb.TakenOutput(cost=len(piece.data) + OUTPUT_COST)]))
+    assert [follower.output("h1", piece) for _ in range(2)] == [True, False]
+    follower.open_on(share, 2)  # the agent has another window
+    assert follower.output("h1", piece)

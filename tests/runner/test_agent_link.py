@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -87,7 +88,9 @@ def test_what_happens_between_registration_and_answer_is_told() -> None:
     """The registration does not hold it, and no later message would."""
 
     async def body(address: str, next_stream: Callable[[], Awaitable[Stream]]) -> None:
-        link = Link([address], None, lambda _: pb.Register(name="h1"), lambda command: None, lambda: None)
+        connection = contextlib.nullcontext(grpc.aio.insecure_channel(address))
+        register = pb.Register(name="h1")
+        link = Link([address], None, lambda _: register, lambda command: None, lambda: None, lambda _: connection)
         work = asyncio.create_task(link.run())
         stream = await next_stream()
         assert (await stream.hear()).HasField("register")
@@ -101,6 +104,7 @@ def test_what_happens_between_registration_and_answer_is_told() -> None:
         await stream.accept()
         assert (await stream.hear()).report.job == "k"
         work.cancel()
+        await connection.enter_result.close()
 
     scripted(body)
 

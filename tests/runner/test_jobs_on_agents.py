@@ -98,6 +98,11 @@ def test_a_job_survives_the_kill_of_its_agent(agents: Agents, launch: Launch, pr
     assert (code, out) == (0, "[0]<stdout>:done\n"), err
 
 
+def connections_to(address: str, pid: int) -> list[object]:
+    port = int(address.rpartition(":")[2])
+    return [one for one in psutil.Process(pid).net_connections("tcp") if one.raddr and one.raddr.port == port]
+
+
 RELAYED = f"""
 sys.path.insert(0, {str(Path(__file__).parents[1] / "runtime")!r})
 import numpy as np
@@ -123,6 +128,8 @@ def test_ranks_speak_over_their_agent_and_by_themselves_once_it_is_killed(
     source = f"{RELAYED}\nif rank < 2:\n    open({str(go)!r}).read()\ntell('after')"
     launched = launch(*agents.options, "-np", "3", *program(source), environ=agents.environ)
     assert sorted(launched.lines(3)) == [f"[{rank}]<stdout>:before 3 relayed" for rank in range(3)]
+    for agent in agents.processes.values():  # that of the agent itself is that of its ranks
+        assert len(connections_to(agents.coordinator.address, agent.pid)) == 1
     agents.processes["h1"].kill()
     agents.processes["h1"].communicate()
     with go.open("w"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
@@ -133,6 +134,24 @@ def test_the_line_makes_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None
         b"\r\x1b[Ka note\nhorovodrun: 1 of 2"
         b"\r[0]<stderr>: 5%\x1b[K"
     )
+
+
+def test_the_line_ends_with_the_console(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job may be over before its world was seen to stand."""
+    monkeypatch.setenv("TERM", "xterm")
+    master, terminal = os.openpty()
+    console = Console(Writer(), descriptors=(terminal, terminal))
+    console.status("1 of 2")
+    assert console.close(DEADLINE_S)
+    console.status("2 of 2")
+    console.status("")
+    os.close(terminal)
+    shown = b""
+    with contextlib.suppress(OSError):
+        while data := os.read(master, 4096):
+            shown += data
+    os.close(master)
+    assert shown == b"\rhorovodrun: 1 of 2\x1b[K\r\x1b[K"
 
 
 def test_a_pipe_gets_no_line() -> None:

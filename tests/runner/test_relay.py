@@ -122,7 +122,7 @@ def test_messages_metadata_deadline_and_the_end_go_through(folder: Path) -> None
         assert (seen["authorization"], seen["more-bin"]) == ("Bearer x", b"\0")
         assert TO not in seen
         assert PINGS not in seen
-        assert 0 < case.upstream.left_s <= 50.0
+        assert 0 < case.upstream.left_s <= 51.0  # gRPC rounds up to three digits
 
     played(folder, story)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import functools
 import logging
 import os
 import secrets
@@ -88,11 +89,12 @@ class Daemon:
         self._starting: dict[str, list[dict[str, Any]]] = {}  # jobs without a keeper yet, with what they are told
         self._unstarted: dict[str, str] = {}  # why jobs could not be started, until that is recorded
         self._probes = ProbePort(host.name)
+        self._relay = Relay(host.state, tls)
         calls = (self._register, self._obey, self._lost_coordinator)
-        self._link = Link(addresses, token, *calls, tls, keepalive_timeout_s)
+        connection = functools.partial(self._relay.connection, keepalive_timeout_s)
+        self._link = Link(addresses, token, *calls, connection)
         self._workspaces = Workspaces(host.state)
         self._code = CodeCache(host.state, self._link.get_code)
-        self._relay = Relay(host.state, tls)
         self._draining = False
         self._leaving = asyncio.Event()  # all has ended, or is to end
         self._idle = asyncio.Event()

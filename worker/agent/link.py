@@ -12,9 +12,8 @@ import grpc
 
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1.agents_pb2_grpc import AgentsStub
-from horovod.worker.runtime.channel import broke_in_write, explain, open_aio_channel, waiting_helps
+from horovod.worker.runtime.channel import broke_in_write, explain, waiting_helps
 from horovod.worker.runtime.errors import StartError
-from horovod.worker.runtime.tls import ClientTls
 from horovod.worker.runtime.token import Credential
 from horovod.worker.words import printable
 
@@ -22,6 +21,9 @@ FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 1.0
 CODE_PATIENCE_S = 60.0  # without any coordinator that gives a chunk of code
 ANSWER_TIMEOUT_S = 10.0  # from the registration to its answer
+
+# A channel that others use as well; it is left open.
+Connection = Callable[[str], contextlib.AbstractContextManager[grpc.aio.Channel]]
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +38,10 @@ class Link:
         register: Callable[[str], pb.Register],
         received: Callable[[pb.AgentCommand], None],
         lost: Callable[[], None],
-        tls: ClientTls | None = None,
-        keepalive_timeout_s: float = 20.0,
+        connection: Connection,
     ) -> None:
         """register: what to say first to the coordinator at an address. received: called with each command; lost: when
-        the stream is over."""
+        the stream is over. connection: to the coordinator at an address; StartError where there can be none."""
         self.address = ""  # of the coordinator that this agent is registered with; the last one while there is none
         self.registered = asyncio.Event()
         self._addresses = list(addresses)
@@ -49,8 +50,7 @@ class Link:
         self._register = register
         self._received = received
         self._lost = lost
-        self._tls = tls
-        self._keepalive_timeout_s = keepalive_timeout_s
+        self._connection = connection
         self._outgoing: asyncio.Queue[pb.AgentMessage] | None = None
 
     @property
@@ -92,7 +92,7 @@ class Link:
             for address in self.coordinators.split(","):
                 try:
                     metadata = self._credentials[address].metadata()
-                    async with open_aio_channel(address, self._tls, self._keepalive_timeout_s) as channel:
+                    with self._connection(address) as channel:
                         call = AgentsStub(channel).GetCode(request, metadata=metadata, timeout=ANSWER_TIMEOUT_S)
                         data: bytes = (await call).data
                         return data
@@ -108,13 +108,13 @@ class Link:
 
     async def _attempt(self, address: str) -> tuple[bool, bool, str]:
         """One stream, to its end: whether it was accepted, whether another try is useless, and how it ended."""
-        try:
-            metadata = self._credentials[address].metadata()
-            opened = open_aio_channel(address, self._tls, self._keepalive_timeout_s)
-        except StartError as error:
-            return False, True, str(error)
-        accepted = False
-        async with opened as channel:
+        with contextlib.ExitStack() as stack:
+            try:
+                metadata = self._credentials[address].metadata()
+                channel = stack.enter_context(self._connection(address))
+            except StartError as error:
+                return False, True, str(error)
+            accepted = False
             call: Any = AgentsStub(channel).Attach(metadata=metadata)
             writer: asyncio.Task[None] | None = None
             try:

@@ -193,6 +193,7 @@ class Console:
         self._shown_at: dict[tuple[int, Stream], float] = {}
         self._status: tuple[int, Stream] | None = None  # whose update is at the bottom of the terminal
         self._files: dict[tuple[int, Stream], int] = {}
+        self._is_closing = False
         self.room: Callable[[], None] = lambda: None
         writer.room = self._on_room
         if directory is not None:
@@ -236,7 +237,7 @@ class Console:
 
     def status(self, sentence: str) -> None:
         """The launcher's line at the bottom of a terminal, "" to take it away. A progress bar of a rank replaces it."""
-        if not self.has_terminal or self._status not in (None, _LAUNCHER):
+        if not self.has_terminal or self._status not in (None, _LAUNCHER) or self._is_closing:
             return
         terminal, prefix = self._descriptors["stderr"], self._prefix(_LAUNCHER)
         width = os.get_terminal_size(terminal).columns or 80
@@ -252,7 +253,12 @@ class Console:
             self._writer.put(terminal, b"\r\x1b[K")
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Waits until everything is written; False when it was given up after `timeout_s`."""
+        """Takes away the status and waits until everything is written; False when it was given up after `timeout_s`.
+
+        No status is shown any more, as what the writer still gets it may not write.
+        """
+        self.status("")
+        self._is_closing = True
         written = self._writer.close(timeout_s)
         if written:
             for descriptor in self._files.values():

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 import grpc
 
 from horovod.worker.agent.repeated import RELAY, Repeated
-from horovod.worker.runtime.channel import MAX_WORLD_BYTES, open_aio_channel
+from horovod.worker.runtime.channel import KEEPALIVE_SECONDS, MAX_WORLD_BYTES, open_aio_channel
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.relayed import PINGS, TO
 from horovod.worker.runtime.tls import ClientTls
@@ -109,6 +109,16 @@ class Relay:
             await upstream.channel.close()
         self._upstreams.clear()
 
+    @contextlib.contextmanager
+    def connection(self, keepalive_timeout_s: float, address: str) -> Iterator[grpc.aio.Channel]:
+        """For the agent's own calls: that of its ranks, if they ping alike. StartError where a file can't be read."""
+        key = self._key_of(address, keepalive_timeout_s, KEEPALIVE_SECONDS)
+        upstream = self._upstream(key, is_own=True)
+        try:
+            yield upstream.channel
+        finally:
+            self._ended(key, upstream)
+
     async def relay(self, method: str, requests: AsyncIterator[bytes], context: Any) -> None:
         """One call, of any kind, to its end."""
         given = [(key, value) for key, value in context.invocation_metadata() or ()]
@@ -157,12 +167,15 @@ class Relay:
             raise ValueError(f"{PINGS}={timeout!r} is not usable: expected two numbers of seconds.") from None
         if not all(0 < seconds < 1e9 for seconds in pings):
             raise ValueError(f"{PINGS} names {pings[0]:g} and {pings[1]:g} s: expected two positive numbers.")
-        return address, *pings, self._tls.stamp() if self._tls is not None else ()
+        return self._key_of(address, *pings)
 
-    def _upstream(self, key: _Key) -> _Upstream:
+    def _key_of(self, address: str, timeout_s: float, ping_s: float) -> _Key:
+        return address, timeout_s, ping_s, self._tls.stamp() if self._tls is not None else ()
+
+    def _upstream(self, key: _Key, is_own: bool = False) -> _Upstream:
         found = self._upstreams.get(key)
         if found is None:
-            if len(self._upstreams) >= MAX_CHANNELS:
+            if len(self._upstreams) >= MAX_CHANNELS and not is_own:
                 raise StartError(f"The agent relays to {MAX_CHANNELS} coordinators already.")
             address, timeout_s, ping_s, _ = key
             found = self._upstreams[key] = _Upstream(open_aio_channel(address, self._tls, timeout_s, ping_s))

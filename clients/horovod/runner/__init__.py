@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import horovod.grpc_output  # noqa: F401 - before any module here imports gRPC
+
 if TYPE_CHECKING:
     from horovod.runner.function import run as run
 
