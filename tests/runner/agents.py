@@ -57,7 +57,10 @@ class Agents:
     """`with Agents(tmp_path) as agents: agents.add("h1")`. Nothing is left at the end, whatever a test does."""
 
     def __init__(
-        self, folder: Path, limits: Limits | None = None, coordinator: CoordinatorProcess | None = None
+        self,
+        folder: Path,
+        limits: Limits | None = None,
+        coordinator: CoordinatorProcess | EmbeddedCoordinator | None = None,
     ) -> None:
         self.folder = folder
         self.coordinator = coordinator or EmbeddedCoordinator(token="secret-of-this-test", limits=limits)

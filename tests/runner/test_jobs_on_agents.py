@@ -11,7 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 from agents import Agents
+from certificates import Authority
 from launching import Launched, still_alive
+
+from horovod.coordinator.server import EmbeddedCoordinator
 
 Launch = Callable[..., Launched]
 Program = Callable[[str], list[str]]
@@ -140,6 +143,26 @@ def test_ranks_speak_over_their_agent_and_by_themselves_once_it_is_killed(
     code, out, err = launched.finish()
     assert code == 0, err
     assert sorted(out.splitlines()) == [f"[{rank}]<stdout>:after 3 direct" for rank in range(2)]
+
+
+def test_certificates_are_shown_and_asked_for_over_the_relay_too(
+    tmp_path: Path, launch: Launch, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent shows its own; its ranks find theirs in the environment, which it knows to be the same."""
+    authority = Authority(tmp_path / "tls")
+    client = authority.client(cert=True)
+    assert client.cert
+    assert client.key
+    for name, value in (("CA", client.ca), ("CERT", client.cert), ("KEY", client.key)):
+        monkeypatch.setenv(f"HOROVOD_TLS_{name}", value)
+    coordinator = EmbeddedCoordinator(token="of-this-test", tls=authority.server(mutual=True))
+    with Agents(tmp_path, coordinator=coordinator) as agents:
+        agents.add("h1")
+        launched = launch(*agents.options, "-np", "2", *program(RELAYED), environ=agents.environ)
+        code, out, err = launched.finish()
+        assert code == 0, err
+        assert sorted(out.splitlines()) == [f"[{rank}]<stdout>:before 2 relayed" for rank in range(2)]
+        assert len(connections_to(coordinator.address, agents.processes["h1"].pid)) == 1
 
 
 def test_a_job_may_do_without_the_relay(agents: Agents, launch: Launch, program: Program) -> None:
