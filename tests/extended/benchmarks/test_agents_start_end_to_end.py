@@ -7,11 +7,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from benchmarks.namespaces import NetworkError, check_possible
+
 ROOT = Path(__file__).parents[3]
 
 
-def test_figures_of_a_few_agents() -> None:
-    command = [sys.executable, "benchmarks/agents_start.py", "--agents", "3", "--jobs", "2", "--json"]
+@pytest.mark.parametrize("options", [(), ("--namespaces",)])
+def test_figures_of_a_few_agents(options: tuple[str, ...]) -> None:
+    if options:
+        try:
+            check_possible()
+        except NetworkError as error:
+            pytest.skip(str(error))
+    command = [sys.executable, "benchmarks/agents_start.py", "--agents", "3", "--jobs", "2", "--json", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
