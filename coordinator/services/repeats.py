@@ -65,7 +65,7 @@ class RelayedStream:
         return bool(self._relay)
 
     async def shortened(self, message: bytes) -> bytes:
-        """What to write in place of `message`."""
+        """What to write in place of `message`, whose arrival the member will confirm."""
         if not self._relay or len(message) < REPEATED_FROM_BYTES:
             return message
         sent, is_first = self._repeats.begin(self._relay, message)
@@ -76,7 +76,7 @@ class RelayedStream:
         return MARK + RelayFrame(key=sent.key).SerializeToString() if sent.arrived.result() else message
 
     def arrived(self) -> None:
-        """The member has what was written last."""
+        """The member has confirmed it."""
         if self._first is not None:
             self._first.settle(True)
 

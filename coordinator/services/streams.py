@@ -110,7 +110,7 @@ async def converse(
     combine: makes of all items that wait the messages to send.
     who: the peer, as in "rank 1 of job 'digits'".
     limits: how often it may speak, under that name.
-    relayed: of a stream whose messages may be repeated by a relay.
+    relayed: of a membership stream, whose world may be repeated by a relay.
 
     Whatever a peer sends may end its own stream only. When it is the peer's fault (RefusedError, bytes that are no
     message, a connection that broke) the log stays quiet; an unexpected error is the coordinator's own.
@@ -149,7 +149,7 @@ async def converse(
                     return
                 for message in messages:
                     data = sending.serializer(message)
-                    if relayed is not None:
+                    if relayed is not None and message.WhichOneof("event") == "world":
                         data = await relayed.shortened(data)
                     async with sending.turns.turn(len(data)):
                         await context.write(data)

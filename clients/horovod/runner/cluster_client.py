@@ -39,6 +39,10 @@ class ClusterError(RuntimeError):
     """The coordinator refuses, or none answers. The text is a sentence for the user."""
 
 
+class UnansweredError(ClusterError):
+    """No coordinator answers; what was asked for may have been done."""
+
+
 @dataclass(frozen=True)
 class Access:
     """Where coordinators are and what to show to them."""
@@ -79,7 +83,10 @@ class ClusterClient:
         named = jobs_pb2.JobSpec()
         named.CopyFrom(spec)
         named.submission = named.submission or secrets.token_hex(16)
-        return await self._ask(lambda stub, more: stub.Submit(named, **more))
+        try:
+            return await self._ask(lambda stub, more: stub.Submit(named, **more))
+        except UnansweredError as error:
+            raise ClusterError(f"{error} The job may have been taken: `horovodrun ps` will show it.") from None
 
     async def signal(self, job: str, signum: int, stop: bool = True) -> jobs_pb2.JobRecord:
         request = jobs_pb2.SignalRequest(job=job, signal=signum, stop=stop)
@@ -173,8 +180,8 @@ class ClusterClient:
                 details = error.details() or ""
                 self._judge(error.code(), details)
                 if loop.time() > give_up_at:
-                    raise ClusterError(
-                        f"The coordinator at {', '.join(self._addresses)} did not answer: {printable(details)}"
+                    raise UnansweredError(
+                        f"The coordinator at {', '.join(self._addresses)} did not answer: {printable(details)}."
                     ) from None
             self._next()
             await asyncio.sleep(_RETRY_S)
