@@ -70,6 +70,7 @@ class ClusterHub:
         self._probe_secret = secrets.token_bytes(32)
         self._effects: asyncio.Queue[core.Effect | asyncio.Future[None]] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
+        self._serving: asyncio.Task[None] | None = None
         self._told: dict[str, str] = {}  # by job: the last line of the log
         self._leading = Leading(store, self._begin, self._end)
         self.code = CodeShelf(store, lambda: self._leading.guard, self._needed_code)
@@ -77,10 +78,12 @@ class ClusterHub:
     async def start(self) -> None:
         """Serves as soon as no other coordinator of the store does."""
         await self._leading.attempt()
-        work = (self._carry_out_all(), self._watch_clock(), self._leading.run())
-        self._tasks = [asyncio.create_task(one) for one in work]
+        self._tasks = [asyncio.create_task(one) for one in (self._carry_out_all(), self._watch_clock())]
+        self._serving = asyncio.create_task(self._leading.run())
 
     async def stop(self) -> None:
+        if self._serving is not None:
+            await end_tasks([self._serving])  # else it might lead again
         await self._leading.resign()
         self._end("The coordinator is stopping.")
         await end_tasks(self._tasks)
@@ -179,9 +182,9 @@ class ClusterHub:
         """The record when it is in the store; or why the job is not taken. Raises NotServingError."""
         if sentence := refusal_of(spec):
             return sentence
-        if spec.code.sha256 and not self.code.archives.has(spec.code.sha256):
-            return "The code of this job is not here, or not any more: upload it first."
         if not (job := self.cluster.submitted(spec.submission)):
+            if spec.code.sha256 and not self.code.archives.has(spec.code.sha256):
+                return "The code of this job is not here, or not any more: upload it first."
             job_id = self._new_id(spec)
             self._do(self.cluster.submit(job_id, spec, self._clock(), self._wall_clock()))
             job = self.cluster.jobs[job_id]
@@ -239,6 +242,7 @@ class ClusterHub:
             follower.taken(agent, part)
             if (reader := follower.readers.get(agent)) and agent in self._agents:
                 self._agents[agent].put(pb.AgentCommand(taken=pb.LogTaken(reader=reader, taken=part)))
+        self._sync(follower)  # what could not be opened for want of room
 
     def unfollow(self, follower: Follower) -> None:
         """Its stream is over."""
@@ -249,7 +253,8 @@ class ClusterHub:
         for agent, reader in follower.readers.items():
             self._readers.pop(reader, None)
             if agent in self._agents:
-                self._agents[agent].put(pb.AgentCommand(close=pb.CloseLog(reader=reader, release=True)))
+                close = pb.CloseLog(reader=reader, release=follower.ended)  # else its client may come back
+                self._agents[agent].put(pb.AgentCommand(close=close))
 
     def _reader(self, agent: str, reader: int) -> Follower | None:
         """Who reads by this number at this agent."""
@@ -312,7 +317,8 @@ class ClusterHub:
                 return
             except FencedError as error:
                 _log.warning("Another coordinator serves agents and jobs by now: %s", error)
-                self._leading.lose()  # so nothing is done that was to follow
+                if self._leading.guard is guard:
+                    self._leading.lose()  # so nothing is done that was to follow
                 return
             except StoreError as error:
                 _log.warning("What has happened to a job can't be stored yet: %s", error)

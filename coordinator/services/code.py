@@ -29,11 +29,12 @@ class CodeShelf:
 
     async def load(self) -> None:
         """What earlier coordinators have; without what was not complete, which its sender sends again."""
-        self.archives = Archives()
-        for name, (size, complete) in (await read_archives(self._store)).items():
-            self.archives.add(pb.Code(sha256=name, size=size), complete=complete)
-            if not complete:
-                await self._remove(name)
+        async with self._writing:  # what was begun before may go on, under the guard of now
+            self.archives = Archives()
+            for name, (size, complete) in (await read_archives(self._store)).items():
+                self.archives.add(pb.Code(sha256=name, size=size), complete=complete)
+                if not complete:
+                    await self._remove(name)
 
     def find(self, code: pb.Code) -> pb.CodeFound:
         """RefusedError for what can't be an archive."""

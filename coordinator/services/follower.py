@@ -12,6 +12,7 @@ from horovod.protos.v1 import agents_pb2, jobs_pb2
 from .outbox import Outbox
 
 WINDOW_BYTES = 1 << 20
+MOST_UNTAKEN_BYTES = WINDOW_BYTES // 2  # of an earlier stream of an agent, for a new window to be opened
 MOST_AHEAD_BYTES = 2 * WINDOW_BYTES  # an agent ends its window with a whole record, and may skip what is gone
 OUTPUT_COST = 64  # of a message beside its data, in the words of worker/agent/feed.py
 MAX_EVENTS = 1 << 16  # more than all windows of a job can hold in the smallest messages is never queued
@@ -61,13 +62,14 @@ class Follower:
         if not self._request.output:
             return
         for share in record.shares:
-            if share.started and share.agent not in self._done and share.agent not in self.readers and self._of(share):
+            has_room = self._ahead.get(share.agent, 0) <= MOST_UNTAKEN_BYTES
+            is_read = share.agent in self._done or share.agent in self.readers
+            if share.started and has_room and not is_read and self._of(share):
                 yield share
 
     def open_on(self, share: jobs_pb2.Share, reader: int) -> agents_pb2.ReadLog:
         """What to ask the agent; it goes on where the last reader there was."""
         self.readers[share.agent] = reader
-        self._ahead[share.agent] = 0
         read = agents_pb2.ReadLog(
             reader=reader,
             job=self.job,

@@ -101,7 +101,8 @@ class Leading:
                 if not still_leads:
                     return
                 kept_at_s, is_late = began_s, False
-            await asyncio.sleep(self._lease_s / 10)
+            if not is_late:
+                await asyncio.sleep(self._lease_s / 10)
 
     async def _prolong(self, lease: int) -> bool:
         """False when the key was written or deleted by another client, although the lease lives."""

@@ -13,8 +13,8 @@ import secrets
 from horovod.protos.v1.relay_pb2 import RelayFrame
 
 REPEATED_FROM_BYTES = 16 << 10
-ARRIVAL_S = 10.0  # for the first member to have the message; a world can do nothing without it anyway
-FORGOTTEN_S = 20.0  # after which a message is sent anew; a relay keeps it for longer
+ARRIVAL_S = 30.0  # for the first member to have the message; a world can do nothing without it anyway
+FORGOTTEN_S = 60.0  # after which a message is sent anew; a relay keeps it for longer
 
 RELAY = "horovod-relay"  # in a call's metadata: an id of the relay that it came through. In the answer: see relay.proto
 MARK = b"\0"  # before a RelayFrame
@@ -25,8 +25,10 @@ class Repeats:
 
     def __init__(self, arrival_s: float = ARRIVAL_S) -> None:
         self._arrival_s = arrival_s
-        # By relay and message. One message is one object, whatever the number of its members, so its hash is known.
-        self._sent: dict[tuple[str, bytes], _Sent] = {}
+        # By message; one message is one object, whatever the number of its members, so its hash is known. And one
+        # frame for all relays is one object.
+        self._framed: dict[bytes, _Framed] = {}
+        self._sent: dict[tuple[str, bytes], _Sent] = {}  # by relay and message
 
     def of(self, relay: str) -> RelayedStream:
         """For one stream. relay: the id; empty for a stream that comes directly."""
@@ -38,15 +40,26 @@ class Repeats:
         if found is not None:
             return found, False
         loop = asyncio.get_running_loop()
-        sent = self._sent[relay, message] = _Sent(secrets.randbits(64), loop.create_future())
+        framed = self._framed.get(message)
+        if framed is None:
+            framed = self._framed[message] = _Framed(message)
+            loop.call_later(FORGOTTEN_S, self._framed.pop, message, None)
+        sent = self._sent[relay, message] = _Sent(framed, loop.create_future())
         loop.call_later(self._arrival_s, sent.settle, False)
         loop.call_later(FORGOTTEN_S, self._sent.pop, (relay, message), None)
         return sent, True
 
 
+class _Framed:
+    def __init__(self, message: bytes) -> None:
+        key = secrets.randbits(64)
+        self.keep = MARK + RelayFrame(key=key, message=message).SerializeToString()
+        self.repeat = MARK + RelayFrame(key=key).SerializeToString()
+
+
 class _Sent:
-    def __init__(self, key: int, arrived: asyncio.Future[bool]) -> None:
-        self.key = key
+    def __init__(self, framed: _Framed, arrived: asyncio.Future[bool]) -> None:
+        self.framed = framed
         self.arrived = arrived
 
     def settle(self, arrived: bool) -> None:
@@ -71,9 +84,9 @@ class RelayedStream:
         sent, is_first = self._repeats.begin(self._relay, message)
         if is_first:
             self._first = sent
-            return MARK + RelayFrame(key=sent.key, message=message).SerializeToString()
+            return sent.framed.keep
         await asyncio.wait([sent.arrived])
-        return MARK + RelayFrame(key=sent.key).SerializeToString() if sent.arrived.result() else message
+        return sent.framed.repeat if sent.arrived.result() else message
 
     def arrived(self) -> None:
         """The member has confirmed it."""

@@ -1,6 +1,6 @@
 """Followers of a job: what ends their streams."""
 
-from horovod.coordinator.services.follower import MOST_AHEAD_BYTES, OUTPUT_COST, Follower, JobOutbox
+from horovod.coordinator.services.follower import MOST_AHEAD_BYTES, OUTPUT_COST, WINDOW_BYTES, Follower, JobOutbox
 from horovod.coordinator.services.outbox import Outbox
 from horovod.protos.v1 import jobs_pb2 as pb
 
@@ -43,5 +43,19 @@ def test_no_more_output_is_passed_on_than_the_reader_has_room_for() -> None:
     assert follower.output("h2", piece)  # another one's windows are its own
     follower.taken("h1", pb.Taken(ranks=[pb.TakenOutput(cost=len(piece.data) + OUTPUT_COST)]))
     assert [follower.output("h1", piece) for _ in range(2)] == [True, False]
-    follower.open_on(share, 2)  # the agent has another window
-    assert follower.output("h1", piece)
+
+
+def test_an_agent_that_comes_again_waits_for_the_reader_to_take_what_it_has_sent() -> None:
+    """Else each of its streams would put a window of output into the coordinator's memory."""
+    events: JobOutbox = Outbox(1000)
+    follower = Follower(pb.Open(job="train", output=True), events)
+    record = pb.JobRecord(id="train", state=pb.JOB_STATE_RUNNING)
+    share = record.shares.add(agent="h1", ranks=1, started=True)
+    follower.open_on(share, 1)
+    piece = pb.Output(data=bytes(WINDOW_BYTES // 4), position=7)
+    assert all(follower.output("h1", piece) for _ in range(3))
+    follower.readers.clear()  # its stream is over
+    assert not list(follower.wanted(record))
+    follower.taken("h1", pb.Taken(ranks=[pb.TakenOutput(cost=2 * (len(piece.data) + OUTPUT_COST))]))
+    assert [one.agent for one in follower.wanted(record)] == ["h1"]
+    assert getattr(follower.open_on(share, 2), "from")[0].position == 7

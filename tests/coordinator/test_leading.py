@@ -10,9 +10,10 @@ from resources import eventually
 
 from horovod.coordinator import PROTOCOL_VERSION
 from horovod.coordinator.services.cluster import ClusterHub, CommandOutbox, NotServingError
+from horovod.coordinator.services.follower import Follower
 from horovod.coordinator.services.leading import LEADER, Leading
 from horovod.coordinator.services.outbox import Outbox
-from horovod.coordinator.store.base import Entry, Guard, StoreError
+from horovod.coordinator.store.base import Entry, FencedError, Guard, StoreError
 from horovod.coordinator.store.memory import MemoryStore
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
@@ -21,10 +22,11 @@ DEADLINE_S = 30.0
 
 
 class HoldingStore(MemoryStore):
-    """The next write of a job's record waits for `go`, and is then not answered."""
+    """The next write of a job's record waits for `go`, and then fails."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.answer = StoreError("it does not answer")
         self.held, self.go = asyncio.Event(), asyncio.Event()
         self.is_armed = False
 
@@ -33,7 +35,7 @@ class HoldingStore(MemoryStore):
             self.is_armed = False
             self.held.set()
             await self.go.wait()
-            raise StoreError("it does not answer")
+            raise self.answer
         return await super().put(key, value, lease, guard=guard)
 
 
@@ -148,5 +150,63 @@ def test_a_submission_that_comes_twice_is_one_job() -> None:
         ids = [record.id for record in found if isinstance(record, jobs_pb2.JobRecord)]
         assert ids[0] == ids[1]
         assert len(set(ids)) == 4
+
+    with_hub(body)
+
+
+def test_a_repeated_submission_is_found_before_its_code_is_looked_for() -> None:
+    """The archive of a job that is over may have made room for another one."""
+
+    async def body(store: HoldingStore, hub: ClusterHub) -> None:
+        first = await hub.submit(spec("s"))
+        again = spec("s")
+        again.code.sha256, again.code.size = "0" * 64, 1
+        assert await hub.submit(again) == first
+        again.submission = "t"
+        assert "upload it first" in str(await hub.submit(again))
+
+    with_hub(body)
+
+
+def test_a_write_of_an_earlier_term_does_not_end_the_next_one() -> None:
+    async def body(store: HoldingStore, hub: ClusterHub) -> None:
+        store.is_armed, store.answer = True, FencedError("too late")
+        asked = asyncio.create_task(hub.submit(spec()))
+        await store.held.wait()
+        await store.delete(LEADER)
+        with pytest.raises(NotServingError):
+            await asked
+        assert await asyncio.to_thread(eventually, lambda: hub.serves)
+        commands = attach(hub)
+        store.go.set()
+        assert isinstance(await hub.submit(spec()), jobs_pb2.JobRecord)
+        assert commands.failure is None
+
+    with_hub(body)
+
+
+def test_who_stops_does_not_lead_again() -> None:
+    async def body(store: HoldingStore, hub: ClusterHub) -> None:
+        await hub.stop()
+        assert not hub.serves
+        assert await store.get(LEADER) is None
+
+    with_hub(body)
+
+
+def test_output_is_held_for_a_client_whose_stream_broke_and_not_for_one_that_has_all() -> None:
+    async def body(store: HoldingStore, hub: ClusterHub) -> None:
+        commands = attach(hub)
+        record = await hub.submit(spec())
+        assert isinstance(record, jobs_pb2.JobRecord)
+        hub.received("h1", commands, pb.AgentMessage(report=pb.JobReport(job=record.id)))
+        for has_all in (False, True):
+            follower = Follower(jobs_pb2.Open(job=record.id, output=True, hold=True), Outbox(100))
+            hub.follow(follower)
+            if has_all:
+                follower.end()
+            hub.unfollow(follower)
+        found = [command for command in await commands.take() if command.HasField("close")]
+        assert [command.close.release for command in found] == [False, True]
 
     with_hub(body)

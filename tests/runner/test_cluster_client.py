@@ -1,9 +1,12 @@
-"""What a launcher says when no coordinator of its list answers."""
+"""How a launcher bears coordinators that do not answer, or break off."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
+import grpc
 import pytest
 
 from horovod.protos.v1 import jobs_pb2
@@ -23,3 +26,80 @@ def test_a_submission_without_an_answer_may_have_been_taken() -> None:
             assert "may have been taken" not in str(caught.value)
 
     asyncio.run(submit())
+
+
+Servant = Callable[[Any, Any], Coroutine[Any, Any, Any]]
+
+
+def served(body: Callable[[ClusterClient], Awaitable[None]], patience_s: float, **methods: Servant) -> None:
+    """A coordinator that answers by `methods`, of the request (or requests) and the context."""
+
+    async def main() -> None:
+        handlers = {
+            "Submit": lambda servant: grpc.unary_unary_rpc_method_handler(
+                servant, jobs_pb2.JobSpec.FromString, jobs_pb2.JobRecord.SerializeToString
+            ),
+            "Follow": lambda servant: grpc.stream_stream_rpc_method_handler(
+                servant, jobs_pb2.FollowMessage.FromString, jobs_pb2.JobEvent.SerializeToString
+            ),
+        }
+        made = {name: handlers[name](servant) for name, servant in methods.items()}
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("horovod.v1.Jobs", made),))
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        try:
+            async with ClusterClient(Access([address]), patience_s) as cluster:
+                await asyncio.wait_for(body(cluster), 60)
+        finally:
+            await server.stop(None)
+
+    asyncio.run(main())
+
+
+def test_a_submission_is_repeated_under_the_same_name() -> None:
+    seen: list[str] = []
+
+    async def submit(spec: jobs_pb2.JobSpec, context: Any) -> jobs_pb2.JobRecord:
+        seen.append(spec.submission)
+        if len(seen) == 1:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+        if spec.name == "refused":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "Not that.")
+        return jobs_pb2.JobRecord(id="j")
+
+    async def body(cluster: ClusterClient) -> None:
+        assert (await cluster.submit(jobs_pb2.JobSpec(name="taken"))).id == "j"
+        assert len(seen) == 2
+        assert len(set(seen)) == 1
+        seen.clear()
+        with pytest.raises(ClusterError, match=r"^Not that\. The job may have been taken"):
+            await cluster.submit(jobs_pb2.JobSpec(name="refused"))
+        with pytest.raises(ClusterError, match=r"^Not that\.$"):
+            await cluster.submit(jobs_pb2.JobSpec(name="refused"))
+
+    served(body, 60.0, Submit=submit)
+
+
+def test_a_stream_that_breaks_after_a_long_silence_is_opened_again() -> None:
+    """The patience is for coordinators that do not answer, not for jobs that have nothing to say."""
+    patience_s = 0.1
+    streams: list[int] = []
+
+    async def follow(requests: Any, context: Any) -> None:
+        streams.append(len(streams))
+        await context.write(jobs_pb2.JobEvent(record=jobs_pb2.JobRecord(id="j")))
+        if len(streams) > 1:
+            await context.write(jobs_pb2.JobEvent(ended=jobs_pb2.Ended()))
+            return
+        await asyncio.sleep(5 * patience_s)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "Another coordinator serves.")
+
+    async def body(cluster: ClusterClient) -> None:
+        async def output(_: jobs_pb2.Output) -> None:
+            pass
+
+        await cluster.follow(jobs_pb2.Open(job="j"), lambda record: None, output)
+        assert len(streams) == 2
+
+    served(body, patience_s, Follow=follow)

@@ -81,3 +81,23 @@ def test_the_last_output_waits_for_its_reader_when_the_rank_has_ended(tmp_path: 
         return found
 
     assert asyncio.run(run()) == size
+
+
+def test_a_reader_that_comes_back_holds_the_output_again(tmp_path: Path) -> None:
+    """And when it goes for good, the rank writes on: it must not wait for a reader that nobody expects."""
+    before = set(psutil.Process().children())
+
+    async def run() -> None:
+        slots = [Slot(0, ["dd", "if=/dev/zero", "bs=64k", "count=96", "status=none"], dict(os.environ))]
+        order = Order([slots], held=True, log_limit_bytes=2 << 20, orphan_grace_s=60.0)
+        kept = await KeptJob.start("j", tmp_path, order, lambda kept: None)
+        kept.left_by_reader(for_good=True)
+        await until(lambda: not kept.held)
+        kept.held_by_reader({0: 0})
+        kept.taken({0: 0})
+        assert kept.held
+        kept.left_by_reader(for_good=True)
+        await asyncio.wait_for(kept.over.wait(), SETTLE_SECONDS)
+        await until(lambda: not set(psutil.Process().children()) - before)
+
+    asyncio.run(run())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import threading
@@ -11,8 +12,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from resources import eventually
 
 from horovod.worker.agent.output import UPDATE_INTERVAL_S, Console, LineSplitter, Piece, Writer
+
+DEADLINE_S = 60
+F_SETPIPE_SZ = 1031  # fcntl.h; Python names it from 3.10 on
 
 
 def split(*chunks: bytes, limit: int = 1 << 20) -> list[Piece]:
@@ -158,6 +163,29 @@ def test_a_stalled_reader_asks_for_a_pause_and_loses_nothing() -> None:
         left -= len(os.read(reader, left))
     assert room.wait(20)
     assert writer.close(timeout_s=20)
+    os.close(reader)
+    os.close(descriptor)
+
+
+def test_room_is_told_of_also_when_a_later_piece_had_some() -> None:
+    """The piece that had no room asked to be told; one that comes in between, for another descriptor, did not."""
+    reader, descriptor = os.pipe()
+    fcntl.fcntl(descriptor, F_SETPIPE_SZ, 4096)
+    os.write(descriptor, bytes(4096))  # the pipe is full
+    writer = Writer(limit_bytes=8192)
+    room = threading.Event()
+    writer.room = room.set
+    assert writer.put(descriptor, bytes(4096))
+    assert eventually(lambda: not writer._queue)  # the thread has it, and can't write it
+    assert not writer.put(descriptor, bytes(5000))
+    os.read(reader, 4096)
+    assert eventually(lambda: writer._held == 5000)
+    assert writer.put(descriptor, bytes(100))
+    left = 4096 + 5000 + 100
+    while left:
+        left -= len(os.read(reader, 4096))
+    assert room.wait(DEADLINE_S)
+    assert writer.close(DEADLINE_S)
     os.close(reader)
     os.close(descriptor)
 

@@ -154,6 +154,38 @@ def test_the_line_ends_with_the_console(monkeypatch: pytest.MonkeyPatch) -> None
     assert shown == b"\rhorovodrun: 1 of 2\x1b[K\r\x1b[K"
 
 
+def test_a_progress_bar_elsewhere_leaves_the_line_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`horovodrun ... > log`: that of a rank is in the file, the launcher's line on the terminal."""
+    monkeypatch.setenv("TERM", "xterm")
+    master, terminal = os.openpty()
+    reader, file = os.pipe()
+    console = Console(Writer(), descriptors=(file, terminal))
+    console.status("1 of 2")
+    console.feed(0, "stdout", b"10%\r20%\r30%")
+    console.feed(0, "stderr", b"hello\n")
+    assert console.close(DEADLINE_S)
+    for descriptor in (terminal, file, reader):
+        os.close(descriptor)
+    shown = b""
+    with contextlib.suppress(OSError):
+        while data := os.read(master, 4096):
+            shown += data
+    os.close(master)
+    assert shown.replace(b"\r\n", b"\n") == (
+        b"\rhorovodrun: 1 of 2\x1b[K\r\x1b[K[0]<stderr>:hello\nhorovodrun: 1 of 2\r\x1b[K"
+    )
+
+
+def test_a_terminal_that_is_gone_does_not_keep_the_console(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    master, terminal = os.openpty()
+    console = Console(Writer(), descriptors=(terminal, terminal))
+    console.status("1 of 2")
+    os.close(master)
+    assert console.close(DEADLINE_S)
+    os.close(terminal)
+
+
 def test_a_pipe_gets_no_line() -> None:
     reader, writer = os.pipe()
     console = Console(Writer(), descriptors=(writer, writer))

@@ -221,20 +221,23 @@ def test_what_can_not_be_repeated_ends_the_call_with_a_sentence(folder: Path, fr
     played(folder, story)
 
 
-def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_is_bounded_in_bytes_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeated, "KEPT_BYTES", 25)
-    now_s = 100.0
-    monkeypatch.setattr(repeated.time, "monotonic", lambda: now_s)
-    kept = repeated.Repeated()
-    for key in range(1, 4):
-        assert kept.passing(MARK + framed(key, b"x" * 10)) == b"x" * 10
-    assert kept.passing(MARK + framed(2)) == b"x" * 10
-    with pytest.raises(ValueError, match="any more"):
-        kept.passing(MARK + framed(1))
-    now_s += repeated.KEPT_S + 1
-    kept.passing(MARK + framed(4, b"y"))
-    with pytest.raises(ValueError, match="any more"):
-        kept.passing(MARK + framed(3))
+
+    async def story() -> None:
+        kept = repeated.Repeated()
+        for key in range(1, 4):
+            assert kept.passing(MARK + framed(key, b"x" * 10)) == b"x" * 10
+        assert kept.passing(MARK + framed(2)) == b"x" * 10
+        with pytest.raises(ValueError, match="any more"):
+            kept.passing(MARK + framed(1))
+        monkeypatch.setattr(repeated, "KEPT_S", 0.0)
+        assert kept.passing(MARK + framed(4, b"y")) == b"y"
+        await asyncio.sleep(0.01)
+        with pytest.raises(ValueError, match="any more"):
+            kept.passing(MARK + framed(4))
+
+    asyncio.run(story())
 
 
 def test_its_socket_is_for_this_user_only(folder: Path) -> None:

@@ -24,6 +24,7 @@ from horovod import __version__
 from horovod.worker.agent.bound import serve_launcher
 from horovod.worker.agent.daemon import Daemon, Host
 from horovod.worker.agent.gpus import visible_gpus
+from horovod.worker.agent.kept import READER_GRACE_S
 from horovod.worker.agent.threads import usable_cores
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.tls import ClientTls
@@ -117,6 +118,7 @@ def _host(arguments: argparse.Namespace) -> Host:
         network_interfaces=resolve().network_interfaces,
         log_limit_bytes=arguments.log_limit_mb << 20,
         orphan_grace_s=arguments.orphan_grace_seconds,
+        reader_grace_s=arguments.reader_grace_seconds,
     )
 
 
@@ -165,14 +167,31 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--orphan-grace-seconds",
-        type=float,
+        type=_seconds,
         default=60.0,
         metavar="S",
         help="how long ranks may run on after this agent was killed, until another one is there (default: 60)",
     )
+    parser.add_argument(
+        "--reader-grace-seconds",
+        type=_seconds,
+        default=READER_GRACE_S,
+        metavar="S",
+        help="how long a rank that has filled its log waits for its launcher, when that is gone (default: 60)",
+    )
     parser.add_argument("--verbose", action="store_true", help="log what happens")
     parser.add_argument("--stdin", action="store_true", help=argparse.SUPPRESS)  # for horovodrun: see bound.py
     return parser
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 on")
+    return seconds
 
 
 def _name(text: str) -> str:

@@ -27,7 +27,7 @@ from horovod.worker.agent.code import CodeCache
 from horovod.worker.agent.environment import slots_of
 from horovod.worker.agent.feed import Feed
 from horovod.worker.agent.keeper import Order
-from horovod.worker.agent.kept import KeptJob
+from horovod.worker.agent.kept import READER_GRACE_S, KeptJob
 from horovod.worker.agent.lines import lines_of, workers_of
 from horovod.worker.agent.link import Link
 from horovod.worker.agent.log import LIMIT_BYTES
@@ -62,6 +62,7 @@ class Host:
     network_interfaces: tuple[str, ...] = ()
     log_limit_bytes: int = LIMIT_BYTES
     orphan_grace_s: float = 60.0  # how long ranks may run without an agent
+    reader_grace_s: float = READER_GRACE_S
 
 
 class Daemon:
@@ -221,7 +222,8 @@ class Daemon:
         try:
             lines = await self._lines(start)
             order = Order(lines, start.hold, self.host.log_limit_bytes, self.host.orphan_grace_s)
-            kept = await KeptJob.start(start.job, self.host.state / "jobs", order, self._on_change)
+            jobs, grace_s = self.host.state / "jobs", self.host.reader_grace_s
+            kept = await KeptJob.start(start.job, jobs, order, self._on_change, grace_s)
         except (OSError, ValueError) as error:
             text = reason_of(error) if isinstance(error, OSError) else str(error)
             file = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
@@ -261,7 +263,7 @@ class Daemon:
         folder = self.host.state / "jobs"
         folder.mkdir(mode=0o700, exist_ok=True)
         for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime):
-            kept = await KeptJob.adopt(path, self._on_change)
+            kept = await KeptJob.adopt(path, self._on_change, self.host.reader_grace_s)
             self._jobs[kept.job] = kept
             if kept.running:
                 log.warning("Job %s runs on: its ranks were found again.", kept.job)
@@ -321,7 +323,7 @@ class Daemon:
             return
         feed = Feed(request, kept, self._link.send)
         if feed.holds:
-            kept.held_by_reader()
+            kept.held_by_reader({one.rank: one.position for one in getattr(request, "from")})
         task = asyncio.create_task(feed.run())
         self._feeds[request.reader] = (feed, task)
         task.add_done_callback(lambda task: self._feed_ended(request.reader, task))
@@ -336,7 +338,7 @@ class Daemon:
         if found := self._feeds.pop(reader, None):
             feed, task = found
             task.cancel()
-            if feed.holds:
+            if feed.holds and not any(other.holds and other.kept is feed.kept for other, _ in self._feeds.values()):
                 feed.kept.left_by_reader(for_good)
 
     async def _probe(self, request: pb.ProbeTargets) -> None:

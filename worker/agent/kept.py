@@ -16,7 +16,7 @@ from horovod.protos.v1 import agents_pb2
 from horovod.worker.agent.keeper import LINE_LIMIT_BYTES, OVER, SOCKET, Order, short_path
 
 START_TIMEOUT_S = 60.0  # for a keeper on a busy machine
-HOLD_GRACE_S = 60.0  # how long output is kept for a reader that is not there
+READER_GRACE_S = 60.0  # how long ranks wait for a reader that is not there, once they have filled their logs
 _RECORDED = "recorded"
 _RANKS = "ranks.json"
 _GUARDIAN_S = 10.0  # after its keeper was killed, until its guardian has ended the ranks
@@ -25,7 +25,9 @@ _GUARDIAN_S = 10.0  # after its keeper was killed, until its guardian has ended 
 class KeptJob:
     """`start` or `adopt` one; `over` tells when its ranks have ended."""
 
-    def __init__(self, job: str, folder: Path, changed: Callable[[KeptJob], None]) -> None:
+    def __init__(
+        self, job: str, folder: Path, changed: Callable[[KeptJob], None], reader_grace_s: float = READER_GRACE_S
+    ) -> None:
         self.job = job
         self.folder = folder
         self.ranks: list[int] = []
@@ -35,15 +37,23 @@ class KeptJob:
         self.held = False
         self.growth = asyncio.Event()  # replaced with each growth of a log, and set when the job is over
         self._changed = changed
+        self._reader_grace_s = reader_grace_s
         self._state: dict[str, Any] = {"ranks": [], "over": False, "error": "", "line": 0, "lines_done": 0}
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._release: asyncio.TimerHandle | None = None
 
     @classmethod
-    async def start(cls, job: str, jobs: Path, order: Order, changed: Callable[[KeptJob], None]) -> KeptJob:
+    async def start(
+        cls,
+        job: str,
+        jobs: Path,
+        order: Order,
+        changed: Callable[[KeptJob], None],
+        reader_grace_s: float = READER_GRACE_S,
+    ) -> KeptJob:
         """Starts a keeper. OSError with a sentence when that can't be done."""
-        kept = cls(job, jobs / quote(job, safe=""), changed)
+        kept = cls(job, jobs / quote(job, safe=""), changed, reader_grace_s)
         kept.folder.mkdir(mode=0o700, parents=True)
         kept.ranks = order.ranks
         (kept.folder / _RANKS).write_text(json.dumps(kept.ranks))
@@ -80,9 +90,11 @@ class KeptJob:
         return kept
 
     @classmethod
-    async def adopt(cls, folder: Path, changed: Callable[[KeptJob], None]) -> KeptJob:
+    async def adopt(
+        cls, folder: Path, changed: Callable[[KeptJob], None], reader_grace_s: float = READER_GRACE_S
+    ) -> KeptJob:
         """The job that an earlier agent of this host left in `folder`."""
-        kept = cls(unquote(folder.name), folder, changed)
+        kept = cls(unquote(folder.name), folder, changed, reader_grace_s)
         with contextlib.suppress(OSError, ValueError):
             kept.ranks = json.loads((folder / _RANKS).read_text())
         if (folder / _RECORDED).exists():
@@ -129,17 +141,18 @@ class KeptJob:
         """The reader that holds the logs has done with this."""
         self.tell(taken={str(rank): position for rank, position in positions.items()})
 
-    def held_by_reader(self) -> None:
-        """A reader that holds the logs is there."""
-        if self._release is not None:
-            self._release.cancel()
-            self._release = None
+    def held_by_reader(self, positions: dict[int, int]) -> None:
+        """A reader is there that holds the logs, by rank from these positions on; also after they had been let go."""
+        self._stay_held()
+        self.held = True
+        self.taken(positions)
 
     def left_by_reader(self, for_good: bool) -> None:
         """No reader holds the logs now; when none comes for a while, the ranks no longer wait for one."""
-        self.held_by_reader()
+        self._stay_held()
         if self.held:
-            self._release = asyncio.get_running_loop().call_later(0 if for_good else HOLD_GRACE_S, self._let_go)
+            grace_s = 0.0 if for_good else self._reader_grace_s
+            self._release = asyncio.get_running_loop().call_later(grace_s, self._let_go)
 
     def record(self) -> None:
         """The coordinator has recorded how the job ended."""
@@ -153,13 +166,18 @@ class KeptJob:
 
     def close(self) -> None:
         """Leaves the keeper to the next agent."""
-        self.held_by_reader()
+        self._stay_held()
         if self._reading is not None:
             self._reading.cancel()
         if self._writer is not None:
             self._writer.close()
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _stay_held(self) -> None:
+        if self._release is not None:
+            self._release.cancel()
+            self._release = None
 
     def _let_go(self) -> None:
         self.held = False

@@ -104,8 +104,9 @@ class Writer:
             self._queue.append((descriptor, data))
             self._held += len(data)
             self._changed.notify_all()
-            self._asked_for_room = self._held > self._limit
-            return not self._asked_for_room
+            is_full = self._held > self._limit
+            self._asked_for_room |= is_full  # also by an earlier call, to which nobody has answered yet
+            return not is_full
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Waits until all is written; False when that took too long and the rest is given up."""
@@ -240,8 +241,10 @@ class Console:
         if not self.has_terminal or self._status not in (None, _LAUNCHER) or self._is_closing:
             return
         terminal, prefix = self._descriptors["stderr"], self._prefix(_LAUNCHER)
-        width = os.get_terminal_size(terminal).columns or 80
-        text = sentence.encode()[: max(width - len(prefix) - 1, 0)]  # a longer one would leave its first line behind
+        width = 0
+        with contextlib.suppress(OSError):  # the terminal is gone
+            width = os.get_terminal_size(terminal).columns
+        text = sentence.encode()[: max((width or 80) - len(prefix) - 1, 0)]  # a longer one would leave its first line
         if text == self._pending.get(_LAUNCHER, b""):
             return
         if text:
@@ -298,8 +301,8 @@ class Console:
         if not text:
             return b""
         self._pending[key] = text
-        self._pending.pop(_LAUNCHER, None)
         if self._terminal[key[1]]:
+            self._pending.pop(_LAUNCHER, None)
             self._status = key
             return b"\r" + self._prefix(key) + text + b"\x1b[K"
         now = self._clock()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections import OrderedDict
 
 from google.protobuf.message import DecodeError
@@ -13,7 +13,7 @@ from horovod.worker.runtime.channel import MAX_WORLD_BYTES
 # In a call's metadata for the coordinator: an id of this relay. In the metadata that come back: RelayFrames may come.
 RELAY = "horovod-relay"
 MARK = b"\0"  # before a RelayFrame
-KEPT_S = 60.0  # longer than coordinators count on it
+KEPT_S = 180.0  # longer than coordinators count on it
 KEPT_BYTES = MAX_WORLD_BYTES  # of all messages, and the latest in any case
 
 
@@ -21,7 +21,7 @@ class Repeated:
     """The messages of one coordinator's connection that it may ask to be repeated, for a while."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[int, tuple[float, bytes]] = OrderedDict()  # by key: until when, and what
+        self._kept: OrderedDict[int, bytes] = OrderedDict()  # by key, the latest last
 
     def passing(self, message: bytes) -> bytes:
         """The message for the rank. ValueError with a sentence."""
@@ -31,15 +31,11 @@ class Repeated:
             frame = RelayFrame.FromString(message[len(MARK) :])
         except DecodeError:
             raise ValueError("The coordinator has sent what this version's relay can't read.") from None
-        now_s = time.monotonic()
         if frame.message:
-            self._kept[frame.key] = now_s + KEPT_S, frame.message
-        while len(self._kept) > 1 and self._is_too_much(now_s):
-            self._kept.popitem(last=False)
+            self._kept[frame.key] = frame.message
+            asyncio.get_running_loop().call_later(KEPT_S, self._kept.pop, frame.key, None)
+            while len(self._kept) > 1 and sum(map(len, self._kept.values())) > KEPT_BYTES:
+                self._kept.popitem(last=False)
         if frame.key not in self._kept:
             raise ValueError("The agent's relay does not have a message any more that the coordinator wants repeated.")
-        return self._kept[frame.key][1]
-
-    def _is_too_much(self, now_s: float) -> bool:
-        until_s, _ = next(iter(self._kept.values()))
-        return now_s > until_s or sum(len(message) for _, message in self._kept.values()) > KEPT_BYTES
+        return self._kept[frame.key]

@@ -125,13 +125,14 @@ class ClusterClient:
             for rank, position in positions.items():
                 getattr(request, "from").add(rank=rank, position=position)
             call: Any = None
+            heard = False
             try:
                 stub, more = self._stub()
                 call = stub.Follow(metadata=more["metadata"])
                 await call.write(jobs_pb2.FollowMessage(open=request))
                 owed: dict[int, list[int]] = {}
                 while (event := await call.read()) is not grpc.aio.EOF:
-                    give_up_at = loop.time() + self._patience_s
+                    heard = True
                     if event.HasField("ended"):
                         return
                     if event.HasField("record"):
@@ -150,6 +151,8 @@ class ClusterClient:
             finally:
                 if call is not None:
                     call.cancel()
+            if heard:  # it was there until now, however long it had nothing to say
+                give_up_at = loop.time() + self._patience_s
             if loop.time() > give_up_at:
                 raise ClusterError(
                     f"No coordinator answers at {', '.join(self._addresses)} since {self._patience_s:g} s. The job "
@@ -172,13 +175,18 @@ class ClusterClient:
     async def _ask(self, call: Callable[[Any, dict[str, Any]], Awaitable[Answer]]) -> Answer:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._patience_s
+        was_asked = False
         while True:
             stub, more = self._stub()
             try:
                 return await call(stub, {**more, "timeout": _ATTEMPT_S})
             except grpc.aio.AioRpcError as error:
                 details = error.details() or ""
-                self._judge(error.code(), details)
+                try:
+                    self._judge(error.code(), details)
+                except ClusterError as refused:
+                    raise UnansweredError(str(refused)) if was_asked else refused from None
+                was_asked = True
                 if loop.time() > give_up_at:
                     raise UnansweredError(
                         f"The coordinator at {', '.join(self._addresses)} did not answer: {printable(details)}."
@@ -235,7 +243,7 @@ class FollowedJob:
         """Submits the job, shows what its ranks print, and returns its record when it is over."""
         self.record = await self.submit(self._cluster, spec)
         if self._stops:
-            self._signal(signal.SIGTERM, stop=True)
+            self._signal(signal.SIGTERM if self._stops == 1 else signal.SIGKILL, stop=True)
         return await self.follow(jobs_pb2.Open(job=self.record.id, output=True, hold=True))
 
     async def follow(self, request: jobs_pb2.Open) -> jobs_pb2.JobRecord:
@@ -268,7 +276,12 @@ class FollowedJob:
             return  # `run` sees to it
         task = asyncio.ensure_future(self._cluster.signal(self.record.id, signum, stop))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._signalled)
+
+    def _signalled(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self._console.note(f"horovodrun: {error}")
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:

@@ -21,7 +21,7 @@ Program = Callable[[str], list[str]]
 @pytest.fixture
 def agents(tmp_path: Path) -> Iterator[Agents]:
     with Agents(tmp_path) as agents:
-        agents.add("h1", 2, "--log-limit-mb", "2")
+        agents.add("h1", 2, "--log-limit-mb", "2", "--reader-grace-seconds", "0.5")
         yield agents
 
 
@@ -38,7 +38,7 @@ def ask(agents: Agents, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_job_survives_its_launcher(agents: Agents, launch: Launch, program: Program, tmp_path: Path) -> None:
-    """kill -9: the ranks run on, do not wait for a reader that is gone, and others see how the job ends."""
+    """kill -9: the ranks run on, wait for a while for a reader that is gone, and others see how the job ends."""
     go = tmp_path / "go"
     os.mkfifo(go)
     source = f"""
