@@ -39,6 +39,14 @@ def said(caplog: pytest.LogCaptureFixture, words: str) -> int:
     return sum(words in message for message in caplog.messages)
 
 
+def all_have_their_world(coordinator: EmbeddedCoordinator, size: int = 2) -> bool:
+    """As the coordinator knows; a member whose connection breaks before it has said so is lost."""
+    assert coordinator.server is not None
+    assert coordinator.server._hub is not None
+    jobs = list(coordinator.server._hub._membership._jobs.values())
+    return sum(one.life.has_world for job in jobs for one in list(job.by_rank.values())) == size
+
+
 # -- connections that break --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_connections_that_are_reset_are_no_news_for_anybody(transport: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -47,6 +55,7 @@ def test_connections_that_are_reset_are_no_news_for_anybody(transport: str, capl
         Proxy(coordinator.address) as proxy,
         job(proxy.address, coordinator.token, script=UNSEEN + ROUNDS, HOROVOD_TRANSPORT=transport) as ranks,
     ):
+        assert eventually(lambda: all_have_their_world(coordinator))
         for cut in range(1, 4):
             assert proxy.cut() == 2
             assert eventually(lambda cut=cut: said(caplog, "is attached again") == 2 * cut)  # type: ignore[misc]
@@ -61,6 +70,7 @@ def test_connections_on_which_nothing_gets_through_any_more(caplog: pytest.LogCa
         Proxy(coordinator.address) as proxy,
         job(proxy.address, coordinator.token, limits=limits, script=UNSEEN + ROUNDS) as ranks,
     ):
+        assert eventually(lambda: all_have_their_world(coordinator))
         assert proxy.mute() == 2
         for rank in range(2):  # on a busy machine a connection may miss such a short limit once more
             back = f"Rank {rank} of job 'default' is attached again"
@@ -76,6 +86,7 @@ def test_a_member_that_is_cut_off_for_longer_than_the_grace_is_lost(
         Proxy(coordinator.address) as proxy,
         job([coordinator.address, proxy.address], coordinator.token, script=UNSEEN + ROUNDS) as ranks,
     ):
+        assert eventually(lambda: all_have_their_world(coordinator))
         proxy.refuse()
         assert eventually(lambda: said(caplog, "has not come back for") == 1)
         ranks.tell(0, "after")
@@ -162,6 +173,7 @@ def test_coming_back_again_and_again_leaves_no_thread_and_no_descriptor(caplog: 
     with EmbeddedCoordinator() as coordinator, Proxy(coordinator.address) as proxy:
         with world(proxy.address, 2, token=coordinator.token) as contexts:
             files = 0
+            assert eventually(lambda: all_have_their_world(coordinator))
             for cut in range(1, 6):
                 proxy.cut()
                 assert eventually(lambda cut=cut: said(caplog, "is attached again") >= 2 * cut)  # type: ignore[misc]
