@@ -67,6 +67,16 @@ def spec(submission: str = "") -> jobs_pb2.JobSpec:
     return jobs_pb2.JobSpec(command=["true"], processes=1, submission=submission)
 
 
+async def leads_again_with_a_write_under_way(store: HoldingStore, hub: ClusterHub) -> None:
+    store.is_armed = True
+    asked = asyncio.create_task(hub.submit(spec()))
+    await store.held.wait()
+    await store.delete(LEADER)
+    with pytest.raises(NotServingError):
+        await asked
+    assert await asyncio.to_thread(eventually, lambda: hub.serves)
+
+
 def test_a_leader_whose_key_was_taken_hears_of_it() -> None:
     """Although its lease lives, and although it writes nothing."""
 
@@ -111,13 +121,7 @@ def test_what_was_decided_before_is_not_written_later() -> None:
     """A coordinator that leads again decides from the records: a write of its former self would undo that."""
 
     async def body(store: HoldingStore, hub: ClusterHub) -> None:
-        store.is_armed = True
-        asked = asyncio.create_task(hub.submit(spec()))
-        await store.held.wait()
-        await store.delete(LEADER)
-        with pytest.raises(NotServingError):
-            await asked
-        assert await asyncio.to_thread(eventually, lambda: hub.serves)
+        await leads_again_with_a_write_under_way(store, hub)
         store.go.set()
         record = await hub.submit(spec())  # effects are in order: the old write would come first
         assert isinstance(record, jobs_pb2.JobRecord)
@@ -170,13 +174,8 @@ def test_a_repeated_submission_is_found_before_its_code_is_looked_for() -> None:
 
 def test_a_write_of_an_earlier_term_does_not_end_the_next_one() -> None:
     async def body(store: HoldingStore, hub: ClusterHub) -> None:
-        store.is_armed, store.answer = True, FencedError("too late")
-        asked = asyncio.create_task(hub.submit(spec()))
-        await store.held.wait()
-        await store.delete(LEADER)
-        with pytest.raises(NotServingError):
-            await asked
-        assert await asyncio.to_thread(eventually, lambda: hub.serves)
+        store.answer = FencedError("too late")
+        await leads_again_with_a_write_under_way(store, hub)
         commands = attach(hub)
         store.go.set()
         assert isinstance(await hub.submit(spec()), jobs_pb2.JobRecord)

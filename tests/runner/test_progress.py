@@ -136,6 +136,16 @@ def test_the_line_makes_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None
     )
 
 
+def all_of(master: int) -> bytes:
+    """What a terminal has got whose last process is gone."""
+    shown = b""
+    with contextlib.suppress(OSError):
+        while data := os.read(master, 4096):
+            shown += data
+    os.close(master)
+    return shown
+
+
 def test_the_line_ends_with_the_console(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job may be over before its world was seen to stand."""
     monkeypatch.setenv("TERM", "xterm")
@@ -146,11 +156,7 @@ def test_the_line_ends_with_the_console(monkeypatch: pytest.MonkeyPatch) -> None
     console.status("2 of 2")
     console.status("")
     os.close(terminal)
-    shown = b""
-    with contextlib.suppress(OSError):
-        while data := os.read(master, 4096):
-            shown += data
-    os.close(master)
+    shown = all_of(master)
     assert shown == b"\rhorovodrun: 1 of 2\x1b[K\r\x1b[K"
 
 
@@ -166,11 +172,7 @@ def test_a_progress_bar_elsewhere_leaves_the_line_alone(monkeypatch: pytest.Monk
     assert console.close(DEADLINE_S)
     for descriptor in (terminal, file, reader):
         os.close(descriptor)
-    shown = b""
-    with contextlib.suppress(OSError):
-        while data := os.read(master, 4096):
-            shown += data
-    os.close(master)
+    shown = all_of(master)
     assert shown.replace(b"\r\n", b"\n") == (
         b"\rhorovodrun: 1 of 2\x1b[K\r\x1b[K[0]<stderr>:hello\nhorovodrun: 1 of 2\r\x1b[K"
     )
