@@ -36,6 +36,7 @@ __all__ = [
     "gloo_obstacle",
     "isa",
     "nccl_version",
+    "partners",
     "set_current_engine",
     "set_error_types",
     "stand_in",
@@ -153,6 +154,16 @@ def set_error_types(internal_error: type[Exception]) -> None:
 
 def complete_options(options: Mapping[str, int]) -> dict[str, int]:
     """All options of an engine that is given `options`, the others by default. ValueError for a name that is none."""
+
+def partners(
+    rank: int, size: int, *, hosts: Sequence[int] = (), options: Mapping[str, int] = ...
+) -> list[int]:
+    """The ranks to which `rank` of a world over sockets needs connections, ascending: all others, or some of them where
+    the world has more than the option `full_mesh_members`.
+
+    hosts: of each rank, equal for ranks that share memory; empty where none do. ValueError for numbers that fit to no
+    world.
+    """
 
 def stand_in(does: bool) -> None:
     """Whether this thread now runs a call for which another thread waits: they count as one of the process's threads

@@ -22,6 +22,7 @@
 #include "bindings/options.h"
 #include "bindings/spec.h"
 #include "bindings/tensor_reader.h"
+#include "collectives/partners.h"
 #include "engine/waiting_thread.h"
 #include "kernels/kernels.h"
 
@@ -59,6 +60,16 @@ PYBIND11_MODULE(_core, module) {
   module.def(
       "complete_options", [](Options options) { return options_of(config_from(std::move(options))); },
       py::arg("options"));
+  module.def(
+      "partners",
+      [](int rank, int size, const std::vector<int>& hosts, Options options) {
+        if (rank < 0 || rank >= size || (!hosts.empty() && static_cast<int>(hosts.size()) != size)) {
+          throw py::value_error("The rank must be in the world, and there must be one host for each rank or none.");
+        }
+        return partners_of(size, rank, hosts, config_from(std::move(options)));
+      },
+      py::arg("rank"), py::arg("size"), py::kw_only(), py::arg("hosts") = std::vector<int>(),
+      py::arg("options") = Options());
   module.def("stand_in", &WaitingThread::stand_in, py::arg("does"));
   module.def("set_error_types", &set_internal_error, py::arg("internal_error"));
 

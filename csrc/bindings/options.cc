@@ -20,6 +20,7 @@ void visit_options(Config& config, const Visit& visit) {
   visit("slot_count", config.slot_count);
   visit("background_cpu", config.background_cpu);
   visit("gloo", config.gloo);
+  visit("full_mesh_members", config.full_mesh_members);
   visit("wire", config.wire);
   visit("nccl_streams", config.nccl_streams);
   visit("nccl_operations", config.nccl_operations);

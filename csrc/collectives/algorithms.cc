@@ -3,15 +3,17 @@
 #include "collectives/hierarchical/collectives.h"
 #include "collectives/mesh/collectives.h"
 #include "collectives/shared/collectives.h"
+#include "collectives/sparse/collectives.h"
 
 namespace horovod {
 namespace algorithms {
 
-const Algorithms allreduce{shared::allreduce, mesh::allreduce, hierarchical::allreduce};
-const Algorithms allgather{shared::allgather, mesh::allgather};
-const Algorithms broadcast{shared::broadcast, mesh::broadcast};
-const Algorithms alltoall{shared::alltoall, mesh::alltoall};
-const Algorithms reducescatter{shared::reducescatter, mesh::reducescatter, hierarchical::reducescatter};
+const Algorithms allreduce{shared::allreduce, mesh::allreduce, hierarchical::allreduce, sparse::allreduce};
+const Algorithms allgather{shared::allgather, mesh::allgather, nullptr, sparse::allgather};
+const Algorithms broadcast{shared::broadcast, mesh::broadcast, nullptr, sparse::broadcast};
+const Algorithms alltoall{shared::alltoall, mesh::alltoall, nullptr, sparse::alltoall};
+const Algorithms reducescatter{shared::reducescatter, mesh::reducescatter, hierarchical::reducescatter,
+                               sparse::reducescatter};
 const Algorithms barrier{};  // that every member has arrived is in the order log already
 
 }  // namespace algorithms

@@ -15,7 +15,7 @@ struct Hierarchy;
 struct DataPlane {
   Region* region = nullptr;  // of all members
   Mesh* mesh = nullptr;
-  Hierarchy* hierarchy = nullptr;   // beside the mesh, where some members share memory
+  Hierarchy* hierarchy = nullptr;   // beside the mesh, where some members share memory or the mesh is sparse
   Backend* backend = nullptr;       // runs over the mesh, in place of our own algorithms
   DeviceBackend* device = nullptr;  // for operations on a device; beside all others, which it uses
   // The members of the mesh that run batches over this plane, this one among them; empty: all. Only Adasum can be run

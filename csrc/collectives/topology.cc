@@ -61,6 +61,8 @@ Status run_uniform(const DataPlane& plane, Batch batch) {
   const Algorithms& way = algorithms_of(type);
   if (plane.region) {
     if (way.shared) return way.shared(*plane.region, batch);
+  } else if (!plane.mesh->is_full()) {
+    if (way.sparse) return way.sparse(*plane.hierarchy, batch);
   } else {
     if (plane.backend && plane.backend->has(type)) return plane.backend->run(batch);
     if (plane.hierarchy && way.hierarchical) return way.hierarchical(*plane.hierarchy, batch);

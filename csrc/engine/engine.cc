@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "backends/gloo/backend.h"
+#include "collectives/partners.h"
 #include "engine/host_channel.h"
 #include "engine/shared_order_log.h"
 #include "engine/waiting_thread.h"
@@ -49,6 +50,7 @@ class DescriptorOwner {
     }
   }
   const std::vector<int>& of(int peer) { return sockets_[peer]; }
+  std::vector<int> take(int peer) { return std::exchange(sockets_[peer], {}); }
   std::map<int, std::vector<int>> release() { return std::exchange(sockets_, {}); }
 
  private:
@@ -141,17 +143,18 @@ Status Engine::connect(Communicator& communicator, std::vector<std::string> labe
     communicator.attach(std::move(region));
     return {};
   }
-  for (int member = 0; member < size; ++member) {
-    if (member != rank && descriptors.of(member).empty()) {
-      return {Code::invalid_argument, "There is neither shared memory nor a connection to " + labels[member] + "."};
+  if (!paths.hosts.empty() && static_cast<int>(paths.hosts.size()) != size) {
+    return {Code::invalid_argument, std::to_string(paths.hosts.size()) + " hosts are given for " +
+                                        std::to_string(size) + " members; there must be one for each."};
+  }
+  const std::vector<int> partners = partners_of(size, rank, paths.hosts, config_);
+  for (const int partner : partners) {
+    if (descriptors.of(partner).empty()) {
+      return {Code::invalid_argument, "There is neither shared memory nor a connection to " + labels[partner] + "."};
     }
   }
   std::optional<Hosts> hosts;
   if (!paths.hosts.empty()) {
-    if (static_cast<int>(paths.hosts.size()) != size) {
-      return {Code::invalid_argument, std::to_string(paths.hosts.size()) + " hosts are given for " +
-                                          std::to_string(size) + " members; there must be one for each."};
-    }
     hosts.emplace(paths.hosts);
     const std::vector<int>& local = hosts->members(hosts->host(rank));
     if (local.size() > 1 && !segments) {
@@ -163,14 +166,18 @@ Status Engine::connect(Communicator& communicator, std::vector<std::string> labe
       HVD_TRY(make_region(local, rank, labels, paths, region));
     }
   }
-  std::map<int, std::vector<int>> sockets = descriptors.release();
+  if (!is_full_mesh(size, config_) && !hosts) hosts = hosts_of_mesh(size, {});
   std::vector<MeshPeer> peers(size);
   for (int member = 0; member < size; ++member) {
     peers[member].label = std::move(labels[member]);
-    if (member == rank) continue;
-    peers[member].fds = std::move(sockets[member]);
-    for (const int fd : peers[member].fds) {
-      if (const auto keys = paths.keys.find(fd); keys != paths.keys.end()) peers[member].keys.push_back(keys->second);
+    peers[member].partner = member == rank;
+  }
+  for (const int partner : partners) {
+    MeshPeer& peer = peers[partner];
+    peer.partner = true;
+    peer.fds = descriptors.take(partner);
+    for (const int fd : peer.fds) {
+      if (const auto keys = paths.keys.find(fd); keys != paths.keys.end()) peer.keys.push_back(keys->second);
     }
   }
   Status status;

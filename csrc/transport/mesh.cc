@@ -48,6 +48,8 @@ Status SocketMesh::open(std::vector<MeshPeer> peers, std::vector<std::vector<Soc
     SocketPeer& peer = peers_[r];
     peer.label = std::move(peers[r].label);
     if (static_cast<int>(r) == rank_) continue;
+    full_ = full_ && peers[r].partner;
+    if (!peers[r].partner) continue;
     if (sockets[r].empty()) {
       return {Code::invalid_argument, "There is no connection to " + peer.label + "."};
     }
@@ -106,6 +108,11 @@ Status SocketMesh::fail(Status status) {
 }
 
 Status SocketMesh::departed(const SocketPeer& peer) { return {Code::left, peer.sentence}; }
+
+Status SocketMesh::no_partner(const SocketPeer& peer) {
+  return {Code::internal, "This rank has no connection to " + peer.label +
+                              ", with which an algorithm wants to exchange something; please report this."};
+}
 
 // A connection of `peer` is gone and the peer has not said why. Before it is blamed, look for an abort frame that has
 // arrived, from this peer or from another: that is the root cause, and the end of the connection only follows from it.

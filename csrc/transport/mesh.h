@@ -1,4 +1,4 @@
-// Connected, authenticated stream sockets to every peer of a communicator, and what is done with them: exchanges of
+// Connected, authenticated stream sockets to the peers of a communicator, to all or to some of them, and what is done with them: exchanges of
 // data, which both sides know to be next, and small control frames, which may come at any time.
 //
 // Sockets arrive already connected and proven (worker/runtime/mesh.py does the handshake), so nothing here parses a
@@ -30,6 +30,7 @@ struct MeshPeer {
   std::string label;     // "rank 1 (pid 4242) on host node-b", for messages
   std::vector<int> fds;  // one or more connections, the same number on both sides; owned by the mesh from now on
   std::vector<wire::Keys> keys;  // of each connection, where Config::wire is not plain; given to no other mesh
+  bool partner = true;           // false: this rank has no connection to it, and exchanges nothing with it
 };
 
 enum class ControlKind : uint8_t {
@@ -71,6 +72,8 @@ class Mesh {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  // Every member is a partner of this one. The same on all members.
+  virtual bool is_full() const = 0;
 
   // Runs all transfers at once and returns when the last byte was sent and received. Both sides must call exchange with
   // matching transfers in the same order; a peer may appear once in `sends` and once in `receives`. Zero bytes are fine

@@ -18,7 +18,7 @@ namespace horovod {
 
 struct SocketPeer {
   std::string label;
-  std::vector<std::unique_ptr<wire::Connection>> connections;  // empty for this rank itself
+  std::vector<std::unique_ptr<wire::Connection>> connections;  // none to this rank itself and who is no partner
   uint64_t sent = 0;                                           // transfers started
   uint64_t received = 0;
   std::atomic<bool> left{false};     // a leave frame came; written by the driver, read by announce_end()
@@ -39,6 +39,7 @@ class SocketMesh final : public Mesh {
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(peers_.size()); }
+  bool is_full() const override { return full_; }
   Status exchange(std::span<const Transfer> sends, std::span<const Transfer> receives) override;
   Status start(std::span<const Transfer> sends, std::span<const Transfer> receives, Flight& flight) override;
   Status finish(Flight& flight) override;
@@ -64,6 +65,7 @@ class SocketMesh final : public Mesh {
   Status fail(Status status);
   Status lose(SocketPeer& peer);
   static Status departed(const SocketPeer& peer);
+  static Status no_partner(const SocketPeer& peer);
   Status timed_out() const;
 
   Status pass(bool& moved);
@@ -86,6 +88,7 @@ class SocketMesh final : public Mesh {
   const Config config_;
   AbortSignal& abort_;
   std::function<Status()> while_waiting_;
+  bool full_ = true;
   std::deque<SocketPeer> peers_;           // not a vector: a SocketPeer does not move
   std::vector<Line> lines_;                // all connections
   std::vector<pollfd> polled_;             // one for each line, then the wake-up descriptor

@@ -74,6 +74,7 @@ Status SocketMesh::start(std::span<const Transfer> sends, std::span<const Transf
                                        " of the mesh, which is not a peer."});
     }
     SocketPeer& peer = peers_[transfer.peer];
+    if (peer.connections.empty()) return fail(no_partner(peer));
     if (sending && peer.left) return fail(departed(peer));
     const int connections = static_cast<int>(peer.connections.size());
     const int stripes = wire::stripe_count(bytes, connections);
@@ -343,6 +344,7 @@ Status SocketMesh::send_control(int peer, ControlKind kind, std::span<const uint
                                 " of the mesh can't be sent."};
   }
   if (abort_.raised()) return abort_.cause();
+  if (peers_[peer].connections.empty()) return no_partner(peers_[peer]);
   if (!peers_[peer].connections[0]->send_control(kind, ids, text)) {
     nudge();  // a sleeping driver does not wait for this socket to take more; now it will
   }

@@ -2,8 +2,9 @@
 
 The coordinator is replaced by the few lines that agree on ids, so these tests show the engine alone. Transports:
 "in_process" (plain memory between threads), "shm" (memfd segments, mapped twice), "tcp" (connected socket pairs),
-"gloo" (the same with Gloo's algorithms; skipped where Horovod was built without Gloo) and "hosts" (socket pairs, and
-memory between ranks of one of the hosts that hosts_of() deals them to).
+"gloo" (the same with Gloo's algorithms; skipped where Horovod was built without Gloo), "hosts" (socket pairs, and
+memory between ranks of one of the hosts that hosts_of() deals them to), "sparse" and "sparse_hosts" (as "tcp" and
+"hosts", with socket pairs between partners only).
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER, *_ = _core.Op
 AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT, *_ = _core.ReduceOp
 ALLREDUCE_SUM = _core.OpSpec(ALLREDUCE, op=SUM)
 TRANSPORTS = ("in_process", "shm", "tcp")  # with our own algorithms
-EVERY_TRANSPORT = (*TRANSPORTS, "hosts", "gloo")
-SOCKETS = ("tcp", "gloo", "hosts")
+SPARSE = ("sparse", "sparse_hosts")
+EVERY_TRANSPORT = (*TRANSPORTS, "hosts", "gloo", *SPARSE)
+SOCKETS = ("tcp", "gloo", "hosts", *SPARSE)
 
 
 def spec(kind: int, options: dict[str, Any]) -> _core.OpSpec:
@@ -149,11 +151,13 @@ class Negotiator:
             thread.join()
 
 
-def connect(size: int, connections: int) -> list[dict[int, list[int]]]:
+def connect(
+    size: int, connections: int, hosts: Sequence[int] = (), options: Mapping[str, int] | None = None
+) -> list[dict[int, list[int]]]:
     sockets: list[dict[int, list[int]]] = [{} for _ in range(size)]
     for a in range(size):
-        for b in range(a + 1, size):
-            for _ in range(connections):
+        for b in _core.partners(a, size, hosts=hosts, options=options or {}):
+            for _ in range(connections if a < b else 0):
                 one, other = socket.socketpair()
                 sockets[a].setdefault(b, []).append(one.detach())
                 sockets[b].setdefault(a, []).append(other.detach())
@@ -189,11 +193,13 @@ class EngineWorld:
             if "has no Gloo" in _core.gloo_obstacle():
                 pytest.skip("built without Gloo (libgloo-dev was not there)")
             options["gloo"] = 1
+        if transport in SPARSE:
+            options["full_mesh_members"] = 1
         self.size = size
         self.transport = transport
         self._connections = connections
         self._options = options
-        self.hosts = list(hosts or hosts_of(size)) if transport == "hosts" else []
+        self.hosts = list(hosts or hosts_of(size)) if transport in ("hosts", "sparse_hosts") else []
         self.placement = list(placement) or self.hosts or [0] * size
         common: dict[str, Any] = {"size": size, "epoch": 1, "labels": labels, "options": options}
         common["placement"] = self.placement
@@ -201,8 +207,8 @@ class EngineWorld:
         if size == 1:
             self.engines = [_core.Engine(rank=0, **common, **of[0])]
         elif transport in SOCKETS:
-            sockets = connect(size, connections)
             paths = self._local_paths(self.hosts, size)
+            sockets = connect(size, connections, paths[0].get("hosts", ()), options)
             self.engines = [
                 _core.Engine(rank=rank, sockets=sockets[rank], **paths[rank], **common, **of[rank])
                 for rank in range(size)
@@ -234,8 +240,8 @@ class EngineWorld:
         """Registers a process set on every rank; gives back its number."""
         self.negotiator.sets[number] = list(ranks)
         if self.transport in SOCKETS:
-            sockets = connect(len(ranks), self._connections)
             paths = self._local_paths([self.hosts[rank] for rank in ranks] if self.hosts else [], len(ranks))
+            sockets = connect(len(ranks), self._connections, paths[0].get("hosts", ()), self._options)
             for rank, engine in enumerate(self.engines):
                 mine = sockets[ranks.index(rank)] if rank in ranks else {}
                 path = paths[ranks.index(rank)] if rank in ranks else {}
