@@ -2,6 +2,7 @@
 """What the data plane's connections cost as a world grows: descriptors and memory of each rank, and the time to start.
 
     python benchmarks/mesh_start.py                  8, 16, 32 and 64 ranks on this host, over TCP
+    python benchmarks/mesh_start.py --full-mesh-members 1      the same with connections to partners only
     python benchmarks/mesh_start.py --ranks 64 --transport shm
 
 Ranks are processes that fork from one which has imported everything, so a start is joining and connecting and nothing
@@ -26,6 +27,7 @@ from collections.abc import Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 LIMIT_SECONDS = 120.0
 
@@ -34,15 +36,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Descriptors and start times of worlds over TCP.")
     parser.add_argument("--ranks", default="8,16,32,64", help="default: %(default)s")
     parser.add_argument("--transport", choices=("tcp", "shm"), default="tcp")
+    parser.add_argument("--full-mesh-members", type=int, help="as HOROVOD_FULL_MESH_MEMBERS")
     options = parser.parse_args(argv)
+    settings = {"transport": options.transport}
+    if options.full_mesh_members is not None:
+        settings["full_mesh_members"] = options.full_mesh_members
     print(f"{'ranks':>6} {'sockets':>8} {'joined':>8} {'reduced':>8} {'memory':>9}")
     for count in map(int, options.ranks.split(",")):
-        sockets, joined_s, reduced_s, memory_mb = measure(count, options.transport)
+        sockets, joined_s, reduced_s, memory_mb = measure(count, settings)
         print(f"{count:>6} {sockets:>8} {joined_s:>7.2f}s {reduced_s:>7.2f}s {memory_mb:>6.1f} MB", flush=True)
     return 0
 
 
-def measure(count: int, transport: str) -> tuple[int, float, float, float]:
+def measure(count: int, settings: dict[str, Any]) -> tuple[int, float, float, float]:
     command = [sys.executable, "-m", "horovod.coordinator", "--listen", "127.0.0.1:0", "--insecure"]
     coordinator = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     context = get_context("fork")
@@ -56,7 +62,7 @@ def measure(count: int, transport: str) -> tuple[int, float, float, float]:
         began = time.monotonic()
         for rank in range(count):
             ours, theirs = context.Pipe()
-            processes.append(context.Process(target=_rank, args=(address, rank, count, transport, theirs)))
+            processes.append(context.Process(target=_rank, args=(address, rank, count, settings, theirs)))
             processes[-1].start()
             theirs.close()
             pipes.append(ours)
@@ -79,14 +85,14 @@ def measure(count: int, transport: str) -> tuple[int, float, float, float]:
         coordinator.wait()
 
 
-def _rank(address: str, rank: int, size: int, transport: str, pipe: Connection) -> None:
+def _rank(address: str, rank: int, size: int, settings: dict[str, Any], pipe: Connection) -> None:
     from horovod._core import DType, OpSpec, OpType
     from horovod.worker.runtime.formation import form
     from horovod.worker.settings import resolve
 
     before_kb = _resident_kb()
     explicit = {"coordinator": address, "size": size, "rank": rank, "start_timeout_seconds": LIMIT_SECONDS}
-    explicit |= {"transport": transport, "network_interfaces": "lo"}
+    explicit |= {"network_interfaces": "lo", **settings}
     context = form(resolve({}, explicit))
     joined = time.monotonic()
     data = array("f", [float(rank)])

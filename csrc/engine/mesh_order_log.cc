@@ -24,7 +24,12 @@ std::unique_ptr<MeshOrderLog> MeshOrderLog::make(Mesh& mesh, FuseRule fuse, Abor
 }
 
 MeshOrderLog::MeshOrderLog(Mesh& mesh, FuseRule fuse, AbortSignal& abort, const Hosts* hosts)
-    : mesh_(mesh), fuse_(std::move(fuse)), abort_(abort), hosts_(hosts), own_(kMaxIds) {
+    : mesh_(mesh),
+      fuse_(std::move(fuse)),
+      abort_(abort),
+      hosts_(hosts),
+      tree_(hosts ? hosts->count() : mesh.size(), hosts ? hosts->host(mesh.rank()) : mesh.rank(), mesh.is_full()),
+      own_(kMaxIds) {
   const int size = hosts ? hosts->count() : mesh.size();
   member_of_peer_.resize(static_cast<size_t>(mesh.size()), -1);
   for (int member = 0; member < size; ++member) {
@@ -32,7 +37,10 @@ MeshOrderLog::MeshOrderLog(Mesh& mesh, FuseRule fuse, AbortSignal& abort, const 
     member_of_peer_[static_cast<size_t>(peers_.back())] = member;
   }
   if (sequences()) counts_.resize(kMaxIds);
-  mesh.listen_to(sequences() ? std::vector<int>(peers_.begin() + 1, peers_.end()) : std::vector<int>{0});
+  std::vector<int> neighbours;
+  if (!sequences()) neighbours.push_back(peers_[tree_.parent()]);
+  for (const int child : tree_.children()) neighbours.push_back(peers_[child]);
+  mesh.listen_to(neighbours);
 }
 
 // -- any thread -------------------------------------------------------------------------------------------------------
@@ -207,7 +215,8 @@ Status MeshOrderLog::send_gathered() {
       any_gathered_.store(!gathered_.empty(), std::memory_order_relaxed);
     }
     if (frame.kind == ControlKind::offer) frame.ids.clear();  // the records say it
-    HVD_TRY(mesh_.send_control(peers_[sequences() ? 1 : 0], frame.kind, frame.ids, frame.bytes));
+    HVD_TRY(sequences() ? mesh_.send_control(peers_[1], frame.kind, frame.ids, frame.bytes)
+                        : send_up(frame.kind, frame.ids, frame.bytes));
   }
   return {};
 }
@@ -278,8 +287,8 @@ Status MeshOrderLog::finish(std::span<const Agreed> agreed) {
 }
 
 Status MeshOrderLog::send_batch(std::span<const TensorId> ids, std::string_view text, int except) {
-  for (int member = 1; member < size(); ++member) {
-    if (member != except) HVD_TRY(mesh_.send_control(peers_[member], ControlKind::batch, ids, text));
+  for (const int child : tree_.children()) {
+    if (child != except) HVD_TRY(mesh_.send_control(peers_[child], ControlKind::batch, ids, text));
   }
   return {};
 }
@@ -305,7 +314,7 @@ Status MeshOrderLog::close_for_all(const std::string& sentence, int except) {
 Status MeshOrderLog::depart(const std::string& sentence) {
   HVD_TRY(send_gathered());
   if (sequences()) return close_for_all(sentence, 0);
-  return mesh_.send_control(0, ControlKind::closing, {}, sentence);
+  return send_up(ControlKind::closing, {}, sentence);
 }
 
 // From now on nothing more is agreed. False: it is closed already.

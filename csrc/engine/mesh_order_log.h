@@ -11,6 +11,12 @@
 // Where members share memory the members of the log are hosts: for each the first of its ranks speaks, and what it
 // brings is what the ranks of its host contribute together (host_leader_log.h).
 //
+// In a sparse mesh the frames go along a tree (log_tree.h). A member passes on what its children send to the sequencer,
+// and the sequencer's answers to one of them, and sends each batch to all of its children before it runs it itself. A
+// member below can run no batch, and be answered nothing, that its parent has not arrived at or serves at the time: so
+// it does not matter that a member which has nothing to do passes nothing on. Whose arrivals or withdrawals a frame
+// has, or for whom an answer is, stands in a stamp at the beginning of its text.
+//
 // Nothing is sent from arrive() and withdraw(): the driver sends what has gathered as one frame, whenever it looks for
 // news (a driver asleep in wait() is woken for it). So a burst of arrivals costs one frame, work that becomes ready
 // while a collective runs becomes one batch, and a caller that drives right after it arrived loses nothing. In the same
@@ -36,6 +42,7 @@
 
 #include "base/abort.h"
 #include "collectives/hosts.h"
+#include "engine/log_tree.h"
 #include "engine/order_log.h"
 #include "transport/mesh.h"
 
@@ -95,6 +102,7 @@ class MeshOrderLog : public OrderLog {
   };
 
   int size() const { return static_cast<int>(peers_.size()); }
+  int member() const { return member_of_peer_[static_cast<size_t>(mesh_.rank())]; }
   bool sequences() const { return mesh_.rank() == 0; }
 
   // What PairOrderLog does otherwise. With mutex_ held:
@@ -123,12 +131,16 @@ class MeshOrderLog : public OrderLog {
   Status arrive(TensorId id, Operation* operation, std::string* combined = nullptr);
   Status receive();
   Status handle(ControlFrame& frame);
+  Status route(ControlFrame& frame, int& member, bool& passed_on);
+  Status departure(int member, ControlFrame& frame, bool& handled);
   Status handle_as_sequencer(int member, ControlFrame& frame);
   Status handle_ready(int member, const ControlFrame& frame);
   Status handle_as_member(int member, ControlFrame& frame);
   Status handle_batch(ControlFrame& frame);
   Status decide();
+  Status send_up(ControlKind kind, std::span<const TensorId> ids, std::string_view text);
   Status send_batch(std::span<const TensorId> ids, std::string_view text, int except = 0);
+  Status send_withdrawn(int member, std::span<const TensorId> ids);
   bool report(LogEvent& event);
   bool close(std::string sentence);
   Status close_for_all(const std::string& sentence, int except);
@@ -140,6 +152,7 @@ class MeshOrderLog : public OrderLog {
   const Hosts* const hosts_;
   std::vector<int> peers_;           // the rank in the mesh that is, or speaks for, each member
   std::vector<int> member_of_peer_;  // by rank in the mesh; -1: another one speaks for it
+  const LogTree tree_;
   Watch watch_;
 
   // Innermost lock of the log: neither the fuse rule nor the mesh is called with it. Guards the next block.

@@ -1,4 +1,6 @@
 // What the frames of a mesh's order log mean to whom.
+#include <cstring>
+
 #include "base/clock.h"
 #include "collectives/mesh/eager.h"
 #include "collectives/mesh/eager_records.h"
@@ -6,6 +8,23 @@
 
 namespace horovod {
 namespace {
+
+// In front of the text of a frame that goes along a tree: the member that it comes from or is for.
+using Stamp = uint32_t;
+
+std::string stamped(int member, std::string_view text) {
+  const auto stamp = static_cast<Stamp>(member);
+  std::string stamped(reinterpret_cast<const char*>(&stamp), sizeof(stamp));
+  return stamped.append(text);
+}
+
+// -1: there is no stamp of one of `size` members.
+int stamp_of(std::string_view text, int size) {
+  Stamp stamp = 0;
+  if (text.size() < sizeof(stamp)) return -1;
+  std::memcpy(&stamp, text.data(), sizeof(stamp));
+  return stamp < static_cast<Stamp>(size) ? static_cast<int>(stamp) : -1;
+}
 
 std::string unexpected(TensorId id) { return "id " + std::to_string(id) + ", which this rank does not wait for,"; }
 
@@ -22,19 +41,68 @@ Status MeshOrderLog::handle(ControlFrame& frame) {
   }
   if (frame.kind == ControlKind::abort) return {Code::aborted, frame.text};
   if (frame.kind == ControlKind::nudge) return {};
-  const int member = member_of_peer_[static_cast<size_t>(frame.peer)];
-  if (frame.kind == ControlKind::leave && (member < 0 || (member > 0 && !sequences()))) {
-    if (departed_.empty()) {
-      departed_ = std::move(frame.text);
-      departed_since_us_ = now_us();
-    }
-    return {};
-  }
-  if (member < 0) return bad_frame(frame, "what only the first rank of a host may send");
+  int member = member_of_peer_[static_cast<size_t>(frame.peer)];
   bool known = false;
+  HVD_TRY(departure(member, frame, known));
+  if (known) return {};
+  if (member < 0) return bad_frame(frame, "what only the first rank of a host may send");
+  if (!tree_.is_star()) HVD_TRY(route(frame, member, known));
+  if (known) return {};
   HVD_TRY(handle_offers(frame, known));
   if (known) return {};
   return sequences() ? handle_as_sequencer(member, frame) : handle_as_member(member, frame);
+}
+
+// A rank says that it leaves. Only the sequencer knows what is agreed, and closes the log.
+Status MeshOrderLog::departure(int member, ControlFrame& frame, bool& handled) {
+  handled = frame.kind == ControlKind::leave && !(member >= 0 && sequences()) && member != tree_.parent();
+  if (!handled || !departed_.empty()) return {};
+  departed_ = std::move(frame.text);
+  departed_since_us_ = now_us();
+  // In a tree the sequencer may have no connection to it.
+  return !tree_.is_star() && member > 0 && tree_.towards(member) == member ? depart(departed_) : Status();
+}
+
+// Where the log is a tree: passes on what is for another member, and finds out from whom the rest is.
+Status MeshOrderLog::route(ControlFrame& frame, int& member, bool& passed_on) {
+  if (frame.kind == ControlKind::leave) return {};
+  const int neighbour = member;
+  const bool from_parent = !sequences() && neighbour == tree_.parent();
+  if (frame.kind == ControlKind::batch) {
+    member = from_parent ? 0 : neighbour;
+    return from_parent ? send_batch(frame.ids, frame.text) : Status();
+  }
+  const int stamp = stamp_of(frame.text, size());
+  if (stamp < 0) return bad_frame(frame, "what is from or for no member of the log");
+  if (frame.kind == ControlKind::withdrawn) {
+    if (!from_parent || (stamp != this->member() && tree_.towards(stamp) < 0)) {
+      return bad_frame(frame, "what is for a member that it does not reach this way");
+    }
+    passed_on = stamp != this->member();
+    if (passed_on) return mesh_.send_control(peers_[tree_.towards(stamp)], frame.kind, frame.ids, frame.text);
+    member = 0;
+  } else {
+    if (frame.kind != ControlKind::ready && frame.kind != ControlKind::withdraw && frame.kind != ControlKind::closing) {
+      return bad_frame(frame, "what does not go along a tree");
+    }
+    if (tree_.towards(stamp) != neighbour) return bad_frame(frame, "what is from a member that it is no way from");
+    passed_on = !sequences();
+    if (passed_on) return mesh_.send_control(peers_[tree_.parent()], frame.kind, frame.ids, frame.text);
+    member = stamp;
+  }
+  frame.text.erase(0, sizeof(Stamp));
+  return {};
+}
+
+Status MeshOrderLog::send_up(ControlKind kind, std::span<const TensorId> ids, std::string_view text) {
+  const int parent = peers_[tree_.parent()];
+  if (tree_.is_star()) return mesh_.send_control(parent, kind, ids, text);
+  return mesh_.send_control(parent, kind, ids, stamped(member(), text));
+}
+
+Status MeshOrderLog::send_withdrawn(int member, std::span<const TensorId> ids) {
+  const int next = peers_[tree_.towards(member)];
+  return mesh_.send_control(next, ControlKind::withdrawn, ids, tree_.is_star() ? std::string() : stamped(member, {}));
 }
 
 Status MeshOrderLog::handle_as_sequencer(int member, ControlFrame& frame) {
@@ -50,7 +118,7 @@ Status MeshOrderLog::handle_as_sequencer(int member, ControlFrame& frame) {
     }
   }
   if (withdrawn.empty()) return {};
-  return mesh_.send_control(frame.peer, ControlKind::withdrawn, withdrawn);
+  return send_withdrawn(member, withdrawn);
 }
 
 Status MeshOrderLog::handle_ready(int member, const ControlFrame& frame) {
@@ -75,10 +143,8 @@ Status MeshOrderLog::handle_ready(int member, const ControlFrame& frame) {
 }
 
 Status MeshOrderLog::handle_as_member(int member, ControlFrame& frame) {
-  if (member == 0 && frame.kind == ControlKind::leave) {
-    close(std::move(frame.text));
-    return {};
-  }
+  // Before a parent leaves it passes on all that is agreed, and after it nothing comes.
+  if (frame.kind == ControlKind::leave) return close_for_all(frame.text, 0);
   if (member == 0 && frame.kind == ControlKind::batch) return handle_batch(frame);
   if (member != 0 || frame.kind != ControlKind::withdrawn) {
     return bad_frame(frame, "what only goes to rank 0 or comes from it");

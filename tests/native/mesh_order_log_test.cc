@@ -9,6 +9,8 @@
 #include "check.h"
 #include "collectives/mesh/collectives.h"
 #include "collectives/mesh/eager_records.h"
+#include "collectives/partners.h"
+#include "collectives/sparse/collectives.h"
 #include "engine/mesh_order_log.h"
 #include "log_driver.h"
 #include "mesh_job.h"
@@ -20,21 +22,49 @@ using namespace horovod::testing;
 
 namespace {
 
+// A world whose members are connected to all others, or to their partners only.
+struct LogWorld {
+  LogWorld(int n, bool is_sparse, Wire wire = Wire::pair, int connections = 1)
+      : hosts(hosts_of_mesh(n, {})), sparse(is_sparse), world(n, wire, connections, {}, is_sparse ? &hosts : nullptr) {}
+
+  Mesh& operator[](int rank) { return world[rank]; }
+  std::unique_ptr<MeshOrderLog> log(int rank) {
+    return MeshOrderLog::make(world[rank], kThree, world.aborts[rank], sparse ? &hosts : nullptr);
+  }
+  Status run(int rank, Batch batch) {
+    const OpType type = batch[0]->spec.type;
+    if (!sparse)
+      return type == OpType::broadcast ? mesh::broadcast(world[rank], batch) : mesh::allreduce(world[rank], batch);
+    Hierarchy hierarchy{&world[rank], nullptr, hosts, 0};
+    return type == OpType::broadcast ? sparse::broadcast(hierarchy, batch) : sparse::allreduce(hierarchy, batch);
+  }
+
+  const Hosts hosts;
+  const bool sparse;
+  World world;
+};
+
+struct Members {
+  int n;
+  bool sparse;
+};
+
 // Every rank runs an allreduce for every batch: all ranks see the same batches in the same order, each id once a round.
 void test_order_log() {
   std::vector<TensorId> ids;
   for (TensorId id = 0; id < 40; ++id) ids.push_back(id * 400);
-  for (const int n : {1, 2, 3, 5}) {
-    World world(n, Wire::tcp, n == 3 ? 2 : 1);
-    std::vector<Batches> seen(n);
+  for (const auto& [n, sparse] :
+       {Members{1, false}, {2, false}, {3, false}, {5, false}, {2, true}, {3, true}, {11, true}}) {
+    LogWorld world(n, sparse, Wire::tcp, n == 3 ? 2 : 1);
+    std::vector<Batches> seen(static_cast<size_t>(n));
     in_ranks(n, [&](int rank) {
-      const auto owner = MeshOrderLog::make(world[rank], kThree, world.aborts[rank]);
+      const auto owner = world.log(rank);
       MeshOrderLog& log = *owner;
       seen[rank] = run_rounds(
           log, rank, ids, 5, [&](TensorId id, std::mt19937&) { CHECK_OK(log.arrive(id)); },
           [&](const std::vector<TensorId>& batch) {
             Job job(rank, OpType::allreduce, DType::int32, {{{static_cast<int64_t>(batch[0])}}}, true, true);
-            CHECK_OK(mesh::allreduce(world[rank], job.batch));
+            CHECK_OK(world.run(rank, job.batch));
           });
     });
     for (int r = 1; r < n; ++r) CHECK(seen[r] == seen[0]);
@@ -44,16 +74,17 @@ void test_order_log() {
 // Small operations whose bytes travel with their arrival; whether they do is each rank's own choice, and does not show
 // in the results. Ids repeat, arrivals are taken back and come again with other bytes.
 void test_eager() {
-  for (const int n : {2, 3, 5}) {
+  for (const auto& members : {Members{2, false}, {3, false}, {5, false}, {3, true}, {7, true}, {8, true}}) {
+    const int n = members.n;
     for (const int regretful : {0, 1, 2}) {  // in how many of ten rounds an arrival is taken back
       constexpr uint32_t kIds = 7;
       constexpr int kRounds = 150;
-      World world(n, Wire::tcp, regretful == 1 ? 2 : 1);
+      LogWorld world(n, members.sparse, Wire::tcp, regretful == 1 ? 2 : 1);
       std::vector<std::atomic<int>> values(static_cast<size_t>(n) * kIds * kRounds);  // of each rank's last arrival
       std::atomic<int> completed{0}, withdrawn{0};
       in_ranks(n, [&](int rank) {
         std::mt19937 random(static_cast<unsigned>(rank * 10 + regretful));
-        const auto owner = MeshOrderLog::make(world[rank], kThree, world.aborts[rank]);
+        const auto owner = world.log(rank);
         MeshOrderLog& log = *owner;
         struct Slot {
           Operation operation;
@@ -104,7 +135,7 @@ void test_eager() {
             if (event.completed) {
               ++completed;
             } else {
-              CHECK_OK(id == 0 ? mesh::broadcast(world[rank], batch) : mesh::allreduce(world[rank], batch));
+              CHECK_OK(world.run(rank, batch));
             }
             for (int i = 0; i < 9; ++i) {
               float want = 0;
@@ -188,17 +219,23 @@ void test_withdraw_of_the_next_offer() {
 }
 
 void test_order_log_leave() {
-  for (const int leaver : {0, 2}) {
-    constexpr int n = 3;
-    World world(n, Wire::tcp);
+  struct Leaving {
+    Members members;
+    int leaver;
+  };
+  // In the sparse worlds: the sequencer, one with members below it, one without, and one beyond the power of two.
+  for (const auto& [members, leaver] :
+       {Leaving{{3, false}, 0}, {{3, false}, 2}, {{11, true}, 0}, {{11, true}, 4}, {{11, true}, 7}, {{11, true}, 10}}) {
+    const int n = members.n;
+    LogWorld world(n, members.sparse, Wire::tcp);
     in_ranks(n, [&](int rank) {
-      const auto owner = MeshOrderLog::make(world[rank], kThree, world.aborts[rank]);
+      const auto owner = world.log(rank);
       MeshOrderLog& log = *owner;
       for (const TensorId id : {1u, 2u, 3u}) CHECK_OK(log.arrive(id));
       for (size_t got = 0; got < 3;) got += next_event(log).ids.size();  // all that was agreed
       if (rank == leaver) {
         world[rank].announce_end(ControlKind::leave, "");
-        world.meshes[rank].reset();
+        world.world.meshes[static_cast<size_t>(rank)].reset();
         return;
       }
       CHECK_OK(log.arrive(4));
@@ -300,6 +337,38 @@ void test_order_log_failures() {
       if (status.ok()) status = log.wait(now_us() + 1'000'000);
     }
     CHECK(contains(status.message(), "epoch"));
+  }
+  // In a tree: a stamp that is cut off, of no member, of one that is not reached this way, and a kind that goes
+  // nowhere.
+  struct Bad {
+    int from, to;
+    ControlKind kind;
+    std::string text;
+  };
+  const auto stamp = [](uint32_t member) {
+    return std::string(reinterpret_cast<const char*>(&member), sizeof(member));
+  };
+  for (const Bad& bad : {Bad{1, 0, ControlKind::ready, "abc"},
+                         {1, 0, ControlKind::ready, stamp(5)},
+                         {1, 0, ControlKind::ready, stamp(3)},
+                         {3, 2, ControlKind::withdraw, stamp(1)},
+                         {0, 2, ControlKind::withdrawn, stamp(1)},
+                         {0, 2, ControlKind::withdrawn, stamp(0)},
+                         {3, 2, ControlKind::batch, ""},
+                         {3, 2, ControlKind::offer, stamp(3)},
+                         {3, 2, ControlKind::withdrawn, stamp(2)}}) {
+    LogWorld tree(5, true);
+    const auto owner = tree.log(bad.to);
+    MeshOrderLog& log = *owner;
+    const uint32_t id = 9;
+    CHECK_OK(tree[bad.from].send_control(bad.to, bad.kind, {&id, 1}, bad.text));
+    LogEvent event;
+    Status status;
+    while (status.ok()) {
+      status = log.poll(event);
+      if (status.ok()) status = log.wait(now_us() + 1'000'000);
+    }
+    CHECK(contains(status.message(), "this epoch can't go on"), "%s", status.message().c_str());
   }
   World world(2);
   const auto owner = MeshOrderLog::make(world[0], kThree, world.aborts[0]);

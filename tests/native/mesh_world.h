@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "check.h"
+#include "collectives/partners.h"
 #include "transport/mesh.h"
 
 namespace horovod::testing {
@@ -56,15 +58,21 @@ inline wire::Keys keys_of(int from, int to, int connection) {
   return {key(from, to), key(to, from)};
 }
 
-// What each rank needs to make its mesh.
-inline std::vector<std::vector<MeshPeer>> connect_all(int n, Wire wire, int connections) {
+// What each rank needs to make its mesh, where `hosts` is not null a sparse one.
+inline std::vector<std::vector<MeshPeer>> connect_all(int n, Wire wire, int connections, const Hosts* hosts = nullptr) {
   std::vector<std::vector<MeshPeer>> peers(n);
   for (int r = 0; r < n; ++r) {
     peers[r].resize(n);
     for (int p = 0; p < n; ++p) peers[r][p].label = label_of(p);
+    if (!hosts) continue;
+    const std::vector<int> partners = partners_of(*hosts, r);
+    for (int p = 0; p < n; ++p) {
+      peers[r][p].partner = p == r || std::find(partners.begin(), partners.end(), p) != partners.end();
+    }
   }
   for (int a = 0; a < n; ++a) {
     for (int b = a + 1; b < n; ++b) {
+      if (!peers[a][b].partner) continue;
       for (int c = 0; c < connections; ++c) {
         int fds[2];
         connect_pair(wire, fds);
@@ -79,8 +87,8 @@ inline std::vector<std::vector<MeshPeer>> connect_all(int n, Wire wire, int conn
 }
 
 struct World {
-  World(int n, Wire wire = Wire::pair, int connections = 1, Config config = {})
-      : aborts(n), peers(connect_all(n, wire, connections)) {
+  World(int n, Wire wire = Wire::pair, int connections = 1, Config config = {}, const Hosts* sparse = nullptr)
+      : aborts(n), peers(connect_all(n, wire, connections, sparse)) {
     for (int r = 0; r < n; ++r) {
       Status status;
       meshes.push_back(Mesh::create(r, 7, peers[r], config, aborts[r], status));

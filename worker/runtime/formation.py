@@ -256,7 +256,7 @@ def _join(
             segment = None
         if world.size > 1:
             with tracing.span("horovod.connect", rank=world.rank):
-                sockets = _connect(settings, world, listeners, session, deadline, wire_keys)
+                sockets = _connect(settings, world, hosts, listeners, session, deadline, wire_keys)
     if listeners is not None:
         listeners.close()
     inodes = frozenset(os.fstat(fd).st_ino for fds in (sockets or {}).values() for fd in fds)
@@ -324,11 +324,13 @@ def _choose_shared_memory(settings: Settings, world: World) -> bool:
 def _connect(
     settings: Settings,
     world: World,
+    hosts: Sequence[int],
     listeners: Listeners | None,
     session: Session,
     deadline: float,
     wire_keys: dict[int, bytes],
 ) -> dict[int, list[int]]:
+    from horovod._core import partners
     from horovod.worker.runtime.mesh import connect_peers
 
     if listeners is None:
@@ -341,6 +343,7 @@ def _connect(
         listeners,
         connections=settings.connections_per_peer,
         deadline=deadline,
+        partners=partners(world.rank, world.size, hosts=hosts, options=engine_options(settings)),
         check=session.check,
         wire_keys=wire_keys,
     )

@@ -1,4 +1,4 @@
-"""TCP connections to every peer of a world, connected and proven, ready for the engine.
+"""TCP connections to the peers of a world, to all or to some of them, connected and proven, ready for the engine.
 
 Listeners are made before the process joins, because their addresses go into the join request. When the world is known,
 the higher rank of each pair connects to the lower one, `connections` times, spread over the lower one's interfaces. One
@@ -16,7 +16,7 @@ import selectors
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from horovod.worker.runtime.errors import StartError
@@ -86,17 +86,19 @@ def connect_peers(
     *,
     connections: int | None,
     deadline: float,
+    partners: Collection[int] | None = None,
     check: Callable[[], None] = lambda: None,
     wire_keys: dict[int, bytes] | None = None,
 ) -> dict[int, list[int]]:
     """Descriptors of `connections` proven, non-blocking sockets to each peer, in the same order on both sides.
 
-    Without `connections` as many as both of a pair have interfaces, which both know from the world. `deadline` is on
+    `partners`: the ranks that are peers, of which each has this rank among its own; None: all others. Without
+    `connections` as many as both of a pair have interfaces, which both know from the world. `deadline` is on
     time.monotonic(). `check` is called now and then and ends the wait by raising. StartError names the first peer that
     could not be reached. The listeners stay the caller's; all other sockets are closed on an error. `wire_keys` gets
     the keys of each descriptor, which the two of a pair alone know.
     """
-    assembly = _Assembly(world, listeners, connections)
+    assembly = _Assembly(world, listeners, connections, partners)
     try:
         return assembly.run(deadline, check, {} if wire_keys is None else wire_keys)
     finally:
@@ -148,7 +150,9 @@ def _by_turns(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
 
 
 class _Assembly:
-    def __init__(self, world: World, listeners: Listeners, connections: int | None) -> None:
+    def __init__(
+        self, world: World, listeners: Listeners, connections: int | None, partners: Collection[int] | None
+    ) -> None:
         self._world = world
         self._listeners = listeners
         self._selector = selectors.DefaultSelector()
@@ -157,7 +161,7 @@ class _Assembly:
                 member.rank, index, endpoints=_by_turns(member.endpoints) if member.rank < world.rank else ()
             )
             for member in world.members
-            if member.rank != world.rank
+            if member.rank != world.rank and (partners is None or member.rank in partners)
             for index in range(connections or _automatic_connections(world.me, member))
         }
         self._inbound: dict[_Link, None] = {}  # oldest first

@@ -197,6 +197,7 @@ class ProcessSets:
             self._negotiator.add_process_set(number, ranks)
         addresses = [offers[rank].get("segment", "") for rank in ranks] if part.segment is not None else []
         if part.listeners is not None:
+            from horovod._core import partners
             from horovod.worker.runtime.mesh import connect_peers
 
             subset = self._world.subset(
@@ -210,6 +211,7 @@ class ProcessSets:
                 part.listeners,
                 connections=self._settings.connections_per_peer,
                 deadline=time.monotonic() + self._settings.start_timeout_seconds,
+                partners=partners(subset.rank, subset.size, hosts=part.hosts, options=engine_options(self._settings)),
                 check=self._engine.check,
                 wire_keys=wire_keys,
             )
