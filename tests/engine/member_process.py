@@ -64,7 +64,8 @@ class Process:
         self.files = files
         self.world = self._world_of("job", rank, epoch, offers)
         self.sets = {0: list(range(len(offers)))}
-        sockets = self._connect(self.world)
+        hosts = hosts_of(len(offers)) if self.segment and self.listeners else []
+        sockets = self._connect(self.world, hosts)
         self.engine = _core.Engine(
             rank=rank,
             size=len(offers),
@@ -73,7 +74,7 @@ class Process:
             segment=self.segment,
             segment_addresses=[o["segment"] for o in offers] if self.segment else (),
             sockets=sockets,
-            hosts=hosts_of(len(offers)) if self.segment and sockets else (),
+            hosts=hosts,
             options=self.options,
             **({"cuda_file": files[0], "nccl_file": files[1]} if files else {}),
         )
@@ -93,10 +94,12 @@ class Process:
         )  # fmt: skip
         return World(job, epoch, rank, members, SECRET)
 
-    def _connect(self, world: World) -> dict[int, list[int]]:
+    def _connect(self, world: World, hosts: list[int]) -> dict[int, list[int]]:
         if self.listeners is None:
             return {}
-        sockets = connect_peers(world, self.listeners, connections=2, deadline=time.monotonic() + FORM_SECONDS)
+        partners = _core.partners(world.rank, world.size, hosts=hosts, options=self.options)
+        deadline = time.monotonic() + FORM_SECONDS
+        sockets = connect_peers(world, self.listeners, connections=2, deadline=deadline, partners=partners)
         self.listeners.close()
         self.listeners = None
         return sockets
@@ -108,7 +111,7 @@ class Process:
         if self.world.rank in ranks:
             place = ranks.index(self.world.rank)
             world = self._world_of(f"job, set {number}", place, self.world.epoch, offers)
-            sockets = {ranks[peer]: fds for peer, fds in self._connect(world).items()}
+            sockets = {ranks[peer]: fds for peer, fds in self._connect(world, []).items()}
             addresses = [o["segment"] for o in offers] if self.segment else []
         self.engine.add_process_set(number, ranks, segment=self.segment, segment_addresses=addresses, sockets=sockets)
         self.segment = None

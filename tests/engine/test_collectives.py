@@ -15,6 +15,7 @@ from world import (
     MAX,
     MIN,
     PRODUCT,
+    SPARSE,
     SUM,
     EngineWorld,
     Member,
@@ -24,9 +25,17 @@ from horovod import _core
 
 NUMPY_DTYPES = [name for name in DTYPES if name != "bfloat16"]
 SIZES = (0, 1, 7, 1000, 70_001)
-WORLDS = [(size, transport) for size in (2, 3, 4) for transport in EVERY_TRANSPORT]
+WORLDS = [(size, transport) for size in (2, 3, 4) for transport in EVERY_TRANSPORT] + [(7, one) for one in SPARSE]
 # Every transport and every size, each with all operations.
-SHORT_WORLDS = [(2, "in_process"), (2, "shm"), (4, "tcp"), (3, "hosts"), (3, "gloo")]
+SHORT_WORLDS = [
+    (2, "in_process"),
+    (2, "shm"),
+    (4, "tcp"),
+    (3, "hosts"),
+    (3, "gloo"),
+    (7, "sparse"),
+    (4, "sparse_hosts"),
+]
 LONG_WORLDS = [world for world in WORLDS if world not in SHORT_WORLDS]
 pytestmark = pytest.mark.longer
 

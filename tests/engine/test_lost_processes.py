@@ -120,3 +120,19 @@ def test_exits_in_the_middle(processes: Processes, transport: str, victim: int) 
     assert ranks[victim].process.wait(60) == 3
     processes.close(survivors)
     check_next_world(processes, survivors, transport)
+
+
+@pytest.mark.parametrize("elements", [100, ELEMENTS], ids=["small", "large"])
+def test_a_loss_reaches_ranks_that_have_no_connection_to_the_lost_one(processes: Processes, elements: int) -> None:
+    """In a sparse mesh rank 5 of 8 has connections to 1, 3, 4, 6 and 7; those tell 0 and 2."""
+    ranks = processes.start(8)
+    processes.form(ranks, "tcp", full_mesh_members=1)
+    for rank in ranks:
+        rank.tell("loop", elements=elements, steps=ENDLESS, report=True)
+    for _ in range(3):
+        ranks[5].answer("step")
+    ranks[5].process.kill()
+    survivors = [rank for rank in ranks if rank is not ranks[5]]
+    for error in errors_of(survivors):
+        assert f"ank 5 (pid {ranks[5].pid}) on host here was lost" in error
+    processes.close(survivors)
