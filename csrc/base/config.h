@@ -61,6 +61,9 @@ struct Config {
   bool batched_copies = true;
   // wait() leaves the waiting to the caller's stream and returns; otherwise the host waits until the result is there.
   bool async_completion = true;
+
+  // Gloo's algorithms let each member exchange something with every other.
+  bool is_full_mesh(int members) const { return gloo || members <= full_mesh_members; }
 };
 
 }  // namespace horovod

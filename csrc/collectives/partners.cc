@@ -18,8 +18,6 @@ void visit_circle(int size, int me, Visit&& visit) {
 
 }  // namespace
 
-bool is_full_mesh(int size, const Config& config) { return config.gloo || size <= config.full_mesh_members; }
-
 Hosts hosts_of_mesh(int size, const std::vector<int>& given) {
   if (!given.empty()) {
     Hosts hosts(given);
@@ -54,7 +52,7 @@ std::vector<int> partners_of(const Hosts& hosts, int member) {
 }
 
 std::vector<int> partners_of(int size, int member, const std::vector<int>& hosts, const Config& config) {
-  if (!is_full_mesh(size, config)) return partners_of(hosts_of_mesh(size, hosts), member);
+  if (!config.is_full_mesh(size)) return partners_of(hosts_of_mesh(size, hosts), member);
   std::vector<int> others;
   for (int other = 0; other < size; ++other) {
     if (other != member) others.push_back(other);

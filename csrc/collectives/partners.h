@@ -19,8 +19,6 @@
 
 namespace horovod {
 
-bool is_full_mesh(int size, const Config& config);
-
 // The hosts of a mesh of `size` members: as given, or each member for itself where none share memory or all do.
 Hosts hosts_of_mesh(int size, const std::vector<int>& given);
 

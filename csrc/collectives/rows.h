@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "collectives/operation.h"
 
@@ -18,6 +20,14 @@ Status bad_rows(const Operation& operation, const std::string& sender, int64_t r
 inline int64_t rows_to(const Operation& operation, size_t tensor, int member, int size) {
   return operation.splits.empty() ? operation.spec.tensors[tensor].rows() / size : operation.splits[member];
 }
+
+// splits[member]: the rows that an alltoall sends to each of `size` members. Fails where they are not what the tensor
+// has.
+Status splits_of(const Operation& operation, size_t tensor, int size, std::vector<int64_t>& splits);
+
+// Whether `member` of a mesh can have announced so many rows of each tensor, which are `claimed` bytes together. Before
+// anything is allocated or expected for them. row_bytes[i]: of a row of tensor i here.
+Status check_announced(int member, std::span<const int64_t> rows, std::span<const int64_t> row_bytes, uint64_t claimed);
 
 // total += rows. Fails where that can't be what `sender` has. In line: small operations are made of little else.
 inline Status add_rows(const Operation& operation, const std::string& sender, int64_t rows, int64_t& total,

@@ -166,7 +166,7 @@ Status Engine::connect(Communicator& communicator, std::vector<std::string> labe
       HVD_TRY(make_region(local, rank, labels, paths, region));
     }
   }
-  if (!is_full_mesh(size, config_) && !hosts) hosts = hosts_of_mesh(size, {});
+  if (!config_.is_full_mesh(size) && !hosts) hosts = hosts_of_mesh(size, {});
   std::vector<MeshPeer> peers(size);
   for (int member = 0; member < size; ++member) {
     peers[member].label = std::move(labels[member]);

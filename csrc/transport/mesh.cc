@@ -48,7 +48,6 @@ Status SocketMesh::open(std::vector<MeshPeer> peers, std::vector<std::vector<Soc
     SocketPeer& peer = peers_[r];
     peer.label = std::move(peers[r].label);
     if (static_cast<int>(r) == rank_) continue;
-    full_ = full_ && peers[r].partner;
     if (!peers[r].partner) continue;
     if (sockets[r].empty()) {
       return {Code::invalid_argument, "There is no connection to " + peer.label + "."};

@@ -72,7 +72,7 @@ class Mesh {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // Every member is a partner of this one. The same on all members.
+  // False where algorithms exchange something with partners only (collectives/partners.h). Alike on all members.
   virtual bool is_full() const = 0;
 
   // Runs all transfers at once and returns when the last byte was sent and received. Both sides must call exchange with

@@ -39,7 +39,7 @@ class SocketMesh final : public Mesh {
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(peers_.size()); }
-  bool is_full() const override { return full_; }
+  bool is_full() const override { return config_.is_full_mesh(size()); }
   Status exchange(std::span<const Transfer> sends, std::span<const Transfer> receives) override;
   Status start(std::span<const Transfer> sends, std::span<const Transfer> receives, Flight& flight) override;
   Status finish(Flight& flight) override;
@@ -88,7 +88,6 @@ class SocketMesh final : public Mesh {
   const Config config_;
   AbortSignal& abort_;
   std::function<Status()> while_waiting_;
-  bool full_ = true;
   std::deque<SocketPeer> peers_;           // not a vector: a SocketPeer does not move
   std::vector<Line> lines_;                // all connections
   std::vector<pollfd> polled_;             // one for each line, then the wake-up descriptor

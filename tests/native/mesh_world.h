@@ -87,8 +87,10 @@ inline std::vector<std::vector<MeshPeer>> connect_all(int n, Wire wire, int conn
 }
 
 struct World {
+  // sparse: the hosts of a sparse mesh.
   World(int n, Wire wire = Wire::pair, int connections = 1, Config config = {}, const Hosts* sparse = nullptr)
       : aborts(n), peers(connect_all(n, wire, connections, sparse)) {
+    if (sparse) config.full_mesh_members = 1;
     for (int r = 0; r < n; ++r) {
       Status status;
       meshes.push_back(Mesh::create(r, 7, peers[r], config, aborts[r], status));

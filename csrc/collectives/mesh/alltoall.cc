@@ -1,35 +1,11 @@
 // Rows by destination: all pairs at once, straight from the input into the result.
 #include <cstring>
-#include <numeric>
 
 #include "collectives/mesh/collectives.h"
 #include "collectives/mesh/row_exchange.h"
 #include "collectives/rows.h"
 
 namespace horovod::mesh {
-namespace {
-
-// Rows for each member, or why there are none.
-Status splits_of(const Operation& operation, size_t tensor, int n, std::vector<int64_t>& splits) {
-  const int64_t rows = operation.spec.tensors[tensor].rows();
-  if (operation.splits.empty()) {
-    splits.assign(n, rows / n);
-    if (rows % n == 0) return {};
-    return {Code::invalid_argument, operation.spec.name + ": " + std::to_string(rows) +
-                                        " rows are not divisible by the " + std::to_string(n) +
-                                        " ranks; pass splits to send uneven parts."};
-  }
-  splits.assign(operation.splits.begin(), operation.splits.end());
-  const bool sane = splits.size() == static_cast<size_t>(n) &&
-                    std::all_of(splits.begin(), splits.end(), [](int64_t part) { return part >= 0; }) &&
-                    std::accumulate(splits.begin(), splits.end(), int64_t{0}) <= rows;
-  if (sane) return {};
-  return {Code::invalid_argument, operation.spec.name + ": splits must be one number for each of the " +
-                                      std::to_string(n) + " ranks, none negative, and at most " + std::to_string(rows) +
-                                      " (the rows of the tensor) together."};
-}
-
-}  // namespace
 
 Status alltoall(Mesh& mesh, Batch batch) {
   const int n = mesh.size();

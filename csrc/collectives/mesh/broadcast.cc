@@ -3,8 +3,11 @@
 //   flat      small data, few members: the root sends to everybody. One delay.
 //   binomial  small data, many members: log2(n) delays.
 //   chain     large data: each member passes chunks on to the next, so every wire carries the data once and all are
-//   busy at
-//             the same time.
+//             busy at the same time.
+//
+// In a sparse mesh, which is one of many members, the chain pays off later and the tree passes chunks on, too. The
+// edges of both are powers of two in a circle of all members, whichever is the root, so they are between partners.
+#include <bit>
 #include <cstring>
 
 #include "collectives/mesh/collectives.h"
@@ -17,6 +20,13 @@ constexpr int64_t kChainBytes = 64 << 10;
 constexpr int64_t kChunkBytes = 4 * packets::kBytes;
 constexpr int kFlatMembers = 8;
 constexpr int64_t kWindow = 4;  // chunks that a member expects at the same time
+
+// What a chain in a sparse mesh must have to be worth its n steps: each chunk costs the chain one turn, and the tree's
+// root one for each of its log2(n) children.
+int64_t sparse_chain_bytes(int n) {
+  const int children = std::bit_width(static_cast<unsigned>(n - 1));
+  return kChunkBytes * n / std::max(children - 1, 1);
+}
 
 // From which member one receives, and to which it sends, as distances from the root.
 struct Tree {
@@ -62,10 +72,11 @@ Status broadcast(Mesh& mesh, Batch batch) {
   const int64_t bytes = elements * static_cast<int64_t>(list.element_bytes());
   const bool is_root = mesh.rank() == root;
   const int me = (mesh.rank() - root + n) % n;
-  const bool large = bytes > kChainBytes && n > 2;
-  const Tree tree = large ? Tree::chain(n, me) : n <= kFlatMembers ? Tree::flat(n, me) : Tree::binomial(n, me);
+  const bool full = mesh.is_full();
+  const bool large = bytes > (full ? kChainBytes : sparse_chain_bytes(n)) && n > 2;
+  const Tree tree = large ? Tree::chain(n, me) : full && n <= kFlatMembers ? Tree::flat(n, me) : Tree::binomial(n, me);
   const int64_t chunk =
-      large ? kChunkBytes / static_cast<int64_t>(list.element_bytes()) : std::max<int64_t>(elements, 1);
+      large || !full ? kChunkBytes / static_cast<int64_t>(list.element_bytes()) : std::max<int64_t>(elements, 1);
   const int64_t chunks = (elements + chunk - 1) / chunk;
   const auto end = [&](int64_t index) { return std::min((index + 1) * chunk, elements); };
   std::vector<Flight> arrivals(kWindow);

@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <cstring>
 
+#include "collectives/rows.h"
+
 namespace horovod::mesh {
 namespace {
 
 // The first message to a peer: bytes in all, rows of each tensor, and the first bytes of the data (or padding, because
 // its length must be known beforehand).
 constexpr size_t kHeadBytes = 1024;
-constexpr int64_t kMostMessageBytes = int64_t{1} << 48;  // of a message; more is a broken peer
 
 uint64_t length_of(const std::vector<iovec>& pieces) {
   uint64_t bytes = 0;
@@ -73,17 +74,7 @@ Status RowExchange::exchange_counts() {
     uint64_t claimed = 0;
     std::memcpy(&claimed, heads_in_[peer].data(), sizeof(claimed));
     std::memcpy(rows_in[peer].data(), heads_in_[peer].data() + sizeof(claimed), sizeof(int64_t) * items);
-    int64_t bytes = 0;
-    for (size_t i = 0; i < items && bytes >= 0; ++i) {
-      const int64_t rows = rows_in[peer][i];
-      const bool sane = rows >= 0 && rows <= (kMostMessageBytes - bytes) / std::max<int64_t>(row_bytes_[i], 1);
-      bytes = sane ? bytes + rows * row_bytes_[i] : -1;
-    }
-    if (bytes < 0 || static_cast<uint64_t>(bytes) != claimed) {
-      return {Code::aborted, "Rank " + std::to_string(peer) + " of the mesh announced " + std::to_string(claimed) +
-                                 " bytes, which is not what its numbers of rows amount to: the ranks do not agree on " +
-                                 "the tensors' shapes, so this epoch is over."};
-    }
+    HVD_TRY(check_announced(peer, rows_in[peer], row_bytes_, claimed));
   }
   return {};
 }
