@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "collectives/sparse/balanced.h"
 #include "kernels/kernels.h"
 
 namespace horovod::mesh {
@@ -78,7 +79,7 @@ Status combine_host(const Operation& operation, const Hosts& hosts, int host,
   return {};
 }
 
-Status run_eager(Operation& operation, std::span<const std::string> contributions, const Hosts* hosts) {
+Status run_eager(Operation& operation, std::span<const std::string> contributions, const Hosts* hosts, Order order) {
   const OpSpec& spec = operation.spec;
   if (spec.type == OpType::broadcast) {
     return take_result(operation, contributions[hosts ? hosts->host(spec.root) : spec.root]);
@@ -94,8 +95,12 @@ Status run_eager(Operation& operation, std::span<const std::string> contribution
     const size_t size = static_cast<size_t>(span.count) * size_of(reduction.dtype);
     if (size == 0) continue;
     for (int from = 0; from < n; ++from) inputs[from] = contributions[from].data() + offset;
-    kernels::reduce(reduction.dtype, reduction.op, span.output, inputs.data(), n, static_cast<size_t>(span.count),
-                    reduction.postscale);
+    if (order == Order::balanced) {
+      sparse::reduce_balanced(reduction, span.output, inputs.data(), n, span.count);
+    } else {
+      kernels::reduce(reduction.dtype, reduction.op, span.output, inputs.data(), n, static_cast<size_t>(span.count),
+                      reduction.postscale);
+    }
     offset += size;
   }
   return {};

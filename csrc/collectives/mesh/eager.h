@@ -23,8 +23,13 @@ std::string pack_eager(const Operation& operation, int rank);
 Status combine_host(const Operation& operation, const Hosts& hosts, int host,
                     std::span<const std::string> contributions, std::string& combined);
 
+// In which order the contributions are reduced: from the first to the last, or as over a sparse mesh
+// (sparse/balanced.h).
+enum class Order { sequential, balanced };
+
 // The result, from what all contribute: by rank, or by host if `hosts` is not null.
-Status run_eager(Operation& operation, std::span<const std::string> contributions, const Hosts* hosts = nullptr);
+Status run_eager(Operation& operation, std::span<const std::string> contributions, const Hosts* hosts = nullptr,
+                 Order order = Order::sequential);
 
 // The result as another member has computed it: taken from its outputs, put into ours.
 size_t result_bytes(const Operation& operation);
