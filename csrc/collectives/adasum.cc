@@ -19,14 +19,6 @@ using mesh::Slice;
 // whatever pieces the elements arrive.
 constexpr size_t kBlockBytes = 32 << 10;
 
-SpanList in_place(Batch batch) {
-  std::vector<Span> spans;
-  for (const Operation* operation : batch) {
-    for (const Span& span : operation->spans) spans.push_back({span.output, span.output, span.count});
-  }
-  return SpanList(spans, batch[0]->spec.tensors[0].dtype);
-}
-
 class Adasum {
  public:
   Adasum(const DataPlane& plane, Batch batch)
@@ -38,7 +30,7 @@ class Adasum {
         dtype_(spec_.tensors[0].dtype),
         item_(size_of(dtype_)),
         inputs_(batch),
-        outputs_(in_place(batch)),
+        outputs_(SpanList::in_place(batch)),
         mine_(&inputs_) {
     int64_t edge = 0;
     for (const Operation* operation : batch) {

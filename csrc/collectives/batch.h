@@ -40,6 +40,14 @@ class SpanList {
   SpanList(std::span<const Span> spans, DType dtype) : element_bytes_(size_of(dtype)) {
     for (const Span& span : spans) add(span);
   }
+  // The outputs of the batch, as both ends.
+  static SpanList in_place(Batch batch) {
+    std::vector<Span> spans;
+    for (const Operation* operation : batch) {
+      for (const Span& span : operation->spans) spans.push_back({span.output, span.output, span.count});
+    }
+    return SpanList(spans, batch[0]->spec.tensors[0].dtype);
+  }
 
   int64_t elements() const { return starts_.empty() ? 0 : starts_.back() + spans_.back().count; }
   size_t element_bytes() const { return element_bytes_; }

@@ -23,10 +23,10 @@ constexpr size_t kWholeBytes = 32 << 10;   // up to this size everybody reduces 
 
 class Allreduce {
  public:
-  Allreduce(Region& region, Batch batch)
+  Allreduce(Region& region, Batch batch, const Reduction& reduction)
       : region_(region),
         spans_(batch),
-        reduction_(Reduction::of(batch[0]->spec, region.size())),
+        reduction_(reduction),
         item_(static_cast<int64_t>(spans_.element_bytes())),
         rank_(region.rank()),
         size_(region.size()),
@@ -166,6 +166,12 @@ class Allreduce {
 
 }  // namespace
 
-Status allreduce(Region& region, Batch batch) { return Allreduce(region, batch).run(); }
+Status allreduce(Region& region, Batch batch) {
+  return allreduce(region, batch, Reduction::of(batch[0]->spec, region.size()));
+}
+
+Status allreduce(Region& region, Batch batch, const Reduction& reduction) {
+  return Allreduce(region, batch, reduction).run();
+}
 
 }  // namespace horovod::shared

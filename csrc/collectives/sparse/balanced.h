@@ -1,10 +1,10 @@
-// The order in which an allreduce over a sparse mesh sums, as a plain function: what small operations are computed with,
-// and what the algorithms over the mesh (tree.h) are tested against.
+// The order in which an allreduce over a sparse mesh sums, as a plain function: what small operations are computed
+// with, and what the algorithms over the mesh (tree.h) are tested against.
 //
 // Within a host the inputs are reduced in rank order and rounded to the dtype. Then the hosts are: with p the largest
 // power of two up to their number, host p + i is first folded into host i; then the hosts whose numbers differ by
-// d = 1, 2, 4, ..., p / 2 are combined, the lower one first. Each of these reductions is of two inputs and rounded to the
-// dtype, the last one after it was postscaled. It is the order of recursive doubling and halving, in which a member
+// d = 1, 2, 4, ..., p / 2 are combined, the lower one first. Each of these reductions is of two inputs and rounded to
+// the dtype, the last one after it was postscaled. It is the order of recursive doubling and halving, in which a member
 // exchanges elements with log2 p others; its error grows with log2 of the hosts and not with their number.
 #pragma once
 
