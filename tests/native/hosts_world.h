@@ -23,7 +23,11 @@ struct HostsWorld : World {
   static constexpr size_t kLog = std::max(sizeof(SharedOrderLog::Memory), sizeof(HostMemory));
 
   explicit HostsWorld(const std::vector<int>& host_of, Config config = {}, Wire wire = Wire::tcp)
-      : World(static_cast<int>(host_of.size()), wire, 1, config),
+      : HostsWorld(host_of, config, wire, nullptr) {}
+
+  // sparse: null, or the same hosts.
+  HostsWorld(const std::vector<int>& host_of, Config config, Wire wire, const Hosts* sparse)
+      : World(static_cast<int>(host_of.size()), wire, 1, config, sparse),
         hosts(host_of),
         areas(host_of.size()),
         regions(host_of.size()) {
