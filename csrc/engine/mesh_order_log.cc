@@ -265,7 +265,8 @@ Status MeshOrderLog::compute(const Agreed& agreed, Operation*& operation) {
     const std::lock_guard<std::mutex> lock(mutex_);
     operation = own_[agreed.id].operation;
   }
-  return mesh::run_eager(*operation, agreed.bytes, hosts_);
+  return mesh::run_eager(*operation, agreed.bytes, hosts_,
+                         mesh_.is_full() ? mesh::Order::sequential : mesh::Order::balanced);
 }
 
 // The other members wait for the results.
