@@ -22,7 +22,7 @@ from horovod.coordinator.core.agreement import disagreement
 from horovod.protos.v1 import types_pb2 as pb
 
 WITH_TENSORS = [kind for kind in OpType if not OP_TRAITS[kind.name]["no_tensors"]]
-WORLDS = [(2, "shm"), (2, "tcp"), (4, "shm"), (4, "tcp"), (3, "hosts"), (2, "gloo"), (6, "sparse"), (5, "sparse_hosts")]
+WORLDS = [(2, "shm"), (2, "tcp"), (4, "shm"), (4, "tcp"), (3, "hosts"), (2, "gloo"), (6, "sparse"), (6, "sparse_hosts")]
 SHAPES = [(12, 2), (60_000,)]  # one that travels with its arrival, and one that does not
 INTEGERS = [name for name in DTYPES if "int" in name]
 
