@@ -3,6 +3,7 @@
 
     python benchmarks/mesh_start.py                  8, 16, 32 and 64 ranks on this host, over TCP
     python benchmarks/mesh_start.py --full-mesh-members 1      the same with connections to partners only
+    python benchmarks/mesh_start.py --allreduce 1K,4M          and how long operations take then
     python benchmarks/mesh_start.py --ranks 64 --transport shm
 
 Ranks are processes that fork from one which has imported everything, so a start is joining and connecting and nothing
@@ -12,6 +13,7 @@ else; the coordinator is a process of its own. All share this machine's processo
   joined    until the last rank has its world, its connections and its engine
   reduced   until the last rank has the sum of a first allreduce
   memory    resident, of a rank (the greatest), beyond what the process it forked from had
+  1K, ...   an allreduce of so many bytes, 21 one after the other: the median of rank 0
 """
 
 from __future__ import annotations
@@ -19,17 +21,27 @@ from __future__ import annotations
 import argparse
 import os
 import stat
+import statistics
 import subprocess
 import sys
 import time
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.cases import parse_size
+
+if TYPE_CHECKING:
+    from horovod._core import Engine
 
 LIMIT_SECONDS = 120.0
+OPERATIONS = 21
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,18 +49,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", default="8,16,32,64", help="default: %(default)s")
     parser.add_argument("--transport", choices=("tcp", "shm"), default="tcp")
     parser.add_argument("--full-mesh-members", type=int, help="as HOROVOD_FULL_MESH_MEMBERS")
+    parser.add_argument("--allreduce", default="", metavar="SIZES", help="such as 1K,4M; default: none")
     options = parser.parse_args(argv)
+    sizes = [size for size in options.allreduce.split(",") if size]
     settings = {"transport": options.transport}
     if options.full_mesh_members is not None:
         settings["full_mesh_members"] = options.full_mesh_members
-    print(f"{'ranks':>6} {'sockets':>8} {'joined':>8} {'reduced':>8} {'memory':>9}")
+    print(
+        f"{'ranks':>6} {'sockets':>8} {'joined':>8} {'reduced':>8} {'memory':>9}" + "".join(f"{s:>11}" for s in sizes)
+    )
     for count in map(int, options.ranks.split(",")):
-        sockets, joined_s, reduced_s, memory_mb = measure(count, settings)
-        print(f"{count:>6} {sockets:>8} {joined_s:>7.2f}s {reduced_s:>7.2f}s {memory_mb:>6.1f} MB", flush=True)
+        start, medians_s = measure(count, settings, [parse_size(size) for size in sizes])
+        operations = "".join(f"{1000 * median_s:>8.2f} ms" for median_s in medians_s)
+        print(
+            f"{count:>6} {start.sockets:>8} {start.joined_s:>7.2f}s {start.reduced_s:>7.2f}s {start.memory_mb:>6.1f} MB"
+            f"{operations}",
+            flush=True,
+        )
     return 0
 
 
-def measure(count: int, settings: dict[str, Any]) -> tuple[int, float, float, float]:
+@dataclass(frozen=True)
+class Start:
+    sockets: int
+    joined_s: float
+    reduced_s: float
+    memory_mb: float
+
+
+def measure(count: int, settings: dict[str, Any], sizes: Sequence[int] = ()) -> tuple[Start, list[float]]:
+    """How a world of `count` ranks starts, and the seconds of an allreduce of each of `sizes` bytes."""
     command = [sys.executable, "-m", "horovod.coordinator", "--listen", "127.0.0.1:0", "--insecure"]
     coordinator = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     context = get_context("fork")
@@ -62,7 +92,7 @@ def measure(count: int, settings: dict[str, Any]) -> tuple[int, float, float, fl
         began = time.monotonic()
         for rank in range(count):
             ours, theirs = context.Pipe()
-            processes.append(context.Process(target=_rank, args=(address, rank, count, settings, theirs)))
+            processes.append(context.Process(target=_rank, args=(address, rank, count, settings, sizes, theirs)))
             processes[-1].start()
             theirs.close()
             pipes.append(ours)
@@ -71,12 +101,13 @@ def measure(count: int, settings: dict[str, Any]) -> tuple[int, float, float, fl
             if not pipe.poll(max(0.0, began + LIMIT_SECONDS - time.monotonic())):
                 raise TimeoutError(f"{count} ranks had not started after {LIMIT_SECONDS:g} s.")
             answers.append(pipe.recv())
+        medians_s = answers[0][4]
         for pipe in pipes:
             pipe.send("over")
         for process in processes:
             process.join(20)
-        sockets, joined, reduced, memory = zip(*answers, strict=True)
-        return max(sockets), max(joined) - began, max(reduced) - began, max(memory)
+        sockets, joined, reduced, memory, _ = zip(*answers, strict=True)
+        return Start(max(sockets), max(joined) - began, max(reduced) - began, max(memory)), medians_s
     finally:
         for process in processes:
             process.kill()
@@ -85,7 +116,7 @@ def measure(count: int, settings: dict[str, Any]) -> tuple[int, float, float, fl
         coordinator.wait()
 
 
-def _rank(address: str, rank: int, size: int, settings: dict[str, Any], pipe: Connection) -> None:
+def _rank(address: str, rank: int, size: int, settings: dict[str, Any], sizes: Sequence[int], pipe: Connection) -> None:
     from horovod._core import DType, OpSpec, OpType
     from horovod.worker.runtime.formation import form
     from horovod.worker.settings import resolve
@@ -102,9 +133,24 @@ def _rank(address: str, rank: int, size: int, settings: dict[str, Any], pipe: Co
     reduced = time.monotonic()
     assert data[0] in (size * (size - 1) / 2, (size - 1) / 2), data
     sockets = sum(_inode(name) in context.socket_inodes for name in os.listdir("/proc/self/fd"))
-    pipe.send((sockets, joined, reduced, (_resident_kb() - before_kb) / 1024))
+    memory_mb = (_resident_kb() - before_kb) / 1024
+    pipe.send((sockets, joined, reduced, memory_mb, [_median_s(context.engine, size_bytes) for size_bytes in sizes]))
     pipe.recv()
     context.close()
+
+
+def _median_s(engine: Engine, size_bytes: int) -> float:
+    from horovod._core import DType, OpSpec, OpType
+
+    data = array("f", bytes(max(size_bytes, 4)))
+    pointer = data.buffer_info()[0]
+    seconds = []
+    for _ in range(OPERATIONS + 2):  # the first two find their id and their memory
+        began = time.perf_counter()
+        tensor = (pointer, pointer, DType.FLOAT32, (len(data),))
+        engine.submit(OpSpec(OpType.ALLREDUCE), f"allreduce.{size_bytes}", [tensor], wait_follows=True).result()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[2:])
 
 
 def _inode(name: str) -> int:
