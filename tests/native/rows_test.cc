@@ -48,6 +48,41 @@ void test_splits() {
   CHECK(add_split(operation, 0, 0, 3, "rank 0", kMost + 1, total).code() == Code::aborted);
 }
 
+void test_splits_of() {
+  Operation operation;
+  prepare(operation, {6, 2});
+  std::vector<int64_t> splits;
+  CHECK_OK(splits_of(operation, 0, 3, splits));
+  CHECK((splits == std::vector<int64_t>{2, 2, 2}));
+  CHECK(contains(splits_of(operation, 0, 4, splits).message(), "alltoall.x: 6 rows are not divisible by the 4 ranks"));
+  operation.splits = {1, 4, 0};  // one row goes nowhere
+  CHECK_OK(splits_of(operation, 0, 3, splits));
+  CHECK((splits == std::vector<int64_t>{1, 4, 0}));
+  for (const std::vector<int32_t>& wrong : {std::vector<int32_t>{1, 5}, {1, 5, 1}, {-1, 5, 1}}) {
+    operation.splits = wrong;
+    CHECK(splits_of(operation, 0, 3, splits).code() == Code::invalid_argument);
+  }
+}
+
+void test_announced() {
+  using Numbers = std::vector<int64_t>;
+  CHECK_OK(check_announced(1, Numbers{}, Numbers{}, 0));
+  CHECK_OK(check_announced(1, Numbers{3, 5}, Numbers{4, 0}, 12));
+  CHECK_OK(check_announced(1, Numbers{kMostRows}, Numbers{1}, uint64_t{1} << 48));
+  const Numbers most(3, std::numeric_limits<int64_t>::max());
+  struct Claim {
+    Numbers rows, row_bytes;
+    uint64_t bytes;
+  };
+  for (const Claim& claim : {Claim{{3, 5}, {4, 1}, 12}, Claim{{-1}, {0}, 0}, Claim{{-1}, {4}, uint64_t(-4)},
+                             Claim{{kMostRows + 1}, {0}, 0}, Claim{{kMostRows, 1}, {1, 1}, (uint64_t{1} << 48) + 1},
+                             Claim{most, {2, 2, 2}, uint64_t(-6)}, Claim{{4}, {most[0]}, uint64_t(-4)}}) {
+    const Status status = check_announced(1, claim.rows, claim.row_bytes, claim.bytes);
+    CHECK(status.code() == Code::aborted);
+    CHECK(contains(status.message(), "Rank 1 of the mesh announced " + std::to_string(claim.bytes) + " bytes"));
+  }
+}
+
 void test_room() {
   Operation operation;
   prepare(operation, {6, 2});
@@ -62,9 +97,8 @@ void test_room() {
 }
 
 const NamedTest kTests[] = {
-    {"counts", test_counts},
-    {"splits", test_splits},
-    {"room", test_room},
+    {"counts", test_counts},       {"splits", test_splits}, {"splits_of", test_splits_of},
+    {"announced", test_announced}, {"room", test_room},
 };
 
 }  // namespace

@@ -6,13 +6,13 @@
 namespace horovod::sparse {
 namespace {
 
-// What is left of the way of a parcel after the step of this distance: the sum of the distances that follow.
-constexpr int way_after(int number, int distance) { return number & ~(2 * distance - 1); }
-constexpr int way_until(int number, int distance) { return number & (2 * distance - 1); }
+// How far a parcel has come when the step of this distance is done, and how far it has to go from there.
+constexpr int way_made(int number, int distance) { return number & (2 * distance - 1); }
+constexpr int way_left(int number, int distance) { return number & ~(2 * distance - 1); }
 
-// At which step a parcel is passed on that came at the step of this distance.
+// At which step a parcel is passed on that came at the step of this distance. Some of its way is left.
 constexpr int next_step(int number, int distance) {
-  return std::countr_zero(static_cast<unsigned>(way_after(number, distance)));
+  return std::countr_zero(static_cast<unsigned>(way_left(number, distance)));
 }
 
 }  // namespace
@@ -51,7 +51,7 @@ Status Parcels::exchange_announcements() {
     std::vector<uint64_t>& bytes = bytes_in_.emplace_back(static_cast<size_t>(n_));
     const int64_t* from = arrived.data();
     for (const int number : numbers) {
-      HVD_TRY(format_.check(from, (mesh_.rank() + n_ - way_until(number, distance)) % n_));
+      HVD_TRY(format_.check(from, (mesh_.rank() + n_ - way_made(number, distance)) % n_));
       bytes[number] = format_.has_data(from) ? 0 : format_.bytes_of_rows(from);
       std::copy(from, from + words, announcement(number));
       from += words;
@@ -72,7 +72,7 @@ Status Parcels::exchange_rows() {
     }
     HVD_TRY(make_room(distance, bytes));
     for (const int number : numbers) {
-      const std::vector<iovec>& to = way_after(number, distance) == 0 ? goals[number] : sources[number];
+      const std::vector<iovec>& to = way_left(number, distance) == 0 ? goals[number] : sources[number];
       if (bytes[number] > 0) receive.pieces.insert(receive.pieces.end(), to.begin(), to.end());
     }
     HVD_TRY(step(distance, send, receive));
@@ -86,9 +86,9 @@ Status Parcels::exchange_rows() {
 Status Parcels::make_room(int distance, const std::vector<uint64_t>& bytes) {
   std::vector<uint64_t> needed(relays_.size());
   for (const int number : passed_at(distance)) {
-    if (way_after(number, distance) != 0) needed[next_step(number, distance)] += bytes[number];
+    if (way_left(number, distance) != 0) needed[next_step(number, distance)] += bytes[number];
   }
-  std::vector<std::byte*> free(relays_.size());
+  std::vector<std::byte*> unused(relays_.size());
   for (size_t i = 0; i < needed.size(); ++i) {
     if (needed[i] == 0) continue;
     OutputBuffer& relay = relays_[i].emplace_back();
@@ -96,13 +96,13 @@ Status Parcels::make_room(int distance, const std::vector<uint64_t>& bytes) {
       return {Code::internal, "There is not enough memory for the " + std::to_string(needed[i]) +
                                   " bytes of an alltoall that this rank passes on for others."};
     }
-    free[i] = relay.data.get();
+    unused[i] = relay.data.get();
   }
   for (const int number : passed_at(distance)) {
-    if (way_after(number, distance) == 0) continue;
+    if (way_left(number, distance) == 0) continue;
     sources[number].clear();
     if (bytes[number] == 0) continue;
-    std::byte*& at = free[next_step(number, distance)];
+    std::byte*& at = unused[next_step(number, distance)];
     sources[number].push_back({at, bytes[number]});
     at += bytes[number];
   }
