@@ -90,7 +90,7 @@ class Adasum {
     AdasumWire::Step step{.sent = {mine_, 0, 0}};
     std::vector<Range> next(parts_);
     for (int member = 0; member < power_; ++member) {
-      next[member] = half(member, distance);
+      next[member] = half(parts_[member], member, distance);
       step.longest = std::max(step.longest, next[member].size());
     }
     if (halves()) {
@@ -113,16 +113,21 @@ class Adasum {
     auto* const memory = reinterpret_cast<std::byte*>(all.data());
     const Span span{memory, memory, bytes * sharing};
     const SpanList list({&span, 1}, DType::uint8);
-    AdasumWire::Step step{.sent = {&list, 0, 0}, .longest = bytes};
-    if (halves()) {
-      const int64_t at = (rank_ - first) * bytes;
-      std::copy(products_.begin(), products_.end(), reinterpret_cast<DotProducts*>(memory + at));
-      step.sent = {&list, at, at + bytes};
-      for (int i = 0; i < sharing; ++i) {
-        if (first + i != rank_) step.peers.push_back({first + i, {&list, i * bytes, (i + 1) * bytes}});
+    if (halves())
+      std::copy(products_.begin(), products_.end(), all.data() + count * static_cast<size_t>(rank_ - first));
+    if (wire_->is_sparse()) {
+      HVD_TRY(double_up(list, bytes, sharing));
+    } else {
+      AdasumWire::Step step{.sent = {&list, 0, 0}, .longest = bytes};
+      if (halves()) {
+        const int64_t at = (rank_ - first) * bytes;
+        step.sent = {&list, at, at + bytes};
+        for (int i = 0; i < sharing; ++i) {
+          if (first + i != rank_) step.peers.push_back({first + i, {&list, i * bytes, (i + 1) * bytes}});
+        }
       }
+      HVD_TRY(wire_->run(step));
     }
-    HVD_TRY(wire_->run(step));
     if (!halves()) return {};
     // a is the side whose rank lacks the bit of the distance; what the other side calls its own is b.
     std::vector<DotProducts> sums(count);
@@ -139,8 +144,46 @@ class Adasum {
     return {};
   }
 
+  // The same blocks for every member of a group of `sharing`, of which each has its own: at distance 1 two members
+  // exchange theirs, at distance 2 the two that they have then, and so on.
+  Status double_up(const SpanList& blocks, int64_t bytes, int sharing) {
+    if (!halves()) return {};
+    for (int distance = 1; distance < sharing; distance *= 2) {
+      const int64_t length = distance * bytes;
+      const int64_t mine = rank_ % sharing / distance * length,
+                    theirs = (rank_ ^ distance) % sharing / distance * length;
+      HVD_TRY(wire_->run({.sent = {&blocks, mine, mine + length},
+                          .peers = {{rank_ ^ distance, {&blocks, theirs, theirs + length}}},
+                          .longest = length}));
+    }
+    return {};
+  }
+
+  Status collect() { return wire_->is_sparse() ? collect_from_partners() : collect_from_all(); }
+
+  // Takes the halvings back, in their reverse order; then members beyond the largest power of two get all.
+  Status collect_from_partners() {
+    const Range all{0, inputs_.elements()};
+    if (halves()) {
+      finish(parts_[rank_]);
+      for (int distance = power_ / 2; distance > 0; distance /= 2) {
+        const Range mine = part_at(rank_, distance), theirs = part_at(rank_ ^ distance, distance);
+        HVD_TRY(wire_->run({.sent = {&outputs_, mine.begin, mine.end},
+                            .peers = {{rank_ ^ distance, {&outputs_, theirs.begin, theirs.end}}},
+                            .longest = std::max(mine.size(), theirs.size())}));
+      }
+    }
+    AdasumWire::Step step{.sent = {&outputs_, 0, 0}, .longest = all.end};
+    if (!halves()) step.peers = {{rank_ - power_, {&outputs_, 0, all.end}}};
+    if (folds()) {
+      step.sent.end = all.end;
+      step.peers = {{rank_ + power_, {&outputs_, 0, 0}}};
+    }
+    return step.peers.empty() ? Status() : wire_->run(step);
+  }
+
   // Combines this member's part piece by piece while it goes to all others, and takes theirs.
-  Status collect() {
+  Status collect_from_all() {
     const Range part = parts_[rank_];
     AdasumWire::Step step{.sent = {&outputs_, part.begin, part.end}};
     for (int i = 1; i < size_; ++i) {
@@ -148,16 +191,25 @@ class Adasum {
       step.peers.push_back({member, {&outputs_, parts_[member].begin, parts_[member].end}});
     }
     for (const Range& other : parts_) step.longest = std::max(step.longest, other.size());
-    step.before = [this](const Slice& piece) {
-      combine({piece.begin, piece.end});
-      if (spec_.postscale != 1.0) scale(outputs_, {piece.begin, piece.end}, spec_.postscale);
-    };
+    step.before = [this](const Slice& piece) { finish({piece.begin, piece.end}); };
     return wire_->run(step);
   }
 
+  // The last combination, of elements of this member's part.
+  void finish(Range elements) {
+    combine(elements);
+    if (spec_.postscale != 1.0) scale(outputs_, elements, spec_.postscale);
+  }
+
+  // What `member` has after the halving at this distance.
+  Range part_at(int member, int distance) const {
+    Range part{0, inputs_.elements()};
+    for (int halved = 1; halved <= distance; halved *= 2) part = half(part, member, halved);
+    return part;
+  }
+
   // What `member` keeps of its part at this distance: the lower half on the side without the bit.
-  Range half(int member, int distance) const {
-    const Range part = parts_[member];
+  static Range half(Range part, int member, int distance) {
     const int64_t middle = part.begin + part.size() / 2;
     return (member & distance) == 0 ? Range{part.begin, middle} : Range{middle, part.end};
   }

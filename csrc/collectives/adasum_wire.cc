@@ -61,6 +61,8 @@ class MeshWire final : public AdasumWire {
   MeshWire(Mesh& mesh, const std::vector<int>& members, int rank, int size)
       : AdasumWire(rank, size, kPieceBytes, kWindow - 1), mesh_(mesh), members_(members) {}
 
+  bool is_sparse() const override { return !mesh_.is_full(); }
+
  private:
   static constexpr int64_t kWindow = 2;                       // pieces on the wire
   static constexpr size_t kPieceBytes = 2 * packets::kBytes;  // as chunks of a sum: see mesh/reduce_slices.cc

@@ -23,9 +23,10 @@ class AdasumWire {
     Slice received;  // where what it sends goes: outputs of the list
   };
   struct Step {
-    Slice sent;                                     // inputs of its list
-    std::vector<Peer> peers;                        // the members that get them
-    int64_t longest = 0;                            // elements, of all members' `sent`
+    Slice sent;               // inputs of its list
+    std::vector<Peer> peers;  // the members that get them
+    // Elements, of all members' `sent`; over a mesh it is enough that two members agree that exchange something.
+    int64_t longest = 0;
     std::function<void(Slice piece)> before;        // is called before a piece of `sent` is read
     std::function<void(int64_t count)> after = {};  // so many elements of each peer are there
   };
@@ -35,6 +36,8 @@ class AdasumWire {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  // A member may exchange something only with those whose ranks differ from its own by a power of two.
+  virtual bool is_sparse() const { return false; }
   Status run(const Step& step);
 
  protected:

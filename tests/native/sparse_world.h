@@ -13,7 +13,7 @@ namespace horovod::testing {
 struct SparseWorld : HostsWorld {
   // host_of: of each rank; those of one host share memory.
   explicit SparseWorld(const std::vector<int>& host_of, Config config = {}, Wire wire = Wire::pair)
-      : SparseWorld(host_of, Hosts(host_of), config, wire) {}
+      : SparseWorld(host_of, Hosts(host_of), sparse(config), wire) {}
 
   DataPlane plane(int rank) {
     DataPlane plane;
@@ -25,6 +25,10 @@ struct SparseWorld : HostsWorld {
   std::deque<Hierarchy> hierarchies;  // by rank
 
  private:
+  static Config sparse(Config config) {
+    config.full_mesh_members = 1;
+    return config;
+  }
   SparseWorld(const std::vector<int>& host_of, const Hosts& hosts, Config config, Wire wire)
       : HostsWorld(host_of, config, wire, &hosts) {
     for (int rank = 0; rank < size(); ++rank) {
