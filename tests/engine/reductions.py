@@ -3,8 +3,9 @@
 Inputs have wide exponents, so that any other order of summation, or a rounding in between, changes bits. The reference
 is the definition: inputs are prescaled and rounded, then ranks are added (or multiplied) from left to right and the
 result postscaled, float16 and bfloat16 in float32 with one rounding at the end; where some ranks of several hosts share
-memory, first those of each host and then the hosts' (rounded) results. Adasum has no such reference: its dot products
-are sums of another order.
+memory, first those of each host and then the hosts' (rounded) results. Over a sparse mesh the hosts' results, or in a
+reducescatter the ranks' inputs, are added by a balanced tree, each of its sums rounded (collectives/sparse/balanced.h).
+Adasum has no such reference: its dot products are sums of another order.
 """
 
 from __future__ import annotations
@@ -69,14 +70,34 @@ def combine(dtype: str, parts: list[np.ndarray], function: np.ufunc = np.add, fa
         return to_bfloat16(total) if dtype == "bfloat16" else total.astype(dtype)
 
 
-def reference(op: Op, index: int, size: int, seed: int, hosts: Sequence[int] = ()) -> np.ndarray:
+def combine_balanced(dtype: str, parts: list[np.ndarray], function: np.ufunc, factor: float) -> np.ndarray:
+    """Those behind the largest power of two are folded into the first ones; then neighbours are combined two by two until
+    one is left. The factor goes to the last pair."""
+    power = 1 << (len(parts).bit_length() - 1)
+    level = [
+        combine(dtype, [part, parts[power + i]], function) if power + i < len(parts) else part
+        for i, part in enumerate(parts[:power])
+    ]
+    while len(level) > 1:
+        pairs = zip(level[::2], level[1::2], strict=True)
+        level = [combine(dtype, list(pair), function, factor if len(level) == 2 else 1.0) for pair in pairs]
+    return level[0]
+
+
+def reference(op: Op, index: int, size: int, seed: int, hosts: Sequence[int] = (), sparse: bool = False) -> np.ndarray:
+    """hosts: of the ranks, where some share memory. sparse: the order of a sparse mesh."""
+    if sparse and op.kind == REDUCESCATTER:
+        hosts = ()
     parts = [combine(op.dtype, [inputs(op, rank, seed)[index]], factor=op.prescale) for rank in range(size)]
     by_host: dict[int, list[np.ndarray]] = {}
     for rank, part in enumerate(parts):
         by_host.setdefault(hosts[rank] if hosts else rank, []).append(part)
     function = np.multiply if op.reduce_op == PRODUCT else np.add
     postscale = op.postscale / size if op.reduce_op == AVERAGE else op.postscale
-    return combine(op.dtype, [combine(op.dtype, on, function) for on in by_host.values()], function, postscale)
+    of_hosts = [combine(op.dtype, on, function) for on in by_host.values()]
+    if sparse and len(of_hosts) > 1:
+        return combine_balanced(op.dtype, of_hosts, function, postscale)
+    return combine(op.dtype, of_hosts, function, postscale)
 
 
 def part_of(op: Op, whole: np.ndarray, size: int, rank: int) -> np.ndarray:

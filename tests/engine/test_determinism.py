@@ -32,6 +32,7 @@ from world import (
     AVERAGE,
     PRODUCT,
     REDUCESCATTER,
+    SPARSE,
     SUM,
     TRANSPORTS,
     EngineWorld,
@@ -57,7 +58,12 @@ class Case:
 
 @st.composite
 def cases(
-    draw: st.DrawFn, adasum: bool = False, least: int = 2, most_ops: int = 8, counts: Sequence[int] = COUNTS
+    draw: st.DrawFn,
+    adasum: bool = False,
+    least: int = 2,
+    most: int = 5,
+    most_ops: int = 8,
+    counts: Sequence[int] = COUNTS,
 ) -> Case:
     ops = []
     for index in range(draw(st.integers(1, most_ops))):
@@ -89,7 +95,7 @@ def cases(
         "spin_us": draw(st.sampled_from([0, 50])),
     }
     return Case(
-        draw(st.integers(least, 5)),
+        draw(st.integers(least, most)),
         tuple(ops),
         draw(st.integers(1, 3)),
         draw(st.integers(1, 2)),
@@ -160,14 +166,21 @@ def run_round(world: EngineWorld, case: Case, round_seed: int) -> Results:
     return world.run(body)
 
 
-def check(case: Case, results: Results, where: str, hosts: Sequence[int] = (), first: Results | None = None) -> None:
+def check(
+    case: Case,
+    results: Results,
+    where: str,
+    hosts: Sequence[int] = (),
+    first: Results | None = None,
+    sparse: bool = False,
+) -> None:
     """Against the reference; Adasum against what rank 0 had in the `first` run."""
     for op in case.ops:
         for index in range(len(op.shapes)):
             if op.reduce_op == ADASUM:
                 expected = (first or results)[0][op.name][index]
             else:
-                expected = reference(op, index, case.size, case.seed, hosts)
+                expected = reference(op, index, case.size, case.seed, hosts, sparse)
             for rank, result in enumerate(results):
                 want = part_of(op, expected, case.size, rank)
                 got = np.ascontiguousarray(result[op.name][index])
@@ -189,10 +202,30 @@ def check(case: Case, results: Results, where: str, hosts: Sequence[int] = (), f
 )
 @given(case=cases())
 def test_same_world_same_inputs_same_bits(case: Case) -> None:
-    for number, transport in enumerate((*TRANSPORTS, "hosts")):
+    check_transports(case, (*TRANSPORTS, "hosts"))
+
+
+def check_transports(case: Case, transports: Sequence[str]) -> None:
+    for number, transport in enumerate(transports):
         with EngineWorld(case.size, transport, connections=case.connections, **case.options) as world:
             for turn in range(2):  # first negotiated, then known: they may be fused in other ways
-                check(case, run_round(world, case, 10 * number + turn), f"{transport}, turn {turn}", world.hosts)
+                results = run_round(world, case, 10 * number + turn)
+                sparse = transport in SPARSE
+                check(case, results, f"{transport}, turn {turn}", world.hosts, sparse=sparse)
+
+
+@pytest.mark.longer
+@pytest.mark.timeout(300)
+@settings(
+    max_examples=tiers.pick(6, 40),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+)
+@given(case=cases(most=9))
+def test_same_bits_over_a_sparse_mesh(case: Case) -> None:
+    check_transports(case, SPARSE)
 
 
 @pytest.mark.longer
@@ -210,7 +243,7 @@ def test_adasum_has_the_same_bits_in_every_run_of_a_world(case: Case, other_thre
     again = replace(
         case, threads=case.threads % 3 + 1, options={**case.options, "fusion_threshold_bytes": other_threshold}
     )
-    for transport in (*TRANSPORTS, "hosts"):
+    for transport in (*TRANSPORTS, "hosts", *SPARSE):
         first: Results | None = None
         for number, run in enumerate((case, again)):
             with EngineWorld(run.size, transport, connections=run.connections, **run.options) as world:
@@ -299,3 +332,13 @@ def test_the_reference_depends_on_the_order_of_the_ranks() -> None:
     assert reference(op, 0, 3, 1, [0, 1, 0]).tobytes() == (parts[0] + parts[2] + parts[1]).tobytes()
     assert reference(op, 0, 3, 1, [0, 1, 1]).tobytes() == (parts[0] + (parts[1] + parts[2])).tobytes()
     assert reference(op, 0, 3, 1, [0, 1, 1]).tobytes() != reference(op, 0, 3, 1).tobytes()
+
+
+def test_the_reference_of_a_sparse_mesh_is_a_balanced_tree() -> None:
+    op = Op("allreduce.t0", ALLREDUCE, "float32", ((2049,),), SUM, True)
+    a, b, c, d, e = (inputs(op, rank, 1)[0] for rank in range(5))
+    assert reference(op, 0, 3, 1, sparse=True).tobytes() == ((a + c) + b).tobytes()
+    assert reference(op, 0, 4, 1, sparse=True).tobytes() == ((a + b) + (c + d)).tobytes()
+    assert reference(op, 0, 5, 1, sparse=True).tobytes() == (((a + e) + b) + (c + d)).tobytes()
+    assert reference(op, 0, 5, 1, [0, 1, 1, 2, 0], sparse=True).tobytes() == (((a + e) + d) + (b + c)).tobytes()
+    assert reference(op, 0, 4, 1, sparse=True).tobytes() != reference(op, 0, 4, 1).tobytes()
