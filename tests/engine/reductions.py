@@ -71,8 +71,8 @@ def combine(dtype: str, parts: list[np.ndarray], function: np.ufunc = np.add, fa
 
 
 def combine_balanced(dtype: str, parts: list[np.ndarray], function: np.ufunc, factor: float) -> np.ndarray:
-    """Those behind the largest power of two are folded into the first ones; then neighbours are combined two by two until
-    one is left. The factor goes to the last pair."""
+    """Those behind the largest power of two are folded into the first ones; then neighbours are combined, until one is
+    left. The factor goes to the last pair."""
     power = 1 << (len(parts).bit_length() - 1)
     level = [
         combine(dtype, [part, parts[power + i]], function) if power + i < len(parts) else part
