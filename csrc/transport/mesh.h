@@ -1,5 +1,5 @@
-// Connected, authenticated stream sockets to the peers of a communicator, to all or to some of them, and what is done with them: exchanges of
-// data, which both sides know to be next, and small control frames, which may come at any time.
+// Connected, authenticated stream sockets to the peers of a communicator, to all or to some of them, and what is done
+// with them: exchanges of data, which both sides know to be next, and small control frames, which may come at any time.
 //
 // Sockets arrive already connected and proven (worker/runtime/mesh.py does the handshake), so nothing here parses a
 // byte from a stranger. Every connection still checks every header: a peer of another epoch, a wrong length or garbage

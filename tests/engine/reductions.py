@@ -89,15 +89,27 @@ def reference(op: Op, index: int, size: int, seed: int, hosts: Sequence[int] = (
     if sparse and op.kind == REDUCESCATTER:
         hosts = ()
     parts = [combine(op.dtype, [inputs(op, rank, seed)[index]], factor=op.prescale) for rank in range(size)]
+    function = np.multiply if op.reduce_op == PRODUCT else np.add
+    postscale = op.postscale / size if op.reduce_op == AVERAGE else op.postscale
+    return combine_ranks(op.dtype, parts, hosts, sparse, function, postscale)
+
+
+def combine_ranks(
+    dtype: str,
+    parts: list[np.ndarray],
+    hosts: Sequence[int] = (),
+    sparse: bool = False,
+    function: np.ufunc = np.add,
+    factor: float = 1.0,
+) -> np.ndarray:
+    """The ranks' parts in the order of their world."""
     by_host: dict[int, list[np.ndarray]] = {}
     for rank, part in enumerate(parts):
         by_host.setdefault(hosts[rank] if hosts else rank, []).append(part)
-    function = np.multiply if op.reduce_op == PRODUCT else np.add
-    postscale = op.postscale / size if op.reduce_op == AVERAGE else op.postscale
-    of_hosts = [combine(op.dtype, on, function) for on in by_host.values()]
+    of_hosts = [combine(dtype, on, function) for on in by_host.values()]
     if sparse and len(of_hosts) > 1:
-        return combine_balanced(op.dtype, of_hosts, function, postscale)
-    return combine(op.dtype, of_hosts, function, postscale)
+        return combine_balanced(dtype, of_hosts, function, factor)
+    return combine(dtype, of_hosts, function, factor)
 
 
 def part_of(op: Op, whole: np.ndarray, size: int, rank: int) -> np.ndarray:
