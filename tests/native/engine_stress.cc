@@ -141,11 +141,18 @@ class Negotiator {
 };
 
 // hosts: TCP, and memory between every other rank. shm: segments as between processes (memfd), mapped by each.
-enum class Transport { in_process, tcp, hosts, shm };
+// sparse: TCP between partners only. sparse_hosts: the same, and memory between every third rank.
+enum class Transport { in_process, tcp, hosts, shm, sparse, sparse_hosts };
+constexpr bool is_sparse(Transport transport) {
+  return transport == Transport::sparse || transport == Transport::sparse_hosts;
+}
+constexpr bool has_hosts(Transport transport) {
+  return transport == Transport::hosts || transport == Transport::sparse_hosts;
+}
 
-std::vector<int> hosts_of(const std::vector<int>& ranks) {
+std::vector<int> hosts_of(const std::vector<int>& ranks, Transport transport) {
   std::vector<int> hosts;
-  for (const int rank : ranks) hosts.push_back(rank % 2);
+  for (const int rank : ranks) hosts.push_back(rank % (is_sparse(transport) ? 3 : 2));
   return hosts;
 }
 
@@ -155,14 +162,14 @@ void connect_specs(const std::vector<Spec*>& specs, const std::vector<int>& rank
                    const Config& config) {
   std::vector<std::string> addresses;
   for (size_t i = 0; i < ranks.size(); ++i) {
-    const bool sockets = transport == Transport::tcp || transport == Transport::hosts;
+    const bool sockets = transport == Transport::tcp || has_hosts(transport) || is_sparse(transport);
     for (size_t k = i + 1; sockets && k < ranks.size(); ++k) {
       int pair[2];
       CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "socketpair");
       specs[i]->sockets[ranks[k]].push_back(pair[0]);
       specs[k]->sockets[ranks[i]].push_back(pair[1]);
     }
-    if (transport == Transport::tcp) continue;
+    if (transport == Transport::tcp || transport == Transport::sparse) continue;
     Status status;
     specs[i]->segment = Segment::create(Engine::segment_bytes(config), transport != Transport::shm, status);
     CHECK(specs[i]->segment, "%s", status.message().c_str());
@@ -170,7 +177,7 @@ void connect_specs(const std::vector<Spec*>& specs, const std::vector<int>& rank
   }
   for (Spec* spec : specs) {
     spec->segment_addresses = addresses;
-    if (transport == Transport::hosts) spec->hosts = hosts_of(ranks);
+    if (has_hosts(transport)) spec->hosts = hosts_of(ranks, transport);
   }
 }
 
@@ -433,22 +440,24 @@ void run_until_joined(Engine& engine, int rank, int size, uint64_t seed, bool ma
   }
 }
 
+constexpr uint64_t kTransports = 6;
 enum class Ending { orderly, abort, sudden_close };
 
 void run_world(uint64_t seed, Transport transport) {
   std::mt19937_64 random(seed);
-  const int size = 2 + static_cast<int>(random() % 3);
+  const int size = 2 + static_cast<int>(random() % (is_sparse(transport) ? 7 : 3));
   const int threads = 1 + static_cast<int>(random() % 3);
   const int count = 20 + static_cast<int>(random() % 30);
   const auto ending = static_cast<Ending>(random() % 3);
   Config config;
   config.slot_bytes = 16384;
+  if (is_sparse(transport)) config.full_mesh_members = 1;
   config.slot_count = 2 + static_cast<int>(random() % 3);
   config.spin_us = static_cast<int64_t>(random() % 60);
   if (random() % 3 == 0) config.fusion_threshold_bytes = random() % 100000;
   std::vector<std::unique_ptr<Engine>> engines = make_world(size, transport, config);
   const testing::TimelineFolder timeline;  // of half of the worlds over each transport
-  const bool recorded = seed / 4 % 2 == 0;
+  const bool recorded = seed / kTransports % 2 == 0;
   if (recorded) CHECK_OK(engines[0]->timeline().start(timeline.path(), true, 0));
   {
     Negotiator negotiator(engines);
@@ -508,7 +517,7 @@ int main(int argc, char** argv) {
   const int worlds = argc > 1 ? std::atoi(argv[1]) : 50;
   const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
   const std::string transport = argc > 3 ? argv[3] : "all";
-  const std::vector<std::string> names = {"in_process", "tcp", "hosts", "shm"};
+  const std::vector<std::string> names = {"in_process", "tcp", "hosts", "shm", "sparse", "sparse_hosts"};
   for (int i = 0; i < worlds; ++i) {
     const std::string& name = transport == "all" ? names[i % names.size()] : transport;
     const auto found = std::find(names.begin(), names.end(), name);
@@ -516,7 +525,8 @@ int main(int argc, char** argv) {
     run_world(seed + i, static_cast<Transport>(found - names.begin()));
     CHECK(g_told.told == g_told.started, "%d of %d operations were told to be done", g_told.told, g_told.started);
   }
-  CHECK(worlds < 4 || g_told.left > 0, "no operation was left to the engine after a vain wait");
+  CHECK(worlds < static_cast<int>(kTransports) || g_told.left > 0,
+        "no operation was left to the engine after a vain wait");
   std::printf("engine_stress: %d worlds, seed %llu, %s: ok\n", worlds, static_cast<unsigned long long>(seed),
               transport.c_str());
   return 0;
