@@ -1,6 +1,9 @@
 // Reductions over a sparse mesh: ranks are threads, results are compared bit for bit with the definition of the order
 // (balanced.h), integers with plain arithmetic as well.
-#include <cstring>
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <functional>
 #include <numeric>
 #include <random>
 #include <string>
@@ -197,7 +200,8 @@ void check_reducescatter(SparseWorld& world, DType dtype, const Shapes& shapes, 
         const size_t row = static_cast<size_t>(operation.spec.tensors[t].row_elements()) * size_of(dtype);
         const OutputBuffer& output = operation.outputs[t];
         CHECK(output.shape[0] == mine.count && output.bytes == static_cast<size_t>(mine.count) * row);
-        CHECK(std::memcmp(output.data.get(), want.data() + static_cast<size_t>(mine.first) * row, output.bytes) == 0,
+        CHECK(std::equal(output.data.get(), output.data.get() + output.bytes,
+                         want.data() + static_cast<size_t>(mine.first) * row),
               "%d ranks, rank %d, dtype %d, tensor %zu", n, rank, static_cast<int>(dtype), index);
         CHECK(jobs.jobs[rank].tensors[index].input == jobs.input(rank, index));
       }
