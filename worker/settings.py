@@ -203,7 +203,7 @@ class Settings:
     )
     full_mesh_members: int = row(
         "HOROVOD_FULL_MESH_MEMBERS",
-        MAX_SIZE,
+        64,
         "up to so many ranks of a world, or of a process set, each has TCP connections to all others; of more (n), to "
         "about 2 log2 n. A sum is then formed in another order, which follows from the ranks as well",
         section="params",

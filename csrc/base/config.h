@@ -37,7 +37,7 @@ struct Config {
   bool gloo = false;
   // Up to so many members of a communicator over sockets each is connected to every other; of more, to some of them
   // (collectives/partners.h). Must agree on all ranks.
-  int full_mesh_members = 1 << 16;
+  int full_mesh_members = 64;
   // Connections are sealed with keys of their own. Must agree on all ranks.
   WireMode wire = WireMode::plain;
   // OpenSSL's libcrypto, where they are; empty means the system's.
