@@ -139,7 +139,7 @@ Status shut_down() { return {Code::aborted, "Horovod has been shut down."}; }
 
 Status done_of(const HorovodOperation& operation) {
   const Submission& submission = *operation.submission;
-  if (submission.state.load(std::memory_order_acquire) == Operation::done) return {};
+  if (submission.is_done()) return {};
   return invalid(submission.spec.name + " is not done yet.");
 }
 
@@ -211,7 +211,7 @@ int32_t c_wait(HorovodOperation* operation, int64_t timeout_us) {
     Submission& submission = *operation->submission;
     const int64_t limit = now_us() + (timeout_us < 0 ? kForEver : std::min(timeout_us, kForEver));
     WaitingThread::Wait waiting;
-    while (submission.state.load(std::memory_order_acquire) != Operation::done) {
+    while (!submission.is_done()) {
       const int64_t left_us = limit - now_us();
       in_time = left_us > 0;
       if (!in_time) return {};
@@ -224,9 +224,7 @@ int32_t c_wait(HorovodOperation* operation, int64_t timeout_us) {
   return in_time ? code : HOROVOD_TIMEOUT;
 }
 
-int32_t c_poll(HorovodOperation* operation) {
-  return operation->submission->state.load(std::memory_order_acquire) == Operation::done;
-}
+int32_t c_poll(HorovodOperation* operation) { return operation->submission->is_done(); }
 
 const char* c_error_of(HorovodOperation* operation) { return operation->submission->status.message().c_str(); }
 

@@ -31,10 +31,6 @@ py::tuple describe(const OpSpec& spec, int process_set) {
                         spec.prescale, spec.postscale, spec.root, process_set, static_cast<int>(spec.device));
 }
 
-bool is_done(const Submission& submission) {
-  return submission.state.load(std::memory_order_acquire) == Operation::done;
-}
-
 // A reference that the engine may let go of on any thread.
 KeepAlive keep_alive(py::object object) {
   return {object.release().ptr(), [](void* reference) {
@@ -131,7 +127,7 @@ void PyEngine::start_and_wait(const std::shared_ptr<Submission>& submission) {
 
 void PyEngine::await(Submission& submission) {
   WaitingThread::Wait waiting;
-  while (!PyErr_Occurred() && !is_done(submission) && PyErr_CheckSignals() == 0) {
+  while (!PyErr_Occurred() && !submission.is_done() && PyErr_CheckSignals() == 0) {
     bool done;
     {
       const py::gil_scoped_release release;

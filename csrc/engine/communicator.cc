@@ -35,40 +35,31 @@ Communicator::~Communicator() {
 Status Communicator::submit(const std::shared_ptr<Submission>& submission, Start start) {
   counters_.submitted.fetch_add(1, std::memory_order_relaxed);
   submission->waited_for = start == Start::by_waiter;
-  if (!log_) {
-    HVD_TRY(submit_alone(*submission));
-    if (submission->completions) [[unlikely]]
-      submission->completions->add(submission);
-    return {};
+  if (!log_) return submit_alone(submission);
+  Driver::Lock lock(driver_.mutex());
+  if (!ended_.ok()) return with_context(ended_, *submission);
+  if (abort_.raised()) return with_context(abort_.cause(), *submission);
+  if (!closed_.ok()) return closed_;
+  if (join_.restricts()) [[unlikely]]
+    HVD_TRY(join_.refusal(submission->spec));
+  if (!table_.submit(submission, effects_)) {
+    return {Code::invalid_argument, "Requested to submit " + submission->spec.name + " on rank " + members_.own_rank() +
+                                        ", a tensor with the same name as another tensor that is currently being "
+                                        "processed. Give each operation in flight a name of its own, or synchronize "
+                                        "the earlier one first."};
   }
-  bool wake_background = false;
-  {
-    const std::lock_guard<std::mutex> lock(driver_.mutex());
-    if (!ended_.ok()) return with_context(ended_, *submission);
-    if (abort_.raised()) return with_context(abort_.cause(), *submission);
-    if (closed_) return {Code::aborted, closed_why_};
-    if (join_.restricts()) [[unlikely]]
-      HVD_TRY(join_.refusal(submission->spec));
-    if (!table_.submit(submission, effects_)) {
-      return {Code::invalid_argument, "Requested to submit " + submission->spec.name + " on rank " +
-                                          members_.own_rank() +
-                                          ", a tensor with the same name as another tensor that is currently being "
-                                          "processed. Give each operation in flight a name of its own, or synchronize "
-                                          "the earlier one first."};
-    }
-    apply_effects();
-    wake_background = driver_.submitted(submission->spec, start);
-  }
-  if (wake_background) driver_.wake_background();
+  apply_effects();
+  driver_.submitted(lock, submission->spec, start);
   return {};
 }
 
 // The only member: there is nothing to announce and no one to wait for.
-Status Communicator::submit_alone(Submission& submission) {
+Status Communicator::submit_alone(const std::shared_ptr<Submission>& one) {
+  Submission& submission = *one;
   {
     const std::lock_guard<std::mutex> lock(driver_.mutex());
     if (abort_.raised()) return with_context(abort_.cause(), submission);
-    if (closed_) return {Code::aborted, closed_why_};
+    if (!closed_.ok()) return closed_;
   }
   if (timeline_.active()) [[unlikely]]
     timeline_.began_alone(submission, plane_, members_.ranks);
@@ -77,14 +68,20 @@ Status Communicator::submit_alone(Submission& submission) {
     if (submission.on_device) [[unlikely]] {
       submission.status = device_.run_alone(submission);
     } else {
-      Operation* one[] = {&submission};
-      submission.status = run_batch(plane_, one);
+      Operation* batch[] = {&submission};
+      submission.status = run_batch(plane_, batch);
     }
   }
-  if (submission.traced) [[unlikely]]
-    timeline_.ended(submission, submission.status);
-  submission.state.store(Operation::done, std::memory_order_release);
+  finish(one);
   return {};
+}
+
+void Communicator::finish(std::shared_ptr<Submission> submission) {
+  if (submission->traced) [[unlikely]]
+    timeline_.ended(*submission, submission->status);
+  submission->state.store(Operation::done, std::memory_order_release);
+  if (submission->completions) [[unlikely]]
+    submission->completions->add(std::move(submission));
 }
 
 bool Communicator::apply_effects() {
@@ -122,11 +119,7 @@ bool Communicator::apply_effects() {
         outbox_.push({.kind = OutboxItem::join, .round = effect.round, .without_zeros = effect.without_zeros});
         break;
       case Effect::complete:
-        if (effect.done->traced) [[unlikely]]
-          timeline_.ended(*effect.done, effect.done->status);
-        effect.done->state.store(Operation::done, std::memory_order_release);
-        if (effect.done->completions) [[unlikely]]
-          effect.done->completions->add(std::move(effect.done));
+        finish(std::move(effect.done));
         ended = true;
         break;
     }
@@ -147,36 +140,28 @@ void Communicator::tell_coordinator(OutboxItem::Kind kind, const Submission& sub
 }
 
 bool Communicator::wait(Submission& submission, int64_t timeout_us) {
-  const auto done = [&] { return submission.state.load(std::memory_order_acquire) == Operation::done; };
-  if (done()) return true;
+  if (submission.is_done()) return true;
+  const auto done = [&] { return submission.is_done(); };
   const int64_t started = now_us();
-  bool wake_background = false;
-  {
-    Driver::Lock lock(driver_.mutex());
-    if (submission.waited_since_us == 0) submission.waited_since_us = started;
-    const int64_t now = driver_.help(lock, done, submission.waited_since_us, started + timeout_us);
-    if (!done()) {
-      table_.waits(submission, now, effects_);
-      apply_effects();
-    }
-    wake_background = driver_.helped();
+  Driver::Lock lock(driver_.mutex());
+  if (submission.waited_since_us == 0) submission.waited_since_us = started;
+  const int64_t now = driver_.help(lock, done, submission.waited_since_us, started + timeout_us);
+  if (!done()) {
+    table_.waits(submission, now, effects_);
+    apply_effects();
   }
-  if (wake_background) driver_.wake_background();
+  driver_.helped(lock);
   return done();
 }
 
 bool Communicator::tell_when_done(Submission& submission, OnDone on_done, Completions& completions) {
-  bool wake_background = false;
-  {
-    const std::lock_guard<std::mutex> lock(driver_.mutex());
-    if (submission.state.load(std::memory_order_acquire) == Operation::done) return false;
-    submission.on_done = std::move(on_done);
-    submission.completions = &completions;
-    submission.waited_for = false;
-    submission.waited_since_us = 0;
-    wake_background = driver_.left();
-  }
-  if (wake_background) driver_.wake_background();
+  Driver::Lock lock(driver_.mutex());
+  if (submission.is_done()) return false;
+  submission.on_done = std::move(on_done);
+  submission.completions = &completions;
+  submission.waited_for = false;
+  submission.waited_since_us = 0;
+  driver_.left(lock);
   return true;
 }
 
@@ -214,30 +199,28 @@ void Communicator::tend_device() {
 }
 
 Status Communicator::run(const LogEvent& event) {
-  const std::vector<TensorId>& ids = event.ids;
-  std::vector<Operation*>& batch = batch_;
-  batch.clear();
+  batch_.clear();
   uint64_t bytes = 0;
-  for (const TensorId id : ids) {
+  for (const TensorId id : event.ids) {
     Submission* const submission = table_.arrived(id);
     if (!submission) {
       return {Code::internal, "The order log agreed on id " + std::to_string(id) + " that rank " + members_.own_rank() +
                                   " did not submit; please report this."};
     }
     submission->running.store(true, std::memory_order_relaxed);
-    batch.push_back(submission);
+    batch_.push_back(submission);
     bytes += submission->spec.bytes();
   }
   counters_.batches.fetch_add(1, std::memory_order_relaxed);
-  counters_.agreed.fetch_add(ids.size(), std::memory_order_relaxed);
+  counters_.agreed.fetch_add(event.ids.size(), std::memory_order_relaxed);
   counters_.bytes.fetch_add(bytes, std::memory_order_relaxed);
   if (timeline_.active()) [[unlikely]]
-    timeline_.running(batch, plane_, event.completed);
-  if (!event.completed) HVD_TRY(run_batch(plane_, batch));
+    timeline_.running(batch_, plane_, event.completed);
+  if (!event.completed) HVD_TRY(run_batch(plane_, batch_));
   {
     const std::lock_guard<std::mutex> lock(driver_.mutex());
     if (!stuck_.ok()) return ended_;  // close() did not wait any longer, and has failed them
-    for (Operation* operation : batch) {
+    for (Operation* operation : batch_) {
       Submission& submission = static_cast<Submission&>(*operation);
       if (submission.zeros) [[unlikely]] {
         join_.settled(submission, effects_);

@@ -114,9 +114,11 @@ class Communicator final : private Driver::Work {
   void make_mesh_log();
   size_t fuse(const TensorId* ids, size_t count);
   Status look_at_peers();
-  Status submit_alone(Submission& submission);
+  Status submit_alone(const std::shared_ptr<Submission>& one);
   // Carries out effects_, with the lock held. True when operations have ended.
   bool apply_effects();
+  // It is over, with its status: whoever waits for it may go on, and it with them.
+  void finish(std::shared_ptr<Submission> submission);
   void tell_coordinator(OutboxItem::Kind kind, const Submission& submission);
   bool make_zeros(Submission& zeros);
   bool is_pending() const { return !table_.in_flight().empty(); }
@@ -148,10 +150,9 @@ class Communicator final : private Driver::Work {
   Join join_;
   Effects effects_;               // empty but between a call of the two above and apply_effects()
   int64_t serving_until_us_ = 0;  // drive until then though nothing is pending here: peers may ask to withdraw arrivals
-  bool closed_ = false;
-  std::string closed_why_;
-  Status ended_;                                               // not ok once the epoch is over
-  Status stuck_;                                               // not ok once close() has given up
+  Status closed_;                 // not ok once close() was called
+  Status ended_;                  // not ok once the epoch is over
+  Status stuck_;                  // not ok once close() has given up
   std::vector<std::shared_ptr<Submission>> stuck_operations_;  // what was in flight then
   std::string left_sentence_;                                  // a peer left, as the coordinator says
   int64_t left_since_us_ = 0;

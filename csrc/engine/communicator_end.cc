@@ -40,7 +40,7 @@ void Communicator::abort_raised() {
     if (log_ && device_.backend()) driver_.end_device();
     // To end the work on the device may take until other communicators have ended theirs, and the caller has yet to
     // tell them. So another thread does it.
-    if (!log_ && device_.backend() && !closed_ && !device_ending_.joinable())
+    if (!log_ && device_.backend() && closed_.ok() && !device_ending_.joinable())
       device_ending_ = std::thread([this] { device_.end(false); });
   }
   if (!log_) return;
@@ -71,8 +71,8 @@ Status Communicator::give_up_locked() {
 Status Communicator::close_alone(const std::string& why) {
   {
     const std::lock_guard<std::mutex> lock(driver_.mutex());
-    if (std::exchange(closed_, true)) return {};
-    closed_why_ = why;
+    if (!closed_.ok()) return {};
+    closed_ = {Code::aborted, why};
   }
   device_.end_alone(!abort_.raised());
   if (device_ending_.joinable()) device_ending_.join();
@@ -85,9 +85,8 @@ Status Communicator::close(const std::string& farewell, const std::string& why) 
   const Status status(Code::aborted, why + " The operation was not finished by all ranks before.");
   {
     Driver::Lock lock(driver_.mutex());
-    if (closed_) return stuck_;
-    closed_ = true;
-    closed_why_ = why;
+    if (!closed_.ok()) return stuck_;
+    closed_ = {Code::aborted, why};
     join_.close();
     table_.close(status, effects_);
     apply_effects();

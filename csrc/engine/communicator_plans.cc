@@ -55,7 +55,7 @@ void Communicator::apply_join(uint32_t round, const std::vector<int>& ranks, Joi
                               const std::string& sentence) {
   if (!log_) return;
   const std::lock_guard<std::mutex> lock(driver_.mutex());
-  if (!ended_.ok() || closed_ || round != join_.round() || ranks.empty()) return;  // over, or told again
+  if (!ended_.ok() || !closed_.ok() || round != join_.round() || ranks.empty()) return;  // over, or told again
   serve_peers();
   join_.apply(ranks, phase, sentence, effects_);
   apply_effects();
@@ -77,10 +77,8 @@ Status Communicator::join(int64_t timeout_us, int64_t& ticket, int& last_rank) {
       last_rank = join_.last_rank();
       return {};
     }
-    if (!ended_.ok() || closed_) {
-      const std::string why = ended_.ok() ? closed_why_ : ended_.message();
-      return {ended_.ok() ? Code::aborted : ended_.code(),
-              why + " (Rank " + members_.own_rank() + " was in hvd.join().)"};
+    if (const Status& over = ended_.ok() ? closed_ : ended_; !over.ok()) {
+      return {over.code(), over.message() + " (Rank " + members_.own_rank() + " was in hvd.join().)"};
     }
     const int64_t left = deadline - now_us();
     if (left <= 0) return {};

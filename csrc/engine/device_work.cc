@@ -7,13 +7,6 @@
 
 namespace horovod {
 
-Status DeviceWork::prepare(Operation& operation, const SharedGpu& gpu) {
-  if (Status status = use(gpu); !status.ok()) {
-    return {status.code(), operation.spec.name + ": " + status.message()};
-  }
-  return backend()->mark_ready(operation);
-}
-
 Status DeviceWork::use(const SharedGpu& gpu) {
   const std::lock_guard<std::mutex> lock(making_);
   if (made_) return {};

@@ -45,10 +45,8 @@ class DeviceWork {
         look_at_peers_(std::move(look_at_peers)),
         on_abort_(on_abort) {}
 
-  // Makes what runs operations on the device, if there is none yet. Any thread.
+  // Makes what runs operations on the device, if there is none yet. Any thread, before an operation is submitted.
   Status use(const SharedGpu& gpu);
-  // Also marks where the operation's tensors are ready. Before it is submitted.
-  Status prepare(Operation& operation, const SharedGpu& gpu);
   // Null until use(). Any thread.
   DeviceBackend* backend() const { return used_.load(std::memory_order_acquire); }
   bool busy() const { return backend() && backend()->busy(); }

@@ -36,12 +36,17 @@ void Driver::start(OrderLog& log, int cpu) {
   }
 }
 
-bool Driver::submitted(const OpSpec& spec, Start start) {
+void Driver::let_go(Lock& lock, bool wake) {
+  lock.unlock();
+  if (wake) wake_background();
+}
+
+void Driver::submitted(Lock& lock, const OpSpec& spec, Start start) {
   ++activity_;
   start_due_ = start_due_ || start == Start::at_once;
-  if (start == Start::by_waiter || driving_ || !needs_background()) return false;
+  if (start == Start::by_waiter || driving_ || !needs_background()) return lock.unlock();
   unstarted_bytes_ += spec.bytes();
-  return background_idle_ || start_due_ || unstarted_bytes_ >= kStartBytes;
+  let_go(lock, background_idle_ || start_due_ || unstarted_bytes_ >= kStartBytes);
 }
 
 void Driver::completed() {
@@ -66,16 +71,16 @@ int64_t Driver::help(Lock& lock, const std::function<bool()>& done, int64_t sinc
   return now;
 }
 
-bool Driver::helped() {
+void Driver::helped(Lock& lock) {
   ++activity_;
   if (!work_.needs_driver()) start_due_ = false;  // it has been driven
-  return farewell_due_ || (background_idle_ && (needs_background() || work_.busy_device()));
+  let_go(lock, farewell_due_ || (background_idle_ && (needs_background() || work_.busy_device())));
 }
 
-bool Driver::left() {
+void Driver::left(Lock& lock) {
   ++activity_;
   start_due_ = true;
-  return !driving_ && needs_background();
+  let_go(lock, !driving_ && needs_background());
 }
 
 void Driver::sleep(Lock& lock, int64_t us) { changed_.wait_for(lock, std::chrono::microseconds(us)); }

@@ -66,8 +66,8 @@ class Driver {
   // Before the first operation. cpu: where the background thread is to run; negative: anywhere.
   void start(OrderLog& log, int cpu);
 
-  // An operation was submitted. True when the background thread is to be woken, without the lock.
-  bool submitted(const OpSpec& spec, Start start);
+  // An operation was submitted. Lets go of the lock.
+  void submitted(Lock& lock, const OpSpec& spec, Start start);
   void wake_background() { background_wanted_.notify_one(); }
   // The driver has completed operations: threads that wait for them look again.
   void completed();
@@ -77,11 +77,11 @@ class Driver {
   // Drives, or waits while another thread does, until done() or the deadline; returns what time it is. done() is asked
   // with and without the lock. since_us: when the caller first waited for the same.
   int64_t help(Lock& lock, const std::function<bool()>& done, int64_t since_us, int64_t deadline_us);
-  // A caller that has helped goes: whether the background thread is to be woken, without the lock.
-  bool helped();
+  // A caller that has helped goes. Lets go of the lock.
+  void helped(Lock& lock);
   // An operation that a thread has waited for is left to the background thread, which begins at once: it was started a
-  // while ago. Whether that is to be woken, without the lock.
-  bool left();
+  // while ago. Lets go of the lock.
+  void left(Lock& lock);
   // Sleeps until operations are completed or the driver has changed.
   void sleep(Lock& lock, int64_t us);
   // How long the log had no news for the driver: this member waited for others to start what it had started.
@@ -125,6 +125,8 @@ class Driver {
 
   // device: busy_device() by now.
   void drive(const std::function<bool()>& enough, int64_t deadline_us, DeviceBackend* device);
+  // Without the lock, so that the background thread does not wake up to wait for it.
+  void let_go(Lock& lock, bool wake);
   bool needs_background() { return helpers_ == 0 && work_.needs_driver(); }
   void background();
   void rest(Lock& lock);

@@ -254,7 +254,6 @@ Status Engine::add_process_set(ProcessSetSpec spec) {
   }
   const std::shared_ptr<Communicator> communicator = made.communicator;
   Status status;
-  std::string left;
   {
     const std::lock_guard<std::mutex> lock(sets_mutex_);
     if (closed_) {
@@ -420,14 +419,12 @@ bool Engine::wait(Submission& submission, int64_t timeout_us) {
   if (submission.spec.process_set == 0) return global_->wait(submission, timeout_us);
   const std::shared_ptr<Communicator> found = communicator(submission.spec.process_set);
   // A set that is removed has finished or failed everything.
-  return found ? found->wait(submission, timeout_us)
-               : submission.state.load(std::memory_order_acquire) == Operation::done;
+  return found ? found->wait(submission, timeout_us) : submission.is_done();
 }
 
 bool Engine::tell_when_done(const std::shared_ptr<Submission>& submission, OnDone on_done) {
   completions_->start();
-  const int set = submission->spec.process_set;
-  const std::shared_ptr<Communicator> found = set == 0 ? global_ : communicator(set);
+  const std::shared_ptr<Communicator> found = communicator(submission->spec.process_set);
   return found && found->tell_when_done(*submission, std::move(on_done), *completions_);
 }
 
@@ -491,11 +488,7 @@ void Engine::tell_abort() {
   for (const std::shared_ptr<Communicator>& one : communicators()) one->abort_raised();
   const auto [rank, process_ended] = lost_peer();
   if (rank < 0 || told_lost_.exchange(true, std::memory_order_relaxed)) return;
-  OutboxItem item;
-  item.kind = OutboxItem::lost;
-  item.rank = rank;
-  item.process_ended = process_ended;
-  outbox_.push(std::move(item));
+  outbox_.push({.kind = OutboxItem::lost, .rank = rank, .process_ended = process_ended});
 }
 
 std::pair<int, bool> Engine::lost_peer() const {

@@ -22,26 +22,24 @@ void Engine::join_from(int ordinal) {
 Status Engine::prepare_device(Submission& submission, Communicator& communicator) {
   const int ordinal = submission.on_device->ordinal;
   SharedGpu gpu;
-  if (Status status = open_gpu(ordinal, gpu); !status.ok()) {
-    return {status.code(), submission.spec.name + ": " + status.message()};
-  }
-  if (gpu.device->ordinal() != ordinal) {
+  Status status = open_gpu(ordinal, gpu);
+  if (status.ok() && gpu.device->ordinal() != ordinal) {
     return {Code::invalid_argument, submission.spec.name + ": the tensor is on GPU " + std::to_string(ordinal) +
                                         ", but rank " + std::to_string(rank_) + " began on GPU " +
                                         std::to_string(gpu.device->ordinal()) +
                                         ", and a rank communicates from one GPU. Call "
                                         "torch.cuda.set_device(hvd.local_rank()) before tensors are made."};
   }
-  return communicator.device().prepare(submission, gpu);
+  DeviceWork& work = communicator.device();
+  if (status.ok()) status = work.use(gpu);
+  if (!status.ok()) return {status.code(), submission.spec.name + ": " + status.message()};
+  return work.backend()->mark_ready(submission);
 }
 
 bool Engine::over(const Submission& submission) const {
-  if (submission.state.load(std::memory_order_acquire) != Operation::done) return false;
-  if (!submission.on_device || config_.async_completion) return true;
-  const std::shared_ptr<Moment>& finished = submission.on_device->finished;
-  bool passed = false;
+  if (!submission.is_done()) return false;
   // Neither a failure of the device nor the end of the epoch is worth waiting for; hand_over() tells.
-  return !finished || !finished->passed(passed).ok() || passed || abort_.raised();
+  return config_.async_completion || is_over(submission) || abort_.raised();
 }
 
 Status Engine::hand_over(Submission& submission, uintptr_t stream) {

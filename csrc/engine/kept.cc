@@ -3,7 +3,7 @@
 namespace horovod {
 
 bool is_over(const Submission& submission) {
-  if (submission.state.load(std::memory_order_acquire) != Operation::done) return false;
+  if (!submission.is_done()) return false;
   if (!submission.on_device || !submission.on_device->finished) return true;
   bool passed = false;
   return !submission.on_device->finished->passed(passed).ok() || passed;

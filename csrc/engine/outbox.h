@@ -42,11 +42,7 @@ class Outbox {
   }
 
   void note(bool worth_saying, std::string sentence) {
-    OutboxItem item;
-    item.kind = OutboxItem::note;
-    item.worth_saying = worth_saying;
-    item.sentence = std::move(sentence);
-    push(std::move(item));
+    push({.kind = OutboxItem::note, .sentence = std::move(sentence), .worth_saying = worth_saying});
   }
 
   // All items there are, after waiting for the first one up to timeout_ms. False once closed.

@@ -42,6 +42,7 @@ struct Submission final : Operation {
   std::function<void(const std::shared_ptr<Submission>&)> on_done;
   Completions* completions = nullptr;
 
+  bool is_done() const { return state.load(std::memory_order_acquire) == done; }
   // As the coordinator knows it.
   std::string announced_name() const { return unnamed ? spec.name + "." + std::to_string(*unnamed) : spec.name; }
 };
