@@ -269,6 +269,7 @@ void PyEngine::apply_plan(int process_set, const std::string& name, uint32_t id,
     const auto [kind, tensors, reduce_op, prescale, postscale, device] =
         operation.cast<std::tuple<int, std::vector<std::pair<int, std::vector<int64_t>>>, int, double, double, int>>();
     spec = make_spec(kind, reduce_op, prescale, postscale, 0, process_set);
+    spec.name = name;
     if (device < 0 || device > static_cast<int>(DeviceKind::gpu)) throw py::value_error("Unknown kind of device.");
     spec.device = static_cast<DeviceKind>(device);
     for (const auto& [dtype, shape] : tensors) spec.tensors.push_back({dtype_of(dtype), shape});

@@ -40,8 +40,7 @@ Status Communicator::submit(const std::shared_ptr<Submission>& submission, Start
   if (!ended_.ok()) return with_context(ended_, *submission);
   if (abort_.raised()) return with_context(abort_.cause(), *submission);
   if (!closed_.ok()) return closed_;
-  if (join_.restricts()) [[unlikely]]
-    HVD_TRY(join_.refusal(submission->spec));
+  HVD_TRY(join_.refusal(submission->spec));
   if (!table_.submit(submission, effects_)) {
     return {Code::invalid_argument, "Requested to submit " + submission->spec.name + " on rank " + members_.own_rank() +
                                         ", a tensor with the same name as another tensor that is currently being "

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -34,10 +35,6 @@ namespace horovod {
 
 class Communicator final : private Driver::Work {
  public:
-  struct Counters {
-    std::atomic<uint64_t> announced{0}, submitted{0}, agreed{0}, batches{0}, bytes{0};  // statistics; any order
-  };
-
   // on_abort: called from a driver when it has seen the abort signal, with no lock held; the epoch is over for every
   // communicator of the process, not just for this one.
   Communicator(Members members, const Config& config, AbortSignal& abort, Outbox& outbox, Timeline& timeline,
@@ -53,19 +50,23 @@ class Communicator final : private Driver::Work {
   int rank() const { return members_.rank; }
   int size() const { return members_.size(); }
   const std::vector<int>& ranks() const { return members_.ranks; }
-  const Counters& counters() const { return counters_; }
+  // Adds this communicator's.
+  void add_counts(std::map<std::string, uint64_t>& counts) const;
   // Operations that have been submitted and are not done.
   int64_t pending() {
     const std::lock_guard<std::mutex> lock(driver_.mutex());
     return static_cast<int64_t>(table_.in_flight().size());
   }
   // Of how many kinds of operations (names and signatures) something is kept.
-  size_t known();
+  size_t known() {
+    const std::lock_guard<std::mutex> lock(driver_.mutex());
+    return table_.known();
+  }
   // What was submitted and does not run yet, appended.
-  void unfinished(std::vector<Unfinished>& found);
-  uint64_t waited_us() const { return driver_.waited_us(); }
-  uint64_t gathers() const { return driver_.gathers(); }
-  uint64_t sleeps() const { return region_ ? region_->sleeps() : 0; }
+  void unfinished(std::vector<Unfinished>& found) {
+    const std::lock_guard<std::mutex> lock(driver_.mutex());
+    table_.unfinished(found);
+  }
 
   // Before the first operation on a device, and before each.
   DeviceWork& device() { return device_; }
@@ -76,8 +77,8 @@ class Communicator final : private Driver::Work {
   // No thread waits for it any more. False where it is done, and then `on_done` is not called.
   bool tell_when_done(Submission& submission, OnDone on_done, Completions& completions);
 
-  // operation: what runs as `id`, for a member that has joined and may not know it; else null.
-  void apply_plan(const std::string& name, TensorId id, const OpSpec* operation = nullptr);
+  // spec: what runs as `id`, with that name, for a member that has joined and may not know it; else null.
+  void apply_plan(const std::string& name, TensorId id, const OpSpec* spec = nullptr);
   void apply_error(const std::string& name, const std::string& sentence);
   void apply_recall(const std::vector<TensorId>& ids);
   // sentence: why nothing but allreduces can run.
@@ -125,7 +126,7 @@ class Communicator final : private Driver::Work {
   void serve_peers();
   void refuse_id(const std::string& what, TensorId id);
   void fail_locked(const Status& status);
-  Status give_up_locked();
+  void give_up_locked();
   Status close_alone(const std::string& why);
   Status with_context(const Status& status, const Submission& submission) const;
 
@@ -142,7 +143,9 @@ class Communicator final : private Driver::Work {
   std::unique_ptr<OrderLog> log_;         // null in a world of one
   DataPlane plane_;
   DeviceWork device_;  // uses all of the above
-  Counters counters_;
+  struct {
+    std::atomic<uint64_t> announced{0}, submitted{0}, agreed{0}, batches{0}, bytes{0};  // statistics; any order
+  } counters_;
   std::vector<Operation*> batch_;  // the driver's
 
   Driver driver_;      // its lock guards everything below

@@ -52,7 +52,7 @@ void Communicator::abort_raised() {
 }
 
 // A thread is somewhere in an operation, and does not look whether the epoch is over.
-Status Communicator::give_up_locked() {
+void Communicator::give_up_locked() {
   std::string what;
   for (const auto& [submission, owner] : table_.in_flight()) {
     stuck_operations_.push_back(owner);
@@ -65,7 +65,6 @@ Status Communicator::give_up_locked() {
                 std::to_string(config_.close_timeout_ms) +
                 " ms and does not look up: the memory of a tensor may be a file on a file system that does not answer, "
                 "or a debugger holds the thread. What it may use is kept until the process ends."};
-  return stuck_;
 }
 
 Status Communicator::close_alone(const std::string& why) {
@@ -117,17 +116,16 @@ Status Communicator::close(const std::string& farewell, const std::string& why) 
     // It is stuck in an operation that a peer does not go on with: only the end of the epoch frees it.
     if (driver_.is_driving()) abort_.raise(status);
     const int64_t close_limit = now_us() + close_us;
-    Status stuck;
-    if (!driver_.wait_idle(lock, close_limit)) stuck = give_up_locked();
+    if (!driver_.wait_idle(lock, close_limit)) give_up_locked();
     fail_locked(status);
-    const bool over = driver_.stop(lock, stuck.ok() ? close_limit : 0);
-    if (stuck.ok() && !over) stuck = give_up_locked();
-    if (!stuck.ok()) {
+    const bool over = driver_.stop(lock, stuck_.ok() ? close_limit : 0);
+    if (stuck_.ok() && !over) give_up_locked();
+    if (!stuck_.ok()) {
       driver_.detach();
       if (region_) region_->announce_end(MemberState::aborted, farewell);
       // The thread that is stuck may hold a connection's lock: then one more is, and peers hear of it otherwise.
       if (mesh_) std::thread([this, farewell] { mesh_->announce_end(ControlKind::abort, farewell); }).detach();
-      return stuck;
+      return stuck_;
     }
   }
   driver_.join();  // the background thread has nothing left to do

@@ -9,10 +9,10 @@
 
 namespace horovod {
 
-void Communicator::apply_plan(const std::string& name, TensorId id, const OpSpec* operation) {
+void Communicator::apply_plan(const std::string& name, TensorId id, const OpSpec* spec) {
   const std::lock_guard<std::mutex> lock(driver_.mutex());
   if (id >= kMaxIds) return refuse_id("gave " + name, id);
-  if (!table_.plan(name, id, effects_) && operation && ended_.ok()) join_.plan(name, id, *operation, effects_);
+  if (!table_.plan(name, id, effects_) && spec && ended_.ok()) join_.plan(id, *spec, effects_);
   apply_effects();
 }
 
@@ -133,14 +133,15 @@ bool Communicator::make_zeros(Submission& zeros) {
   return true;
 }
 
-size_t Communicator::known() {
-  const std::lock_guard<std::mutex> lock(driver_.mutex());
-  return table_.known();
-}
-
-void Communicator::unfinished(std::vector<Unfinished>& found) {
-  const std::lock_guard<std::mutex> lock(driver_.mutex());
-  table_.unfinished(found);
+void Communicator::add_counts(std::map<std::string, uint64_t>& counts) const {
+  counts["announced"] += counters_.announced.load();
+  counts["submitted"] += counters_.submitted.load();
+  counts["agreed"] += counters_.agreed.load();
+  counts["batches"] += counters_.batches.load();
+  counts["bytes"] += counters_.bytes.load();
+  counts["waited_us"] += driver_.waited_us();
+  counts["gathers"] += driver_.gathers();
+  counts["sleeps"] += region_ ? region_->sleeps() : 0;
 }
 
 void Communicator::peer_left(int member, const std::string& sentence) {

@@ -286,7 +286,7 @@ void Engine::remove_process_set(int number) {
     }
   }
   const std::lock_guard<std::mutex> lock(sets_mutex_);
-  if (sets_.erase(number) > 0 && removed) add_counts(*removed, removed_counts_);
+  if (sets_.erase(number) > 0 && removed) removed->add_counts(removed_counts_);
 }
 
 int64_t Engine::pending(int process_set) {
@@ -532,24 +532,12 @@ Status Engine::close(const std::string& sentence) {
              : Status();
 }
 
-void Engine::add_counts(const Communicator& communicator, Counts& counts) {
-  const Communicator::Counters& from = communicator.counters();
-  counts["announced"] += from.announced.load();
-  counts["submitted"] += from.submitted.load();
-  counts["agreed"] += from.agreed.load();
-  counts["batches"] += from.batches.load();
-  counts["bytes"] += from.bytes.load();
-  counts["waited_us"] += communicator.waited_us();
-  counts["gathers"] += communicator.gathers();
-  counts["sleeps"] += communicator.sleeps();
-}
-
 std::map<std::string, uint64_t> Engine::counters() const {
   Counts counts;
-  add_counts(*global_, counts);
+  global_->add_counts(counts);
   const std::lock_guard<std::mutex> lock(sets_mutex_);
   for (const auto& [number, set] : sets_) {
-    if (set.communicator) add_counts(*set.communicator, counts);
+    if (set.communicator) set.communicator->add_counts(counts);
   }
   for (const auto& [name, count] : removed_counts_) counts[name] += count;
   return counts;

@@ -144,7 +144,6 @@ class Engine {
                      const Paths& paths, std::unique_ptr<Region>& region);
   std::vector<std::shared_ptr<Communicator>> communicators() const;
   void tell_abort();
-  static void add_counts(const Communicator& communicator, Counts& counts);
 
   Config config_;
   uint64_t epoch_ = 0;

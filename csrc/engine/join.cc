@@ -61,7 +61,7 @@ void Join::refuse_others(Effects& effects) {
     if (submission->zeros || submission->spec.type == OpType::allreduce) continue;
     if (submission->lane->active != submission) {
       waiting.push_back(submission);
-    } else if (submission->arrived) {
+    } else if (submission->lane->has_arrived(submission)) {
       table_.withdraw(*submission, refusal(submission->spec), effects);
     }
   }
@@ -70,9 +70,9 @@ void Join::refuse_others(Effects& effects) {
   }
 }
 
-void Join::plan(const std::string& name, TensorId id, const OpSpec& operation, Effects& effects) {
+void Join::plan(TensorId id, const OpSpec& spec, Effects& effects) {
   if (!now_.joined) return;  // it has failed meanwhile, or is closed
-  table_.learn(name, id, operation);
+  table_.learn(id, spec);
   contribute(effects);
 }
 
@@ -99,7 +99,7 @@ void Join::settled(Submission& zeros, Effects& effects) {
   Lane& lane = *zeros.lane;
   table_.settle(zeros, effects);
   zeros.running.store(false, std::memory_order_relaxed);
-  zeros.arrived = zeros.withdrawing = false;
+  zeros.withdrawal.reset();
   if (now_.contributes && lane.id != Lane::kNoId) return table_.start_again(zeros, effects);
   --zeros_;
   table_.drop(zeros);

@@ -36,7 +36,6 @@ class Join {
   uint32_t round() const { return round_; }     // how many rounds are over
   int last_rank() const { return last_rank_; }  // the rank that joined last in the latest round that is over
   bool joined() const { return now_.joined; }   // a thread of this member is in join(), or was interrupted there
-  bool restricts() const { return now_.joined || !now_.others.empty(); }  // refusal() has something to say
 
   // This member joins. Nothing of its own is in flight.
   void begin(Effects& effects);
@@ -46,7 +45,7 @@ class Join {
   // What the coordinator says of a round: the ranks that have joined, and why only allreduces can run.
   void apply(const std::vector<int>& ranks, JoinPhase phase, const std::string& sentence, Effects& effects);
   // The coordinator's plan for an operation that this member has not announced.
-  void plan(const std::string& name, TensorId id, const OpSpec& operation, Effects& effects);
+  void plan(TensorId id, const OpSpec& spec, Effects& effects);
   void recall(const std::vector<TensorId>& ids, Effects& effects);
   // These zeros were reduced, or are withdrawn.
   void settled(Submission& zeros, Effects& effects);

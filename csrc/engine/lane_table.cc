@@ -7,8 +7,8 @@ namespace horovod {
 namespace {
 
 NameEntry::Variant* variant_of(NameEntry& entry, const OpSpec& spec) {
-  for (const std::unique_ptr<NameEntry::Variant>& known : entry.variants) {
-    if (known->lanes[0]->spec.agrees_with(spec)) return known.get();
+  for (NameEntry::Variant& known : entry.variants) {
+    if (known.lanes[0]->spec.agrees_with(spec)) return &known;
   }
   return nullptr;
 }
@@ -39,7 +39,7 @@ Lane& LaneTable::lane_for(NameEntry& entry, const OpSpec& spec) {
   NameEntry::Variant* variant = variant_of(entry, spec);
   if (!variant) {
     if (entry.unnamed && entry.variants.size() >= kUnnamedVariants) make_room(entry);
-    variant = entry.variants.emplace_back(std::make_unique<NameEntry::Variant>()).get();
+    variant = &entry.variants.emplace_back();
   }
   variant->latest = entry.submitted;
   // The lane depends on the number of earlier operations only, so all members choose alike.
@@ -48,24 +48,13 @@ Lane& LaneTable::lane_for(NameEntry& entry, const OpSpec& spec) {
   return *variant->lanes[index];
 }
 
-Lane& LaneTable::learn(const std::string& name, const OpSpec& operation, int process_set) {
-  NameEntry& entry = names_[name];
-  if (const NameEntry::Variant* known = variant_of(entry, operation)) return *known->lanes[0];
-  NameEntry::Variant& variant = *entry.variants.emplace_back(std::make_unique<NameEntry::Variant>());
-  Lane& lane = *variant.lanes.emplace_back(std::make_unique<Lane>());
-  lane.spec = operation;
-  lane.spec.name = name;
-  lane.spec.process_set = process_set;
-  return lane;
-}
-
 // All members lose an id at the same time, by a recall. Unnamed operations are counted, which only make_room() may end.
 void LaneTable::forget_if_unused(Lane& lane) {
   if (is_in_use(lane) || retired_.erase(&lane) > 0) return;
   const auto found = names_.find(lane.spec.name);
   if (found == names_.end() || found->second.unnamed) return;
-  std::vector<std::unique_ptr<NameEntry::Variant>>& variants = found->second.variants;
-  std::erase_if(variants, [&](const std::unique_ptr<NameEntry::Variant>& one) { return one->lanes[0].get() == &lane; });
+  std::vector<NameEntry::Variant>& variants = found->second.variants;
+  std::erase_if(variants, [&](const NameEntry::Variant& one) { return one.lanes[0].get() == &lane; });
   if (variants.empty()) names_.erase(found);
 }
 
@@ -73,8 +62,8 @@ void LaneTable::forget_if_unused(Lane& lane) {
 // operations in the same order; a lane of it that is in use is kept until it is not, and its id until its recall.
 void LaneTable::make_room(NameEntry& entry) {
   const auto oldest = std::min_element(entry.variants.begin(), entry.variants.end(),
-                                       [](const auto& a, const auto& b) { return a->latest < b->latest; });
-  for (std::unique_ptr<Lane>& lane : (*oldest)->lanes) {
+                                       [](const auto& a, const auto& b) { return a.latest < b.latest; });
+  for (std::unique_ptr<Lane>& lane : oldest->lanes) {
     if (!is_in_use(*lane)) continue;
     const Lane* const key = lane.get();
     retired_.emplace(key, std::move(lane));
@@ -91,8 +80,8 @@ void LaneTable::forget_unnamed(std::vector<TensorId>& ids) {
   std::erase_if(names_, [&](const auto& named) {
     const auto& [name, entry] = named;
     if (!entry.unnamed && name.find(".noname.") == std::string::npos) return false;
-    for (const std::unique_ptr<NameEntry::Variant>& variant : entry.variants) {
-      for (const std::unique_ptr<Lane>& lane : variant->lanes) add(*lane);
+    for (const NameEntry::Variant& variant : entry.variants) {
+      for (const std::unique_ptr<Lane>& lane : variant.lanes) add(*lane);
     }
     return true;
   });
@@ -103,7 +92,7 @@ void LaneTable::forget_unnamed(std::vector<TensorId>& ids) {
 size_t LaneTable::size() const {
   size_t lanes = retired_.size();
   for (const auto& [name, entry] : names_) {
-    for (const std::unique_ptr<NameEntry::Variant>& variant : entry.variants) lanes += variant->lanes.size();
+    for (const NameEntry::Variant& variant : entry.variants) lanes += variant.lanes.size();
   }
   return lanes;
 }

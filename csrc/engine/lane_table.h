@@ -27,6 +27,9 @@ struct Lane {
   bool recalled = false;     // the coordinator has recalled `id`, which is free when `active` has run or is withdrawn
   Submission* active = nullptr;
   std::deque<Submission*> waiting;  // unnamed operations only: they come in order and may overlap
+
+  // In the order log, where `active` is under `id` from the moment that there is one.
+  bool has_arrived(const Submission* one) const { return active == one && id != kNoId; }
 };
 
 struct NameEntry {
@@ -36,9 +39,9 @@ struct NameEntry {
     std::vector<std::unique_ptr<Lane>> lanes;
   };
   bool unnamed = false;
-  bool in_flight = false;                          // named only
-  uint64_t submitted = 0;                          // unnamed only: numbers the announcements
-  std::vector<std::unique_ptr<Variant>> variants;  // one for each signature
+  bool in_flight = false;         // named only
+  uint64_t submitted = 0;         // unnamed only: numbers the announcements
+  std::vector<Variant> variants;  // one for each signature
 };
 
 class LaneTable {
@@ -51,8 +54,8 @@ class LaneTable {
   bool enter(Submission& submission);
   // The operation is over, and nothing refers to it any more. Its lane may be gone after that.
   void leave(Submission& submission);
-  // The lane of an operation that the others agreed on without this member.
-  Lane& learn(const std::string& name, const OpSpec& operation, int process_set);
+  // The lane of a named operation that the others agreed on without this member.
+  Lane& learn(const OpSpec& spec) { return lane_for(names_[spec.name], spec); }
   // Forgets a lane that has neither an id nor an operation: the next operation of that name is announced anew.
   void forget_if_unused(Lane& lane);
   // Forgets all unnamed operations, of which none is in flight, and appends the ids that their lanes had.

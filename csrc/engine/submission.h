@@ -31,10 +31,8 @@ struct Submission final : Operation {
   NameEntry* entry = nullptr;
   std::optional<uint64_t> unnamed;   // its number among those without a name of their own
   uint64_t number = 0;               // of all operations that this rank has started
-  bool arrived = false;              // in the order log
-  bool withdrawing = false;          // the order log was asked to withdraw it; the answer decides
   bool zeros = false;                // what this member contributes after it has joined; no caller waits for it
-  Status withdrawn_status;           // ends with this when withdrawn; ok means announce again
+  std::optional<Status> withdrawal;  // the order log was asked for it; ends with this if granted; ok: announced again
   int64_t waited_since_us = 0;       // when a thread first waited for it
   int64_t reported_us = 0;           // when the coordinator was last told that a thread is blocked on it
   std::atomic<bool> running{false};  // every rank has arrived; set by the driver before the batch runs; any order

@@ -18,15 +18,13 @@ bool TensorTable::submit(const std::shared_ptr<Submission>& submission, Effects&
 void TensorTable::begin(Submission& submission, Effects& effects) {
   Lane& lane = *submission.lane;
   lane.active = &submission;
-  if (lane.id == Lane::kNoId) return announce(submission, effects);
+  if (lane.id == Lane::kNoId) {
+    announced_[submission.announced_name()] = &submission;
+    effects.push_back({.kind = Effect::announce, .submission = &submission});
+    return;
+  }
   by_id_[lane.id].store(&submission, std::memory_order_release);
-  submission.arrived = true;
   effects.push_back({.kind = Effect::arrive, .id = lane.id, .submission = &submission});
-}
-
-void TensorTable::announce(Submission& submission, Effects& effects) {
-  announced_[submission.announced_name()] = &submission;
-  effects.push_back({.kind = Effect::announce, .submission = &submission});
 }
 
 void TensorTable::settle(Submission& submission, Effects& effects) {
@@ -54,8 +52,8 @@ void TensorTable::complete(Submission& submission, Status status, Effects& effec
 }
 
 void TensorTable::withdrawn(Submission& submission, Effects& effects) {
-  submission.arrived = submission.withdrawing = false;
-  if (!submission.withdrawn_status.ok()) return complete(submission, std::move(submission.withdrawn_status), effects);
+  Status why = std::exchange(submission.withdrawal, std::nullopt).value_or(Status());
+  if (!why.ok()) return complete(submission, std::move(why), effects);
   settle(submission, effects);
   begin(submission, effects);
 }
@@ -87,22 +85,22 @@ void TensorTable::refuse(const std::string& name, const Status& why, Effects& ef
     announced_.erase(found);
     return complete(submission, why, effects);
   }
-  // It may run under an id already: the ranks turned out to wait for different operations.
+  // It may have arrived under an id already: the ranks turned out to wait for different operations.
   for (const auto& [submission, owner] : in_flight_) {
     if (submission->zeros || submission->announced_name() != name) continue;
-    if (submission->arrived) withdraw(*submission, why, effects);
+    if (submission->lane->active == submission) withdraw(*submission, why, effects);
     return;
   }
 }
 
 void TensorTable::withdraw(Submission& submission, const Status& why, Effects& effects) {
-  if (submission.withdrawing) return;
-  submission.withdrawing = true;
-  submission.withdrawn_status = why;
+  if (submission.withdrawal) return;
+  submission.withdrawal = why;
   effects.push_back({.kind = Effect::withdraw, .id = submission.lane->id});
 }
 
 void TensorTable::recall(const std::vector<TensorId>& ids, Effects& effects) {
+  ++recalls_open_;  // this call, so that what is free at once is answered with the rest
   for (const TensorId id : ids) {
     Lane* const lane = lane_of_id_[id];
     if (!lane) {
@@ -114,18 +112,15 @@ void TensorTable::recall(const std::vector<TensorId>& ids, Effects& effects) {
     } else if (!lane->recalled) {  // else it is told again
       lane->recalled = true;
       ++recalls_open_;
+      if (lane->active) {
+        withdraw(*lane->active, {}, effects);
+      } else {
+        free_id(*lane, effects);
+        lanes_.forget_if_unused(*lane);
+      }
     }
   }
-  for (const TensorId id : ids) {
-    Lane* const lane = lane_of_id_[id];
-    if (!lane || !lane->recalled) continue;
-    if (lane->active) {
-      withdraw(*lane->active, {}, effects);
-    } else {
-      free_id(*lane, effects);
-      lanes_.forget_if_unused(*lane);
-    }
-  }
+  --recalls_open_;
   answer_recalls(effects);
 }
 
@@ -148,7 +143,9 @@ void TensorTable::answer_recalls(Effects& effects) {
 void TensorTable::close(const Status& why, Effects& effects) {
   announced_.clear();
   std::vector<Submission*> arrived, rest;
-  for (const auto& [submission, owner] : in_flight_) (submission->arrived ? arrived : rest).push_back(submission);
+  for (const auto& [submission, owner] : in_flight_) {
+    (submission->lane->has_arrived(submission) ? arrived : rest).push_back(submission);
+  }
   for (Submission* const submission : rest) {
     submission->lane->waiting.clear();
     if (submission->lane->active == submission) submission->lane->active = nullptr;
@@ -156,7 +153,7 @@ void TensorTable::close(const Status& why, Effects& effects) {
   for (Submission* const submission : rest) complete(*submission, why, effects);
   for (Submission* const submission : arrived) {
     withdraw(*submission, why, effects);
-    submission->withdrawn_status = why;  // also if it was to be announced again
+    submission->withdrawal = why;  // also if it was to be announced again
   }
 }
 
@@ -196,9 +193,9 @@ void TensorTable::complete_waiting(Submission& submission, Status why, Effects& 
   complete(submission, std::move(why), effects);
 }
 
-void TensorTable::learn(const std::string& name, TensorId id, const OpSpec& operation) {
+void TensorTable::learn(TensorId id, const OpSpec& spec) {
   if (lane_of_id_[id]) return;
-  Lane& lane = lanes_.learn(name, operation, process_set_);
+  Lane& lane = lanes_.learn(spec);
   if (lane.next_id != Lane::kNoId) lane_of_id_[lane.next_id] = nullptr;
   lane.next_id = id;
   lane_of_id_[id] = &lane;

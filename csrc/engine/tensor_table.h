@@ -70,13 +70,12 @@ class TensorTable {
   // Ends what waits in its lane for an earlier operation.
   void complete_waiting(Submission& submission, Status why, Effects& effects);
   // What the others have agreed to run as `id`, at once or when its lane's earlier id is free.
-  void learn(const std::string& name, TensorId id, const OpSpec& operation);
+  void learn(TensorId id, const OpSpec& spec);
   void forget_unnamed();
   const std::vector<Lane*>& lane_of_id() const { return lane_of_id_; }
 
  private:
   void begin(Submission& submission, Effects& effects);
-  void announce(Submission& submission, Effects& effects);
   void complete(Submission& submission, Status status, Effects& effects);
   void free_id(Lane& lane, Effects& effects);
   void take_next_id(Lane& lane);

@@ -117,7 +117,7 @@ void a_recall_while_something_has_arrived() {
   world.expect({});
   CHECK(world.table.known() == 1);  // y has neither an id nor an operation
   world.withdrawn(3);
-  world.expect({"recalled 9 4 3", "announce x"});
+  world.expect({"recalled 4 9 3", "announce x"});
 }
 
 void a_withdrawal_that_a_batch_answers() {
@@ -244,9 +244,9 @@ void a_member_that_joins_gives_zeros() {
   world.expect({"arrive 3 x (zeros)"});
   world.run(3);
   world.expect({"arrive 3 x (zeros)"});  // again, ahead of the others
-  world.join.plan("y", 4, World::spec("y"), world.effects);
+  world.join.plan(4, World::spec("y"), world.effects);
   world.expect({"arrive 4 y (zeros)"});
-  world.join.plan("z", 5, World::spec("z", 1, OpType::allgather), world.effects);
+  world.join.plan(5, World::spec("z", 1, OpType::allgather), world.effects);
   world.expect({});  // the others' operations are refused by them
   world.join.apply({1, 0}, JoinPhase::ending, "", world.effects);
   CHECK(world.effects.size() == 2);
@@ -257,7 +257,7 @@ void a_member_that_joins_gives_zeros() {
   world.expect({"tell_joined without zeros"});
   world.join.apply({1, 0}, JoinPhase::over, "", world.effects);
   world.expect({});
-  CHECK(world.join.round() == 1 && world.join.last_rank() == 0 && !world.join.restricts());
+  CHECK(world.join.round() == 1 && world.join.last_rank() == 0 && world.join.refusal(World::spec("x")).ok());
   world.submit("x");
   world.expect({"arrive 3 x"});
 }
@@ -269,12 +269,12 @@ void the_next_id_waits_for_the_zeros_under_the_earlier_one() {
   world.join.apply({1}, JoinPhase::open, "Rank 1 has joined.", world.effects);
   world.effects.clear();
   world.join.recall({3}, world.effects);
-  world.join.plan("x", 4, World::spec("x"), world.effects);
+  world.join.plan(4, World::spec("x"), world.effects);
   world.expect({"withdraw 3"});
   world.withdrawn(3);
   world.expect({"recalled 3", "arrive 4 x (zeros)"});
   world.join.recall({4}, world.effects);
-  world.join.plan("x", 5, World::spec("x"), world.effects);
+  world.join.plan(5, World::spec("x"), world.effects);
   world.join.recall({5}, world.effects);  // before it was in use
   world.withdrawn(4);
   world.expect({"withdraw 4", "recalled 5 4"});
@@ -421,7 +421,7 @@ class Model {
       contributes_ = true;
       world_.join.apply({1}, JoinPhase::open, "Rank 1 has joined.", world_.effects);
     } else if (!ending_ && pick(2)) {
-      world_.join.plan("n" + std::to_string(pick(6)), fresh(), World::spec("", static_cast<int64_t>(1 + pick(3))),
+      world_.join.plan(fresh(), World::spec("n" + std::to_string(pick(6)), static_cast<int64_t>(1 + pick(3))),
                        world_.effects);
     } else if (!ending_) {
       ending_ = true;
