@@ -95,9 +95,8 @@ std::unique_ptr<Engine> Engine::create(WorldSpec world, const Config& config, St
   engine->global_ = std::make_shared<Communicator>(
       Members{0, world.rank, std::move(ranks), world.labels, engine->placement_}, config, engine->abort_,
       engine->outbox_, *engine->timeline_, [self = engine.get()] { self->tell_abort(); });
-  status = engine->connect(*engine->global_, std::move(world.labels),
-                           {std::move(world.segment), std::move(world.segment_addresses), descriptors.release(),
-                            std::move(world.keys), std::move(world.hosts)});
+  world.sockets = descriptors.release();
+  status = engine->connect(*engine->global_, engine->labels_, std::move(static_cast<Paths&>(world)));
   if (!status.ok()) return nullptr;
   return engine;
 }
@@ -248,9 +247,8 @@ Status Engine::add_process_set(ProcessSetSpec spec) {
     Members members{spec.number, static_cast<int>(mine - spec.ranks.begin()), spec.ranks, labels, std::move(placement)};
     made.communicator = std::make_shared<Communicator>(std::move(members), config_, abort_, outbox_, *timeline_,
                                                        [this] { tell_abort(); });
-    HVD_TRY(connect(*made.communicator, std::move(labels),
-                    {std::move(spec.segment), std::move(spec.segment_addresses), std::move(by_member),
-                     std::move(spec.keys), std::move(spec.hosts)}));
+    spec.sockets = std::move(by_member);
+    HVD_TRY(connect(*made.communicator, std::move(labels), std::move(static_cast<Paths&>(spec))));
   }
   const std::shared_ptr<Communicator> communicator = made.communicator;
   Status status;

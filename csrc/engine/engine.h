@@ -19,28 +19,27 @@
 
 namespace horovod {
 
-struct WorldSpec {
-  int rank = 0;
-  uint64_t epoch = 0;
-  std::vector<std::string> labels;             // one for each rank
+// How the members of a world or of a process set reach each other.
+struct Paths {
   std::shared_ptr<Segment> segment;            // this member's, for shared memory
   std::vector<std::string> segment_addresses;  // every member's
-  std::map<int, std::vector<int>> sockets;  // for TCP: rank -> connected descriptors; owned by the engine from now on
-  std::map<int, wire::Keys> keys;           // of each descriptor, where Config::wire is not plain
-  std::vector<int> hosts;      // beside sockets: equal for ranks that share memory all the same; empty: none do
-  std::vector<int> placement;  // equal for ranks of one host, as users count hosts; empty: there is one
+  std::map<int, std::vector<int>> sockets;     // for TCP: world's rank -> descriptors; owned by the engine from now on
+  std::map<int, wire::Keys> keys;              // of each descriptor, where Config::wire is not plain
+  std::vector<int> hosts;  // beside sockets: equal for ranks that share memory all the same; empty: none do
+};
+
+struct WorldSpec : Paths {
+  int rank = 0;
+  uint64_t epoch = 0;
+  std::vector<std::string> labels;  // one for each rank
+  std::vector<int> placement;       // equal for ranks of one host, as users count hosts; empty: there is one
 };
 
 // A subset of the world that runs operations of its own. `ranks` are ranks of the world, ascending; whatever else
 // belongs to a member is in that order.
-struct ProcessSetSpec {
+struct ProcessSetSpec : Paths {
   int number = 0;  // what submissions and the coordinator call it; not used again in this epoch
   std::vector<int> ranks;
-  std::shared_ptr<Segment> segment;            // this member's, for shared memory
-  std::vector<std::string> segment_addresses;  // every member's
-  std::map<int, std::vector<int>> sockets;     // for TCP: world's rank -> descriptors; owned by the engine from now on
-  std::map<int, wire::Keys> keys;              // see WorldSpec
-  std::vector<int> hosts;                      // see WorldSpec
 };
 
 // What a rank that does not get on holds; lets the coordinator find ranks that wait for each other.
@@ -130,14 +129,7 @@ class Engine {
   Status open_gpu(int ordinal, SharedGpu& gpu);
   // Checks the arguments and finds out where they go; a root becomes a place among the members.
   Status route(Submission& submission, std::shared_ptr<Communicator>& communicator) const;
-  // How the members reach each other; everything by member.
-  struct Paths {
-    std::shared_ptr<Segment> segment;
-    std::vector<std::string> segment_addresses;
-    std::map<int, std::vector<int>> sockets;
-    std::map<int, wire::Keys> keys;
-    std::vector<int> hosts;
-  };
+  // paths: with sockets by member.
   Status connect(Communicator& communicator, std::vector<std::string> labels, Paths paths);
   // Over the segments of `members`, of whom this rank is one.
   Status make_region(const std::vector<int>& members, int me, const std::vector<std::string>& labels,
