@@ -35,7 +35,12 @@ Communicator::~Communicator() {
 Status Communicator::submit(const std::shared_ptr<Submission>& submission, Start start) {
   counters_.submitted.fetch_add(1, std::memory_order_relaxed);
   submission->waited_for = start == Start::by_waiter;
-  if (!log_) return submit_alone(submission);
+  if (!log_) {
+    HVD_TRY(submit_alone(*submission));
+    if (submission->completions) [[unlikely]]
+      submission->completions->add(submission);
+    return {};
+  }
   Driver::Lock lock(driver_.mutex());
   if (!ended_.ok()) return with_context(ended_, *submission);
   if (abort_.raised()) return with_context(abort_.cause(), *submission);
@@ -53,8 +58,7 @@ Status Communicator::submit(const std::shared_ptr<Submission>& submission, Start
 }
 
 // The only member: there is nothing to announce and no one to wait for.
-Status Communicator::submit_alone(const std::shared_ptr<Submission>& one) {
-  Submission& submission = *one;
+Status Communicator::submit_alone(Submission& submission) {
   {
     const std::lock_guard<std::mutex> lock(driver_.mutex());
     if (abort_.raised()) return with_context(abort_.cause(), submission);
@@ -67,20 +71,14 @@ Status Communicator::submit_alone(const std::shared_ptr<Submission>& one) {
     if (submission.on_device) [[unlikely]] {
       submission.status = device_.run_alone(submission);
     } else {
-      Operation* batch[] = {&submission};
-      submission.status = run_batch(plane_, batch);
+      Operation* one[] = {&submission};
+      submission.status = run_batch(plane_, one);
     }
   }
-  finish(one);
+  if (submission.traced) [[unlikely]]
+    timeline_.ended(submission, submission.status);
+  submission.state.store(Operation::done, std::memory_order_release);
   return {};
-}
-
-void Communicator::finish(std::shared_ptr<Submission> submission) {
-  if (submission->traced) [[unlikely]]
-    timeline_.ended(*submission, submission->status);
-  submission->state.store(Operation::done, std::memory_order_release);
-  if (submission->completions) [[unlikely]]
-    submission->completions->add(std::move(submission));
 }
 
 bool Communicator::apply_effects() {
@@ -118,7 +116,11 @@ bool Communicator::apply_effects() {
         outbox_.push({.kind = OutboxItem::join, .round = effect.round, .without_zeros = effect.without_zeros});
         break;
       case Effect::complete:
-        finish(std::move(effect.done));
+        if (effect.done->traced) [[unlikely]]
+          timeline_.ended(*effect.done, effect.done->status);
+        effect.done->state.store(Operation::done, std::memory_order_release);
+        if (effect.done->completions) [[unlikely]]
+          effect.done->completions->add(std::move(effect.done));
         ended = true;
         break;
     }

@@ -83,7 +83,8 @@ class Communicator final : private Driver::Work {
   void apply_recall(const std::vector<TensorId>& ids);
   // sentence: why nothing but allreduces can run.
   void apply_join(uint32_t round, const std::vector<int>& ranks, JoinPhase phase, const std::string& sentence);
-  void peer_left(int member, const std::string& sentence);
+  // left: a rank of the world, perhaps no member.
+  void peer_left(int left, const std::string& sentence);
 
   // First waits for what this member has in flight, then contributes zeros to the allreduces of others until all
   // members have joined. Up to timeout_us; to be called again until `last_rank` is not negative. ticket: what an
@@ -115,11 +116,9 @@ class Communicator final : private Driver::Work {
   void make_mesh_log();
   size_t fuse(const TensorId* ids, size_t count);
   Status look_at_peers();
-  Status submit_alone(const std::shared_ptr<Submission>& one);
+  Status submit_alone(Submission& submission);
   // Carries out effects_, with the lock held. True when operations have ended.
   bool apply_effects();
-  // It is over, with its status: whoever waits for it may go on, and it with them.
-  void finish(std::shared_ptr<Submission> submission);
   void tell_coordinator(OutboxItem::Kind kind, const Submission& submission);
   bool make_zeros(Submission& zeros);
   bool is_pending() const { return !table_.in_flight().empty(); }

@@ -1,6 +1,5 @@
 // How a communicator ends: with the epoch, because of a peer or the abort signal, or in order.
 #include <thread>
-#include <utility>
 
 #include "base/limits.h"
 #include "engine/communicator.h"
@@ -109,9 +108,7 @@ Status Communicator::close(const std::string& farewell, const std::string& why) 
     const int64_t device_deadline = now_us() + config_.progress_timeout_ms * 1000;
     driver_.wake_background();
     while (busy_device() && !abort_.raised() && now_us() < device_deadline) driver_.sleep(lock, limits::kCloseLookUs);
-    for (const int64_t limit = now_us() + close_us; driver_.is_driving() && !is_pending() && now_us() < limit;) {
-      driver_.sleep(lock, limits::kCloseLookUs);
-    }
+    if (!is_pending()) driver_.wait_idle(lock, now_us() + close_us);
     orderly = !abort_.raised() && !busy_device();
     // It is stuck in an operation that a peer does not go on with: only the end of the epoch frees it.
     if (driver_.is_driving()) abort_.raise(status);

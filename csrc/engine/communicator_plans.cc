@@ -144,8 +144,9 @@ void Communicator::add_counts(std::map<std::string, uint64_t>& counts) const {
   counts["sleeps"] += region_ ? region_->sleeps() : 0;
 }
 
-void Communicator::peer_left(int member, const std::string& sentence) {
-  if (!log_ || member == rank()) return;
+void Communicator::peer_left(int left, const std::string& sentence) {
+  const std::vector<int>& ranks = members_.ranks;
+  if (!log_ || left == ranks[rank()] || !std::binary_search(ranks.begin(), ranks.end(), left)) return;
   const std::lock_guard<std::mutex> lock(driver_.mutex());
   if (!left_sentence_.empty()) return;
   left_sentence_ = sentence;

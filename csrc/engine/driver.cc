@@ -1,7 +1,6 @@
 #include "engine/driver.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include <pthread.h>
 
@@ -59,7 +58,7 @@ int64_t Driver::help(Lock& lock, const std::function<bool()>& done, int64_t sinc
   while (!done() && now < deadline_us) {
     if (driving_) {
       if (background_drives_) log_->wake();  // it lets go at the next chance: a waiting caller is faster
-      changed_.wait_for(lock, std::chrono::microseconds(deadline_us - now));
+      sleep(lock, deadline_us - now);
     } else {
       DeviceBackend* const device = work_.busy_device();
       const Turn turn(*this, lock, false);
@@ -82,8 +81,6 @@ void Driver::left(Lock& lock) {
   start_due_ = true;
   let_go(lock, !driving_ && needs_background());
 }
-
-void Driver::sleep(Lock& lock, int64_t us) { changed_.wait_for(lock, std::chrono::microseconds(us)); }
 
 void Driver::drive(const std::function<bool()>& enough, int64_t deadline_us, DeviceBackend* device) {
   for (bool in_vain = false; !enough();) {
@@ -184,11 +181,6 @@ void Driver::gather(Lock& lock) {
     });
     more = !enough && activity_ != seen && now_us() < limit_us;
   }
-}
-
-void Driver::bid_farewell() {
-  farewell_due_ = true;
-  background_wanted_.notify_one();
 }
 
 bool Driver::wait_idle(Lock& lock, int64_t deadline_us) {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -83,7 +84,7 @@ class Driver {
   // while ago. Lets go of the lock.
   void left(Lock& lock);
   // Sleeps until operations are completed or the driver has changed.
-  void sleep(Lock& lock, int64_t us);
+  void sleep(Lock& lock, int64_t us) { changed_.wait_for(lock, std::chrono::microseconds(us)); }
   // How long the log had no news for the driver: this member waited for others to start what it had started.
   uint64_t waited_us() const { return waited_us_.load(std::memory_order_relaxed); }
 
@@ -91,7 +92,10 @@ class Driver {
   uint64_t gathers() const { return gathers_.load(std::memory_order_relaxed); }
   bool is_driving() const { return driving_; }
   // The epoch was aborted: the background thread is to tell the peers why.
-  void bid_farewell();
+  void bid_farewell() {
+    farewell_due_ = true;
+    wake_background();
+  }
   // The epoch was aborted: the background thread is to end what runs on the device.
   void end_device() { device_end_due_ = true; }
   // Waits until no thread drives; false when the time is over.

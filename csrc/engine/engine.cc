@@ -470,11 +470,7 @@ void Engine::peer_left(int rank, const std::string& sentence) {
     const std::lock_guard<std::mutex> lock(sets_mutex_);
     if (left_.empty()) left_ = sentence;
   }
-  for (const std::shared_ptr<Communicator>& one : communicators()) {
-    const std::vector<int>& ranks = one->ranks();
-    const auto found = std::lower_bound(ranks.begin(), ranks.end(), rank);
-    if (found != ranks.end() && *found == rank) one->peer_left(static_cast<int>(found - ranks.begin()), sentence);
-  }
+  for (const std::shared_ptr<Communicator>& one : communicators()) one->peer_left(rank, sentence);
 }
 
 void Engine::abort(const std::string& sentence) {

@@ -71,7 +71,8 @@ void LaneTable::make_room(NameEntry& entry) {
   entry.variants.erase(oldest);
 }
 
-void LaneTable::forget_unnamed(std::vector<TensorId>& ids) {
+std::vector<TensorId> LaneTable::forget_unnamed() {
+  std::vector<TensorId> ids;
   const auto add = [&](const Lane& lane) {
     for (const TensorId id : {lane.id, lane.next_id}) {
       if (id != Lane::kNoId) ids.push_back(id);
@@ -87,6 +88,7 @@ void LaneTable::forget_unnamed(std::vector<TensorId>& ids) {
   });
   for (const auto& [key, lane] : retired_) add(*lane);
   retired_.clear();
+  return ids;
 }
 
 size_t LaneTable::size() const {

@@ -58,8 +58,8 @@ class LaneTable {
   Lane& learn(const OpSpec& spec) { return lane_for(names_[spec.name], spec); }
   // Forgets a lane that has neither an id nor an operation: the next operation of that name is announced anew.
   void forget_if_unused(Lane& lane);
-  // Forgets all unnamed operations, of which none is in flight, and appends the ids that their lanes had.
-  void forget_unnamed(std::vector<TensorId>& ids);
+  // Forgets all unnamed operations, of which none is in flight. The ids that their lanes had.
+  std::vector<TensorId> forget_unnamed();
   size_t size() const;
 
  private:

@@ -1,5 +1,7 @@
 #include "engine/tensor_table.h"
 
+#include <utility>
+
 #include "base/limits.h"
 
 namespace horovod {
@@ -40,9 +42,7 @@ void TensorTable::complete(Submission& submission, Status status, Effects& effec
   Lane& lane = *submission.lane;
   settle(submission, effects);
   submission.status = std::move(status);
-  const auto owner = in_flight_.find(&submission);
-  effects.push_back({.kind = Effect::complete, .done = std::move(owner->second)});
-  in_flight_.erase(owner);
+  effects.push_back({.kind = Effect::complete, .done = std::move(in_flight_.extract(&submission).mapped())});
   if (!lane.active && !lane.waiting.empty()) {
     Submission* const next = lane.waiting.front();
     lane.waiting.pop_front();
@@ -69,10 +69,9 @@ void TensorTable::waits(Submission& submission, int64_t now_us, Effects& effects
 }
 
 bool TensorTable::plan(const std::string& name, TensorId id, Effects& effects) {
-  const auto found = announced_.find(name);
-  if (found == announced_.end()) return false;
-  Submission& submission = *found->second;
-  announced_.erase(found);
+  const auto found = announced_.extract(name);
+  if (!found) return false;
+  Submission& submission = *found.mapped();
   submission.lane->id = id;
   lane_of_id_[id] = submission.lane;
   begin(submission, effects);
@@ -80,11 +79,7 @@ bool TensorTable::plan(const std::string& name, TensorId id, Effects& effects) {
 }
 
 void TensorTable::refuse(const std::string& name, const Status& why, Effects& effects) {
-  if (const auto found = announced_.find(name); found != announced_.end()) {
-    Submission& submission = *found->second;
-    announced_.erase(found);
-    return complete(submission, why, effects);
-  }
+  if (const auto found = announced_.extract(name)) return complete(*found.mapped(), why, effects);
   // It may have arrived under an id already: the ranks turned out to wait for different operations.
   for (const auto& [submission, owner] : in_flight_) {
     if (submission->zeros || submission->announced_name() != name) continue;
@@ -136,22 +131,18 @@ void TensorTable::free_id(Lane& lane, Effects& effects) {
 
 void TensorTable::answer_recalls(Effects& effects) {
   if (recalls_open_ > 0 || recalled_.empty()) return;
-  effects.push_back({.kind = Effect::recalled, .ids = std::move(recalled_)});
-  recalled_.clear();
+  effects.push_back({.kind = Effect::recalled, .ids = std::exchange(recalled_, {})});
 }
 
 void TensorTable::close(const Status& why, Effects& effects) {
   announced_.clear();
-  std::vector<Submission*> arrived, rest;
+  std::vector<Submission*> not_arrived;
   for (const auto& [submission, owner] : in_flight_) {
-    (submission->lane->has_arrived(submission) ? arrived : rest).push_back(submission);
+    submission->lane->waiting.clear();  // so none of them begins when another one ends
+    if (!submission->lane->has_arrived(submission)) not_arrived.push_back(submission);
   }
-  for (Submission* const submission : rest) {
-    submission->lane->waiting.clear();
-    if (submission->lane->active == submission) submission->lane->active = nullptr;
-  }
-  for (Submission* const submission : rest) complete(*submission, why, effects);
-  for (Submission* const submission : arrived) {
+  for (Submission* const submission : not_arrived) complete(*submission, why, effects);
+  for (const auto& [submission, owner] : in_flight_) {
     withdraw(*submission, why, effects);
     submission->withdrawal = why;  // also if it was to be announced again
   }
@@ -208,9 +199,7 @@ void TensorTable::take_next_id(Lane& lane) {
 }
 
 void TensorTable::forget_unnamed() {
-  std::vector<TensorId> ids;
-  lanes_.forget_unnamed(ids);
-  for (const TensorId id : ids) lane_of_id_[id] = nullptr;
+  for (const TensorId id : lanes_.forget_unnamed()) lane_of_id_[id] = nullptr;
 }
 
 }  // namespace horovod
