@@ -156,12 +156,18 @@ def complete_options(options: Mapping[str, int]) -> dict[str, int]:
     """All options of an engine that is given `options`, the others by default. ValueError for a name that is none."""
 
 def partners(
-    rank: int, size: int, *, hosts: Sequence[int] = (), options: Mapping[str, int] = ...
+    rank: int,
+    size: int,
+    *,
+    hosts: Sequence[int] = (),
+    placement: Sequence[int] = (),
+    options: Mapping[str, int] = ...,
 ) -> list[int]:
     """The ranks to which `rank` of a world over sockets needs connections, ascending: all others, or some of them where
     the world has more than the option `full_mesh_members`.
 
-    hosts: of each rank, equal for ranks that share memory; empty where none do. ValueError for numbers that fit to no
+    hosts: of each rank, equal for ranks that share memory; empty where none do. placement: the same for ranks of one
+    machine. Both as the engine is given them. ValueError for numbers that fit to no
     world.
     """
 

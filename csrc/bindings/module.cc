@@ -62,14 +62,17 @@ PYBIND11_MODULE(_core, module) {
       py::arg("options"));
   module.def(
       "partners",
-      [](int rank, int size, const std::vector<int>& hosts, Options options) {
-        if (rank < 0 || rank >= size || (!hosts.empty() && static_cast<int>(hosts.size()) != size)) {
+      [](int rank, int size, const std::vector<int>& hosts, const std::vector<int>& placement, Options options) {
+        const auto fits = [size](const std::vector<int>& of) {
+          return of.empty() || static_cast<int>(of.size()) == size;
+        };
+        if (rank < 0 || rank >= size || !fits(hosts) || !fits(placement)) {
           throw py::value_error("The rank must be in the world, and there must be one host for each rank or none.");
         }
-        return partners_of(size, rank, hosts, config_from(std::move(options)));
+        return partners_of(size, rank, hosts, placement, config_from(std::move(options)));
       },
       py::arg("rank"), py::arg("size"), py::kw_only(), py::arg("hosts") = std::vector<int>(),
-      py::arg("options") = Options());
+      py::arg("placement") = std::vector<int>(), py::arg("options") = Options());
   module.def("stand_in", &WaitingThread::stand_in, py::arg("does"));
   module.def("set_error_types", &set_internal_error, py::arg("internal_error"));
 

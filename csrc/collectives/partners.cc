@@ -34,7 +34,7 @@ int rail_count(const Hosts& hosts) {
   return static_cast<int>(least);
 }
 
-std::vector<int> partners_of(const Hosts& hosts, int member) {
+std::vector<int> partners_of(const Hosts& hosts, int member, const Hosts* machines) {
   std::set<int> partners;
   visit_circle(hosts.size(), member, [&](int other) { partners.insert(other); });
   const int host = hosts.host(member);
@@ -48,11 +48,19 @@ std::vector<int> partners_of(const Hosts& hosts, int member) {
   } else {
     partners.insert(here[0]);
   }
+  if (machines && machines->leader(machines->host(member)) == member) {
+    visit_circle(machines->count(), machines->host(member),
+                 [&](int other) { partners.insert(machines->leader(other)); });
+  }
   return {partners.begin(), partners.end()};
 }
 
-std::vector<int> partners_of(int size, int member, const std::vector<int>& hosts, const Config& config) {
-  if (!config.is_full_mesh(size)) return partners_of(hosts_of_mesh(size, hosts), member);
+std::vector<int> partners_of(int size, int member, const std::vector<int>& hosts, const std::vector<int>& machines,
+                             const Config& config) {
+  if (!config.is_full_mesh(size)) {
+    const Hosts placed = hosts_of_mesh(size, machines);
+    return partners_of(hosts_of_mesh(size, hosts), member, machines.empty() ? nullptr : &placed);
+  }
   std::vector<int> others;
   for (int other = 0; other < size; ++other) {
     if (other != member) others.push_back(other);

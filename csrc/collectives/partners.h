@@ -9,7 +9,8 @@
 //            one. The first rail are the hosts' leaders, which speak for their hosts in the order log.
 //   host     the leader of a host and its other members, which wake it.
 //
-// Where no members share memory the rails are the circle, and nothing else is needed.
+// Hosts are of members that share memory. Where none do the rails are the circle. The first members of each machine,
+// among which Adasum of tensors on GPUs is formed, are such a rail as well, also where its members share no memory.
 #pragma once
 
 #include <vector>
@@ -25,11 +26,12 @@ Hosts hosts_of_mesh(int size, const std::vector<int>& given);
 // Members [0, rail_count()) of each host have counterparts on every other.
 int rail_count(const Hosts& hosts);
 
-// Of a sparse mesh, ascending.
-std::vector<int> partners_of(const Hosts& hosts, int member);
+// Of a sparse mesh, ascending. machines: on which the members are; null: as `hosts`.
+std::vector<int> partners_of(const Hosts& hosts, int member, const Hosts* machines = nullptr);
 
-// All to whom `member` of such a mesh needs connections, ascending: its partners, or everybody. hosts: as for
-// hosts_of_mesh().
-std::vector<int> partners_of(int size, int member, const std::vector<int>& hosts, const Config& config);
+// All to whom `member` of a mesh needs connections, ascending: its partners, or everybody. hosts: as for
+// hosts_of_mesh(). machines: of each member; empty: as `hosts`.
+std::vector<int> partners_of(int size, int member, const std::vector<int>& hosts, const std::vector<int>& machines,
+                             const Config& config);
 
 }  // namespace horovod

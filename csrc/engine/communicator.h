@@ -50,6 +50,7 @@ class Communicator final : private Driver::Work {
   int rank() const { return members_.rank; }
   int size() const { return members_.size(); }
   const std::vector<int>& ranks() const { return members_.ranks; }
+  const std::vector<int>& placement() const { return members_.placement; }
   // Adds this communicator's.
   void add_counts(std::map<std::string, uint64_t>& counts) const;
   // Operations that have been submitted and are not done.

@@ -146,7 +146,7 @@ Status Engine::connect(Communicator& communicator, std::vector<std::string> labe
     return {Code::invalid_argument, std::to_string(paths.hosts.size()) + " hosts are given for " +
                                         std::to_string(size) + " members; there must be one for each."};
   }
-  const std::vector<int> partners = partners_of(size, rank, paths.hosts, config_);
+  const std::vector<int> partners = partners_of(size, rank, paths.hosts, communicator.placement(), config_);
   for (const int partner : partners) {
     if (descriptors.of(partner).empty()) {
       return {Code::invalid_argument, "There is neither shared memory nor a connection to " + labels[partner] + "."};

@@ -48,6 +48,15 @@ def test_ranks_that_share_hosts() -> None:
     assert {1, 2, 3, 4, 5, 6} <= found[0]
 
 
+def test_the_first_ranks_of_machines_whose_ranks_share_no_memory() -> None:
+    """Machines of ranks 0 to 5, 6 to 10 and 11 to 16: 6 and 0 are at a distance of 6."""
+    placement = [0] * 6 + [1] * 5 + [2] * 6
+    assert 6 not in partners(0, 17, options=SPARSE)
+    assert {6, 11} <= set(partners(0, 17, placement=placement, options=SPARSE))
+    assert {0, 11} <= set(partners(6, 17, placement=placement, options=SPARSE))
+    assert partners(7, 17, placement=placement, options=SPARSE) == partners(7, 17, options=SPARSE)
+
+
 def test_a_full_mesh_up_to_the_limit_and_with_gloo() -> None:
     assert partners(2, 5) == [0, 1, 3, 4]
     assert partners(2, 8, options={"full_mesh_members": 8}) == [0, 1, 3, 4, 5, 6, 7]

@@ -152,11 +152,15 @@ class Negotiator:
 
 
 def connect(
-    size: int, connections: int, hosts: Sequence[int] = (), options: Mapping[str, int] | None = None
+    size: int,
+    connections: int,
+    hosts: Sequence[int] = (),
+    placement: Sequence[int] = (),
+    options: Mapping[str, int] | None = None,
 ) -> list[dict[int, list[int]]]:
     sockets: list[dict[int, list[int]]] = [{} for _ in range(size)]
     for a in range(size):
-        for b in _core.partners(a, size, hosts=hosts, options=options or {}):
+        for b in _core.partners(a, size, hosts=hosts, placement=placement, options=options or {}):
             for _ in range(connections if a < b else 0):
                 one, other = socket.socketpair()
                 sockets[a].setdefault(b, []).append(one.detach())
@@ -208,7 +212,7 @@ class EngineWorld:
             self.engines = [_core.Engine(rank=0, **common, **of[0])]
         elif transport in SOCKETS:
             paths = self._local_paths(self.hosts, size)
-            sockets = connect(size, connections, paths[0].get("hosts", ()), options)
+            sockets = connect(size, connections, paths[0].get("hosts", ()), self.placement, options)
             self.engines = [
                 _core.Engine(rank=rank, sockets=sockets[rank], **paths[rank], **common, **of[rank])
                 for rank in range(size)
@@ -241,7 +245,13 @@ class EngineWorld:
         self.negotiator.sets[number] = list(ranks)
         if self.transport in SOCKETS:
             paths = self._local_paths([self.hosts[rank] for rank in ranks] if self.hosts else [], len(ranks))
-            sockets = connect(len(ranks), self._connections, paths[0].get("hosts", ()), self._options)
+            sockets = connect(
+                len(ranks),
+                self._connections,
+                paths[0].get("hosts", ()),
+                [self.placement[rank] for rank in ranks],
+                self._options,
+            )
             for rank, engine in enumerate(self.engines):
                 mine = sockets[ranks.index(rank)] if rank in ranks else {}
                 path = paths[ranks.index(rank)] if rank in ranks else {}

@@ -343,7 +343,9 @@ def _connect(
         listeners,
         connections=settings.connections_per_peer,
         deadline=deadline,
-        partners=partners(world.rank, world.size, hosts=hosts, options=engine_options(settings)),
+        partners=partners(
+            world.rank, world.size, hosts=hosts, placement=world.placement(), options=engine_options(settings)
+        ),
         check=session.check,
         wire_keys=wire_keys,
     )

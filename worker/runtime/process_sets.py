@@ -211,7 +211,13 @@ class ProcessSets:
                 part.listeners,
                 connections=self._settings.connections_per_peer,
                 deadline=time.monotonic() + self._settings.start_timeout_seconds,
-                partners=partners(subset.rank, subset.size, hosts=part.hosts, options=engine_options(self._settings)),
+                partners=partners(
+                    subset.rank,
+                    subset.size,
+                    hosts=part.hosts,
+                    placement=subset.placement(),
+                    options=engine_options(self._settings),
+                ),
                 check=self._engine.check,
                 wire_keys=wire_keys,
             )
