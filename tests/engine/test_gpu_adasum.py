@@ -10,7 +10,7 @@ import pytest
 from adasum_reference import adasum, gradient
 from gpu_world import GpuMember, GpuWorld, StandIns, ended
 from resources import eventually
-from world import ADASUM, ALLREDUCE, BARRIER, SUM
+from world import ADASUM, ALLREDUCE, BARRIER, SPARSE, SUM
 
 from horovod._core import OpSpec
 
@@ -29,13 +29,20 @@ def by_host(vectors: Sequence[np.ndarray], placement: Sequence[int]) -> np.ndarr
 
 
 def world_of(libraries: StandIns, placement: Sequence[int], transport: str, **options: int) -> GpuWorld:
-    """tcp: where ranks of a host share no memory."""
-    where = {"hosts": placement} if transport == "hosts" else {"placement": placement}
+    """tcp, sparse: where ranks of a host share no memory."""
+    where = {"hosts": placement} if "hosts" in transport else {"placement": placement}
     return GpuWorld(libraries, len(placement), transport, staging_bytes=CHUNK, **where, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("transport", ["tcp", "hosts"])
-@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+# The first ranks of two hosts of three are no neighbours in the circle of six.
+SPARSE_CASES = [(placement, transport) for placement in ([0, 0, 0, 1, 1, 1], [0, 1, 1, 2, 0]) for transport in SPARSE]
+
+
+@pytest.mark.parametrize(
+    ("placement", "transport"),
+    [*((placement, transport) for placement in PLACEMENTS for transport in ("tcp", "hosts")), *SPARSE_CASES],
+    ids=str,
+)
 def test_against_the_definition(libraries: StandIns, placement: list[int], transport: str) -> None:
     def body(member: GpuMember) -> list[bytes]:
         bits = []
