@@ -58,6 +58,20 @@ def test_worlds(coordinator: EmbeddedCoordinator, mode: str) -> None:
                 assert set(data) == {6.0}
 
 
+@pytest.mark.parametrize("mode", WIRE_MODES)
+def test_connections_between_partners_only(coordinator: EmbeddedCoordinator, mode: str) -> None:
+    """Rank r of 6 is connected to all but r + 3, by two connections each."""
+    with world(
+        coordinator.address, size=6, transport="tcp", wire=mode, connections_per_peer=2, full_mesh_members=5
+    ) as contexts:
+        assert {len(context.socket_inodes) for context in contexts} == {2 * 4}
+        for step in range(5):
+            assert allreduce_all(contexts, f"small.{step % 2}") == [6.0] * 6
+        with ThreadPoolExecutor(6) as pool:
+            for data in pool.map(sums, contexts):
+                assert set(data) == {21.0}
+
+
 def test_a_process_set_has_keys_of_its_own(coordinator: EmbeddedCoordinator) -> None:
     settings = resolve({}, {"coordinator": coordinator.address, "size": 3, "transport": "tcp", "wire": "encrypted"})
     with ThreadPoolExecutor(3) as pool:
