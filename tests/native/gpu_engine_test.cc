@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "collectives/partners.h"
 #include "engine/engine.h"
 #include "gpu_world.h"
 #include "named_tests.h"
@@ -22,7 +24,8 @@ constexpr int kThreads = 2;
 constexpr size_t kElements = 1000;
 constexpr size_t kManyElements = 20'000;  // of several chunks
 
-enum class Way { nccl, host, adasum };
+// sparse: through the host, each rank connected to its partners only.
+enum class Way { nccl, host, adasum, sparse };
 
 // Ranks of one process, each with its GPU; with sockets on two hosts, which only Adasum looks at. Names end in their
 // id, so that nobody has to agree on ids.
@@ -34,7 +37,8 @@ class GpuWorld {
     config.nccl_file = kNcclFile;
     config.nvrtc_file = kNvrtcFile;
     config.nccl_streams = streams;
-    config.host_operations = way == Way::host ? ~0u : 0;
+    config.host_operations = way == Way::host || way == Way::sparse ? ~0u : 0;
+    if (way == Way::sparse) config.full_mesh_members = 1;
     config.staging_bytes = 16u << 10;
     std::vector<WorldSpec> specs(size);
     std::vector<std::string> labels, addresses;
@@ -45,7 +49,8 @@ class GpuWorld {
       specs[rank].epoch = 1;
       specs[rank].labels = labels;
       for (int other = 0; sockets && other < size; ++other) specs[rank].placement.push_back(other % 2);
-      for (int other = rank + 1; sockets && other < size; ++other) {
+      for (const int other : partners_of(size, rank, {}, config)) {
+        if (!sockets || other < rank) continue;
         int pair[2];
         CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
         specs[rank].sockets[other].push_back(pair[0]);
@@ -172,9 +177,11 @@ void in_threads(GpuWorld& world, Body&& body) {
 
 void steps_of_several_threads(bool sockets, int streams, Way way = Way::nccl) {
   const size_t elements = way == Way::nccl ? kElements : kManyElements;
-  GpuWorld world(3, sockets, streams, way);
+  const int size = way == Way::sparse ? 6 : 3;  // of six, not all are partners
+  GpuWorld world(size, sockets, streams, way);
   const Workers workers = make_workers(world, elements, way);
-  const float expected = way == Way::adasum ? 1.0f : 729.0f;  // equal vectors are their Adasum
+  // Equal vectors are their Adasum.
+  const auto expected = way == Way::adasum ? 1.0f : static_cast<float>(std::pow(size, 6));
   in_threads(world, [&](int rank, int i) { CHECK(run_steps(*world.engines[rank], *workers[rank][i], 6) == 6); });
   for (const auto& rank : workers) {
     for (const auto& worker : rank) {
@@ -193,6 +200,7 @@ void in_order() {
 void through_the_host() {
   steps_of_several_threads(false, 1, Way::host);
   steps_of_several_threads(true, 1, Way::host);
+  steps_of_several_threads(true, 1, Way::sparse);
 }
 
 void with_adasum() {

@@ -1,6 +1,8 @@
 #include "backends/staging/backend.h"
 
+#include <algorithm>
 #include <atomic>
+#include <deque>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -100,35 +102,56 @@ class StagingBackend final : public DevicePath {
   // the others was begun before.
   Status meet(Batch batch, const std::string& what) {
     Mesh* const mesh = plane_.mesh;
-    std::vector<Transfer> receives, sends;
-    if (mesh) {
-      const auto size = static_cast<size_t>(mesh->size());
-      signs_.resize(2 * size);
-      std::vector<int> members = plane_.members;
-      if (members.empty()) {
-        members.resize(size);
-        std::iota(members.begin(), members.end(), 0);
-      }
-      for (const int peer : members) {
-        if (peer == mesh->rank()) continue;
-        const auto place = static_cast<size_t>(peer);
-        receives.push_back({peer, {{&signs_[place], 1}}});
-        sends.push_back({peer, {{&signs_[size + place], 1}}});
-      }
-      HVD_TRY(mesh->start({}, receives, coming_));
-    }
+    if (mesh && rounds_.empty()) plan_rounds(*mesh);
+    for (Round& round : rounds_) HVD_TRY(mesh->start({}, round.receives, round.coming));
     for (Operation* operation : batch) HVD_TRY(pipeline_.await(*operation->on_device->ready, what));
-    if (!mesh) return {};
-    HVD_TRY(mesh->start(sends, {}, going_));
-    HVD_TRY(mesh->finish(coming_));
-    return mesh->finish(going_);
+    for (Round& round : rounds_) {
+      HVD_TRY(mesh->start(round.sends, {}, round.going));
+      HVD_TRY(mesh->finish(round.coming));
+      HVD_TRY(mesh->finish(round.going));
+    }
+    return {};
   }
+
+  // In a full mesh everybody tells everybody, in one round. In a sparse one a member tells the partner at distance 1,
+  // 2, 4, ... in a circle that it is ready, and so are those of whom it has heard by then.
+  void plan_rounds(const Mesh& mesh) {
+    const auto size = static_cast<size_t>(mesh.size());
+    signs_.resize(2 * size);
+    std::vector<int> members = plane_.members;
+    if (members.empty()) {
+      members.resize(size);
+      std::iota(members.begin(), members.end(), 0);
+    }
+    const size_t count = members.size();
+    const auto me = static_cast<size_t>(std::find(members.begin(), members.end(), mesh.rank()) - members.begin());
+    const auto add = [&](Round& round, size_t to, size_t from) {
+      const int receiver = members[to % count], sender = members[from % count];
+      round.receives.push_back({sender, {{&signs_[static_cast<size_t>(sender)], 1}}});
+      round.sends.push_back({receiver, {{&signs_[size + static_cast<size_t>(receiver)], 1}}});
+    };
+    if (mesh.is_full()) {
+      Round& all = rounds_.emplace_back();
+      for (size_t other = 0; other < count; ++other) {
+        if (other != me) add(all, other, other);
+      }
+      return;
+    }
+    for (size_t distance = 1; distance < count; distance *= 2) {
+      add(rounds_.emplace_back(), me + distance, me + count - distance);
+    }
+  }
+
+  struct Round {  // of meet()
+    std::vector<Transfer> receives, sends;
+    Flight coming, going;
+  };
 
   const DataPlane plane_;
   const cuda::Peers peers_;
   staging::Pipeline pipeline_;    // uses peers_
-  std::vector<std::byte> signs_;  // of meet(), as the next two: the mesh may use them when meet() has failed
-  Flight coming_, going_;
+  std::vector<std::byte> signs_;  // of meet(), as the next: the mesh may use them when meet() has failed
+  std::deque<Round> rounds_;
   std::vector<Queued> queued_;           // driver only
   std::atomic<size_t> queued_count_{0};  // its size, for others; orders nothing
 };
