@@ -59,8 +59,9 @@ Status MeshOrderLog::departure(int member, ControlFrame& frame, bool& handled) {
   if (!handled || !departed_.empty()) return {};
   departed_ = std::move(frame.text);
   departed_since_us_ = now_us();
-  // In a tree the sequencer may have no connection to it.
-  return !tree_.is_star() && member > 0 && tree_.towards(member) == member ? depart(departed_) : Status();
+  // In a tree the sequencer may have no connection to it, and the parent of the one that has left may have nothing to
+  // do and so not listen: everybody who hears of it tells the sequencer, once.
+  return !tree_.is_star() && member > 0 ? depart(departed_) : Status();
 }
 
 // Where the log is a tree: passes on what is for another member, and finds out from whom the rest is.
@@ -69,8 +70,10 @@ Status MeshOrderLog::route(ControlFrame& frame, int& member, bool& passed_on) {
   const int neighbour = member;
   const bool from_parent = !sequences() && neighbour == tree_.parent();
   if (frame.kind == ControlKind::batch) {
-    member = from_parent ? 0 : neighbour;
-    return from_parent ? send_batch(frame.ids, frame.text) : Status();
+    // From the sequencer itself, too: what comes past the parent would reach nobody below.
+    if (!from_parent) return bad_frame(frame, "a batch that comes by way of the parent only");
+    member = 0;
+    return send_batch(frame.ids, frame.text);
   }
   const int stamp = stamp_of(frame.text, size());
   if (stamp < 0) return bad_frame(frame, "what is from or for no member of the log");

@@ -258,6 +258,33 @@ void test_order_log_leave() {
   }
 }
 
+// In a tree: some have nothing to do, and so do not listen. The others hear all the same that a member has left, though
+// they have no connection to it.
+void test_leave_beside_a_member_that_does_not_listen() {
+  struct Leaving {
+    int leaver;
+    std::vector<int> listeners;
+  };
+  // The leaver's parent is busy elsewhere, and partners of the leaver tell the sequencer; or the sequencer itself is,
+  // and whoever gives up tells those below.
+  for (const auto& [leaver, listeners] : {Leaving{6, {0, 1, 2}}, {1, {4, 6}}}) {
+    LogWorld world(11, true, Wire::tcp);
+    world[leaver].announce_end(ControlKind::leave, "");
+    in_ranks(static_cast<int>(listeners.size()), [&](int index) {
+      const auto owner = world.log(listeners[static_cast<size_t>(index)]);
+      MeshOrderLog& log = *owner;
+      CHECK_OK(log.arrive(4));
+      Status status;
+      for (const int64_t end_us = now_us() + 20'000'000; status.ok() && now_us() < end_us;) {
+        LogEvent event;
+        status = log.poll(event);
+        if (status.ok()) status = log.wait(end_us);
+      }
+      CHECK(status.code() == Code::left && contains(status.message(), label_of(leaver) + " has shut down."));
+    });
+  }
+}
+
 void test_order_log_failures() {
   {  // a lost and an aborting peer
     World world(3);
@@ -338,8 +365,8 @@ void test_order_log_failures() {
     }
     CHECK(contains(status.message(), "epoch"));
   }
-  // In a tree: a stamp that is cut off, of no member, of one that is not reached this way, and a kind that goes
-  // nowhere.
+  // In a tree: a stamp that is cut off, of no member, of one that is not reached this way, a kind that goes nowhere, and
+  // a batch that comes past the parent.
   struct Bad {
     int from, to;
     ControlKind kind;
@@ -355,17 +382,20 @@ void test_order_log_failures() {
                          {0, 2, ControlKind::withdrawn, stamp(1)},
                          {0, 2, ControlKind::withdrawn, stamp(0)},
                          {3, 2, ControlKind::batch, ""},
+                         {0, 3, ControlKind::batch, ""},
                          {3, 2, ControlKind::offer, stamp(3)},
                          {3, 2, ControlKind::withdrawn, stamp(2)}}) {
     LogWorld tree(5, true);
     const auto owner = tree.log(bad.to);
     MeshOrderLog& log = *owner;
     const uint32_t id = 9;
+    CHECK_OK(log.arrive(id));
     CHECK_OK(tree[bad.from].send_control(bad.to, bad.kind, {&id, 1}, bad.text));
     LogEvent event;
     Status status;
     while (status.ok()) {
       status = log.poll(event);
+      CHECK(event.kind == LogEvent::none);
       if (status.ok()) status = log.wait(now_us() + 1'000'000);
     }
     CHECK(contains(status.message(), "this epoch can't go on"), "%s", status.message().c_str());
@@ -384,6 +414,7 @@ const NamedTest kTests[] = {
     {"withdraw_of_the_next_offer", test_withdraw_of_the_next_offer},
     {"eager", test_eager},
     {"order_log_leave", test_order_log_leave},
+    {"leave_beside_a_member_that_does_not_listen", test_leave_beside_a_member_that_does_not_listen},
     {"order_log_failures", test_order_log_failures},
 };
 
