@@ -365,8 +365,8 @@ void test_order_log_failures() {
     }
     CHECK(contains(status.message(), "epoch"));
   }
-  // In a tree: a stamp that is cut off, of no member, of one that is not reached this way, a kind that goes nowhere, and
-  // a batch that comes past the parent.
+  // In a tree: a stamp that is cut off, of no member, of one that is not reached this way, a kind that goes nowhere,
+  // and a batch that comes past the parent.
   struct Bad {
     int from, to;
     ControlKind kind;
