@@ -1,6 +1,7 @@
 // Fuzz target for everything that a rank parses from a mesh connection: frame headers, control frames, the order log's
 // small data (of ranks and of hosts), row counts and data of every collective. The input is what one peer sends before
-// its connection ends; a real Mesh with a real order log or collective reads it through socket pairs. Whatever comes,
+// its connection ends, or what all peers do; a real Mesh with a real order log or collective reads it through socket
+// pairs. Whatever comes,
 // the call must end with a Status: no crash, no hang, no access outside of the memory (sanitizers see to that).
 // How it is run is in fuzz.h.
 #include <fcntl.h>
@@ -9,9 +10,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <barrier>
 #include <cstring>
 #include <random>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "base/clock.h"
@@ -19,6 +22,8 @@
 #include "collectives/hosts.h"
 #include "collectives/mesh/collectives.h"
 #include "collectives/mesh/eager.h"
+#include "collectives/partners.h"
+#include "collectives/sparse/collectives.h"
 #include "engine/mesh_order_log.h"
 #include "fuzz.h"
 #include "fuzz_work.h"
@@ -36,7 +41,8 @@ constexpr size_t kStreamBytes = 100'000;  // fits into a socket's buffer, so tha
 constexpr uint32_t kIds = 6;              // which the order log's member has arrived at
 
 // log_of_hosts, log_with_others: the log's members are hosts. The peer speaks for one of them, or has no say in the log
-// (which takes a third rank, and the sequencer to be under test).
+// (which takes a third rank, and the sequencer to be under test). Those that begin with sparse run over a sparse mesh
+// of four or three members, in which a rank passes on what others have said; there the input is what all peers send.
 enum class Action : int {
   log,
   log_withdraw,
@@ -47,31 +53,67 @@ enum class Action : int {
   broadcast,
   allgather,
   alltoall,
-  reducescatter
+  reducescatter,
+  sparse_log,
+  sparse_allreduce,
+  sparse_allgather,
+  sparse_alltoall,
+  sparse_reducescatter
 };
-constexpr int kActions = 10;
-constexpr bool is_log(Action action) { return action < Action::exchange; }
+constexpr int kActions = 15;
+constexpr bool is_log(Action action) { return action < Action::exchange || action == Action::sparse_log; }
+constexpr bool is_sparse(Action action) { return action >= Action::sparse_log; }
 
 // What the first bytes of an input say about the rank under test.
 struct Setup {
-  int rank;         // 0 is the order log's sequencer
   int connections;  // to each peer
-  int size;         // with 3, a silent peer is there too
+  int size;
   Action action;
-  size_t early;   // bytes of the stream that come before the action begins
-  size_t second;  // bytes, from the end, that go to the second connection
+  int rank;        // 0 is the order log's sequencer
+  uint8_t early;   // of 256: how much of what a peer says comes before the action begins
+  uint8_t second;  // and how much of it, from the end, goes to the second connection
 
-  static Setup of(const uint8_t* data, size_t stream) {
+  static Setup of(const uint8_t* data) {
     Setup setup;
-    setup.rank = data[0] & 1;
     setup.connections = (data[0] & 2) ? 2 : 1;
-    setup.size = (data[0] & 4) ? 3 : 2;
     setup.action = static_cast<Action>((data[0] >> 3) % kActions);
-    setup.second = setup.connections == 2 ? stream * data[2] / 256 : 0;
-    setup.early = (stream - setup.second) * data[1] / 256;
+    setup.rank = data[0] & 1;
+    setup.size = (data[0] & 4) ? 3 : 2;  // with 3, a silent peer is there too
+    if (is_sparse(setup.action)) {
+      setup.size = (data[0] & 4) ? 3 : 4;
+      // The last member is folded or relays most; of a log's tree of four, the one before stands in the middle.
+      if (setup.rank == 1) setup.rank = setup.size - (setup.action == Action::sparse_log ? 2 : 1);
+    }
+    setup.early = data[1];
+    setup.second = setup.connections == 2 ? data[2] : 0;
     return setup;
   }
+  int hostile() const { return is_sparse(action) ? -1 : 1 - rank; }  // the only one that says something
 };
+
+// What each peer says. In a sparse mesh the parts of the peers stand one after the other, each behind its length.
+std::vector<std::string_view> parts_of(const Setup& setup, std::string_view stream) {
+  std::vector<std::string_view> parts(static_cast<size_t>(setup.size));
+  if (!is_sparse(setup.action)) {
+    parts[static_cast<size_t>(setup.hostile())] = stream.substr(0, kStreamBytes);
+    return parts;
+  }
+  for (int peer = 0; peer < setup.size; ++peer) {
+    uint32_t length = 0;
+    if (peer == setup.rank || stream.size() < sizeof(length)) continue;
+    std::memcpy(&length, stream.data(), sizeof(length));
+    stream.remove_prefix(sizeof(length));
+    parts[static_cast<size_t>(peer)] = stream.substr(0, std::min<size_t>(length, kStreamBytes));
+    stream.remove_prefix(parts[static_cast<size_t>(peer)].size());
+  }
+  return parts;
+}
+
+void append_part(std::string& stream, std::string_view part) {
+  const auto length = static_cast<uint32_t>(part.size());
+  stream.append(reinterpret_cast<const char*>(&length), sizeof(length));
+  stream.append(part);
+}
 
 std::string label_of(int rank) { return "rank " + std::to_string(rank) + " on host fuzz"; }
 
@@ -89,12 +131,24 @@ Status arrive_for_host(MeshOrderLog& log, const Hosts& hosts, int rank, TensorId
   return log.arrive_combined(id, operation, std::move(combined));
 }
 
-// One member's part: of the rank under test, and of its peer (the rank `hostile`) while a conversation is recorded.
+Config config_of(Action action) {
+  Config config = fuzz_config();
+  if (is_sparse(action)) config.full_mesh_members = 1;
+  return config;
+}
+
+// One member's part: of the rank under test, and of its peers (as a rule the rank `hostile`) while a conversation is
+// recorded.
 Status run(Mesh& mesh, AbortSignal& abort, Action action, int hostile) {
   Work work;
   const auto one = [&](OpType type, int64_t elements, int root, auto collective) -> Status {
     Operation* batch[] = {work.add(type, elements, root)};
     return collective(mesh, Batch(batch));
+  };
+  Hierarchy sparse{&mesh, nullptr, hosts_of_mesh(mesh.size(), {}), 0};
+  const auto over_sparse = [&](OpType type, int64_t elements, auto collective) -> Status {
+    Operation* batch[] = {work.add(type, elements)};
+    return collective(sparse, Batch(batch));
   };
   switch (action) {
     case Action::exchange: {
@@ -117,14 +171,28 @@ Status run(Mesh& mesh, AbortSignal& abort, Action action, int hostile) {
       return one(OpType::alltoall, 900, 0, mesh::alltoall);
     case Action::reducescatter:
       return one(OpType::reducescatter, 900, 0, mesh::reducescatter);
+    case Action::sparse_allreduce:
+      HVD_TRY(over_sparse(OpType::allreduce, 30, sparse::allreduce));
+      return over_sparse(OpType::allreduce, 6'000, sparse::allreduce);
+    case Action::sparse_allgather:  // of rows that are in the announcements, and of others
+      HVD_TRY(over_sparse(OpType::allgather, 30, sparse::allgather));
+      return over_sparse(OpType::allgather, 600, sparse::allgather);
+    case Action::sparse_alltoall:
+      HVD_TRY(over_sparse(OpType::alltoall, 36, sparse::alltoall));
+      return over_sparse(OpType::alltoall, 3'600, sparse::alltoall);
+    case Action::sparse_reducescatter:
+      HVD_TRY(over_sparse(OpType::reducescatter, 900, sparse::reducescatter));
+      return over_sparse(OpType::reducescatter, 3, sparse::reducescatter);  // of fewer rows than members
     default:
       break;
   }
   const bool of_hosts = action == Action::log_of_hosts || action == Action::log_with_others;
-  const Hosts hosts(hosts_of(action, mesh.size()));
+  const bool is_tree = action == Action::sparse_log;
+  const bool is_last = mesh.rank() == mesh.size() - 1;
+  const Hosts hosts = is_tree ? sparse.hosts : Hosts(hosts_of(action, mesh.size()));
   if (of_hosts && hosts.leader(hosts.host(mesh.rank())) != mesh.rank()) return {};  // not a member of the log
   const FuseRule two = [](const TensorId*, size_t count) { return std::min<size_t>(count, 2); };
-  const auto owner = MeshOrderLog::make(mesh, two, abort, of_hosts ? &hosts : nullptr);
+  const auto owner = MeshOrderLog::make(mesh, two, abort, of_hosts || is_tree ? &hosts : nullptr);
   MeshOrderLog& log = *owner;
   for (uint32_t id = 0; id < kIds; ++id) {  // two plain ones, the others bring their bytes
     if (id < 2) {
@@ -134,7 +202,7 @@ Status run(Mesh& mesh, AbortSignal& abort, Action action, int hostile) {
     Operation& operation = *work.add(OpType::allreduce, 3 * (id + 1));
     HVD_TRY(of_hosts ? arrive_for_host(log, hosts, mesh.rank(), id, operation) : log.arrive_with(id, operation));
   }
-  if (action == Action::log_withdraw) HVD_TRY(log.withdraw(1));
+  if (action == Action::log_withdraw || (is_tree && is_last)) HVD_TRY(log.withdraw(1));
   // Every agreed run is begun again, for a while.
   for (int again = 8, idle = 0; idle < 3;) {
     LogEvent event;
@@ -149,13 +217,15 @@ Status run(Mesh& mesh, AbortSignal& abort, Action action, int hostile) {
     }
   }
   // Says `closing`, of one that it speaks for.
-  if (action == Action::log_of_hosts && mesh.rank() == hostile) HVD_TRY(log.depart("A rank of the host has left."));
+  if (is_tree ? is_last : action == Action::log_of_hosts && mesh.rank() == hostile)
+    HVD_TRY(log.depart("A rank of the host has left."));
   return {};
 }
 
-void feed(int fd, const uint8_t* data, size_t size) {
-  CHECK(size == 0 || send(fd, data, size, MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(size), "%s",
-        std::strerror(errno));
+void feed(int fd, std::string_view bytes) {
+  CHECK(bytes.empty() ||
+            send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(bytes.size()),
+        "%s", std::strerror(errno));
 }
 
 void connect_pair(int fds[2]) {
@@ -164,46 +234,57 @@ void connect_pair(int fds[2]) {
   for (int i = 0; i < 2; ++i) (void)setsockopt(fds[i], SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
 }
 
-Status run_input(const uint8_t* data, size_t size, bool hang_up = true) {
-  if (size < kInputBytes) return {};
-  const uint8_t* stream = data + kInputBytes;
-  size = std::min(size - kInputBytes, kStreamBytes);
-  const Setup setup = Setup::of(data, size);
-  const int hostile = 1 - setup.rank;
+Status run_input(std::string_view input, bool hang_up = true) {
+  if (input.size() < kInputBytes) return {};
+  const Setup setup = Setup::of(reinterpret_cast<const uint8_t*>(input.data()));
+  const std::vector<std::string_view> parts = parts_of(setup, input.substr(kInputBytes));
+  const auto second = [&](int peer) { return parts[static_cast<size_t>(peer)].size() * setup.second / 256; };
+  const auto early = [&](int peer) {
+    return (parts[static_cast<size_t>(peer)].size() - second(peer)) * setup.early / 256;
+  };
   std::vector<MeshPeer> peers(setup.size);
-  std::vector<int> remote;  // the hostile peer's connections, then the silent one's
-  for (int peer : {hostile, 2}) {
-    for (int c = 0; c < setup.connections && peer < setup.size; ++c) {
+  std::vector<std::vector<int>> remote(static_cast<size_t>(setup.size));  // by peer: its ends of the connections
+  std::vector<int> speakers;
+  for (int peer = 0; peer < setup.size; ++peer) {
+    peers[peer].label = label_of(peer);
+    if (peer == setup.rank) continue;
+    if (is_sparse(setup.action) || peer == setup.hostile()) speakers.push_back(peer);
+    for (int c = 0; c < setup.connections; ++c) {
       int fds[2];
       connect_pair(fds);
       peers[peer].fds.push_back(fds[0]);
-      remote.push_back(fds[1]);
+      remote[peer].push_back(fds[1]);
     }
   }
-  for (int r = 0; r < setup.size; ++r) peers[r].label = label_of(r);
   AbortSignal abort;
   Status status;
-  std::unique_ptr<Mesh> mesh = Mesh::create(setup.rank, kEpoch, std::move(peers), fuzz_config(), abort, status);
+  std::unique_ptr<Mesh> mesh =
+      Mesh::create(setup.rank, kEpoch, std::move(peers), config_of(setup.action), abort, status);
   CHECK(mesh, "%s", status.message().c_str());
-  feed(remote[0], stream, setup.early);
+  for (const int peer : speakers) feed(remote[peer][0], parts[peer].substr(0, early(peer)));
   ControlFrame frame;
   bool found = false;
-  if (setup.early % 2 == 1) status = mesh->next_control(frame, found);  // half a frame may have been read
-  feed(remote[0], stream + setup.early, size - setup.early - setup.second);
-  if (setup.second > 0) feed(remote[1], stream + size - setup.second, setup.second);
-  for (int c = 0; c < setup.connections && hang_up; ++c) (void)shutdown(remote[c], SHUT_WR);
-  status = run(*mesh, abort, setup.action, hostile);
+  if (early(speakers[0]) % 2 == 1) status = mesh->next_control(frame, found);  // half a frame may have been read
+  for (const int peer : speakers) {
+    const std::string_view rest = parts[peer].substr(early(peer));
+    feed(remote[peer][0], rest.substr(0, rest.size() - second(peer)));
+    if (second(peer) > 0) feed(remote[peer][1], rest.substr(rest.size() - second(peer)));
+    for (int c = 0; c < setup.connections && hang_up; ++c) (void)shutdown(remote[peer][c], SHUT_WR);
+  }
+  status = run(*mesh, abort, setup.action, setup.hostile());
   CHECK(status.ok() || !status.message().empty(), "a failure without a sentence");
   mesh->announce_end(ControlKind::leave, "");
   mesh.reset();
-  for (const int fd : remote) close(fd);
+  for (const std::vector<int>& fds : remote) {
+    for (const int fd : fds) close(fd);
+  }
   return status;
 }
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  (void)run_input(data, size);
+  (void)run_input({reinterpret_cast<const char*>(data), size});
   return 0;
 }
 
@@ -211,60 +292,99 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
 namespace {
 
-// What `peer` (the other rank of two) says in a good run, as an input that begins with the matching setup.
-std::string record(int rank, Action action) {
-  int near[2], far[2];
-  connect_pair(near);
-  connect_pair(far);
-  const auto member = [&](int me, int fd) {
-    AbortSignal abort;
-    Status status;
-    std::vector<MeshPeer> peers(2);
-    for (int r = 0; r < 2; ++r) peers[r].label = label_of(r);
-    peers[1 - me].fds = {fd};
-    Config patient = fuzz_config();
-    patient.progress_timeout_ms = 20'000;
-    auto mesh = Mesh::create(me, kEpoch, std::move(peers), patient, abort, status);
-    // One that has no say in the log says nothing but why it leaves.
-    if (action != Action::log_with_others) (void)run(*mesh, abort, action, 1 - rank);
-    if (action == Action::log || action == Action::log_with_others)
-      mesh->announce_end(ControlKind::leave, "The recording is over.");
-    if (action == Action::log_withdraw) mesh->announce_end(ControlKind::abort, "The recording is over.");
-  };
-  std::thread tested(member, rank, near[0]), peer(member, 1 - rank, far[0]);
-  std::string said(kInputBytes, '\0');
-  said[0] = static_cast<char>(rank | static_cast<int>(action) << 3);
-  if (action == Action::log_with_others) said[0] = static_cast<char>(said[0] | 4);
-  pollfd ends[2] = {{near[1], POLLIN, 0}, {far[1], POLLIN, 0}};
-  for (int open = 2; open > 0;) {  // relays both ways
-    CHECK(poll(ends, 2, -1) > 0, "%s", std::strerror(errno));
-    for (int i = 0; i < 2; ++i) {
-      if (ends[i].fd < 0 || ends[i].revents == 0) continue;
+// Moves what comes at one of `ends` to the end that belongs to it, until all have ended. said[i] gets what came at
+// ends[i].
+void relay(const std::vector<int>& ends, const std::vector<int>& sinks, std::vector<std::string>& said) {
+  std::vector<pollfd> polled;
+  for (const int fd : ends) polled.push_back({fd, POLLIN, 0});
+  for (size_t open = ends.size(); open > 0;) {
+    CHECK(poll(polled.data(), polled.size(), -1) > 0, "%s", std::strerror(errno));
+    for (size_t i = 0; i < ends.size(); ++i) {
+      if (polled[i].fd < 0 || polled[i].revents == 0) continue;
       char buffer[65536];
-      const ssize_t got = read(ends[i].fd, buffer, sizeof(buffer));
-      const int sink = i == 0 ? far[1] : near[1];
+      const ssize_t got = read(ends[i], buffer, sizeof(buffer));
       if (got <= 0) {
-        (void)shutdown(sink, SHUT_WR);
-        ends[i].fd = -1;
+        (void)shutdown(sinks[i], SHUT_WR);
+        polled[i].fd = -1;
         --open;
         continue;
       }
-      if (i == 1) said.append(buffer, static_cast<size_t>(got));
-      (void)send(sink, buffer, static_cast<size_t>(got), MSG_NOSIGNAL);
+      said[i].append(buffer, static_cast<size_t>(got));
+      (void)send(sinks[i], buffer, static_cast<size_t>(got), MSG_NOSIGNAL);
     }
   }
-  tested.join();
-  peer.join();
-  close(near[1]);
-  close(far[1]);
-  return said;
+}
+
+// What the peers say to the rank under test in a good run, as an input that begins with this setup. A rank that would
+// be silent does not take part.
+std::string record(uint8_t first) {
+  const uint8_t bytes[kInputBytes] = {first, 0, 0};
+  const Setup setup = Setup::of(bytes);
+  const int size = is_sparse(setup.action) ? setup.size : 2;
+  std::vector<std::vector<int>> fds(static_cast<size_t>(size), std::vector<int>(static_cast<size_t>(size), -1));
+  std::vector<int> near, far;  // beside the rank under test and beside a peer
+  for (int a = 0; a < size; ++a) {
+    for (int b = a + 1; b < size; ++b) {
+      int pair[2];
+      connect_pair(pair);
+      fds[a][b] = pair[0];
+      fds[b][a] = pair[1];
+      if (a != setup.rank && b != setup.rank) continue;
+      const int peer = a == setup.rank ? b : a;
+      near.push_back(std::exchange(fds[peer][setup.rank], -1));
+      connect_pair(pair);
+      fds[peer][setup.rank] = pair[0];
+      far.push_back(pair[1]);
+    }
+  }
+  std::barrier done(size);
+  const auto member = [&](int me) {
+    AbortSignal abort;
+    Status status;
+    std::vector<MeshPeer> peers(static_cast<size_t>(size));
+    for (int r = 0; r < size; ++r) {
+      peers[r].label = label_of(r);
+      if (r != me) peers[r].fds = {fds[me][r]};
+    }
+    Config patient = config_of(setup.action);
+    patient.progress_timeout_ms = 20'000;
+    auto mesh = Mesh::create(me, kEpoch, std::move(peers), patient, abort, status);
+    // One that has no say in the log says nothing but why it leaves.
+    if (setup.action != Action::log_with_others) (void)run(*mesh, abort, setup.action, setup.hostile());
+    if (setup.action == Action::log || setup.action == Action::log_with_others || setup.action == Action::sparse_log)
+      mesh->announce_end(ControlKind::leave, "The recording is over.");
+    if (setup.action == Action::log_withdraw) mesh->announce_end(ControlKind::abort, "The recording is over.");
+    // Who has nothing more to do waits for the others, to whom its end would be a loss.
+    if (is_sparse(setup.action)) done.arrive_and_wait();
+  };
+  std::vector<std::thread> members;
+  for (int rank = 0; rank < size; ++rank) members.emplace_back(member, rank);
+  std::vector<int> ends(near), sinks(far);
+  ends.insert(ends.end(), far.begin(), far.end());
+  sinks.insert(sinks.end(), near.begin(), near.end());
+  std::vector<std::string> said(ends.size());
+  relay(ends, sinks, said);
+  for (std::thread& thread : members) thread.join();
+  for (const int fd : ends) close(fd);
+  std::string input(reinterpret_cast<const char*>(bytes), sizeof(bytes));
+  for (size_t i = near.size(); i < said.size(); ++i) {
+    if (is_sparse(setup.action)) {
+      append_part(input, said[i]);
+    } else {
+      input += said[i];
+    }
+  }
+  return input;
 }
 
 std::vector<std::string> record_all() {
   std::vector<std::string> all;
   for (int action = 0; action < kActions; ++action) {
+    const auto kind = static_cast<Action>(action);
     for (int rank = 0; rank < 2; ++rank) {
-      all.push_back(record(rank, static_cast<Action>(action)));
+      const int first = action << 3 | rank;
+      all.push_back(record(static_cast<uint8_t>(kind == Action::log_with_others ? first | 4 : first)));
+      if (is_sparse(kind)) all.push_back(record(static_cast<uint8_t>(first | 4)));
     }
   }
   return all;
@@ -306,18 +426,24 @@ std::string made_up_frame(std::mt19937& random, int sender) {
   return frame + payload;
 }
 
-std::string mutate(const std::vector<std::string>& seeds, std::mt19937& random) {
-  const std::string& seed = seeds[random() % seeds.size()];
-  std::string setup = seed.substr(0, kInputBytes);
-  if (random() % 8 == 0) setup[0] = static_cast<char>(random());
-  setup[1] = static_cast<char>(random());
-  if (random() % 8 == 0) setup[0] = static_cast<char>(setup[0] | 2);
-  if (random() % 8 == 0) setup[0] = static_cast<char>(setup[0] | 4);
-  setup[2] = static_cast<char>(random());
-  const int sender = 1 - (setup[0] & 1);
-  std::vector<std::string> frames = frames_of(seed.substr(kInputBytes));
+// In front of the text of a frame that goes along the log's tree there is a stamp.
+void change_stamp(std::string& frame, std::mt19937& random) {
+  uint32_t count = 0;
+  const size_t ids = sizeof(wire::FrameHeader) + sizeof(count);
+  if (frame.size() < ids || frame[4] == 0) return;
+  std::memcpy(&count, frame.data() + sizeof(wire::FrameHeader), sizeof(count));
+  const uint32_t stamp = random() % 4 > 0 ? random() % 5 : random();
+  if (count > 64 || frame.size() < ids + sizeof(uint32_t) * count + sizeof(stamp)) return;
+  std::memcpy(frame.data() + ids + sizeof(uint32_t) * count, &stamp, sizeof(stamp));
+}
+
+std::string mutate_part(std::string_view part, int sender, std::mt19937& random) {
+  std::vector<std::string> frames = frames_of(std::string(part));
   // A head: the header's length, and the beginning of the payload.
   spoil(frames, random, {24, 40}, [&] { return made_up_frame(random, sender); });
+  for (std::string& frame : frames) {
+    if (random() % 16 == 0) change_stamp(frame, random);
+  }
   if (random() % 2 == 0) {  // control frames count, so that what was moved or made up is looked at
     uint64_t sequence = 0;
     for (std::string& frame : frames) {
@@ -326,18 +452,47 @@ std::string mutate(const std::vector<std::string>& seeds, std::mt19937& random) 
       ++sequence;
     }
   }
-  std::string input = setup;
-  for (const std::string& frame : frames) input += frame;
-  if (random() % 4 == 0) input.resize(kInputBytes + random() % (input.size() - kInputBytes + 1));
+  std::string changed;
+  for (const std::string& frame : frames) changed += frame;
+  if (random() % 4 == 0) changed.resize(random() % (changed.size() + 1));
+  return changed;
+}
+
+std::string mutate(const std::vector<std::string>& seeds, std::mt19937& random) {
+  const std::string& seed = seeds[random() % seeds.size()];
+  std::string input = seed.substr(0, kInputBytes);
+  const std::string_view stream = std::string_view(seed).substr(kInputBytes);
+  const auto setup_of = [](const std::string& bytes) {
+    return Setup::of(reinterpret_cast<const uint8_t*>(bytes.data()));
+  };
+  const Setup recorded = setup_of(input);
+  if (random() % 8 == 0) input[0] = static_cast<char>(random());
+  input[1] = static_cast<char>(random());
+  if (random() % 8 == 0) input[0] = static_cast<char>(input[0] | 2);
+  if (random() % 8 == 0) input[0] = static_cast<char>(input[0] | 4);
+  input[2] = static_cast<char>(random());
+  const std::vector<std::string_view> parts = parts_of(recorded, stream);
+  const Setup setup = setup_of(input);
+  if (!is_sparse(setup.action)) {
+    const auto longest =
+        std::max_element(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); });
+    return input + mutate_part(*longest, setup.hostile(), random);
+  }
+  // What some of the peers say, one at least, is changed; the others say what they should.
+  const auto liar = static_cast<int>(random() % static_cast<unsigned>(setup.size));
+  for (int peer = 0; peer < setup.size; ++peer) {
+    if (peer == setup.rank) continue;
+    const std::string_view part = static_cast<size_t>(peer) < parts.size() ? parts[peer] : std::string_view();
+    const bool lies = peer == liar || random() % 4 == 0;
+    append_part(input, lies ? mutate_part(part, peer, random) : std::string(part));
+  }
   return input;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const auto run_as_is = [](const std::string& input, bool hang_up) {
-    return run_input(reinterpret_cast<const uint8_t*>(input.data()), input.size(), hang_up);
-  };
+  const auto run_as_is = [](const std::string& input, bool hang_up) { return run_input(input, hang_up); };
   FuzzTarget target{"fuzz_mesh", record_all(), nullptr, nullptr, nullptr};
   target.check_seed = [&](const std::string& seed) {
     const Status status = run_as_is(seed, false);
