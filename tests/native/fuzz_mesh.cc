@@ -70,6 +70,7 @@ struct Setup {
   int size;
   Action action;
   int rank;        // 0 is the order log's sequencer
+  int ends;        // in a sparse mesh: the peer whose connections end, if there is such a one
   uint8_t early;   // of 256: how much of what a peer says comes before the action begins
   uint8_t second;  // and how much of it, from the end, goes to the second connection
 
@@ -84,6 +85,7 @@ struct Setup {
       // The last member is folded or relays most; of a log's tree of four, the one before stands in the middle.
       if (setup.rank == 1) setup.rank = setup.size - (setup.action == Action::sparse_log ? 2 : 1);
     }
+    setup.ends = data[2] % 8;
     setup.early = data[1];
     setup.second = setup.connections == 2 ? data[2] : 0;
     return setup;
@@ -269,7 +271,8 @@ Status run_input(std::string_view input, bool hang_up = true) {
     const std::string_view rest = parts[peer].substr(early(peer));
     feed(remote[peer][0], rest.substr(0, rest.size() - second(peer)));
     if (second(peer) > 0) feed(remote[peer][1], rest.substr(rest.size() - second(peer)));
-    for (int c = 0; c < setup.connections && hang_up; ++c) (void)shutdown(remote[peer][c], SHUT_WR);
+    const bool ends = hang_up && (!is_sparse(setup.action) || peer == setup.ends);
+    for (int c = 0; c < setup.connections && ends; ++c) (void)shutdown(remote[peer][c], SHUT_WR);
   }
   status = run(*mesh, abort, setup.action, setup.hostile());
   CHECK(status.ok() || !status.message().empty(), "a failure without a sentence");
@@ -437,12 +440,25 @@ void change_stamp(std::string& frame, std::mt19937& random) {
   std::memcpy(frame.data() + ids + sizeof(uint32_t) * count, &stamp, sizeof(stamp));
 }
 
+// What a member announces of its rows (sparse/announcement.h), such that bytes and rows fit together; of one tensor, as
+// all here are.
+void change_announcement(std::string& frame, std::mt19937& random) {
+  constexpr size_t kAt = sizeof(wire::FrameHeader);
+  constexpr int64_t kRowBytes = 12;
+  if (frame.size() < kAt + 2 * sizeof(int64_t) || frame[4] != 0) return;
+  static const int64_t rows[] = {0, 1, 80, 86, 100'000, int64_t{1} << 31, int64_t{1} << 40, int64_t{1} << 60, -1};
+  const int64_t count = rows[random() % std::size(rows)];
+  const int64_t words[] = {static_cast<int64_t>(static_cast<uint64_t>(count) * kRowBytes), count};
+  std::memcpy(frame.data() + kAt, words, sizeof(words));
+}
+
 std::string mutate_part(std::string_view part, int sender, std::mt19937& random) {
   std::vector<std::string> frames = frames_of(std::string(part));
   // A head: the header's length, and the beginning of the payload.
   spoil(frames, random, {24, 40}, [&] { return made_up_frame(random, sender); });
   for (std::string& frame : frames) {
     if (random() % 16 == 0) change_stamp(frame, random);
+    if (random() % 32 == 0) change_announcement(frame, random);
   }
   if (random() % 2 == 0) {  // control frames count, so that what was moved or made up is looked at
     uint64_t sequence = 0;
