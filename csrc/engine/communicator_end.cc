@@ -128,7 +128,10 @@ Status Communicator::close(const std::string& farewell, const std::string& why) 
   driver_.join();  // the background thread has nothing left to do
   device_.end(orderly);
   if (region_) region_->announce_end(MemberState::left, farewell);
-  if (mesh_) mesh_->announce_end(ControlKind::leave, farewell);
+  if (!mesh_) return {};
+  mesh_->announce_end(ControlKind::leave, farewell);
+  // Results and batches that a peer's socket has not taken are owed as well: it may be slow, or this rank fast.
+  if (orderly) mesh_->linger(limits::kFarewellUs);
   return {};
 }
 

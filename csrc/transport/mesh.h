@@ -127,7 +127,8 @@ class Mesh {
   // what the sockets do not take is left to linger(). Any thread; with `leave` no transfer may be open.
   virtual void announce_end(ControlKind kind, std::string_view sentence) = 0;
 
-  // After announce_end(abort): drops the transfers and sends what is still owed of it, for at most `limit_us`.
+  // After announce_end(): sends what is still owed of control frames, for at most `limit_us`; after `abort` it drops
+  // the transfers. The driver only.
   virtual void linger(int64_t limit_us) = 0;
 };
 
