@@ -125,7 +125,7 @@ docs: $(VENV)/.to-docs
 SANITIZE_WORLDS ?= 100
 SANITIZE_CASES ?= 5000
 SANITIZE_FUZZERS := $(basename $(notdir $(wildcard tests/native/fuzz_*.cc)))
-SANITIZE_TESTS := $(basename $(notdir $(wildcard tests/native/mesh_*_test.cc tests/native/gpu_*_test.cc))) timeline_test kernels_test \
+SANITIZE_TESTS := $(basename $(notdir $(wildcard $(addprefix tests/native/,mesh_*_test.cc sparse_*_test.cc engine_*_test.cc gpu_*_test.cc)))) timeline_test kernels_test \
   processor_sharing_test shared_order_log_test stuck_driver_test tensor_table_test
 sanitize: $(VENV)/.to-test
 	for sanitizer in address,undefined thread; do \
