@@ -49,7 +49,7 @@ class GpuWorld {
       specs[rank].epoch = 1;
       specs[rank].labels = labels;
       for (int other = 0; sockets && other < size; ++other) specs[rank].placement.push_back(other % 2);
-      for (const int other : partners_of(size, rank, {}, config)) {
+      for (const int other : partners_of(size, rank, {}, specs[rank].placement, config)) {
         if (!sockets || other < rank) continue;
         int pair[2];
         CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
