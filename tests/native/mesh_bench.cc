@@ -3,7 +3,7 @@
 //   mesh_bench [LEAST [MOST]]   for sizes in that range, in bytes
 //
 // MESH_BENCH_SPIN_US says how long a rank spins before it sleeps, MESH_BENCH_WIRE what connections are: 0 plain, 1
-// signed, 2 encrypted.
+// signed, 2 encrypted. MESH_BENCH_STAR=1: two ranks agree by way of the sequencer, as more do (docs/adr/0025).
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -37,7 +37,9 @@ double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock:
 // One rank of the benchmark. Prints algorithm bandwidth; small sizes also with the order log.
 void bench_rank(Mesh& mesh, AbortSignal& abort, size_t least, size_t most) {
   const int n = mesh.size();
-  const auto owner = MeshOrderLog::make(mesh, kThree, abort);
+  const bool star = std::getenv("MESH_BENCH_STAR") != nullptr;
+  const auto owner =
+      star ? std::make_unique<MeshOrderLog>(mesh, kThree, abort) : MeshOrderLog::make(mesh, kThree, abort);
   MeshOrderLog& log = *owner;
   const auto measure = [&](const char* what, size_t bytes, const std::function<void()>& run) {
     for (int i = 0; i < (bytes > (1u << 24) ? 1 : 5); ++i) run();
@@ -58,8 +60,8 @@ void bench_rank(Mesh& mesh, AbortSignal& abort, size_t least, size_t most) {
                 median * 1e6, best * 1e6, cpu * 1e6, static_cast<double>(bytes) / median / 1e9);
     std::fflush(stdout);
   };
-  for (const size_t bytes :
-       {size_t{4}, size_t{1} << 14, size_t{1} << 17, size_t{1} << 20, size_t{1} << 24, size_t{1} << 28}) {
+  for (const size_t bytes : {size_t{4}, size_t{1} << 10, size_t{1} << 12, size_t{1} << 14, size_t{1} << 17,
+                             size_t{1} << 20, size_t{1} << 24, size_t{1} << 28}) {
     if (bytes < least || bytes > most) continue;
     std::vector<float> data(bytes / 4, 1.0f);
     Operation operation;
