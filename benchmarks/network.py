@@ -117,6 +117,8 @@ def _layout(library: str, network: Network, per_host: int, stack: contextlib.Exi
     environment: dict[str, str] = {}
     if library == "horovod" and crowded:
         environment["HOROVOD_SPIN_US"] = "0"
+    if library == "horovod" and "BENCHMARK_FULL_MESH_MEMBERS" in os.environ:
+        environment["HOROVOD_FULL_MESH_MEMBERS"] = os.environ["BENCHMARK_FULL_MESH_MEMBERS"]
     if library == "sockets":
         environment["BENCHMARK_SOCKETS"] = os.environ["BENCHMARK_SOCKETS"]
         environment["BENCHMARK_RANKS_PER_HOST"] = str(per_host)
@@ -211,7 +213,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--libraries", default=",".join(LIBRARIES), help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="two sizes, 2 hosts, short rounds")
     parser.add_argument("--json", type=Path, default=RESULTS / "network.json", help="default: %(default)s")
+    parser.add_argument("--full-mesh-members", type=int, help="as HOROVOD_FULL_MESH_MEMBERS; 1: sparse meshes")
     options = parser.parse_args(argv)
+    if options.full_mesh_members is not None:
+        os.environ["BENCHMARK_FULL_MESH_MEMBERS"] = str(options.full_mesh_members)
     try:
         sizes = [cases.parse_size(text) for text in options.sizes.split(",")] if options.sizes else None
         options.hosts = [int(text) for text in ("2" if options.quick else options.hosts).split(",")]
