@@ -22,6 +22,7 @@ from tcp_proxy import Proxy
 from horovod.coordinator.core.life import PROCESS_ENDED
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.worker.runtime import session
 
 
 @pytest.fixture
@@ -192,3 +193,20 @@ def test_a_session_that_is_closed_while_it_is_cut_off_ends_at_once() -> None:
         close_all(contexts)
         assert not threads_of_streams()
         assert not [thread.name for thread in threading.enumerate() if thread.name == "horovod-membership"]
+
+
+def test_a_goodbye_is_said_though_the_stream_is_away(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both members wait before they try to come back when they leave. Without a goodbye they would count as lost."""
+    monkeypatch.setattr(session, "FIRST_RETRY_SECONDS", 3600.0)
+    with EmbeddedCoordinator() as coordinator, Proxy(coordinator.address) as proxy:
+        contexts = form_threads(proxy.address, 2, token=coordinator.token)
+        assert eventually(lambda: all_have_their_world(coordinator))
+        assert proxy.cut() == 2
+        assert eventually(lambda: not any(context.session._is_attached() for context in contexts))
+        close_all(contexts)
+        assert eventually(lambda: said(caplog, "is attached again") == 2)
+        assert eventually(lambda: said(caplog, " left: ") == 2), caplog.messages
+        assert not said(caplog, "was lost")
+        assert not threads_of_streams()

@@ -23,6 +23,7 @@ class MembershipStream:
         self._outgoing: queue.SimpleQueue[membership_pb2.MemberMessage | None] = queue.SimpleQueue()
         self._outgoing.put(first)
         requests = iter(self._outgoing.get, None)  # runs in a thread of gRPC
+        self.in_order = False  # the coordinator has ended it without an error
         self._call: Any = session.grpc_threads.start(session.coordinators.current.stub.Join, requests, session.metadata)
 
     def send(self, **message: Any) -> None:
@@ -42,6 +43,7 @@ class MembershipStream:
         try:
             for event in self._call:
                 on_event(event)
+            self.in_order = True
         except grpc.RpcError as error:
             return status_of(error)
         finally:

@@ -47,6 +47,7 @@ NOT_CONNECTED = "it could not connect to the other members"  # why a member leav
 LEAVE_SECONDS = 2.0  # how long the coordinator has to acknowledge a leave by ending the stream
 FIRST_RETRY_SECONDS = 0.1
 LAST_RETRY_SECONDS = 1.0
+GOODBYE_ROUNDS = 2  # the one that was under way, and another
 PROBE_SECONDS = 2.0
 
 
@@ -270,6 +271,8 @@ class Session:
                 self.coordinators.reached()
                 for report in self._reports.values():
                     attempt.stream.send(peer_lost=report)
+                if attempt.goodbye is not None:
+                    attempt.say_goodbye()
             elif kind == "challenge" and attempt.world is not None:
                 request = attempt.attach_request()
                 attempt.stream.send(proof=attach_proof(attempt.world.secret, request, event.challenge.nonce))
@@ -303,6 +306,8 @@ class Session:
     def on_end(self, attempt: _Attempt, code: grpc.StatusCode, details: str) -> None:
         """The attempt's stream is over."""
         with self._changed:
+            if attempt.goodbye is not None and attempt.attached and attempt.stream.in_order:
+                attempt.final = True  # the coordinator has it
             attempt.attached = False
             if not attempt.final:
                 attempt.reason = explain(code, details, self.address, "authorization" in dict(self.metadata))
@@ -318,16 +323,24 @@ class Session:
             self._changed.notify_all()
 
     def stay(self, attempt: _Attempt) -> None:
-        """Opens one stream after another, until the world is over for this process or the session is closed."""
+        """Opens one stream after another, until the world is over for this process or its goodbye is said.
+
+        A session that is closed while its stream is away has no time to lose: each coordinator is tried once more, at
+        once. Without a goodbye the member would count as lost.
+        """
         broken_at, delay, warned = time.monotonic(), FIRST_RETRY_SECONDS, False
+        rounds_left = GOODBYE_ROUNDS
         while True:
             with self._changed:
-                is_over = self._closing or attempt.final
-                waits = not is_over and not self._go_on(attempt)
-                if waits:
+                if attempt.final:
+                    return
+                waits = not self._go_on(attempt)
+                if waits and attempt.goodbye is None:
                     # Spread, so that the members of a large world do not come all at once.
-                    is_over = self._changed.wait_for(lambda: self._closing, delay * random.uniform(0.5, 1.0))
-                if is_over:
+                    self._changed.wait_for(lambda: self._closing, delay * random.uniform(0.5, 1.0))
+                elif waits:
+                    rounds_left -= 1
+                if rounds_left == 0 or attempt.final:
                     return
             began = time.monotonic()
             end = self._come_back(attempt)
@@ -364,7 +377,7 @@ class Session:
             return grpc.StatusCode.UNAVAILABLE, str(error)
         addresses = resolve(self.coordinators.current.host, self.coordinators.current.port)
         with self._changed:
-            if self._closing:
+            if attempt.final:
                 return grpc.StatusCode.CANCELLED, "the session is closed"
             self.metadata = metadata
             self.addresses |= addresses
@@ -381,9 +394,11 @@ class Session:
         """Leaves in order when there is a world to leave, and ends the channel. Idempotent; never raises."""
         with self._changed:
             self._closing = True
+            if self._attempt is not None:
+                self._attempt.leave(reason)
             self._changed.notify_all()
         if self._attempt is not None:
-            self._attempt.leave(reason)
+            self._attempt.wait_until_left(self._changed)
         with self._changed:
             self.coordinators.close()
         if self._attempt is not None:
@@ -403,7 +418,8 @@ class _Attempt:
         self.attached = False  # the stream stands, and the coordinator knows that it is this member's
         self.heard = False  # it spoke to us, so it is a coordinator
         self.ended = False  # the stream is over
-        self.final = False  # another attempt would end in the same way
+        self.final = False  # another attempt would end in the same way, or nothing is left to be said
+        self.goodbye: membership_pb2.Leave | None = None  # for the stream that stands, or the next one
         self.redirect = ""  # where the coordinator sends it
         self.removed = ""  # why this process is no member of its world any more
         self.reason = ""
@@ -436,10 +452,24 @@ class _Attempt:
         )
 
     def leave(self, reason: str) -> None:
-        if self.world is not None and self.attached:
-            self.stream.send(leave=membership_pb2.Leave(epoch=self.world.epoch, reason=reason))
-            self.stream.end()
+        """With the session's lock."""
+        if self.world is None or self.final:
+            self.final = True
+            return
+        self.goodbye = membership_pb2.Leave(epoch=self.world.epoch, reason=reason)
+        if self.attached:
+            self.say_goodbye()
+
+    def say_goodbye(self) -> None:
+        self.stream.send(leave=self.goodbye)
+        self.stream.end()
+
+    def wait_until_left(self, lock: threading.Condition) -> None:
+        """Without the lock."""
+        if self.goodbye is not None:
             self.thread.join(LEAVE_SECONDS)
+        with lock:
+            self.final = True  # no other stream from here on
         self.stream.cancel()
 
     def _run(self) -> None:
