@@ -6,7 +6,7 @@
 //   withdraw   member -> sequencer   ids it withdraws; answered by `withdrawn`, or by the batch that is on its way
 //   batch      sequencer -> member   one batch. Without ids: the log is closed, the text says why
 //   withdrawn  sequencer -> member   the answer
-//   closing    member -> sequencer   a rank that this member speaks for has left
+//   closing    member -> sequencer   a rank has left that this member speaks for, or in a tree has heard of
 //
 // Where members share memory the members of the log are hosts: for each the first of its ranks speaks, and what it
 // brings is what the ranks of its host contribute together (host_leader_log.h).
