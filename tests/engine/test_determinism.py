@@ -56,6 +56,17 @@ class Case:
     seed: int
 
 
+def so_many(few: int, many: int) -> settings:
+    """How many worlds are made, in `make test` and in `make test-all`: the same in every run."""
+    return settings(
+        max_examples=tiers.pick(few, many),
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow],
+        print_blob=True,
+    )
+
+
 @st.composite
 def cases(
     draw: st.DrawFn,
@@ -193,13 +204,7 @@ def check(
 
 @pytest.mark.longer
 @pytest.mark.timeout(300)
-@settings(
-    max_examples=tiers.pick(10, 60),
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-    print_blob=True,
-)
+@so_many(10, 60)
 @given(case=cases())
 def test_same_world_same_inputs_same_bits(case: Case) -> None:
     check_transports(case, (*TRANSPORTS, "hosts"))
@@ -216,13 +221,7 @@ def check_transports(case: Case, transports: Sequence[str]) -> None:
 
 @pytest.mark.longer
 @pytest.mark.timeout(300)
-@settings(
-    max_examples=tiers.pick(6, 40),
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-    print_blob=True,
-)
+@so_many(6, 40)
 @given(case=cases(most=9))
 def test_same_bits_over_a_sparse_mesh(case: Case) -> None:
     check_transports(case, SPARSE)
@@ -230,13 +229,7 @@ def test_same_bits_over_a_sparse_mesh(case: Case) -> None:
 
 @pytest.mark.longer
 @pytest.mark.timeout(300)
-@settings(
-    max_examples=tiers.pick(4, 20),
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-    print_blob=True,
-)
+@so_many(4, 20)
 @given(case=cases(adasum=True), other_threshold=st.sampled_from([0, 5_000, 128 << 20]))
 def test_adasum_has_the_same_bits_in_every_run_of_a_world(case: Case, other_threshold: int) -> None:
     """Other neighbours in a batch, another order and another number of threads change nothing; sums come in between."""

@@ -285,6 +285,16 @@ void test_leave_beside_a_member_that_does_not_listen() {
   }
 }
 
+// Nothing but the failure that ends the log comes of it.
+Status failure_of(OrderLog& log) {
+  for (;;) {
+    LogEvent event;
+    HVD_TRY(log.poll(event));
+    CHECK(event.kind == LogEvent::none);
+    HVD_TRY(log.wait(now_us() + 1'000'000));
+  }
+}
+
 void test_order_log_failures() {
   {  // a lost and an aborting peer
     World world(3);
@@ -316,12 +326,7 @@ void test_order_log_failures() {
         MeshOrderLog& log = *owner;
         const auto kind = at_sequencer == (id != 3u) ? ControlKind::ready : ControlKind::batch;  // the wrong one for 3
         CHECK_OK(world[1 - target].send_control(target, kind, {&id, 1}));
-        LogEvent event;
-        Status status;
-        while (status.ok()) {
-          status = log.poll(event);
-          if (status.ok()) status = log.wait(now_us() + 1'000'000);
-        }
+        const Status status = failure_of(log);
         CHECK(contains(status.message(), "this epoch can't go on"));
       }
     }
@@ -334,13 +339,7 @@ void test_order_log_failures() {
       MeshOrderLog& log = *owner;
       CHECK_OK(log.arrive(9));
       CHECK_OK(world[0].send_control(1, kind, ids));
-      LogEvent event;
-      Status status;
-      while (status.ok()) {
-        status = log.poll(event);
-        CHECK(event.kind == LogEvent::none);
-        if (status.ok()) status = log.wait(now_us() + 1'000'000);
-      }
+      const Status status = failure_of(log);
       CHECK(contains(status.message(), "which this rank does not wait for"));
     }
   }
@@ -357,12 +356,7 @@ void test_order_log_failures() {
     CHECK_OK(log.arrive_with(9, job.operations[0]));
     const uint32_t id = 9;
     CHECK_OK(world[1].send_control(0, ControlKind::ready, {&id, 1}, text));
-    LogEvent event;
-    Status status;
-    while (status.ok()) {
-      status = log.poll(event);
-      if (status.ok()) status = log.wait(now_us() + 1'000'000);
-    }
+    const Status status = failure_of(log);
     CHECK(contains(status.message(), "epoch"));
   }
   // In a tree: a stamp that is cut off, of no member, of one that is not reached this way, a kind that goes nowhere,
@@ -391,13 +385,7 @@ void test_order_log_failures() {
     const uint32_t id = 9;
     CHECK_OK(log.arrive(id));
     CHECK_OK(tree[bad.from].send_control(bad.to, bad.kind, {&id, 1}, bad.text));
-    LogEvent event;
-    Status status;
-    while (status.ok()) {
-      status = log.poll(event);
-      CHECK(event.kind == LogEvent::none);
-      if (status.ok()) status = log.wait(now_us() + 1'000'000);
-    }
+    const Status status = failure_of(log);
     CHECK(contains(status.message(), "this epoch can't go on"), "%s", status.message().c_str());
   }
   World world(2);

@@ -44,10 +44,10 @@ log = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 3
 NOT_CONNECTED = "it could not connect to the other members"  # why a member leaves a world that never stood
-LEAVE_SECONDS = 2.0  # how long the coordinator has to acknowledge a leave by ending the stream
+LEAVE_SECONDS = 2.0  # to come back where the stream is away, and for the coordinator to end it once it has the leave
 FIRST_RETRY_SECONDS = 0.1
 LAST_RETRY_SECONDS = 1.0
-GOODBYE_ROUNDS = 2  # the one that was under way, and another
+GOODBYE_ROUNDS = 2  # through all coordinators: the one that was under way, and another
 PROBE_SECONDS = 2.0
 
 
