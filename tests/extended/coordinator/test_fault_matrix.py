@@ -152,6 +152,7 @@ def test_nodes_of_the_store_are_killed(cluster: Cluster, etcd: Etcd) -> None:
                 kind,
                 max(pauses[kind], pauses[kind + len(KINDS)]),
             )
+        training.works(NEW_NAMES)
         serving = cluster.serving()
         serving.kill()  # the store has all that is needed
         tell("kill -9 of the serving coordinator after that", NEW_NAMES, training.works(NEW_NAMES))
