@@ -6,7 +6,7 @@
 namespace horovod {
 namespace {
 
-constexpr int64_t kMostMessageBytes = int64_t{1} << 48;  // of a message; more is a broken peer
+constexpr int64_t kMostMessageBytes = kMostRows;  // more is a broken peer, too
 
 }  // namespace
 

@@ -12,7 +12,7 @@
 
 namespace horovod {
 
-inline constexpr int64_t kMostRows = int64_t{1} << 48;  // of one member: the sum over 32767 members is a number, too
+inline constexpr int64_t kMostRows = int64_t{1} << 47;  // of one member: of 65535, the most, the sum is a number, too
 
 Status bad_rows(const Operation& operation, const std::string& sender, int64_t rows, int64_t most);
 

@@ -68,14 +68,14 @@ void test_announced() {
   using Numbers = std::vector<int64_t>;
   CHECK_OK(check_announced(1, Numbers{}, Numbers{}, 0));
   CHECK_OK(check_announced(1, Numbers{3, 5}, Numbers{4, 0}, 12));
-  CHECK_OK(check_announced(1, Numbers{kMostRows}, Numbers{1}, uint64_t{1} << 48));
+  CHECK_OK(check_announced(1, Numbers{kMostRows}, Numbers{1}, uint64_t(kMostRows)));
   const Numbers most(3, std::numeric_limits<int64_t>::max());
   struct Claim {
     Numbers rows, row_bytes;
     uint64_t bytes;
   };
   for (const Claim& claim : {Claim{{3, 5}, {4, 1}, 12}, Claim{{-1}, {0}, 0}, Claim{{-1}, {4}, uint64_t(-4)},
-                             Claim{{kMostRows + 1}, {0}, 0}, Claim{{kMostRows, 1}, {1, 1}, (uint64_t{1} << 48) + 1},
+                             Claim{{kMostRows + 1}, {0}, 0}, Claim{{kMostRows, 1}, {1, 1}, uint64_t(kMostRows) + 1},
                              Claim{most, {2, 2, 2}, uint64_t(-6)}, Claim{{4}, {most[0]}, uint64_t(-4)}}) {
     const Status status = check_announced(1, claim.rows, claim.row_bytes, claim.bytes);
     CHECK(status.code() == Code::aborted);
