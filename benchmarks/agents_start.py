@@ -6,7 +6,7 @@ PyTorch.
     python benchmarks/agents_start.py --agents 8
     python benchmarks/agents_start.py --namespaces           each agent in a network namespace, as on a host of its own
 
-Coordinator, agents, keepers and ranks are processes as users have them, and all share this machine's processors: on
+Coordinator, agents, shims and ranks are processes as users have them, and all share this machine's processors: on
 hosts of their own, what an agent does would take its own share of the seconds only.
 
   registered  from the start of the agents until the last one is registered
@@ -63,7 +63,7 @@ class Figures:
     agents_cpu_s: float
 
 
-class Job:
+class TimedJob:
     """One job, from its submission to its end, with the time of each event."""
 
     def __init__(self, count: int, folder: Path) -> None:
@@ -175,7 +175,7 @@ class Cluster:
 async def measure(cluster: Cluster, count: int, folder: Path, limit_s: float) -> Figures:
     async with ClusterClient(Access([cluster.address], cluster.token)) as client:
         coordinator_s, agents_s = cluster.cpu_s()
-        at = await asyncio.wait_for(Job(count, folder).run(client), limit_s)
+        at = await asyncio.wait_for(TimedJob(count, folder).run(client), limit_s)
         coordinator_after_s, agents_after_s = cluster.cpu_s()
     return Figures(
         at["connected"] - at["submitted"],

@@ -86,7 +86,7 @@ def measure(count: int, settings: dict[str, Any], sizes: Sequence[int] = ()) -> 
     try:
         assert coordinator.stdout is not None
         address = coordinator.stdout.readline().split()[-1]
-        import horovod.worker.runtime.formation
+        import horovod.worker.runtime.epoch
         import horovod.worker.runtime.session  # noqa: F401 - what is imported here need not be by each rank
 
         began = time.monotonic()
@@ -118,13 +118,13 @@ def measure(count: int, settings: dict[str, Any], sizes: Sequence[int] = ()) -> 
 
 def _rank(address: str, rank: int, size: int, settings: dict[str, Any], sizes: Sequence[int], pipe: Connection) -> None:
     from horovod._core import DType, OpSpec, OpType
-    from horovod.worker.runtime.formation import form
-    from horovod.worker.settings import resolve
+    from horovod.base.settings import resolve
+    from horovod.worker.runtime.epoch import begin, end
 
     before_kb = _resident_kb()
     explicit = {"coordinator": address, "size": size, "rank": rank, "start_timeout_seconds": LIMIT_SECONDS}
     explicit |= {"network_interfaces": "lo", **settings}
-    context = form(resolve({}, explicit))
+    context = begin(resolve({}, explicit))
     joined = time.monotonic()
     data = array("f", [float(rank)])
     pointer = data.buffer_info()[0]
@@ -136,7 +136,7 @@ def _rank(address: str, rank: int, size: int, settings: dict[str, Any], sizes: S
     memory_mb = (_resident_kb() - before_kb) / 1024
     pipe.send((sockets, joined, reduced, memory_mb, [_median_s(context.engine, size_bytes) for size_bytes in sizes]))
     pipe.recv()
-    context.close()
+    end(context)
 
 
 def _median_s(engine: Engine, size_bytes: int) -> float:

@@ -16,7 +16,7 @@ from benchmarks import report
 from benchmarks.cases import KIB, MIB, Case, size_text
 from benchmarks.measure import Budget, Row, measure
 from benchmarks.world import Host, Layout, World, WorldError
-from horovod.worker.settings import resolve
+from horovod.base.settings import resolve
 
 COUNTS = (2, 4, 8, 16, 32, 64, 128, 256)
 SIZES = (256, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB)

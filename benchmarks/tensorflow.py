@@ -140,7 +140,7 @@ def _print(found: Figures) -> None:
 
 def _measured(who: str, rounds: int) -> Figures:
     """Two processes; rank 0 prints its figures. RuntimeError if one failed."""
-    from benchmarks.world import free_ports
+    from benchmarks.ports import free_ports
 
     command = [sys.executable, str(Path(__file__).resolve()), "--rank-of", who, "--rounds", str(rounds)]
     environment = {**THREADS, **os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}

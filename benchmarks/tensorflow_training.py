@@ -8,7 +8,8 @@ from typing import Any
 from benchmarks import report, training
 from benchmarks.measure import Budget
 from benchmarks.models import MODELS, TrainingCase
-from benchmarks.world import WorldError, free_ports
+from benchmarks.ports import free_ports
+from benchmarks.world import WorldError
 
 PEER = "strategy"  # tf.distribute.MultiWorkerMirroredStrategy
 _RANKS = 2

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
-from socket import create_server
 from types import TracebackType
 from typing import Any
 
@@ -271,15 +270,6 @@ class World:
         if not self._log.closed:
             self._log.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def free_ports(count: int) -> list[int]:
-    """Of this host, for a library that wants to be told before it listens."""
-    sockets = [create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def why_missing(library: str) -> str | None:

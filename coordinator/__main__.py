@@ -10,23 +10,23 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from horovod.telemetry import otel
-from horovod.telemetry.logs import JsonFormatter
+from horovod.base.telemetry import otel
+from horovod.base.telemetry.logs import JsonFormatter
+from horovod.base.tokens import read_token
 
 from .address import ListenAddress
+from .config import CoordinatorConfig
 from .exposure import check_web_exposure
 from .limits import Limits
 from .server import CoordinatorServer
-from .store import Store, open_store
-from .store.open import MEMORY
+from .store import open_store
+from .store.open import ETCD, MEMORY
 from .tls import ServerTls
-from .token import TokenFiles, random_token, read_token
+from .token import random_token
 
 EXIT_OK = 0
 EXIT_FAILED = 1  # the environment does not let us serve
 EXIT_USAGE = 2  # the command line makes no sense
-
-_Web = tuple[str, str | None, ServerTls | None]  # where to show pages, for whom, with whose certificate
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,23 +39,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     _allow_many_connections()
     try:
-        address = ListenAddress.parse(arguments.listen)
-        token = read_token(arguments.token_file) if arguments.token_file else None
-        tls = _tls(arguments)
-        files: TokenFiles | None = None
-        if token is None and not arguments.insecure and address.is_loopback():
-            token = random_token()
-            files = TokenFiles(token)
-        limits = Limits(arguments.keepalive_timeout_seconds, arguments.reattach_grace_seconds)
-        web = _web(arguments, tls)
-        advertise = _advertised(arguments.advertise, address, shared=arguments.store != MEMORY)
-        store = open_store(arguments.store)
-        asyncio.run(_serve(address, advertise, token, files, limits, store, web, tls=tls, insecure=arguments.insecure))
+        asyncio.run(_serve(_config(arguments)))
     except ValueError as error:
         return _fail(error, EXIT_USAGE, arguments.verbose)
     except OSError as error:
         return _fail(error, EXIT_FAILED, arguments.verbose)
     return EXIT_OK
+
+
+def _config(arguments: argparse.Namespace) -> CoordinatorConfig:
+    """ValueError, or OSError for a file, with a sentence."""
+    address = ListenAddress.parse(arguments.listen)
+    token = read_token(arguments.token_file) if arguments.token_file else None
+    tls = _tls(arguments)
+    makes_token = token is None and not arguments.insecure and address.is_loopback()
+    web_listen, web_token = _web(arguments, tls)
+    return CoordinatorConfig(
+        str(address),
+        random_token() if makes_token else token,
+        shows_token=makes_token,
+        insecure=arguments.insecure,
+        advertise=_advertised(arguments.advertise, address, shared=arguments.store.startswith(ETCD)),
+        tls=tls,
+        open_store=lambda: open_store(arguments.store),
+        web_listen=web_listen,
+        web_token=web_token,
+        web_tls=arguments.web_tls,
+        limits=Limits(arguments.keepalive_timeout_seconds, arguments.reattach_grace_seconds),
+    )
 
 
 def _advertised(given: str | None, address: ListenAddress, *, shared: bool) -> str | None:
@@ -136,7 +147,8 @@ def _parser() -> argparse.ArgumentParser:
         "--store",
         metavar="ADDRESS",
         default=MEMORY,
-        help="where epochs and worlds are kept: memory: (they end with this process), or "
+        help="where jobs and worlds are kept: memory: (they end with this process), sqlite:PATH (a file on a disk of "
+        "this host, for this coordinator alone: a restart ends no job), or for several coordinators "
         "etcd://HOST:PORT[,HOST:PORT...][?ca=FILE&cert=FILE&key=FILE&user=NAME&password_file=FILE&prefix=TEXT] "
         "(default: %(default)s)",
     )
@@ -203,49 +215,31 @@ def _level(arguments: argparse.Namespace) -> int:
     return logging.DEBUG if arguments.verbose else int(getattr(logging, arguments.log_level.upper()))
 
 
-def _web(arguments: argparse.Namespace, tls: ServerTls | None) -> _Web | None:
-    """Where to show pages, the token for them, and with whose certificate; ValueError with a sentence."""
+def _web(arguments: argparse.Namespace, tls: ServerTls | None) -> tuple[str | None, str | None]:
+    """Where to show pages, and the token for them; ValueError with a sentence."""
     if arguments.web_tls and tls is None:
         raise ValueError("--web-tls shows pages with the certificate of --tls-cert and --tls-key, which are missing.")
     if arguments.web_listen is None:
-        return None
+        return None, None
     without_host = arguments.web_listen.removeprefix(":")
     address = ListenAddress.parse(f"127.0.0.1:{without_host}" if without_host.isdigit() else arguments.web_listen)
     token = read_token(arguments.web_token_file) if arguments.web_token_file is not None else None
     check_web_exposure(address, token, arguments.web_tls, arguments.insecure)  # before anything listens
-    return str(address), token, tls if arguments.web_tls else None
+    return str(address), token
 
 
-async def _serve(
-    address: ListenAddress,
-    advertise: str | None,
-    token: str | None,
-    files: TokenFiles | None,
-    limits: Limits,
-    store: Store,
-    web: _Web | None,
-    *,
-    tls: ServerTls | None,
-    insecure: bool,
-) -> None:
+async def _serve(config: CoordinatorConfig) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    server = CoordinatorServer(limits)
-    port = await server.start(
-        str(address), token, store, token_files=files, tls=tls, insecure=insecure, advertise=advertise
-    )
-    try:
-        if web is not None:
-            web_listen, web_token, web_tls = web
-            web_port = await server.start_web(web_listen, web_token, tls=web_tls, insecure=insecure)
-            web_address = ListenAddress(ListenAddress.parse(web_listen).host, web_port)
-            scheme = "http" if web_tls is None else "https"
-            print(f"horovod-coordinator shows its state at {scheme}://{web_address}", flush=True)
-    except OSError:
-        await server.stop()
-        raise
-    print(f"horovod-coordinator is listening on {ListenAddress(address.host, port)}", flush=True)
+    server = CoordinatorServer(config)
+    await server.start()
+    if config.web_listen is not None:
+        web_address = ListenAddress(ListenAddress.parse(config.web_listen).host, server.web_port)
+        scheme = "https" if config.web_tls else "http"
+        print(f"horovod-coordinator shows its state at {scheme}://{web_address}", flush=True)
+    address = ListenAddress(ListenAddress.parse(config.listen).host, server.port)
+    print(f"horovod-coordinator is listening on {address}", flush=True)
     end_telemetry = otel.start("horovod-coordinator", server.registry)
     await stop.wait()
     await server.stop()

@@ -10,9 +10,16 @@ from __future__ import annotations
 from .address import ListenAddress
 from .tls import ServerTls
 
+TLS_ADVICE = "`horovodrun certs DIR --hosts NAMES` makes certificates (--tls-cert, or HOROVOD_TLS_CERT of rank 0)."
 
-def check_exposure(address: ListenAddress, token: str | None, tls: ServerTls | None, insecure: bool) -> str:
-    """The sentence of a warning, or "". ValueError when strangers would be served, OSError when the host is unknown."""
+
+def check_exposure(
+    address: ListenAddress, token: str | None, tls: ServerTls | None, insecure: bool, tls_advice: str = TLS_ADVICE
+) -> str:
+    """The sentence of a warning, or "". ValueError when strangers would be served, OSError when the host is unknown.
+
+    tls_advice: how whoever started it would get TLS.
+    """
     if address.is_loopback():
         return ""
     asks_for_certificates = tls is not None and tls.client_ca is not None
@@ -31,8 +38,7 @@ def check_exposure(address: ListenAddress, token: str | None, tls: ServerTls | N
     if tls is None:
         return (
             f"The coordinator at {address} asks for a token, but without TLS the token travels in the clear: whoever "
-            "can read the network can take it. `horovodrun certs DIR --hosts NAMES` makes certificates "
-            "(--tls-cert, or HOROVOD_TLS_CERT of rank 0)."
+            f"can read the network can take it. {tls_advice}"
         )
     return ""
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-KEEPALIVE_S = 5.0  # between two pings
+from horovod.base.limits import ping_options
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,4 @@ class Limits:
         return max(0.02, min(1.0, self.reattach_grace_s / 4))
 
     def channel_options(self) -> tuple[tuple[str, int], ...]:
-        """gRPC's. Its threads send and answer pings without Python, so a member answers also while it holds the GIL."""
-        timeout_ms = max(1, int(self.keepalive_timeout_s * 1000))
-        return (
-            ("grpc.keepalive_time_ms", max(1, min(int(KEEPALIVE_S * 1000), timeout_ms))),
-            ("grpc.keepalive_timeout_ms", timeout_ms),
-            ("grpc.http2.ping_timeout_ms", timeout_ms),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.max_pings_without_data", 0),
-        )
+        return ping_options(self.keepalive_timeout_s)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from horovod.base.telemetry import Registry
 from horovod.protos.v1 import negotiation_pb2
-from horovod.telemetry import Registry
 
-from .core.overview import JobOverview
+from .core.world.overview import JobOverview
 
 
 class CoordinatorMetrics:

@@ -18,12 +18,19 @@ from typing import Any
 
 import grpc
 
+from horovod.base.tls import (
+    EXPIRED,
+    NOT_YET_VALID,
+    OTHER_ADDRESS,
+    OTHER_NAME,
+    Stamp,
+    no_password,
+    shake_hands,
+    stamp,
+)
+
 _log = logging.getLogger(__name__)
 
-_Stamp = tuple[tuple[int, int, int], ...]  # of each file: which one it is, when it was changed, how long it is
-
-# OpenSSL's numbers (X509_V_ERR_*, x509_vfy.h).
-_NOT_YET_VALID, _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 9, 10, 62, 64
 _NOT_PEM = "a file is not in PEM"
 
 
@@ -62,10 +69,9 @@ class ServerTls:
         _warn_of_readers(self.key)
         return grpc.ssl_server_certificate_configuration([(key, cert)], client_ca)
 
-    def stamp(self) -> _Stamp:
+    def stamp(self) -> Stamp:
         """Changes when a file does. OSError while one is missing."""
-        found = (os.stat(name) for name in (self.cert, self.key, self.client_ca, self.peer_ca) if name)
-        return tuple((status.st_ino, status.st_mtime_ns, status.st_size) for status in found)
+        return stamp((self.cert, self.key, self.client_ca, self.peer_ca))
 
     # -- other coordinators of the store (services/peers.py) -----------------------------------------------------------
 
@@ -82,11 +88,11 @@ class ServerTls:
         _check_authority(authority)
         server, client = self._server_context(), self.peer_context()
         try:
-            _shake_hands(server, client, host)
+            shake_hands(server, client, host)
         except ssl.SSLCertVerificationError as error:
             why = {
-                _OTHER_NAME: f"is not for {host!r}. Make one for that name, or name another with --advertise",
-                _OTHER_ADDRESS: f"is not for {host!r}. Make one for that address, or name another with --advertise",
+                OTHER_NAME: f"is not for {host!r}. Make one for that name, or name another with --advertise",
+                OTHER_ADDRESS: f"is not for {host!r}. Make one for that address, or name another with --advertise",
             }.get(error.verify_code, f"is not signed by an authority in {authority!r}: {error.verify_message}")
             raise OSError(
                 errno.EINVAL,
@@ -97,7 +103,7 @@ class ServerTls:
         server.verify_mode = ssl.CERT_REQUIRED
         server.load_verify_locations(self.client_ca)
         try:
-            _shake_hands(server, client, host)
+            shake_hands(server, client, host)
         except ssl.SSLError as error:
             raise OSError(
                 errno.EINVAL,
@@ -110,7 +116,7 @@ class ServerTls:
         """As Python's ssl knows another coordinator. Raises OSError (ssl.SSLError is one) when a file can't be used."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(self.peer_ca or self.client_ca)
-        context.load_cert_chain(self.cert, self.key, password=_no_password)
+        context.load_cert_chain(self.cert, self.key, password=no_password)
         return context
 
     def peer_credentials(self) -> grpc.ChannelCredentials:
@@ -144,7 +150,7 @@ class ServerTls:
 
     def _server_context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self.cert, self.key, password=_no_password)
+        context.load_cert_chain(self.cert, self.key, password=no_password)
         return context
 
 
@@ -153,7 +159,7 @@ class _Follower:
 
     def __init__(self, files: ServerTls) -> None:
         self._files = files
-        self._seen: _Stamp | None = files.stamp()
+        self._seen: Stamp | None = files.stamp()
         self._told = ""
 
     def fetch(self) -> grpc.ServerCertificateConfiguration | None:
@@ -187,7 +193,7 @@ def _check_pair(cert: str, key: str) -> None:
     """Has one TLS connection in memory with itself: whether the two fit, and whether a client would take them today."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        server.load_cert_chain(cert, key, password=_no_password)
+        server.load_cert_chain(cert, key, password=no_password)
     except (ssl.SSLError, ValueError) as error:
         raise OSError(errno.EINVAL, f"{_pair(cert, key)} can't be used: {_reason(error)}.") from error
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -195,31 +201,16 @@ def _check_pair(cert: str, key: str) -> None:
     client.load_verify_locations(cert)
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the certificate itself is believed; its dates are looked at
     try:
-        _shake_hands(server, client)
+        shake_hands(server, client)
     except ssl.SSLCertVerificationError as error:
         when = {
-            _EXPIRED: "has expired; renew it (`horovodrun certs DIR --renew` does for those that it made)",
-            _NOT_YET_VALID: "is not valid yet; check the clock of this host",
+            EXPIRED: "has expired; renew it (`horovodrun certs DIR --renew` does for those that it made)",
+            NOT_YET_VALID: "is not valid yet; check the clock of this host",
         }
         why = when.get(error.verify_code, f"can't be used by a server: {error.verify_message}")
         raise OSError(errno.EINVAL, f"The certificate {cert!r} {why}.") from error
     except ssl.SSLError as error:
         raise OSError(errno.EINVAL, f"{_pair(cert, key)} can't be used: {_reason(error)}.") from error
-
-
-def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str | None = None) -> None:
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = [
-        client.wrap_bio(to_client, to_server, server_side=False, server_hostname=host),
-        server.wrap_bio(to_server, to_client, server_side=True),
-    ]
-    while ends:
-        for end in list(ends):
-            try:
-                end.do_handshake()
-            except ssl.SSLWantReadError:
-                continue
-            ends.remove(end)
 
 
 def _check_authority(name: str) -> None:
@@ -228,10 +219,6 @@ def _check_authority(name: str) -> None:
         context.load_verify_locations(name)
     except ssl.SSLError as error:
         raise OSError(errno.EINVAL, f"The certificate authority {name!r} can't be used: {_reason(error)}.") from error
-
-
-def _no_password() -> str:
-    raise ValueError("the key is protected by a password, which nobody could type in; store it without one")
 
 
 def _warn_of_readers(key: str) -> None:

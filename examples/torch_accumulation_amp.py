@@ -5,9 +5,9 @@
 
 The model and the data are those of torch_digits.py. A step has several backward passes, whose gradients add up on each
 process and travel once (backward_passes_per_step). The forward passes compute in bfloat16 (autocast), the loss is
-multiplied by a large factor, so that small gradients do not vanish (GradScaler), and the averaged gradient must not be
-longer than a limit (clipping). For the last two `synchronize` comes before `step`: processes that looked at their own
-gradients would each come to a decision of its own.
+multiplied by a large factor, so that small gradients do not vanish (GradScaler, for CPUs since PyTorch 2.3), and the
+averaged gradient must not be longer than a limit (clipping). For the last two `synchronize` comes before `step`:
+processes that looked at their own gradients would each come to a decision of its own.
 """
 
 import argparse

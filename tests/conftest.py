@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 import tiers
+from hypothesis import settings
 
 FOLDER = Path(__file__).parent / "extended"
+
+settings.register_profile("tests", deadline=None)  # no test asserts on wall time
+settings.load_profile("tests")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

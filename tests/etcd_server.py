@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import importlib.util
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
+
+from benchmarks.ports import free_ports
 
 READY_S = 60.0
 
@@ -44,6 +46,34 @@ def ctl_command(endpoint: str) -> list[str]:
     return [str(program), f"--endpoints={endpoint}"]
 
 
+class Ready:
+    """Waits until a node of etcd serves clients, which it says on stderr."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._looked = threading.Event()
+        self._serves = False
+        self._lines: collections.deque[str] = collections.deque(maxlen=5)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr:
+            for line in self._process.stderr:
+                self._lines.append(line)
+                if "ready to serve client requests" in line:
+                    self._serves = True
+                    self._looked.set()
+        self._looked.set()
+
+    def wait(self, seconds: float) -> bool:
+        """False when it has ended, or the time is up."""
+        return self._looked.wait(seconds) and self._serves
+
+    def last_lines(self) -> str:
+        return "".join(self._lines)
+
+
 class OnHost(Protocol):
     """A host of benchmarks/namespaces.py."""
 
@@ -73,7 +103,7 @@ class Etcd:
         self._folder = folder
         self._flags = list(flags)
         self._scheme = scheme
-        ports = _free_ports(2 * size)
+        ports = free_ports(2 * size)
         addresses = [host.address for host in hosts] or ["127.0.0.1"] * size
         self._prefixes = [host.prefix for host in hosts] or [()] * size
         self.endpoints = [f"{address}:{port}" for address, port in zip(addresses, ports[:size], strict=True)]
@@ -84,8 +114,7 @@ class Etcd:
     def url(self) -> str:
         return "etcd://" + ",".join(self.endpoints)
 
-    def start(self, node: int) -> threading.Event:
-        """The event comes when it serves."""
+    def start(self, node: int) -> Ready:
         name, client = f"node{node}", f"{self._scheme}://{self.endpoints[node]}"
         cluster = ",".join(f"node{number}={peer}" for number, peer in enumerate(self._peers))
         program = _program("etcd")
@@ -99,17 +128,7 @@ class Etcd:
         ]  # fmt: skip
         process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         self.nodes[node] = process
-        ready = threading.Event()
-
-        def read() -> None:
-            assert process.stderr is not None
-            with process.stderr:
-                for line in process.stderr:
-                    if "ready to serve client requests" in line:
-                        ready.set()
-
-        threading.Thread(target=read, daemon=True).start()
-        return ready
+        return Ready(process)
 
     def kill(self, node: int) -> None:
         process = self.nodes[node]
@@ -126,7 +145,7 @@ class Etcd:
     def __enter__(self) -> Etcd:
         try:
             for ready in [self.start(node) for node in range(len(self.nodes))]:
-                assert ready.wait(READY_S), "etcd did not become ready"
+                assert ready.wait(READY_S), f"etcd did not become ready: {ready.last_lines()}"
         except BaseException:
             self.__exit__()
             raise
@@ -135,15 +154,6 @@ class Etcd:
     def __exit__(self, *_: object) -> None:
         for node in range(len(self.nodes)):
             self.kill(node)
-
-
-def _free_ports(count: int) -> list[int]:
-    """Nothing listened there a moment ago: etcd does not take port 0."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
 
 
 @contextlib.contextmanager

@@ -31,6 +31,11 @@ SCALARS: dict[int, st.SearchStrategy[Any]] = {
 }
 
 
+def _is_repeated(field: Any) -> bool:
+    """protobuf has said it in two ways; the first one warns in versions that have the second."""
+    return bool(field.is_repeated if hasattr(field, "is_repeated") else field.label == FieldDescriptor.LABEL_REPEATED)
+
+
 @st.composite
 def messages(draw: st.DrawFn, kind: Any) -> Any:
     """A message with some of its fields set to anything."""
@@ -43,11 +48,11 @@ def messages(draw: st.DrawFn, kind: Any) -> Any:
                 getattr(made, field.name)[key] = draw(TEXTS)
         elif field.message_type is not None:
             one = messages(getattr(field.message_type, "_concrete_class"))  # noqa: B009 (no public name)
-            if field.is_repeated:
+            if _is_repeated(field):
                 getattr(made, field.name).extend(draw(st.lists(one, max_size=3)))
             else:
                 getattr(made, field.name).CopyFrom(draw(one))
-        elif field.is_repeated:
+        elif _is_repeated(field):
             getattr(made, field.name).extend(draw(st.lists(SCALARS[field.type], max_size=4)))
         else:
             setattr(made, field.name, draw(SCALARS[field.type]))

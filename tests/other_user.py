@@ -15,7 +15,7 @@ OTHER_USER = 64321  # a number without a name, as in a container
 _BECOME = f"""
 import asyncio, encodings.idna, os, pathlib, socket, sys
 import grpc, grpc.aio
-import horovod.coordinator.server
+import horovod.coordinator.server, horovod.coordinator.store.sqlite
 from horovod.protos.v1 import membership_pb2, membership_pb2_grpc
 os.chdir("/")
 os.setgroups([])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import IO
 
 from etcd_server import ctl
 
+from benchmarks.ports import free_ports
 from horovod.protos.v1 import membership_pb2
 
 
@@ -21,7 +21,7 @@ class Replica:
         self, store: str, *arguments: str, prefix: Sequence[str] = (), address: str = "", log: IO[str]
     ) -> None:
         """prefix: of the command, for a namespace. log: what it says."""
-        self.address = address or f"127.0.0.1:{_free_port()}"
+        self.address = address or f"127.0.0.1:{free_ports(1)[0]}"
         self._command = [
             *prefix, sys.executable, "-m", "horovod.coordinator", "--listen", self.address, "--store", store,
             "--verbose", *arguments,
@@ -73,9 +73,3 @@ def holder_of(endpoint: str, job: str = "default", *options: str, prefix: Sequen
     written = ctl(endpoint, *options, "get", f"horovod/jobs/{job}/serving", "--write-out=json", prefix=prefix)
     found = json.loads(written).get("kvs", [])
     return membership_pb2.Serving.FromString(base64.b64decode(found[0]["value"]) if found else b"")
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])

@@ -32,7 +32,7 @@ for line in sys.stdin:
 """
 
 
-class Job:
+class RoundsJob:
     """Ranks that do one round after another as they are told, each with a tensor that was never seen before."""
 
     def __init__(self, programs: list[Program]) -> None:
@@ -76,7 +76,7 @@ class Job:
 @contextmanager
 def job(
     addresses: str | list[str], token: str | None, limits: Limits = SHORT, script: str = ROUNDS, **environment: str
-) -> Iterator[Job]:
+) -> Iterator[RoundsJob]:
     """Two ranks that find the coordinator at the address, or each at its own."""
     if isinstance(addresses, str):
         addresses = [addresses] * 2
@@ -94,7 +94,7 @@ def job(
         ]
         for program in programs:
             assert program.line() == "ready"
-        made = Job(programs)
+        made = RoundsJob(programs)
         made.works()
         yield made
 

@@ -36,6 +36,7 @@ __all__ = [
     "gloo_obstacle",
     "isa",
     "nccl_version",
+    "on_impatience",
     "partners",
     "set_current_engine",
     "set_error_types",
@@ -171,6 +172,14 @@ def partners(
     world.
     """
 
+def on_impatience(function: Callable[[int, int, int], None] | None) -> None:
+    """Called by threads in run() and result(), or in join() before they have joined, that wait longer than a
+    millisecond, again and again; None: no more.
+
+    With the number of the wait, how long it has lasted in microseconds, and the process set of the operation, unless
+    that runs already. The function may submit operations; what it raises, those calls raise.
+    """
+
 def stand_in(does: bool) -> None:
     """Whether this thread now runs a call for which another thread waits: they count as one of the process's threads
     where the engine tells whether all of them are blocked.
@@ -258,6 +267,52 @@ class Handle:
         """
 
 @final
+class Unfinished:
+    """An operation that was started and does not run yet."""
+
+    @property
+    def process_set(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def awaited(self) -> bool:
+        """By a thread of the script."""
+
+    @property
+    def number(self) -> int:
+        """Of all operations that this rank has started."""
+
+class BlockedReport:
+    """What a rank holds that does not get on."""
+
+    @property
+    def started(self) -> int:
+        """Operations so far."""
+
+    @property
+    def all_threads(self) -> bool:
+        """Every thread of the script that has ever waited or polled is blocked; no graph has operations in flight."""
+
+    @property
+    def moving(self) -> bool:
+        """A batch runs, or an operation is being withdrawn: what the rest says is about to change."""
+
+    @property
+    def cut_short(self) -> bool:
+        """There are more unfinished ones than these."""
+
+    @property
+    def cpu_us(self) -> int:
+        """Time of processors that this process has used so far."""
+
+    @property
+    def executed(self) -> dict[int, int]:
+        """By process set: how many operations of its order log this rank has run."""
+
+    @property
+    def unfinished(self) -> list[Unfinished]:
+        """Oldest first."""
+
 class Engine:
     """One member of one world. All methods may be called from any thread; blocking ones release the GIL."""
 
@@ -301,6 +356,7 @@ class Engine:
         splits: Sequence[int] | None = None,
         finish: Callable[[Any], Any] | None = None,
         wait_follows: bool = False,
+        unawaited: bool = False,
     ) -> Handle:
         """Starts an operation.
 
@@ -310,7 +366,8 @@ class Engine:
         has that any more, references `keep` and what owns the memory of the tensors that `reader` has read. splits: of
         an alltoall, the rows for each member of the set; None is equal parts. A name that ends in ".noname" marks an
         unnamed operation: such operations match by their order. wait_follows: the caller calls result() next, so no
-        background thread is woken. finish: see Handle.result. On a GPU the tuples go on with the number of the GPU and
+        background thread is woken. unawaited: it may stand for long and nobody waits for it, so the coordinator is
+        not told of it. finish: see Handle.result. On a GPU the tuples go on with the number of the GPU and
         the CUDA stream (0 for the default one) whose work by now makes the tensors ready; such an operation is done
         when it is queued there, and all that is referenced until the GPU has worked it off.
         Raises ValueError (bad argument, duplicate name) or the internal error (the epoch is over).
@@ -331,9 +388,10 @@ class Engine:
         """Named "horovod.engine": a HorovodEngine* for HorovodApi, valid as long as the capsule."""
 
     def join(self, device: int = -1) -> int:
-        """Contributes zeros to the allreduces of others in the world until all ranks are here; the last one's rank.
+        """Contributes zeros to the other ranks' allreduces until every rank of the world has called join().
 
-        device: the GPU for zeros of GPU tensors, if this rank has not used any.
+        Returns the rank that called it last. device: the GPU on which zeros for GPU tensors are made, if this rank has
+        not used a GPU yet.
         """
 
     # -- process sets -----------------------------------------------------------------------------------------------
@@ -370,7 +428,7 @@ class Engine:
         no zeros of this rank are under way any more)), ("note", (is it worth saying aloud, a sentence for the log)),
         ("lost", (the rank that this engine found to be lost, has its process ended)),
         where op is a tuple (name, type, [(dtype, shape)], reduce_op, prescale, postscale, root, process_set, device);
-        that of "blocked" ends with the seconds that a thread has waited for this very submission.
+        that of "blocked" ends with the number of this very submission and the seconds for which it has been in flight.
         """
 
     def apply_plan(self, process_set: int, name: str, id: int, operation: tuple[object, ...] | None = None) -> None:  # noqa: A002
@@ -379,11 +437,8 @@ class Engine:
         """
 
     def apply_error(self, process_set: int, name: str, sentence: str) -> None: ...
-    def blocked_report(self) -> tuple[int, bool, bool, list[tuple[int, str, bool]]]:
-        """What this rank holds: operations started so far; whether every thread of the process that has ever waited for
-        one is blocked; whether the list is cut short; what was started and does not run yet, oldest first, as
-        (process set, name, whether a thread waits for it).
-        """
+    def blocked_report(self) -> BlockedReport:
+        """What this rank holds now."""
 
     def apply_join(self, rounds_over: int, ranks: Sequence[int], phase: int, sentence: str) -> None:
         """Who has joined by now, in order; phase: a JoinPhase; sentence: for errors of what can't run."""

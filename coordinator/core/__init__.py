@@ -1,1 +1,1 @@
-"""Pure decisions: no clock, no socket, no store. Time is an argument; every answer comes with its sentence."""
+"""The coordinator's decisions, without clock, socket or store: time is an argument, and a refusal is a sentence."""

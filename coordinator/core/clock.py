@@ -8,21 +8,21 @@ advances by a bounded amount between two ticks, which come at regular intervals 
 
 class JudgeClock:
     def __init__(self, now_s: float, tick_s: float, most_s: float) -> None:
-        """tick_s: the time between two ticks. most_s: from which on it is a jump, a few times as much."""
+        """tick_s: the time between two ticks. most_s: a longer time between two ticks is a jump of the clock."""
         self._tick_s = tick_s
         self._most_s = most_s
         self._ticked_at_s = now_s
-        self._judged_s = now_s  # at that tick
-        self._given_s = now_s  # the latest answer
+        self._judged_s = now_s  # this clock's time at the last tick
+        self._given_s = now_s  # what `read` returned last
 
     def read(self, now_s: float) -> float:
-        """The time that counts, when the true clock says `now_s`. Never goes back."""
+        """This clock's time when the true clock says `now_s`. It never goes back."""
         passed_s = self._tick_s if self._has_jumped(now_s) else max(0.0, now_s - self._ticked_at_s)
         self._given_s = max(self._given_s, self._judged_s + passed_s)
         return self._given_s
 
     def tick(self, now_s: float) -> bool:
-        """True when the clock has jumped since the last tick: limits of seconds begin anew."""
+        """True when the true clock has jumped since the last tick; the caller then restarts all limits of seconds."""
         jumped = self._has_jumped(now_s)
         self._judged_s = self.read(now_s)
         self._ticked_at_s = now_s

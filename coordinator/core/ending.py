@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from .words import capitalized, joined, ranks_in_words
+from horovod.base.words import capitalized, joined, ranks_in_words
 
-# How long after a peer's own end the end of the rank that it died of may still be reported: both are known within
-# milliseconds, but for a machine that is busy.
+# A rank that dies takes its peers down with it, and the end of a peer may be reported first. The end of the rank itself
+# follows within so long: milliseconds, but for a busy machine.
 AFTERMATH_S = 0.5
 
 
@@ -31,11 +31,11 @@ class Outcome(Protocol):
 
     @property
     def ended_s(self) -> float:
-        """By one clock for all ranks."""
+        """When it ended, by one clock for all ranks."""
 
     @property
     def lost(self) -> str:
-        """Why it is not known how it ended; empty where it is."""
+        """Why it is not known how the rank ended; empty where it is known."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class RankEnded:
     """An agent saw the process end that it had started as a rank, or is lost together with its host."""
 
     job: str
-    rank: int  # as it was started
+    rank: int  # the rank with which the process was started
     host: str
     pid: int
     cause: str  # completes "rank 1 was lost: ..." and has no full stop
@@ -80,7 +80,7 @@ def _was_killed(outcome: Outcome) -> bool:
 def explain(outcomes: Sequence[Outcome], hosts: Sequence[str], noun: str = "rank") -> str | None:
     """Which rank failed first and how the others ended; None when none failed. hosts[rank] is the rank's host.
 
-    noun: what the outcomes are of.
+    noun: what `outcomes` are of, "rank" or "worker".
     """
     first = first_failure(outcomes)
     if first is None:
@@ -124,7 +124,7 @@ def _in_words(code: int) -> str:
 
 
 def rank_ended(job: str, host: str, outcome: Outcome) -> RankEnded:
-    """What an outcome is for the world in which the rank was."""
+    """The event for the rank's world that follows from how the rank ended."""
     cause = outcome.lost or "its agent saw its process end"
     if not outcome.lost and outcome.code is not None:
         cause = f"{cause}: {_in_words(outcome.code)}"

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .words import ranks_in_words
+from horovod.base.words import ranks_in_words
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .checks import MAX_SIZE
+from horovod.coordinator.core.world.checks import MAX_SIZE
 
-MAX_BUCKETS = 2 * MAX_SIZE  # of each kind; full ones say nothing and are forgotten first
+MAX_BUCKETS = 2 * MAX_SIZE  # buckets of each kind; full buckets, which limit nothing, are forgotten first
 
 
 @dataclass(frozen=True)
 class Rate:
-    """So many at once, and so many in a second for ever."""
+    """`burst` at once, and `per_s` each second after that."""
 
     burst: float
     per_s: float
@@ -26,7 +26,7 @@ class Rate:
 class Rates:
     messages: Rate = Rate(50_000, 5_000)  # of one member
     bytes: Rate = Rate(256 << 20, 32 << 20)  # of one member
-    streams: Rate = Rate(4 * MAX_SIZE, 2_000)  # that one peer opens
+    streams: Rate = Rate(4 * MAX_SIZE, 2_000)  # streams that one peer opens
 
 
 @dataclass
@@ -56,7 +56,7 @@ class _Buckets:
         return min(self.rate.burst, bucket.left + max(0.0, now_s - bucket.at_s) * self.rate.per_s)
 
     def _forget(self, now_s: float) -> None:
-        """The full ones; when there is none, the older half, whose members then have a full one again."""
+        """Forgets full buckets; if there is none, the older half, whose owners then begin with full buckets."""
         kept = {key: bucket for key, bucket in self._of.items() if self._filled(bucket, now_s) < self.rate.burst}
         for key in sorted(kept, key=lambda key: kept[key].at_s)[: max(0, len(kept) - MAX_BUCKETS // 2)]:
             del kept[key]

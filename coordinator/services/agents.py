@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from horovod.coordinator.core.words import printable
+from horovod.base.words import printable
 from horovod.coordinator.store import StoreError
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
@@ -38,6 +38,12 @@ class AgentsService:
             await context.abort(grpc.StatusCode.NOT_FOUND, "The coordinator does not have this code.")
         return jobs_pb2.CodeChunk(index=request.index, data=data or b"")
 
+    async def Connected(  # noqa: N802
+        self, request: pb.ConnectedRequest, context: Context
+    ) -> pb.ConnectedAnswer:
+        await self._access.admit(context, None)
+        return pb.ConnectedAnswer(agents=self._hub.connected_agents())
+
     async def Attach(  # noqa: N802 - the contract's name
         self, request_iterator: AsyncIterator[pb.AgentMessage], context: Context
     ) -> None:
@@ -45,7 +51,7 @@ class AgentsService:
         if not first.HasField("register") or not first.register.name:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The first message must register an agent by name.")
         await self._access.admit(context, None)
-        await check_serving(self._hub, context)
+        await check_serving(self._hub, context, first.register.name)
         commands: CommandOutbox = Outbox(MAX_COMMANDS)
         register = first.register
         who = f"the agent of host {printable(register.name, MAX_SHOWN)}"

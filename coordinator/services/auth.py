@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from horovod.base.job_tokens import job_of
+from horovod.base.words import printable
 from horovod.coordinator.core.rates import RateLimits
-from horovod.coordinator.core.words import printable
-from horovod.coordinator.job_token import job_of
 
 from .health import PREFIX as HEALTH
 from .streams import MAX_SHOWN, Context
@@ -117,7 +117,7 @@ def _authorization(metadata: Any) -> bytes | None:
 
 
 def _host_of(peer: str) -> str:
-    """Without the port: "ipv4:10.0.0.1" of gRPC's "ipv4:10.0.0.1:41234"."""
+    """The peer's address without its port: "ipv4:10.0.0.1" of gRPC's "ipv4:10.0.0.1:41234"."""
     return peer.rpartition(":")[0] if peer.startswith("ipv") else peer
 
 

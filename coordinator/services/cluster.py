@@ -1,36 +1,42 @@
 """The cluster that the servicers of agents and jobs share: the core's decisions, streams, and the store.
 
-What follows from a decision is done in order, by one task: a record is in the store before anybody acts on it.
+What follows from a decision is done in order, job by job (lanes.py): a record is in the store before anybody acts on
+it.
 """
 
 import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import grpc
 
+from horovod.base.tasks import end_tasks
+from horovod.base.words import printable
 from horovod.coordinator import PROTOCOL_VERSION
-from horovod.coordinator.core import cluster as core
+from horovod.coordinator.core.attendance import Attendance
 from horovod.coordinator.core.clock import JudgeClock
-from horovod.coordinator.core.clustered import NOT_SERVING, refusal_of
+from horovod.coordinator.core.cluster import cluster as core
+from horovod.coordinator.core.cluster.job import ClusterJob, refusal_of
+from horovod.coordinator.core.cluster.record_size import listed
 from horovod.coordinator.core.ending import RankEnded
-from horovod.coordinator.core.words import printable
 from horovod.coordinator.limits import Limits
-from horovod.coordinator.store import FencedError, Store, StoreError
-from horovod.coordinator.store.submitted import read_records, submitted_key
-from horovod.coordinator.tasks import end_tasks
+from horovod.coordinator.store import Store
+from horovod.coordinator.store.submitted import read_records
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
 
 from .code import CodeShelf
 from .follower import Follower
+from .lanes import Act, Lanes
 from .leading import Leading
 from .outbox import Outbox
+from .peers import Peers
 from .streams import Context, RefusedError
 
-STORE_RETRY_S = 0.5
+UNREACHABLE = "horovod-unreachable"  # in a call's metadata: coordinators that its client could not connect to just now
+LEADER = "horovod-leader"  # in the trailing metadata of a call that is refused: who serves agents and jobs
 MOST_TICKS_LATE = 5  # a tick that comes later than this means that the coordinator itself was stopped
 
 CommandOutbox = Outbox[pb.AgentCommand]
@@ -40,6 +46,10 @@ _log = logging.getLogger(__name__)
 
 class NotServingError(Exception):
     """Another coordinator serves agents and jobs from now on, and is to be asked."""
+
+
+async def _unknown_attendance(job: str) -> Attendance | None:
+    return None
 
 
 class ClusterHub:
@@ -53,8 +63,12 @@ class ClusterHub:
         rank_ended: Callable[[RankEnded], None] = lambda ended: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        attendance: Callable[[str], Awaitable[Attendance | None]] = _unknown_attendance,
+        peers: Peers | None = None,
     ) -> None:
-        """token: with which the ranks of a job join. rank_ended: told of ranks whose process is known to have ended."""
+        """token: with which the ranks of a job join. rank_ended: told of ranks whose process is known to have ended.
+        attendance: which hosts of a job's world are connected to who serves it. peers: other coordinators of the store.
+        """
         self._store = store
         self._limits = limits
         self._token = token
@@ -63,35 +77,63 @@ class ClusterHub:
         self._wall_clock = wall_clock
         self._judge = JudgeClock(clock(), limits.tick_s, MOST_TICKS_LATE * limits.tick_s)
         self.cluster = core.Cluster(version, PROTOCOL_VERSION, limits.reattach_grace_s)
-        self._agents: dict[str, CommandOutbox] = {}  # by name, of those that are connected
-        self._followers: dict[str, set[Follower]] = {}  # by job
-        self._readers: dict[int, tuple[Follower, str]] = {}  # with the agent
+        self._agents: dict[str, CommandOutbox] = {}  # name -> commands for it, of agents that are connected
+        self._followers: dict[str, set[Follower]] = {}  # job -> those who follow it
+        # Number of the reader -> its follower, and the agent that it reads from.
+        self._readers: dict[int, tuple[Follower, str]] = {}
         self._last_reader = 0
         self._probe_secret = secrets.token_bytes(32)
-        self._effects: asyncio.Queue[core.Effect | asyncio.Future[None]] = asyncio.Queue()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._watches: list[asyncio.Task[None]] = []
         self._serving: asyncio.Task[None] | None = None
-        self._told: dict[str, str] = {}  # by job: the last line of the log
-        self._leading = Leading(store, self._begin, self._end)
+        self._told: dict[str, str] = {}  # job -> the last line about it in the log
+        self._attendance = attendance
+        self._leading = Leading(store, self._begin, self._end, peers=peers)
+        self._lanes = Lanes(
+            store,
+            guard=lambda: self._leading.guard if self.serves else None,
+            act=self._act,
+            withdraw=lambda job: self._do(self.cluster.withdraw(job, self._clock(), self._wall_clock())),
+            unkept=lambda job, why: self._do(self.cluster.unkept(job, why, self._clock(), self._wall_clock())),
+            lose=self._leading.lose,
+        )
         self.code = CodeShelf(store, lambda: self._leading.guard, self._needed_code)
 
-    async def start(self) -> None:
-        """Serves as soon as no other coordinator of the store does."""
+    async def start(self, address: str = "") -> None:
+        """Begins to serve as soon as no other coordinator of the store does. address: where others reach this one."""
+        self._leading.address = address
         await self._leading.attempt()
-        self._tasks = [asyncio.create_task(one) for one in (self._carry_out_all(), self._watch_clock())]
+        self._watches = [asyncio.create_task(one) for one in (self._watch_clock(), self._watch_hosts())]
         self._serving = asyncio.create_task(self._leading.run())
 
     async def stop(self) -> None:
         if self._serving is not None:
-            await end_tasks([self._serving])  # else it might lead again
+            await end_tasks([self._serving])  # first, or this coordinator might lead again
         await self._leading.resign()
         self._end("The coordinator is stopping.")
-        await end_tasks(self._tasks)
+        await end_tasks(self._watches)
 
     @property
     def serves(self) -> bool:
-        """Whether agents and clients are right here, and not at another coordinator of the store."""
+        """Whether this coordinator serves agents and clients, and no other one of the store does."""
         return self._leading.leads
+
+    @property
+    def not_serving(self) -> str:
+        """The sentence for agents and clients that come while another coordinator, or none, serves them."""
+        return self._leading.why_not
+
+    @property
+    def leader(self) -> str:
+        """The address of the coordinator that serves instead, if it is known."""
+        return self._leading.leader
+
+    async def complaint(self, unreachable: Collection[str], agent: str) -> None:
+        """As `Leading.complaint`."""
+        await self._leading.complaint(unreachable, agent)
+
+    def connected_agents(self) -> list[str]:
+        """The names of connected agents; none where another coordinator serves."""
+        return list(self._agents) if self.serves else []
 
     def watches(self, job_id: str, rank: int) -> bool:
         """Whether an agent will tell here how the process of this rank ended."""
@@ -108,17 +150,14 @@ class ClusterHub:
         return {job.record.spec.code.sha256 for job in self.cluster.jobs.values() if not job.is_over}
 
     def _end(self, sentence: str) -> None:
-        """Streams go to the coordinator that serves now; what was decided and not yet done is its to decide."""
+        """Ends all streams: agents and clients go to the coordinator that serves now, which does what was not done."""
         for commands in self._agents.values():
             commands.fail(grpc.StatusCode.UNAVAILABLE, sentence)
         for followers in self._followers.values():
             for follower in followers:
                 follower.events.fail(grpc.StatusCode.UNAVAILABLE, sentence)
         self._agents.clear()
-        while not self._effects.empty():
-            effect = self._effects.get_nowait()
-            if isinstance(effect, asyncio.Future) and not effect.done():
-                effect.set_exception(NotServingError(sentence))
+        self._lanes.clear(NotServingError(sentence))
 
     def _clock(self) -> float:
         return self._judge.read(self._true_clock())
@@ -141,7 +180,7 @@ class ClusterHub:
         return None
 
     def reads(self, name: str, message: pb.AgentMessage) -> bool:
-        """Whether it is output that somebody asked this agent for."""
+        """Whether a reader asked this agent for the output in the message."""
         return message.HasField("output") and self._reader(name, message.output.reader) is not None
 
     def received(self, name: str, commands: CommandOutbox, message: pb.AgentMessage) -> None:
@@ -164,11 +203,13 @@ class ClusterHub:
             answer = message.reached
             now_s, wall_s = self._clock(), self._wall_clock()
             self._do(self.cluster.reached(name, answer.probe, answer.targets, now_s, wall_s))
+        elif message.HasField("fitness"):
+            self._do(self.cluster.fitness(name, message.fitness.unfit, self._clock(), self._wall_clock()))
         elif message.HasField("drain"):
             self._do(self.cluster.drain(name))
 
     def detached(self, register: pb.Register, commands: CommandOutbox) -> None:
-        """A stream of the agent is over."""
+        """One of the agent's streams is over."""
         if self._agents.get(register.name) is commands:
             del self._agents[register.name]
             _log.info("The agent of host %s has no connection any more.", register.name)
@@ -178,39 +219,45 @@ class ClusterHub:
 
     # -- jobs ----------------------------------------------------------------------------------------------------------
 
-    async def submit(self, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord | str:
-        """The record when it is in the store; or why the job is not taken. Raises NotServingError."""
+    async def submit(self, spec: jobs_pb2.JobSpec, job_id: str = "") -> jobs_pb2.JobRecord | str:
+        """The record when it is in the store; or why the job is not taken. Raises NotServingError, and StoreError where
+        the store refuses it. job_id: that no other job has; empty: one is made.
+        """
         if sentence := refusal_of(spec):
             return sentence
         if not (job := self.cluster.submitted(spec.submission)):
             if spec.code.sha256 and not self.code.archives.has(spec.code.sha256):
                 return "The code of this job is not here, or not any more: upload it first."
-            job_id = self._new_id(spec)
+            job_id = job_id or self._new_id(spec)
             self._do(self.cluster.submit(job_id, spec, self._clock(), self._wall_clock()))
             job = self.cluster.jobs[job_id]
-        await self._done()
-        return public(job.record)
+        await self._lanes.done(job.record.id)
+        return self._shown(job)
 
     def placement(self, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord | str:
-        """Where the job would run now (core/cluster.py); or why it would not be taken."""
+        """Where the job would run now (core/cluster/cluster.py); or why it would not be taken."""
         return refusal_of(spec) or public(self.cluster.placement(spec))
 
     async def signal(self, job_id: str, signum: int, stop: bool) -> jobs_pb2.JobRecord | None:
-        """None for a job that is not known here. Raises NotServingError."""
+        """None for a job that is not known here. Raises NotServingError, and StoreError where a store that takes no
+        writes has to come first.
+        """
         if not (job := self.cluster.jobs.get(job_id)):
             return None
         self._do(self.cluster.signal(job_id, signum, stop, self._clock(), self._wall_clock()))
-        await self._done()
-        return public(job.record)
+        await self._lanes.done(job_id)
+        return self._shown(job)
 
     def listing(self, most: int) -> jobs_pb2.Listing:
         """All jobs that are not over, `most` of the others, and agents."""
         jobs = sorted(self.cluster.jobs.values(), key=lambda job: -job.record.number)
         over = [job for job in jobs if job.is_over][:most]
-        found = jobs_pb2.Listing(jobs=[public(job.record) for job in jobs if not job.is_over or job in over])
+        found = jobs_pb2.Listing(jobs=[listed(self._shown(job)) for job in jobs if not job.is_over or job in over])
         for agent in self.cluster.agents.values():
             away_s = None if agent.away_since_s is None else self._clock() - agent.away_since_s
             state = "drains" if agent.is_draining else "ready" if away_s is None else f"away for {away_s:.0f} s"
+            if state == "ready" and agent.fitness.aside:
+                state = f"set aside: {agent.fitness.aside}"
             found.agents.add(
                 name=agent.name,
                 slots=agent.register.slots,
@@ -225,7 +272,7 @@ class ClusterHub:
     def follow(self, follower: Follower) -> None:
         """`follower` hears of its job, which is there, from now on."""
         self._followers.setdefault(follower.job, set()).add(follower)
-        follower.changed(public(self.cluster.jobs[follower.job].record))
+        follower.changed(self._shown(self.cluster.jobs[follower.job]))
         self._sync(follower)
 
     def taken(self, follower: Follower, taken: jobs_pb2.Taken) -> None:
@@ -245,7 +292,7 @@ class ClusterHub:
         self._sync(follower)  # what could not be opened for want of room
 
     def unfollow(self, follower: Follower) -> None:
-        """Its stream is over."""
+        """The follower's stream is over."""
         followers = self._followers.get(follower.job, set())
         followers.discard(follower)
         if not followers:
@@ -253,11 +300,12 @@ class ClusterHub:
         for agent, reader in follower.readers.items():
             self._readers.pop(reader, None)
             if agent in self._agents:
-                close = pb.CloseLog(reader=reader, release=follower.ended)  # else its client may come back
+                # Otherwise its client may come back and read on.
+                close = pb.CloseLog(reader=reader, release=follower.ended)
                 self._agents[agent].put(pb.AgentCommand(close=close))
 
     def _reader(self, agent: str, reader: int) -> Follower | None:
-        """Who reads by this number at this agent."""
+        """The follower that reads by this number from this agent; None if there is none."""
         follower, name = self._readers.get(reader, (None, ""))
         return follower if name == agent else None
 
@@ -265,33 +313,12 @@ class ClusterHub:
 
     def _do(self, effects: Sequence[core.Effect]) -> None:
         if not self.serves:
-            return  # a stream has just ended: the coordinator that serves next is told what there is anew
+            return  # the agent's stream has just ended; it tells the next coordinator everything again
         for effect in effects:
-            self._effects.put_nowait(effect)
+            self._lanes.put(effect)
 
-    async def _done(self) -> None:
-        """Until everything that was decided so far is done."""
-        reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._effects.put_nowait(reached)
-        await reached
-
-    async def _carry_out_all(self) -> None:
-        while True:
-            effect = await self._effects.get()
-            try:
-                await self._carry_out(effect)
-            except Exception:
-                _log.exception("A bug in the coordinator: an effect of the cluster failed.")
-
-    async def _carry_out(self, effect: core.Effect | asyncio.Future[None]) -> None:
-        if isinstance(effect, asyncio.Future):
-            if not effect.done():
-                effect.set_result(None)
-        elif isinstance(effect, core.Save):
-            await self._until_stored(submitted_key(effect.job), effect.record)
-        elif isinstance(effect, core.Erase):
-            await self._until_stored(submitted_key(effect.job), None)
-        elif isinstance(effect, core.Command):
+    def _act(self, effect: Act) -> None:
+        if isinstance(effect, core.Command):
             if commands := self._agents.get(effect.agent):
                 command = effect.command
                 if command.HasField("start"):
@@ -299,30 +326,17 @@ class ClusterHub:
                 commands.put(command)
         elif isinstance(effect, RankEnded):
             self._rank_ended(effect)
+        elif isinstance(effect, core.Notice):
+            _log.warning("%s", effect.sentence)
         else:
             self._changed(effect.job)
 
-    async def _until_stored(self, key: str, value: bytes | None) -> None:
-        """This coordinator alone writes records, so that a write which is uncertain is written again.
-
-        If it leads anew meanwhile, it has read the records again and decides anew.
-        """
-        guard = self._leading.guard
-        while self.serves and self._leading.guard is guard:
-            try:
-                if value is None:
-                    await self._store.delete(key, guard=guard)
-                else:
-                    await self._store.put(key, value, guard=guard)
-                return
-            except FencedError as error:
-                _log.warning("Another coordinator serves agents and jobs by now: %s", error)
-                if self._leading.guard is guard:
-                    self._leading.lose()  # so nothing is done that was to follow
-                return
-            except StoreError as error:
-                _log.warning("What has happened to a job can't be stored yet: %s", error)
-                await asyncio.sleep(STORE_RETRY_S)
+    def _shown(self, job: ClusterJob) -> jobs_pb2.JobRecord:
+        """The record of the job as people see it."""
+        shown = public(job.record)
+        if (trouble := self._lanes.trouble(job.record.id)) and not job.is_over:
+            shown.sentence = f"{shown.sentence} The store does not take what has happened to it yet: {trouble}".strip()
+        return shown
 
     def _changed(self, job_id: str) -> None:
         if job_id not in self.cluster.jobs:
@@ -335,7 +349,9 @@ class ClusterHub:
         if job.is_over:
             self._told.pop(job_id, None)
         for follower in list(self._followers.get(job_id, ())):
-            follower.changed(public(job.record))
+            for reader in follower.begin_anew() if not job.record.shares else ():
+                self._readers.pop(reader, None)
+            follower.changed(self._shown(job))
             self._sync(follower)
 
     def _sync_all(self) -> None:
@@ -344,7 +360,7 @@ class ClusterHub:
                 self._sync(follower)
 
     def _sync(self, follower: Follower) -> None:
-        """Opens what the follower can read now, and ends it when there will be nothing more."""
+        """Opens the readers that the follower can have now, and ends its stream when nothing more will come."""
         job = self.cluster.jobs.get(follower.job)
         if job is None:
             follower.end()
@@ -379,6 +395,18 @@ class ClusterHub:
             except Exception:
                 _log.exception("A bug in the coordinator: its watch over the cluster failed.")
 
+    async def _watch_hosts(self) -> None:
+        """Asks, for ever, whether hosts whose agents are away still have connected ranks, and so live."""
+        while True:
+            await asyncio.sleep(self._limits.tick_s)
+            jobs, cluster = self.cluster.doubtful() if self.serves else [], self.cluster
+            try:
+                found = await asyncio.gather(*(self._attendance(job) for job in jobs))
+                for job, attendance in zip(jobs, found, strict=True):
+                    cluster.attended(job, attendance, self._clock())
+            except Exception:
+                _log.exception("A bug in the coordinator: it can't tell which hosts live.")
+
     def _new_id(self, spec: jobs_pb2.JobSpec) -> str:
         while True:
             job_id = f"{stem_of(spec)}-{secrets.token_hex(3)}"
@@ -407,7 +435,18 @@ def public(record: jobs_pb2.JobRecord) -> jobs_pb2.JobRecord:
     return copy
 
 
-async def check_serving(hub: ClusterHub, context: Context) -> None:
-    """Ends the call with UNAVAILABLE where another coordinator serves; agents and clients then try the next one."""
+async def check_serving(hub: ClusterHub, context: Context, agent: str = "") -> None:
+    """Ends the call where another coordinator serves, which the client then tries, unless it could not connect there.
+
+    agent: the name of the one that calls.
+    """
+    given = str(dict(context.invocation_metadata() or ()).get(UNREACHABLE, ""))
+    if given and not hub.serves:
+        await hub.complaint(given.split(","), agent)
     if not hub.serves:
-        await context.abort(grpc.StatusCode.UNAVAILABLE, NOT_SERVING)
+        await send_on(hub, context)
+
+
+async def send_on(hub: ClusterHub, context: Context) -> None:
+    """Ends the call with UNAVAILABLE and the address of the coordinator that serves, as far as it is known."""
+    await context.abort(grpc.StatusCode.UNAVAILABLE, hub.not_serving, ((LEADER, hub.leader),))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 
 import grpc
 
-from horovod.coordinator.core.code import Archives, chunk_size, chunks_of, refusal_of
+from horovod.coordinator.core.cluster.code import Archives, chunk_size, chunks_of, refusal_of
 from horovod.coordinator.store import Guard, Store
 from horovod.coordinator.store.code import archive_key, archive_value, chunk_key, read_archives
 from horovod.protos.v1 import jobs_pb2 as pb
@@ -28,8 +28,8 @@ class CodeShelf:
         self._writing = asyncio.Lock()
 
     async def load(self) -> None:
-        """What earlier coordinators have; without what was not complete, which its sender sends again."""
-        async with self._writing:  # what was begun before may go on, under the guard of now
+        """Reads which archives are in the store, and deletes incomplete ones, which their senders send again."""
+        async with self._writing:  # first, a write that has begun before may end
             self.archives = Archives()
             for name, (size, complete) in (await read_archives(self._store)).items():
                 self.archives.add(pb.Code(sha256=name, size=size), complete=complete)
@@ -37,7 +37,7 @@ class CodeShelf:
                     await self._remove(name)
 
     def find(self, code: pb.Code) -> pb.CodeFound:
-        """RefusedError for what can't be an archive."""
+        """Which chunks of the archive this coordinator has. RefusedError where `code` can't name an archive."""
         if sentence := refusal_of(code):
             raise RefusedError(INVALID, sentence)
         if self.archives.has(code.sha256):
@@ -65,7 +65,7 @@ class CodeShelf:
             return self.find(code)
 
     async def get(self, name: str, index: int) -> bytes | None:
-        """A chunk; None where it is not there."""
+        """One chunk of an archive; None where it is not there."""
         if not self.archives.has(name):
             return None
         entry = await self._store.get(chunk_key(name, index))
@@ -92,7 +92,7 @@ class CodeShelf:
         await self._store.put(archive_key(code.sha256), archive_value(code.size, complete=True), guard=self._guard())
 
     async def _remove(self, name: str) -> None:
-        """Chunks first: an archive without a key of its own would stay for ever."""
+        """Deletes the archive: its chunks first, since chunks without the archive's own key would stay for ever."""
         archive = self.archives.known[name]
         archive.missing = set(range(chunks_of(archive.size)))
         for index in range(chunks_of(archive.size)):

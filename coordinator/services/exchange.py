@@ -18,7 +18,7 @@ from .streams import Context
 
 _SERVICE = "horovod.v1.Exchange"
 FETCH, DELIVER = f"/{_SERVICE}/Fetch", f"/{_SERVICE}/Deliver"
-JOB, RANK = "horovod-job", "horovod-rank"  # metadata of a call
+JOB, RANK = "horovod-job", "horovod-rank"  # keys in the metadata of a call
 PIECE_BYTES = 1 << 20
 
 
@@ -30,7 +30,7 @@ class Exchange:
         self._content = memoryview(content)
 
     def handler(self, access: Access) -> grpc.GenericRpcHandler:
-        """To add to a server."""
+        """The handler to add to a gRPC server."""
 
         async def fetch(_request: bytes, context: Context) -> AsyncIterator[bytes]:
             await access.admit(context, _metadata(context)[JOB])

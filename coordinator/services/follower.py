@@ -6,15 +6,16 @@ that is slow holds back the agents, and in the end the ranks, but never fills th
 
 from collections.abc import Iterator, Set
 
-from horovod.coordinator.core.clustered import OVER
+from horovod.coordinator.core.cluster.job import OVER
 from horovod.protos.v1 import agents_pb2, jobs_pb2
 
 from .outbox import Outbox
 
 WINDOW_BYTES = 1 << 20
-MOST_UNTAKEN_BYTES = WINDOW_BYTES // 2  # of an earlier stream of an agent, for a new window to be opened
+# A new window is opened only while less is untaken of what an agent's earlier stream brought.
+MOST_UNTAKEN_BYTES = WINDOW_BYTES // 2
 MOST_AHEAD_BYTES = 2 * WINDOW_BYTES  # an agent ends its window with a whole record, and may skip what is gone
-OUTPUT_COST = 64  # of a message beside its data, in the words of worker/agent/feed.py
+OUTPUT_COST = 64  # what a message counts beside its data, as worker/agent/feed.py counts it
 MAX_EVENTS = 1 << 16  # more than all windows of a job can hold in the smallest messages is never queued
 
 JobOutbox = Outbox[jobs_pb2.JobEvent]
@@ -24,9 +25,9 @@ class Follower:
     def __init__(self, request: jobs_pb2.Open, events: JobOutbox) -> None:
         self.job = request.job
         self.events = events
-        self.readers: dict[str, int] = {}  # by agent
+        self.readers: dict[str, int] = {}  # agent -> number of the reader
         self._request = request
-        self._ahead: dict[str, int] = {}  # by agent: bytes that it has sent and the reader has not taken
+        self._ahead: dict[str, int] = {}  # agent -> bytes that it has sent and the reader has not taken
         self.ended = False  # whether everything has been sent
         self._told_over = False  # whether the last record that was sent is that of a job which is over
         self._done: set[str] = set()  # agents that have sent everything
@@ -37,6 +38,16 @@ class Follower:
             return
         self._told_over = record.state in OVER
         self.events.put(jobs_pb2.JobEvent(record=record))
+
+    def begin_anew(self) -> list[int]:
+        """The job has gone back to the queue without any output, so its readers begin anew.
+
+        Returns the readers that it had.
+        """
+        self._done.clear()
+        readers = list(self.readers.values())
+        self.readers.clear()
+        return readers
 
     def output(self, agent: str, output: jobs_pb2.Output) -> bool:
         """False, and nothing is passed on, when the agent sends far more than the reader has room for."""
@@ -53,7 +64,7 @@ class Follower:
         self._ahead[agent] = max(0, self._ahead.get(agent, 0) - sum(one.cost for one in taken.ranks))
 
     def read_all(self, agent: str) -> None:
-        """That agent has sent everything."""
+        """The agent has sent all output of its ranks."""
         self.readers.pop(agent, None)
         self._done.add(agent)
 
@@ -68,7 +79,7 @@ class Follower:
                 yield share
 
     def open_on(self, share: jobs_pb2.Share, reader: int) -> agents_pb2.ReadLog:
-        """What to ask the agent; it goes on where the last reader there was."""
+        """The request to the agent for its output, from where the last reader stopped."""
         self.readers[share.agent] = reader
         read = agents_pb2.ReadLog(
             reader=reader,
@@ -95,22 +106,21 @@ class Follower:
         self.end()
 
     def end(self) -> None:
-        """There is no more. The reader ends the stream when it has read so far.
+        """Nothing more will come. The reader ends the stream when it has read everything.
 
         If it were ended here, what is still on the way would be lost with the reader's next word on what it has taken:
         gRPC answers that with an error, and forgets the rest.
         """
         if not self.ended:
             self.ended = True
-            self.events.put(jobs_pb2.JobEvent(ended=jobs_pb2.Ended()))
+            self.events.put(jobs_pb2.JobEvent(ended=jobs_pb2.JobEnded()))
 
     def _of(self, share: jobs_pb2.Share) -> list[int]:
-        ranks = range(share.first_rank, share.first_rank + share.ranks)
         wanted = self._request.ranks
-        return [rank for rank in ranks if not wanted or rank in wanted]
+        return [rank for rank in share.slots if not wanted or rank in wanted]
 
 
 def with_latest_record(items: list[jobs_pb2.JobEvent]) -> Iterator[jobs_pb2.JobEvent]:
-    """All output in order; of the records the latest alone."""
+    """All output in order, and only the latest of the records."""
     latest = next((item for item in reversed(items) if item.HasField("record")), None)
     return (item for item in items if item is latest or not item.HasField("record"))

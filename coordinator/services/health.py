@@ -24,9 +24,11 @@ SERVICES = ("", "horovod.v1.Membership", "horovod.v1.Negotiation")
 LOOK_S = 1.0  # how often a watch looks
 
 
-def add_health_to_server(is_ready: Callable[[], Awaitable[bool]], server: grpc.aio.Server) -> None:
+def add_health_to_server(obstacle: Callable[[], Awaitable[str]], server: grpc.aio.Server) -> None:
+    """obstacle: the sentence why this coordinator can't serve, or ""."""
+
     async def state() -> Int32Value:
-        return Int32Value(value=SERVING if await is_ready() else NOT_SERVING)
+        return Int32Value(value=NOT_SERVING if await obstacle() else SERVING)
 
     async def check(request: StringValue, context: Context) -> Int32Value:
         if request.value not in SERVICES:

@@ -14,25 +14,38 @@ from typing import Any
 
 import grpc
 
-from horovod.coordinator.core.budget import TooMuchError
+from horovod.base.tasks import end_tasks
+from horovod.base.telemetry.logs import about
+from horovod.coordinator.core.agreement.budget import TooMuchError
+from horovod.coordinator.core.agreement.deadlock import USUAL_TIMES, DeadlockTimes
+from horovod.coordinator.core.agreement.deadlock import times_of as deadlock_times_of
+from horovod.coordinator.core.agreement.ids import MAX_IDS
+from horovod.coordinator.core.agreement.negotiation import Negotiation
+from horovod.coordinator.core.agreement.stall import StallWatch, times_of
+from horovod.coordinator.core.attendance import Attendance
 from horovod.coordinator.core.clock import JudgeClock
-from horovod.coordinator.core.deadlock import USUAL_TIMES, DeadlockTimes
-from horovod.coordinator.core.effects import Close, Effect, Ended, Form, Gone, LookLater, Record, Send, TellLater
 from horovod.coordinator.core.ending import RankEnded
-from horovod.coordinator.core.formation import Formation
-from horovod.coordinator.core.ids import MAX_IDS
-from horovod.coordinator.core.membership import Membership
-from horovod.coordinator.core.negotiation import Negotiation
-from horovod.coordinator.core.overview import JobOverview
-from horovod.coordinator.core.stall import StallWatch, times_of
+from horovod.coordinator.core.world.effects import (
+    Close,
+    Effect,
+    Form,
+    Gone,
+    LookLater,
+    Record,
+    Send,
+    TellLater,
+    WorldEnded,
+)
+from horovod.coordinator.core.world.formation import Formation
+from horovod.coordinator.core.world.membership import Membership
+from horovod.coordinator.core.world.overview import JobOverview
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.metrics import CoordinatorMetrics
-from horovod.coordinator.store import FencedError, Guard, Store, StoreError
+from horovod.coordinator.store import FencedError, Guard, Store, StoreError, TooLargeError, WritesRefusedError
 from horovod.coordinator.store.jobs import next_epoch, publish_world, read_world, retract_world, write_gone
-from horovod.coordinator.tasks import end_tasks
 from horovod.protos.v1 import membership_pb2, negotiation_pb2
-from horovod.telemetry.logs import about
 
+from .orphans import Orphans
 from .outbox import Outbox
 from .outcomes import Outcomes
 from .peers import Peers
@@ -42,7 +55,8 @@ from .session import DecisionsOutbox, NegotiationSession
 from .streams import RefusedError
 
 STORE_RETRY_S = 0.5
-NO_STORE = "it gets no answer from its store, without which no world can form or end:"
+NO_ANSWER = "it gets no answer from its store, without which no world can form or end:"
+NO_WRITES = "its store takes no writes, without which no world can form or end:"
 MOST_TICKS_LATE = 5  # a tick that comes later than this means that the coordinator itself was stopped
 
 EventOutbox = Outbox[membership_pb2.MembershipEvent]
@@ -84,14 +98,15 @@ class Hub:
             cut_off=self._cut_off,
             lease_s=lease_s,
         )
+        self.orphans = Orphans(store, self.serving.serves, self.adopt)
         self.outcomes = Outcomes(store, lambda job: self.serving.guard(job) is not None, self.rank_ended)
-        self._job_of: dict[str, str] = {}  # by member id; of those in _events and of those in a world
-        self._held: dict[str, list[Effect]] = {}  # by job: what waits until the store knows who is gone
+        self._job_of: dict[str, str] = {}  # member id -> job, of members in _events or in a world
+        self._held: dict[str, list[Effect]] = {}  # job -> effects that wait until the store has recorded who is gone
         self._world_revision: dict[str, int] = {}  # by job
         self._id_capacity = id_capacity
         self._processes = ProcessWatch(self._process_ended)
         self._deadlock = deadlock
-        self._events: dict[str, EventOutbox] = {}  # by member id; of members that are away none
+        self._events: dict[str, EventOutbox] = {}  # member id -> its events; a member that is away has none
         self._sessions: dict[str, NegotiationSession] = {}  # by job
         self._tasks: set[asyncio.Task[None]] = set()
         self.metrics = CoordinatorMetrics(self.overview)
@@ -105,8 +120,13 @@ class Hub:
 
     # -- membership --------------------------------------------------------------------------------------------------
 
+    async def adopt(self, job: str) -> None:
+        """Takes over a job that nobody serves (orphans.py). Raises StoreError."""
+        await self.serve(job)
+        self._do(job, [])  # releases it where it has no world
+
     async def serve(self, job: str, unreachable: str = "", joins: bool = False) -> str:
-        """As `Serving.serve`."""
+        """The same as `Serving.serve`."""
         return await self.serving.serve(job, unreachable, joins)
 
     def join(self, request: membership_pb2.JoinRequest, events: EventOutbox) -> str:
@@ -167,7 +187,7 @@ class Hub:
         self._carry_out_for(member_id, self._membership.lost(member_id, cause, self._clock()))
 
     def disconnected(self, member_id: str, events: EventOutbox) -> None:
-        """A stream of the member is over. Nothing happens when it had said goodbye or has another stream."""
+        """One of the member's streams is over. That changes nothing after its goodbye, or if it has another stream."""
         if self._events.get(member_id) is events:
             del self._events[member_id]
             if not self._stopping:
@@ -177,7 +197,7 @@ class Hub:
         self._carry_out_for(member_id, self._membership.process_ended(member_id, cause, self._clock()))
 
     def rank_ended(self, ended: RankEnded) -> None:
-        """An agent says so; nothing happens for a job that is not served here."""
+        """An agent says that a rank's process has ended. Ignored for a job that is not served here."""
         self._carry_out(ended.job, self._membership.rank_ended(ended, self._clock()))
 
     # -- effects -------------------------------------------------------------------------------------------------------
@@ -186,7 +206,7 @@ class Hub:
         self._carry_out(self._job_of.get(member_id, ""), effects)
 
     def _carry_out(self, job: str, effects: Sequence[Effect]) -> None:
-        """In order, and those behind a Record when the store has it."""
+        """Carries the effects out in order. Those behind a Record wait until the store has it."""
         if (held := self._held.get(job)) is not None:
             held += effects
         elif any(isinstance(effect, Record) for effect in effects):
@@ -199,7 +219,7 @@ class Hub:
         while held:
             await self._record(job, held)
             if self._held.get(job) is not held:
-                return  # the job was taken over by another coordinator, which decides by itself
+                return  # another coordinator has taken the job over and makes its own decisions
             effects = held[:]
             held.clear()
             self._do(job, effects)
@@ -207,7 +227,8 @@ class Hub:
         self._do(job, [])
 
     async def _record(self, job: str, held: list[Effect]) -> None:
-        """All that is known of who is gone, also what came to be held meanwhile."""
+        """Writes to the store who is gone, including members of which the news came while it was waiting."""
+        logged: set[str] = set()
         while any(isinstance(effect, Record) for effect in held):
             record, guard = self._membership.gone(job), self.serving.guard(job)
             if record is None or guard is None:
@@ -218,9 +239,15 @@ class Hub:
             except FencedError:
                 self.serving.fenced(job, guard)
                 return
+            # Waiting would not help; only a coordinator that takes over would need the record.
+            except TooLargeError as error:
+                _log.error("Who of job %r is gone can't be stored: %s", job, error)
+                return
             except StoreError as error:
-                _log.warning("Job %r can't tell yet who of it is gone: %s", job, error)
-                self._do(job, self._membership.hindered(job, f"{NO_STORE} {error}"))
+                if str(error) not in logged:
+                    logged.add(str(error))
+                    _log.warning("Job %r can't tell yet who of it is gone: %s", job, error)
+                self._do(job, self._membership.hindered(job, _hindrance(error)))
                 await asyncio.sleep(STORE_RETRY_S)
                 continue
             if count == len(held):
@@ -247,7 +274,7 @@ class Hub:
                 )
             elif isinstance(effect, Gone):
                 self._rank_gone(effect)
-            elif isinstance(effect, Ended):
+            elif isinstance(effect, WorldEnded):
                 self._world_ended(effect)
         if job not in self._held and self._is_idle(job) and self.serving.guard(job) and not self._stopping:
             self._start(self.serving.release(job, lambda: self._is_idle(job), lambda guard: self._retract(job, guard)))
@@ -262,6 +289,7 @@ class Hub:
     async def _form(self, formation: Formation) -> None:
         """Takes the next epoch from the store, writes the world there, and tells the members."""
         job = formation.job
+        logged: set[str] = set()
         while self._membership.is_forming(formation) and (guard := self.serving.guard(job)) is not None:
             try:
                 epoch = await next_epoch(self._store, job)
@@ -270,9 +298,16 @@ class Hub:
             except FencedError:
                 self.serving.fenced(job, guard)
                 return
+            except TooLargeError as error:
+                sentence = f"The world of job {job!r} is larger than the coordinator's store takes: {error}"
+                _log.error("%s", sentence, extra=about(job))
+                self._carry_out(job, self._membership.unformable(formation, sentence, self._clock()))
+                return
             except StoreError as error:
-                _log.warning("Job %r can't form its world yet: %s", job, error, extra=about(job))
-                self._do(job, self._membership.hindered(job, f"{NO_STORE} {error}"))
+                if str(error) not in logged:
+                    logged.add(str(error))
+                    _log.warning("Job %r can't form its world yet: %s", job, error, extra=about(job))
+                self._do(job, self._membership.hindered(job, _hindrance(error)))
                 await asyncio.sleep(STORE_RETRY_S)
                 continue
             if entry is None:
@@ -281,14 +316,18 @@ class Hub:
                 return
             self._world_revision[job] = entry.revision
             effects = self._membership.formed(formation, epoch, secret)
-            if not effects:  # a member went away meanwhile
+            if not effects:  # a member went away meanwhile, so the world does not form
                 await self._retract(job, guard)
                 return
             if old := self._sessions.pop(job, None):
                 old.end(f"Epoch {old.epoch} of job {old.job!r} is over.")
             options = next(iter(formation.requests.values())).options
             negotiation = Negotiation(
-                epoch, len(formation.places), self._id_capacity, deadlock=self._deadlock, term=guard.revision
+                epoch,
+                len(formation.places),
+                self._id_capacity,
+                deadlock=deadlock_times_of(options, self._deadlock),
+                term=guard.revision,
             )
             self._open(job, guard, negotiation, options)
             self.metrics.worlds_formed.add(1, job)
@@ -311,7 +350,7 @@ class Hub:
         self._empty.clear()
 
     async def _retract(self, job: str, guard: Guard) -> None:
-        """The store forgets the world, whose members are all gone or never heard of it."""
+        """Deletes the world from the store: its members are all gone, or were never told of it."""
         if (revision := self._world_revision.pop(job, None)) is not None:
             await retract_world(self._store, job, revision, guard)
 
@@ -330,7 +369,7 @@ class Hub:
         session.reports.pop(gone.rank, None)
         session.send(session.negotiation.forget(gone.rank, self._clock()))
 
-    def _world_ended(self, ended: Ended) -> None:
+    def _world_ended(self, ended: WorldEnded) -> None:
         session = self._sessions.get(ended.job)
         if session is not None and session.epoch == ended.epoch:
             del self._sessions[ended.job]
@@ -355,7 +394,7 @@ class Hub:
             world.epoch,
             len(world.members),
             self._id_capacity,
-            deadlock=self._deadlock,
+            deadlock=deadlock_times_of(world.options, self._deadlock),
             term=guard.revision,
             takes_over=True,
         )
@@ -370,7 +409,7 @@ class Hub:
         _log.warning("Job %r: epoch %d was taken over, with %s.", job, world.epoch, present)
 
     def _taken_over(self, job: str, address: str) -> None:
-        """Another coordinator decides from now on. Members are led to it, and nothing of the job is kept."""
+        """Another coordinator serves the job from now on. Sends the members to it, and forgets the job."""
         self._held.pop(job, None)
         self._world_revision.pop(job, None)
         sentence = f"Job {job!r} is served by {address or 'another coordinator'} now."
@@ -387,7 +426,7 @@ class Hub:
                 events.fail(grpc.StatusCode.UNAVAILABLE, sentence)
 
     def _cut_off(self) -> None:
-        """This coordinator can't change a world. Members look for one that can, and come back if there is none."""
+        """Ends the members' streams because this coordinator can't write to the store. They try others first."""
         self._fail_all("The coordinator can't reach its store; another one may.")
 
     def _fail_all(self, sentence: str) -> None:
@@ -438,11 +477,15 @@ class Hub:
             raise
 
     def close_session(self, session: NegotiationSession, rank: int, decisions: DecisionsOutbox) -> None:
-        """The stream is over; its member may come back with another one."""
+        """The negotiation stream is over; its rank may open another one."""
         if session.streams.get(rank) is decisions:
             del session.streams[rank]
 
     # -- life --------------------------------------------------------------------------------------------------------
+
+    def attendance(self, job: str) -> Attendance | None:
+        """Which hosts of the job's world are connected here; None when the job is not served here, or unknown."""
+        return self._membership.attendance(job) if self.serving.guard(job) is not None else None
 
     def overview(self) -> list[JobOverview]:
         """All jobs as they are now. May be called from other threads."""
@@ -452,7 +495,11 @@ class Hub:
         """Finds members and operations that are overdue, for ever."""
         while True:
             await asyncio.sleep(self._limits.tick_s)
-            if self._judge.tick(self._true_clock()):
+            jumped = self._judge.tick(self._true_clock())
+            if not self.serving.is_sure():
+                # Another coordinator may serve its jobs by now, to which members that are away here are connected.
+                self._membership.restart_limits(self._clock())
+            if jumped:
                 _log.warning("This coordinator was stopped for a while; its limits begin anew.")
                 self._membership.restart_limits(self._clock())
                 for session in self._sessions.values():
@@ -463,11 +510,11 @@ class Hub:
                 self._guarded(job, session.watch_stalls, self._clock())
 
     def _look_at_members(self, job: str) -> None:
-        vouched = {member_id for member_id in self._membership.troubled(job) if self._processes.lives(member_id)}
+        vouched = {member_id for member_id in self._membership.suspected(job) if self._processes.lives(member_id)}
         self._carry_out(job, self._membership.tick(job, self._clock(), vouched))
 
     def _guarded(self, job: str, look: Callable[..., None], *arguments: Any) -> None:
-        """An error in one job must not end the watch over the others."""
+        """Calls `look` for one job. An error there must not end the watch over the others."""
         try:
             look(*arguments)
         except Exception:
@@ -498,3 +545,7 @@ class Hub:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
             _log.error("Work on the store failed: %s", error, exc_info=error)
+
+
+def _hindrance(error: StoreError) -> str:
+    return f"{NO_WRITES if isinstance(error, WritesRefusedError) else NO_ANSWER} {error}"

@@ -6,19 +6,18 @@ from typing import Any, TypeVar
 
 import grpc
 
-from horovod.coordinator.core.clustered import NOT_SERVING
-from horovod.coordinator.core.words import printable
-from horovod.coordinator.store import StoreError
+from horovod.base.words import printable
+from horovod.coordinator.store import StoreError, TooLargeError, WritesRefusedError
 from horovod.protos.v1 import jobs_pb2 as pb
 
 from .auth import Access
-from .cluster import ClusterHub, NotServingError, check_serving
+from .cluster import ClusterHub, NotServingError, check_serving, send_on
 from .follower import MAX_EVENTS, Follower, JobOutbox, with_latest_record
 from .outbox import Outbox
 from .sending import Sending, as_bytes, call_handler
 from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
 
-LISTED_JOBS = 50  # that are over, unless a client asks for another number
+LISTED_JOBS = 50  # jobs that are over which a listing has, unless the client asks for another number
 _SIGNALS = range(1, 65)
 
 Answer = TypeVar("Answer")
@@ -33,7 +32,7 @@ class JobsService:
     async def Submit(self, request: pb.JobSpec, context: Context) -> pb.JobRecord:  # noqa: N802
         await self._access.admit(context, None, request.ByteSize())
         await check_serving(self._hub, context)
-        record = await _decided(context, self._hub.submit(request))
+        record = await self._decided(context, self._hub.submit(request))
         if isinstance(record, str):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, record)
         return record
@@ -67,7 +66,7 @@ class JobsService:
                 except RefusedError as error:
                     await context.abort(error.code, str(error))
         except StoreError as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, f"The store does not take the code now: {error}")
+            await context.abort(_status_of(error), f"The store does not take the code now: {error}")
         return found
 
     async def Follow(  # noqa: N802
@@ -106,23 +105,31 @@ class JobsService:
         if request.signal not in _SIGNALS:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"There is no signal {request.signal}.")
         await check_serving(self._hub, context)
-        record = await _decided(context, self._hub.signal(request.job, request.signal, request.stop))
+        record = await self._decided(context, self._hub.signal(request.job, request.signal, request.stop))
         if record is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, unknown(request.job))
         return record
 
+    async def _decided(self, context: Context, work: Coroutine[Any, Any, Answer]) -> Answer:
+        """The answer. Ends the call if this coordinator has ceased to serve meanwhile; the client asks the next one."""
+        try:
+            async with own_errors(context, "a client"):
+                with contextlib.suppress(NotServingError):
+                    return await work
+        except StoreError as error:
+            await context.abort(_status_of(error), f"What was asked for can't be recorded: {error}")
+        await send_on(self._hub, context)
+        raise AssertionError("abort raises")
 
-async def _decided(context: Context, work: Coroutine[Any, Any, Answer]) -> Answer:
-    """Where this coordinator stops to serve in the middle, the client is to ask the next one."""
-    async with own_errors(context, "a client"):
-        with contextlib.suppress(NotServingError):
-            return await work
-    await context.abort(grpc.StatusCode.UNAVAILABLE, NOT_SERVING)
-    raise AssertionError("abort raises")
+
+def _status_of(error: StoreError) -> grpc.StatusCode:
+    """The status for a refusal, by which the client knows whether it helps to ask again."""
+    is_final = isinstance(error, TooLargeError | WritesRefusedError)
+    return grpc.StatusCode.FAILED_PRECONDITION if is_final else grpc.StatusCode.UNAVAILABLE
 
 
 def unknown(job: str) -> str:
-    """The sentence for a job that is not there."""
+    """The sentence for a job that does not exist."""
     return (
         f"There is no job {printable(job, MAX_SHOWN)!r} here: `horovodrun ps` shows those that there are. The last 200 "
         "that are over are kept."
@@ -130,7 +137,7 @@ def unknown(job: str) -> str:
 
 
 def add_jobs_to_server(server: grpc.aio.Server, service: JobsService) -> None:
-    """As the generated function, for a stream whose answers may be bytes already (sending.py)."""
+    """Like the generated function of this name, for streams whose answers may be bytes already (sending.py)."""
     handlers: dict[str, Any] = {
         "Submit": call_handler(service.Submit, pb.JobSpec),
         "Place": call_handler(service.Place, pb.JobSpec),

@@ -1,17 +1,20 @@
-"""The Membership service: one stream for each member. A member whose stream breaks may come back (core/life.py)."""
+"""The Membership service: one stream for each member.
+
+A member whose stream breaks may come back (core/world/life.py).
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import grpc
 
-from horovod.coordinator.core.checks import refusal_of, refusal_of_attach
-from horovod.coordinator.core.words import printable
+from horovod.base.tasks import end_tasks
+from horovod.base.telemetry import tracing
+from horovod.base.words import printable
+from horovod.coordinator.core.world.checks import refusal_of, refusal_of_attach
 from horovod.coordinator.store import StoreError
-from horovod.coordinator.tasks import end_tasks
 from horovod.protos.v1 import membership_pb2 as pb
 from horovod.protos.v1.membership_pb2_grpc import MembershipServicer
-from horovod.telemetry import tracing
 
 from .auth import Access
 from .hub import EventOutbox, Hub
@@ -20,7 +23,7 @@ from .repeats import RELAY
 from .sending import Sending
 from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
 
-TOLD_AFTER_S = 1.0  # who joins is told what keeps it waiting
+TOLD_AFTER_S = 1.0  # a process that waits so long to join is told why
 MAX_EVENTS = 1 << 16  # a world may lose all its members at once
 
 _NONSENSE = "After joining, a member says that it has its world, what it knows of its peers, and its goodbye only."
@@ -48,7 +51,7 @@ class MembershipService(MembershipServicer):
         if relayed.is_relayed:
             await context.send_initial_metadata(((RELAY, "frames"),))
         who = f"member {member_id[:MAX_SHOWN]!r} of job {job[:MAX_SHOWN]!r}"
-        refused = _obstacle(first)  # to what makes no sense, whichever job runs
+        refused = _obstacle(first)  # a request may make no sense, whatever the state of the job
         if refused is None:
             await self._be_served(job, context, who, first.unreachable, joins=first.HasField("join"))
         else:
@@ -69,7 +72,7 @@ class MembershipService(MembershipServicer):
         if nonce:
             await context.write(pb.MembershipEvent(challenge=pb.Challenge(nonce=nonce)))
             answer = await first_message(request_iterator, context, "the proof that the challenge asks for")
-            await self._be_served(job, context, who)  # another one may have taken the job meanwhile
+            await self._be_served(job, context, who)  # another coordinator may have taken the job meanwhile
             async with own_errors(context, who):
                 refused = self._hub.attach(first.attach, nonce, answer.proof.proof, events)
         if refused is not None:
@@ -95,7 +98,7 @@ class MembershipService(MembershipServicer):
             elif message.HasField("leave"):
                 self._hub.leave(member_id, printable(message.leave.reason))
             else:
-                # A member that does not know what it says will not come back either.
+                # A member whose message makes no sense has no use for another stream either.
                 events.fail(grpc.StatusCode.INVALID_ARGUMENT, _NONSENSE)
                 self._hub.lost(member_id, "it broke the protocol between members and coordinator; this is a bug of it")
                 raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, _NONSENSE)
@@ -111,7 +114,7 @@ class MembershipService(MembershipServicer):
     async def _be_served(
         self, job: str, context: Context, who: str, unreachable: str = "", joins: bool = False
     ) -> None:
-        """Ends the stream unless the job is served here. Who joins is told what it waits for."""
+        """Ends the stream unless this coordinator serves the job; a process that joins is told why it has to wait."""
         asking = asyncio.get_running_loop().create_task(self._hub.serve(job, unreachable, joins))
         try:
             async with own_errors(context, who):
@@ -132,6 +135,15 @@ class MembershipService(MembershipServicer):
         serving = self._hub.serving
         return pb.ServesAnswer(replica=serving.replica, serves=serving.claims(request.job))
 
+    async def Attendance(  # noqa: N802
+        self, request: pb.AttendanceRequest, context: Context
+    ) -> pb.AttendanceAnswer:
+        await self._access.admit(context, None)
+        found = self._hub.attendance(request.job)
+        if found is None:
+            return pb.AttendanceAnswer()
+        return pb.AttendanceAnswer(serves=True, connected=found.connected, away=found.away, lost=found.lost)
+
 
 def _obstacle(first: pb.MemberMessage) -> pb.Refused | None:
     if first.HasField("attach"):
@@ -142,6 +154,6 @@ def _obstacle(first: pb.MemberMessage) -> pb.Refused | None:
 
 
 def with_latest_progress(items: list[pb.MembershipEvent]) -> Iterator[pb.MembershipEvent]:
-    """All events in order; of those about progress the latest alone."""
+    """All events in order, but of those about progress only the latest."""
     latest = next((item for item in reversed(items) if item.HasField("progress")), None)
     return (item for item in items if item is latest or not item.HasField("progress"))

@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator, Iterator
 
 import grpc
 
-from horovod.coordinator.core.budget import TooMuchError
-from horovod.coordinator.core.negotiation import ContradictionError
-from horovod.coordinator.core.words import printable
+from horovod.base.telemetry import tracing
+from horovod.base.words import printable
+from horovod.coordinator.core.agreement.budget import TooMuchError
+from horovod.coordinator.core.agreement.negotiation import ContradictionError
 from horovod.protos.v1 import negotiation_pb2 as pb
 from horovod.protos.v1.negotiation_pb2_grpc import NegotiationServicer
-from horovod.telemetry import tracing
 
 from .auth import Access
 from .hub import Hub
@@ -18,7 +18,7 @@ from .sending import Sending
 from .session import DecisionsOutbox
 from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
 
-MAX_DECISIONS = 1 << 14  # messages that wait for one member to read them
+MAX_DECISIONS = 1 << 14  # messages that may wait until one member reads them
 MAX_MESSAGE_BYTES = 1 << 20  # well below the 4 MiB that gRPC takes unless told otherwise
 
 
@@ -85,7 +85,7 @@ class NegotiationService(NegotiationServicer):
 
 
 def combined(items: list[pb.Decisions]) -> Iterator[pb.Decisions]:
-    """As few messages as the bound allows, in order. The items are shared with other streams and stay as they are."""
+    """The decisions in as few messages as the bound allows, in order. `items` are other streams' too."""
     if len(items) == 1 and items[0].ByteSize() <= MAX_MESSAGE_BYTES:
         yield items[0]
         return

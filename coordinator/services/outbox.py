@@ -1,4 +1,4 @@
-"""What waits to be sent on one stream: bounded, so that a peer which does not read can't fill the memory."""
+"""The queue of messages for one stream. It is bounded, so a peer that does not read can't fill the memory."""
 
 import asyncio
 from collections import deque

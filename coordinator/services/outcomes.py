@@ -1,7 +1,7 @@
 """What agents have reported of ranks, for a coordinator that serves a job's world but not its agents (ADR 44).
 
 The coordinator that serves agents writes how ranks end into the record of their job. Each coordinator watches these
-records, so that the end of a process is evidence (core/life.py) wherever its world is served.
+records, so that the end of a process is evidence (core/world/life.py) wherever its world is served.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from horovod.coordinator.core.clustered import rank_ends
+from horovod.coordinator.core.cluster.job import rank_ends
 from horovod.coordinator.core.ending import RankEnded
 from horovod.coordinator.store import Store, StoreError
 from horovod.coordinator.store.submitted import SUBMITTED, job_of, submitted_key
 from horovod.protos.v1 import jobs_pb2
 
-AGAIN_S = 0.5  # between attempts to watch
+AGAIN_S = 0.5  # seconds between attempts to watch the store
 
 _log = logging.getLogger(__name__)
 
@@ -29,12 +29,12 @@ class Outcomes:
         self._tell = tell
 
     async def look(self, job: str) -> None:
-        """At a job that is served here from now on. Raises StoreError."""
+        """Reads the outcomes of a job that is served here from now on. Raises StoreError."""
         if (entry := await self._store.get(submitted_key(job))) is not None:
             self._tell_all(jobs_pb2.JobRecord.FromString(entry.value))
 
     async def watch(self) -> None:
-        """For ever."""
+        """Watches the store for outcomes, for ever."""
         while True:
             try:
                 entries, revision = await self._store.range(SUBMITTED)

@@ -20,16 +20,17 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from horovod.coordinator.tasks import end_tasks
-from horovod.protos.v1 import membership_pb2, membership_pb2_grpc
+from horovod.base.tasks import end_tasks
+from horovod.coordinator.core.attendance import Attendance
+from horovod.protos.v1 import agents_pb2, agents_pb2_grpc, membership_pb2, membership_pb2_grpc
 
 if TYPE_CHECKING:
     from horovod.coordinator.tls import ServerTls
 
 ANSWER_S = 0.7  # how long another coordinator has to answer before it counts as dead; to be wrong costs little (ADR 32)
 BELIEVED_S = 0.5  # how long an answer counts: the members of a world ask all at once
-LOOK_S = 0.5  # between looks at one of them
-SILENT_S = 0.9 * ANSWER_S  # who has not answered for so long is silent
+LOOK_S = 0.5  # seconds between looks at one of them
+SILENT_S = 0.9 * ANSWER_S  # a coordinator that has not answered for so long is silent
 LATE_S = 0.3  # what takes so much longer than it may tells of a pause of this process, not of the other one
 
 _SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
@@ -47,9 +48,9 @@ class Peers:
         self._stamp = tls.stamp() if tls else None
         self._credentials = tls.peer_credentials() if tls else None
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
-        self._believed: dict[tuple[str, str], float] = {}  # job and replica -> until when
+        self._believed: dict[tuple[str, str], float] = {}  # (job, replica) -> until when the answer counts
         self._told = ""
-        self._watches: dict[str, asyncio.Task[None]] = {}  # by address
+        self._watches: dict[str, asyncio.Task[None]] = {}  # address -> the task that watches it
         # By address: whether it was silent when it was looked at last, which may be under way.
         self._looks: dict[str, asyncio.Future[bool]] = {}
         self._closed = False
@@ -74,7 +75,7 @@ class Peers:
     # -- looking at all ------------------------------------------------------------------------------------------------
 
     def watch(self, addresses: Iterable[str]) -> None:
-        """These are the others from now on."""
+        """Watches these coordinators from now on."""
         if self._closed:
             return
         wanted = set(addresses)
@@ -116,7 +117,7 @@ class Peers:
     # -- asking one ----------------------------------------------------------------------------------------------------
 
     async def _ask(self, channel: grpc.aio.Channel, address: str, job: str) -> membership_pb2.ServesAnswer | bool:
-        """What it answers; without an answer, whether it lives."""
+        """The coordinator's answer; if there is none, whether it lives."""
         stub: membership_pb2_grpc.MembershipAsyncStub = membership_pb2_grpc.MembershipStub(channel)
         try:
             request = membership_pb2.ServesRequest(job=job)
@@ -124,8 +125,32 @@ class Peers:
         except grpc.aio.AioRpcError as error:
             if job and error.code() == grpc.StatusCode.UNAVAILABLE and self._tls is not None:
                 await self._tell_why(self._tls, address)
-            return error.code() not in _SILENT  # it lives, but has another token: its members shall ask it
+            return error.code() not in _SILENT  # it lives and refuses our token; members are to ask it themselves
         return answer
+
+    async def attendance(self, address: str, job: str) -> Attendance | None:
+        """The hosts of the job's world, by the coordinator there; None when it does not serve the job or not answer."""
+        async with self._channel(address) as channel:
+            stub: membership_pb2_grpc.MembershipAsyncStub = membership_pb2_grpc.MembershipStub(channel)
+            request = membership_pb2.AttendanceRequest(job=job)
+            try:
+                answer = await stub.Attendance(request, timeout=ANSWER_S, metadata=self._metadata)
+            except grpc.aio.AioRpcError:
+                return None
+        if not answer.serves:
+            return None
+        return Attendance(frozenset(answer.connected), frozenset(answer.away), frozenset(answer.lost))
+
+    async def connected_agents(self, address: str) -> frozenset[str]:
+        """The names of agents connected to the coordinator there; none when it does not answer."""
+        async with self._channel(address) as channel:
+            stub: agents_pb2_grpc.AgentsAsyncStub = agents_pb2_grpc.AgentsStub(channel)
+            try:
+                request = agents_pb2.ConnectedRequest()
+                answer = await stub.Connected(request, timeout=ANSWER_S, metadata=self._metadata)
+            except grpc.aio.AioRpcError:
+                return frozenset()
+        return frozenset(answer.agents)
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         if self._tls is None or self._credentials is None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from horovod.coordinator.core.life import EXECUTED, PROCESS_ENDED
+from horovod.coordinator.core.world.life import EXECUTED, PROCESS_ENDED
 from horovod.protos.v1 import membership_pb2
 
 _START_TIME, _STACK = 22, 28  # fields of /proc/PID/stat (proc(5)); exec gives the process another stack
@@ -20,7 +20,7 @@ _START_TIME, _STACK = 22, 28  # fields of /proc/PID/stat (proc(5)); exec gives t
 class _Watched:
     pid: int
     descriptor: int
-    stack: int  # 0 where this coordinator may not know
+    stack: int  # 0: this coordinator may not read it
 
 
 class ProcessWatch:
@@ -30,7 +30,7 @@ class ProcessWatch:
         """ended: called once with the id of a member whose process has ended, and the cause."""
         self._ended = ended
         self._namespace = own_namespace()
-        self._watched: dict[str, _Watched] = {}  # by member id
+        self._watched: dict[str, _Watched] = {}  # member id -> its process
 
     def watch(self, member_id: str, pid: int, process: membership_pb2.ProcessIdentity) -> None:
         """Does nothing for a process that is not visible here, or is not the one that the member says."""

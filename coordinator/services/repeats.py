@@ -21,21 +21,21 @@ MARK = b"\0"  # before a RelayFrame
 
 
 class Repeats:
-    """What relays have. Used in one event loop."""
+    """Which messages each relay has. Used in one event loop."""
 
     def __init__(self, arrival_s: float = ARRIVAL_S) -> None:
         self._arrival_s = arrival_s
         # By message; one message is one object, whatever the number of its members, so its hash is known. And one
         # frame for all relays is one object.
         self._framed: dict[bytes, _Framed] = {}
-        self._sent: dict[tuple[str, bytes], _Sent] = {}  # by relay and message
+        self._sent: dict[tuple[str, bytes], _Sent] = {}  # (relay, message) -> whether it has arrived there
 
     def of(self, relay: str) -> RelayedStream:
-        """For one stream. relay: the id; empty for a stream that comes directly."""
+        """The repeats for one stream. relay: its id; empty for a stream that comes without a relay."""
         return RelayedStream(self, relay)
 
     def begin(self, relay: str, message: bytes) -> tuple[_Sent, bool]:
-        """What is known of this message and relay, and whether that is new."""
+        """The entry of this message at this relay, and whether it was made just now."""
         found = self._sent.get((relay, message))
         if found is not None:
             return found, False
@@ -89,11 +89,11 @@ class RelayedStream:
         return sent.framed.repeat if sent.arrived.result() else message
 
     def arrived(self) -> None:
-        """The member has confirmed it."""
+        """The member has confirmed that the message arrived."""
         if self._first is not None:
             self._first.settle(True)
 
     def close(self) -> None:
-        """The stream is over."""
+        """The stream is over, so its unconfirmed message counts as not sent."""
         if self._first is not None:
             self._first.settle(False)

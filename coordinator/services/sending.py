@@ -20,7 +20,7 @@ from .repeats import Repeats
 KEPT = 8
 KEPT_FROM_BYTES = 1 << 10
 LARGE_BYTES = 64 << 10
-LARGE_AT_ONCE_BYTES = 64 << 20  # of large messages that peers have not taken yet
+LARGE_AT_ONCE_BYTES = 64 << 20  # bytes of large messages that peers have not taken yet
 PATIENCE_S = 1.0  # after which a peer that does not read keeps others waiting no longer
 
 
@@ -58,7 +58,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, size: int) -> AsyncIterator[None]:
-        """For as long as a message of `size` bytes is being written."""
+        """A turn to write a message of `size` bytes; held while it is being written."""
         if size < LARGE_BYTES:
             yield
             return
@@ -84,7 +84,7 @@ class Turns:
 
 
 class Sending:
-    """What all streams of a coordinator share."""
+    """The serializer and the turns that all streams of a coordinator share."""
 
     def __init__(self) -> None:
         self.serializer = Serializer()

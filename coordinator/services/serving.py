@@ -19,14 +19,14 @@ import weakref
 from collections.abc import Awaitable, Callable
 
 from horovod.coordinator.store import FencedError, Guard, LeaseLostError, Store, StoreError
-from horovod.coordinator.store.jobs import JOBS, claim, is_serving_key, release, serving_key
+from horovod.coordinator.store.jobs import JOBS, claim, expire_epoch, is_serving_key, release, serving_key
 from horovod.protos.v1 import membership_pb2
 
 from .peers import Peers
 
 REPLICAS = "replicas/"
 LEASE_S = 5.0
-AGAIN_S = 0.5  # between attempts to watch
+AGAIN_S = 0.5  # seconds between attempts to watch the store
 
 _log = logging.getLogger(__name__)
 
@@ -58,9 +58,10 @@ class Serving:
         self._lost = lost
         self._cut_off = cut_off
         self._lease_s = lease_s
-        self._guards: dict[str, Guard] = {}  # by job
-        self._taking: dict[str, int] = {}  # how many ask for it
-        self._complaints: dict[str, float] = {}  # by job: when a member's word that it can't reach the holder counted
+        self._guards: dict[str, Guard] = {}  # job -> the guard of its key
+        self._taking: dict[str, int] = {}  # job -> how many requests for it are under way
+        # Job -> when a member's complaint about its coordinator was last acted on.
+        self._complaints: dict[str, float] = {}
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._lease: int | None = None
         self._registering = asyncio.Lock()
@@ -77,13 +78,13 @@ class Serving:
         return guard.revision if guard else 0
 
     def serves(self, job: str) -> bool:
-        """Or is about to."""
+        """Whether this coordinator serves the job or is about to."""
         return job in self._guards or job in self._taking
 
     def claims(self, job: str) -> bool:
         """`serves`, for another one that asks; it may have the job if it reaches the store and this one does not."""
-        self._has_others = True  # which the store may not have said yet
-        return self.serves(job) and self._is_reachable()
+        self._has_others = True  # the store may not have told of them yet
+        return self.serves(job) and self.is_sure()
 
     async def serve(self, job: str, unreachable: str = "", joins: bool = False) -> str:
         """ "" when the job is served here from now on, else the address of who serves it. Raises StoreError.
@@ -91,9 +92,9 @@ class Serving:
         unreachable: the address of a coordinator that could not be reached by the member which asks.
         joins: it wants a new world, which takes a store; one that comes back to its world is served without, too.
         """
-        if job in self._guards and (self._is_reachable() or not joins):
+        if job in self._guards and (self.is_sure() or not joins):
             return ""
-        if not self._is_reachable():
+        if not self.is_sure():
             raise StoreError("This coordinator can't reach its store.")
         lock = self._lock(job)
         self._taking[job] = self._taking.get(job, 0) + 1
@@ -154,6 +155,9 @@ class Serving:
                 await retract(guard)
                 if not is_idle():
                     return
+                await expire_epoch(self._store, job, guard)
+                if not is_idle():
+                    return
                 del self._guards[job]
                 await release(self._store, guard)
             except FencedError:
@@ -163,7 +167,7 @@ class Serving:
                 _log.info("Job %r is over, but the store does not know it: %s", job, error)
 
     def fenced(self, job: str, guard: Guard) -> None:
-        """A write under the guard was refused."""
+        """A write under the job's guard was refused, so another coordinator serves it."""
         if self._guards.get(job) == guard:
             self._lose(job, "")
 
@@ -181,7 +185,7 @@ class Serving:
     # -- for as long as the process lives ------------------------------------------------------------------------------
 
     async def keep(self) -> None:
-        """Keeps the key that says that this process lives, for ever."""
+        """Keeps alive, for ever, the lease by which others see that this process lives."""
         told = False
         bounced_at_s = 0.0
         loop = asyncio.get_running_loop()
@@ -206,13 +210,13 @@ class Serving:
                 if not told:
                     _log.warning("The store can't be reached, so no world can form or change: %s", error)
                     told = True
-                if self._has_others and not self._is_reachable() and loop.time() - bounced_at_s > self._lease_s:
+                if self._has_others and not self.is_sure() and loop.time() - bounced_at_s > self._lease_s:
                     bounced_at_s = loop.time()
                     self._cut_off()
             await asyncio.sleep(self._lease_s / 3)
 
     async def watch(self) -> None:
-        """Sees who takes a job of this coordinator, for ever."""
+        """Watches, for ever, for other coordinators that take jobs from this one."""
         while True:
             try:
                 _, revision = await self._store.range(REPLICAS)
@@ -236,7 +240,7 @@ class Serving:
             self._lose(job, holder.address)
 
     async def stop(self) -> None:
-        """The next coordinator finds all jobs free."""
+        """Releases all jobs, so that another coordinator can take them at once."""
         await self._peers.close()
         with contextlib.suppress(StoreError):
             for guard in list(self._guards.values()):
@@ -252,8 +256,8 @@ class Serving:
                 self._lease = lease
                 self._reached_at_s = asyncio.get_running_loop().time()
 
-    def _is_reachable(self) -> bool:
-        """False once the store has not answered for as long as the lease lasts."""
+    def is_sure(self) -> bool:
+        """False once the store was silent for a lease: another coordinator may serve by now what is served here."""
         now = asyncio.get_running_loop().time()
         if self._reached_at_s is None:
             self._reached_at_s = now

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from horovod.coordinator.core.budget import Answers
-from horovod.coordinator.core.negotiation import Negotiation
-from horovod.coordinator.core.stall import OVER, StallWatch
+from horovod.base.telemetry.logs import about
+from horovod.coordinator.core.agreement.budget import Answers
+from horovod.coordinator.core.agreement.negotiation import Negotiation
+from horovod.coordinator.core.agreement.stall import OVER, StallWatch
 from horovod.coordinator.metrics import CoordinatorMetrics
 from horovod.protos.v1 import negotiation_pb2
-from horovod.telemetry.logs import about
 
 from .outbox import Outbox
 
@@ -28,16 +28,16 @@ class NegotiationSession:
 
     job: str
     epoch: int
-    term: int  # of this coordinator (serving.py)
+    term: int  # the term in which this coordinator serves the job (serving.py)
     negotiation: Negotiation
     stalls: StallWatch
     ignored: str = ""  # what rank 0 is to hear about the settings when it opens its stream
     told_level: int = logging.WARNING
     streams: dict[int, DecisionsOutbox] = field(default_factory=dict)  # by rank
-    seen: set[int] = field(default_factory=set)  # ranks that had a stream
+    seen: set[int] = field(default_factory=set)  # ranks that have opened a stream at least once
     look_at_s: float = 0.0  # when to look for stalls again
     shutdown: str = ""  # every rank is to end the epoch with this sentence
-    reports: dict[int, negotiation_pb2.RankReport] = field(default_factory=dict)  # the latest of each rank
+    reports: dict[int, negotiation_pb2.RankReport] = field(default_factory=dict)  # rank -> its latest report
     metrics: CoordinatorMetrics | None = None
 
     def send(self, answers: Answers) -> None:
@@ -50,7 +50,7 @@ class NegotiationSession:
                     self.streams[rank].put(decisions)
 
     def warn(self, sentence: str) -> None:
-        """In the log here, and on the stderr of rank 0."""
+        """Writes the sentence to this log, and to the stderr of rank 0."""
         level = self.told_level if 0 in self.streams else logging.WARNING
         _log.log(level, "Job %r: %s", self.job, sentence, extra=about(self.job, self.epoch))
         if 0 in self.streams:

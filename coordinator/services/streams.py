@@ -20,7 +20,7 @@ from .sending import Sending
 FIRST_MESSAGE_TIMEOUT_S = 30.0
 _SLICE_S = 1.0
 DRAIN_TIMEOUT_S = 5.0
-MAX_SHOWN = 200  # characters of a name from outside
+MAX_SHOWN = 200  # characters of a peer's name that are shown
 
 _log = logging.getLogger(__name__)
 Request = TypeVar("Request", bound=Message)

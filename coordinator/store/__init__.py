@@ -1,7 +1,8 @@
 """What a coordinator must not forget: the epoch counter and the current world of each job.
 
 Written on membership changes only, never per training step, and always by compare-and-swap, so that any number of
-coordinators may share one store. `memory` is the embedded default, `etcd` the one that outlives its coordinators.
+coordinators may share one store. `memory` is the embedded default and ends with its coordinator, `sqlite` is a file
+that outlives it, and `etcd` is shared by several.
 """
 
 from .base import (
@@ -13,7 +14,9 @@ from .base import (
     LeaseLostError,
     Store,
     StoreError,
+    TooLargeError,
     UncertainError,
+    WritesRefusedError,
 )
 from .memory import MemoryStore
 from .open import open_store
@@ -28,6 +31,8 @@ __all__ = [
     "MemoryStore",
     "Store",
     "StoreError",
+    "TooLargeError",
     "UncertainError",
+    "WritesRefusedError",
     "open_store",
 ]

@@ -8,7 +8,10 @@ has seen everything up to revision r continues at r + 1 and misses nothing.
      +- CompactedError      a watch wants changes that are no longer kept; read the range again, then watch from there
      +- FencedError         the guard of a write does not hold any more; nothing was written, and nothing will be
      +- LeaseLostError      the lease ended before; take a new one and write again
+     +- TooLargeError       a value is longer than a store takes; the same write would be refused each time
      +- UncertainError      a write may have happened or not; read again, then decide
+     +- WritesRefusedError  it takes no writes until a person does something (no room is left, it may only be read);
+                            reads and deletions may go on
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -16,6 +19,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 MISSING = 0  # the revision of a key that does not exist
+# Of the key and the value of one write, on every store. etcd takes requests of 1.5 MiB unless told otherwise; what is
+# left of that is for the names of guards and of clusters.
+MAX_WRITE_BYTES = 1_500_000
 
 
 class StoreError(Exception):
@@ -34,15 +40,29 @@ class LeaseLostError(StoreError):
     """The lease ended before this call."""
 
 
+class TooLargeError(StoreError):
+    """The value of a write is longer than the store takes."""
+
+
 class UncertainError(StoreError):
     """The answer to a write was lost, so that it may have happened or not."""
+
+
+class WritesRefusedError(StoreError):
+    """The store takes no writes until a person does something; the sentence says what."""
+
+
+def check_size(key: str, value: bytes) -> None:
+    """Raises TooLargeError for what no store takes."""
+    if (size := len(key) + len(value)) > MAX_WRITE_BYTES:
+        raise TooLargeError(f"{key} and its value have {size:,} bytes: a store takes at most {MAX_WRITE_BYTES:,}.")
 
 
 @dataclass(frozen=True)
 class Entry:
     key: str
     value: bytes
-    revision: int  # of its latest write
+    revision: int  # the store's revision after the latest write of the key
 
 
 @dataclass(frozen=True)
@@ -63,6 +83,10 @@ class Guard:
 
 
 class Store(Protocol):
+    @property
+    def is_shared(self) -> bool:
+        """Whether other coordinators may use it at the same time."""
+
     async def get(self, key: str) -> Entry | None:
         """The entry, or None."""
 
@@ -70,11 +94,12 @@ class Store(Protocol):
         """Entries whose keys begin with `prefix`, in key order, and the store's revision at that moment."""
 
     async def put(self, key: str, value: bytes, lease: int | None = None, *, guard: Guard | None = None) -> Entry:
-        """Writes whatever is there. With a lease the entry goes away when the lease ends. Raises LeaseLostError.
+        """Writes, whatever the key's revision. An entry with a lease is deleted when that ends. Raises LeaseLostError.
 
         guard: nothing is written unless it holds (FencedError), which is looked at in the same step.
 
-        This and the other writes raise UncertainError where their answer is lost.
+        This and the other writes raise UncertainError where their answer is lost, TooLargeError for more than
+        MAX_WRITE_BYTES, and WritesRefusedError.
         """
 
     async def put_if(

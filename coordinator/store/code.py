@@ -17,7 +17,7 @@ def chunk_key(name: str, index: int) -> str:
 
 
 async def read_archives(store: Store) -> Mapping[str, tuple[int, bool]]:
-    """By name: how many bytes, and whether all of it is there."""
+    """name -> how many bytes the archive has, and whether all of it is there."""
     entries, _ = await store.range(ARCHIVES)
     found = {}
     for entry in entries:

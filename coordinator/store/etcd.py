@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator, Sequence
 
 from horovod.protos.etcd import etcd_pb2 as pb
 
-from .base import MISSING, Change, CompactedError, Entry, FencedError, Guard, LeaseLostError
+from .base import MISSING, Change, CompactedError, Entry, FencedError, Guard, LeaseLostError, check_size
 from .etcd_address import EtcdAddress
 from .etcd_client import CALL_S, EtcdClient
+
+PAGE_ENTRIES = 32  # entries in one page of a range: at most 48 MB
 
 
 class EtcdStore:
@@ -20,6 +22,8 @@ class EtcdStore:
 
     call_s: how long a call may take, with attempts at all endpoints.
     """
+
+    is_shared = True
 
     def __init__(self, address: EtcdAddress, call_s: float = CALL_S) -> None:
         self._client = EtcdClient(address, call_s)
@@ -30,11 +34,20 @@ class EtcdStore:
         return self._entry(found.kvs[0]) if found.kvs else None
 
     async def range(self, prefix: str) -> tuple[Sequence[Entry], int]:
+        """Reads page by page, so that each answer is short enough for the time limit of a call."""
         start = self._key(prefix)
-        found = await self._range(pb.RangeRequest(key=start, range_end=_after(start)))
-        return [self._entry(pair) for pair in found.kvs], found.header.revision
+        request = pb.RangeRequest(key=start, range_end=_after(start), limit=PAGE_ENTRIES)
+        entries: list[Entry] = []
+        while True:
+            found = await self._range(request)
+            entries += [self._entry(pair) for pair in found.kvs]
+            request.revision = request.revision or found.header.revision
+            if not found.more:
+                return entries, request.revision
+            request.key = found.kvs[-1].key + b"\0"
 
     async def put(self, key: str, value: bytes, lease: int | None = None, *, guard: Guard | None = None) -> Entry:
+        check_size(key, value)
         request = pb.PutRequest(key=self._key(key), value=value, lease=lease or 0)
         if guard is not None:
             answer = await self._write_if([], pb.RequestOp(request_put=request), guard)
@@ -45,6 +58,7 @@ class EtcdStore:
     async def put_if(
         self, key: str, value: bytes, revision: int, lease: int | None = None, *, guard: Guard | None = None
     ) -> Entry | None:
+        check_size(key, value)
         put = pb.PutRequest(key=self._key(key), value=value, lease=lease or 0)
         answer = await self._write_if([Guard(key, revision)], pb.RequestOp(request_put=put), guard)
         return Entry(key, value, answer.header.revision) if answer.succeeded else None
@@ -54,7 +68,7 @@ class EtcdStore:
         if revision is None and guard is None:
             gone = await self._client.write("/etcdserverpb.KV/DeleteRange", request, pb.DeleteRangeResponse)
             return gone.deleted > 0
-        if revision == 0:  # of a key that does not exist
+        if revision == 0:  # the condition is that the key does not exist
             return False
         latest = [] if revision is None else [Guard(key, revision)]
         answer = await self._write_if(latest, pb.RequestOp(request_delete_range=request), guard)
@@ -62,7 +76,7 @@ class EtcdStore:
 
     async def grant(self, ttl_s: float) -> int:
         request = pb.LeaseGrantRequest(TTL=max(1, math.ceil(ttl_s)))
-        # One that was granted without our hearing of it ends by itself.
+        # If the answer is lost, no process keeps the lease alive, and it expires by itself.
         return (await self._client.ask("/etcdserverpb.Lease/LeaseGrant", request, pb.LeaseGrantResponse)).ID
 
     async def keep_alive(self, lease: int) -> None:
@@ -87,7 +101,7 @@ class EtcdStore:
                         f"Changes before revision {response.compact_revision} are gone, but {following} was asked for."
                     )
                 changes = [self._change(event) for event in response.events]
-                if changes:  # those of one revision come in one response
+                if changes:  # changes of one revision come in one response
                     following = changes[-1].revision + 1
                 for change in changes:
                     yield change

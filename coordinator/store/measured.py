@@ -16,6 +16,10 @@ class MeasuredStore:
         self._store = store
         self._observe = observe
 
+    @property
+    def is_shared(self) -> bool:
+        return self._store.is_shared
+
     @contextlib.contextmanager
     def _timed(self, operation: str) -> Iterator[None]:
         began = time.monotonic()
@@ -63,7 +67,7 @@ class MeasuredStore:
             await self._store.revoke(lease)
 
     def watch(self, prefix: str, revision: int) -> AsyncIterator[Change]:
-        return self._store.watch(prefix, revision)  # has no end, so no length
+        return self._store.watch(prefix, revision)  # a watch has no end, so its time is not measured
 
     async def close(self) -> None:
         await self._store.close()

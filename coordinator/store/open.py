@@ -1,18 +1,32 @@
-"""The store that a piece of text names: `memory:`, or `etcd://...` (etcd_address.py)."""
+"""The store that a piece of text names: `memory:`, `sqlite:PATH` (sqlite.py), or `etcd://...` (etcd_address.py)."""
+
+from pathlib import Path
 
 from .base import Store
 from .memory import MemoryStore
 
 MEMORY = "memory:"
+SQLITE = "sqlite:"
+ETCD = "etcd:"
 
 
 def open_store(text: str) -> Store:
-    """Makes no connection yet. Raises ValueError with a sentence."""
+    """Makes no connection yet, but opens a file. Raises ValueError, or OSError for that file, with a sentence."""
     if text == MEMORY:
         return MemoryStore()
-    if text.startswith("etcd:"):
+    if text.startswith(SQLITE):
+        from .sqlite import SqliteStore
+
+        if not (path := text.removeprefix(SQLITE)) or path.endswith("/"):
+            raise ValueError(
+                f"The store {text!r} names no file; expected something like 'sqlite:/var/lib/horovod/store'."
+            )
+        return SqliteStore(Path(path))
+    if text.startswith(ETCD):
         from .etcd import EtcdStore
         from .etcd_address import EtcdAddress
 
         return EtcdStore(EtcdAddress.parse(text))
-    raise ValueError(f"There is no store {text!r}; expected 'memory:' or something like 'etcd://h1:2379,h2:2379'.")
+    raise ValueError(
+        f"There is no store {text!r}; expected 'memory:', 'sqlite:PATH' or something like 'etcd://h1:2379,h2:2379'."
+    )

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from horovod.coordinator.core.overview import JobOverview
-from horovod.coordinator.core.words import plural, printable
+from horovod.base.words import plural, printable
+from horovod.coordinator.core.world.overview import JobOverview
 
 MOST_MEMBERS = 512  # of one job; a page is for reading
 
@@ -22,9 +22,9 @@ table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.2em .6e
 """
 
 
-def page_of(jobs: Iterable[JobOverview], listening: str, ready: bool) -> str:
+def page_of(jobs: Iterable[JobOverview], listening: str, obstacle: str) -> str:
     jobs = sorted(jobs, key=lambda job: job.name)
-    state = "its store answers" if ready else '<b class="bad">its store does not answer</b>'
+    state = f'<b class="bad">{_text(obstacle.rstrip("."))}</b>' if obstacle else "its store answers"
     parts = [
         _HEAD,
         "<h1>horovod coordinator</h1>\n",

@@ -1,7 +1,8 @@
 """The pages of a coordinator: / for people, /metrics for Prometheus, /healthz and /readyz for probes.
 
-healthz says that the process runs and its event loop turns; readyz that its store answers too. One that is not ready
-still serves the worlds it has: restart it for healthz, and send new jobs elsewhere for readyz.
+healthz says that the process runs and its event loop turns; readyz that its store answers and takes writes, too; else
+why not. One that is not ready still serves the worlds it has: restart it for healthz, and send new jobs elsewhere for
+readyz.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from horovod.coordinator.core.overview import JobOverview
-from horovod.telemetry import Registry
-from horovod.telemetry.http import Answer, WebServer
-from horovod.telemetry.prometheus import CONTENT_TYPE, text_of
+from horovod.base.telemetry import Registry
+from horovod.base.telemetry.http import Answer, WebServer
+from horovod.base.telemetry.prometheus import CONTENT_TYPE, text_of
+from horovod.coordinator.core.world.overview import JobOverview
 
 from .page import page_of
+from .ready import NO_ANSWER
+
+NO_WRITES = "The store takes no writes; the status page and the log say why."
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class Shown:
 
     overview: Callable[[], Iterable[JobOverview]]
     registry: Registry
-    is_ready: Callable[[], Awaitable[bool]]
+    obstacle: Callable[[], Awaitable[str]]  # the sentence why this coordinator is not ready, or ""
     listening: str  # where members connect
 
 
@@ -32,7 +36,7 @@ def web_server(shown: Shown, token: str | None) -> WebServer:
     """token: for / and /metrics, as a bearer token; None: they are open. The probes' pages always are."""
 
     async def status() -> Answer:
-        page = page_of(shown.overview(), f"serves members at {shown.listening}", await shown.is_ready())
+        page = page_of(shown.overview(), f"serves members at {shown.listening}", await shown.obstacle())
         return Answer(page, content_type="text/html; charset=utf-8")
 
     async def metrics() -> Answer:
@@ -42,9 +46,10 @@ def web_server(shown: Shown, token: str | None) -> WebServer:
         return Answer("ok\n")
 
     async def readyz() -> Answer:
-        if await shown.is_ready():
-            return Answer("ok\n")
-        return Answer("the store does not answer\n", HTTPStatus.SERVICE_UNAVAILABLE)
+        if obstacle := await shown.obstacle():  # which names hosts and files: not for everybody
+            sentence = obstacle if obstacle == NO_ANSWER else NO_WRITES
+            return Answer(f"{sentence}\n", HTTPStatus.SERVICE_UNAVAILABLE)
+        return Answer("ok\n")
 
     pages = {"/": status, "/metrics": metrics, "/healthz": healthz, "/readyz": readyz}
     return WebServer(pages, token, frozenset({"/healthz", "/readyz"}))

@@ -4,6 +4,7 @@
 // The unit is in the name. A limit that ends something has a sentence for the user where it is used.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "base/wait.h"
@@ -17,9 +18,16 @@ inline constexpr int64_t kPeerCheckUs = 50'000;
 // So often a thread that waits for peers looks for one whose host acknowledges nothing: a system call for each
 // connection, for limits of many seconds.
 inline constexpr int64_t kSilenceCheckUs = 1'000'000;
+// What was sent to a host that lives, over a network that works, is acknowledged within this time.
+inline constexpr int64_t kAcknowledgedMs = 1'000;
 // A caller waits in slices of this length. After each it looks whether a signal (Ctrl-C) wants its thread, and counts
 // as blocked; a person notices no tenth of a second.
 inline constexpr int64_t kSignalCheckUs = 100'000;
+// A caller that has waited so long may be waited for itself, see bindings/impatience.h. A rank that is only late is
+// seldom later than that, and a deadlock that it ends costs no more than that.
+inline constexpr int64_t kImpatientUs = 1'000;
+// After that it looks at least so often whether it is.
+inline constexpr int64_t kImpatientAgainUs = 500;
 // While bytes of the network are under way, a thread that waits in shared memory leaves them alone for so long. Sockets
 // hold what a fast network brings meanwhile.
 inline constexpr int64_t kNetworkTurnUs = 200;
@@ -58,11 +66,15 @@ inline constexpr int64_t kDriveSliceUs = 100'000;
 inline constexpr int64_t kServeUs = 2'000'000;
 
 // -- what the coordinator is told -------------------------------------------------------------------------------------
-// A wait of this length is reported: it may be part of a deadlock. Half a second is no wait for a rank that is only
-// late.
+// The driver looks so often how long operations have been in flight by now.
+inline constexpr int64_t kWatchUs = 200'000;
+// One that has been in flight so long is reported: it may be part of a deadlock. Half a second is no time for a rank
+// that is only late.
 inline constexpr int64_t kBlockedAfterUs = 500'000;
 // And reported again so often: only a report that is newer than what contradicts it counts.
 inline constexpr int64_t kBlockedAgainUs = 1'000'000;
+// So many at a time of those for which no thread waits, the oldest.
+inline constexpr size_t kMostTold = 8;
 
 // -- ends -------------------------------------------------------------------------------------------------------------
 // A peer tells on its first connection why it ends. When another connection ends before that frame has come, so long it

@@ -187,6 +187,7 @@ int32_t c_submit(HorovodEngine* engine, const HorovodCall* given, HorovodOperati
     operation->engine = engine->engine;
     operation->used = std::move(used);
     Submission& submission = *operation->submission;
+    submission.by_graph = call.by_script == 0;
     HVD_TRY(read_call(call, submission));
     if (call.completed) {
       submission.on_done = [completed = call.completed, context = call.context,
@@ -210,14 +211,15 @@ int32_t c_wait(HorovodOperation* operation, int64_t timeout_us) {
     constexpr int64_t kForEver = std::numeric_limits<int64_t>::max() / 2;
     Submission& submission = *operation->submission;
     const int64_t limit = now_us() + (timeout_us < 0 ? kForEver : std::min(timeout_us, kForEver));
-    WaitingThread::Wait waiting;
+    std::optional<WaitingThread::Wait> waiting;
+    if (!submission.by_graph) waiting.emplace();
     while (!submission.is_done()) {
       const int64_t left_us = limit - now_us();
       in_time = left_us > 0;
       if (!in_time) return {};
       const std::shared_ptr<Engine> engine = operation->engine.lock();
       if (!engine) return shut_down();
-      if (!engine->wait(submission, std::min(left_us, limits::kSignalCheckUs))) waiting.blocked();
+      if (!engine->wait(submission, std::min(left_us, limits::kSignalCheckUs)) && waiting) waiting->blocked();
     }
     return submission.status;
   });

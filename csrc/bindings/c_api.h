@@ -82,7 +82,10 @@ typedef struct {
    * millisecond pass in which other small operations may join it in one batch. For an operation that is alone, and
    * whose `completed` is what the program waits for. */
   int32_t starts_at_once;
-  int32_t reserved;
+  /* Not 0: a thread of the user's script calls wait() until it is done, and starts nothing before. 0: a graph of the
+   * framework may start others meanwhile, so that wait() says nothing of what this process may still do; the engine
+   * then takes longer to find that ranks wait for each other. */
+  int32_t by_script;
 } HorovodCall;
 
 /* A result in memory that the engine allocated, now the caller's. */

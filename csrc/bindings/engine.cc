@@ -5,6 +5,7 @@
 #include "base/interrupt.h"
 #include "base/limits.h"
 #include "bindings/errors.h"
+#include "bindings/impatience.h"
 #include "bindings/options.h"
 #include "bindings/remembered.h"
 #include "bindings/spec.h"
@@ -107,33 +108,38 @@ void PyEngine::start(const std::shared_ptr<Submission>& submission, Start start)
   if (!status.ok()) raise_status(status);
 }
 
-bool PyEngine::wait_slice(Submission& submission) {
+bool PyEngine::wait_slice(Submission& submission, int64_t us) {
   t_interrupt_hook = &signal_pending;
-  const bool done = engine_->wait(submission, limits::kSignalCheckUs);
+  const bool done = engine_->wait(submission, us);
   t_interrupt_hook = nullptr;
   return done;
 }
 
 void PyEngine::start_and_wait(const std::shared_ptr<Submission>& submission) {
   const WaitingThread::Wait counted;  // this thread, among those that may be blocked
+  const int64_t slice_us = Impatience::slice_us(0, limits::kSignalCheckUs);
   Status status;
   {
     const py::gil_scoped_release release;
     status = engine_->start(submission, Start::by_waiter);
-    if (status.ok()) wait_slice(*submission);
+    if (status.ok()) wait_slice(*submission, slice_us);
   }
   if (!status.ok()) raise_status(status);
 }
 
 void PyEngine::await(Submission& submission) {
   WaitingThread::Wait waiting;
+  Impatience impatience;
   while (!PyErr_Occurred() && !submission.is_done() && PyErr_CheckSignals() == 0) {
+    const int64_t slice_us = impatience.slice_us(limits::kSignalCheckUs);
     bool done;
     {
       const py::gil_scoped_release release;
-      done = wait_slice(submission);
+      done = wait_slice(submission, slice_us);
     }
-    if (!done) waiting.blocked();
+    if (done) continue;
+    impatience.tell(submission);
+    if (impatience.waited_us() >= limits::kSignalCheckUs) waiting.blocked();
   }
   if (PyErr_Occurred()) throw py::error_already_set();
   if (submission.on_device) [[unlikely]]
@@ -234,8 +240,9 @@ py::object PyEngine::next_outbox(int64_t timeout_ms) {
     } else if (item.kind == OutboxItem::note) {
       result.append(py::make_tuple("note", py::make_tuple(item.worth_saying, item.sentence)));
     } else if (item.kind == OutboxItem::blocked) {
-      result.append(py::make_tuple("blocked", describe(item.spec, item.process_set) +
-                                                  py::make_tuple(static_cast<double>(item.waited_us) * 1e-6)));
+      result.append(
+          py::make_tuple("blocked", describe(item.spec, item.process_set) +
+                                        py::make_tuple(item.number, static_cast<double>(item.waited_us) * 1e-6)));
     } else {
       result.append(py::make_tuple("announce", describe(item.spec, item.process_set)));
     }
@@ -298,33 +305,29 @@ int PyEngine::join(int device) {
     engine_->join_from(device);
   }
   WaitingThread::Wait waiting;
+  Impatience impatience;
   int64_t ticket = Communicator::kNoTicket;
   for (int last_rank = -1;;) {
+    const bool has_joined = ticket != Communicator::kNoTicket;
+    const int64_t slice_us = has_joined ? limits::kSignalCheckUs : impatience.slice_us(limits::kSignalCheckUs);
     Status status;
     {
       const py::gil_scoped_release release;
       t_interrupt_hook = &signal_pending;
-      status = engine_->communicator(0)->join(limits::kSignalCheckUs, ticket, last_rank);
+      status = engine_->communicator(0)->join(slice_us, ticket, last_rank);
       t_interrupt_hook = nullptr;
     }
     if (PyErr_Occurred() || PyErr_CheckSignals() != 0) throw py::error_already_set();
     if (!status.ok()) raise_status(status);
     if (last_rank >= 0) return last_rank;
-    waiting.blocked();
+    if (ticket == Communicator::kNoTicket) impatience.tell(0);
+    if (has_joined || impatience.waited_us() >= limits::kSignalCheckUs) waiting.blocked();
   }
 }
 
-py::tuple PyEngine::blocked_report() {
-  BlockedReport found;
-  {
-    const py::gil_scoped_release release;
-    found = engine_->blocked_report();
-  }
-  py::list unfinished;
-  for (const Unfinished& one : found.unfinished) {
-    unfinished.append(py::make_tuple(one.process_set, one.name, one.awaited));
-  }
-  return py::make_tuple(found.started, found.all_threads, found.cut_short, unfinished);
+BlockedReport PyEngine::blocked_report() {
+  const py::gil_scoped_release release;
+  return engine_->blocked_report();
 }
 
 // -- life -------------------------------------------------------------------------------------------------------------

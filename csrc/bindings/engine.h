@@ -77,7 +77,7 @@ class PyEngine {
   void apply_join(uint32_t round, const std::vector<int>& ranks, int phase, const std::string& sentence);
   // Until all ranks have joined, or a signal's handler raises. device: for zeros, where this rank has used none yet.
   int join(int device);
-  pybind11::tuple blocked_report();
+  BlockedReport blocked_report();
 
   // -- life
   void peer_left(int rank, const std::string& sentence);
@@ -95,7 +95,7 @@ class PyEngine {
   void forget_timeline() { engine_->timeline().after_fork(); }
 
  private:
-  bool wait_slice(Submission& submission);
+  bool wait_slice(Submission& submission, int64_t us);
   void await_device(const Submission& submission);
   template <typename Action>
   void with_set(int process_set, Action&& action);

@@ -18,6 +18,7 @@
 #include "bindings/dlpack.h"
 #include "bindings/engine.h"
 #include "bindings/errors.h"
+#include "bindings/impatience.h"
 #include "bindings/operations.h"
 #include "bindings/options.h"
 #include "bindings/spec.h"
@@ -73,6 +74,7 @@ PYBIND11_MODULE(_core, module) {
       },
       py::arg("rank"), py::arg("size"), py::kw_only(), py::arg("hosts") = std::vector<int>(),
       py::arg("placement") = std::vector<int>(), py::arg("options") = Options());
+  module.def("on_impatience", &Impatience::set, py::arg("function"));
   module.def("stand_in", &WaitingThread::stand_in, py::arg("does"));
   module.def("set_error_types", &set_internal_error, py::arg("internal_error"));
 
@@ -119,6 +121,26 @@ PYBIND11_MODULE(_core, module) {
   py::class_<TensorReader>(module, "TensorReader")
       .def(py::init<const py::sequence&, py::object, py::object, py::object>(), py::arg("types"), py::arg("describe"),
            py::arg("owner") = py::none(), py::arg("address") = py::none());
+
+  py::class_<Unfinished>(module, "Unfinished")
+      .def_readonly("process_set", &Unfinished::process_set)
+      .def_readonly("name", &Unfinished::name)
+      .def_readonly("awaited", &Unfinished::awaited)
+      .def_readonly("number", &Unfinished::number);
+
+  py::class_<BlockedReport>(module, "BlockedReport")
+      .def_readonly("started", &BlockedReport::started)
+      .def_readonly("all_threads", &BlockedReport::all_threads)
+      .def_readonly("moving", &BlockedReport::moving)
+      .def_readonly("cut_short", &BlockedReport::cut_short)
+      .def_readonly("cpu_us", &BlockedReport::cpu_us)
+      .def_property_readonly("executed",
+                             [](const BlockedReport& self) {
+                               std::map<int, uint64_t> counts;
+                               for (const Executed& one : self.executed) counts[one.process_set] = one.count;
+                               return counts;
+                             })
+      .def_readonly("unfinished", &BlockedReport::unfinished);
 
   py::class_<PyEngine> engine(module, "Engine");
   engine

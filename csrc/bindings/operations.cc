@@ -12,6 +12,7 @@
 #include "bindings/remembered.h"
 #include "bindings/spec.h"
 #include "bindings/tensor_reader.h"
+#include "engine/waiting_thread.h"
 
 namespace py = pybind11;
 
@@ -159,6 +160,7 @@ PyObject* done(PyObject* self, PyObject*) {
     if (!handle.submission) {
       throw py::value_error("The handle was not created or has been cleared: it was synchronized before.");
     }
+    WaitingThread::count();
     return PyBool_FromLong(handle.engine->over(*handle.submission));
   });
 }
@@ -201,9 +203,9 @@ PyObject* result(PyObject* self, PyObject* const* arguments, Py_ssize_t position
 // -- Engine -----------------------------------------------------------------------------------------------------------
 
 PyObject* submit(PyObject* self, PyObject* const* arguments, Py_ssize_t positional, PyObject* names) {
-  enum : size_t { kFinish = kCommon, kWaitFollows, kCount };
-  static constexpr const char* kNames[kCount] = {"spec",   "name",   "tensors", "keep",
-                                                 "reader", "splits", "finish",  "wait_follows"};
+  enum : size_t { kFinish = kCommon, kWaitFollows, kUnawaited, kCount };
+  static constexpr const char* kNames[kCount] = {"spec",   "name",   "tensors",      "keep",     "reader",
+                                                 "splits", "finish", "wait_follows", "unawaited"};
   static constexpr Signature kSignature{"submit", 3, kCount, kNames};
   PyObject* given[kCount];
   if (!bind(kSignature, arguments, positional, names, given)) return nullptr;
@@ -212,7 +214,9 @@ PyObject* submit(PyObject* self, PyObject* const* arguments, Py_ssize_t position
     Owners owners;
     std::shared_ptr<Submission> submission = make_submission(given, true, owners);
     const int wait_follows = given[kWaitFollows] ? PyObject_IsTrue(given[kWaitFollows]) : 0;
-    if (wait_follows < 0) throw py::error_already_set();
+    const int unawaited = given[kUnawaited] ? PyObject_IsTrue(given[kUnawaited]) : 0;
+    if (wait_follows < 0 || unawaited < 0) throw py::error_already_set();
+    submission->unawaited = unawaited != 0;
     engine.start(submission, wait_follows != 0 ? Start::by_waiter : Start::gathered);
     return new_handle(self, engine, std::move(submission), std::move(owners), or_none(given[kKeep]),
                       or_none(given[kFinish]), py::reinterpret_borrow<py::object>(given[kReader]));

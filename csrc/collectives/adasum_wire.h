@@ -20,15 +20,15 @@ class AdasumWire {
 
   struct Peer {
     int member;
-    Slice received;  // where what it sends goes: outputs of the list
+    Slice received;  // where the elements from this member go: outputs of the list
   };
   struct Step {
     Slice sent;               // inputs of its list
-    std::vector<Peer> peers;  // the members that get them
+    std::vector<Peer> peers;  // the members that get `sent`
     // Elements, of all members' `sent`; over a mesh it is enough that two members agree that exchange something.
     int64_t longest = 0;
     std::function<void(Slice piece)> before;        // is called before a piece of `sent` is read
-    std::function<void(int64_t count)> after = {};  // so many elements of each peer are there
+    std::function<void(int64_t count)> after = {};  // called when so many elements of each peer are there
   };
 
   static std::unique_ptr<AdasumWire> over(const DataPlane& plane);
@@ -56,7 +56,7 @@ class AdasumWire {
   const int size_;
   const size_t piece_bytes_;
   const int64_t ahead_;
-  int64_t piece_elements_ = 1;  // of the step that runs
+  int64_t piece_elements_ = 1;  // elements of a piece in the step that runs
 };
 
 }  // namespace horovod

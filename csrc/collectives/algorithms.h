@@ -9,9 +9,9 @@ namespace horovod {
 
 struct Algorithms {
   Status (*shared)(Region&, Batch) = nullptr;           // all members share memory
-  Status (*mesh)(Mesh&, Batch) = nullptr;               // they are connected by sockets
-  Status (*hierarchical)(Hierarchy&, Batch) = nullptr;  // some share memory beside that; null: as if none did
-  Status (*sparse)(Hierarchy&, Batch) = nullptr;        // they are connected to their partners only (partners.h)
+  Status (*mesh)(Mesh&, Batch) = nullptr;               // the members are connected by sockets
+  Status (*hierarchical)(Hierarchy&, Batch) = nullptr;  // also, some share memory; null: as if none did
+  Status (*sparse)(Hierarchy&, Batch) = nullptr;        // sockets to partners only (partners.h)
   // By way of other types of operations, which it runs with run_batch(). In place of each of the above that is null, so
   // that a new type needs nothing else.
   Status (*composed)(const DataPlane&, Operation&) = nullptr;

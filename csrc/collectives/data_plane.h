@@ -1,4 +1,4 @@
-// What a communicator moves data with.
+// The means by which a communicator moves data.
 #pragma once
 
 #include <vector>
@@ -11,13 +11,13 @@ class Mesh;
 class Region;
 struct Hierarchy;
 
-// A region or a mesh, none of them for a world of one.
+// Either a region or a mesh; neither in a world of one.
 struct DataPlane {
   Region* region = nullptr;  // of all members
   Mesh* mesh = nullptr;
-  Hierarchy* hierarchy = nullptr;   // beside the mesh, where some members share memory or the mesh is sparse
+  Hierarchy* hierarchy = nullptr;   // set beside `mesh` if some members share memory or the mesh is sparse
   Backend* backend = nullptr;       // runs over the mesh, in place of our own algorithms
-  DeviceBackend* device = nullptr;  // for operations on a device; beside all others, which it uses
+  DeviceBackend* device = nullptr;  // for operations on a device; it uses the others
   // The members of the mesh that run batches over this plane, this one among them; empty: all. Only Adasum can be run
   // by some of them.
   std::vector<int> members;

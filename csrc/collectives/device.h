@@ -11,22 +11,22 @@
 namespace horovod {
 
 // A point in a device's queue of work. Any thread; nothing here blocks.
-class Moment {
+class DeviceEvent {
  public:
-  virtual ~Moment() = default;
-  // Whether everything before it has been worked off.
+  virtual ~DeviceEvent() = default;
+  // Whether everything that was queued before the event has been worked off.
   virtual Status passed(bool& yes) = 0;
-  // Whatever is queued on the framework's `stream` from now on runs after it.
+  // Lets whatever is queued on the framework's `stream` from now on run after the event.
   virtual Status precede(uintptr_t stream) = 0;
 };
 
-// Beside an operation whose tensors are on a device.
+// What an operation has in addition if its tensors are on a device.
 struct OnDevice {
   int ordinal = 0;
-  uintptr_t stream = 0;              // the framework's, on which the tensors were written
-  std::shared_ptr<Moment> ready;     // everything that the framework had queued there when it submitted
-  uint64_t ready_number = 0;         // of two moments on one stream the one with the higher number is later; 0: unknown
-  std::shared_ptr<Moment> finished;  // the results are there; null while the operation is not queued
+  uintptr_t stream = 0;                // the framework's, on which the tensors were written
+  std::shared_ptr<DeviceEvent> ready;  // passes after all that the framework had queued there
+  uint64_t ready_number = 0;  // of two events on one stream the one with the higher number is later; 0: unknown
+  std::shared_ptr<DeviceEvent> finished;  // passes when the results are there; null until queued
 };
 
 // A result that the engine allocated on a device. Given back when this is destroyed, in the order of the stream that
@@ -36,7 +36,7 @@ class DeviceMemory {
   explicit DeviceMemory(int ordinal) : ordinal_(ordinal) {}
   virtual ~DeviceMemory() = default;
   int ordinal() const { return ordinal_; }
-  // From now on the framework's `stream` uses it, which waits for the moment when it was filled.
+  // From now on the framework's `stream` uses it, which waits until it was filled.
   virtual void hand_over(uintptr_t stream) = 0;
 
  private:

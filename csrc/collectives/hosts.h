@@ -33,9 +33,10 @@ class Hosts {
   void reduce(const Reduction& reduction, std::byte* output, const void* const* inputs, int64_t count) const;
 
  private:
-  std::vector<int> host_;                  // by member, numbered by first member
-  std::vector<size_t> place_;              // by member, among those of its host
-  std::vector<std::vector<int>> members_;  // by host
+  // host_[member]: its host; hosts are numbered in the order of their first members
+  std::vector<int> host_;
+  std::vector<size_t> place_;              // place_[member]: its place among the members of its host
+  std::vector<std::vector<int>> members_;  // members_[host]: its members
 };
 
 // The reduction of all `size` members' elements where they may be spread over hosts (hosts is null where none share

@@ -15,7 +15,7 @@ namespace horovod {
 
 enum class DeviceKind : uint8_t { cpu = 0, gpu = 1 };
 
-// What an operation may be at most; a coordinator refuses more (coordinator/core/operations.py).
+// What an operation may be at most; a coordinator refuses more (coordinator/core/agreement/operations.py).
 inline constexpr size_t kMostNameCharacters = 4096;
 inline constexpr size_t kMostTensors = 1u << 16;
 inline constexpr size_t kMostDimensions = 64;

@@ -12,11 +12,12 @@
 
 namespace horovod {
 
-inline constexpr int64_t kMostRows = int64_t{1} << 47;  // of one member: of 65535, the most, the sum is a number, too
+// rows of one member; the sum of 65535 members' rows still fits an int64_t
+inline constexpr int64_t kMostRows = int64_t{1} << 47;
 
 Status bad_rows(const Operation& operation, const std::string& sender, int64_t rows, int64_t most);
 
-// How many rows of a tensor an alltoall sends to `member` of `size`.
+// The number of rows of a tensor that an alltoall sends to `member` of `size`.
 inline int64_t rows_to(const Operation& operation, size_t tensor, int member, int size) {
   return operation.splits.empty() ? operation.spec.tensors[tensor].rows() / size : operation.splits[member];
 }
@@ -47,7 +48,7 @@ inline Status add_split(Operation& operation, size_t tensor, int member, int siz
   return {};
 }
 
-// outputs[tensor], which exists, gets its shape and memory.
+// Gives outputs[tensor], which exists, its shape and memory.
 Status make_rows(Operation& operation, size_t tensor, int64_t rows);
 
 }  // namespace horovod

@@ -9,11 +9,11 @@ namespace horovod {
 // Runs the batch (operations of equal type, dtype and factors) to its end on this member; on a device: queues it there.
 Status run_batch(const DataPlane& plane, Batch batch);
 
-// Of a world of more than one.
+// For a world of more than one member.
 int rank_in(const DataPlane& plane);
 int size_of(const DataPlane& plane);
 
-// Equally many bytes from each member, in their order. Like a batch: by all members at the same place in their order.
+// Gathers equally many bytes from each member, in their order. Like a batch, all members call it at the same place.
 Status gather_bytes(const DataPlane& plane, const void* mine, size_t bytes, std::vector<std::byte>& all);
 
 }  // namespace horovod

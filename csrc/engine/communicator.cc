@@ -136,7 +136,8 @@ void Communicator::tell_coordinator(OutboxItem::Kind kind, const Submission& sub
   item.spec.name = submission.announced_name();
   if (traits_of(item.spec.type).rooted) item.spec.root = members_.ranks[item.spec.root];
   item.process_set = members_.process_set;
-  if (kind == OutboxItem::blocked) item.waited_us = submission.reported_us - submission.waited_since_us;
+  if (kind == OutboxItem::blocked) item.waited_us = submission.reported_us - submission.seen_us;
+  item.number = submission.number;
   outbox_.push(std::move(item));
 }
 
@@ -146,11 +147,8 @@ bool Communicator::wait(Submission& submission, int64_t timeout_us) {
   const int64_t started = now_us();
   Driver::Lock lock(driver_.mutex());
   if (submission.waited_since_us == 0) submission.waited_since_us = started;
-  const int64_t now = driver_.help(lock, done, submission.waited_since_us, started + timeout_us);
-  if (!done()) {
-    table_.waits(submission, now, effects_);
-    apply_effects();
-  }
+  if (submission.seen_us == 0) submission.seen_us = started;
+  driver_.help(lock, done, submission.waited_since_us, started + timeout_us);
   driver_.helped(lock);
   return done();
 }
@@ -199,7 +197,24 @@ void Communicator::tend_device() {
   if (Status status = device_.tend(); !status.ok()) end(status);
 }
 
+void Communicator::watch(int64_t now_us) {
+  table_.watch(now_us, effects_);
+  apply_effects();
+}
+
+// Exact while no batch runs: an operation that is missing from the list has been counted as executed, has not been
+// submitted, or was refused. run() counts a batch as agreed before it marks the operations as running, so whoever sees
+// such a mark sees that count as well.
+void Communicator::add_to(BlockedReport& report) {
+  const std::lock_guard<std::mutex> lock(driver_.mutex());
+  const bool settled = table_.unfinished(report.unfinished);
+  const bool runs = counters_.agreed.load(std::memory_order_relaxed) != executed_;
+  report.moving = report.moving || runs || !settled;
+  report.executed.push_back({members_.process_set, executed_});
+}
+
 Status Communicator::run(const LogEvent& event) {
+  counters_.agreed.fetch_add(event.ids.size(), std::memory_order_relaxed);
   batch_.clear();
   uint64_t bytes = 0;
   for (const TensorId id : event.ids) {
@@ -208,12 +223,11 @@ Status Communicator::run(const LogEvent& event) {
       return {Code::internal, "The order log agreed on id " + std::to_string(id) + " that rank " + members_.own_rank() +
                                   " did not submit; please report this."};
     }
-    submission->running.store(true, std::memory_order_relaxed);
+    submission->running.store(true, std::memory_order_release);
     batch_.push_back(submission);
     bytes += submission->spec.bytes();
   }
   counters_.batches.fetch_add(1, std::memory_order_relaxed);
-  counters_.agreed.fetch_add(event.ids.size(), std::memory_order_relaxed);
   counters_.bytes.fetch_add(bytes, std::memory_order_relaxed);
   if (timeline_.active()) [[unlikely]]
     timeline_.running(batch_, plane_, event.completed);
@@ -221,12 +235,13 @@ Status Communicator::run(const LogEvent& event) {
   {
     const std::lock_guard<std::mutex> lock(driver_.mutex());
     if (!stuck_.ok()) return ended_;  // close() did not wait any longer, and has failed them
+    executed_ += batch_.size();
     for (Operation* operation : batch_) {
       Submission& submission = static_cast<Submission&>(*operation);
       if (submission.zeros) [[unlikely]] {
         join_.settled(submission, effects_);
       } else {
-        table_.ran(submission, effects_);
+        join_.ran(submission, effects_);
       }
     }
     apply_effects();

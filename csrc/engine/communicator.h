@@ -21,6 +21,7 @@
 #include "collectives/data_plane.h"
 #include "collectives/hierarchical/collectives.h"
 #include "collectives/operation.h"
+#include "engine/blocked_report.h"
 #include "engine/device_work.h"
 #include "engine/driver.h"
 #include "engine/join.h"
@@ -41,7 +42,7 @@ class Communicator final : private Driver::Work {
                std::function<void()> on_abort);
   ~Communicator() override;
 
-  // Exactly one of these before the first submit() unless the world has one member.
+  // In a world of more than one member, exactly one of these is called before the first submit().
   void attach(std::unique_ptr<Region> region);
   // hosts: where some members share memory; then `region` is of those of this host, or null where this one is alone.
   void attach(std::unique_ptr<Mesh> mesh, std::unique_ptr<Backend> backend = nullptr,
@@ -51,25 +52,22 @@ class Communicator final : private Driver::Work {
   int size() const { return members_.size(); }
   const std::vector<int>& ranks() const { return members_.ranks; }
   const std::vector<int>& placement() const { return members_.placement; }
-  // Adds this communicator's.
+  // Adds this communicator's counts.
   void add_counts(std::map<std::string, uint64_t>& counts) const;
-  // Operations that have been submitted and are not done.
+  // The number of operations that have been submitted and are not done.
   int64_t pending() {
     const std::lock_guard<std::mutex> lock(driver_.mutex());
     return static_cast<int64_t>(table_.in_flight().size());
   }
-  // Of how many kinds of operations (names and signatures) something is kept.
+  // The number of kinds of operations (names and signatures) that are remembered.
   size_t known() {
     const std::lock_guard<std::mutex> lock(driver_.mutex());
     return table_.known();
   }
-  // What was submitted and does not run yet, appended.
-  void unfinished(std::vector<Unfinished>& found) {
-    const std::lock_guard<std::mutex> lock(driver_.mutex());
-    table_.unfinished(found);
-  }
+  // Adds what was submitted and does not run yet, as it is at one moment.
+  void add_to(BlockedReport& report);
 
-  // Before the first operation on a device, and before each.
+  // Called before the first operation on a device, and before each.
   DeviceWork& device() { return device_; }
 
   Status submit(const std::shared_ptr<Submission>& submission, Start start);
@@ -110,6 +108,7 @@ class Communicator final : private Driver::Work {
   void end(const Status& why) override;
   bool watches_device() override { return device_.backend() != nullptr; }
   void tend_device() override;
+  void watch(int64_t now_us) override;
   void abort_device() override { device_.end(false); }
   void linger() override;
   void set_patient(bool patient) override;
@@ -137,7 +136,7 @@ class Communicator final : private Driver::Work {
   Timeline& timeline_;
   const std::function<void()> on_abort_;
   std::unique_ptr<Mesh> mesh_;
-  std::unique_ptr<Region> region_;        // of all members, or beside the mesh of those of this host
+  std::unique_ptr<Region> region_;        // of all members; beside a mesh, of the members of this host
   std::unique_ptr<Hierarchy> hierarchy_;  // uses mesh_ and region_
   std::unique_ptr<Backend> backend_;      // uses mesh_
   std::unique_ptr<OrderLog> log_;         // null in a world of one
@@ -146,18 +145,19 @@ class Communicator final : private Driver::Work {
   struct {
     std::atomic<uint64_t> announced{0}, submitted{0}, agreed{0}, batches{0}, bytes{0};  // statistics; any order
   } counters_;
-  std::vector<Operation*> batch_;  // the driver's
+  std::vector<Operation*> batch_;  // used by the driver only
 
   Driver driver_;      // its lock guards everything below
   TensorTable table_;  // but for what the driver reads without the lock, see TensorTable::arrived()
   Join join_;
-  Effects effects_;               // empty but between a call of the two above and apply_effects()
+  uint64_t executed_ = 0;         // operations that have run; equal to counters_.agreed while no batch runs
+  Effects effects_;               // empty except between a call of the two above and apply_effects()
   int64_t serving_until_us_ = 0;  // drive until then though nothing is pending here: peers may ask to withdraw arrivals
   Status closed_;                 // not ok once close() was called
   Status ended_;                  // not ok once the epoch is over
   Status stuck_;                  // not ok once close() has given up
-  std::vector<std::shared_ptr<Submission>> stuck_operations_;  // what was in flight then
-  std::string left_sentence_;                                  // a peer left, as the coordinator says
+  std::vector<std::shared_ptr<Submission>> stuck_operations_;  // the operations that were in flight then
+  std::string left_sentence_;                                  // the coordinator's sentence about a peer that left
   int64_t left_since_us_ = 0;
   std::thread device_ending_;  // of a member alone, which has no background thread; see abort_raised()
 };

@@ -82,8 +82,8 @@ Status Communicator::join(int64_t timeout_us, int64_t& ticket, int& last_rank) {
     }
     const int64_t left = deadline - now_us();
     if (left <= 0) return {};
-    if (ticket == kNoTicket && !join_.joined() && is_pending()) {
-      const std::shared_ptr<Submission> own = table_.in_flight().begin()->second;
+    const std::shared_ptr<Submission> own = ticket == kNoTicket && !join_.joined() ? table_.any_awaited() : nullptr;
+    if (own) {
       lock.unlock();
       wait(*own, left);  // the thread that collects its result is told of an error
       lock.lock();

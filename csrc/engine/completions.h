@@ -22,16 +22,16 @@ class Completions {
   Completions(const Completions&) = delete;
   Completions& operator=(const Completions&) = delete;
 
-  // Before an operation with on_done is started. Throws std::system_error when there can be no thread.
+  // Called before an operation with on_done is started. Throws std::system_error if the thread can't be started.
   void start();
-  // Once for each such operation when it is done. Any thread, with any lock held: nothing is called from here.
+  // Called once for each such operation when it is done. Any thread, with any lock held: it calls nothing itself.
   void add(std::shared_ptr<Submission> submission);
 
  private:
   struct Queue;
   static void serve(const std::shared_ptr<Queue>& queue);
 
-  const std::shared_ptr<Queue> queue_;  // also the thread's, which may live longer than this
+  const std::shared_ptr<Queue> queue_;  // shared with the thread, which may live longer than this object
   std::mutex mutex_;                    // guards thread_
   std::thread thread_;
 };

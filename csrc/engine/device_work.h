@@ -23,7 +23,7 @@ struct SharedGpu;
 struct Members {
   int process_set = 0;
   int rank = 0;                     // this member
-  std::vector<int> ranks;           // by member: its rank in the world
+  std::vector<int> ranks;           // by member, its rank in the world
   std::vector<std::string> labels;  // by member: its name in messages
   std::vector<int> placement;       // by member, see WorldSpec
 
@@ -74,8 +74,8 @@ class DeviceWork {
 
   std::mutex making_;                          // guards made_ while it is null
   std::unique_ptr<DeviceBackend> made_;        // uses the plane
-  std::atomic<DeviceBackend*> used_{nullptr};  // made_, released once when that is complete
-  int64_t watched_us_ = 0;                     // when the driver last looked there; driver only
+  std::atomic<DeviceBackend*> used_{nullptr};  // made_.get(), stored (release) once it is complete
+  int64_t watched_us_ = 0;                     // when the driver last looked at the device; driver only
   std::mutex alone_;                           // in a world of one: one thread at a time runs operations
 };
 

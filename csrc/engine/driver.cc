@@ -63,7 +63,7 @@ int64_t Driver::help(Lock& lock, const std::function<bool()>& done, int64_t sinc
       DeviceBackend* const device = work_.busy_device();
       const Turn turn(*this, lock, false);
       work_.set_patient(now - since_us < limits::kPatientUs);
-      drive(done, deadline_us, device);
+      drive(done, now, deadline_us, device);
     }
     if (!done()) now = now_us();
   }
@@ -82,7 +82,15 @@ void Driver::left(Lock& lock) {
   let_go(lock, !driving_ && needs_background());
 }
 
-void Driver::drive(const std::function<bool()>& enough, int64_t deadline_us, DeviceBackend* device) {
+void Driver::watch(int64_t now_us) {
+  if (now_us < watch_at_us_) return;
+  watch_at_us_ = now_us + limits::kWatchUs;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  work_.watch(now_us);
+}
+
+void Driver::drive(const std::function<bool()>& enough, int64_t now_us, int64_t deadline_us, DeviceBackend* device) {
+  watch(now_us);
   for (bool in_vain = false; !enough();) {
     Status status = abort_.raised() ? abort_.cause() : log_->poll(event_);
     if (status.ok() && event_.kind == LogEvent::batch) {
@@ -95,16 +103,18 @@ void Driver::drive(const std::function<bool()>& enough, int64_t deadline_us, Dev
       if (in_vain || work_.watches_device()) {
         const std::lock_guard<std::mutex> lock(mutex_);
         device = work_.busy_device();
-        const int64_t now = now_us();
+        const int64_t now = horovod::now_us();
         status = work_.overdue(now);
         if (status.ok() && now >= deadline_us) return;
       }
       if (status.ok() && device) [[unlikely]]
         status = device->tend();
       if (status.ok()) {
-        const int64_t began = now_us();  // while there is nothing else to do
+        const int64_t began = horovod::now_us();  // while there is nothing else to do
         status = log_->wait(device ? std::min(deadline_us, began + limits::kDeviceCheckUs) : deadline_us);
-        waited_us_.store(waited_us() + static_cast<uint64_t>(now_us() - began), std::memory_order_relaxed);
+        const int64_t ended = horovod::now_us();
+        waited_us_.store(waited_us() + static_cast<uint64_t>(ended - began), std::memory_order_relaxed);
+        watch(ended);
       }
       in_vain = true;
     }
@@ -149,7 +159,8 @@ void Driver::background() {
     };
     const Turn turn(*this, lock, true);
     work_.set_patient(false);
-    drive(enough, now_us() + limits::kDriveSliceUs, device);
+    const int64_t now = now_us();
+    drive(enough, now, now + limits::kDriveSliceUs, device);
   }
 }
 

@@ -28,28 +28,30 @@ class Driver {
  public:
   using Lock = std::unique_lock<std::mutex>;
 
-  // What is driven. The first three are called with the lock held, the others by the driver without it.
+  // The work that is driven. The first four are called with the lock held, the others by the driver without it.
   class Work {
    public:
     virtual ~Work() = default;
-    // A thread has to drive although no caller may be waiting.
+    // Whether a thread has to drive although no caller may be waiting.
     virtual bool needs_driver() = 0;
     // Where something is queued that will pass; or null.
     virtual DeviceBackend* busy_device() = 0;
-    // Why nothing more will come though the log is silent; or ok.
+    // Why nothing more will come from the log, though it is silent; or ok.
     virtual Status overdue(int64_t now_us) = 0;
+    // Called now and then (limits::kWatchUs) while something is in flight.
+    virtual void watch(int64_t now_us) = 0;
 
     virtual Status run(const LogEvent& batch) = 0;
     virtual void withdrawn(TensorId id) = 0;
     virtual void end(const Status& why) = 0;
-    virtual bool watches_device() = 0;  // there may be something on a device
+    virtual bool watches_device() = 0;  // whether something may be under way on a device
     virtual void tend_device() = 0;
     virtual void abort_device() = 0;
-    virtual void linger() = 0;  // until the peers have been told of the end, for a while
+    virtual void linger() = 0;  // waits a while, until peers know of the end
     virtual void set_patient(bool patient) = 0;
   };
 
-  // A caller is at it, so the background thread need not drive. With the lock held.
+  // A caller is about to help, so the background thread need not drive. With the lock held.
   class Helper {
    public:
     explicit Helper(Driver& driver) : driver_(driver) { ++driver_.helpers_; }
@@ -64,10 +66,10 @@ class Driver {
   Driver(Work& work, AbortSignal& abort) : work_(work), abort_(abort) {}
 
   std::mutex& mutex() { return mutex_; }
-  // Before the first operation. cpu: where the background thread is to run; negative: anywhere.
+  // Called before the first operation. cpu: where the background thread runs; negative: anywhere.
   void start(OrderLog& log, int cpu);
 
-  // An operation was submitted. Lets go of the lock.
+  // An operation was submitted. Releases the lock.
   void submitted(Lock& lock, const OpSpec& spec, Start start);
   void wake_background() { background_wanted_.notify_one(); }
   // The driver has completed operations: threads that wait for them look again.
@@ -78,7 +80,7 @@ class Driver {
   // Drives, or waits while another thread does, until done() or the deadline; returns what time it is. done() is asked
   // with and without the lock. since_us: when the caller first waited for the same.
   int64_t help(Lock& lock, const std::function<bool()>& done, int64_t since_us, int64_t deadline_us);
-  // A caller that has helped goes. Lets go of the lock.
+  // A caller that has helped stops. Releases the lock.
   void helped(Lock& lock);
   // An operation that a thread has waited for is left to the background thread, which begins at once: it was started a
   // while ago. Lets go of the lock.
@@ -128,7 +130,8 @@ class Driver {
   };
 
   // device: busy_device() by now.
-  void drive(const std::function<bool()>& enough, int64_t deadline_us, DeviceBackend* device);
+  void drive(const std::function<bool()>& enough, int64_t now_us, int64_t deadline_us, DeviceBackend* device);
+  void watch(int64_t now_us);
   // Without the lock, so that the background thread does not wake up to wait for it.
   void let_go(Lock& lock, bool wake);
   bool needs_background() { return helpers_ == 0 && work_.needs_driver(); }
@@ -140,6 +143,7 @@ class Driver {
   AbortSignal& abort_;
   OrderLog* log_ = nullptr;
   LogEvent event_;                      // the driver's
+  int64_t watch_at_us_ = 0;             // driver only: when to look for operations that are in flight for long
   std::atomic<uint64_t> waited_us_{0};  // a statistic that only the driver writes; any order
 
   std::mutex mutex_;      // guards everything down to the condition variables, and what is driven
@@ -151,10 +155,10 @@ class Driver {
   bool device_end_due_ = false;
   bool start_due_ = false;        // an operation that starts at once came since the background thread last drove
   uint64_t unstarted_bytes_ = 0;  // submitted without a waiting caller since the background thread last drove
-  uint64_t activity_ = 0;         // submissions, and waits that are over: callers are at it
+  uint64_t activity_ = 0;         // counts submissions and finished waits: signs of active callers
   uint64_t driven_activity_ = 0;  // what that was when the background thread last began to drive
   bool stopping_ = false;
-  bool background_over_ = false;     // it uses nothing of this any more
+  bool background_over_ = false;     // the background thread uses nothing of this object any more
   std::condition_variable changed_;  // the driver let go, or operations completed
   // needs_background(), busy_device(), farewell_due_, device_end_due_ or stopping_ became true
   std::condition_variable background_wanted_;

@@ -1,6 +1,7 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <ctime>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -449,9 +450,14 @@ Status Engine::collect(const std::shared_ptr<Submission>& submission, std::optio
 BlockedReport Engine::blocked_report() const {
   constexpr size_t kMostOperations = 1000, kMostBytes = 256 << 10;
   BlockedReport found;
-  found.all_threads = WaitingThread::all_blocked();
+  const bool all_blocked = WaitingThread::all_blocked();
   found.started = started_.load(std::memory_order_relaxed);
-  for (const std::shared_ptr<Communicator>& one : communicators()) one->unfinished(found.unfinished);
+  for (const std::shared_ptr<Communicator>& one : communicators()) one->add_to(found);
+  found.all_threads = all_blocked && std::none_of(found.unfinished.begin(), found.unfinished.end(),
+                                                  [](const Unfinished& one) { return one.by_graph; });
+  timespec computed{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &computed);
+  found.cpu_us = computed.tv_sec * 1'000'000 + computed.tv_nsec / 1000;
   std::sort(found.unfinished.begin(), found.unfinished.end(),
             [](const Unfinished& a, const Unfinished& b) { return a.number < b.number; });
   size_t kept = 0, bytes = 0;

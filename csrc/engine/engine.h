@@ -21,10 +21,10 @@ namespace horovod {
 
 // How the members of a world or of a process set reach each other.
 struct Paths {
-  std::shared_ptr<Segment> segment;            // this member's, for shared memory
-  std::vector<std::string> segment_addresses;  // every member's
+  std::shared_ptr<Segment> segment;            // this member's segment, for shared memory
+  std::vector<std::string> segment_addresses;  // the addresses of every member's segment
   std::map<int, std::vector<int>> sockets;     // for TCP: world's rank -> descriptors; owned by the engine from now on
-  std::map<int, wire::Keys> keys;              // of each descriptor, where Config::wire is not plain
+  std::map<int, wire::Keys> keys;              // descriptor -> its keys, where Config::wire is not plain
   std::vector<int> hosts;  // beside sockets: equal for ranks that share memory all the same; empty: none do
 };
 
@@ -42,22 +42,14 @@ struct ProcessSetSpec : Paths {
   std::vector<int> ranks;
 };
 
-// What a rank that does not get on holds; lets the coordinator find ranks that wait for each other.
-struct BlockedReport {
-  uint64_t started = 0;                // operations so far
-  bool all_threads = false;            // every thread that has ever waited for an operation is blocked
-  bool cut_short = false;              // there are more than these
-  std::vector<Unfinished> unfinished;  // oldest first
-};
-
 class Engine {
  public:
-  // Bytes of a member's segment.
+  // How many bytes the segment of a member has.
   static size_t segment_bytes(const Config& config);
 
   // Maps the peers' segments or takes over the sockets.
   static std::unique_ptr<Engine> create(WorldSpec world, const Config& config, Status& status);
-  // Closes it and, where close() fails, keeps it for ever.
+  // Closes the communicator; if that fails, keeps it for ever.
   static void dispose(std::unique_ptr<Engine> engine);
   ~Engine();
 
@@ -83,7 +75,7 @@ class Engine {
   // The caller makes sure that all ranks do so, and that no operation runs in a set when it is removed.
   Status add_process_set(ProcessSetSpec spec);
   void remove_process_set(int number);
-  // Operations of this rank that are under way in a set.
+  // The number of this rank's operations that are under way in a set.
   int64_t pending(int process_set);
 
   int rank() const { return rank_; }
@@ -96,7 +88,7 @@ class Engine {
 
   Outbox& outbox() { return outbox_; }
   Timeline& timeline() { return *timeline_; }
-  // Null for a set that does not exist or that this rank is not a member of.
+  // The communicator; null for a set that does not exist or that this rank is not a member of.
   std::shared_ptr<Communicator> communicator(int process_set) const;
 
   BlockedReport blocked_report() const;
@@ -108,7 +100,7 @@ class Engine {
   // Fails when a thread does not come back from an operation, see Communicator::close(): then neither the engine nor
   // any tensor of an operation that is not done may be destroyed.
   Status close(const std::string& sentence);
-  // Whether that is so.
+  // Whether close() has failed.
   bool stuck() const { return is_stuck_.load(std::memory_order_acquire); }
   std::map<std::string, uint64_t> counters() const;
   // The rank that this engine itself has found to be lost, and whether its process has ended; -1: none. Also said once
@@ -125,13 +117,13 @@ class Engine {
   Engine() = default;
   Status hand_over(Submission& submission, uintptr_t stream);
   Status prepare_device(Submission& submission, Communicator& communicator);
-  // The one that is used already, whichever that is, or else this one.
+  // The GPU that this engine uses already, or else this one.
   Status open_gpu(int ordinal, SharedGpu& gpu);
   // Checks the arguments and finds out where they go; a root becomes a place among the members.
   Status route(Submission& submission, std::shared_ptr<Communicator>& communicator) const;
-  // paths: with sockets by member.
+  // paths: its sockets are numbered by member.
   Status connect(Communicator& communicator, std::vector<std::string> labels, Paths paths);
-  // Over the segments of `members`, of whom this rank is one.
+  // Makes a region of the segments of `members`, of whom this rank is one.
   Status make_region(const std::vector<int>& members, int me, const std::vector<std::string>& labels,
                      const Paths& paths, std::unique_ptr<Region>& region);
   std::vector<std::shared_ptr<Communicator>> communicators() const;
@@ -141,7 +133,7 @@ class Engine {
   uint64_t epoch_ = 0;
   int rank_ = 0;
   std::vector<std::string> labels_;
-  std::vector<int> placement_;  // by rank
+  std::vector<int> placement_;  // placement_[rank]
   AbortSignal abort_;
   Outbox outbox_;
   std::unique_ptr<Timeline> timeline_ = std::make_unique<Timeline>();
@@ -155,10 +147,10 @@ class Engine {
 
   mutable std::mutex sets_mutex_;  // guards the block below; no communicator's lock is taken with it
   std::map<int, ProcessSet> sets_;
-  Counts removed_counts_;  // of sets that were removed
+  Counts removed_counts_;  // the counts of sets that were removed
   std::string left_;       // the sentence of the first peer that left
   bool closed_ = false;
-  std::vector<std::shared_ptr<Communicator>> stuck_;  // of sets that were removed but have to be kept
+  std::vector<std::shared_ptr<Communicator>> stuck_;  // communicators of removed sets that have to be kept
 
   std::atomic<bool> is_stuck_{false};   // set once, released when close() of a communicator has failed
   std::atomic<bool> told_lost_{false};  // the thread that sets it tells of the loss; relaxed, it orders nothing

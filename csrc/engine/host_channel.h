@@ -42,7 +42,7 @@ struct HostMessage {
 };
 static_assert(sizeof(HostMessage) == 16);
 
-// In the area of each member.
+// What lies in the area of each member.
 struct HostMemory {
   static constexpr size_t kBytes = 256u << 10;  // several of the largest messages
   struct alignas(64) Word {
@@ -52,7 +52,7 @@ struct HostMemory {
   Word starved;
   Word taken;   // the leader's cursor in this ring
   Word heard;   // the owner's cursor in the leader's ring
-  Word asleep;  // of the leader: it sleeps where only the mesh can wake it, see Mesh::PollSource
+  Word asleep;  // of the leader: it sleeps, and only the mesh can wake it (Mesh::PollSource)
   alignas(64) std::byte ring[kBytes];
 };
 
@@ -79,7 +79,7 @@ class HostWriter {
     }
   }
 
-  // Writes what has waited for room. False: some still does.
+  // Writes messages that have waited for room. False: some still wait.
   bool flush();
   bool starving() const { return !backlog_.empty(); }
 
@@ -94,7 +94,7 @@ class HostWriter {
   std::deque<std::string> backlog_;
 };
 
-// Belongs to the driver of the member that reads.
+// Used only by the driver of the member that reads.
 class HostReader {
  public:
   // label: of the rank that writes, for messages.

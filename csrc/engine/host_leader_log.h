@@ -43,11 +43,11 @@ class HostLeaderLog final : public OrderLog, private Mesh::PollSource {
   struct Count {
     Operation* operation = nullptr;  // this rank's
     uint32_t arrived = 0;
-    uint32_t plain = 0;      // of them, without bytes
+    uint32_t plain = 0;      // arrivals without bytes among them
     bool forwarded = false;  // the host has arrived in the log between hosts
-    std::vector<bool> here;  // by place on the host
+    std::vector<bool> here;  // here[place on the host]
     std::vector<bool> brought;
-    std::vector<bool> withdrawing;  // asked to, and the host has arrived
+    std::vector<bool> withdrawing;  // asked to withdraw after the host has arrived
     std::vector<std::string> bytes;
   };
 
@@ -77,13 +77,13 @@ class HostLeaderLog final : public OrderLog, private Mesh::PollSource {
 
   std::mutex mutex_;  // guards the next block; taken before the lock of between_
   std::vector<Count> counts_;
-  std::vector<TensorId> withdrawn_;  // of this rank, to be reported by poll()
+  std::vector<TensorId> withdrawn_;  // withdrawn ids of this rank, to be reported by poll()
 
   // The rest belongs to the driver.
-  std::vector<HostReader> members_;  // by place on the host, less one
+  std::vector<HostReader> members_;  // members_[place on the host - 1]
   HostWriter to_members_;
-  std::optional<LogEvent> held_;  // until the members can read what belongs to it
-  int64_t looked_us_ = 0;         // when look_at_members() last did
+  std::optional<LogEvent> held_;  // an event kept back until the members can read its data
+  int64_t looked_us_ = 0;         // when look_at_members() last looked
   bool departure_told_ = false;
   bool closing_told_ = false;
 };

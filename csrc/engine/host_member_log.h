@@ -58,7 +58,7 @@ class HostMemberLog final : public OrderLog {
   std::vector<Own> own_;             // by id
   std::vector<TensorId> withdrawn_;  // after the log was closed
   bool closed_ = false;
-  std::atomic<bool> starving_{false};  // to_leader_ is; a hint for wait(), set with the lock held
+  std::atomic<bool> starving_{false};  // to_leader_ waits for room; a hint for wait(), set with the lock held
 
   std::atomic<bool> woken_{false};  // set by wake(), cleared by wait()
   // The rest belongs to the driver.

@@ -39,8 +39,8 @@ void Join::apply(const std::vector<int>& ranks, JoinPhase phase, const std::stri
     ++round_;
     last_rank_ = ranks.back();
     now_ = {};
-    // Members number unnamed operations, and this one did not count those of others. Nothing is in flight, so all of
-    // them begin anew at the same point; the coordinator recalls the ids.
+    // Members number unnamed operations, and this one did not count those of others. None of them is in flight, so all
+    // begin anew at the same point; the coordinator recalls the ids. What stands unawaited has a name, and stays.
     table_.forget_unnamed();
     return;
   }
@@ -93,6 +93,11 @@ void Join::contribute(Effects& effects) {
     ++zeros_;
     table_.start(zeros, *lane, effects);
   }
+}
+
+void Join::ran(Submission& submission, Effects& effects) {
+  table_.ran(submission, effects);
+  contribute(effects);  // to the same one, when the others do it again
 }
 
 void Join::settled(Submission& zeros, Effects& effects) {

@@ -3,10 +3,12 @@
 // It arrives in the order log with zeros for every allreduce that has an id, ahead of the others and again after each
 // run; so the others notice nothing, and no message is needed for what is known. The plan of a name that is new to the
 // joined member comes with the operation, because the coordinator counts that member as one that has announced it.
-// Nothing else can run meanwhile.
+// While a member has joined, the world runs allreduces only. An allreduce that the joined member submitted before, and
+// for which it does not wait (Submission::unawaited), takes part with the member's data instead of zeros.
 //
-// The coordinator says when everybody has joined (coordinator/core/join.py); the last member never contributes zeros.
-// Before anybody goes on all zeros are withdrawn, because they would be taken for arrivals of the next step.
+// The coordinator says when everybody has joined (coordinator/core/agreement/join.py); the last member never
+// contributes zeros. Before anybody goes on all zeros are withdrawn, because they would be taken for arrivals of the
+// next step.
 //
 // Pure, like the tensor table that it stands on, and guarded by the same lock.
 #pragma once
@@ -37,7 +39,7 @@ class Join {
   int last_rank() const { return last_rank_; }  // the rank that joined last in the latest round that is over
   bool joined() const { return now_.joined; }   // a thread of this member is in join(), or was interrupted there
 
-  // This member joins. Nothing of its own is in flight.
+  // This member joins. Nothing of its own is in flight that anybody waits for.
   void begin(Effects& effects);
   // Why an operation may not be submitted now, or ok.
   Status refusal(const OpSpec& spec) const;
@@ -47,6 +49,8 @@ class Join {
   // The coordinator's plan for an operation that this member has not announced.
   void plan(TensorId id, const OpSpec& spec, Effects& effects);
   void recall(const std::vector<TensorId>& ids, Effects& effects);
+  // An operation that this member submitted was reduced.
+  void ran(Submission& submission, Effects& effects);
   // These zeros were reduced, or are withdrawn.
   void settled(Submission& zeros, Effects& effects);
   // No more zeros are contributed.

@@ -23,7 +23,7 @@ bool is_over(const Submission& submission);
 class Kept {
  public:
   void add(std::shared_ptr<Submission> submission, KeepAlive alive);
-  // Of operations on one device, which are over in the order in which they are added.
+  // The operations on one device; they are over in the order in which they are added.
   void add_in_order(std::shared_ptr<Submission> submission, KeepAlive alive);
   // Releases what is over. Quick while nothing is kept. stuck: what add() has added may still be in use, and stays.
   void sweep(bool stuck);

@@ -13,6 +13,19 @@ NameEntry::Variant* variant_of(NameEntry& entry, const OpSpec& spec) {
   return nullptr;
 }
 
+// Whether the engine of some rank numbered an operation so, "allreduce.noname.7": the coordinator's rule as well.
+bool is_number(const std::string& name) {
+  const size_t dot = name.find('.');
+  return dot != std::string::npos && name.compare(dot, 8, ".noname.") == 0;
+}
+
+bool has_operations(const NameEntry& entry) {
+  const auto runs = [](const std::unique_ptr<Lane>& lane) { return lane->users > 0; };
+  return std::any_of(entry.variants.begin(), entry.variants.end(), [&](const NameEntry::Variant& one) {
+    return std::any_of(one.lanes.begin(), one.lanes.end(), runs);
+  });
+}
+
 bool is_in_use(const Lane& lane) { return lane.users > 0 || lane.id != Lane::kNoId || lane.next_id != Lane::kNoId; }
 
 }  // namespace
@@ -80,7 +93,7 @@ std::vector<TensorId> LaneTable::forget_unnamed() {
   };
   std::erase_if(names_, [&](const auto& named) {
     const auto& [name, entry] = named;
-    if (!entry.unnamed && name.find(".noname.") == std::string::npos) return false;
+    if ((!entry.unnamed && !is_number(name)) || has_operations(entry)) return false;
     for (const NameEntry::Variant& variant : entry.variants) {
       for (const std::unique_ptr<Lane>& lane : variant.lanes) add(*lane);
     }

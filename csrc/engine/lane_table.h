@@ -21,7 +21,7 @@ namespace horovod {
 struct Lane {
   static constexpr TensorId kNoId = ~TensorId{0};
   OpSpec spec;
-  size_t users = 0;  // operations that refer to it
+  size_t users = 0;  // the number of operations that refer to this lane
   TensorId id = kNoId;
   TensorId next_id = kNoId;  // of a member that has joined: known already, while `id` is not free yet
   bool recalled = false;     // the coordinator has recalled `id`, which is free when `active` has run or is withdrawn
@@ -58,7 +58,7 @@ class LaneTable {
   Lane& learn(const OpSpec& spec) { return lane_for(names_[spec.name], spec); }
   // Forgets a lane that has neither an id nor an operation: the next operation of that name is announced anew.
   void forget_if_unused(Lane& lane);
-  // Forgets all unnamed operations, of which none is in flight. The ids that their lanes had.
+  // Forgets all unnamed operations, but for what is in flight. The ids that their lanes had.
   std::vector<TensorId> forget_unnamed();
   size_t size() const;
 
@@ -67,7 +67,7 @@ class LaneTable {
   void make_room(NameEntry& entry);
 
   std::unordered_map<std::string, NameEntry> names_;
-  std::unordered_map<const Lane*, std::unique_ptr<Lane>> retired_;  // of forgotten variants, while they are in use
+  std::unordered_map<const Lane*, std::unique_ptr<Lane>> retired_;  // lanes of forgotten variants while they are in use
 };
 
 }  // namespace horovod

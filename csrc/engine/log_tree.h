@@ -42,7 +42,7 @@ class LogTree {
   }
 
   const int member_;
-  const int power_;  // of two, the largest up to the number of members
+  const int power_;  // the largest power of two up to the number of members
   const bool star_;
   std::vector<int> children_;
 };

@@ -50,7 +50,7 @@ namespace horovod {
 
 class MeshOrderLog : public OrderLog {
  public:
-  // The log for so many members. Arguments as of the constructor.
+  // Makes the log for so many members. The arguments are those of the constructor.
   static std::unique_ptr<MeshOrderLog> make(Mesh& mesh, FuseRule fuse, AbortSignal& abort,
                                             const Hosts* hosts = nullptr);
   // hosts: null, or they are the log's members, and this is the leader of one.
@@ -80,22 +80,22 @@ class MeshOrderLog : public OrderLog {
  protected:
   struct Own {  // what this member knows of an id
     Operation* operation = nullptr;
-    bool arrived = false;  // and its batch was not reported yet
+    bool arrived = false;  // arrived, and its batch was not reported yet
     bool settled = false;  // its batch or its withdrawal has come, and waits to be reported
   };
   struct Count {  // what the sequencer knows of an id
     uint32_t arrived = 0;
-    uint32_t plain = 0;              // of them, without bytes
+    uint32_t plain = 0;              // arrivals without bytes among them
     std::vector<bool> members;       // by member: whether it has arrived
-    std::vector<bool> brought;       // and whether it brought bytes,
-    std::vector<std::string> bytes;  // these
+    std::vector<bool> brought;       // by member: whether it brought bytes
+    std::vector<std::string> bytes;  // by member: the bytes
   };
   struct Agreed {
     TensorId id;
     bool plain;
-    std::vector<std::string> bytes;  // of all members, unless it is plain
+    std::vector<std::string> bytes;  // the bytes of all members, unless the operation is plain
   };
-  struct Gathered {  // one frame to come
+  struct Gathered {  // what the next frame will hold
     ControlKind kind;
     std::vector<TensorId> ids;
     std::string bytes;

@@ -18,7 +18,8 @@ namespace horovod {
 struct OutboxItem {
   enum Kind : uint8_t { announce, blocked, recalled, join, note, lost };
   Kind kind = announce;
-  OpSpec spec;  // announce, blocked; its name is the one to announce
+  OpSpec spec;          // announce, blocked; its name is the one to announce
+  uint64_t number = 0;  // and the number of the submission
   int process_set = 0;
   int64_t waited_us = 0;       // blocked: how long by now
   std::vector<TensorId> ids;   // recalled

@@ -33,9 +33,12 @@ struct Submission final : Operation {
   uint64_t number = 0;               // of all operations that this rank has started
   bool zeros = false;                // what this member contributes after it has joined; no caller waits for it
   std::optional<Status> withdrawal;  // the order log was asked for it; ends with this if granted; ok: announced again
+  bool by_graph = false;             // a framework's graph started it, which may start others meanwhile
+  bool unawaited = false;            // it may stand for long while nobody waits for it, which is no stall
   int64_t waited_since_us = 0;       // when a thread first waited for it
-  int64_t reported_us = 0;           // when the coordinator was last told that a thread is blocked on it
-  std::atomic<bool> running{false};  // every rank has arrived; set by the driver before the batch runs; any order
+  int64_t seen_us = 0;               // when it was first seen in flight: by a thread that waits, or by the driver
+  int64_t reported_us = 0;           // when the coordinator was last told that it does not get on
+  std::atomic<bool> running{false};  // every rank has arrived; set by the driver (release) before the batch runs
   // Called once when it is done, by the thread of `completions` (set where this is); not if it was not accepted.
   std::function<void(const std::shared_ptr<Submission>&)> on_done;
   Completions* completions = nullptr;
@@ -47,14 +50,6 @@ struct Submission final : Operation {
 
 using OnDone = decltype(Submission::on_done);
 
-// An operation that waits for other ranks.
-struct Unfinished {
-  uint64_t number = 0;
-  int process_set = 0;
-  std::string name;      // as the coordinator knows it
-  bool awaited = false;  // by a thread
-};
-
 // What a decision of the tensor table makes its caller do. Effects are carried out in their order, before the table is
 // asked anything else.
 struct Effect {
@@ -62,7 +57,7 @@ struct Effect {
     arrive,        // `submission` arrives in the order log under `id`
     withdraw,      // the order log is asked to withdraw the arrival at `id`
     announce,      // the coordinator is told that `submission` is ready, and will give it an id
-    tell_blocked,  // the coordinator is told that a thread is blocked on `submission`
+    tell_blocked,  // the coordinator is told that `submission` does not get on
     recalled,      // the coordinator is told that `ids`, which it has recalled, are free on this member
     tell_joined,   // the coordinator is told that this member has joined in `round`, and whether `without_zeros`
     complete,      // `done` is over and leaves the table; done->status says how it ended

@@ -1,5 +1,6 @@
 #include "engine/tensor_table.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/limits.h"
@@ -58,14 +59,26 @@ void TensorTable::withdrawn(Submission& submission, Effects& effects) {
   begin(submission, effects);
 }
 
-void TensorTable::waits(Submission& submission, int64_t now_us, Effects& effects) {
-  if (submission.running.load(std::memory_order_relaxed) ||
-      now_us - submission.waited_since_us <= limits::kBlockedAfterUs ||
-      now_us - submission.reported_us <= limits::kBlockedAgainUs) {
-    return;
+// A thousand gradients may wait for one rank that is late, and the coordinator needs to hear of few of them to say who
+// that is: of those for which a thread waits, and of the oldest.
+void TensorTable::watch(int64_t now_us, Effects& effects) {
+  late_.clear();
+  for (const auto& [submission, owner] : in_flight_) {
+    if (submission->seen_us == 0) submission->seen_us = now_us;
+    const bool late = now_us - submission->seen_us > limits::kBlockedAfterUs;
+    if (late && !submission->zeros && !submission->unawaited && !submission->running.load(std::memory_order_relaxed))
+      late_.push_back(submission);
   }
-  submission.reported_us = now_us;
-  effects.push_back({.kind = Effect::tell_blocked, .submission = &submission});
+  const auto middle = late_.begin() + static_cast<ptrdiff_t>(std::min(late_.size(), limits::kMostTold));
+  std::partial_sort(late_.begin(), middle, late_.end(),
+                    [](const Submission* a, const Submission* b) { return a->number < b->number; });
+  for (auto one = late_.begin(); one != late_.end(); ++one) {
+    Submission& submission = **one;
+    if (one >= middle && submission.waited_since_us == 0) continue;
+    if (now_us - submission.reported_us <= limits::kBlockedAgainUs) continue;
+    submission.reported_us = now_us;
+    effects.push_back({.kind = Effect::tell_blocked, .submission = &submission});
+  }
 }
 
 bool TensorTable::plan(const std::string& name, TensorId id, Effects& effects) {
@@ -160,11 +173,22 @@ void TensorTable::end(Effects& effects) {
   for (std::atomic<Submission*>& submission : by_id_) submission.store(nullptr, std::memory_order_relaxed);
 }
 
-void TensorTable::unfinished(std::vector<Unfinished>& found) const {
+std::shared_ptr<Submission> TensorTable::any_awaited() const {
   for (const auto& [submission, owner] : in_flight_) {
-    if (submission->zeros || submission->running.load(std::memory_order_relaxed)) continue;
-    found.push_back({submission->number, process_set_, submission->announced_name(), submission->waited_since_us != 0});
+    if (!submission->unawaited) return owner;
   }
+  return nullptr;
+}
+
+bool TensorTable::unfinished(std::vector<Unfinished>& found) const {
+  bool settled = true;
+  for (const auto& [submission, owner] : in_flight_) {
+    if (submission->withdrawal) settled = false;
+    if (submission->zeros || submission->running.load(std::memory_order_acquire)) continue;
+    const bool awaited = submission->waited_since_us != 0 && !submission->by_graph;
+    found.push_back({submission->number, process_set_, submission->announced_name(), awaited, submission->by_graph});
+  }
+  return settled;
 }
 
 void TensorTable::start(const std::shared_ptr<Submission>& submission, Lane& lane, Effects& effects) {

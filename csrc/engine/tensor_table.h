@@ -16,6 +16,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/blocked_report.h"
 #include "engine/lane_table.h"
 
 namespace horovod {
@@ -30,8 +31,8 @@ class TensorTable {
   void ran(Submission& submission, Effects& effects) { complete(submission, {}, effects); }
   // The order log has withdrawn its arrival.
   void withdrawn(Submission& submission, Effects& effects);
-  // A thread still waits for it.
-  void waits(Submission& submission, int64_t now_us, Effects& effects);
+  // Looks for what is in flight for long, whoever waits for it, if anybody does. To be called now and then.
+  void watch(int64_t now_us, Effects& effects);
 
   // The coordinator gives what is announced as `name` its id. False where nothing is.
   bool plan(const std::string& name, TensorId id, Effects& effects);
@@ -54,7 +55,10 @@ class TensorTable {
   Submission* arrived(TensorId id) const { return id < kMaxIds ? by_id_[id].load(std::memory_order_acquire) : nullptr; }
 
   const std::unordered_map<Submission*, std::shared_ptr<Submission>>& in_flight() const { return in_flight_; }
-  void unfinished(std::vector<Unfinished>& found) const;
+  // Appends what is in flight and does not run. False where an operation is being withdrawn.
+  bool unfinished(std::vector<Unfinished>& found) const;
+  // Something in flight that does not stand for long, or null.
+  std::shared_ptr<Submission> any_awaited() const;
   size_t known() const { return lanes_.size(); }
 
   // -- for Join, see join.h
@@ -81,13 +85,16 @@ class TensorTable {
   void answer_recalls(Effects& effects);
 
   const int process_set_;
+  std::vector<Submission*> late_;  // used inside watch() only; a member so that its memory is allocated once
   LaneTable lanes_;
-  std::unordered_map<std::string, Submission*> announced_;                  // waiting for the coordinator's plan
-  std::unordered_map<Submission*, std::shared_ptr<Submission>> in_flight_;  // owns
+  std::unordered_map<std::string, Submission*> announced_;  // by name: they wait for the coordinator's plan
+  std::unordered_map<Submission*, std::shared_ptr<Submission>> in_flight_;  // keeps the submissions alive
   std::vector<Lane*> lane_of_id_;
   std::vector<std::atomic<Submission*>> by_id_;  // see arrived()
-  std::vector<TensorId> recalled_;               // free, to be answered together with those of recalls_open_
-  size_t recalls_open_ = 0;                      // lanes that are `recalled`
+  // A recall is answered in one message: `recalled_` are the ids that are free by now, and the answer waits until
+  // `recalls_open_`, the lanes whose recalled id is still in use, is 0.
+  std::vector<TensorId> recalled_;
+  size_t recalls_open_ = 0;
 };
 
 }  // namespace horovod

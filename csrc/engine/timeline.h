@@ -81,8 +81,8 @@ class Timeline {
     std::atomic<int> file{-1};        // the descriptor, which the writer or a forked child takes out and closes
 
     std::mutex mutex;                // guards the rest
-    std::condition_variable filled;  // for the writer: many events, or stopping
-    std::condition_variable ended;   // for stop(): over
+    std::condition_variable filled;  // wakes the writer: many events are queued, or stopping is set
+    std::condition_variable ended;   // wakes stop(): `over` is set
     std::vector<TimelineEvent> events;
     uint64_t dropped = 0;
     bool stopping = false;
@@ -102,8 +102,8 @@ class Timeline {
 
   std::mutex control_;  // guards the rest
   std::thread writer_;  // joinable while there is a file
-  std::string path_;    // of that file
-  bool late_ = false;   // that file was waited for in vain
+  std::string path_;    // the path of that file
+  bool late_ = false;   // a wait for that file to be completed was in vain
 };
 
 }  // namespace horovod

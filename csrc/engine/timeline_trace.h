@@ -31,7 +31,7 @@ struct TimelineEvent {
     begun,      // this rank has submitted `operation`; `id` when it has one already
     planned,    // `operation` runs under `id` from now on
     arrived,    // `rank` has arrived at `id`
-    withdrawn,  // `rank` has taken that back
+    withdrawn,  // `rank` has withdrawn its arrival at `id`
     agreed,     // all ranks have arrived at `id`
     cycle,      // a batch begins
     running,    // the batch of `operation` begins
@@ -104,8 +104,8 @@ class TimelineTrace {
   int64_t last_us_;
   std::unordered_map<uint64_t, Open> open_;
   std::map<Key, uint64_t> operation_of_;            // the latest of each id
-  std::map<Key, std::map<int, int64_t>> arrivals_;  // rank -> when, of those that not all ranks have reached
-  std::unordered_map<std::string, std::vector<int>> processes_;  // by name: those that are there for it
+  std::map<Key, std::map<int, int64_t>> arrivals_;  // rank -> when it arrived, at ids that not all ranks have reached
+  std::unordered_map<std::string, std::vector<int>> processes_;  // name -> its processes in the trace
   std::vector<bool> busy_{true};                                 // by process; 0 belongs to the whole trace
   std::vector<Last> last_{Last{}};                               // by process
 };

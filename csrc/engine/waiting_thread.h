@@ -1,5 +1,5 @@
-// Counts the threads of this process that wait for operations, to tell whether any thread is left that could start one.
-// A thread that has waited before is expected to submit again once it is not blocked.
+// Counts the threads of the script that wait for operations, to tell whether any thread is left that could start one. A
+// thread that has waited or polled before is expected to submit again while it is not blocked.
 #pragma once
 
 #include <atomic>
@@ -11,15 +11,13 @@ class WaitingThread {
   // A wait of the calling thread, from construction to destruction.
   class Wait {
    public:
-    Wait() {
-      if (!t_stands_in) (void)&t_registered;  // counts the thread at its first wait
-    }
+    Wait() { count(); }
     Wait(const Wait&) = delete;
     Wait& operator=(const Wait&) = delete;
     ~Wait() {
       if (blocked_) blocked_threads_.fetch_sub(1, std::memory_order_relaxed);
     }
-    // It has lasted a while.
+    // The wait has lasted a while.
     void blocked() {
       if (!blocked_) blocked_threads_.fetch_add(1, std::memory_order_relaxed);
       blocked_ = true;
@@ -29,11 +27,16 @@ class WaitingThread {
     bool blocked_ = false;
   };
 
+  // The calling thread waits for operations, or polls.
+  static void count() {
+    if (!t_stands_in) (void)&t_registered;  // counts it the first time
+  }
+
   // From now on the calling thread runs (or no longer runs) a call for which another thread waits that may have waited
   // here before. Both are blocked when this one is, so that its waits are counted in the place of the other's.
   static void stand_in(bool does) { t_stands_in = does; }
 
-  // Every living thread that has ever waited is blocked. A forked child inherits the numbers of threads that it does
+  // Every living thread that was counted is blocked. A forked child inherits the numbers of threads that it does
   // not have; there this may never be true.
   static bool all_blocked() {
     const int blocked = blocked_threads_.load(std::memory_order_relaxed);

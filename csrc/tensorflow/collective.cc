@@ -16,6 +16,9 @@ namespace {
 // More iterations of a loop than this do not run at once: TensorFlow's default is 10 (parallel_iterations).
 constexpr int64_t kIterationsAtOnce = 16;
 
+// The number of a call has a digit for each function on the way to it, in this base (call_numbers.py).
+constexpr uint64_t kCallBase = 65537;
+
 // A small operation that is alone is awaited by the thread that starts it (limits::kKernelHelpUs), which saves the ways
 // to the engine's threads and back; where that was in vain, the next calls of the node do not try. All others are left
 // to the engine at once.
@@ -89,6 +92,7 @@ struct Call {
   std::vector<std::vector<int64_t>> shapes{};
   std::vector<int32_t> splits{};
   std::string name{};
+  uint64_t number = 0;  // of the call of the function that the node is in; 0: of its first or only one
   int32_t process_set = 0;
 
   Call(const CollectiveKernel& its, TF_OpKernelContext* given) : kernel(its), context(given) {}
@@ -104,8 +108,7 @@ struct Call {
 // -- from a node's inputs to a call of the engine ---------------------------------------------------------------------
 bool read_splits(Call& call, const TF_Tensor* tensor) {
   if (tf.NumDims(tensor) != 1) {
-    fail(call.context, kTfInvalidArgument,
-         "Alltoall: splits must have one dimension: the number of rows for each rank.");
+    fail(call.context, kInvalidArgument, "Alltoall: splits must have one dimension: the number of rows for each rank.");
     return false;
   }
   const auto* const rows = static_cast<const int32_t*>(tf.TensorData(tensor));
@@ -124,21 +127,29 @@ bool read_tensor(Call& call, const TF_Tensor* input) {
   call.shapes.push_back(std::move(shape));
   call.spans.push_back(span);
   if (span.dtype >= 0) return true;
-  fail(call.context, kTfInvalidArgument, "Horovod can't send tensors of this dtype; cast the tensor first.");
+  fail(call.context, kInvalidArgument, "Horovod can't send tensors of this dtype; cast the tensor first.");
   return false;
 }
 
+bool read_call_number(Call& call, const TF_Tensor* tensor) {
+  int64_t number = 0;
+  std::memcpy(&number, tf.TensorData(tensor), sizeof(number));
+  call.number = static_cast<uint64_t>(number);
+  return true;
+}
+
 bool read_inputs(Call& call) {
-  const int inputs = tf.NumInputs(call.context), tensors = inputs - (call.kernel.has_splits ? 1 : 0);
-  for (int i = 0; i < inputs; ++i) {
+  const int last = tf.NumInputs(call.context) - 1, tensors = last - (call.kernel.has_splits ? 1 : 0);
+  for (int i = 0; i <= last; ++i) {
     Status status;
     TF_Tensor* input = nullptr;
     tf.GetInput(call.context, i, &input, status);
     if (!check(call.context, status)) return false;
     call.held.push_back(input);
+    if (i == last) return read_call_number(call, input);
     if (!(i < tensors ? read_tensor(call, input) : read_splits(call, input))) return false;
   }
-  return true;
+  return false;
 }
 
 // A broadcast changes nothing on its root, so the result is the input itself, as that of tf.identity is: not even
@@ -167,7 +178,7 @@ bool allocate_output(Call& call, int place) {
 bool find_process_set(Call& call) {
   if (call.kernel.process_set_id == 0) return true;
   const Answer answer = ask(Question::set_number, call.kernel.process_set_id);
-  if (answer.code != kTfOk) {
+  if (answer.code != kOk) {
     fail(call.context, answer.code, answer.sentence.c_str());
     return false;
   }
@@ -175,17 +186,29 @@ bool find_process_set(Call& call) {
   return true;
 }
 
+// Calls of one function that may run at once meet the same calls of the other ranks: "@2" is the third one in its
+// caller, "@2.1" the second one in that.
+std::string call_suffix(uint64_t number) {
+  std::string digits;
+  for (; number > 0; number /= kCallBase) {
+    const std::string digit = std::to_string(number % kCallBase);
+    digits = digits.empty() ? digit : digit + '.' + digits;
+  }
+  return digits.empty() ? digits : '@' + digits;
+}
+
 void choose_name(Call& call) {
   call.name = call.kernel.name;
   if (call.kernel.wait) return;
+  call.name += call_suffix(call.number);
   // Iterations of a loop that run at once meet the same iterations of the other ranks.
   const int64_t iteration = tf.GetIterId(call.context) % kIterationsAtOnce;
   if (iteration > 0) call.name += '#' + std::to_string(iteration);
 }
 
 bool prepare(Call& call, HorovodEngine* engine) {
-  choose_name(call);
   if (!find_process_set(call) || !read_inputs(call)) return false;
+  choose_name(call);
   if (!call.fills_outputs()) return true;
   const bool is_root = call.kernel.type == Collective::broadcast && call.kernel.root == engine_api->rank(engine);
   for (int i = 0; i < static_cast<int>(call.spans.size()); ++i) {
@@ -233,7 +256,7 @@ bool give_result(const Call& call, HorovodOperation* operation, int place) {
   result.struct_bytes = sizeof(result);
   const int32_t code = engine_api->take_result(operation, static_cast<size_t>(place), &result);
   if (code != HOROVOD_OK) {
-    fail(call.context, tf_code(code), engine_api->last_error());
+    fail(call.context, status_code(code), engine_api->last_error());
     return false;
   }
   const int dtype = tf_dtype(result.dtype);
@@ -256,7 +279,7 @@ bool give_splits(const Call& call, HorovodOperation* operation) {
   size_t count = 0;
   const int32_t code = engine_api->received_splits(operation, &rows, &count);
   if (code != HOROVOD_OK) {
-    fail(call.context, tf_code(code), engine_api->last_error());
+    fail(call.context, status_code(code), engine_api->last_error());
     return false;
   }
   Status status;
@@ -271,7 +294,7 @@ bool give_splits(const Call& call, HorovodOperation* operation) {
 // Of an operation that is done.
 void give_results(const Call& call, HorovodOperation* operation) {
   const int32_t code = engine_api->wait(operation, 0);
-  if (code != HOROVOD_OK) return fail(call.context, tf_code(code), engine_api->error_of(operation));
+  if (code != HOROVOD_OK) return fail(call.context, status_code(code), engine_api->error_of(operation));
   if (call.fills_outputs()) return;
   for (size_t i = 0; i < call.spans.size(); ++i) {
     if (!give_result(call, operation, static_cast<int>(i))) return;
@@ -300,10 +323,11 @@ HorovodOperation* submit_and_keep(HorovodEngine* engine, std::unique_ptr<Call> c
   TF_OpKernelContext* const context = call->context;
   HorovodCall given = engine_call(*call);
   given.waits_next = 1;
+  given.by_script = call->kernel.wait ? 1 : 0;
   (void)call.release();  // now `unused` deletes it, perhaps before submit() returns
   HorovodOperation* operation = nullptr;
   const int32_t code = engine_api->submit(engine, &given, &operation);
-  if (code != HOROVOD_OK) fail(context, tf_code(code), engine_api->last_error());
+  if (code != HOROVOD_OK) fail(context, status_code(code), engine_api->last_error());
   return operation;
 }
 
@@ -340,7 +364,7 @@ void start(HorovodEngine* engine, std::unique_ptr<Call> call, TF_AsyncOpKernelDo
   const int32_t code = engine_api->submit(engine, &given, nullptr);
   if (code == HOROVOD_OK) return;
   g_under_way.fetch_sub(1, std::memory_order_relaxed);
-  fail(context, tf_code(code), engine_api->last_error());
+  fail(context, status_code(code), engine_api->last_error());
   tf.RunAsyncOpKernelDoneCallback(done);
 }
 
@@ -350,9 +374,8 @@ void run(HorovodEngine* engine, std::unique_ptr<Call> owned) {
   HorovodOperation* const operation = submit_and_keep(engine, std::move(owned));
   if (!operation) return;
   while (engine_api->wait(operation, limits::kSignalCheckUs) == HOROVOD_TIMEOUT) {
-    const Answer answer = ask(Question::interrupted);
-    if (answer.number == 0) continue;
-    fail(context, kTfCancelled, answer.sentence.c_str());
+    if (!interrupted()) continue;
+    fail(context, kCancelled, "A signal has interrupted the wait for other ranks; the operation goes on without it.");
     return engine_api->release(operation);
   }
   give_results(*call, operation);
@@ -393,7 +416,7 @@ void run_collective(void* given, TF_OpKernelContext* context, TF_AsyncOpKernelDo
   auto call = std::make_unique<Call>(kernel, context);
   const EngineReference engine;
   if (!engine.get()) {
-    fail(context, kTfFailedPrecondition, kNotInitialized);
+    fail(context, kFailedPrecondition, kNotInitialized);
   } else if (prepare(*call, engine.get())) {
     if (!kernel.wait) return start(engine.get(), std::move(call), done);
     run(engine.get(), std::move(call));

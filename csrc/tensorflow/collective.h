@@ -17,9 +17,6 @@ namespace horovod::tensorflow {
 // TF_DataType.
 constexpr int kTfInt32 = 3;
 
-// Numbers of OpType in protos/v1/types.proto.
-enum class Collective : int32_t { allreduce = 0, allgather = 1, broadcast = 2, alltoall = 3, reducescatter = 4 };
-
 // What the attributes of a node say; one for each node, used by all its calls.
 struct CollectiveKernel {
   Collective type;

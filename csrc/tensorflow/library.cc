@@ -9,6 +9,7 @@
 
 #include "tensorflow/collective.h"
 #include "tensorflow/host.h"
+#include "tensorflow/python_api.h"
 #include "tensorflow/tf_api.h"
 
 namespace horovod::tensorflow {
@@ -34,9 +35,13 @@ class Shape {
   TF_ShapeHandle* const handle_;
 };
 
+// How many tensors an operation is given beside the number of the call, which is its last input.
+int tensors_of(TF_ShapeInferenceContext* context) {
+  return static_cast<int>(tf.ShapeInferenceContextNumInputs(context)) - 1;
+}
+
 void shape_of_inputs(TF_ShapeInferenceContext* context, TF_Status* status) {
-  const auto inputs = static_cast<int>(tf.ShapeInferenceContextNumInputs(context));
-  for (int i = 0; i < inputs; ++i) {
+  for (int i = 0; i < tensors_of(context); ++i) {
     Shape shape;
     tf.ShapeInferenceContextGetInput(context, i, shape, status);
     tf.ShapeInferenceContextSetOutput(context, i, shape, status);
@@ -59,8 +64,7 @@ void set_rows_unknown(TF_ShapeInferenceContext* context, int place, TF_Status* s
 }
 
 void other_rows(TF_ShapeInferenceContext* context, TF_Status* status) {
-  const auto inputs = static_cast<int>(tf.ShapeInferenceContextNumInputs(context));
-  for (int i = 0; i < inputs; ++i) set_rows_unknown(context, i, status);
+  for (int i = 0; i < tensors_of(context); ++i) set_rows_unknown(context, i, status);
 }
 
 void other_rows_and_splits(TF_ShapeInferenceContext* context, TF_Status* status) {
@@ -95,7 +99,7 @@ void delete_question(void* kernel) { delete static_cast<QuestionKernel*>(kernel)
 void answer(const QuestionKernel& kernel, TF_OpKernelContext* context) {
   const Answer answer = ask(kernel.question, kernel.process_set_id);
   Status status;
-  if (answer.code != kTfOk) {
+  if (answer.code != kOk) {
     status.set(answer.code, answer.sentence.c_str());
     return tf.OpKernelContext_Failure(context, status);
   }
@@ -156,7 +160,8 @@ void add(const Definition& definition) {
 
 void add_collective(const char* name, const Lines& more, const Lines& inputs, const Lines& outputs,
                     TfInferShape infer_shape, Create create) {
-  add({name, kCollective + more, inputs, outputs, infer_shape, create, &run_collective, &delete_collective});
+  add({name, kCollective + more, inputs + Lines{"call: int64"}, outputs, infer_shape, create, &run_collective,
+       &delete_collective});
 }
 
 void add_question(const char* name, const Lines& attributes, Create create, TfCompute compute = &run_question) {
@@ -196,6 +201,7 @@ void add_all() {
 const struct OnLoad {
   OnLoad() {
     g_obstacle = load_tf();
+    if (g_obstacle.empty()) g_obstacle = load_python();
     add_all();
   }
 } g_on_load;
@@ -211,8 +217,8 @@ __attribute__((visibility("default"))) const char* horovod_tensorflow_obstacle(v
 }
 
 __attribute__((visibility("default"))) void horovod_tensorflow_begin(const HorovodApi* api,
-                                                                     horovod::tensorflow::Ask ask) {
-  horovod::tensorflow::engine_api = api;
-  horovod::tensorflow::ask_python = ask;
+                                                                     horovod::tensorflow::PyObject* answer) {
+  horovod::engine_api = api;
+  horovod::tensorflow::answering = answer;
 }
 }

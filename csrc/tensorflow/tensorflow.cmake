@@ -1,6 +1,6 @@
 # TensorFlow's operations, a library of its own that is linked to neither TensorFlow nor the engine: TensorFlow loads it,
-# and Python gives it the engine's table of functions (clients/horovod/tensorflow/library.py).
-file(GLOB tensorflow_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cc)
+# and Python gives it the engine's table of functions (clients/horovod/tensorflow/library.py). It has the folder xla in it.
+file(GLOB tensorflow_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cc ${CMAKE_CURRENT_SOURCE_DIR}/xla/*.cc)
 add_library(horovod_tensorflow MODULE ${tensorflow_sources})
 compile_folders_as_one(horovod_tensorflow ${tensorflow_sources})
 target_include_directories(horovod_tensorflow PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})

@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "bindings/c_client.h"
+
 extern "C" {
 typedef struct TF_Status TF_Status;
 typedef struct TF_Tensor TF_Tensor;
@@ -20,17 +22,6 @@ typedef struct TF_AsyncOpKernelDoneCallback TF_AsyncOpKernelDoneCallback;
 }
 
 namespace horovod::tensorflow {
-
-// TF_Code, as far as we set it.
-enum TfCode : int {
-  kTfOk = 0,
-  kTfCancelled = 1,
-  kTfUnknown = 2,
-  kTfInvalidArgument = 3,
-  kTfFailedPrecondition = 9,
-  kTfAborted = 10,
-  kTfInternal = 13,
-};
 
 using TfCompute = void (*)(void* kernel, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*);
 using TfInferShape = void (*)(TF_ShapeInferenceContext*, TF_Status*);
@@ -114,7 +105,7 @@ class Status {
   Status& operator=(const Status&) = delete;
 
   operator TF_Status*() { return status_; }
-  bool ok() const { return tf.GetCode(status_) == kTfOk; }
+  bool ok() const { return tf.GetCode(status_) == kOk; }
   const char* message() const { return tf.Message(status_); }
   void set(int code, const char* sentence) { tf.SetStatus(status_, code, sentence); }
 

@@ -83,6 +83,9 @@ class Connection {
 
   bool stalled() const { return stalled_; }
 
+  // For how long the peer's host has owed an acknowledgement. To be asked now and then.
+  int64_t silent_ms(int64_t now_ms) { return silence_.owed_ms(answers_of(fd()), now_ms); }
+
   void queue_send(Stripe&& stripe) { outgoing_.push_back(std::move(stripe)); }
   void queue_receive(Stripe&& stripe) {
     incoming_.push_back(std::move(stripe));
@@ -131,6 +134,7 @@ class Connection {
   size_t buffered() const { return buffer_end_ - buffer_begin_; }
 
   Socket socket_;
+  Silence silence_;
   Identity identity_;
   std::unique_ptr<SealedStream> sealed_;
 

@@ -7,11 +7,13 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <linux/tcp.h>  // a newer tcp_info than that of netinet/tcp.h
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include "base/limits.h"
 
 namespace horovod::wire {
 
@@ -85,23 +87,42 @@ bool prepare_stream(int fd, int64_t unreachable_ms) {
   };
   set(IPPROTO_TCP, TCP_NODELAY, 1);
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
-  // While nothing is under way the kernel asks: half of the time for silence, then five probes. While something is, it
-  // would try for a quarter of an hour; TCP_USER_TIMEOUT would end that, but also wait no longer for a process that is
-  // stopped and takes nothing. Hence unanswered_ms().
-  const auto seconds = [](int64_t ms) { return static_cast<int>(std::clamp<int64_t>(ms / 1000, 1, 32'767)); };
-  set(IPPROTO_TCP, TCP_KEEPIDLE, seconds(unreachable_ms / 2));
-  set(IPPROTO_TCP, TCP_KEEPINTVL, seconds(unreachable_ms / 10));
-  set(IPPROTO_TCP, TCP_KEEPCNT, 5);
+  // While nothing is under way the kernel asks: after half of the limit, and then some times until the limit has passed
+  // since the first question. While something is, it would try for a quarter of an hour; TCP_USER_TIMEOUT would end
+  // that, but also wait no longer for a process that is stopped and takes nothing. Hence Silence.
+  constexpr int64_t kLongestS = 32'767;
+  const int64_t limit_s = std::clamp<int64_t>((unreachable_ms + 999) / 1000, 1, 5 * kLongestS);
+  const int64_t between_s = std::max<int64_t>(limit_s / 5, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, static_cast<int>(std::clamp<int64_t>(limit_s / 2, 1, kLongestS)));
+  set(IPPROTO_TCP, TCP_KEEPINTVL, static_cast<int>(between_s));
+  set(IPPROTO_TCP, TCP_KEEPCNT, static_cast<int>((limit_s + between_s - 1) / between_s));
+  // What gets no answer is sent again after at most so long, where the kernel can be told (Linux 6.15): operations then
+  // go on soon after a network is whole again.
+  constexpr int kRtoMax = 44;  // TCP_RTO_MAX_MS, for older headers
+  set(IPPROTO_TCP, kRtoMax, static_cast<int>(std::clamp<int64_t>(unreachable_ms / 10, 1'000, 120'000)));
   return true;
 }
 
-int64_t unanswered_ms(int fd) {
+Answers answers_of(int fd) {
   tcp_info info{};
   socklen_t length = sizeof(info);
-  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) < 0) return 0;  // no TCP
-  // A live connection has had an acknowledgement within the keepalive's time when it begins to owe the next. The window
-  // of a process that takes nothing is probed ever more seldom, so there one question alone says nothing.
-  return info.tcpi_unacked > 0 || info.tcpi_probes > 1 ? info.tcpi_last_ack_recv : 0;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) < 0) return {};  // no TCP
+  // The window of a process that takes nothing is probed ever more seldom, so there one question alone says nothing.
+  const bool data = info.tcpi_unacked > 0;
+  return {.owed = data || info.tcpi_probes > 0,
+          .certainly = data || info.tcpi_probes > 1,
+          .last_ms = info.tcpi_last_ack_recv,
+          .asked_ms = data ? info.tcpi_last_data_sent : 0,
+          .acknowledged = info.tcpi_bytes_acked};
+}
+
+int64_t Silence::owed_ms(const Answers& answers, int64_t now_ms) {
+  const bool is_new = !owed_ || answers.acknowledged != acknowledged_;
+  if (is_new) since_ms_ = now_ms;
+  owed_ = answers.owed;
+  acknowledged_ = answers.acknowledged;
+  if (!answers.certainly || (answers.asked_ms > 0 && answers.asked_ms < limits::kAcknowledgedMs)) return 0;
+  return std::max<int64_t>(0, std::min(answers.last_ms, now_ms - since_ms_) - answers.asked_ms);
 }
 
 }  // namespace horovod::wire

@@ -36,8 +36,32 @@ class Socket {
 // is no socket that can do so.
 bool prepare_stream(int fd, int64_t unreachable_ms = 20'000);
 
-// For how long the other side's kernel has owed an acknowledgement of what was sent; 0 when it owes none. One whose
-// process is stopped still answers, so this is about hosts and networks.
-int64_t unanswered_ms(int fd);
+// What the kernel knows of the other side's host.
+struct Answers {
+  bool owed = false;       // something was sent, be it only a question whether it lives, that is not acknowledged yet
+  bool certainly = false;  // and not just the latest of several questions
+  int64_t last_ms = 0;     // since anything was acknowledged
+  int64_t asked_ms = 0;    // since it was last sent what it owes an answer to; 0: not known
+  uint64_t acknowledged = 0;  // bytes so far
+};
+Answers answers_of(int fd);  // none are owed where it is no TCP connection
+
+// For how long the other side's kernel has owed an acknowledgement of what was sent. A process that is stopped has a
+// kernel that answers, so this is about hosts and networks.
+//
+// The time since the last acknowledgement is not that. While nothing is sent none is owed, and a pause of many seconds
+// may lie before the first byte that gets no answer. And a kernel that gets none waits twice as long each time before
+// it sends again, so a network may have been whole for long before anybody notices: what counts ends when it was last
+// asked.
+class Silence {
+ public:
+  // To be asked now and then; 0 when nothing is owed, or what was sent last may still be answered.
+  int64_t owed_ms(const Answers& answers, int64_t now_ms);
+
+ private:
+  int64_t since_ms_ = 0;  // when the debt was first seen
+  bool owed_ = false;
+  uint64_t acknowledged_ = 0;  // then
+};
 
 }  // namespace horovod::wire

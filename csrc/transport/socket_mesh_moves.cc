@@ -238,7 +238,7 @@ Status SocketMesh::look_for_silence(int64_t now) {
   for (SocketPeer& peer : peers_) {
     if (peer.left || peer.aborted) continue;
     for (const auto& connection : peer.connections) {
-      if (wire::unanswered_ms(connection->fd()) < config_.unreachable_timeout_ms) continue;
+      if (connection->silent_ms(now / 1000) < config_.unreachable_timeout_ms) continue;
       unwell_ = true;
       peer.error = ETIMEDOUT;
       return lose(peer);

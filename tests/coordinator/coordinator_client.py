@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 from coordinator_builders import attach_request, request
 
-from horovod.coordinator.core.proofs import attach_proof
+from horovod.base.proofs import attach_proof
 from horovod.protos.v1 import membership_pb2, membership_pb2_grpc, negotiation_pb2, negotiation_pb2_grpc
 from horovod.protos.v1 import types_pb2 as pb
 from horovod.worker.runtime.token import Credential
@@ -142,16 +142,22 @@ class Member:
         )
 
     def negotiate(self, *announce: pb.Operation, blocked: Sequence[pb.Operation] = ()) -> None:
-        """Opens a negotiation stream that begins with these announcements."""
+        """Opens a negotiation stream that begins with these announcements. blocked: all that is in flight, and a thread
+        waits for each."""
         self.negotiation = Stream(
             negotiation_pb2_grpc.NegotiationStub(self.channel).Negotiate, self.token, self._timeout_s
         )
         self.streams.append(self.negotiation)
-        self.negotiation.send(
-            negotiation_pb2.NegotiationMessage(
-                epoch=self.world.epoch, hello=self.hello(), announce=announce, blocked=blocked
-            )
+        message = negotiation_pb2.NegotiationMessage(
+            epoch=self.world.epoch, hello=self.hello(), announce=announce, blocked=blocked
         )
+        if blocked:
+            message.blocked_numbers.extend(range(len(blocked)))
+            message.blocked_report.all_threads = True
+            message.blocked_report.executed.add(process_set=0, count=0)
+            for number, one in enumerate(blocked):
+                message.blocked_report.unfinished.add(name=one.name, awaited=True, number=number)
+        self.negotiation.send(message)
 
     def announce(self, *announce: pb.Operation) -> None:
         self.negotiation.send(negotiation_pb2.NegotiationMessage(epoch=self.world.epoch, announce=announce))

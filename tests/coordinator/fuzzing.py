@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,10 @@ FUZZ = settings(
 )
 
 
+# What an agent that was let in may say of its own host, for the log.
+_OF_HOSTS = re.compile(r"Host \S+ (is set aside|can start jobs again)")
+
+
 class Listener(logging.Handler):
     """Keeps what must not be logged: warnings and errors, and exceptions that a servicer had to catch."""
 
@@ -32,7 +37,8 @@ class Listener(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         damaged = isinstance(error, DecodeError) and record.levelno == logging.DEBUG
-        if (error is not None or record.levelno >= logging.WARNING) and not damaged:
+        is_word = error is None and _OF_HOSTS.match(record.getMessage()) is not None
+        if (error is not None or record.levelno >= logging.WARNING) and not damaged and not is_word:
             self.found.append(logging.Formatter().format(record))
 
     def check(self) -> None:

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 from coordinator_builders import attach_request, request
 
-from horovod.coordinator.core.effects import Close, Effect, Ended, Form, Gone, LookLater, Send, TellLater
-from horovod.coordinator.core.formation import Formation
-from horovod.coordinator.core.membership import Membership
-from horovod.coordinator.core.proofs import attach_proof
+from horovod.base.proofs import attach_proof
+from horovod.coordinator.core.world.effects import Close, Effect, Form, Gone, LookLater, Send, TellLater, WorldEnded
+from horovod.coordinator.core.world.formation import Formation
+from horovod.coordinator.core.world.membership import Membership
 from horovod.protos.v1 import membership_pb2 as pb
 
 SECRET = b"s" * 32
@@ -58,7 +58,7 @@ class Story:
                     self.looks.append((self.now_s + delay_s, job))
                 case Gone(_, epoch, rank):
                     self.gone.append((epoch, rank))
-                case Ended(job, epoch):
+                case WorldEnded(job, epoch):
                     self.ended.append((job, epoch))
 
     def form(self) -> None:

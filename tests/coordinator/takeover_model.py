@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 from coordinator_builders import attach_request, message, op, request
 
-from horovod.coordinator.core.budget import TooMuchError
-from horovod.coordinator.core.life import NEVER_HAD_ITS_WORLD
-from horovod.coordinator.core.proofs import attach_proof
+from horovod.base.proofs import attach_proof
+from horovod.coordinator.core.agreement.budget import TooMuchError
+from horovod.coordinator.core.world.life import NEVER_HAD_ITS_WORLD
 from horovod.coordinator.services.hub import EventOutbox, Hub
 from horovod.coordinator.services.outbox import Outbox
 from horovod.coordinator.services.session import DecisionsOutbox, NegotiationSession

@@ -15,9 +15,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import horovod.protos.v1 as protos
+from horovod.base.job_tokens import MIN_CLUSTER_TOKEN_LENGTH, PREFIX, job_of, job_token
 from horovod.coordinator.address import ListenAddress
 from horovod.coordinator.exposure import check_exposure
-from horovod.coordinator.job_token import MIN_CLUSTER_TOKEN_LENGTH, PREFIX, job_of, job_token
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.services.auth import OF_ONE_JOB, Access
 from horovod.coordinator.services.exchange import DELIVER, FETCH

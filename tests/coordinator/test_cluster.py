@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from horovod.coordinator.core.cluster import Cluster, Command, Save
-from horovod.coordinator.core.clustered import refusal_of
+from horovod.coordinator.core.cluster.cluster import Cluster, Command, Save
+from horovod.coordinator.core.cluster.job import refusal_of
 from horovod.coordinator.core.ending import RankEnded
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2, membership_pb2
@@ -191,11 +191,11 @@ def test_slots_gpus_and_memory_belong_to_one_job() -> None:
     assert story.cluster.free_slots("h1") == 2
 
 
-def test_the_first_failure_ends_the_ranks_on_other_hosts() -> None:
+def test_the_first_failure_ends_the_ranks_on_all_hosts() -> None:
     story = running_on_two()
     story.report("h1", "j", {0: None, 1: 3})
     assert story.state("j") == ENDING
-    assert story.told() == [("h2", "end")]
+    assert story.told() == [("h1", "end"), ("h2", "end")]
     assert story.ended == [("j", 1)]
     story.report("h1", "j", {0: -15, 1: 3}, over=True)
     assert story.state("j") == ENDING

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from horovod.coordinator.core.code import CHUNK_BYTES
+from horovod.coordinator.core.cluster.code import CHUNK_BYTES
 from horovod.coordinator.services.code import CodeShelf
 from horovod.coordinator.services.streams import RefusedError
 from horovod.coordinator.store import MemoryStore

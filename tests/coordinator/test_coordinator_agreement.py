@@ -22,8 +22,8 @@ from coordinator_builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.coordinator.core.agreement import disagreement
-from horovod.coordinator.core.operations import defect, signature, user_name
+from horovod.coordinator.core.agreement.agreement import disagreement
+from horovod.coordinator.core.agreement.operations import defect, signature, user_name
 from horovod.protos.v1 import types_pb2 as pb
 
 PAIR = (FLOAT32, [2]), (FLOAT32, [3])

@@ -1,10 +1,10 @@
 """Ranks that wait for different things are told so; ranks that are merely slow are left alone."""
 
-import pytest
 from coordinator_builders import ALLGATHER, ALLREDUCE, BROADCAST, op
 from test_coordinator_negotiation import Ranks
 
-from horovod.coordinator.core.blocked import FORGET_S, MAX_REPORTS, SETTLE_S
+from horovod.coordinator.core.agreement.blocked import MAX_REPORTS
+from horovod.coordinator.core.agreement.standing import FORGET_S
 from horovod.protos.v1 import types_pb2 as pb
 
 REDUCE = op("allreduce.x", ALLREDUCE)
@@ -26,7 +26,8 @@ def test_one_name_for_two_operations() -> None:
     ranks.say(0, blocked=[REDUCE], now_s=1.0)
     ranks.say(1, blocked=[GATHER], now_s=1.1)
     assert ranks.errors == [{}, {}, {}], "rank 2 may still join in"
-    ranks.say(2, blocked=[GATHER], now_s=60.0)
+    for rank, one in enumerate([REDUCE, GATHER, GATHER]):
+        ranks.say(rank, blocked=[one], now_s=60.0)
     sentence = (
         "Mismatched operations: One rank did ALLREDUCE, but another rank did ALLGATHER, under the name 'x': rank 0 has "
         "ALLREDUCE; ranks 1 and 2 have ALLGATHER. Call the same operation under one name on every rank."
@@ -62,11 +63,13 @@ def test_unnamed_operations_in_different_orders() -> None:
 def test_no_alarm_while_one_of_the_operations_can_still_complete() -> None:
     ranks = Ranks(2)
     ranks.say(0, REDUCE, GATHER)  # asynchronous; it waits for the reduction first
-    ranks.say(0, blocked=[REDUCE])
+    ranks.say(0, blocked=[REDUCE], also=[GATHER])
     ranks.say(1, GATHER, now_s=8.0)
     assert ranks.plans == [{"allgather.x": 1}] * 2
-    ranks.say(1, blocked=[GATHER], now_s=8.0 + SETTLE_S / 2)  # sent before its plan came
-    ranks.say(0, blocked=[REDUCE], now_s=9.0)
+    ranks.say(1, blocked=[GATHER], now_s=8.1)
+    ranks.say(0, blocked=[REDUCE], also=[GATHER], now_s=8.2)
+    ranks.say(0, blocked=[REDUCE], executed=1, now_s=9.0)  # rank 1 has still to run the gathering
+    ranks.say(1, blocked=[GATHER], now_s=9.0)
     ranks.say(1, REDUCE, now_s=9.0)
     assert ranks.errors == [{}, {}]
     assert ranks.plans[0]["allreduce.x"] == 2
@@ -75,7 +78,7 @@ def test_no_alarm_while_one_of_the_operations_can_still_complete() -> None:
 def test_different_names_never_alarm() -> None:
     ranks = Ranks(2)
     other = op("allgather.y", ALLGATHER)
-    for now_s in range(10):
+    for now_s in range(5):  # after that they wait for each other for too long
         ranks.say(0, REDUCE, blocked=[REDUCE], now_s=now_s)
         ranks.say(1, other, blocked=[other], now_s=now_s)
     assert ranks.errors == [{}, {}]
@@ -84,16 +87,15 @@ def test_different_names_never_alarm() -> None:
 # -- operations that run under an id ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reports_first", [False, True])
-def test_a_new_signature_against_the_old_one_under_its_id(reports_first: bool) -> None:
+def test_a_new_signature_against_the_old_one_under_its_id() -> None:
     ranks = Ranks(2)
     agreed(ranks, op(shape=[3]))
-    if reports_first:  # blocked long before the other rank announces: counts only when said again
-        ranks.say(1, blocked=[op(shape=[3])], now_s=9.0)
     ranks.say(0, op(shape=[4]), now_s=10.0)
-    ranks.say(1, blocked=[op(shape=[3])], now_s=10.0 + SETTLE_S / 2)
-    assert ranks.errors == [{}, {}], "this report may have crossed the completion of the old run"
-    ranks.say(1, blocked=[op(shape=[3])], now_s=10.0 + SETTLE_S)
+    ranks.say(1, blocked=[op(shape=[3])], now_s=10.1)
+    assert ranks.errors == [{}, {}], "rank 0 may have completed what rank 1 waits for, and be in the next one"
+    ranks.say(0, blocked=[op(shape=[4])], executed=1, now_s=10.5)
+    assert ranks.errors == [{}, {}], "so it is"
+    ranks.say(1, blocked=[op(shape=[3])], executed=1, now_s=11.1)
     assert ranks.errors[0] == ranks.errors[1]
     assert ranks.errors[0]["allreduce.x"].startswith(
         "Mismatched ALLREDUCE tensor shapes: One rank had shape [4], but another rank had shape [3], in allreduce.x: "
@@ -122,10 +124,12 @@ def test_one_signature_under_its_id_is_only_slow() -> None:
 def test_two_operations_of_one_name_under_ids() -> None:
     ranks = Ranks(2)
     agreed(ranks, REDUCE, GATHER)
-    ranks.say(0, blocked=[REDUCE], now_s=1.0)
-    ranks.say(1, blocked=[GATHER], now_s=1.5)
-    assert ranks.errors == [{}, {}], "rank 0 may have gone on after its report"
-    ranks.say(0, blocked=[REDUCE], now_s=2.0)
+    ranks.say(0, blocked=[REDUCE], executed=5, now_s=1.0)
+    ranks.say(1, blocked=[GATHER], executed=6, now_s=1.5)
+    assert ranks.errors == [{}, {}], "rank 1 may have reduced, and the result be on its way to rank 0"
+    ranks.say(0, blocked=[REDUCE], executed=6, all_threads=False, now_s=2.0)
+    assert ranks.errors == [{}, {}], "a thread of rank 0 may yet gather"
+    ranks.say(0, blocked=[REDUCE], executed=6, now_s=2.5)
     assert set(ranks.errors[0]) == set(ranks.errors[1]) == {"allreduce.x", "allgather.x"}
 
 
@@ -135,7 +139,7 @@ def test_an_old_report_about_a_wait_that_is_over_proves_nothing() -> None:
     agreed(ranks, REDUCE)
     ranks.say(0, blocked=[REDUCE], now_s=1.0)
     for tenths in range(12, 60):
-        ranks.say(1, GATHER, blocked=[GATHER], now_s=tenths / 10)
+        ranks.say(1, GATHER, blocked=[GATHER], executed=1, now_s=tenths / 10)
     assert ranks.errors == [{}, {}]
     ranks.say(0, GATHER, now_s=6.0)
     assert ranks.plans[0]["allgather.x"] == 2

@@ -13,10 +13,16 @@ import pytest
 from coordinator_builders import ALLGATHER, FLOAT32, message, op
 from coordinator_client import Crew
 
-from horovod.coordinator.core.budget import MAX_MEMBER_BYTES, Budget, TooMuchError, operation_bytes, text_bytes
-from horovod.coordinator.core.failures import Failures
-from horovod.coordinator.core.ids import key_bytes
-from horovod.coordinator.core.negotiation import Negotiation, _set_bytes
+from horovod.coordinator.core.agreement.budget import (
+    MAX_MEMBER_BYTES,
+    Budget,
+    TooMuchError,
+    operation_bytes,
+    text_bytes,
+)
+from horovod.coordinator.core.agreement.failures import Failures
+from horovod.coordinator.core.agreement.ids import key_bytes
+from horovod.coordinator.core.agreement.negotiation import Negotiation, _set_bytes
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.protos.v1 import negotiation_pb2
 from horovod.protos.v1 import types_pb2 as pb
@@ -150,7 +156,7 @@ def counted_anew(negotiation: Negotiation) -> Counter[int]:
             found[one.ids._payer[number_of_key]] += key_bytes(key)
         if number:
             found[one.registrant] += _set_bytes(one.members)
-    for rank, standing in negotiation._deadlocks._standing.items():
+    for rank, standing in negotiation._standings._of.items():
         found[rank] += standing.bytes
     return +found
 
@@ -200,7 +206,7 @@ def test_the_count_is_not_below_what_a_process_takes() -> None:
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_coordinator_budget import LARGE, flood
-from horovod.coordinator.core.negotiation import Negotiation
+from horovod.coordinator.core.agreement.negotiation import Negotiation
 def resident_bytes():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096

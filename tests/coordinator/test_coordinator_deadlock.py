@@ -1,42 +1,72 @@
 """Ranks that wait for each other in different operations, as the coordinator finds them. The clock is the test's."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from coordinator_builders import message, op
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.coordinator.core.blocked import FORGET_S
-from horovod.coordinator.core.deadlock import Deadlock, DeadlockDetector, DeadlockTimes
-from horovod.coordinator.core.negotiation import Negotiation
+from horovod.coordinator.core.agreement.deadlock import Deadlock, DeadlockDetector, DeadlockTimes, times_of
+from horovod.coordinator.core.agreement.negotiation import Negotiation
+from horovod.coordinator.core.agreement.standing import FORGET_S, Standings
 from horovod.protos.v1 import negotiation_pb2 as pb
 
 TIMES = DeadlockTimes()
 
 
 def held(
-    *operations: str, awaited: Collection[str] = (), started: int = 7, all_threads: bool = True
+    *operations: str,
+    awaited: Collection[str] = (),
+    started: int = 7,
+    all_threads: bool = True,
+    executed: int = 0,
+    heard: int = 0,
+    cpu_s: float = 0.0,
+    moving: bool = False,
 ) -> pb.BlockedReport:
-    """`1:allreduce.x` is of process set 1. Without `awaited` a thread waits for the last of them."""
+    """`1:allreduce.x` is of process set 1. Without `awaited` a thread waits for the last of them.
+
+    executed: operations that the rank has run, in each process set.
+    """
     unfinished = []
     for text in operations:
         number, _, name = text.rpartition(":")
         waits = text in awaited if awaited else text == operations[-1]
         unfinished.append(pb.Unfinished(process_set=int(number or 0), name=name, awaited=waits))
-    return pb.BlockedReport(started=started, all_threads=all_threads, unfinished=unfinished)
+    return pb.BlockedReport(
+        started=started,
+        all_threads=all_threads,
+        unfinished=unfinished,
+        executed=[pb.Executed(process_set=number, count=executed) for number in range(4)],
+        heard=heard,
+        cpu_us=int(cpu_s * 1e6),
+        moving=moving,
+    )
+
+
+Report = pb.BlockedReport | Callable[[float], pb.BlockedReport]  # which changes with time
+
+
+def computing(report: pb.BlockedReport) -> Report:
+    def report_at(now_s: float) -> pb.BlockedReport:
+        report.cpu_us = int(now_s * 1e6)
+        return report
+
+    return report_at
 
 
 def look(
-    reports: dict[int, pb.BlockedReport],
+    reports: dict[int, Report],
     members: dict[int, tuple[int, ...]] | None = None,
     seconds: float = TIMES.still_s,
 ) -> Deadlock | None:
     """What is found when every rank reports each second for so long."""
     ranks = tuple(range(max(reports) + 1))
-    detector, found, now_s = DeadlockDetector(TIMES), None, 100.0
-    while now_s <= 100.0 + seconds + 1.0 and found is None:
+    standings, found, now_s = Standings(), None, 0.0
+    detector = DeadlockDetector(standings, TIMES)
+    while now_s <= seconds + 1.0 and found is None:
         for rank, report in reports.items():
-            detector.report(rank, report, now_s)
+            standings.report(rank, report(now_s) if callable(report) else report, now_s)
         found = detector.find(lambda number: (members or {}).get(number, ranks), now_s)
         now_s += 1.0
     return found
@@ -58,6 +88,18 @@ def test_the_first_operation_at_which_they_part_is_named() -> None:
     assert set(found.operations) == {(0, "early"), (0, "a"), (0, "b")}
 
 
+def test_an_operation_that_nobody_waits_for_is_not_named() -> None:
+    """A question of an optimizer, which stands until all ranks have asked it."""
+    question = "allreduce.w.all_made.question"
+    found = look({0: held(question, "early", "a", awaited=["a"]), 1: held("b")})
+    assert found is not None
+    assert "rank 0 waits for early," in found.sentence
+    assert "question" not in found.sentence
+    found = look({0: held(question), 1: held("b")})
+    assert found is not None
+    assert "rank 0 waits for allreduce.w.all_made.question" in found.sentence, "hvd.join() waits for what is under way"
+
+
 def test_what_is_only_slow_is_no_deadlock() -> None:
     two = {0: held("a"), 1: held("b")}
     assert look(two, seconds=TIMES.still_s - 3.0) is None, "not for long enough"
@@ -68,32 +110,30 @@ def test_what_is_only_slow_is_no_deadlock() -> None:
     short = held("b")
     short.cut_short = True
     assert look({0: held("a"), 1: short}) is None, "rank 1 may have started a"
-    assert look({0: held("a"), 1: pb.BlockedReport(started=1, all_threads=True)}) is None, "rank 1 waits for nothing"
+    assert look({0: held("a"), 1: held()}) is None, "rank 1 waits for nothing"
 
 
 def test_a_rank_on_its_way_is_waited_for() -> None:
-    three = {0: held("a"), 1: held("b"), 2: held("c", all_threads=False)}
+    three: dict[int, Report] = {0: held("a"), 1: held("b"), 2: lambda now_s: held("c", started=int(now_s))}
     assert look(three) is None, "rank 2 may come to a or b yet, and would wait there alone"
-    assert look(three, seconds=TIMES.patience_s) is not None
+    assert look(three, seconds=TIMES.still_s + TIMES.patience_s) is not None
     found = look({**three, 2: held("b")})
     assert found is not None
     assert "rank 0 waits for a, which ranks 1 and 2 have not started and ranks 1 and 2 wait for b" in found.sentence
 
 
 def test_a_rank_that_starts_something_does_not_stand_still() -> None:
-    detector = DeadlockDetector(TIMES)
-    for second in range(30):
-        detector.report(0, held("a"), float(second))
-        detector.report(1, held("b", started=second), float(second))
-        assert detector.find(lambda _: (0, 1), float(second)) is None
+    two: dict[int, Report] = {0: held("a"), 1: lambda now_s: held("b", started=int(now_s))}
+    assert look(two, seconds=10 * TIMES.idle_s) is None
 
 
 def test_reports_that_end_are_forgotten() -> None:
-    detector = DeadlockDetector(TIMES)
+    standings = Standings()
+    detector = DeadlockDetector(standings, TIMES)
     for second in range(6):
-        detector.report(0, held("a"), float(second))
+        standings.report(0, held("a"), float(second))
     for second in range(6, 20):
-        detector.report(1, held("b"), float(second))
+        standings.report(1, held("b"), float(second))
         assert detector.find(lambda _: (0, 1), float(second)) is None or second <= 5 + FORGET_S
 
 
@@ -114,16 +154,19 @@ def test_every_rank_gets_the_error_and_may_go_on() -> None:
     negotiation = Negotiation(1, 2)
     errors: list[dict[str, str]] = [{}, {}]
     now_s = 0.0
+    heard = [0, 0]
     for rank in range(2):  # "known" runs under an id, the other is announced by one rank only
-        negotiation.receive(rank, message([op("allreduce.known")]), now_s)
+        for ranks, decisions in negotiation.receive(rank, message([op("allreduce.known")]), now_s):
+            heard = [decisions.serial if one in ranks else serial for one, serial in enumerate(heard)]
     negotiation.receive(1, message([op("allreduce.new")]), now_s)
     while not errors[0] and now_s < 60.0:
         now_s += 1.0
         for rank, name in enumerate(["allreduce.known", "allreduce.new"]):
             said = message(blocked=[op(name)], waited_s=[now_s])
-            said.blocked_report.CopyFrom(held(name))
+            said.blocked_report.CopyFrom(held(name, heard=heard[rank]))
             for ranks, decisions in negotiation.receive(rank, said, now_s):
                 for one in ranks:
+                    heard[one] = decisions.serial
                     errors[one].update({error.name: error.sentence for error in decisions.errors})
     assert errors[0] == errors[1]
     assert errors[0].keys() == {"allreduce.known", "allreduce.new"}
@@ -131,6 +174,109 @@ def test_every_rank_gets_the_error_and_may_go_on() -> None:
     for rank in range(2):
         answers = negotiation.receive(rank, message([op("allreduce.new")]), now_s)
     assert any(decisions.plans for _, decisions in answers)
+
+
+# -- what is no proof --------------------------------------------------------------------------------------------------
+
+
+def test_hosts_that_are_cut_off_from_each_other() -> None:
+    """Rank 1 has run what rank 0 waits for, and waits for the next: the result is on its way to rank 0."""
+    cut: dict[int, Report] = {0: held("a", executed=6), 1: held("b", executed=7)}
+    assert look(cut, seconds=1000.0) is None
+    both_ways: dict[int, Report] = {0: held("a"), 1: held("a")}
+    assert look(both_ways, seconds=1000.0) is None
+    three: dict[int, Report] = {0: held("a", executed=6), 1: held("b", executed=7), 2: held("b", executed=7)}
+    assert look(three, seconds=1000.0) is None
+
+
+def test_who_is_behind_may_miss_what_others_wait_for() -> None:
+    """Both stopped in the middle of what they have agreed on; rank 0 has still to run an operation."""
+    found = look({0: held("a", executed=6), 1: held("b", executed=7)})
+    assert found is None, "rank 0 will run one more, perhaps a"
+    found = look({0: held("a", "c", executed=6, awaited=["c"]), 1: held("b", executed=6)})
+    assert found is not None
+    assert set(found.operations) == {(0, "a"), (0, "c"), (0, "b")}
+
+
+def test_a_rank_in_the_middle_of_a_change() -> None:
+    assert look({0: held("a", moving=True), 1: held("b")}, seconds=1000.0) is None
+
+
+def test_a_process_set_of_which_a_rank_has_not_heard() -> None:
+    without = held("1:b")
+    del without.executed[1:]
+    assert look({0: held("1:a"), 1: without}, seconds=1000.0) is None
+
+
+def test_decisions_that_are_on_their_way() -> None:
+    """What the coordinator refuses ends without being run; a rank that has not heard of it waits for no other."""
+    standings = Standings()
+    detector = DeadlockDetector(standings, TIMES)
+    standings.told([0, 1], 3)
+
+    def find(heard: int, from_s: int) -> Deadlock | None:
+        found = None
+        for second in range(from_s, from_s + 10):
+            standings.report(0, held("a", heard=heard), float(second))
+            standings.report(1, held("b", heard=3), float(second))
+            found = found or detector.find(lambda _: (0, 1), float(second))
+        return found
+
+    assert find(2, 0) is None
+    assert find(3, 10) is not None
+    standings.told([0], 4)
+    assert find(3, 20) is None
+    standings.new_stream(0)
+    assert find(0, 30) is not None, "what was sent on an earlier stream is no longer on its way"
+
+
+# -- ranks of which no thread is known to be blocked -------------------------------------------------------------------
+
+
+def test_graphs_that_wait_for_each_other() -> None:
+    """The engine has their operations; no thread waits. Nothing has been computed for a minute."""
+    graphs: dict[int, Report] = {
+        rank: lambda now_s, name=name: held(name, all_threads=False, cpu_s=0.01 * now_s)  # type: ignore[misc]
+        for rank, name in enumerate("fg")
+    }
+    assert look(graphs, seconds=TIMES.idle_s - 2.0) is None
+    found = look(graphs, seconds=TIMES.idle_s)
+    assert found is not None
+    assert "rank 0 waits for f, which rank 1 has not started and rank 1 waits for g, which rank 0 has" in found.sentence
+
+
+def test_a_graph_that_computes_may_go_on() -> None:
+    computes: dict[int, Report] = {0: held("f", all_threads=False), 1: computing(held("g", all_threads=False))}
+    assert look(computes, seconds=10 * TIMES.idle_s) is None
+    once: dict[int, Report] = {**computes, 1: lambda now_s: held("g", all_threads=False, cpu_s=min(now_s, 20.0))}
+    assert look(once, seconds=TIMES.idle_s) is None, "it has computed for 20 s"
+    assert look(once, seconds=30.0 + TIMES.idle_s) is not None
+
+
+def test_a_graph_of_which_something_can_complete_may_go_on() -> None:
+    both: dict[int, Report] = {
+        0: held("f", "both", all_threads=False),
+        1: held("g", "both", all_threads=False),
+    }
+    assert look(both, seconds=10 * TIMES.idle_s) is None
+
+
+def test_a_thread_that_waits_for_a_graph() -> None:
+    """As at the end of an epoch with more steps on one rank: one averages metrics, the other trains."""
+    found = look({0: held("metric"), 1: held("gradient", all_threads=False)}, seconds=TIMES.idle_s)
+    assert found is not None
+    assert set(found.operations) == {(0, "metric"), (0, "gradient")}
+
+
+def test_members_may_do_without() -> None:
+    assert times_of({}) == TIMES
+    assert times_of({"deadlock_check_disable": "False"}) == TIMES
+    assert times_of({"deadlock_check_disable": "True"}) is None
+    negotiation = Negotiation(1, 2, deadlock=None)
+    for second in range(200):
+        for rank, name in enumerate("ab"):
+            said = pb.NegotiationMessage(epoch=1, blocked_report=held(name))
+            assert negotiation.receive(rank, said, float(second)) == []
 
 
 @given(st.data())
@@ -143,7 +289,8 @@ def test_nobody_who_may_go_on_is_ever_ended(data: st.DataObject) -> None:
         operations = data.draw(st.lists(st.sampled_from(names), unique=True, min_size=1, max_size=3))
         awaited = data.draw(st.lists(st.sampled_from(operations), unique=True, min_size=1))
         reports[rank] = held(*operations, awaited=awaited, all_threads=data.draw(st.booleans()))
-    found = look(reports, seconds=TIMES.patience_s)
+    said: dict[int, Report] = {rank: computing(one) if not one.all_threads else one for rank, one in reports.items()}
+    found = look(said, seconds=TIMES.still_s + TIMES.patience_s)
     held_by = {name: {r for r, one in reports.items() if name in [u.name for u in one.unfinished]} for name in names}
 
     def may_go_on(free: set[int]) -> set[int]:

@@ -7,13 +7,12 @@ import pytest
 from coordinator_builders import FLOAT64, message, op, request
 from coordinator_client import Crew
 
-from horovod.coordinator.core.checks import refusal_of
-from horovod.coordinator.core.negotiation import Negotiation
-from horovod.coordinator.core.words import printable
+from horovod.base.words import printable, printable_lines
+from horovod.coordinator.core.agreement.negotiation import Negotiation
+from horovod.coordinator.core.world.checks import refusal_of
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.protos.v1 import membership_pb2, negotiation_pb2
 from horovod.protos.v1 import types_pb2 as pb
-from horovod.worker import words as of_members
 
 EVIL = "\x1b[2Jroot\r\nERROR faked \u202e\x07\x9b31m\u2028"
 ESCAPED = r"\x1b[2Jroot\r\nERROR faked \u202e\x07\x9b31m\u2028"
@@ -29,13 +28,12 @@ def crew(caplog: pytest.LogCaptureFixture) -> Iterator[Crew]:
             assert record.getMessage().isprintable(), record
 
 
-def test_both_helpers_do_the_same() -> None:
-    for shown in (printable, of_members.printable):
-        assert shown(EVIL) == ESCAPED
-        assert shown("a name, na\u00efve \u706b") == "a name, na\u00efve \u706b"
-        assert shown("x" * 2000) == "x" * 1000 + "..."
-        assert shown("", 1) == ""
-    assert of_members.printable_lines("one\ntwo\x1b[0m") == "one\ntwo\\x1b[0m"
+def test_what_is_printable() -> None:
+    assert printable(EVIL) == ESCAPED
+    assert printable("a name, na\u00efve \u706b") == "a name, na\u00efve \u706b"
+    assert printable("x" * 2000) == "x" * 1000 + "..."
+    assert printable("", 1) == ""
+    assert printable_lines("one\ntwo\x1b[0m") == "one\ntwo\\x1b[0m"
 
 
 def test_the_reason_of_a_goodbye(crew: Crew) -> None:

@@ -2,8 +2,8 @@
 
 from coordinator_builders import ALLGATHER, BARRIER, BROADCAST, FLOAT64, message, op
 
-from horovod.coordinator.core.budget import Answers
-from horovod.coordinator.core.negotiation import Negotiation
+from horovod.coordinator.core.agreement.budget import Answers
+from horovod.coordinator.core.agreement.negotiation import Negotiation
 from horovod.protos.v1 import negotiation_pb2 as pb
 from horovod.protos.v1 import types_pb2
 

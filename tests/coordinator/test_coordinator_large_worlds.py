@@ -4,10 +4,11 @@ import pytest
 from coordinator_builders import request
 from membership_story import Story
 
-from horovod.coordinator.core.effects import Form, Send
-from horovod.coordinator.core.formation import MAX_WORLD_BYTES, Formation
-from horovod.coordinator.core.membership import Membership
+from horovod.base.limits import MAX_WORLD_MESSAGE_BYTES
 from horovod.coordinator.core.ranks import Seat, assign
+from horovod.coordinator.core.world.effects import Form, Send
+from horovod.coordinator.core.world.formation import Formation
+from horovod.coordinator.core.world.membership import Membership
 from horovod.protos.v1 import membership_pb2 as pb
 
 MEMBERS = 4096
@@ -60,7 +61,7 @@ def test_a_member_takes_few_bytes_of_the_world(size: int) -> None:
     assert isinstance(places, tuple)
     world = Formation("digits", requests, places).world(1, b"s" * 32)
     assert world.ByteSize() < 110 * size + 1000
-    assert world.ByteSize() / size * (1 << 16) < MAX_WORLD_BYTES / 4
+    assert world.ByteSize() / size * (1 << 16) < MAX_WORLD_MESSAGE_BYTES / 4
     assert world.hosts[1].identity.name == "gpu-node-00001.cluster.example"
     last = world.members[-1]
     assert [world.hosts[last.host].interfaces[place].name for place in last.interfaces] == ["eth0", "eth1"]

@@ -7,9 +7,9 @@ from coordinator_builders import ALLGATHER, FLOAT64, MIN, message, op
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.coordinator.core import negotiation as module
-from horovod.coordinator.core.budget import Answers, TooMuchError
-from horovod.coordinator.core.negotiation import ContradictionError, Negotiation
+from horovod.coordinator.core.agreement import negotiation as module
+from horovod.coordinator.core.agreement.budget import Answers, TooMuchError
+from horovod.coordinator.core.agreement.negotiation import ContradictionError, Negotiation
 from horovod.protos.v1 import negotiation_pb2
 from horovod.protos.v1 import types_pb2 as pb
 
@@ -23,6 +23,8 @@ class Ranks:
         self.errors: list[dict[str, str]] = [{} for _ in range(size)]
         self.recalls: list[list[int]] = [[] for _ in range(size)]
         self.messages = [0] * size
+        self.heard = [0] * size  # the latest decisions
+        self._numbers: dict[tuple[int, bytes], int] = {}
 
     def say(
         self,
@@ -33,15 +35,36 @@ class Ranks:
         waited_s: Sequence[float] = (),
         now_s: float = 0.0,
         resumed: bool = False,
+        also: Sequence[pb.Operation] = (),
+        executed: int = 0,
+        all_threads: bool = True,
     ) -> None:
+        """blocked: threads wait for these, and all that is in flight are these and `also`. executed: how many
+        operations the rank has run, in each process set.
+        """
         said = message(announce, blocked, recalled, waited_s=waited_s)
+        if blocked:
+            said.blocked_numbers.extend(self._number(rank, one) for one in blocked)
+            report = said.blocked_report
+            report.all_threads, report.heard = all_threads, self.heard[rank]
+            for number in range(4):
+                report.executed.add(process_set=number, count=executed)
+            for one in (*blocked, *also):
+                report.unfinished.add(
+                    process_set=one.process_set, name=one.name, awaited=one in blocked, number=self._number(rank, one)
+                )
         self.take(self.negotiation.receive(rank, said, now_s, resumed))
+
+    def _number(self, rank: int, one: pb.Operation) -> int:
+        """Of the submission; equal ones are one."""
+        return self._numbers.setdefault((rank, one.SerializeToString()), len(self._numbers))
 
     def take(self, answers: Answers) -> None:
         for ranks, decisions in answers:
             assert decisions.epoch == 1
             for rank in ranks:
                 self.messages[rank] += 1
+                self.heard[rank] = decisions.serial
                 for plan in decisions.plans:
                     self.plans[rank][plan.name] = plan.id
                 for error in decisions.errors:

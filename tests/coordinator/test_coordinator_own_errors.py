@@ -9,8 +9,8 @@ import pytest
 from coordinator_builders import message, op
 from coordinator_client import Crew, Stream
 
-from horovod.coordinator.core.membership import Membership
-from horovod.coordinator.core.negotiation import Negotiation
+from horovod.coordinator.core.agreement.negotiation import Negotiation
+from horovod.coordinator.core.world.membership import Membership
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.services import negotiation as service
 

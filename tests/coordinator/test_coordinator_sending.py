@@ -6,8 +6,8 @@ import asyncio
 
 from coordinator_builders import op
 
-from horovod.coordinator.core import operations
-from horovod.coordinator.core.negotiation import Negotiation
+from horovod.coordinator.core.agreement import operations
+from horovod.coordinator.core.agreement.negotiation import Negotiation
 from horovod.coordinator.services.sending import KEPT, LARGE_BYTES, Serializer, Turns, as_bytes
 from horovod.protos.v1 import membership_pb2 as pb
 from horovod.protos.v1 import negotiation_pb2

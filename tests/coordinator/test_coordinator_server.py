@@ -19,9 +19,10 @@ from coordinator_builders import op
 from coordinator_client import Crew
 
 from horovod.coordinator.__main__ import main
-from horovod.coordinator.address import ListenAddress
-from horovod.coordinator.core.budget import MAX_WORLD_BYTES
-from horovod.coordinator.core.checks import MAX_SIZE
+from horovod.coordinator.address import ListenAddress, is_free
+from horovod.coordinator.config import CoordinatorConfig
+from horovod.coordinator.core.agreement.budget import MAX_WORLD_BYTES
+from horovod.coordinator.core.world.checks import MAX_SIZE
 from horovod.coordinator.server import CoordinatorServer, EmbeddedCoordinator
 from horovod.coordinator.store import MemoryStore
 from horovod.coordinator.store.jobs import epoch_key, world_key
@@ -145,8 +146,8 @@ def test_the_store_holds_the_world_while_it_lives_and_the_epoch_for_ever() -> No
         store = MemoryStore()
         await store.put(epoch_key("digits"), b"41")  # what an earlier coordinator left
         changes = store.watch(world_key("digits"), 1)
-        server = CoordinatorServer()
-        port = await server.start("127.0.0.1:0", store=store)
+        server = CoordinatorServer(CoordinatorConfig(open_store=lambda: store))
+        port = await server.start()
         with Crew(f"127.0.0.1:{port}") as crew:
             members = await asyncio.to_thread(crew.world, 2)
             published = await asyncio.wait_for(anext(changes), 20)
@@ -162,6 +163,39 @@ def test_the_store_holds_the_world_while_it_lives_and_the_epoch_for_ever() -> No
         await store.close()
 
     asyncio.run(body())
+
+
+class Recording(MemoryStore):
+    """Whether the port of members was free each time that the store was closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.server = CoordinatorServer()
+        self.port_was_free: list[bool] = []
+
+    async def close(self) -> None:
+        self.port_was_free.append(is_free("127.0.0.1", self.server.port))
+        await super().close()
+
+
+def test_what_was_opened_first_is_closed_last_also_when_the_last_part_fails(taken_port: int) -> None:
+    async def body(web_listen: str) -> None:
+        store = Recording()
+        server = CoordinatorServer(CoordinatorConfig(open_store=lambda: store, web_listen=web_listen))
+        store.server = server
+        try:
+            await server.start()
+            assert store.port_was_free == []
+            assert not is_free("127.0.0.1", server.port)
+        except OSError as error:
+            assert f"Can't listen on 127.0.0.1:{taken_port}: the port is in use" in str(error)  # noqa: PT017
+            assert store.port_was_free == [True]
+        for _ in range(2):
+            await server.stop()
+        assert store.port_was_free == [True]
+
+    asyncio.run(body("127.0.0.1:0"))
+    asyncio.run(body(f"127.0.0.1:{taken_port}"))
 
 
 # -- the program -----------------------------------------------------------------------------------------------------

@@ -12,10 +12,11 @@ from coordinator_builders import ALLGATHER, FLOAT64, op
 from coordinator_client import Crew, Stream
 from resources import eventually
 
-from horovod.coordinator.core.life import EXECUTED, PROCESS_ENDED
-from horovod.coordinator.core.membership import Membership
+from horovod.coordinator.core.world.life import EXECUTED, PROCESS_ENDED
+from horovod.coordinator.core.world.membership import Membership
 from horovod.coordinator.limits import Limits
-from horovod.coordinator.server import MAX_REQUEST_BYTES, EmbeddedCoordinator
+from horovod.coordinator.parts import MAX_REQUEST_BYTES
+from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.services.negotiation import MAX_MESSAGE_BYTES, combined
 from horovod.coordinator.services.processes import own_namespace
 from horovod.protos.v1 import membership_pb2, negotiation_pb2, negotiation_pb2_grpc
@@ -173,7 +174,6 @@ def test_what_a_peer_reports_counts_at_once(crew: Crew) -> None:
     members = crew.settled_world(3, job="reported")
     report = membership_pb2.PeerLost(epoch=members[0].world.epoch, rank=2)
     members[0].membership.send(membership_pb2.MemberMessage(peer_lost=report))
-    members[0].settle()
     members[2].vanish()
     gone = members[1].event("gone")
     assert "its connections to rank 0 (pid 1) on host node-a and to the coordinator broke" in gone.sentence

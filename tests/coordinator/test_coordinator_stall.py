@@ -1,22 +1,32 @@
 """Which operations stall and for whom, and what is said about them at which time."""
 
+from collections.abc import Sequence
+
 import pytest
 from coordinator_builders import op
 from test_coordinator_blocked import agreed
 from test_coordinator_negotiation import Ranks
 
-from horovod.coordinator.core.blocked import FORGET_S
-from horovod.coordinator.core.stall import OVER, UNCERTAIN, Stall, StallTimes, StallWatch, Verdict, times_of
+from horovod.coordinator.core.agreement.stall import OVER, UNCERTAIN, Stall, StallTimes, StallWatch, Verdict, times_of
+from horovod.coordinator.core.agreement.standing import FORGET_S
 from horovod.protos.v1 import negotiation_pb2
 from horovod.protos.v1 import types_pb2 as pb
 
 X, Y, Z = op("allreduce.x"), op("allreduce.y"), op("allreduce.z")
 
 
-def wait(ranks: Ranks, rank: int, one: pb.Operation, since_s: float, now_s: float) -> None:
-    """`rank` has waited for `one` since `since_s`; its last two reports."""
+def wait(
+    ranks: Ranks,
+    rank: int,
+    one: pb.Operation,
+    since_s: float,
+    now_s: float,
+    also: Sequence[pb.Operation] = (),
+    executed: int = 0,
+) -> None:
+    """`rank` has waited for `one` since `since_s`; its last two reports. `also` is in flight there, too."""
     for time_s in (now_s - 1.0, now_s):
-        ranks.say(rank, blocked=[one], waited_s=[time_s - since_s], now_s=time_s)
+        ranks.say(rank, blocked=[one], waited_s=[time_s - since_s], now_s=time_s, also=also, executed=executed)
 
 
 def missing(ranks: Ranks, now_s: float, after_s: float = 60.0) -> dict[str, tuple[int, ...]]:
@@ -36,6 +46,13 @@ def test_ranks_that_did_not_announce_are_missing() -> None:
     ranks.say(2, X, Y, now_s=72.0)
     ranks.say(1, Y, now_s=72.0)
     assert missing(ranks, 999.0) == {}
+
+
+def test_an_operation_that_nobody_waits_for_is_no_stall() -> None:
+    """A question of an optimizer, which stands until all ranks have asked it."""
+    ranks = Ranks(3)
+    ranks.say(0, op("allreduce.x.all_made.question"), op("allreduce.x.all_made"), now_s=0.0)
+    assert missing(ranks, 100.0) == {"allreduce.x.all_made": (1, 2)}
 
 
 def test_a_rank_that_waits_for_another_form_of_the_tensor_is_not_missing() -> None:
@@ -108,16 +125,23 @@ def test_a_wait_that_every_rank_shares_is_no_stall() -> None:
     assert missing(ranks, 61.0) == {}
 
 
-def test_ranks_that_wait_for_nothing_come_before_those_that_wait_elsewhere() -> None:
+def test_ranks_say_what_else_they_have_started() -> None:
     ranks = Ranks(3)
     agreed(ranks, X, Y)
     wait(ranks, 0, X, 0.0, 61.0)
-    wait(ranks, 1, Y, 0.0, 61.0)  # it may have started x before y
-    assert missing(ranks, 61.0) == {"allreduce.x": (2,), "allreduce.y": (2,)}
-    ranks.say(0, blocked=[X], waited_s=[62.0], now_s=62.0)
-    ranks.say(1, blocked=[Y], waited_s=[62.0], now_s=62.0)
-    wait(ranks, 2, X, 59.0, 62.0)
-    assert missing(ranks, 62.0) == {"allreduce.x": (1,), "allreduce.y": (0, 2)}
+    wait(ranks, 1, Y, 0.0, 61.0, also=[X])
+    assert missing(ranks, 61.0) == {"allreduce.x": (2,), "allreduce.y": (0, 2)}
+
+
+def test_who_has_run_more_may_have_completed_what_others_wait_for() -> None:
+    """Its result is on its way to them: their hosts may be cut off from each other."""
+    ranks = Ranks(2)
+    agreed(ranks, X, Y)
+    wait(ranks, 0, X, 0.0, 61.0)
+    wait(ranks, 1, Y, 0.0, 61.0, executed=1)
+    assert missing(ranks, 61.0) == {"allreduce.y": (0,)}
+    wait(ranks, 0, X, 0.0, 63.0, executed=1)
+    assert missing(ranks, 63.0) == {"allreduce.x": (1,), "allreduce.y": (0,)}
 
 
 def test_two_ranks_in_different_orders_miss_each_other() -> None:

@@ -22,15 +22,15 @@ from coordinator_builders import op
 from coordinator_client import Crew
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
-from horovod.coordinator.core.overview import JobOverview, MemberOverview
+from horovod.base.telemetry import Registry
+from horovod.coordinator.core.world.overview import JobOverview, MemberOverview
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.services.health import NOT_SERVING, SERVING
-from horovod.coordinator.store import MemoryStore, StoreError
+from horovod.coordinator.store import Entry, Guard, MemoryStore, StoreError
 from horovod.coordinator.web.page import page_of
 from horovod.coordinator.web.ready import Readiness
 from horovod.coordinator.web.server import Shown, web_server
 from horovod.protos.v1 import negotiation_pb2
-from horovod.telemetry import Registry
 
 
 def read(url: str, token: str | None = None, method: str = "GET", authority: str | None = None) -> tuple[int, str]:
@@ -93,8 +93,8 @@ def test_a_job_as_it_comes_and_goes(shown: tuple[EmbeddedCoordinator, str]) -> N
         assert value(metrics, f'horovod_rank_wait_seconds_total{{{job},rank="1"}}') == 2.5
         assert value(metrics, f'horovod_rank_lateness_seconds{{{job},rank="0"}}') == 2
         assert value(metrics, f'horovod_rank_lateness_seconds{{{job},rank="1"}}') == 0
-        # The epoch and the world; who serves the job, and who serves agents.
-        assert value(metrics, 'horovod_store_seconds_count{operation="put_if",result="ok"}') == 4
+        # The epoch and the world; who serves the job, and who serves agents; and whether the store takes writes.
+        assert value(metrics, 'horovod_store_seconds_count{operation="put_if",result="ok"}') >= 5
         page = read(f"{url}/")[1]
         assert "<td>node-b</td><td>42</td>" in page
         assert "<td>1,048,576</td><td>2.5</td>" in page
@@ -135,9 +135,12 @@ def test_probes(shown: tuple[EmbeddedCoordinator, str]) -> None:
 class BrokenStore(MemoryStore):
     broken = True
 
-    async def get(self, key: str) -> None:
+    async def put_if(
+        self, key: str, value: bytes, revision: int, lease: int | None = None, *, guard: Guard | None = None
+    ) -> Entry | None:
         if self.broken:
             raise StoreError("gone")
+        return await super().put_if(key, value, revision, lease, guard=guard)
 
 
 def test_not_ready_while_the_store_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,9 +151,9 @@ def test_not_ready_while_the_store_does_not_answer(monkeypatch: pytest.MonkeyPat
         web = web_server(Shown(list, Registry(), Readiness(store), "127.0.0.1:1"), None)
         port = await web.start("127.0.0.1", 0)
         url = f"http://127.0.0.1:{port}"
-        assert await asyncio.to_thread(read, f"{url}/readyz") == (503, "the store does not answer\n")
+        assert await asyncio.to_thread(read, f"{url}/readyz") == (503, "The store does not answer.\n")
         assert (await asyncio.to_thread(read, f"{url}/healthz"))[0] == 200
-        assert "its store does not answer" in (await asyncio.to_thread(read, f"{url}/"))[1]
+        assert "The store does not answer" in (await asyncio.to_thread(read, f"{url}/"))[1]
         store.broken = False
         assert (await asyncio.to_thread(read, f"{url}/readyz"))[0] == 200
         await web.stop()
@@ -163,11 +166,11 @@ def test_a_page_that_fails_is_a_status_and_hangs_nobody(caplog: pytest.LogCaptur
     def fail() -> Sequence[JobOverview]:
         raise KeyError("secret")
 
-    async def ready() -> bool:
-        return True
+    async def obstacle() -> str:
+        return ""
 
     async def look() -> None:
-        web = web_server(Shown(fail, Registry(), ready, "127.0.0.1:1"), "right")
+        web = web_server(Shown(fail, Registry(), obstacle, "127.0.0.1:1"), "right")
         url = f"http://127.0.0.1:{await web.start('127.0.0.1', 0)}"
         assert (await asyncio.to_thread(read, f"{url}/"))[0] == 401
         assert (await asyncio.to_thread(read, f"{url}/metrics", "wrong"))[0] == 401
@@ -189,7 +192,7 @@ def test_a_page_that_fails_is_a_status_and_hangs_nobody(caplog: pytest.LogCaptur
 
 def test_a_large_job_has_a_readable_page() -> None:
     members = tuple(MemberOverview(rank, "h", rank, away=rank == 3) for rank in range(5000))
-    page = page_of([JobOverview("j", 1, 5000, members, 0, "")], "here", ready=True)
+    page = page_of([JobOverview("j", 1, 5000, members, 0, "")], "here", obstacle="")
     assert page.count("<tr>") == 513
     assert "and 4488 more" in page
     assert "<td>away</td>" in page

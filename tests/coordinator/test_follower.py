@@ -10,7 +10,7 @@ def test_the_last_record_comes_before_the_end() -> None:
     events: JobOutbox = Outbox(10)
     follower = Follower(pb.Open(job="train", output=True), events)
     record = pb.JobRecord(id="train", state=pb.JOB_STATE_RUNNING)
-    record.shares.add(agent="h1", ranks=1, started=True)
+    record.shares.add(agent="h1", slots=[0], started=True)
     follower.changed(record)
     record.state = pb.JOB_STATE_SUCCEEDED
     follower.read_all("h1")
@@ -25,7 +25,7 @@ def test_output_that_is_still_to_come_is_waited_for() -> None:
     events: JobOutbox = Outbox(10)
     follower = Follower(pb.Open(job="train", output=True), events)
     record = pb.JobRecord(id="train", state=pb.JOB_STATE_SUCCEEDED)
-    record.shares.add(agent="h1", ranks=1, started=True)
+    record.shares.add(agent="h1", slots=[0], started=True)
     follower.changed(record)
     follower.end_if_complete(record, {"h1"})
     assert not follower.ended
@@ -36,7 +36,7 @@ def test_output_that_is_still_to_come_is_waited_for() -> None:
 def test_no_more_output_is_passed_on_than_the_reader_has_room_for() -> None:
     events: JobOutbox = Outbox(1000)
     follower = Follower(pb.Open(job="train", output=True), events)
-    share = pb.Share(agent="h1", ranks=1, started=True)
+    share = pb.Share(agent="h1", slots=[0], started=True)
     follower.open_on(share, 1)
     piece = pb.Output(data=bytes(MOST_AHEAD_BYTES // 4))
     assert [follower.output("h1", piece) for _ in range(4)] == [True, True, True, False]
@@ -50,7 +50,7 @@ def test_an_agent_that_comes_again_waits_for_the_reader_to_take_what_it_has_sent
     events: JobOutbox = Outbox(1000)
     follower = Follower(pb.Open(job="train", output=True), events)
     record = pb.JobRecord(id="train", state=pb.JOB_STATE_RUNNING)
-    share = record.shares.add(agent="h1", ranks=1, started=True)
+    share = record.shares.add(agent="h1", slots=[0], started=True)
     follower.open_on(share, 1)
     piece = pb.Output(data=bytes(WINDOW_BYTES // 4), position=7)
     assert all(follower.output("h1", piece) for _ in range(3))

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from test_cluster import ENDING, FAILED, RUNNING, STOPPED, SUCCEEDED, Story
 
-from horovod.coordinator.core.cluster import Cluster
-from horovod.coordinator.core.clustered import refusal_of
-from horovod.coordinator.core.placement import Room, Wish, place
+from horovod.coordinator.core.cluster.cluster import Cluster
+from horovod.coordinator.core.cluster.job import refusal_of
+from horovod.coordinator.core.cluster.placement import Capacity, Resources, place
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
 
@@ -37,7 +37,7 @@ class LinesStory(Story):
     def ranks(self, host: str) -> list[int]:
         share = next(share for share in self.record.shares if share.agent == host)
         distributed = self.record.spec.lines[self.record.line].distributed
-        return [share.first_rank, share.first_rank + 1] if distributed else [share.first_rank]
+        return list(share.slots) if distributed else [share.slots[0]]
 
     def told_of(self, host: str, line: int, codes: tuple[int, ...], **more: Any) -> pb.JobReport:
         """What a host says whose processes of that line have ended so."""
@@ -197,15 +197,17 @@ def test_a_host_between_two_lines_of_an_unknown_job_is_told_to_end(story: LinesS
 
 
 def test_workers_stay_whole() -> None:
-    rooms = [Room("h1", 3), Room("h2", 5)]
-    parts = place(Wish(6, together=2), rooms)
+    hosts = [Capacity("h1", 3), Capacity("h2", 5)]
+    parts = place(Resources(6, together=2), hosts)
     assert [(part.host, part.first_rank, part.count) for part in parts] == [("h1", 0, 2), ("h2", 2, 4)]  # type: ignore[union-attr]
-    assert place(Wish(8, together=2), rooms) == (
+    assert place(Resources(8, together=2), hosts) == (
         "it asks for 4 workers with 2 slots each, and there is room for 3 on 2 hosts (h1:1 and h2:2)."
     )
-    assert place(Wish(2, together=1, worker_slots=3), rooms) == place(Wish(2, together=1, worker_slots=3), rooms[::-1])
-    gpus = [Room("h1", 8, gpus=("0", "1", "2"))]
-    assert "room for 1" in str(place(Wish(4, gpus=1, together=2), gpus))
+    assert place(Resources(2, together=1, worker_slots=3), hosts) == place(
+        Resources(2, together=1, worker_slots=3), hosts[::-1]
+    )
+    gpus = [Capacity("h1", 8, gpus=("0", "1", "2"))]
+    assert "room for 1" in str(place(Resources(4, gpus=1, together=2), gpus))
 
 
 def test_slots_of_a_worker_are_taken_while_it_runs(story: LinesStory) -> None:
@@ -220,7 +222,7 @@ def test_where_a_job_would_go(story: LinesStory) -> None:
     story.agent("h1", slots=2)
     spec = jobs_pb2.JobSpec(processes=2, command=["x"])
     record = story.cluster.placement(spec)
-    assert [(share.agent, share.ranks) for share in record.shares] == [("h1", 2)]
+    assert [(share.agent, list(share.slots)) for share in record.shares] == [("h1", [0, 1])]
     assert not story.cluster.jobs
     story.do(story.cluster.submit("first", spec, 0, 0))
     assert story.cluster.placement(spec).sentence.startswith("It would wait for room: it asks for 2 slots")

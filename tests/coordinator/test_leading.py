@@ -104,6 +104,32 @@ def test_a_leader_whose_key_was_taken_hears_of_it() -> None:
     asyncio.run(main())
 
 
+def test_who_led_before_a_store_of_one_coordinator_was_opened_is_dead() -> None:
+    """So nobody waits for its lease; but who takes the key later, as it can in a store that is shared, leads."""
+
+    class SharedStore(MemoryStore):
+        is_shared = True
+
+    async def leads(store: MemoryStore) -> list[bool]:
+        await store.put(LEADER, b"a former one")
+
+        async def begin() -> None:
+            pass
+
+        leading = Leading(store, begin, lambda sentence: None)
+        found = []
+        for _ in range(2):
+            await leading.attempt()
+            found.append(leading.leads)
+        leading.lose()
+        await store.put(LEADER, b"another one")
+        await leading.attempt()
+        return [*found, leading.leads]
+
+    assert asyncio.run(leads(MemoryStore())) == [True, True, False]
+    assert asyncio.run(leads(SharedStore())) == [False, False, False]
+
+
 def test_nothing_is_started_that_could_not_be_recorded() -> None:
     async def body(store: HoldingStore, hub: ClusterHub) -> None:
         commands = attach(hub)

@@ -6,6 +6,7 @@ import asyncio
 
 from coordinator_client import Crew
 
+from horovod.coordinator.config import CoordinatorConfig
 from horovod.coordinator.core.ending import RankEnded
 from horovod.coordinator.server import CoordinatorServer
 from horovod.coordinator.services.outcomes import Outcomes
@@ -19,7 +20,7 @@ LOST = RankEnded(JOB, 0, "h1", 0, "host h1 has had no connection")
 
 
 def record(*outcomes: jobs_pb2.RankOutcome, job: str = JOB) -> bytes:
-    shares = [jobs_pb2.Share(agent="h1", ranks=2), jobs_pb2.Share(agent="h2", first_rank=2, ranks=1)]
+    shares = [jobs_pb2.Share(agent="h1", slots=[0, 1]), jobs_pb2.Share(agent="h2", slots=[2])]
     return jobs_pb2.JobRecord(id=job, shares=shares, outcomes=outcomes).SerializeToString()
 
 
@@ -57,8 +58,9 @@ def test_outcomes_are_heard_of_by_who_serves_the_job() -> None:
 
 def test_the_members_of_its_world_hear_of_it() -> None:
     async def story() -> None:
-        store, server = MemoryStore(), CoordinatorServer()
-        port = await server.start("127.0.0.1:0", store=store)
+        store = MemoryStore()
+        server = CoordinatorServer(CoordinatorConfig(open_store=lambda: store))
+        port = await server.start()
 
         def members() -> None:
             with Crew(f"127.0.0.1:{port}") as crew:
@@ -72,7 +74,7 @@ def test_the_members_of_its_world_hear_of_it() -> None:
                 assert sentence == f"Rank 1 (pid 41) on host h2 was lost: {ENDED.cause}."
 
         loop = asyncio.get_running_loop()
-        shares = [jobs_pb2.Share(agent=f"h{rank + 1}", first_rank=rank, ranks=1) for rank in (0, 1)]
+        shares = [jobs_pb2.Share(agent=f"h{rank + 1}", slots=[rank]) for rank in (0, 1)]
         ended = [jobs_pb2.RankOutcome(rank=1, pid=41, code=-9)]
         written = jobs_pb2.JobRecord(id=JOB, shares=shares, outcomes=ended).SerializeToString()
         await asyncio.to_thread(members)

@@ -4,16 +4,29 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import etcd_server
 import pytest
 from etcd_server import Etcd
 
-from horovod.coordinator.store import Change, FencedError, Guard, LeaseLostError, Store, StoreError, open_store
-from horovod.coordinator.store.base import MISSING
+from horovod.coordinator.core.cluster.record_size import MAX_RECORD_BYTES
+from horovod.coordinator.store import (
+    Change,
+    FencedError,
+    Guard,
+    LeaseLostError,
+    Store,
+    StoreError,
+    TooLargeError,
+    open_store,
+)
+from horovod.coordinator.store.base import MAX_WRITE_BYTES, MISSING
 from horovod.coordinator.store.jobs import (
     claim,
     epoch_key,
+    expire_epoch,
+    forget_job,
     next_epoch,
     publish_world,
     read_world,
@@ -28,7 +41,7 @@ from horovod.protos.v1 import membership_pb2
 WAIT_S = 20.0
 
 
-STORES = {"memory": 0.02, "etcd": 1.0}  # the shortest lease that each can give, in seconds
+STORES = {"memory": 0.02, "sqlite": 0.02, "etcd": 1.0}  # the shortest lease that each can give, in seconds
 
 Body = Callable[[Store], Awaitable[None]]
 
@@ -48,10 +61,12 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
 
 
 @pytest.fixture(params=list(STORES))
-def kind(request: pytest.FixtureRequest) -> Kind:
+def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
     """Each test has keys of its own."""
     name = request.param
-    url = "memory:" if name == "memory" else f"{request.getfixturevalue('etcd').url}?prefix={uuid.uuid4()}/"
+    url = {"memory": "memory:", "sqlite": f"sqlite:{tmp_path}/store"}.get(name)
+    if url is None:
+        url = f"{request.getfixturevalue('etcd').url}?prefix={uuid.uuid4()}/"
     return Kind(lambda: open_store(url), STORES[name])
 
 
@@ -145,6 +160,34 @@ def test_range_is_ordered_and_exact(run: Callable[[Body], None]) -> None:
             await store.put(key, key.encode())
         entries, revision = await store.range("jobs/")
         assert [entry.key for entry in entries] == ["jobs/a", "jobs/a/x", "jobs/b"]
+        assert revision >= max(entry.revision for entry in entries)
+
+    run(body)
+
+
+def test_what_no_store_takes_is_refused_and_changes_nothing(run: Callable[[Body], None]) -> None:
+    async def body(store: Store) -> None:
+        largest = b"x" * (MAX_WRITE_BYTES - 1)
+        held = await store.put("a", largest)
+        for refused in (
+            store.put("a", largest + b"x"),
+            store.put("a", largest + b"x", guard=Guard("a", held.revision)),
+            store.put_if("a", largest + b"x", held.revision),
+            store.put_if("a", largest + b"x", held.revision, guard=Guard("a", held.revision)),
+        ):
+            with pytest.raises(TooLargeError, match="1,500,001 bytes: a store takes at most 1,500,000"):
+                await refused
+        assert await store.get("a") == held
+        assert await store.put_if("a", largest, held.revision, guard=Guard("a", held.revision)) is not None
+
+    run(body)
+
+
+def test_a_range_has_all_entries_however_many(run: Callable[[Body], None]) -> None:
+    async def body(store: Store) -> None:
+        await asyncio.gather(*(store.put(f"many/{number:03}", b"%d" % number) for number in range(100)))
+        entries, revision = await store.range("many/")
+        assert [int(entry.value) for entry in entries] == list(range(100))
         assert revision >= max(entry.revision for entry in entries)
 
     run(body)
@@ -249,6 +292,87 @@ def record(epoch: int) -> membership_pb2.WorldRecord:
     return membership_pb2.WorldRecord(world=membership_pb2.World(job="digits", epoch=epoch))
 
 
+def gone_member(rank: int) -> membership_pb2.MemberGone:
+    sentence = f"Rank {rank} (pid 1) on host a-host-with-a-long-name left: it called hvd.shutdown() or ended."
+    return membership_pb2.MemberGone(
+        epoch=1, rank=rank, host="a-host-with-a-long-name", orderly=True, sentence=sentence
+    )
+
+
+def large_record(epoch: int, members: int = 40_000) -> membership_pb2.WorldRecord:
+    large = record(epoch)
+    large.world.secret = b"%d" % epoch * 32
+    for rank in range(members):
+        large.world.members.add(member_id=f"{epoch}-{rank}-{'x' * 30}", pid=rank)
+    return large
+
+
+async def keys(store: Store, prefix: str = "jobs/") -> list[str]:
+    return [entry.key for entry in (await store.range(prefix))[0]]
+
+
+def test_a_world_that_no_store_takes_in_one_write_is_there_as_others_are(run: Callable[[Body], None]) -> None:
+    async def body(store: Store) -> None:
+        first, second = large_record(1), large_record(2, 50_000)
+        assert first.ByteSize() > MAX_WRITE_BYTES
+        assert await publish_world(store, first) is not None
+        found = await read_world(store, "digits")
+        assert found is not None
+        assert found[0] == first
+        assert await publish_world(store, second) is not None
+        found = await read_world(store, "digits")
+        assert found is not None
+        assert found[0] == second
+        assert not [key for key in await keys(store) if "/00000000000000000001/" in key]  # the parts of the first
+        assert await publish_world(store, first) is None
+        await retract_world(store, "digits", found[1])
+        assert await keys(store) == []
+
+    run(body)
+
+
+def test_who_is_gone_of_the_largest_world_is_kept(run: Callable[[Body], None]) -> None:
+    async def body(store: Store) -> None:
+        guard = await claim(store, "digits", membership_pb2.Serving(replica="a"), None)
+        assert guard is not None
+        await publish_world(store, record(1), guard)
+        gone = membership_pb2.GoneRecord(epoch=1, gone=[gone_member(rank) for rank in range(1 << 16)])
+        assert gone.ByteSize() > MAX_WRITE_BYTES
+        await write_gone(store, "digits", gone, guard)
+        found = await read_world(store, "digits")
+        assert found is not None
+        kept = found[2].gone
+        assert [(one.rank, one.orderly) for one in kept] == [(rank, True) for rank in range(1 << 16)]
+        assert kept[0] == gone.gone[0]
+        assert kept[-1].sentence == "Rank 65535 is gone."
+
+    run(body)
+
+
+def test_the_counter_of_a_job_that_is_over_goes_unless_it_forms_again(
+    run: Callable[[Body], None], kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("horovod.coordinator.store.jobs.KEPT_EPOCH_S", kind.short_ttl_s)
+
+    async def body(store: Store) -> None:
+        guard = await claim(store, "digits", membership_pb2.Serving(replica="a"), None)
+        assert guard is not None
+        await expire_epoch(store, "digits", guard)  # of a job that never had one
+        for number in (1, 2):
+            assert await next_epoch(store, "digits") == number
+            await expire_epoch(store, "digits", guard)
+        formed = await store.get(epoch_key("digits"))
+        assert formed is not None
+        assert await take(store.watch(epoch_key("digits"), formed.revision + 1), 1) == [(epoch_key("digits"), None)]
+        assert await next_epoch(store, "digits") == 1
+        await forget_job(store, "digit")  # another job
+        assert await keys(store) == [epoch_key("digits"), serving_key("digits")]
+        await forget_job(store, "digits")
+        assert await keys(store) == []
+
+    run(body)
+
+
 def test_an_earlier_world_never_replaces_a_later_one(run: Callable[[Body], None]) -> None:
     async def body(store: Store) -> None:
         first = await publish_world(store, record(1))
@@ -264,6 +388,10 @@ def test_an_earlier_world_never_replaces_a_later_one(run: Callable[[Body], None]
     run(body)
 
 
+def test_the_record_of_a_job_leaves_room_for_its_key() -> None:
+    assert MAX_RECORD_BYTES < MAX_WRITE_BYTES - 1000
+
+
 def test_job_names_cannot_reach_other_keys() -> None:
     assert world_key("a/epoch") != epoch_key("a")
     assert epoch_key("../x").count("/") == 2
@@ -276,7 +404,7 @@ def test_one_serves_a_job_and_who_was_replaced_decides_nothing_more(run: Callabl
         assert sorted(guard is None for guard in guards) == [False, True]
         old = next(guard for guard in guards if guard)
         assert await publish_world(store, record(1), old) is not None
-        gone = membership_pb2.GoneRecord(epoch=1, gone=[membership_pb2.MemberGone(epoch=1, rank=3, orderly=True)])
+        gone = membership_pb2.GoneRecord(epoch=1, gone=[gone_member(3)])
         await write_gone(store, "digits", gone, old)
         new = await claim(store, "digits", second, await store.get(serving_key("digits")))
         assert new is not None

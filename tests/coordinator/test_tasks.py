@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from horovod.coordinator.tasks import end_tasks
+from horovod.base.tasks import end_tasks
 
 
 def test_a_lost_cancellation_is_said_again() -> None:

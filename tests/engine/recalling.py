@@ -9,8 +9,8 @@ from typing import Any
 
 from world import EngineWorld
 
-from horovod.coordinator.core.ids import MAX_IDS
-from horovod.coordinator.core.negotiation import Negotiation
+from horovod.coordinator.core.agreement.ids import MAX_IDS
+from horovod.coordinator.core.agreement.negotiation import Negotiation
 from horovod.protos.v1 import negotiation_pb2 as pb
 from horovod.worker.runtime.negotiation import to_message
 

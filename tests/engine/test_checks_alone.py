@@ -28,8 +28,8 @@ from world import (
 )
 
 from horovod._core import DType, OpSpec
-from horovod.coordinator.core.agreement import disagreement
-from horovod.coordinator.core.operations import MAX_DIMENSIONS, MAX_NAME_LENGTH, MAX_TENSORS, defect
+from horovod.coordinator.core.agreement.agreement import disagreement
+from horovod.coordinator.core.agreement.operations import MAX_DIMENSIONS, MAX_NAME_LENGTH, MAX_TENSORS, defect
 from horovod.protos.v1 import types_pb2 as pb
 
 FLOAT32 = DType.FLOAT32

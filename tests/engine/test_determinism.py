@@ -287,7 +287,7 @@ def run_stopped(ranks: list[RankProcess], case: Case, victim: int, stops: Stops)
 
 @pytest.mark.longer
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("transport", ["shm", "tcp", "hosts"])
+@pytest.mark.parametrize("transport", tiers.some(["hosts", "shm", "tcp"], 1))
 def test_a_rank_that_stops_in_the_middle_changes_no_bit(transport: str) -> None:
     with Processes() as processes:
         started = processes.start(5)

@@ -17,8 +17,8 @@ from outcomes import OUTCOMES, REDUCTIONS
 from world import DTYPES, EngineWorld, Member, spec
 
 from horovod._core import OP_TRAITS, DType, OpType, ReduceOp
-from horovod.coordinator.core import operations
-from horovod.coordinator.core.agreement import disagreement
+from horovod.coordinator.core.agreement import operations
+from horovod.coordinator.core.agreement.agreement import disagreement
 from horovod.protos.v1 import types_pb2 as pb
 
 WITH_TENSORS = [kind for kind in OpType if not OP_TRAITS[kind.name]["no_tensors"]]

@@ -11,8 +11,8 @@ import pytest
 from native_builds import ROOT, gpu_libraries, run, tool
 
 from horovod import _core
+from horovod.base.settings import resolve
 from horovod.worker.runtime.gpu import cuda_file, gpu_operations, nccl_file, nvrtc_file
-from horovod.worker.settings import resolve
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,10 @@ from native_builds import gpu_libraries
 from processes import Processes
 from world import ALLGATHER, ALLREDUCE, ALLREDUCE_SUM, AVERAGE, SUM
 
+from horovod.base.settings import resolve
 from horovod.coordinator.server import EmbeddedCoordinator
-from horovod.worker.runtime.formation import Context, form
-from horovod.worker.settings import resolve
+from horovod.worker.runtime.epoch import begin, end
+from horovod.worker.runtime.formation import Context
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -39,8 +40,10 @@ def libraries(files: list[str]) -> StandIns:
 
 # -- ranks that die ----------------------------------------------------------------------------------------------------
 @pytest.mark.longer
-@pytest.mark.parametrize("way", ["nccl", "nccl by sockets", "host"])
-@pytest.mark.parametrize("transport", ["shm", "tcp", "hosts"])
+@pytest.mark.parametrize(
+    ("transport", "way"),
+    tiers.some([(by, way) for way in ("nccl", "nccl by sockets", "host") for by in ("shm", "tcp", "hosts")], 4),
+)
 def test_killed_at_any_point(files: list[str], monkeypatch: pytest.MonkeyPatch, transport: str, way: str) -> None:
     """Kernels never end once a peer is gone: the others are freed, told which rank it was, and form the next world.
 
@@ -116,7 +119,7 @@ class World:
         explicit |= {"nvrtc_library": libraries.nvrtc_file}
         settings = resolve({}, explicit)
         self._pool = ThreadPoolExecutor(size)
-        contexts = list(self._pool.map(lambda _: form(settings), range(size)))
+        contexts = list(self._pool.map(lambda _: begin(settings), range(size)))
         self.contexts: list[Context] = sorted(contexts, key=lambda context: context.world.rank)
         self.members = [
             GpuMember(context.engine, rank, size, Gpu(libraries, rank)) for rank, context in enumerate(self.contexts)
@@ -126,7 +129,7 @@ class World:
         return list(self._pool.map(body, self.members))
 
     def close(self) -> None:
-        list(self._pool.map(lambda context: context.close(), self.contexts))
+        list(self._pool.map(end, self.contexts))
         self._pool.shutdown()
         self._coordinator.__exit__(None, None, None)
 

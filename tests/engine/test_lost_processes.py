@@ -63,8 +63,10 @@ def test_killed_at_any_point(processes: Processes, transport: str, elements: int
         ranks[victim] = processes.start(1)[0]
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-@pytest.mark.parametrize("transport", ["shm", "tcp", "hosts"])
+@pytest.mark.longer
+@pytest.mark.parametrize(
+    ("victim", "transport"), tiers.some([(victim, way) for way in ("shm", "tcp", "hosts") for victim in (0, 2)], 3)
+)
 def test_stopped(processes: Processes, transport: str, victim: int) -> None:
     """A stopped process keeps its connections and its memory; only time tells."""
     ranks = processes.start(3)

@@ -10,8 +10,8 @@ from world import ALLREDUCE, SUM, EngineWorld
 
 from horovod import _core
 from horovod._core import OpSpec
-from horovod.coordinator.core.ids import MAX_IDS
-from horovod.coordinator.core.operations import MAX_DIMENSIONS, MAX_NAME_LENGTH, MAX_TENSORS
+from horovod.coordinator.core.agreement.ids import MAX_IDS
+from horovod.coordinator.core.agreement.operations import MAX_DIMENSIONS, MAX_NAME_LENGTH, MAX_TENSORS
 from horovod.protos.v1 import negotiation_pb2, types_pb2
 
 

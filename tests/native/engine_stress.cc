@@ -76,7 +76,9 @@ class Negotiator {
   }
   void decide(int number, const std::string& name) {
     Set& set = sets_[number];
-    if (set.announced[name].size() + (number == 0 ? joined_.size() : 0) < set.ranks.size()) return;
+    std::set<size_t> ready = set.announced[name];
+    if (number == 0) ready.insert(joined_.begin(), joined_.end());
+    if (ready.size() < set.ranks.size()) return;
     set.announced.erase(name);
     TensorId id;
     if (!set.free.empty()) {
@@ -389,14 +391,44 @@ void churn(std::vector<std::unique_ptr<Engine>>& engines, Negotiator& negotiator
   }
 }
 
+// Starts this rank's next allreduce that no thread waits for, unless its earlier one is still in flight.
+void stand(Engine& engine, int rank, int size, std::unique_ptr<Pending>& standing, bool may_abort) {
+  if (standing) {
+    if (standing->submission->state.load(std::memory_order_acquire) != Operation::done) return;
+    const Status& status = standing->submission->status;
+    CHECK(status.ok() || may_abort, "rank %d: %s", rank, status.message().c_str());
+    const auto least = static_cast<float>(rank + 1), most = static_cast<float>(size * (size + 1)) / 2;
+    for (float value : standing->data) {
+      CHECK(!status.ok() || (value >= least && value <= most), "what stood on rank %d gave %f", rank, value);
+    }
+  }
+  standing = std::make_unique<Pending>();
+  standing->data.assign(7, static_cast<float>(rank + 1));
+  standing->submission = std::make_shared<Submission>();
+  standing->submission->unawaited = true;
+  OpSpec& spec = standing->submission->spec;
+  spec.type = OpType::allreduce;
+  spec.name = "joined.noname.stands";  // as a number of unnamed operations, which begin anew after a join
+  spec.tensors = {{DType::float32, {7}}};
+  auto* memory = reinterpret_cast<std::byte*>(standing->data.data());
+  standing->submission->spans = {{memory, memory, 7}};
+  if (const Status status = engine.start(standing->submission, Start::gathered); !status.ok()) {
+    CHECK(may_abort, "rank %d: %s", rank, status.message().c_str());
+    standing.reset();
+  }
+}
+
 // Ranks run out of data at different steps; each step reduces a few tensors, some under names of their own. Checked is
-// which ranks took part. Returns early once the world was aborted.
-void run_until_joined(Engine& engine, int rank, int size, uint64_t seed, bool may_abort) {
+// which ranks took part. Returns early once the world was aborted. standing: what may be in flight after the end.
+void run_until_joined(Engine& engine, int rank, int size, uint64_t seed, bool may_abort,
+                      std::unique_ptr<Pending>& standing) {
+  std::mt19937_64 own(seed * 31 + static_cast<uint64_t>(rank));
   for (uint64_t round = 0; round < 4; ++round) {
     std::mt19937_64 shared(seed + round);
     std::vector<int> steps;
     for (int member = 0; member < size; ++member) steps.push_back(static_cast<int>(shared() % 12));
     for (int step = 0; step < steps[rank]; ++step) {
+      if (own() % 3 == 0) stand(engine, rank, size, standing, may_abort);
       float total = 0;
       for (int member = 0; member < size; ++member) total += step < steps[member] ? static_cast<float>(member + 1) : 0;
       std::vector<Pending> tensors(3);
@@ -455,6 +487,7 @@ void run_world(uint64_t seed, Transport transport) {
   config.slot_count = 2 + static_cast<int>(random() % 3);
   config.spin_us = static_cast<int64_t>(random() % 60);
   if (random() % 3 == 0) config.fusion_threshold_bytes = random() % 100000;
+  std::vector<std::unique_ptr<Pending>> standing(static_cast<size_t>(size));  // outlives the engines
   std::vector<std::unique_ptr<Engine>> engines = make_world(size, transport, config);
   const testing::TimelineFolder timeline;  // of half of the worlds over each transport
   const bool recorded = seed / kTransports % 2 == 0;
@@ -493,7 +526,8 @@ void run_world(uint64_t seed, Transport transport) {
       const bool cut_short = random() % 3 == 0;
       std::vector<std::thread> joiners;
       for (int rank = 0; rank < size; ++rank) {
-        joiners.emplace_back([&, rank] { run_until_joined(*engines[rank], rank, size, seed, cut_short); });
+        joiners.emplace_back(
+            [&, rank] { run_until_joined(*engines[rank], rank, size, seed, cut_short, standing[rank]); });
       }
       if (cut_short) {
         std::this_thread::sleep_for(std::chrono::microseconds(random() % 20000));  // anywhere, on purpose

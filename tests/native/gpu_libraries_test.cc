@@ -40,9 +40,9 @@ void versions_are_those_of_the_files() {
 void an_error_says_what_was_called_and_what_cuda_calls_it() {
   Gpu gpu(0);
   plan_fault("cuda", "cuEventRecord", 719);
-  std::shared_ptr<Moment> moment;
-  const Status status = gpu.device->record(gpu.stream->handle(), moment);
-  CHECK(status.code() == Code::internal && !moment);
+  std::shared_ptr<DeviceEvent> event;
+  const Status status = gpu.device->record(gpu.stream->handle(), event);
+  CHECK(status.code() == Code::internal && !event);
   CHECK(contains(status.message(), "CUDA's cuEventRecord failed with CUDA_ERROR_LAUNCH_FAILED (719: "));
 }
 
@@ -66,11 +66,11 @@ void memory_that_is_not_there_is_told() {
 void streams_wait_for_moments_of_others_and_for_nothing_else() {
   Gpu one(0), other(0);
   void* held = one.hold();
-  const std::shared_ptr<Moment> first = one.now();
-  const std::shared_ptr<Moment> unordered = other.now();
+  const std::shared_ptr<DeviceEvent> first = one.now();
+  const std::shared_ptr<DeviceEvent> unordered = other.now();
   CHECK(eventually([&] { return passed(*unordered); }));
   CHECK_OK(first->precede(reinterpret_cast<uintptr_t>(other.stream->handle())));
-  const std::shared_ptr<Moment> second = other.now();
+  const std::shared_ptr<DeviceEvent> second = other.now();
   CHECK(!passed(*first) && !passed(*second));
   Gpu::release(held);
   CHECK(eventually([&] { return passed(*second); }));
@@ -81,7 +81,7 @@ void events_are_used_again_and_a_wait_keeps_to_what_it_was_for() {
   Gpu one(0), other(one.device);
   void* held = one.hold();
   CHECK_OK(one.now()->precede(reinterpret_cast<uintptr_t>(other.stream->handle())));  // its event is free again
-  const std::shared_ptr<Moment> behind = other.now();
+  const std::shared_ptr<DeviceEvent> behind = other.now();
   CHECK(other.now() != nullptr);
   const int64_t events = count("cuda", "events");
   for (int i = 0; i < 100; ++i) CHECK(other.now() != nullptr);  // all on that event
@@ -141,11 +141,11 @@ void everything_goes_with_its_last_user() {
                 events = count("cuda", "events");
   {
     auto gpu = std::make_unique<Gpu>(3);
-    const std::shared_ptr<Moment> moment = gpu->now();
+    const std::shared_ptr<DeviceEvent> event = gpu->now();
     OutputBuffer buffer = gpu->make<float>({1});
     gpu.reset();
-    CHECK(count("cuda", "contexts") == contexts + 1);  // the moment and the memory still need it
-    CHECK(passed(*moment));
+    CHECK(count("cuda", "contexts") == contexts + 1);  // the event and the memory still need it
+    CHECK(passed(*event));
     CHECK(count("cuda", "pools") == pools + 1);
   }
   CHECK(eventually([&] { return count("cuda", "pools") == pools; }));
@@ -196,7 +196,7 @@ void an_operation_runs_when_all_ranks_and_their_streams_have_come() {
   void* held = ranks.gpus[1]->hold();
   for (int rank : {0, 1}) CHECK(ranks.all_reduce(rank, data[rank], 2) == nccl::kInProgress);
   for (nccl::CommHandle comm : ranks.comms) CHECK(settled(comm) == 0);  // queued, not done
-  const std::shared_ptr<Moment> done = ranks.gpus[0]->now();
+  const std::shared_ptr<DeviceEvent> done = ranks.gpus[0]->now();
   CHECK(!passed(*done) && values_of<int32_t>(data[0])[0] == 1);
   Gpu::release(held);
   CHECK(eventually([&] { return passed(*done); }));
@@ -237,7 +237,7 @@ void a_peer_that_never_comes_is_waited_for_until_the_abort() {
   OutputBuffer data = ranks->gpus[0]->make<int32_t>({1});
   CHECK(ranks->all_reduce(0, data, 1) == nccl::kInProgress);
   CHECK(settled(ranks->comms[0]) == 0);
-  const std::shared_ptr<Moment> done = ranks->gpus[0]->now();
+  const std::shared_ptr<DeviceEvent> done = ranks->gpus[0]->now();
   CHECK(!passed(*done));
   ranks.reset();
   CHECK(eventually([&] { return passed(*done); }));
@@ -289,8 +289,7 @@ constexpr NamedTest kTests[] = {
     {"an error says what was called and what CUDA calls it", an_error_says_what_was_called_and_what_cuda_calls_it},
     {"a GPU that is not there is told", a_gpu_that_is_not_there_is_told},
     {"memory that is not there is told", memory_that_is_not_there_is_told},
-    {"streams wait for moments of others and for nothing else",
-     streams_wait_for_moments_of_others_and_for_nothing_else},
+    {"streams wait for events of others and for nothing else", streams_wait_for_moments_of_others_and_for_nothing_else},
     {"events are used again and a wait keeps to what it was for",
      events_are_used_again_and_a_wait_keeps_to_what_it_was_for},
     {"memory is given back in the order of the stream that uses it",

@@ -58,7 +58,7 @@ void each_dtype_has_a_part_of_its_own() {
     constexpr DType kinds[] = {DType::float16, DType::int64, DType::float16};
     sizes.push_back({kinds[i % 3], static_cast<size_t>(8 * (i + 1))});
   }
-  sizes.push_back({DType::uint8, 5});  // alone of its kind
+  sizes.push_back({DType::uint8, 5});  // the only tensor of its dtype
   const PackLayout layout = PackLayout::of(sizes, kRule);
   CHECK(layout.parts.size() == 2 && layout.offsets[9] == kStays);
   CHECK(layout.parts[0].dtype == DType::float16 && layout.parts[1].dtype == DType::int64);

@@ -76,10 +76,10 @@ struct Gpu {
     const cuda::Device::Current current(*device);
     CHECK(standin<int(cuda::StreamHandle)>("cuStreamSynchronize")(stream->handle()) == 0);
   }
-  std::shared_ptr<Moment> now() {
-    std::shared_ptr<Moment> moment;
-    CHECK_OK(device->record(stream->handle(), moment));
-    return moment;
+  std::shared_ptr<DeviceEvent> now() {
+    std::shared_ptr<DeviceEvent> event;
+    CHECK_OK(device->record(stream->handle(), event));
+    return event;
   }
   // Stops the stream from here on.
   void* hold() {
@@ -92,9 +92,9 @@ struct Gpu {
   std::shared_ptr<cuda::Stream> stream;
 };
 
-inline bool passed(Moment& moment) {
+inline bool passed(DeviceEvent& event) {
   bool yes = false;
-  CHECK_OK(moment.passed(yes));
+  CHECK_OK(event.passed(yes));
   return yes;
 }
 

@@ -192,20 +192,56 @@ void room_for_signatures() {
   CHECK(world.table.known() == LaneTable::kUnnamedVariants);
 }
 
-void a_thread_that_is_blocked_is_told_now_and_then() {
+void what_is_in_flight_for_long_is_told_now_and_then() {
   World world;
-  const auto x = world.submit("x");
+  world.submit("x");  // nobody waits for it
   world.effects.clear();
-  x->waited_since_us = 1;
-  int64_t now_us = 1 + limits::kBlockedAfterUs;
-  world.table.waits(*x, now_us, world.effects);
+  constexpr int64_t kSeenUs = 10'000'000;
+  world.table.watch(kSeenUs, world.effects);
+  world.table.watch(kSeenUs + limits::kBlockedAfterUs, world.effects);
   world.expect({});
-  now_us = std::max(now_us, limits::kBlockedAgainUs) + 1;
-  world.table.waits(*x, now_us, world.effects);
-  world.table.waits(*x, now_us + limits::kBlockedAgainUs, world.effects);
+  const int64_t told_us = kSeenUs + limits::kBlockedAfterUs + 1;
+  world.table.watch(told_us, world.effects);
+  world.table.watch(told_us + limits::kBlockedAgainUs, world.effects);
   world.expect({"tell_blocked x"});
-  world.table.waits(*x, now_us + limits::kBlockedAgainUs + 1, world.effects);
+  world.table.watch(told_us + limits::kBlockedAgainUs + 1, world.effects);
   world.expect({"tell_blocked x"});
+}
+
+void of_much_that_is_in_flight_the_oldest_is_told_and_what_a_thread_waits_for() {
+  World world;
+  std::vector<std::shared_ptr<Submission>> all;
+  std::vector<std::string> told;
+  for (size_t i = 0; i < 3 * limits::kMostTold; ++i) {
+    const std::string name = "x" + std::to_string(i);
+    all.push_back(world.submit(name));
+    all.back()->number = i;
+    if (i < limits::kMostTold) told.push_back("tell_blocked " + name);
+  }
+  all.back()->waited_since_us = 1;
+  told.push_back("tell_blocked " + all.back()->spec.name);
+  world.effects.clear();
+  constexpr int64_t kSeenUs = 10'000'000;
+  world.table.watch(kSeenUs, world.effects);
+  for (int round = 0; round < 3; ++round) {
+    world.table.watch(kSeenUs + limits::kBlockedAfterUs + 1 + round * limits::kWatchUs, world.effects);
+  }
+  world.expect(told);
+}
+
+void what_runs_or_is_withdrawn_is_not_held() {
+  World world;
+  world.learn("x", 3);
+  world.learn("y", 4);
+  const auto x = world.submit("x");
+  world.submit("y");
+  std::vector<Unfinished> held;
+  CHECK(world.table.unfinished(held) && held.size() == 2);
+  x->running = true;
+  held.clear();
+  CHECK(world.table.unfinished(held) && held.size() == 1 && held[0].name == "y" && !held[0].awaited);
+  world.table.recall({4}, world.effects);
+  CHECK(!world.table.unfinished(held));
 }
 
 void a_close_in_the_middle() {
@@ -316,6 +352,36 @@ void unnamed_operations_begin_anew_after_a_join() {
   world.join.recall({3}, world.effects);
   world.submit("op.noname");
   world.expect({"recalled 3", "announce op.noname.0"});
+}
+
+void what_stands_when_all_have_joined_stays() {
+  for (const std::string name : {"allreduce.noname.0.0.question", "allreduce.allreduce.noname.0.0.question"}) {
+    World world;
+    const auto standing = world.submit(name);
+    standing->unawaited = true;
+    world.table.plan(name, 3, world.effects);
+    world.join.begin(world.effects);
+    world.join.apply({1, 0}, JoinPhase::over, "", world.effects);
+    world.effects.clear();
+    world.join.recall({3}, world.effects);  // the coordinator may count the name among the unnamed ones
+    world.expect({"withdraw 3"});
+    world.withdrawn(3);
+    world.expect({"recalled 3", "announce " + name});
+    world.table.plan(name, 4, world.effects);
+    world.run(4);
+    world.expect({"arrive 4 " + name, "complete " + name});
+    CHECK(standing->lane->users == 0);
+  }
+}
+
+void names_that_hold_numbers_of_unnamed_operations_are_names() {
+  World world;
+  world.learn("allreduce.allreduce.noname.0.0", 3);  // a gradient of an optimizer without names
+  world.join.begin(world.effects);
+  world.join.apply({1, 0}, JoinPhase::over, "", world.effects);
+  world.effects.clear();
+  world.submit("allreduce.allreduce.noname.0.0");
+  world.expect({"arrive 3 allreduce.allreduce.noname.0.0"});
 }
 
 // What a log and a coordinator may see, whatever comes in which order: an id is not arrived at twice, nothing arrives
@@ -494,7 +560,10 @@ int main(int argc, char** argv) {
       {"an error of what is announced", an_error_of_what_is_announced},
       {"unnamed operations overlap in lanes", unnamed_operations_overlap_in_lanes},
       {"room for signatures", room_for_signatures},
-      {"a thread that is blocked is told now and then", a_thread_that_is_blocked_is_told_now_and_then},
+      {"what is in flight for long is told now and then", what_is_in_flight_for_long_is_told_now_and_then},
+      {"of much that is in flight the oldest is told, and what a thread waits for",
+       of_much_that_is_in_flight_the_oldest_is_told_and_what_a_thread_waits_for},
+      {"what runs or is withdrawn is not held", what_runs_or_is_withdrawn_is_not_held},
       {"a close in the middle", a_close_in_the_middle},
       {"an end completes everything", an_end_completes_everything},
       {"a member that joins gives zeros", a_member_that_joins_gives_zeros},
@@ -502,6 +571,9 @@ int main(int argc, char** argv) {
       {"zeros without memory", zeros_without_memory},
       {"others have joined", others_have_joined},
       {"unnamed operations begin anew after a join", unnamed_operations_begin_anew_after_a_join},
+      {"what stands when all have joined stays", what_stands_when_all_have_joined_stays},
+      {"names that hold numbers of unnamed operations are names",
+       names_that_hold_numbers_of_unnamed_operations_are_names},
       {"random sequences", random_sequences},
   };
   return run_named(argc, argv, kTests);

@@ -16,12 +16,14 @@ from native_builds import BUILD, build, run, tool
 
 PROGRAMS = sorted(path.stem for path in Path(__file__).parent.glob("*_test.cc"))
 FUZZERS = sorted(path.stem for path in Path(__file__).parent.glob("fuzz_*.cc"))
+LONG = ["mesh_endings_test", "sparse_reductions_test", "sparse_rows_test"]  # of the second tier
 BENCHMARKS = sorted(path.stem for path in Path(__file__).parent.glob("*_bench.cc"))
 
 pytestmark = pytest.mark.timeout(1500)
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.longer
+@pytest.mark.parametrize("program", tiers.pick([name for name in PROGRAMS if name not in LONG], LONG))
 def test_program(program: str) -> None:
     run(str(build(program)))
 

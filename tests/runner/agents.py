@@ -25,6 +25,7 @@ class CoordinatorProcess:
         self.token = "secret-of-this-test"
         self.process: subprocess.Popen[str] | None = None
         self._options = options
+        self._address = "127.0.0.1:0"
         self._token_file = folder / "coordinator.token"
 
     @property
@@ -32,10 +33,10 @@ class CoordinatorProcess:
         return self._address
 
     def start(self) -> None:
-        """Returns when it listens."""
+        """Returns when it listens: for a second time where it did."""
         self._token_file.write_text(self.token)
         self._token_file.chmod(0o600)
-        command = [sys.executable, "-m", "horovod.coordinator", "--listen", "127.0.0.1:0"]
+        command = [sys.executable, "-m", "horovod.coordinator", "--listen", self._address]
         self.process = subprocess.Popen(
             [*command, "--token-file", str(self._token_file), *self._options],
             stdin=subprocess.DEVNULL,
@@ -46,6 +47,11 @@ class CoordinatorProcess:
         assert self.process.stdout is not None
         self._address = self.process.stdout.readline().strip().rpartition(" ")[2]
         assert self._address, "the coordinator did not start"
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.communicate(timeout=DEADLINE_S)
 
     def stop(self) -> None:
         if self.process is not None:
@@ -59,7 +65,7 @@ class Agents:
     def __init__(
         self,
         folder: Path,
-        limits: Limits | None = None,
+        limits: Limits = Limits(),  # noqa: B008 - a frozen value
         coordinator: CoordinatorProcess | EmbeddedCoordinator | None = None,
     ) -> None:
         self.folder = folder

@@ -44,7 +44,7 @@ def _ends(process: psutil.Process) -> bool:
 
 
 class ForkedLauncher:
-    """A forked launcher, with what tests use of subprocess.Popen. `graces` are arguments of its LocalAgent."""
+    """A forked launcher, with what tests use of subprocess.Popen. `graces` are arguments of its Supervisor."""
 
     def __init__(
         self, *arguments: str, environ: dict[str, str] | None = None, graces: dict[str, float] | None = None

@@ -7,16 +7,16 @@ import os
 import signal
 import sys
 
-from horovod.runner import job, launch, report
+from horovod.runner import launch, local_job, report
 
-PRELOADED = (job, report)  # which the launcher imports when its command line was right
+PRELOADED = (local_job, report)  # which the launcher imports when its command line was right
 _PATHS = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # of the tests, not of a launcher
 
 
 def forked(descriptors: list[int], arguments: list[str], folder: str, graces: dict[str, float]) -> None:
     """The launcher with these arguments in `folder`; its standard streams are `descriptors`.
 
-    graces: arguments of its LocalAgent, for tests that would wait for them.
+    graces: arguments of its Supervisor, for tests that would wait for them.
     """
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
@@ -27,5 +27,5 @@ def forked(descriptors: list[int], arguments: list[str], folder: str, graces: di
     sys.path[:] = [folder, *given, *(entry for entry in sys.path if entry not in _PATHS)]
     sys.argv[:] = [str(launch.__file__), *arguments]
     if graces:
-        job.LocalAgent = functools.partial(job.LocalAgent, **graces)  # type: ignore[assignment, misc]
+        local_job.Supervisor = functools.partial(local_job.Supervisor, **graces)  # type: ignore[assignment, misc]
     launch.run_commandline()

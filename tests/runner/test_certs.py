@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from horovod.coordinator.job_token import job_of
+from horovod.base.job_tokens import job_of
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.tls import ServerTls
 from horovod.protos.v1 import membership_pb2
 from horovod.runner import certificates, commands
 from horovod.worker.runtime.errors import StartError
-from horovod.worker.runtime.session import PROTOCOL_VERSION, Session
+from horovod.worker.runtime.local_member import PROTOCOL_VERSION
+from horovod.worker.runtime.session import Session
 from horovod.worker.runtime.tls import ClientTls
 
 pytest.importorskip("cryptography", reason="cryptography makes the certificates")

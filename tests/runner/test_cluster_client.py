@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.protos.v1 import jobs_pb2
 from horovod.runner.cluster_client import Access, ClusterClient, ClusterError
 
@@ -90,7 +91,7 @@ def test_a_stream_that_breaks_after_a_long_silence_is_opened_again() -> None:
         streams.append(len(streams))
         await context.write(jobs_pb2.JobEvent(record=jobs_pb2.JobRecord(id="j")))
         if len(streams) > 1:
-            await context.write(jobs_pb2.JobEvent(ended=jobs_pb2.Ended()))
+            await context.write(jobs_pb2.JobEvent(ended=jobs_pb2.JobEnded()))
             return
         await asyncio.sleep(5 * patience_s)
         await context.abort(grpc.StatusCode.UNAVAILABLE, "Another coordinator serves.")
@@ -103,3 +104,31 @@ def test_a_stream_that_breaks_after_a_long_silence_is_opened_again() -> None:
         assert len(streams) == 2
 
     served(body, patience_s, Follow=follow)
+
+
+def test_the_wrong_token_for_the_first_of_several_is_no_matter_where_another_one_takes_it() -> None:
+    async def ask(*coordinators: EmbeddedCoordinator, token: str) -> None:
+        addresses = [one.address for one in coordinators]
+        async with ClusterClient(Access(addresses, token), patience_s=30.0) as cluster:
+            await cluster.listing()
+
+    with EmbeddedCoordinator(token="other") as first, EmbeddedCoordinator(token="right") as second:
+        asyncio.run(ask(first, second, token="right"))
+        with pytest.raises(ClusterError) as caught:
+            asyncio.run(ask(first, second, token="wrong"))
+        assert type(caught.value) is ClusterError  # nothing was asked for that may have been done
+        for one in (first, second):
+            assert f"The coordinator at {one.address} refused the token" in str(caught.value)
+
+
+def test_a_description_that_is_too_long_is_refused_before_it_is_sent() -> None:
+    """gRPC would refuse 8 MiB with a status that says nothing of the job, and waiting does not help."""
+    spec = jobs_pb2.JobSpec(command=["true", "x" * (9 << 20)], processes=1)
+
+    async def ask() -> None:
+        async with ClusterClient(Access(["127.0.0.1:1"])) as cluster:
+            for call in (cluster.submit, cluster.place):
+                with pytest.raises(ClusterError, match=r"9,437,\d+ of them in its command"):
+                    await call(spec)
+
+    asyncio.run(ask())

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from horovod.runner.clusters import kubernetes, pbs, task_of, torchrun
-from horovod.runner.clusters.nodelist import first_node
-from horovod.worker.settings import resolve
+from horovod.base.settings import resolve
+from horovod.rendezvous import kubernetes, pbs, task_of, torchrun
+from horovod.rendezvous.nodelist import first_node
 
 OPEN_MPI = {  # Open MPI 4.1.4: mpirun -np 2
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",

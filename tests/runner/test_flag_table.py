@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from horovod.base.settings import SETTINGS
 from horovod.runner.flags import flag_environment, make_parser, parse_args
-from horovod.worker.settings import SETTINGS
 
 
 class Row(NamedTuple):

@@ -11,6 +11,7 @@ import random
 import shutil
 import subprocess
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,33 @@ def test_patterns_mean_what_they_mean_to_git(tmp_path: Path) -> None:
         said = subprocess.run(command, cwd=tree, env=environ, check=True, capture_output=True, text=True).stdout
         ours = {name for path, name in archives._walk(tree, "", Ignored(patterns)) if not path.is_dir()}
         assert ours == set(said.split("\0")) - {""}, patterns
+
+
+def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "MAX_UNPACKED_BYTES", 1 << 20)
+    with (tmp_path / "data").open("wb") as file:
+        file.truncate(64 << 20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"the code has more than .* or 1 MiB"):
+            pack(tmp_path, "job.yaml, line 1")
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_that_shrinks_while_it_is_packed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "log").write_bytes(b"x" * 100)
+    entry = archives._entry
+
+    def and_shrinks(path: Path, name: str, where: str) -> tarfile.TarInfo:
+        info = entry(path, name, where)
+        path.write_bytes(b"")
+        return info
+
+    monkeypatch.setattr(archives, "_entry", and_shrinks)
+    with pytest.raises(ValueError, match=r"job.yaml, line 1: '.*/log' can't be packed: unexpected end of data\."):
+        pack(tmp_path, "job.yaml, line 1")
 
 
 def test_the_same_files_make_the_same_archive(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_the_table() -> None:
     job = listing.jobs.add(id="train-1", state=jobs_pb2.JOB_STATE_FAILED, exit_code=1, submitted_at=100, ended_at=230)
     job.spec.command.extend(["python", "train.py", "--epochs", "90", "--learning-rate", "0.1"])
     job.spec.processes, job.spec.user, job.sentence = 4, "ada", "Rank 1 ended with exit code 1."
-    job.shares.add(agent="h1", ranks=4)
+    job.shares.add(agent="h1", slots=range(4))
     listing.agents.add(name="h1", slots=4, free_slots=4, gpus=0, state="ready")
     assert as_table(listing, now_s=1000) == (
         "JOB      STATE       RANKS  HOSTS  USER  AGE    COMMAND\n"

@@ -54,6 +54,15 @@ def test_a_rank_that_fails_ends_those_on_other_hosts(agents: Agents, launch: Lau
     assert "ended with exit code 7; after that ranks 0, 2 and 3 were stopped by this launcher." in err
 
 
+def test_a_job_whose_environment_is_too_long_is_refused_and_others_run(agents: Agents, launch: Launch) -> None:
+    large = {f"LARGE_{number}": "x" * 125_000 for number in range(14)}
+    code, _, err = launch(*agents.options, "-np", "1", "true", environ={**agents.environ, **large}, child=True).finish()
+    assert code == 1
+    assert "of them in its environment: with 1 process(es) it may have " in err
+    assert "env -u LARGE_" in err
+    assert launch(*agents.options, "-np", "1", "true", environ=agents.environ).finish()[0] == 0
+
+
 def test_ctrl_c_ends_the_job(agents: Agents, launch: Launch, program: Program) -> None:
     launched = launch(*agents.options, "-np", "2", *program("print(os.getpid())\nwait_for_signals()"),
                       environ=agents.environ)  # fmt: skip
@@ -73,7 +82,7 @@ member = context.init()
 if rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 try:
-    member.session.check(60)
+    member.session.member.check(60)
 except MemberLostError as error:
     print(error)
 """
@@ -85,7 +94,7 @@ except MemberLostError as error:
 
 
 def test_a_job_survives_the_kill_of_its_agent(agents: Agents, launch: Launch, program: Program, tmp_path: Path) -> None:
-    """Its ranks run on under their keeper, and the next agent finds them."""
+    """Its ranks run on under their shim, and the next agent finds them."""
     go = tmp_path / "go"
     os.mkfifo(go)
     source = f"print(os.getpid())\nopen({str(go)!r}).read()\nprint('done')"

@@ -123,6 +123,18 @@ def test_interfaces_reach_nccl_unless_the_user_has_told_it_others(horovodrun: Ru
     assert done.stdout == "[0]<stdout>:eth0,eth1,ib0 =ib1\n"
 
 
+def test_a_cluster_that_is_named_in_the_environment_alone_is_not_used_and_that_is_said(
+    horovodrun: Run, program: Program
+) -> None:
+    named = {"HOROVOD_COORDINATOR": "127.0.0.1:1"}
+    done = horovodrun("-np", "1", *program("print('here')"), environ=named)
+    assert (done.returncode, done.stdout) == (0, "[0]<stdout>:here\n")
+    assert "HOROVOD_COORDINATOR names 127.0.0.1:1, which this job does not use" in done.stderr
+    assert "`horovodrun --coordinator 127.0.0.1:1 ...`" in done.stderr
+    within = {**named, "HOROVOD_RANK": "0"}  # a rank's own: nobody meant it
+    assert horovodrun("-np", "1", *program(""), environ=within).stderr == ""
+
+
 def test_the_first_failure_is_the_exit_code(horovodrun: Run, program: Program) -> None:
     code = 3
     source = f"print(os.getpid())\nif rank == 1: sys.exit({code})\nwait_for_signals()"

@@ -175,3 +175,19 @@ def test_a_timeline_that_cannot_be_written_ends_the_job(horovodrun: Run, program
     done = horovodrun("-np", "2", *program(ENGINE), environ={"HOROVOD_TIMELINE": str(path)})
     assert done.returncode != 0
     assert f"The timeline file {path} can't be written: No such file or directory." in done.stderr
+
+
+def test_the_others_hear_how_a_process_ended(horovodrun: Run, program: Program) -> None:
+    """The launcher is the agent of its own machine: what it sees is evidence for the world."""
+    source = """
+import os, signal
+if hvd.rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    allreduce([1.0])
+except HorovodInternalError as error:
+    print(error)
+"""
+    done = horovodrun("-np", "2", *program(ENGINE + source))
+    assert done.returncode == 128 + 9
+    assert "was lost: its agent saw its process end: signal 9 (SIGKILL)." in done.stdout, done.stdout

@@ -30,6 +30,12 @@ def test_every_option_that_the_page_names_exists() -> None:
     assert named - foreign - prefixes <= {name for one in parsers for name in one._option_string_actions}
 
 
+def test_the_synopsis_names_every_command() -> None:
+    synopsis = TEXT.partition("## Synopsis")[2].partition("```\n\n")[0]
+    (line,) = [line for line in synopsis.splitlines() if " | stop | " in line]
+    assert set(line.removeprefix("horovodrun ").removesuffix(" ...").split(" | ")) == set(commands.NAMES)
+
+
 def test_a_page_without_the_marks_is_left_alone() -> None:
     with pytest.raises(ValueError, match="needs the lines"):
         with_options("# horovodrun\n")

@@ -12,8 +12,8 @@ from subprocess import CompletedProcess
 import pytest
 from native_builds import gpu_libraries
 
-from horovod.worker.agent.agent import Slot
 from horovod.worker.agent.gpus import pinned, visible_gpus
+from horovod.worker.agent.supervisor import Slot
 
 Run = Callable[..., CompletedProcess[str]]
 Program = Callable[[str], list[str]]

@@ -116,8 +116,8 @@ def test_messages_metadata_deadline_and_the_end_go_through(folder: Path) -> None
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
         assert await call.code() is grpc.StatusCode.OK
-        assert dict(await call.initial_metadata()) == {"begins": "here"}
-        assert dict(await call.trailing_metadata()) == {"ends-bin": b"\0\1"}
+        assert dict(tuple(await call.initial_metadata())) == {"begins": "here"}
+        assert dict(tuple(await call.trailing_metadata())) == {"ends-bin": b"\0\1"}
         seen = case.upstream.seen
         assert (seen["authorization"], seen["more-bin"]) == ("Bearer x", b"\0")
         assert TO not in seen
@@ -142,7 +142,7 @@ def test_a_refusal_keeps_its_status_and_its_words(folder: Path) -> None:
             await call.read()
         assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
         assert raised.value.details() == "Not you, and not \u00fc."
-        assert dict(raised.value.trailing_metadata() or ()) == {"why": "so"}
+        assert dict(tuple(raised.value.trailing_metadata() or ())) == {"why": "so"}
 
     played(folder, story)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from horovod.runner.report import exit_code, explain
-from horovod.worker.agent.agent import Outcome
+from horovod.coordinator.core.ending import exit_code, explain
+from horovod.worker.agent.supervisor import Outcome
 
 HOSTS = ["a", "a", "b", "b"]
 

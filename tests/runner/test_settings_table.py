@@ -13,17 +13,18 @@ from subprocess import CompletedProcess
 import pytest
 
 from horovod import _core
+from horovod.base.setting import Setting, environment_text
+from horovod.base.settings import ROWS, SETTINGS, Settings, misspelt, resolve
 from horovod.common import basics as hvd
 from horovod.coordinator.__main__ import _seconds
 from horovod.coordinator.limits import Limits
+from horovod.protos.v1.agents_pb2 import PlacedRank
 from horovod.runner.config_file import read_config
 from horovod.runner.flags import flag_environment, parse_args
-from horovod.runner.job import Job, rank_environments
 from horovod.runner.settings import markdown
+from horovod.worker.rank_environment import JobOnHost, rank_environment
 from horovod.worker.runtime.gpu import GPU_OPERATION_NAMES
 from horovod.worker.runtime.offers import engine_options
-from horovod.worker.setting import Setting, environment_text
-from horovod.worker.settings import ROWS, SETTINGS, Settings, misspelt, resolve
 
 ROOT = Path(__file__).parents[2]
 LIVE = [row for row in SETTINGS if not row.no_effect]
@@ -137,8 +138,9 @@ def test_flag_and_key_reach_the_ranks(row: Setting, tmp_path: Path) -> None:
     assert flag_environment(parse_args(["-np", "1", *given, "true"])) == expected
     value = environment_text(option != "1") if row.yaml_inverted else option
     assert read_config(config(tmp_path, row, f"'{value}'")) == expected
-    job = Job(["true"], ["localhost"] * 2, expected)
-    assert [environ[row.env] for environ in rank_environments(job, "127.0.0.1:1", "token")] == [*expected.values()] * 2
+    on_host = JobOnHost(expected, "h1", 2, "127.0.0.1:1", token="token", is_own=True)
+    places = [PlacedRank(rank=rank, local_rank=rank, local_size=2, cross_size=1) for rank in range(2)]
+    assert [rank_environment(on_host, place)[row.env] for place in places] == [*expected.values()] * 2
 
 
 def test_defaults_of_table_and_engine_are_the_same() -> None:

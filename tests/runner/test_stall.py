@@ -34,7 +34,10 @@ def allreduce(name):
     data = array("f", [1.0])
     pointer = data.buffer_info()[0]
     engine = current().engine
-    engine.submit(OpSpec(0), "allreduce." + name, [(pointer, pointer, 7, (1,))]).result()
+    handle = engine.submit(OpSpec(0), "allreduce." + name, [(pointer, pointer, 7, (1,))])
+    while os.environ["POLLS"] == "1" and not handle.done():  # no thread waits for it
+        threading.Event().wait(0.01)
+    handle.result()
     return data[0]
 
 def the_other_may_come():
@@ -111,8 +114,14 @@ CASES = pytest.mark.parametrize(
 
 @pytest.fixture
 def run(horovodrun: Run, program: Program, tmp_path: Path) -> Callable[..., CompletedProcess[str]]:
-    def start(source: str, transport: str, used_before: bool, *flags: str) -> CompletedProcess[str]:
-        environ = {"HOROVOD_TRANSPORT": transport, "USED_BEFORE": str(int(used_before))}
+    def start(
+        source: str, transport: str, used_before: bool, *flags: str, polls: bool = False
+    ) -> CompletedProcess[str]:
+        environ = {
+            "HOROVOD_TRANSPORT": transport,
+            "USED_BEFORE": str(int(used_before)),
+            "POLLS": str(int(polls)),
+        }
         environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "0.5"
         environ["HOROVOD_LOG_HIDE_TIME"] = "1"
         environ["FIFO"] = str(tmp_path / "fifo")
@@ -124,8 +133,9 @@ def run(horovodrun: Run, program: Program, tmp_path: Path) -> Callable[..., Comp
 
 @pytest.mark.longer
 @CASES
-def test_rank_0_tells_who_is_late_until_it_comes(run: Run, transport: str, used_before: bool) -> None:
-    done = run(WARNED, transport, used_before)
+@pytest.mark.parametrize("polls", tiers.some([False, True], 1), ids=lambda polls: "polls" if polls else "waits")
+def test_rank_0_tells_who_is_late_until_it_comes(run: Run, transport: str, used_before: bool, polls: bool) -> None:
+    done = run(WARNED, transport, used_before, polls=polls)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:2.0", "[1]<stdout>:2.0"]
     lines = done.stderr.splitlines()
@@ -137,8 +147,9 @@ def test_rank_0_tells_who_is_late_until_it_comes(run: Run, transport: str, used_
 
 @pytest.mark.longer
 @CASES
-def test_every_rank_fails_after_the_shutdown_time(run: Run, transport: str, used_before: bool) -> None:
-    done = run(SHUT_DOWN, transport, used_before, "--stall-check-shutdown-time-seconds", "1")
+@pytest.mark.parametrize("polls", tiers.some([False, True], 1), ids=lambda polls: "polls" if polls else "waits")
+def test_every_rank_fails_after_the_shutdown_time(run: Run, transport: str, used_before: bool, polls: bool) -> None:
+    done = run(SHUT_DOWN, transport, used_before, "--stall-check-shutdown-time-seconds", "1", polls=polls)
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
         lines = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}]")]

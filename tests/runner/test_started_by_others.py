@@ -18,7 +18,7 @@ from certificates import Authority
 from launching import DEADLINE_S
 
 from horovod.coordinator.server import EmbeddedCoordinator
-from horovod.runner.clusters import meeting
+from horovod.rendezvous import meeting
 from horovod.worker.runtime.errors import StartError
 
 SHOW = """
@@ -295,7 +295,7 @@ def locked(tmp_path: Path, start: Start) -> Path:
     """A file of the right form that a living process has locked."""
     path = tmp_path / "file"
     source = (
-        "import sys; from pathlib import Path; from horovod.runner.clusters.meeting import *\n"
+        "import sys; from pathlib import Path; from horovod.rendezvous.meeting import *\n"
         f"published = publish(Path({str(path)!r}), Meeting('127.0.0.1:1', 'token', 1)); print(flush=True)\n"
         "sys.stdin.readline()"
     )

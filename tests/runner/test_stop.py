@@ -71,7 +71,7 @@ def test_ctrl_c_at_a_terminal(program: Program) -> None:
     opening = ["sh", "-c", f'exec "$@" <>{os.ttyname(terminal)} >&0 2>&0', "sh"]
     process = subprocess.Popen([*opening, *LAUNCHER, "-np", "2", *program(WAIT)], start_new_session=True)
     shown = b""
-    while shown.count(b"ready") < 2:
+    while not all(b"[%d]<stdout>:ready" % rank in shown for rank in range(2)):  # a line may be shown in parts
         shown += os.read(main, 4096)
     os.close(terminal)
     family = psutil.Process(process.pid).children(recursive=True)

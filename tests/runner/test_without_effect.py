@@ -8,7 +8,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from horovod.worker.settings import SETTINGS, Settings, resolve
+from horovod.base.settings import SETTINGS, Settings, resolve
 
 Run = Callable[..., CompletedProcess[str]]
 Program = Callable[[str], list[str]]

@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from horovod._core import DType, OpSpec, OpType
-from horovod.worker.runtime.formation import Context, form
-from horovod.worker.settings import resolve
+from horovod.base.settings import resolve
+from horovod.worker.runtime.epoch import begin, end
+from horovod.worker.runtime.formation import Context
 
 DEADLINE_SECONDS = 60.0
 
@@ -23,13 +24,13 @@ def form_threads(address: str, threads: int, **explicit: Any) -> list[Context]:
     """A world of threads, in rank order. Shared memory works between them as it does between processes."""
     settings = resolve({}, {"coordinator": address, "size": threads, **explicit})
     with ThreadPoolExecutor(threads) as pool:
-        contexts = [future.result() for future in [pool.submit(form, settings) for _ in range(threads)]]
+        contexts = [future.result() for future in [pool.submit(begin, settings) for _ in range(threads)]]
     return sorted(contexts, key=lambda context: context.world.rank)
 
 
 def close_all(contexts: Sequence[Context]) -> None:
     with ThreadPoolExecutor(max(1, len(contexts))) as pool:
-        list(pool.map(lambda context: context.close(), contexts))
+        list(pool.map(end, contexts))
 
 
 @contextlib.contextmanager
@@ -107,9 +108,14 @@ class Program:
 
     def finish(self, seconds: float = DEADLINE_SECONDS) -> str:
         """What else it printed; it must end well, and in time."""
-        out, err = self.process.communicate(timeout=seconds)
-        assert self.process.returncode == 0, err
+        code, out, err = self.end(seconds)
+        assert code == 0, err
         return out.strip()
+
+    def end(self, seconds: float = DEADLINE_SECONDS) -> tuple[int, str, str]:
+        """How it ended, in time, and what else it printed."""
+        out, err = self.process.communicate(timeout=seconds)
+        return self.process.returncode, out, err
 
     def __enter__(self) -> Program:
         return self

@@ -54,7 +54,9 @@ def finish(*programs: Program) -> list[list[str]]:
     for program in programs:
         for _ in range(3):
             program.tell()
-    return [program.finish().split() for program in programs]
+    ended = [program.end() for program in programs]
+    assert all(code == 0 for code, _, _ in ended), [err for _, _, err in ended]
+    return [out.split() for _, out, _ in ended]
 
 
 def keys(etcd: Etcd) -> list[str]:

@@ -100,9 +100,9 @@ def test_a_child_does_not_keep_the_proof_of_its_parents_world(coordinator):
     script = """
 from horovod.worker.runtime import context
 hvd.init()
-assert context._last_world.last.rank == 0
+assert context._epochs._last.world.rank == 0
 if os.fork() == 0:
-    print(context._last_world, flush=True)
+    print(context._epochs._last, flush=True)
     os._exit(0)
 os.wait()
 """

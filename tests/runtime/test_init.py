@@ -14,7 +14,7 @@ from runtime_harness import Program, allreduce_all, form_threads, threads_of_str
 
 from horovod.common import basics as hvd
 from horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from horovod.worker.runtime import session
+from horovod.worker.runtime import local_member
 from horovod.worker.runtime.errors import StartError
 
 
@@ -309,7 +309,7 @@ def test_a_failed_start_leaves_nothing(coordinator):
 
 
 def test_a_protocol_of_another_version_is_refused(coordinator, monkeypatch):
-    monkeypatch.setattr(session, "PROTOCOL_VERSION", 99)
+    monkeypatch.setattr(local_member, "PROTOCOL_VERSION", 99)
     with pytest.raises(ValueError, match="99") as caught:
         hvd.init(coordinator.address, size=2)
     assert coordinator.address in str(caught.value)

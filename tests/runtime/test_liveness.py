@@ -19,10 +19,10 @@ from runtime_harness import allreduce_all, close_all, form_threads, threads_of_s
 from stopped_jobs import ROUNDS, SHORT, UNSEEN, job, let_pass, port_of, stop_all
 from tcp_proxy import Proxy
 
-from horovod.coordinator.core.life import PROCESS_ENDED
+from horovod.coordinator.core.world.life import PROCESS_ENDED
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
-from horovod.worker.runtime import session
+from horovod.worker.runtime import staying
 
 
 @pytest.fixture
@@ -54,7 +54,8 @@ def test_connections_that_are_reset_are_no_news_for_anybody(transport: str, capl
     with (
         EmbeddedCoordinator() as coordinator,
         Proxy(coordinator.address) as proxy,
-        job(proxy.address, coordinator.token, script=UNSEEN + ROUNDS, HOROVOD_TRANSPORT=transport) as ranks,
+        # A busy machine answers no ping for longer than the short limits; a reset needs none to be seen.
+        job(proxy.address, coordinator.token, Limits(), UNSEEN + ROUNDS, HOROVOD_TRANSPORT=transport) as ranks,
     ):
         assert eventually(lambda: all_have_their_world(coordinator))
         for cut in range(1, 4):
@@ -199,12 +200,12 @@ def test_a_goodbye_is_said_though_the_stream_is_away(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both members wait before they try to come back when they leave. Without a goodbye they would count as lost."""
-    monkeypatch.setattr(session, "FIRST_RETRY_SECONDS", 3600.0)
+    monkeypatch.setattr(staying, "FIRST_RETRY_SECONDS", 3600.0)
     with EmbeddedCoordinator() as coordinator, Proxy(coordinator.address) as proxy:
         contexts = form_threads(proxy.address, 2, token=coordinator.token)
         assert eventually(lambda: all_have_their_world(coordinator))
         assert proxy.cut() == 2
-        assert eventually(lambda: not any(context.session._is_attached() for context in contexts))
+        assert eventually(lambda: not any(context.session.member.attached for context in contexts))
         close_all(contexts)
         assert eventually(lambda: said(caplog, "is attached again") == 2)
         assert eventually(lambda: said(caplog, " left: ") == 2), caplog.messages

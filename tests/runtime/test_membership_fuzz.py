@@ -17,8 +17,9 @@ from messages import messages
 
 from horovod.protos.v1 import membership_pb2
 from horovod.worker.runtime.errors import MemberLostError, StartError
+from horovod.worker.runtime.local_member import PROTOCOL_VERSION
 from horovod.worker.runtime.probe import judge
-from horovod.worker.runtime.session import PROTOCOL_VERSION, Session
+from horovod.worker.runtime.session import Session
 from horovod.worker.runtime.world import World
 
 FUZZ = settings(
@@ -153,8 +154,8 @@ def test_a_session(
     else:
         use(world)
         with contextlib.suppress(MemberLostError):
-            session.check()
-        session.attach(engine)  # type: ignore[arg-type]
+            session.member.check()
+        session.member.attach(engine)  # type: ignore[arg-type]
     finally:
         session.close()
         threading.excepthook = hook

@@ -17,7 +17,7 @@ from horovod.worker.agent.guardian import Guardian
 from horovod.worker.runtime.host import Interface
 from horovod.worker.runtime.mesh import Listeners
 from horovod.worker.runtime.probe import probe
-from horovod.worker.words import reason_of
+from horovod.base.words import reason_of
 loopback = Interface("lo", ("127.0.0.1",))
 encoded = "x".encode("idna")
 probe("127.0.0.1", 1, 1.0)

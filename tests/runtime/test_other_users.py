@@ -13,11 +13,11 @@ import pytest
 from other_user import OTHER_USER, start_as_other_user
 from runtime_harness import Program
 
+from horovod.base.settings import resolve
+from horovod.base.tokens import folders
 from horovod.coordinator.server import EmbeddedCoordinator
-from horovod.coordinator.token import folders
+from horovod.worker.runtime.epoch import begin, end
 from horovod.worker.runtime.errors import StartError
-from horovod.worker.runtime.formation import form
-from horovod.worker.settings import resolve
 
 # Joins as a member would that has read the code, first without a token and then with whatever it can find.
 INTRUDER = """
@@ -49,7 +49,7 @@ import asyncio, sys
 from horovod.coordinator.server import CoordinatorServer
 async def main():
     server = CoordinatorServer()
-    print(await server.start("127.0.0.1:0"), flush=True)
+    print(await server.start(), flush=True)
     await asyncio.Event().wait()
 asyncio.run(main())
 """
@@ -91,15 +91,15 @@ def test_another_user_can_not_join_first(coordinator: EmbeddedCoordinator) -> No
 
 def test_a_member_joins_no_coordinator_of_another_user(impostor: str) -> None:
     with pytest.raises(StartError) as error:
-        form(resolve({}, {"coordinator": impostor, "size": 1}))
+        begin(resolve({}, {"coordinator": impostor, "size": 1}))
     assert f"What listens at {impostor} belongs to uid {OTHER_USER}, but this process to user root" in str(error.value)
     assert "HOROVOD_TOKEN_FILE" in str(error.value)
 
 
 def test_who_gives_a_token_takes_part_in_the_job_of_another_user(impostor: str) -> None:
-    context = form(resolve({}, {"coordinator": impostor, "size": 1, "token": "any"}))
+    context = begin(resolve({}, {"coordinator": impostor, "size": 1, "token": "any"}))
     assert context.world.size == 1
-    context.close()
+    end(context)
 
 
 def test_a_name_with_two_addresses_is_not_shared_with_another_user(impostor: str) -> None:
@@ -111,7 +111,7 @@ def test_a_name_with_two_addresses_is_not_shared_with_another_user(impostor: str
         pytest.skip(f"no IPv6 here: {error}")
     try:
         with pytest.raises(StartError, match=f"belongs to uid {OTHER_USER}"):
-            form(resolve({}, {"coordinator": f"localhost:{port}", "size": 1}))
+            begin(resolve({}, {"coordinator": f"localhost:{port}", "size": 1}))
     finally:
         mine.stop()
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod._core import OpSpec
+from horovod.base.settings import resolve
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.process_sets import ProcessSets, read_answers
 from horovod.worker.runtime.world import Member, World
-from horovod.worker.settings import resolve
 
 FUZZ = settings(deadline=None, max_examples=300, derandomize=True, print_blob=True)
 ADDS = ("do", "sets", "offers", "trouble")

@@ -7,7 +7,8 @@ import logging
 import pytest
 
 from horovod.protos.v1 import membership_pb2
-from horovod.worker.runtime.session import Session, _Attempt
+from horovod.worker.runtime.local_member import LocalMember
+from horovod.worker.runtime.session import Session
 from horovod.worker.runtime.world import World
 
 EVIL, ESCAPED = "\x1b[2Jhi\nERROR faked", r"\x1b[2Jhi\nERROR faked"
@@ -20,8 +21,8 @@ def test_sentences_of_events(kind: str, caplog: pytest.LogCaptureFixture) -> Non
     part = event.attached.gone.add(epoch=1) if kind == "attached" else getattr(event, kind)
     part.sentence = EVIL
     session = Session("127.0.0.1:1")
-    attempt = _Attempt(session, membership_pb2.JoinRequest())
-    session.on_event(attempt, event)
+    attempt = LocalMember(session.streams, membership_pb2.JoinRequest(), grace_seconds=10.0)
+    attempt.on_event(event)
     session.close()
     assert part.sentence == ESCAPED
     assert all(record.getMessage().isprintable() for record in caplog.records)

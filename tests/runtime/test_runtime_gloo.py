@@ -12,11 +12,12 @@ import pytest
 from runtime_harness import allreduce_all, form_threads, world
 
 from horovod import _core
+from horovod.base.settings import resolve
 from horovod.common import basics as hvd
 from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.worker.runtime.epoch import end
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.offers import engine_options
-from horovod.worker.settings import resolve
 
 needs_gloo = pytest.mark.skipif(
     "has no Gloo" in _core.gloo_obstacle(), reason="built without Gloo (libgloo-dev was not there)"
@@ -114,7 +115,7 @@ def test_ranks_must_agree(coordinator: EmbeddedCoordinator) -> None:
         except StartError as error:
             return str(error)
         for context in contexts:
-            context.close()
+            end(context)
         return ""
 
     with ThreadPoolExecutor(2) as pool:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent import futures
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -15,7 +16,7 @@ from runtime_harness import threads_of_streams
 
 from horovod.protos.v1 import negotiation_pb2, negotiation_pb2_grpc, types_pb2
 from horovod.worker.runtime.grpc_threads import GrpcThreads
-from horovod.worker.runtime.negotiation import Link, Negotiator, to_message
+from horovod.worker.runtime.negotiation import CoordinatorLink, Negotiator, to_message
 
 EPOCH = 7
 
@@ -43,8 +44,17 @@ class Outbox:
     def apply_recall(self, process_set: int, ids: list[int]) -> None:
         self.applied.put(("recall", process_set, ids))
 
-    def blocked_report(self) -> tuple[int, bool, bool, list[tuple[int, str, bool]]]:
-        return 7, True, False, [(0, "x", True)]
+    def blocked_report(self) -> SimpleNamespace:
+        unfinished = [SimpleNamespace(process_set=0, name="x", awaited=True, number=6)]
+        return SimpleNamespace(
+            started=7,
+            all_threads=True,
+            moving=False,
+            cut_short=False,
+            cpu_us=9,
+            executed={0: 5, 3: 1},
+            unfinished=unfinished,
+        )
 
     def apply_join(self, rounds_over: int, ranks: list[int], phase: int, sentence: str) -> None:
         self.applied.put(("join", rounds_over, ranks, phase))
@@ -101,12 +111,12 @@ class Session:
         self.attached.set()
         self.missed = threading.Event()  # it was asked for a link when there was none
 
-    def link(self, seconds: float) -> Link | None:
+    def link(self, seconds: float) -> CoordinatorLink | None:
         if not self.attached.is_set():
             self.missed.set()
         if not self.attached.wait(min(seconds, 0.05)):
             return None
-        return Link(self.channel, (), self.address, self.term)
+        return CoordinatorLink(self.channel, (), self.address, self.term)
 
 
 class Setup:
@@ -178,12 +188,17 @@ def test_a_stream_begins_with_a_hello_and_decisions_reach_the_engine(setup):
 
 def test_all_kinds_of_items_are_sent(setup):
     stream, _ = setup.stream()
-    setup.engine.items.put([("blocked", (*operation("x"), 1.5)), ("recalled", (0, [5, 6]))])
+    setup.engine.items.put([("blocked", (*operation("x"), 6, 1.5)), ("recalled", (0, [5, 6]))])
     message = next(stream.requests)
     assert [o.name for o in message.blocked] == ["x"]
-    assert list(message.blocked_seconds) == [1.5]
-    unfinished = negotiation_pb2.Unfinished(name="x", awaited=True)
-    assert message.blocked_report == negotiation_pb2.BlockedReport(started=7, all_threads=True, unfinished=[unfinished])
+    assert (list(message.blocked_numbers), list(message.blocked_seconds)) == ([6], [1.5])
+    assert message.blocked_report == negotiation_pb2.BlockedReport(
+        started=7,
+        all_threads=True,
+        cpu_us=9,
+        unfinished=[negotiation_pb2.Unfinished(name="x", awaited=True, number=6)],
+        executed=[negotiation_pb2.Executed(count=5), negotiation_pb2.Executed(process_set=3, count=1)],
+    )
     assert [(r.process_set, list(r.ids)) for r in message.recalled] == [(0, [5, 6])]
 
 
@@ -389,3 +404,25 @@ def test_the_protobuf_form_of_an_operation():
     assert [(t.dtype, list(t.shape)) for t in message.tensors] == [(7, [2, 3]), (4, [])]
     assert (message.prescale_factor, message.postscale_factor) == (2.0, 0.5)
     assert (message.root_rank, message.process_set, message.device) == (3, 4, 1)
+
+
+def test_a_report_says_which_decisions_it_is_later_than(setup):
+    def heard(stream: Stream) -> int:
+        setup.engine.items.put([("blocked", (*operation("x"), 6, 1.5))])
+        return next(stream.requests).blocked_report.heard
+
+    stream, _ = setup.stream()
+    assert heard(stream) == 0
+    for serial in (7, 0):  # 0: a warning, which changes nothing
+        error = negotiation_pb2.OperationError(name="b", sentence="No.")
+        stream.answers.put(negotiation_pb2.Decisions(epoch=EPOCH, errors=[error], serial=serial))
+        assert setup.applied()[0] == "error"
+    setup.announce("c")
+    next(stream.requests)
+    stream.answers.put(negotiation_pb2.Decisions(epoch=EPOCH, plans=[negotiation_pb2.Plan(name="c", id=1)]))
+    setup.applied()  # what came before has been heard by now
+    assert heard(stream) == 7
+    stream.answers.put(grpc.StatusCode.UNAVAILABLE)
+    stream, first = setup.stream()
+    assert not first.HasField("blocked_report")
+    assert heard(stream) == 0, "the numbers are of one stream"

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from runtime_harness import Program, close_all, world
 
+from horovod.base.settings import resolve
 from horovod.worker.runtime import process_sets as module
-from horovod.worker.runtime.formation import Context, form
+from horovod.worker.runtime.epoch import begin
+from horovod.worker.runtime.formation import Context
 from horovod.worker.runtime.process_sets import problem_of
-from horovod.worker.settings import resolve
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_a_set_within_one_host_uses_shared_memory_though_the_world_cannot(coordi
     def member(rank: int) -> Context:
         host = "node-a" if rank < 2 else "node-b"
         explicit = {"coordinator": coordinator.address, "size": 3, "rank": rank, "hostname": host}
-        return form(resolve({}, explicit))
+        return begin(resolve({}, explicit))
 
     with ThreadPoolExecutor(3) as pool:
         contexts = list(pool.map(member, range(3)))

@@ -21,8 +21,9 @@ from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.protos.v1 import membership_pb2, membership_pb2_grpc
 from horovod.worker.runtime.channel import explain
 from horovod.worker.runtime.errors import StartError
+from horovod.worker.runtime.local_member import PROTOCOL_VERSION
 from horovod.worker.runtime.probe import judge
-from horovod.worker.runtime.session import PROTOCOL_VERSION, Session
+from horovod.worker.runtime.session import Session
 from horovod.worker.runtime.tls import ClientTls
 
 Events = list[membership_pb2.MembershipEvent]
@@ -44,13 +45,14 @@ def refusal(
     address: str, seconds: float = 30.0, token: str | None = None, tls: ClientTls | None = None, **changes: Any
 ) -> str:
     """The sentence with which a join fails."""
+    before = threads_of_streams()
     session = Session(address, token, tls=tls)
     try:
         with pytest.raises(StartError) as caught:
             session.join(request(**changes), time.monotonic() + seconds)
     finally:
         session.close()
-    assert not threads_of_streams()
+    assert set(threads_of_streams()) <= set(before)
     assert str(caught.value).endswith(".")
     return str(caught.value)
 
@@ -214,6 +216,20 @@ def test_the_wrong_token(token, words):
     assert "wrong" not in text
 
 
+def test_the_wrong_token_for_the_first_of_several_is_no_matter_where_another_one_takes_it():
+    with EmbeddedCoordinator(token="other") as first, EmbeddedCoordinator(token="right") as second:
+        addresses = f"{first.address},{second.address}"
+        session = Session(addresses, "right")
+        try:
+            assert session.join(request(size=1), time.monotonic() + 30).size == 1
+            assert session.address == second.address
+        finally:
+            session.close()
+        text = refusal(addresses, token="wrong")
+        for address in (first.address, second.address):
+            assert f"The coordinator at {address} refused the token of this process" in text
+
+
 def test_the_right_token():
     with EmbeddedCoordinator(token="right") as coordinator:
         session = Session(coordinator.address, "right")
@@ -308,7 +324,7 @@ def test_members_that_are_gone_are_told_to_the_engine_in_order_and_stale_ones_ar
         world = session.join(request(), time.monotonic() + 30)
         assert (world.epoch, world.rank) == (7, 0)
         engine = Listening()
-        session.attach(engine)  # type: ignore[arg-type]
+        session.member.attach(engine)  # type: ignore[arg-type]
         assert engine.enough.wait(30)
         assert engine.heard == [("left", 1, "Rank 1 of epoch 7."), ("abort", "Rank 1 of epoch 7.")]
         session.close("test is over")
@@ -323,7 +339,7 @@ def test_a_member_that_goes_before_the_engine_stands_ends_the_start():
         session.join(request(), time.monotonic() + 30)
         with pytest.raises(StartError, match="Rank 1 of epoch 7"):  # noqa: PT012
             while True:
-                session.check()
+                session.member.check()
         session.close()
 
 
@@ -334,7 +350,7 @@ def test_a_refusal_after_the_world_ends_the_epoch():
         with contextlib.suppress(StartError):  # the refusal may overtake the caller
             session.join(request(), time.monotonic() + 30)
             engine = Listening()
-            session.attach(engine)  # type: ignore[arg-type]
+            session.member.attach(engine)  # type: ignore[arg-type]
         session.close()
 
 
@@ -382,11 +398,11 @@ def test_a_coordinator_that_was_restarted_is_told_in_a_warning_and_the_engine_go
     try:
         session.join(request(size=1), time.monotonic() + 30)
         engine = Listening()
-        session.attach(engine)  # type: ignore[arg-type]
+        session.member.attach(engine)  # type: ignore[arg-type]
         address = first.address
         first.stop()
         with EmbeddedCoordinator(address, token="token"):
-            assert eventually(lambda: bool(session.lost))
+            assert eventually(lambda: bool(session.member.lost))
         assert "it was restarted. Operations that every rank knows go on." in caplog.text
         assert engine.heard == []
     finally:
@@ -410,8 +426,8 @@ def test_a_member_that_was_declared_lost_ends_its_engine() -> None:
                 joins = [pool.submit(one.join, named, time.monotonic() + 30) for one in (session, other)]
                 assert {join.result().size for join in joins} == {2}
             engine, its_engine = Listening(), Listening()
-            session.attach(engine)  # type: ignore[arg-type]
-            other.attach(its_engine)  # type: ignore[arg-type]
+            session.member.attach(engine)  # type: ignore[arg-type]
+            other.member.attach(its_engine)  # type: ignore[arg-type]
             proxy.refuse()
             assert its_engine.enough.wait(30)
             proxy.admit()

@@ -15,13 +15,13 @@ from resources import eventually
 from runtime_harness import threads_of_streams
 from test_runtime_session import answering, echo, refusal, request
 
+from horovod.base.settings import Settings, resolve
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.tls import ServerTls
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.renewed_channel import RenewedChannel
 from horovod.worker.runtime.session import Session
 from horovod.worker.runtime.tls import ClientTls
-from horovod.worker.settings import Settings, resolve
 
 LONG_AGO = datetime.datetime(2020, 1, 1)
 FAR_AHEAD = datetime.datetime(2090, 1, 1)
@@ -167,13 +167,11 @@ def test_a_member_comes_back_with_its_new_certificate(ours: Authority) -> None:
         before = Path(tls.cert).read_bytes()
         ours.issue("client", "member.test")
         assert Path(tls.cert).read_bytes() != before
-        attempt = one._attempt
-        assert attempt is not None
         channel = one.coordinators.current.channel
         assert isinstance(channel, RenewedChannel)
         older = channel._latest
-        attempt.stream.cancel()
-        eventually(lambda: channel._latest is not older and attempt.attached and older.streams == 0)
+        one.member.stream.cancel()
+        eventually(lambda: channel._latest is not older and one.member.attached and older.streams == 0)
 
 
 # -- what the settings say ---------------------------------------------------------------------------------------------

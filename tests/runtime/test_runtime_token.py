@@ -12,21 +12,24 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from runtime_harness import Program, close_all, form_threads
 
+from horovod.base import tokens
+from horovod.base.settings import resolve
+from horovod.base.tokens import read_token
 from horovod.coordinator import token as kept
 from horovod.coordinator.address import is_free
 from horovod.coordinator.server import EmbeddedCoordinator
-from horovod.runner.job import Job, rank_environments
+from horovod.protos.v1.agents_pb2 import PlacedRank, StartShare
+from horovod.runner.local_job import LocalJob, slots_of
 from horovod.worker.runtime import port_owner
 from horovod.worker.runtime import token as found
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.port_owner import owners
-from horovod.worker.settings import resolve
 
 
 @pytest.fixture(autouse=True)
@@ -40,24 +43,21 @@ def metadata(address: str) -> tuple[tuple[str, str], ...]:
     return found.Credential(address, None).metadata()
 
 
-# -- both sides agree --------------------------------------------------------------------------------------------------
+# -- files of tokens ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("runtime", ["/run/user/7", "relative", ""])
-def test_both_sides_look_in_the_same_places(runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runtime_directory_comes_first(runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
-    assert kept.folders() == found.folders()
-    assert kept.file_name("::1", 29400) == found.file_name("::1", 29400)
-    assert (kept.folders()[0] == Path("/run/user/7/horovod")) == (runtime == "/run/user/7")
+    assert (tokens.folders()[0] == Path("/run/user/7/horovod")) == (runtime == "/run/user/7")
 
 
-def readings(path: Path) -> Iterator[str]:
-    """What the coordinator and a member say of a token file."""
-    for read in (kept.read_token, found.read_token):
-        try:
-            yield read(str(path))
-        except (OSError, StartError) as error:
-            yield (getattr(error, "strerror", None) or str(error)).replace(" (HOROVOD_TOKEN_FILE)", "")
+def reading(path: Path) -> str:
+    """What is in a token file, or the sentence why it can't be used."""
+    try:
+        return read_token(str(path))
+    except OSError as error:
+        return error.strerror
 
 
 @pytest.mark.parametrize(
@@ -75,43 +75,40 @@ def readings(path: Path) -> Iterator[str]:
         ("x" * 100_000, "4096 characters at most"),
     ],
 )
-def test_both_sides_read_token_files_alike(content: str, words: str, tmp_path: Path) -> None:
+def test_what_is_in_a_token_file(content: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(content, encoding="utf-8")
     path.chmod(0o600)
-    one, other = readings(path)
-    assert one == other
-    assert words in one
+    assert words in reading(path)
 
 
-def test_both_sides_tell_a_directory_and_a_missing_file(tmp_path: Path) -> None:
+def test_a_directory_and_a_missing_file(tmp_path: Path) -> None:
     for path, words in ((tmp_path, "it is a directory"), (tmp_path / "none", "No such file or directory")):
-        one, other = readings(path)
-        assert one == other == f"Can't read the token file {str(path)!r}: {words}."
+        assert reading(path) == f"Can't read the token file {str(path)!r}: {words}."
+        with pytest.raises(StartError, match=r"\(HOROVOD_TOKEN_FILE\): " + words):
+            found.given_token(resolve({"HOROVOD_TOKEN_FILE": str(path)}))
 
 
-def test_both_sides_read_from_a_pipe(tmp_path: Path) -> None:
+def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     """As the shell makes of --token-file <(pass show horovod)."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    for read in (kept.read_token, found.read_token):
-        writer = threading.Thread(target=path.write_text, args=("secret\n",))
-        writer.start()
-        assert read(str(path)) == "secret"
-        writer.join()
+    writer = threading.Thread(target=path.write_text, args=("secret\n",))
+    writer.start()
+    assert read_token(str(path)) == "secret"
+    writer.join()
 
 
-def test_both_sides_warn_of_a_file_that_others_can_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_others_can_read_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "token"
     path.write_text("secret")
     for mode, words in ((0o644, "Other users may read the token file"), (0o620, "Other users may change"), (0o600, "")):
         path.chmod(mode)
         caplog.clear()
-        assert list(readings(path)) == ["secret", "secret"]
+        assert reading(path) == "secret"
         said = [record.getMessage() for record in caplog.records]
-        assert len(said) == (2 if words else 0)
+        assert len(said) == (1 if words else 0)
         assert all(words in one and f"mode {mode:04o}" in one for one in said)
-        assert len(set(said)) <= 1
 
 
 # -- found -------------------------------------------------------------------------------------------------------------
@@ -354,10 +351,11 @@ def test_the_token_may_stand_in_a_file(tmp_path: Path) -> None:
 
 
 def test_ranks_of_a_launcher_get_its_token_and_no_file() -> None:
-    job = Job(["true"], ["localhost"], {"HOROVOD_TOKEN_FILE": "/the/user's", "HOROVOD_TOKEN": "of-the-user"})
-    (environ,) = rank_environments(job, "127.0.0.1:1", "of the job")
-    assert environ["HOROVOD_TOKEN"] == "of the job"
-    assert "HOROVOD_TOKEN_FILE" not in environ
+    job = LocalJob(["true"], ["localhost"], {"HOROVOD_TOKEN_FILE": "/the/user's", "HOROVOD_TOKEN": "of-the-user"})
+    share = StartShare(size=1, token="of another", ranks=[PlacedRank(local_size=1, cross_size=1)])
+    (slot,) = slots_of(job, "127.0.0.1:1", "of the job", {"localhost": share})
+    assert slot.environ["HOROVOD_TOKEN"] == "of the job"
+    assert "HOROVOD_TOKEN_FILE" not in slot.environ
 
 
 @pytest.mark.parametrize("token", ["two words", "caf\u00e9", "tab\there", "line\nbreak", "x" * 4097])

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from horovod.coordinator.core import checks
-from horovod.worker import settings
-from horovod.worker.setting import split_address
-from horovod.worker.settings import SETTINGS, Settings, resolve
+from horovod.base import settings
+from horovod.base.setting import split_address
+from horovod.base.settings import SETTINGS, Settings, resolve
+from horovod.coordinator.core.world import checks
 
 
 def test_defaults_need_no_environment():

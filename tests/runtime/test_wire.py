@@ -10,12 +10,13 @@ from runtime_harness import allreduce_all, close_all, form_threads, world
 from test_handshake import sides
 
 from horovod._core import DType, OpSpec, OpType
+from horovod.base.settings import WIRE_MODES, resolve
 from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.worker.runtime.epoch import begin
 from horovod.worker.runtime.errors import StartError
-from horovod.worker.runtime.formation import Context, form
+from horovod.worker.runtime.formation import Context
 from horovod.worker.runtime.gpu import gpu_operations
 from horovod.worker.runtime.handshake import Connecting, Listening
-from horovod.worker.settings import WIRE_MODES, resolve
 
 
 def shaken(one: Connecting, other: Listening) -> tuple[bytes, bytes]:
@@ -75,7 +76,7 @@ def test_connections_between_partners_only(coordinator: EmbeddedCoordinator, mod
 def test_a_process_set_has_keys_of_its_own(coordinator: EmbeddedCoordinator) -> None:
     settings = resolve({}, {"coordinator": coordinator.address, "size": 3, "transport": "tcp", "wire": "encrypted"})
     with ThreadPoolExecutor(3) as pool:
-        contexts = [future.result() for future in [pool.submit(form, settings, [[0, 2]]) for _ in range(3)]]
+        contexts = [future.result() for future in [pool.submit(begin, settings, [[0, 2]]) for _ in range(3)]]
     contexts.sort(key=lambda context: context.world.rank)
     try:
         assert allreduce_all(contexts, "all") == [3.0] * 3
@@ -95,7 +96,7 @@ def test_a_process_set_has_keys_of_its_own(coordinator: EmbeddedCoordinator) -> 
 
 def test_ranks_must_agree_on_it(coordinator: EmbeddedCoordinator) -> None:
     def start(mode: str) -> None:
-        form(resolve({}, {"coordinator": coordinator.address, "size": 2, "wire": mode, "start_timeout_seconds": 10.0}))
+        begin(resolve({}, {"coordinator": coordinator.address, "size": 2, "wire": mode, "start_timeout_seconds": 10.0}))
 
     with ThreadPoolExecutor(2) as pool:
         ends = [pool.submit(start, mode) for mode in ("encrypted", "plain")]

@@ -8,10 +8,10 @@ import re
 
 import pytest
 
-from horovod.telemetry import Registry
-from horovod.telemetry import registry as registry_module
-from horovod.telemetry.logs import JsonFormatter, about
-from horovod.telemetry.prometheus import text_of
+from horovod.base.telemetry import Registry
+from horovod.base.telemetry import registry as registry_module
+from horovod.base.telemetry.logs import JsonFormatter, about
+from horovod.base.telemetry.prometheus import text_of
 
 
 def test_counters_and_gauges_as_text() -> None:

@@ -110,7 +110,10 @@ def queue(kernel: Callable[[], object]) -> None:
 
 
 class OnGpu(torch.Tensor):
-    """`memory` is the same memory as a plain tensor."""
+    """A tensor that PyTorch takes for one on GPU 0. Its elements are in the stand-in driver's memory.
+
+    `memory` is a plain CPU tensor over the same elements: every operation is computed with it.
+    """
 
     is_cpu, is_cuda = False, True
     device = torch.device("cuda", 0)

@@ -19,8 +19,11 @@ WORLDS: dict[str, tuple[int, str, dict[str, str]]] = {
     "4-sparse": (4, "tcp", {"HOROVOD_FULL_MESH_MEMBERS": "1"}),
     "3-gloo": (3, "auto", GLOO),
 }
-WHOLE = ["2-shm", "2-tcp"]
+WHOLE = ["2-shm"]
 OTHER = [name for name in WORLDS if name not in WHOLE]
+# Of the short tier.
+SOME_OTHER = ["3-tcp", "4-hosts", "3-gloo"]
+SOME_SETS = ["4-hosts in a set"]
 SETS = {f"{name} in a set": (size, way, {**more, **DYNAMIC}) for name, (size, way, more) in WORLDS.items()}
 
 

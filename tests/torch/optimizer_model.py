@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -35,3 +38,22 @@ def expected_gradient() -> Any:
     import torch
 
     return torch.full((2, 3), 4 * 1.5, dtype=torch.float64)
+
+
+@contextlib.contextmanager
+def counted_questions() -> Iterator[Counter[str]]:
+    """How often this rank asks who waits for it, by name: a rank that is late makes others ask."""
+    from horovod.common.ops.questions import Question
+
+    asked: Counter[str] = Counter()
+    ask = Question._ask
+
+    def counting(self: Question, process_set: int, wire: str, quiet: bool) -> None:
+        ask(self, process_set, wire, quiet)
+        asked[wire] += 1
+
+    Question._ask = counting  # type: ignore[method-assign]
+    try:
+        yield asked
+    finally:
+        Question._ask = ask  # type: ignore[method-assign]

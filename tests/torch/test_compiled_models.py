@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import tiers
+from optimizer_model import counted_questions
 from worlds import World
 
 STEPS = 3
@@ -32,17 +34,18 @@ def _train(compiled: str, **options: Any) -> tuple[list[list[float]], int]:
     generator = torch.Generator().manual_seed(hvd.rank())
     passes = options.get("backward_passes_per_step", 1)
     before = current().counters()["submitted"]
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        for _ in range(passes):
-            x = torch.randn(6, 4, dtype=torch.float64, generator=generator)
-            if compiled == "compiled autograd":
-                with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+    with counted_questions() as asked:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            for _ in range(passes):
+                x = torch.randn(6, 4, dtype=torch.float64, generator=generator)
+                if compiled == "compiled autograd":
+                    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+                        model(x).square().sum().backward()
+                else:
                     model(x).square().sum().backward()
-            else:
-                model(x).square().sum().backward()
-        optimizer.step()
-    submitted = (current().counters()["submitted"] - before) // STEPS
+            optimizer.step()
+    submitted = (current().counters()["submitted"] - before - asked.total()) // STEPS
     return [parameter.flatten().tolist() for parameter in plain.parameters()], submitted
 
 
@@ -54,7 +57,8 @@ CASES: list[tuple[str, dict[str, int]]] = [
 ]
 
 
-@pytest.mark.parametrize(("compiled", "options"), CASES, ids=str)
+@pytest.mark.longer
+@pytest.mark.parametrize(("compiled", "options"), tiers.some(CASES, 2), ids=str)
 def test_equals_the_plain_model(pair: World, compiled: str, options: dict[str, int]) -> None:
     expected = pair.run(_train, "no", **options)
     found = pair.run(_train, compiled, **options)

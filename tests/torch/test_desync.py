@@ -6,15 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import tiers
 from torch_fixtures import SHORT_WORLDS, world_id
 from worlds import Keeper, World
 
-from horovod.coordinator.core.deadlock import DeadlockTimes
+from horovod.coordinator.core.agreement.deadlock import DeadlockTimes
 
-SOON = DeadlockTimes(still_s=1.0, look_s=0.1)  # ranks report once in a second
+SOON = DeadlockTimes(still_s=1.0, idle_s=3.0, look_s=0.1)  # ranks report once in a second
 
 
-@pytest.fixture(scope="module", params=SHORT_WORLDS, ids=world_id)
+@pytest.fixture(scope="module", params=tiers.some(SHORT_WORLDS, 2), ids=world_id)
 def keeper(request: pytest.FixtureRequest) -> Iterator[Keeper]:
     with Keeper(*request.param, deadlock=SOON) as keeper:
         yield keeper
@@ -47,6 +48,7 @@ def _parts(known: bool) -> str:
     return sentence
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("known", [False, True], ids=["new", "known"])
 def test_ranks_that_wait_for_each_other(keeper: Keeper, known: bool) -> None:
     world = keeper.get()
@@ -62,6 +64,32 @@ def test_ranks_that_wait_for_each_other(keeper: Keeper, known: bool) -> None:
         assert f"{others} wait for allreduce.second, which rank 0 has not started" in sentences[0]
 
 
+def _polls(known: bool) -> str:
+    import threading
+
+    import torch
+
+    import horovod.torch as hvd
+
+    names = ["a", "b"]
+    for name in names if known else []:
+        hvd.allreduce(torch.ones(8), name=name)
+    handle = hvd.allreduce_async(torch.ones(8), name=names[hvd.rank() % 2])
+    while not hvd.poll(handle):
+        threading.Event().wait(0.05)
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        hvd.synchronize(handle)
+    hvd.barrier()
+    return str(caught.value)
+
+
+@pytest.mark.longer
+@pytest.mark.parametrize("known", tiers.some([False, True], 1), ids=str)
+def test_ranks_that_poll(keeper: Keeper, known: bool) -> None:
+    for sentence in keeper.get().run(_polls, known):
+        assert "rank 0 waits for allreduce.a" in sentence or "ranks 0 and 2 wait for allreduce.a" in sentence
+
+
 def _parts_in_process_sets() -> str:
     """Every rank waits in another process set: 0 in that of 0 and 1, 1 in that of 1 and 2, 2 in that of 2 and 0."""
     import torch
@@ -75,7 +103,8 @@ def _parts_in_process_sets() -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.longer
+@pytest.mark.parametrize("transport", tiers.some(["shm", "tcp"], 1))
 def test_a_ring_of_process_sets(transport: str) -> None:
     with World(3, transport, {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}, deadlock=SOON) as world:
         sentences = world.run(_parts_in_process_sets)
@@ -103,12 +132,12 @@ def _who_may_still_start_something() -> list[bool]:
         may_end.wait(30)
 
     def observer() -> None:
-        while not any(awaited for _, _, _, unfinished in [engine.blocked_report()] for _, _, awaited in unfinished):
+        while not any(one.awaited for one in engine.blocked_report().unfinished):
             blocked.wait(0.05)
-        seen.append(engine.blocked_report()[1])
+        seen.append(engine.blocked_report().all_threads)
         may_end.set()
         thread.join(30)
-        while not engine.blocked_report()[1]:
+        while not engine.blocked_report().all_threads:
             blocked.wait(0.05)
         both = hvd.allreduce_async(torch.ones(1), name="both have seen it")
         while not hvd.poll(both):
@@ -138,7 +167,10 @@ def _backward_in_a_thread_that_is_not_pythons() -> str:
     import horovod.torch as hvd
 
     model = torch.nn.Linear(2, 1)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    optimizers = []  # rank 1 has none that could say that its gradients are not made
+    if hvd.rank() == 0:
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizers.append(hvd.DistributedOptimizer(plain, model.named_parameters()))
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)  # from now on the script's thread counts
     loss = model(torch.ones(1, 2)).sum()
     sentences: list[str] = []
@@ -161,7 +193,8 @@ def _backward_in_a_thread_that_is_not_pythons() -> str:
             hvd.allreduce(torch.ones(1), name="another operation")
     except hvd.HorovodInternalError as error:
         sentences.append(str(error))
-    optimizer.zero_grad()
+    for optimizer in optimizers:
+        optimizer.zero_grad()
     return sentences[0]
 
 

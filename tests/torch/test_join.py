@@ -201,7 +201,8 @@ def _threads() -> str:
             except hvd.HorovodInternalError as error:
                 sentence = str(error)
     else:
-        # As many as rank 0 got in, and no more than all the others: they take part until it has joined.
+        # The sum is the number of ranks until rank 0 has joined and contributes zeros. So every rank leaves this loop
+        # after the same allreduce: the first that rank 0 did not submit itself.
         while hvd.allreduce(torch.ones(1), op=hvd.Sum, name="from another thread").item() == hvd.size():
             pass
         joiner.start()

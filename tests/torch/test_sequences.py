@@ -31,7 +31,7 @@ ROWS = (0, 1, 2, 5, 16, 700, 20_000)  # the last ones do not fit where small ten
 
 @pytest.fixture(
     scope="module",
-    params=[(size, transport) for size in SETS for transport in ("shm", "tcp")],
+    params=tiers.some([(size, transport) for size in SETS for transport in ("shm", "tcp")], 3),
     ids=world_id,
 )
 def keeper(request: pytest.FixtureRequest) -> Iterator[Keeper]:

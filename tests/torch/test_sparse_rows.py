@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from horovod.torch.reducer import _to_sparse
+from horovod.torch.sending import _to_sparse
 
 
 @pytest.mark.parametrize("shape", [(5,), (5, 3), (5, 3, 2), (0, 3), (5, 0)], ids=str)

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+import tiers
 from worlds import World
 
 SIZES = (1, 700, 5_000, 20_000, 300_000)
@@ -148,8 +149,10 @@ def _reduce_until_it_fails(victim: int, elements: int) -> None:
         hvd.synchronize(handle)
 
 
-@pytest.mark.parametrize("elements", [10, 4_000_000], ids=["small", "large"])
-@pytest.mark.parametrize("victim", [0, 1, 2, 3])
+@pytest.mark.longer
+@pytest.mark.parametrize(
+    ("victim", "elements"), tiers.some([(victim, size) for victim in range(4) for size in (10, 4_000_000)], 3)
+)
 def test_a_killed_rank_is_named_on_all_others(victim: int, elements: int) -> None:
     from horovod.common.exceptions import HorovodInternalError
 

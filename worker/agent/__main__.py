@@ -21,17 +21,17 @@ from typing import Any
 import psutil
 
 from horovod import __version__
+from horovod.base.setting import split_address
+from horovod.base.settings import resolve
+from horovod.base.words import reason_of
 from horovod.worker.agent.bound import serve_launcher
 from horovod.worker.agent.daemon import Daemon, Host
 from horovod.worker.agent.gpus import visible_gpus
-from horovod.worker.agent.kept import READER_GRACE_S
+from horovod.worker.agent.shim_job import READER_GRACE_S
 from horovod.worker.agent.threads import usable_cores
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.tls import ClientTls
 from horovod.worker.runtime.token import given_token
-from horovod.worker.setting import split_address
-from horovod.worker.settings import resolve
-from horovod.worker.words import reason_of
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from horovod import __version__
+from horovod.base.setting import split_address
+from horovod.base.settings import variables
 from horovod.worker.agent.daemon import Daemon, Host
 from horovod.worker.runtime.tls import ClientTls
-from horovod.worker.setting import split_address
-from horovod.worker.settings import variables
 
 CONNECT_TIMEOUT_S = 5.0  # for each address, all at the same time
 ORPHAN_GRACE_S = 5.0  # after this agent was killed and no other one was started
@@ -52,7 +52,9 @@ async def _serve(host: Host, order: Mapping[str, Any], environ: Mapping[str, str
         file = host.state / "ca.pem"
         file.write_text(order["ca"])
         tls = ClientTls(str(file), server_name=order["server_name"])
-        environ = {**environ, **variables(tls_ca=tls.ca, tls_server_name=tls.server_name)}  # for the ranks
+        # For the ranks. What this host says of TLS is for other coordinators.
+        environ = {name: value for name, value in environ.items() if not name.startswith("HOROVOD_TLS_")}
+        environ |= variables(tls_ca=tls.ca, tls_server_name=tls.server_name)
     keepalive_timeout_s = float(order["keepalive_timeout_s"])
     daemon = Daemon(host, [address], order["token"], __version__, environ, tls, keepalive_timeout_s)
     watching = asyncio.create_task(_watch(daemon, float(order["alone_s"])))

@@ -1,6 +1,6 @@
 """The agent of one host: registers what the host has, starts what it is told, reports what becomes of it.
 
-It holds nothing that can't be lost. Ranks belong to keepers (keeper.py), their output and their ends are in the folder
+It holds nothing that can't be lost. Ranks belong to shims (shim.py), their output and their ends are in the folder
 of the job, and a coordinator learns all of it when the agent registers. So the agent may be killed or updated, and the
 coordinator may change, while jobs run.
 """
@@ -20,29 +20,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from horovod.base.setting import split_address
+from horovod.base.tasks import end_tasks
+from horovod.base.words import reason_of
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import membership_pb2
-from horovod.worker.agent.agent import Slot
 from horovod.worker.agent.code import CodeCache
+from horovod.worker.agent.coordinator_stream import CoordinatorStream
 from horovod.worker.agent.environment import slots_of
 from horovod.worker.agent.feed import Feed
-from horovod.worker.agent.keeper import Order
-from horovod.worker.agent.kept import READER_GRACE_S, KeptJob
+from horovod.worker.agent.host_faults import HOST_ERRORS, free_bytes, needed_bytes
 from horovod.worker.agent.lines import lines_of, workers_of
-from horovod.worker.agent.link import Link
 from horovod.worker.agent.log import LIMIT_BYTES
 from horovod.worker.agent.reach import ProbePort, probe
 from horovod.worker.agent.relay import Relay
-from horovod.worker.agent.tasks import end_tasks
+from horovod.worker.agent.shim import Order
+from horovod.worker.agent.shim_job import READER_GRACE_S, ShimJob
+from horovod.worker.agent.supervisor import Slot
 from horovod.worker.agent.workspaces import Workspaces
+from horovod.worker.runtime.coordinators import pings
 from horovod.worker.runtime.host import choose_interfaces, interfaces, is_loopback, process_namespace
-from horovod.worker.runtime.session import PROTOCOL_VERSION
+from horovod.worker.runtime.local_member import PROTOCOL_VERSION
 from horovod.worker.runtime.tls import ClientTls
-from horovod.worker.setting import split_address
-from horovod.worker.words import reason_of
 
 KEPT_JOBS = 100  # folders of jobs that are over
 KEPT_BYTES = 10 << 30  # in them
+ROOM_LOOK_S = 5.0  # between looks at the disk
 FAREWELL_S = 10.0  # for the coordinator to record the last reports, and for readers of the last output
 
 log = logging.getLogger(__name__)
@@ -82,20 +85,21 @@ class Daemon:
         self._version = version
         self._environ = environ
         self._instance = secrets.token_hex(8)
-        self._jobs: dict[str, KeptJob] = {}
+        self._jobs: dict[str, ShimJob] = {}
         self._feeds: dict[int, tuple[Feed, asyncio.Task[None]]] = {}  # by reader
         self._early: dict[int, pb.ReadLog] = {}  # by reader, of jobs that are about to be started
         self._tasks: set[asyncio.Task[None]] = set()
         self._probing: set[asyncio.Task[None]] = set()  # those of them that ask other hosts for this coordinator
-        self._starting: dict[str, list[dict[str, Any]]] = {}  # jobs without a keeper yet, with what they are told
-        self._unstarted: dict[str, str] = {}  # why jobs could not be started, until that is recorded
+        self._starting: dict[str, list[dict[str, Any]]] = {}  # jobs without a shim yet, with what they are told
+        self._unstarted: dict[str, pb.JobReport] = {}  # of jobs that could not be started, until that is recorded
+        self._unfit = ""  # why no job could be started here now, as the coordinator was told
         self._probes = ProbePort(host.name)
         self._relay = Relay(host.state, tls)
         calls = (self._register, self._obey, self._lost_coordinator)
-        connection = functools.partial(self._relay.connection, keepalive_timeout_s)
-        self._link = Link(addresses, token, *calls, connection)
+        connection = functools.partial(self._relay.connection, pings(len(addresses), keepalive_timeout_s))
+        self._stream = CoordinatorStream(addresses, token, *calls, connection)
         self._workspaces = Workspaces(host.state)
-        self._code = CodeCache(host.state, self._link.get_code)
+        self._code = CodeCache(host.state, self._stream.get_code)
         self._draining = False
         self._leaving = asyncio.Event()  # all has ended, or is to end
         self._idle = asyncio.Event()
@@ -107,8 +111,9 @@ class Daemon:
             await self._adopt()
             await self._probes.start()
             await self._relay.start()
-            serving = asyncio.create_task(self._link.run())
+            serving = asyncio.create_task(self._stream.run())
             leaving = asyncio.create_task(self._leave())
+            self._spawn(self._watch_room())
             try:
                 await asyncio.wait({serving, leaving}, return_when=asyncio.FIRST_COMPLETED)
                 return serving.result() if serving.done() else ""
@@ -116,20 +121,20 @@ class Daemon:
                 await end_tasks((serving, leaving, *self._tasks, *(task for _, task in self._feeds.values())))
                 self._probes.close()
                 await self._relay.close()
-                for kept in self._jobs.values():
-                    kept.close()
+                for shim_job in self._jobs.values():
+                    shim_job.close()
 
     @property
     def registered(self) -> asyncio.Event:
         """Set while a coordinator has this agent."""
-        return self._link.registered
+        return self._stream.registered
 
     def drain(self) -> None:
         """Takes no more jobs and leaves when those that run have ended."""
         if not self._draining:
             log.warning("Draining: no new jobs; this agent ends with those that run.")
             self._draining = True
-            self._link.send(drain=pb.Drain())
+            self._stream.send(drain=pb.Drain())
             self._leaving.set()
 
     def end_all(self, signum: int = signal.SIGTERM) -> None:
@@ -161,20 +166,21 @@ class Daemon:
             probe_port=self._probes.port,
             process_namespace=process_namespace(),
             draining=self._draining,
+            unfit=self._unfit,
+            orphan_grace_seconds=host.orphan_grace_s,
         )
-        for kept in self._jobs.values():
-            if not kept.recorded.is_set():
-                register.jobs.append(kept.report())
+        for shim_job in self._jobs.values():
+            if not shim_job.recorded.is_set():
+                register.jobs.append(shim_job.report())
         for job in self._starting:
             register.jobs.add(job=job)
-        for job, error in self._unstarted.items():
-            register.jobs.add(job=job, over=True, error=error)
+        register.jobs.extend(self._unstarted.values())
         return register
 
     def _obey(self, command: pb.AgentCommand) -> None:
         if command.HasField("registered"):
             self._probes.secret = command.registered.probe_secret
-            log.info("Registered with the coordinator at %s.", self._link.address)
+            log.info("Registered with the coordinator at %s.", self._stream.address)
         elif command.HasField("start"):
             self._start_share(command.start)
         elif command.HasField("end"):
@@ -185,8 +191,11 @@ class Daemon:
             self._tell(command.signal.job, signal=command.signal.signal, stop=command.signal.stop)
         elif command.HasField("forget"):
             self._unstarted.pop(command.forget.job, None)
-            if kept := self._jobs.get(command.forget.job):
-                kept.record()
+            if shim_job := self._jobs.get(command.forget.job):
+                shim_job.record()
+                if shim_job.host_fault:  # nothing was started or printed, and the job may be given to this host again
+                    shim_job.remove()
+                    del self._jobs[shim_job.job]
                 self._clear_old()
                 self._look_idle()
         elif command.HasField("read"):
@@ -212,38 +221,45 @@ class Daemon:
     # -- jobs ----------------------------------------------------------------------------------------------------------
 
     def _start_share(self, start: pb.StartShare) -> None:
-        if kept := self._jobs.get(start.job):
-            self._link.send(report=kept.report())
+        if shim_job := self._jobs.get(start.job):
+            self._stream.send(report=shim_job.report())
         elif start.job not in self._starting:
             self._starting[start.job] = []
             self._spawn(self._start(start))
 
     async def _start(self, start: pb.StartShare) -> None:
+        host_fault = False
         try:
             lines = await self._lines(start)
             order = Order(lines, start.hold, self.host.log_limit_bytes, self.host.orphan_grace_s)
             jobs, grace_s = self.host.state / "jobs", self.host.reader_grace_s
-            kept = await KeptJob.start(start.job, jobs, order, self._on_change, grace_s)
+            self._make_room(needed_bytes(len(order.ranks)))
+            host_fault = True  # what follows is the same for all jobs
+            shim_job = await ShimJob.start(start.job, jobs, order, self._on_change, grace_s)
         except (OSError, ValueError) as error:
             text = reason_of(error) if isinstance(error, OSError) else str(error)
             file = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
+            host_fault = host_fault or (isinstance(error, OSError) and error.errno in HOST_ERRORS)
             del self._starting[start.job]
-            error_text = self._unstarted[start.job] = f"host {self.host.name} can't start it: {text}{file}"
-            self._link.send(report=pb.JobReport(job=start.job, over=True, error=error_text))
+            report = pb.JobReport(job=start.job, over=True, host_fault=host_fault)
+            report.error = f"host {self.host.name} can't start it: {text}{file}"
+            self._unstarted[start.job] = report
+            self._stream.send(report=report)
+            self._look_for_room()
             self._read_early(start.job)
             self._look_idle()
             await self._workspaces.remove(start.job)
             return
-        self._jobs[start.job] = kept
+        self._jobs[start.job] = shim_job
         for command in self._starting.pop(start.job):
-            kept.tell(**command)
+            shim_job.tell(**command)
         self._read_early(start.job)
-        self._on_change(kept)
+        self._on_change(shim_job)
 
     async def _lines(self, start: pb.StartShare) -> list[list[Slot]]:
         """What to start, line by line. The driver may be asked how many GPUs there are, so this is for a thread."""
         own = self._environ
-        told: dict[str, Any] = {"coordinator": self._link.coordinators, "host": self.host.name, "relay": self._relay}
+        told: dict[str, Any] = {"coordinator": self._stream.coordinators, "host": self.host.name, "relay": self._relay}
         if not start.lines:
             return [await asyncio.to_thread(slots_of, start, own, **told)]
         folders = await asyncio.to_thread(self._workspaces.make, start.job, len(workers_of(start)))
@@ -256,26 +272,28 @@ class Daemon:
     def _tell(self, job: str, **command: Any) -> None:
         if job in self._starting:
             self._starting[job].append(command)
-        elif kept := self._jobs.get(job):
-            kept.tell(**command)
+        elif shim_job := self._jobs.get(job):
+            shim_job.tell(**command)
 
     async def _adopt(self) -> None:
         folder = self.host.state / "jobs"
         folder.mkdir(mode=0o700, exist_ok=True)
         for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime):
-            kept = await KeptJob.adopt(path, self._on_change, self.host.reader_grace_s)
-            self._jobs[kept.job] = kept
-            if kept.running:
-                log.warning("Job %s runs on: its ranks were found again.", kept.job)
+            shim_job = await ShimJob.adopt(path, self._on_change, self.host.reader_grace_s)
+            self._jobs[shim_job.job] = shim_job
+            if shim_job.running:
+                log.warning("Job %s runs on: its ranks were found again.", shim_job.job)
         self._code.clear()
-        self._workspaces.clear([kept.job for kept in self._jobs.values() if not kept.over.is_set()])
+        self._workspaces.clear([one.job for one in self._jobs.values() if not one.over.is_set()])
         self._clear_old()
 
-    def _on_change(self, kept: KeptJob) -> None:
-        if self._jobs.get(kept.job) is kept:  # not while it starts
-            self._link.send(report=kept.report())
-            if kept.over.is_set():
-                self._spawn(self._workspaces.remove(kept.job))
+    def _on_change(self, shim_job: ShimJob) -> None:
+        if self._jobs.get(shim_job.job) is shim_job:  # not while it starts
+            self._stream.send(report=shim_job.report())
+            if shim_job.host_fault:
+                self._look_for_room()
+            if shim_job.over.is_set():
+                self._spawn(self._workspaces.remove(shim_job.job))
             self._look_idle()
 
     async def _leave(self) -> None:
@@ -286,25 +304,56 @@ class Daemon:
             await asyncio.wait_for(self._last_words(), FAREWELL_S)
 
     def _look_idle(self) -> None:
-        if self._draining and not self._starting and all(kept.over.is_set() for kept in self._jobs.values()):
+        if self._draining and not self._starting and all(one.over.is_set() for one in self._jobs.values()):
             self._idle.set()
 
     async def _last_words(self) -> None:
-        await asyncio.gather(*(kept.recorded.wait() for kept in self._jobs.values()))
+        await asyncio.gather(*(one.recorded.wait() for one in self._jobs.values()))
         while self._feeds:
             await asyncio.wait({task for _, task in self._feeds.values()})
 
-    def _clear_old(self) -> None:
-        """Makes room: folders of jobs that are over and recorded, the oldest first."""
-        over = [kept for kept in self._jobs.values() if kept.recorded.is_set() and kept.over.is_set()]
-        sizes = {kept.job: _bytes_in(kept.folder) for kept in over}
+    def _clear_old(self, wanted_bytes: int = 0) -> None:
+        """Makes room: folders of jobs that are over and recorded, the oldest first.
+
+        wanted_bytes: that are to be free afterwards, if the output of such jobs that nobody reads now is enough for
+        that. What a reader has left, and may come back for, goes last.
+        """
+        read = {feed.shim_job.job for feed, _ in self._feeds.values()}
+        over = [one for one in self._jobs.values() if one.recorded.is_set() and one.over.is_set()]
+        if wanted_bytes:
+            over = sorted((one for one in over if one.job not in read), key=lambda one: one.held)
+        sizes = {one.job: _bytes_in(one.folder) for one in over}
         total, count = sum(sizes.values()), len(over)
-        for kept in over:
-            if count <= KEPT_JOBS and total <= KEPT_BYTES:
+        for shim_job in over:
+            is_much = count > KEPT_JOBS or total > KEPT_BYTES
+            if not is_much and free_bytes(self.host.state) >= wanted_bytes:
                 break
-            total, count = total - sizes[kept.job], count - 1
-            kept.remove()
-            del self._jobs[kept.job]
+            total, count = total - sizes[shim_job.job], count - 1
+            shim_job.remove()
+            del self._jobs[shim_job.job]
+
+    def _make_room(self, wanted_bytes: int) -> None:
+        """Looks at old folders only where the disk is short of room: there may be many."""
+        if free_bytes(self.host.state) < wanted_bytes:
+            self._clear_old(wanted_bytes)
+
+    def _look_for_room(self) -> None:
+        """Tells the coordinator when no job could be started here, and when one could again."""
+        running = sum(one.running for one in self._jobs.values())
+        needed = needed_bytes(max(0, self.host.slots - running))
+        self._make_room(needed_bytes(self.host.slots))
+        free = free_bytes(self.host.state)
+        unfit = ""
+        if free < needed:
+            unfit = f"the disk of {self.host.state} has {free >> 20} MB left, and logs need {needed >> 20} MB"
+        if bool(unfit) != bool(self._unfit):
+            self._unfit = unfit
+            self._stream.send(fitness=pb.Fitness(unfit=unfit))
+
+    async def _watch_room(self) -> None:
+        while True:
+            self._look_for_room()
+            await asyncio.sleep(ROOM_LOOK_S)
 
     # -- output and probes ---------------------------------------------------------------------------------------------
 
@@ -314,22 +363,23 @@ class Daemon:
             self._read_log(request)
 
     def _read_log(self, request: pb.ReadLog) -> None:
-        kept = self._jobs.get(request.job)
+        shim_job = self._jobs.get(request.job)
         if request.job in self._starting:
             self._early[request.reader] = request
             return
-        if kept is None:
-            self._link.send(log_end=pb.LogEnd(reader=request.reader))
+        if shim_job is None:
+            self._stream.send(log_end=pb.LogEnd(reader=request.reader))
             return
-        feed = Feed(request, kept, self._link.send)
+        feed = Feed(request, shim_job, self._stream.send)
         if feed.holds:
-            kept.held_by_reader({one.rank: one.position for one in getattr(request, "from")})
+            shim_job.held_by_reader({one.rank: one.position for one in getattr(request, "from")})
         task = asyncio.create_task(feed.run())
         self._feeds[request.reader] = (feed, task)
         task.add_done_callback(lambda task: self._feed_ended(request.reader, task))
 
     def _feed_ended(self, reader: int, task: asyncio.Task[None]) -> None:
-        self._feeds.pop(reader, None)
+        if found := self._feeds.pop(reader, None):
+            self._left(found[0], for_good=False)
         if not task.cancelled() and (error := task.exception()):
             log.error("A bug of the agent: output could not be sent: %s", error, exc_info=error)
 
@@ -338,12 +388,15 @@ class Daemon:
         if found := self._feeds.pop(reader, None):
             feed, task = found
             task.cancel()
-            if feed.holds and not any(other.holds and other.kept is feed.kept for other, _ in self._feeds.values()):
-                feed.kept.left_by_reader(for_good)
+            self._left(feed, for_good)
+
+    def _left(self, feed: Feed, for_good: bool) -> None:
+        if feed.holds and not any(other.holds and other.shim_job is feed.shim_job for other, _ in self._feeds.values()):
+            feed.shim_job.left_by_reader(for_good)
 
     async def _probe(self, request: pb.ProbeTargets) -> None:
         reached = await probe(request.targets, self._probes.secret, request.timeout_seconds)
-        self._link.send(reached=pb.Reached(probe=request.probe, targets=reached))
+        self._stream.send(reached=pb.Reached(probe=request.probe, targets=reached))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 
 from horovod.protos.v1 import agents_pb2, jobs_pb2
-from horovod.worker.agent.keeper import rank_folder
-from horovod.worker.agent.kept import KeptJob
 from horovod.worker.agent.log import LogReader
+from horovod.worker.agent.shim import rank_folder
+from horovod.worker.agent.shim_job import ShimJob
 
 OUTPUT_COST = 64  # bytes of the window that a message takes beside its data; the readers count in the same way
 _MOST_BYTES = 256 << 10  # read at once from one log
@@ -17,21 +17,21 @@ _MOST_BYTES = 256 << 10  # read at once from one log
 class Feed:
     """`run` until the reader has everything; `taken` when it has done with some."""
 
-    def __init__(self, request: agents_pb2.ReadLog, kept: KeptJob, send: Callable[..., None]) -> None:
+    def __init__(self, request: agents_pb2.ReadLog, shim_job: ShimJob, send: Callable[..., None]) -> None:
         """send: gets the fields of an AgentMessage."""
-        self.kept = kept
+        self.shim_job = shim_job
         self.holds = request.hold
         self._request = request
         self._send = send
         self._positions = {one.rank: one.position for one in getattr(request, "from")}
-        self._readers = {rank: LogReader(rank_folder(kept.folder, rank)) for rank in self._positions}
+        self._readers = {rank: LogReader(rank_folder(shim_job.folder, rank)) for rank in self._positions}
         self._credit = request.window_bytes
         self._more_credit = asyncio.Event()
 
     async def run(self) -> None:
         while True:
-            growth = self.kept.growth  # before the look at what is there
-            is_over = self.kept.over.is_set()
+            growth = self.shim_job.growth  # before the look at what is there
+            is_over = self.shim_job.over.is_set()
             progressed = [await self._read(rank) for rank in self._positions]
             if any(progressed):
                 continue
@@ -45,11 +45,11 @@ class Feed:
         self._credit = min(self._credit + cost, self._request.window_bytes)
         self._more_credit.set()
         if self.holds:
-            self.kept.taken({one.rank: one.position for one in taken.ranks})
+            self.shim_job.taken({one.rank: one.position for one in taken.ranks})
 
     async def _read(self, rank: int) -> bool:
         """Sends some output of this rank; False when there is none."""
-        position, end = self._positions[rank], self.kept.ends.get(rank, 0)
+        position, end = self._positions[rank], self.shim_job.ends.get(rank, 0)
         if position >= end:
             return False
         try:

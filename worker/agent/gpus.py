@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from horovod.worker.agent.agent import Slot
+    from horovod.worker.agent.supervisor import Slot
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _LIBRARY = "libcuda.so.1"
@@ -75,7 +75,7 @@ def _entries(text: str) -> list[str]:
 
 def count_gpus(environ: Mapping[str, str]) -> tuple[int, str]:
     """How many GPUs a process with this environment would find, and what to tell about that."""
-    from horovod.worker.settings import ROWS  # not at the top: the script has the standard library only
+    from horovod.base.settings import ROWS  # not at the top: the script has the standard library only
 
     file = ROWS["cuda_library"].text(environ) or _LIBRARY
     command = [sys.executable, "-I", "-S", __file__, file]

@@ -21,7 +21,7 @@ import sys
 import time
 
 if __name__ != "__main__":  # in the launcher
-    from horovod.worker.words import reason_of
+    from horovod.base.words import reason_of
 
 DEFAULT_GRACE_S = 2.0
 START_TIMEOUT_S = 30.0  # for its first sign of life: a busy machine starts interpreters slowly

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from horovod.base.settings import resolve, variables
 from horovod.protos.v1 import agents_pb2
-from horovod.worker.agent.agent import Slot
 from horovod.worker.agent.environment import inherited, slots_of
 from horovod.worker.agent.relay import Relay
+from horovod.worker.agent.supervisor import Slot
 from horovod.worker.agent.threads import thread_variables
-from horovod.worker.settings import resolve, variables
 
 
 def workers_of(start: agents_pb2.StartShare) -> list[list[agents_pb2.PlacedRank]]:

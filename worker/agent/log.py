@@ -23,9 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-LIMIT_BYTES = 64 << 20  # of each rank
+LIMIT_BYTES = 64 << 20  # bytes of the log of each rank
 SEGMENT_BYTES = 1 << 20
-RECORD_BYTES = 64 << 10  # of one record at most
+RECORD_BYTES = 64 << 10  # bytes of one record at most
 STREAMS = ("stdout", "stderr", "result")  # by number, as OutputStream in jobs.proto
 
 _HEAD = struct.Struct("<BId")
@@ -35,7 +35,7 @@ _SPARE = "spare"
 class Record(NamedTuple):
     stream: int
     data: bytes
-    position: int  # after it
+    position: int  # the position in the log behind this record
     written_at: float
 
 
@@ -59,7 +59,7 @@ class RankLog:
         self._held_from: int | None = 0 if held else None
         self._clock = clock
         self._starts: deque[int] = deque([0])
-        self._waiting: deque[bytes] = deque()  # records without room: what one read of a pipe brought
+        self._waiting: deque[bytes] = deque()  # records for which the log has no room: at most one read of a pipe
         self._allocate(self._path(0))
         self._allocate(folder / _SPARE)
         self._file = os.open(self._path(0), os.O_WRONLY | os.O_CLOEXEC)
@@ -84,7 +84,7 @@ class RankLog:
         return bool(self._waiting)
 
     def close(self) -> None:
-        """Gives up what has no room, and the disk space that is not needed."""
+        """Drops records for which there is no room, and gives back disk space that is not needed."""
         with contextlib.suppress(OSError):
             os.ftruncate(self._file, self.end - self._starts[-1])
         os.close(self._file)
@@ -130,7 +130,7 @@ class RankLog:
         os.close(self._file)
         self._file = os.open(self._path(self.end), os.O_WRONLY | os.O_CLOEXEC)
         self._starts.append(self.end)
-        with contextlib.suppress(OSError):  # then the oldest one will do
+        with contextlib.suppress(OSError):  # the oldest segment is used instead
             self._allocate(spare)
         return True
 

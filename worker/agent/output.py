@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
-from horovod.telemetry.logs import line_of
+from horovod.base.telemetry.logs import line_of
 
 Stream = Literal["stdout", "stderr"]
 
 LINE_LIMIT_BYTES = 1 << 20  # a longer line is shown in pieces
 QUEUE_LIMIT_BYTES = 1 << 20
 UPDATE_INTERVAL_S = 10.0  # how often a progress bar leaves a line in a log file
-_LAUNCHER: tuple[int, Stream] = (-1, "stderr")  # whose status line is the launcher's own
+_LAUNCHER: tuple[int, Stream] = (-1, "stderr")  # stands for the launcher, which has a status line of its own
 _END = re.compile(rb"\r?\n|\r")
 
 
@@ -57,6 +57,11 @@ class LineSplitter:
             start += self._limit
         self._rest = data[start:]
 
+    @property
+    def rest(self) -> bytes:
+        """What has no end yet; nothing where it may have one, "\\r", that is not known to be whole."""
+        return b"" if self._rest.endswith(b"\r") else self._rest
+
     def finish(self) -> Iterator[Piece]:
         """The last line, if nothing ended it."""
         rest, self._rest = self._rest.removesuffix(b"\r"), b""
@@ -79,14 +84,18 @@ class Sink(Protocol):
         """Takes `data`; False asks for a pause."""
 
     def finish(self, rank: int, stream: Stream) -> None:
-        """That stream has ended."""
+        """The stream has ended."""
 
 
 class Writer:
     """A thread that writes to descriptors in order. Methods are for one other thread."""
 
-    def __init__(self, limit_bytes: int = QUEUE_LIMIT_BYTES) -> None:
+    def __init__(
+        self, limit_bytes: int = QUEUE_LIMIT_BYTES, write: Callable[[int, memoryview], int] = os.write
+    ) -> None:
+        """write: takes some of the bytes, of which it returns the number, or raises OSError."""
         self._limit = limit_bytes
+        self._write_some = write
         self._queue: deque[tuple[int, bytes]] = deque()
         self._held = 0
         self._changed = threading.Condition()
@@ -105,7 +114,7 @@ class Writer:
             self._held += len(data)
             self._changed.notify_all()
             is_full = self._held > self._limit
-            self._asked_for_room |= is_full  # also by an earlier call, to which nobody has answered yet
+            self._asked_for_room |= is_full  # an earlier call may be waiting for room too
             return not is_full
 
     def close(self, timeout_s: float | None = None) -> bool:
@@ -150,7 +159,7 @@ class Writer:
         view = memoryview(data)
         while view:
             try:
-                view = view[os.write(descriptor, view) :]
+                view = view[self._write_some(descriptor, view) :]
             except BlockingIOError:  # another process at our terminal made it non-blocking
                 select.select([], [descriptor], [])
             except OSError as error:
@@ -179,8 +188,14 @@ class Console:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], time.struct_time] = time.localtime,
         job: str | None = None,
+        asking: int | None = None,
     ) -> None:
-        """job: its name, where each line is to be a JSON object (telemetry/logs.py) that tells rank and stream."""
+        """job: its name, where each line is to be a JSON object (base/telemetry/logs.py) that tells rank and stream.
+
+        asking: the rank that reads from the terminal. What it writes without an end of line may be a question, which is
+        shown at once.
+        """
+        self._asking = asking
         self._writer = writer
         self._descriptors: dict[Stream, int] = {"stdout": descriptors[0], "stderr": descriptors[1]}
         self._job = job
@@ -190,9 +205,9 @@ class Console:
         self._clock = clock
         self._wall_clock = wall_clock
         self._splitters: dict[tuple[int, Stream], LineSplitter] = {}
-        self._pending: dict[tuple[int, Stream], bytes] = {}  # the update that the next piece of that stream replaces
+        self._pending: dict[tuple[int, Stream], bytes] = {}  # stream -> the update of it that its next piece replaces
         self._shown_at: dict[tuple[int, Stream], float] = {}
-        self._status: tuple[int, Stream] | None = None  # whose update is at the bottom of the terminal
+        self._status: tuple[int, Stream] | None = None  # the stream whose update is at the bottom of the terminal
         self._files: dict[tuple[int, Stream], int] = {}
         self._is_closing = False
         self.room: Callable[[], None] = lambda: None
@@ -214,6 +229,8 @@ class Console:
         shown = b"".join(
             self._update(key, text) if update else self._line(key, text) for text, update in splitter.feed(data)
         )
+        if rank == self._asking and splitter.rest and self._terminal[stream]:
+            shown += self._update(key, splitter.rest)
         return (self._writer.put(self._descriptors[stream], shown) if shown else True) and room
 
     def finish(self, rank: int, stream: Stream) -> None:

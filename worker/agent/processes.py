@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from horovod.base.words import reason_of
 from horovod.worker.agent.guardian import Guardian, session_members, signal_session
 from horovod.worker.agent.output import Sink, Stream
-from horovod.worker.words import reason_of
 
 _GATE = str(Path(__file__).with_name("gate.py"))
 _POLL_S = 0.02
@@ -96,8 +96,11 @@ class TrainingProcess:
         guardian: Guardian,
         directory: str | None = None,
         descriptors: Sequence[int] = (),
+        stdin: int | None = None,
     ) -> TrainingProcess:
-        """Starts `command`. OSError when the machine cannot; a command that does not exist ends with 127 instead.
+        """Starts `command`, with an empty stdin unless a descriptor is given.
+
+        OSError when the machine cannot; a command that does not exist ends with 127 instead.
 
         Called in the event loop, but nothing is awaited: a caller that is cancelled holds the process or has none.
         """
@@ -110,7 +113,7 @@ class TrainingProcess:
                 [sys.executable, "-I", "-S", _GATE, str(gate), str(os.getpid()), *command],
                 env=dict(environ),
                 cwd=directory,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL if stdin is None else stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 pass_fds=(gate, *descriptors),
@@ -166,7 +169,7 @@ class TrainingProcess:
             await pump.finish(idle_s=0.5)
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:
-                pipe.close()  # for one that was never connected
+                pipe.close()  # a pipe that was never connected
         self._close_pidfd(asyncio.get_running_loop())
         self._guardian.drop(self.pid)
         if self.code is not None:

@@ -18,7 +18,7 @@ from horovod.protos.v1 import agents_pb2
 
 _NONCE_BYTES = 32
 _ANSWER_BYTES = hashlib.sha256().digest_size
-_ASK_TIMEOUT_S = 5.0  # for one that connects and says nothing
+_ASK_TIMEOUT_S = 5.0  # for a peer that connects and says nothing
 _AT_ONCE = 64
 
 
@@ -34,7 +34,7 @@ class ProbePort:
 
     @property
     def secret(self) -> bytes:
-        """Of the coordinator that this agent is registered with; empty until it has told it.
+        """The secret of the coordinator that this agent is registered with; empty until that has told it.
 
         Others may know it sooner and ask already: they wait for the answer, rather than take this host for unreachable.
         """
@@ -49,7 +49,7 @@ class ProbePort:
             self._has_secret.clear()
 
     async def start(self) -> None:
-        """OSError when there is no port to be had."""
+        """Begins to listen. OSError when no port is free."""
         self._server = await asyncio.start_server(self._answer, host=None, port=0)
         # With host=None each family may get a port of its own; one number is easier for everybody.
         self.port = self._server.sockets[0].getsockname()[1]
@@ -71,7 +71,7 @@ class ProbePort:
 
 
 async def probe(targets: Sequence[agents_pb2.Target], secret: bytes, timeout_s: float) -> list[agents_pb2.Target]:
-    """Those of `targets` where the agent that is named answers in time."""
+    """The targets at which the agent with the target's name answers in time."""
     at_once = asyncio.Semaphore(_AT_ONCE)
     found = await asyncio.gather(*(_reaches(target, secret, timeout_s, at_once) for target in targets))
     return [target for target, reached in zip(targets, found, strict=True) if reached]

@@ -22,12 +22,13 @@ from typing import Any
 
 import grpc
 
+from horovod.base.limits import MAX_WORLD_MESSAGE_BYTES
+from horovod.base.setting import split_address
 from horovod.worker.agent.repeated import RELAY, Repeated
-from horovod.worker.runtime.channel import KEEPALIVE_SECONDS, MAX_WORLD_BYTES, open_aio_channel
+from horovod.worker.runtime.channel import open_aio_channel
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.relayed import PINGS, TO
 from horovod.worker.runtime.tls import ClientTls
-from horovod.worker.setting import split_address
 
 SOCKET = "relay.sock"
 MAX_PATH_BYTES = 107  # unix(7): 108 with the zero at the end
@@ -35,8 +36,8 @@ MAX_CHANNELS = 64  # coordinators of all jobs of a host, with the ways to ping t
 IDLE_S = 30.0  # a connection without calls is closed after this time
 _OWN = (TO, PINGS, RELAY, "user-agent")
 _OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_WORLD_BYTES),
-    ("grpc.max_send_message_length", MAX_WORLD_BYTES),
+    ("grpc.max_receive_message_length", MAX_WORLD_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_WORLD_MESSAGE_BYTES),
     # Ranks ping as often as they would ping a coordinator.
     ("grpc.http2.min_ping_interval_without_data_ms", 10),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10),
@@ -71,7 +72,7 @@ class Relay:
 
     @property
     def path(self) -> str:
-        """Of the socket; empty while nothing is relayed."""
+        """The path of the socket; empty while nothing is relayed."""
         return str(self._path) if self._server is not None else ""
 
     def serves(self, tls: ClientTls | None) -> bool:
@@ -79,7 +80,7 @@ class Relay:
         return tls == self._tls
 
     async def start(self) -> None:
-        """Ranks do without it where it can't be had."""
+        """Begins to relay. If the socket can't be made, ranks connect to coordinators themselves."""
         path = str(self._path)
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
             log.info("Ranks connect to coordinators by themselves: %s is too long for the name of a socket.", path)
@@ -110,9 +111,12 @@ class Relay:
         self._upstreams.clear()
 
     @contextlib.contextmanager
-    def connection(self, keepalive_timeout_s: float, address: str) -> Iterator[grpc.aio.Channel]:
-        """For the agent's own calls: that of its ranks, if they ping alike. StartError where a file can't be read."""
-        key = self._key_of(address, keepalive_timeout_s, KEEPALIVE_SECONDS)
+    def connection(self, pings: tuple[float, float], address: str) -> Iterator[grpc.aio.Channel]:
+        """A connection for the agent's own calls: its ranks' if they ping alike. StartError if a file can't be read.
+
+        pings: how long one may take and the time between two, in seconds.
+        """
+        key = self._key_of(address, *pings)
         upstream = self._upstream(key, is_own=True)
         try:
             yield upstream.channel
@@ -120,7 +124,7 @@ class Relay:
             self._ended(key, upstream)
 
     async def relay(self, method: str, requests: AsyncIterator[bytes], context: Any) -> None:
-        """One call, of any kind, to its end."""
+        """Relays one call, of any kind, to its end."""
         given = [(key, value) for key, value in context.invocation_metadata() or ()]
         own = dict(given)
         try:
@@ -129,7 +133,7 @@ class Relay:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         try:
             upstream = self._upstream(key)
-        except StartError as error:  # a certificate that can't be read
+        except StartError as error:  # a certificate can't be read
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         metadata = [(name, value) for name, value in given if name not in _OWN and not name.startswith("grpc-")]
         metadata.append((RELAY, upstream.id))
@@ -219,7 +223,7 @@ async def _send(requests: AsyncIterator[bytes], call: Any) -> None:
 
 
 async def _receive(call: Any, context: Any, repeated: Repeated) -> None:
-    """Until the coordinator has ended the call."""
+    """Passes messages on until the coordinator has ended the call."""
     is_first, has_frames = True, False
     with contextlib.suppress(grpc.aio.AioRpcError):
         while (message := await call.read()) is not grpc.aio.EOF:

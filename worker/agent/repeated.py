@@ -7,24 +7,24 @@ from collections import OrderedDict
 
 from google.protobuf.message import DecodeError
 
+from horovod.base.limits import MAX_WORLD_MESSAGE_BYTES
 from horovod.protos.v1.relay_pb2 import RelayFrame
-from horovod.worker.runtime.channel import MAX_WORLD_BYTES
 
 # In a call's metadata for the coordinator: an id of this relay. In the metadata that come back: RelayFrames may come.
 RELAY = "horovod-relay"
 MARK = b"\0"  # before a RelayFrame
 KEPT_S = 180.0  # longer than coordinators count on it
-KEPT_BYTES = MAX_WORLD_BYTES  # of all messages, and the latest in any case
+KEPT_BYTES = MAX_WORLD_MESSAGE_BYTES  # of all messages, and the latest in any case
 
 
 class Repeated:
     """The messages of one coordinator's connection that it may ask to be repeated, for a while."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[int, bytes] = OrderedDict()  # by key, the latest last
+        self._kept: OrderedDict[int, bytes] = OrderedDict()  # key -> message, the latest last
 
     def passing(self, message: bytes) -> bytes:
-        """The message for the rank. ValueError with a sentence."""
+        """The message to pass on to the rank. ValueError with a sentence where there is none."""
         if not message.startswith(MARK):
             return message
         try:

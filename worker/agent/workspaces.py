@@ -1,6 +1,6 @@
 """Folders in which the lines of a job file run: one for each worker, private to it, gone when the job is over here.
 
-Logs are elsewhere (kept.py): they stay.
+Logs are elsewhere (shim_job.py): they stay.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Workspaces:
         return folders
 
     async def remove(self, job: str) -> None:
-        """The job is over here."""
+        """Removes the job's folders, because it is over on this host."""
         folder = self._folder / quote(job, safe="")
         if folder.exists():
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)

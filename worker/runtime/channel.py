@@ -9,30 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from horovod.base.limits import KEEPALIVE_S, MAX_WORLD_MESSAGE_BYTES, ping_options
+from horovod.base.words import printable
 from horovod.worker.runtime.renewed_channel import RenewedChannel
-from horovod.worker.words import printable
 
 if TYPE_CHECKING:
     from horovod.worker.runtime.tls import ClientTls
 
-KEEPALIVE_SECONDS = 5.0  # between two pings
-MAX_WORLD_BYTES = 64 << 20  # of 65,536 members; coordinator/core/formation.py has the same number
-
 
 def channel_options(
-    keepalive_timeout_seconds: float, keepalive_seconds: float = KEEPALIVE_SECONDS
+    keepalive_timeout_seconds: float, keepalive_seconds: float = KEEPALIVE_S
 ) -> tuple[tuple[str, int], ...]:
     # A coordinator that died is noticed at once: its connection is reset. Keepalive is for hosts that vanish; gRPC's
     # threads send and answer it without the GIL. The limits are long because on a machine with ten times more work than
     # processors a healthy process was seen to miss half a second (docs/adr/0015-liveness.md).
-    timeout_ms = max(1, int(keepalive_timeout_seconds * 1000))
     return (
-        ("grpc.keepalive_time_ms", max(1, min(int(keepalive_seconds * 1000), timeout_ms))),
-        ("grpc.keepalive_timeout_ms", timeout_ms),
-        ("grpc.http2.ping_timeout_ms", timeout_ms),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.max_receive_message_length", MAX_WORLD_BYTES),
+        *ping_options(keepalive_timeout_seconds, keepalive_seconds),
+        ("grpc.max_receive_message_length", MAX_WORLD_MESSAGE_BYTES),
         ("grpc.initial_reconnect_backoff_ms", 50),
         # Also bounds one attempt to connect, so it must leave room for slow networks.
         ("grpc.min_reconnect_backoff_ms", 1000),
@@ -47,7 +40,7 @@ def open_channel(
     address: str,
     tls: ClientTls | None,
     keepalive_timeout_seconds: float = 20.0,
-    keepalive_seconds: float = KEEPALIVE_SECONDS,
+    keepalive_seconds: float = KEEPALIVE_S,
     relay: str = "",
 ) -> grpc.Channel:
     """Closed by the caller. With TLS, calls that begin after a file has changed go over a connection with the new one.
@@ -70,7 +63,7 @@ def open_aio_channel(
     address: str,
     tls: ClientTls | None,
     keepalive_timeout_seconds: float = 20.0,
-    keepalive_seconds: float = KEEPALIVE_SECONDS,
+    keepalive_seconds: float = KEEPALIVE_S,
 ) -> grpc.aio.Channel:
     """For the event loop of an agent or a launcher; one for each attempt, so that it reads the files as they are."""
     options: tuple[tuple[str, int | str], ...] = channel_options(keepalive_timeout_seconds, keepalive_seconds)
@@ -100,12 +93,12 @@ def waiting_helps(code: grpc.StatusCode) -> bool:
     return code not in _HELPLESS
 
 
-def broke_in_write(error: grpc.aio.AioRpcError) -> bool:
+def broke_in_write(code: grpc.StatusCode, details: str) -> bool:
     """Whether it says no more than that a message could not be sent: the call had ended, and gRPC forgot with what.
 
     The status is made by grpc.aio itself (grpc/aio/_call.py, `set_internal_error`), not by a server.
     """
-    return error.code() is grpc.StatusCode.INTERNAL and (error.details() or "") == "Internal error from Core"
+    return code is grpc.StatusCode.INTERNAL and details == "Internal error from Core"
 
 
 def explain(code: grpc.StatusCode, details: str, address: str, with_token: bool) -> str:

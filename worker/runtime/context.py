@@ -1,7 +1,8 @@
 """The process-wide default member: what hvd.init() makes, hvd.shutdown() ends and every other call looks up.
 
-Several contexts can live in one process (formation.form makes them); this module only remembers the one that the public
-API means, ends it at exit, and keeps it away from forked children.
+Several contexts can live in one process (epoch.begin makes them); this module only remembers the one that the public
+API means, ends it at exit, and keeps it away from forked children. What happens when a world begins and ends stands in
+epoch.py.
 """
 
 from __future__ import annotations
@@ -15,16 +16,14 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from horovod.telemetry import otel, tracing
+from horovod.base.settings import SETTINGS, Settings, misspelt, resolve
+from horovod.base.telemetry import otel, tracing
 from horovod.worker.runtime import logs
+from horovod.worker.runtime.epoch import Epochs
 from horovod.worker.runtime.errors import MemberLostError, StartError, print_as_a_sentence
-from horovod.worker.runtime.formation import Context, form
-from horovod.worker.settings import SETTINGS, Settings, misspelt, resolve
-
-if TYPE_CHECKING:
-    from horovod.worker.runtime.proofs import Memory
+from horovod.worker.runtime.formation import Context
 
 __all__ = ["Context", "MemberLostError", "StartError", "current", "init", "is_initialized", "shutdown"]
 
@@ -39,7 +38,7 @@ _parent_pid: int | None = None  # set in a forked child of an initialized proces
 _told: set[str] = set()  # sentences on settings without effect; guarded by _lock
 _session_pid: int | None = None  # the process that has used gRPC, which does not survive a fork
 _end_tracing: Callable[[], None] | None = None
-_last_world: Memory | None = None  # of this process; a forked child was in none
+_epochs = Epochs()  # of this process; a forked child was in none
 
 
 def init(
@@ -48,7 +47,7 @@ def init(
     joined: Callable[[Settings], AbstractContextManager[Settings]] = contextlib.nullcontext,
     **explicit: Any,
 ) -> Context:
-    """Joins a world; names and values as in horovod.worker.settings, None for what the environment decides.
+    """Joins a world; names and values as in horovod.base.settings, None for what the environment decides.
 
     process_sets: the ranks of the process sets that are formed at once, the same on all ranks.
     joined: what completes the settings, and is left when the world stands or can't; ValueError as below.
@@ -65,9 +64,6 @@ def init(
             logs.begin(settings)
             with joined(settings) as settings:
                 _context = _join(settings, process_sets)
-            _offer_to_c(_context)
-            logs.know_rank(_context.world.rank)
-            logs.know_world(_context.world.job, _context.world.epoch)
             if settings.coordinator is None:
                 log.info("This process is a world of one: no coordinator is given.")
             if _context.world.rank == 0:
@@ -94,7 +90,7 @@ def _join(settings: Settings, process_sets: Sequence[Sequence[int]]) -> Context:
     log.debug("Settings: %s.", _in_words(settings))
     _begin_tracing()
     with tracing.span("horovod.init", job=settings.job, pid=os.getpid()):
-        return form(settings, process_sets, _memory(settings))
+        return _epochs.begin(settings, process_sets)
 
 
 def _begin_tracing() -> None:
@@ -104,32 +100,13 @@ def _begin_tracing() -> None:
         _end_tracing = otel.start("horovod-rank")
 
 
-def _offer_to_c(context: Context | None) -> None:
-    """Native operations of frameworks reach the engine through a table in C."""
-    from horovod._core import set_current_engine
-
-    set_current_engine(context.engine if context is not None else None)
-
-
-def _memory(settings: Settings) -> Memory | None:
-    global _last_world
-    if settings.coordinator is not None and _last_world is None:
-        from horovod.worker.runtime.proofs import Memory  # needs protobuf, which a world of one does without
-
-        _last_world = Memory()
-    return _last_world
-
-
 def shutdown(reason: str = "it called hvd.shutdown()") -> None:
     """Leaves the world; nothing happens when this process is in none."""
     global _context
     with _lock:
         context, _context = _context, None
         if context is not None:
-            _offer_to_c(None)
-            context.close(reason)
-            logs.know_rank(None)
-            logs.know_world(context.world.job, None)
+            _epochs.end(context, reason)
 
 
 def is_initialized() -> bool:
@@ -203,11 +180,11 @@ def _leave_at_exit() -> None:
 
 def _after_fork() -> None:
     """In the child: forget the parent's world without a word to anyone."""
-    global _context, _lock, _parent_pid, _last_world, _end_tracing
+    global _context, _lock, _parent_pid, _epochs, _end_tracing
     _end_tracing = None  # the exporter's threads are not here
     tracing.install(None)
     _lock = threading.RLock()
-    _last_world = None
+    _epochs = Epochs()
     context, _context = _context, None
     if context is None:
         return
@@ -228,7 +205,7 @@ def _close_connections(context: Context) -> None:
     import stat
 
     session = context.session
-    coordinators = {*session.addresses, session.coordinators.relay} if session else set()
+    coordinators = {*session.streams.addresses, session.coordinators.relay} if session else set()
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
         with contextlib.suppress(OSError):

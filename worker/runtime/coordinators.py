@@ -10,17 +10,25 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from horovod.base.limits import KEEPALIVE_S
+from horovod.base.setting import split_address, split_addresses
 from horovod.protos.v1 import membership_pb2_grpc
-from horovod.worker.runtime.channel import KEEPALIVE_SECONDS, open_channel
+from horovod.worker.runtime.channel import open_channel
 from horovod.worker.runtime.relayed import answers, headers
 from horovod.worker.runtime.tls import ClientTls
 from horovod.worker.runtime.token import Credential
-from horovod.worker.setting import split_address, split_addresses
 
 # Where another coordinator can take over, one that does not answer is left soon: to be wrong costs one more connection.
 IMPATIENT_SECONDS = 1.0
 IMPATIENT_PING_SECONDS = 0.5
 MAX_LEADS = 4  # how often a session is sent on without waiting in between
+
+
+def pings(addresses: int, keepalive_timeout_seconds: float) -> tuple[float, float]:
+    """How long a ping may take and the time between two, for a client that may turn to so many addresses."""
+    if addresses > 1:
+        return min(keepalive_timeout_seconds, IMPATIENT_SECONDS), IMPATIENT_PING_SECONDS
+    return keepalive_timeout_seconds, KEEPALIVE_S
 
 
 @dataclass
@@ -58,7 +66,7 @@ class Coordinators:
         relay: the socket of the agent that has started this process (relayed.py).
         """
         self.relay = relay
-        self._addresses = split_addresses(addresses, "coordinator")
+        self.addresses = split_addresses(addresses, "coordinator")
         self._token = token
         self._tls = tls
         self._keepalive_timeout_seconds = keepalive_timeout_seconds
@@ -66,10 +74,10 @@ class Coordinators:
         self._leads = 0
         self._is_led = False  # to the current one, which has not answered yet
         self.unreachable = ""  # the one that this process was sent to in vain; the next one that is asked is to know
-        self.current = self._connect(self._addresses[0])
+        self.current = self._connect(self.addresses[0])
 
     def are_several(self) -> bool:
-        return len(self._addresses) > 1
+        return len(self.addresses) > 1
 
     def turn(self) -> bool:
         """To the next one. True when all have had their turn, so that it is time to wait."""
@@ -79,10 +87,10 @@ class Coordinators:
             return False
         if self._is_led:
             self.unreachable, self._is_led = self.current.address, False
-        if not self.are_several() and self.current.address == self._addresses[0]:
+        if not self.are_several() and self.current.address == self.addresses[0]:
             return True
-        self._place = (self._place + 1) % len(self._addresses)
-        self._replace(self._addresses[self._place])
+        self._place = (self._place + 1) % len(self.addresses)
+        self._replace(self.addresses[self._place])
         return self._place == 0
 
     def lead(self, address: str) -> bool:
@@ -94,8 +102,8 @@ class Coordinators:
             return False
         if self._leads > MAX_LEADS:
             return False
-        if address in self._addresses:
-            self._place = self._addresses.index(address)
+        if address in self.addresses:
+            self._place = self.addresses.index(address)
         self._replace(address)
         self._is_led = True
         return True
@@ -117,9 +125,7 @@ class Coordinators:
         self.current = self._connect(address)
 
     def _connect(self, address: str) -> Connection:
-        timeout_seconds, ping_seconds = self._keepalive_timeout_seconds, KEEPALIVE_SECONDS
-        if self.are_several():
-            timeout_seconds, ping_seconds = min(timeout_seconds, IMPATIENT_SECONDS), IMPATIENT_PING_SECONDS
+        timeout_seconds, ping_seconds = pings(len(self.addresses), self._keepalive_timeout_seconds)
         relay = self.relay if self.relay and answers(self.relay) else ""
         channel = open_channel(address, self._tls, timeout_seconds, ping_seconds, relay)
         relayed = headers(address, timeout_seconds, ping_seconds) if relay else ()

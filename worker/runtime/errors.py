@@ -6,7 +6,7 @@ import os
 import sys
 import types
 
-from horovod.worker.settings import ROWS
+from horovod.base.settings import ROWS
 
 
 class StartError(ValueError):

@@ -7,7 +7,7 @@ an optimizer has one as well. Made only where a trace is asked for.
 
 from __future__ import annotations
 
-from horovod.telemetry import tracing
+from horovod.base.telemetry import tracing
 
 LOOK_MS = 20  # how often the engine is asked meanwhile
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from horovod.worker.settings import ROWS, Settings
+from horovod.base.settings import ROWS, Settings
 
 _PACKAGED_NCCL = (Path("nvidia", "nccl", "lib", "libnccl.so.2"),)
 # The older one first where both are: older drivers understand what it makes.

@@ -7,7 +7,7 @@ hvd.init(), keeps its own ways: our handler then says nothing, so that no line a
 
 without the time where HOROVOD_LOG_HIDE_TIME asks for that, and with the process id where no rank is known: before the
 world stands, and in a forked child, which has no rank. HOROVOD_LOG_FORMAT=json makes a JSON object of each line
-(telemetry/logs.py), with job, epoch and rank.
+(base/telemetry/logs.py), with job, epoch and rank.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import logging
 import os
 import sys
 
-from horovod.telemetry.logs import JsonFormatter
-from horovod.worker.settings import Settings
+from horovod.base.settings import Settings
+from horovod.base.telemetry.logs import JsonFormatter
 
 TRACE = 5
 LEVELS = {

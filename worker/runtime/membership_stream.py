@@ -1,30 +1,55 @@
-"""One membership stream: what goes out waits in a queue, what comes in is read by the thread that calls `read`."""
+"""Membership streams: what goes out waits in a queue, what comes in is read by the thread that calls `read`."""
 
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from horovod.protos.v1 import membership_pb2
 from horovod.worker.runtime.channel import status_of
+from horovod.worker.runtime.grpc_threads import GrpcThreads
 
 if TYPE_CHECKING:
-    from horovod.worker.runtime.session import Session
+    from horovod.worker.runtime.coordinators import Coordinators
 
-Messages = Iterator[membership_pb2.MemberMessage]
+Metadata = tuple[tuple[str, str], ...]
+Outgoing = queue.SimpleQueue["membership_pb2.MemberMessage | None"]
+
+
+class MembershipStreams:
+    """Opens the streams of one session, one after another, each to the coordinator whose turn it is."""
+
+    def __init__(self, coordinators: Coordinators) -> None:
+        self.coordinators = coordinators
+        self.grpc_threads = GrpcThreads()  # of all streams
+        self.metadata: Metadata = ()  # of the latest stream
+        self.addresses: frozenset[tuple[str, int]] = frozenset()  # numeric, of coordinators spoken to in this world
+
+    @property
+    def address(self) -> str:
+        """Of the coordinator that is spoken to, or was last."""
+        return self.coordinators.current.address
+
+    def open(self, metadata: Metadata, **first: Any) -> MembershipStream:
+        """A stream that begins with a MemberMessage of this field. ValueError when the channel is closed."""
+        self.metadata = metadata
+        message = membership_pb2.MemberMessage(unreachable=self.coordinators.unreachable, **first)
+        outgoing: Outgoing = queue.SimpleQueue()
+        outgoing.put(message)
+        requests = iter(outgoing.get, None)  # runs in a thread of gRPC
+        return MembershipStream(
+            outgoing, self.grpc_threads.start(self.coordinators.current.stub.Join, requests, metadata)
+        )
 
 
 class MembershipStream:
-    def __init__(self, session: Session, first: membership_pb2.MemberMessage) -> None:
-        """Begins the stream over the session's present connection. ValueError when its channel is closed."""
-        self._outgoing: queue.SimpleQueue[membership_pb2.MemberMessage | None] = queue.SimpleQueue()
-        self._outgoing.put(first)
-        requests = iter(self._outgoing.get, None)  # runs in a thread of gRPC
+    def __init__(self, outgoing: Outgoing, call: Any) -> None:
+        self._outgoing = outgoing
+        self._call = call
         self.in_order = False  # the coordinator has ended it without an error
-        self._call: Any = session.grpc_threads.start(session.coordinators.current.stub.Join, requests, session.metadata)
 
     def send(self, **message: Any) -> None:
         """A MemberMessage with this field. It is dropped when the stream has ended."""

@@ -19,11 +19,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from horovod.base.words import is_out_of_descriptors, reason_of
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.handshake import Connecting, Greeting, Handshake, Listening, StrangerError
 from horovod.worker.runtime.host import Interface
 from horovod.worker.runtime.world import Endpoint, Member, World
-from horovod.worker.words import is_out_of_descriptors, reason_of
 
 log = logging.getLogger(__name__)
 

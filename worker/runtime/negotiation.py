@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import grpc
 
+from horovod.base.words import printable, printable_lines
 from horovod.protos.v1 import negotiation_pb2, negotiation_pb2_grpc, types_pb2
 from horovod.worker.runtime.channel import status_of, waiting_helps
 from horovod.worker.runtime.first_step import LOOK_MS, FirstStep
 from horovod.worker.runtime.grpc_threads import GrpcThreads
 from horovod.worker.runtime.known import Known
-from horovod.worker.words import printable, printable_lines
 
 if TYPE_CHECKING:
     from horovod._core import Engine
@@ -43,8 +43,8 @@ Key = tuple[int, str]  # process set, name
 
 
 @dataclass(frozen=True)
-class Link:
-    """The way to the coordinator to which this member is attached."""
+class CoordinatorLink:
+    """The connection to the coordinator to which this member is attached, with what each call on it needs."""
 
     channel: grpc.Channel
     metadata: tuple[tuple[str, str], ...]
@@ -53,7 +53,7 @@ class Link:
 
 
 class Attached(Protocol):
-    """What holds the membership (session.py)."""
+    """What holds the membership (local_member.py)."""
 
     lost: str  # why this process is no member any more; empty while it is or may be again
 
@@ -61,7 +61,7 @@ class Attached(Protocol):
     def trouble(self) -> str:
         """Why there is no link, as the end of a sentence."""
 
-    def link(self, seconds: float) -> Link | None:
+    def link(self, seconds: float) -> CoordinatorLink | None:
         """Waits so long for one."""
 
 
@@ -104,6 +104,7 @@ class Negotiator:
         self._known = Known(hello.rank)
         self._waits_since = 0.0  # since when something is undecided
         self._decided_at = 0.0  # when decisions came last
+        self._heard = 0  # the serial of the latest that the engine has applied, of this stream
         self._refused = ""
         self._closing = threading.Event()
         self._call: Any = None
@@ -228,8 +229,9 @@ class Negotiator:
                     self._to_send.announce.append(operation)
                     refused = self._refused
                 else:
-                    *described, waited_seconds = parts
+                    *described, number, waited_seconds = parts
                     self._to_send.blocked.append(to_message(described))
+                    self._to_send.blocked_numbers.append(number)
                     self._to_send.blocked_seconds.append(waited_seconds)
             if self._first_step is not None:
                 self._first_step.announced(sum(kind == "announce" for kind, _ in items))
@@ -242,20 +244,32 @@ class Negotiator:
             self._waits_since = time.monotonic()
 
     def _blocked_report(self) -> negotiation_pb2.BlockedReport:
-        started, all_threads, cut_short, unfinished = self._engine.blocked_report()
+        with self._changed:
+            heard = self._heard  # read first: what the engine says then is later than these decisions
+        found = self._engine.blocked_report()
         return negotiation_pb2.BlockedReport(
-            started=started,
-            all_threads=all_threads,
-            cut_short=cut_short,
+            started=found.started,
+            all_threads=found.all_threads,
+            moving=found.moving,
+            cut_short=found.cut_short,
             unfinished=[
-                negotiation_pb2.Unfinished(process_set=process_set, name=name, awaited=awaited)
-                for process_set, name, awaited in unfinished
+                negotiation_pb2.Unfinished(
+                    process_set=one.process_set, name=one.name, awaited=one.awaited, number=one.number
+                )
+                for one in found.unfinished
             ],
+            executed=[
+                negotiation_pb2.Executed(process_set=number, count=count) for number, count in found.executed.items()
+            ],
+            heard=heard,
+            cpu_us=found.cpu_us,
         )
 
     def _requests(self, stream: int, term: int) -> Iterator[negotiation_pb2.NegotiationMessage]:
         with self._changed:
-            # The first message tells a coordinator that never heard of us, or forgot, all that is undecided.
+            # The first message tells a coordinator that never heard of us, or forgot, all that is undecided. What does
+            # not get on is told again each second anyway, and then by what was heard on this stream.
+            self._heard = 0
             hello = self._known.hello(self._hello)
             hello.term = term
             if self._join is not None:
@@ -264,11 +278,8 @@ class Negotiator:
                 epoch=self._epoch,
                 hello=hello,
                 announce=self._undecided.values(),
-                blocked=self._to_send.blocked,
-                blocked_seconds=self._to_send.blocked_seconds,
                 recalled=self._to_send.recalled,
                 join=self._join,
-                blocked_report=self._to_send.blocked_report if self._to_send.HasField("blocked_report") else None,
                 process_sets=[
                     *self._process_sets.values(),
                     *(change for change in self._to_send.process_sets if change.removed),
@@ -328,7 +339,7 @@ class Negotiator:
                 seconds = RETRY_SECONDS if now - began < RETRY_SECONDS else FIRST_RETRY_SECONDS
                 self._changed.wait_for(self._closing.is_set, seconds)
 
-    def _link(self, broken_since: float | None) -> Link | None:
+    def _link(self, broken_since: float | None) -> CoordinatorLink | None:
         """The way to the coordinator, as soon as there is one; None when this is over."""
         while not self._closing.is_set():
             if (link := self._session.link(RETRY_SECONDS)) is not None:
@@ -348,7 +359,7 @@ class Negotiator:
                 return False
             return time.monotonic() - max(broken_since, self._waits_since) >= self._grace_seconds
 
-    def _read(self, stream: int, link: Link) -> tuple[grpc.StatusCode, str]:
+    def _read(self, stream: int, link: CoordinatorLink) -> tuple[grpc.StatusCode, str]:
         """Runs one stream until it ends and says why it did."""
         stub = negotiation_pb2_grpc.NegotiationStub(link.channel)
         try:
@@ -407,6 +418,8 @@ class Negotiator:
             log.warning("%s", printable_lines(warning, MAX_SENTENCE))
         if decisions.shutdown:
             self._engine.abort(printable_lines(decisions.shutdown, MAX_SENTENCE))
+        with self._changed:
+            self._heard = max(self._heard, decisions.serial)
 
     def _refuse(self, cause: str) -> None:
         with self._changed:

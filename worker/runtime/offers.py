@@ -7,17 +7,25 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from horovod.base.setting import split_address, split_addresses
+from horovod.base.settings import SETTINGS, WIRE_MODES, Settings
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.gpu import gpu_operations
 from horovod.worker.runtime.world import World
-from horovod.worker.setting import split_address, split_addresses
-from horovod.worker.settings import SETTINGS, WIRE_MODES, Settings
 
 if TYPE_CHECKING:
     from horovod._core import Segment
     from horovod.worker.runtime.mesh import Listeners
 
 log = logging.getLogger(__name__)
+
+
+def make_offers(settings: Settings) -> tuple[Segment | None, Listeners | None]:
+    """For the world: what the transport may need. The listeners are closed by the caller."""
+    if settings.size == 1:
+        return None, None
+    segment = None if settings.transport == "tcp" else make_segment(settings)
+    return segment, None if settings.transport == "shm" else make_listeners(settings, optional=segment is not None)
 
 
 def make_segment(settings: Settings) -> Segment | None:

@@ -11,8 +11,8 @@ import socket
 import ssl
 from dataclasses import dataclass
 
+from horovod.base.words import reason_of
 from horovod.worker.runtime.tls import ClientTls, explained, not_welcome, speaks_tls
-from horovod.worker.words import reason_of
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 EMPTY_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])

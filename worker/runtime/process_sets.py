@@ -26,10 +26,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from horovod.base.settings import Settings
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.offers import choose_hierarchy, engine_options, make_listeners
 from horovod.worker.runtime.world import Endpoint, World
-from horovod.worker.settings import Settings
 
 if TYPE_CHECKING:
     from horovod._core import Engine, Segment
@@ -115,14 +115,16 @@ class ProcessSets:
                 ids.append(set_id)
             return ids
 
-    def remove(self, set_id: int) -> None:
+    def remove(self, set_id: int, unawaited: Callable[[int], int] = lambda _: 0) -> None:
         """Takes a set away. All ranks of the world call it with the same.
+
+        unawaited: how many operations run in the set of this number that may fail because nobody waits for them.
 
         ValueError, on every rank, when the ranks do not agree or operations still run in the set.
         """
         with self._one_at_a_time:
             entry = self._by_id[set_id]
-            pending = self._engine.pending(entry.number)
+            pending = max(0, self._engine.pending(entry.number) - unawaited(entry.number))
             said = self._exchange({"do": "removes", "sets": [entry.ranks], "pending": pending})
             self._judge(said)
             busy = [f"rank {rank} has {answer['pending']}" for rank, answer in enumerate(said) if answer["pending"]]

@@ -11,8 +11,8 @@ import os
 import time
 from typing import TYPE_CHECKING, Final
 
+from horovod.base.settings import Settings
 from horovod.worker.runtime.errors import StartError
-from horovod.worker.settings import Settings
 
 if TYPE_CHECKING:
     from horovod._core import Engine

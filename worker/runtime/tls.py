@@ -6,22 +6,28 @@ and `explained` here says what was wrong with which file on which side.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import socket
 import ssl
 from dataclasses import dataclass
 
 import grpc
 
+from horovod.base.settings import Settings
+from horovod.base.tls import (
+    EXPIRED,
+    NOT_YET_VALID,
+    OTHER_ADDRESS,
+    OTHER_NAME,
+    Stamp,
+    no_password,
+    shake_hands,
+    stamp,
+)
 from horovod.worker.runtime.errors import StartError
-from horovod.worker.settings import Settings
 
 _GRPC = "h2"  # in ALPN (RFC 7301); gRPC refuses a server that does not answer with it
 
-# OpenSSL's numbers (X509_V_ERR_*, x509_vfy.h).
-_NOT_YET_VALID, _EXPIRED, _WRONG_NAME, _WRONG_ADDRESS = 9, 10, 62, 64
-_UNKNOWN = {2, 18, 19, 20, 21}
+_UNKNOWN = {2, 18, 19, 20, 21}  # of OpenSSL's numbers (X509_V_ERR_*, x509_vfy.h): who has signed it
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class ClientTls:
             _read(self.cert, "HOROVOD_TLS_CERT")
             _read(self.key, "HOROVOD_TLS_KEY")
             try:
-                context.load_cert_chain(self.cert, self.key, password=_no_password)
+                context.load_cert_chain(self.cert, self.key, password=no_password)
             except (ssl.SSLError, ValueError) as error:
                 raise StartError(
                     f"HOROVOD_TLS_CERT={self.cert!r} and HOROVOD_TLS_KEY={self.key!r} can't be used together: "
@@ -75,13 +81,12 @@ class ClientTls:
                 ) from error
         return context
 
-    def stamp(self) -> tuple[tuple[int, int, int], ...]:
+    def stamp(self) -> Stamp:
         """Changes when a file does; empty while one is missing."""
         try:
-            found = [os.stat(name) for name in (self.ca, self.cert, self.key) if name]
+            return stamp((self.ca, self.cert, self.key))
         except OSError:
             return ()
-        return tuple((status.st_ino, status.st_mtime_ns, status.st_size) for status in found)
 
 
 def explained(error: ssl.SSLError, tls: ClientTls, name: str) -> tuple[str, str]:
@@ -129,19 +134,19 @@ def speaks_tls(plain: socket.socket) -> bool:
 
 def _about_their_certificate(error: ssl.SSLCertVerificationError, tls: ClientTls, name: str) -> tuple[str, str]:
     code = error.verify_code
-    if code == _EXPIRED:
+    if code == EXPIRED:
         return (
             "has a certificate that has expired",
             "Renew it there; the coordinator takes new files without a restart.",
         )
-    if code == _NOT_YET_VALID:
+    if code == NOT_YET_VALID:
         return "has a certificate that is not valid yet", "Check the clocks of both hosts."
     if code in _UNKNOWN:
         return (
             f"has a certificate that no authority in {tls.ca!r} has signed",
             "Set HOROVOD_TLS_CA to the certificate authority of this coordinator.",
         )
-    if code in (_WRONG_NAME, _WRONG_ADDRESS):
+    if code in (OTHER_NAME, OTHER_ADDRESS):
         return (
             f"has a certificate that is not for {name!r}",
             "Use a name that is in it; where the address has to stay, put that name into HOROVOD_TLS_SERVER_NAME.",
@@ -161,16 +166,10 @@ def _why_useless(cert: str, key: str) -> str:
     server.load_verify_locations(cert)
     for context in (client, server):
         context.load_cert_chain(cert, key)
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = [client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)]
     try:
-        while ends:
-            for end in list(ends):
-                with contextlib.suppress(ssl.SSLWantReadError):
-                    end.do_handshake()
-                    ends.remove(end)
+        shake_hands(server, client)
     except ssl.SSLCertVerificationError as error:
-        when = {_EXPIRED: "has expired; renew it", _NOT_YET_VALID: "is not valid yet; check the clock of this host"}
+        when = {EXPIRED: "has expired; renew it", NOT_YET_VALID: "is not valid yet; check the clock of this host"}
         return when.get(error.verify_code, f"can't be used by a client: {error.verify_message}")
     except ssl.SSLError as error:
         return f"can't be used by a client: {_reason(error)}"
@@ -183,10 +182,6 @@ def _read(name: str, variable: str) -> bytes:
             return file.read()
     except OSError as error:
         raise StartError(f"Can't read {variable}={name!r}: {error.strerror}.") from error
-
-
-def _no_password() -> str:
-    raise ValueError("the key is protected by a password, which nobody could type in; store it without one")
 
 
 def _reason(error: Exception) -> str:

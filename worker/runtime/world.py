@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from horovod.base.words import printable
 from horovod.worker.runtime.errors import StartError
-from horovod.worker.words import printable
 
 if TYPE_CHECKING:
     from horovod.protos.v1 import membership_pb2

@@ -6,6 +6,8 @@
     loading         load_model                                          jit           XLA or not
     state           the variables of a model and its optimizer
     api             functions that horovod.keras and horovod.tensorflow.keras have in common
+    names           the table of names that they share
+    classes         the callbacks and states for one of both Keras
 
 Modules here import a Keras or a framework only where they must: Keras's backend is chosen when it is first imported.
 """

@@ -129,10 +129,13 @@ def allreduce(
     op: int | None = None,
     compression: Any = None,
 ) -> Any:
-    """The reduction of a number, an array or a tensor over all ranks, as a NumPy array. Example:
+    """The reduction of a number, an array or a tensor over all ranks, as a tensor of Keras's backend. Example:
 
-        >>> hvd.allreduce(float(hvd.rank()))  # on ranks 0 and 1
+        >>> float(hvd.allreduce(float(hvd.rank())))  # on ranks 0 and 1
         0.5
+
+    The result is a tf.Tensor, or with the backend PyTorch a torch.Tensor on the device of `value` (the CPU for numbers
+    and arrays) through which no gradient goes. Both have `numpy()`.
 
     Args:
         value: of the same shape on all ranks.

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-import numpy as np
-
 from horovod.common.gradients import Reduction
 from horovod.common.process_sets import ProcessSet
 
@@ -44,16 +42,16 @@ class Backend(Protocol):
 
     def broadcast_variables(self, variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> object: ...
 
-    # Of NumPy arrays and numbers.
+    # Of tensors, NumPy arrays and numbers; the results are tensors of the framework.
     def allreduce(
         self, value: Any, name: str | None, op: int, prescale: float, postscale: float, compression: Any
-    ) -> np.ndarray[Any, Any]: ...
+    ) -> Any: ...
 
-    def allgather(self, value: Any, name: str | None) -> np.ndarray[Any, Any]: ...
+    def allgather(self, value: Any, name: str | None) -> Any: ...
 
-    def broadcast(self, value: Any, root_rank: int, name: str | None) -> np.ndarray[Any, Any]: ...
+    def broadcast(self, value: Any, root_rank: int, name: str | None) -> Any: ...
 
-    def reducescatter(self, value: Any, name: str | None, op: int) -> np.ndarray[Any, Any]: ...
+    def reducescatter(self, value: Any, name: str | None, op: int) -> Any: ...
 
     Compression: Any
     no_compression: Any

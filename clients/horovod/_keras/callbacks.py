@@ -1,34 +1,32 @@
-"""What `fit` calls, for any Keras: mixins of which horovod.keras.callbacks and the like make classes.
-
-A class has the mixin first, Keras's Callback second, and `_hvd_keras`, the Keras module it is for.
-"""
+"""What `fit` calls, for any Keras: mixins of which horovod.keras.callbacks and the like make classes (classes.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from horovod._keras.backends import backend_of
+from horovod._keras.classes import CallbackMixin
 from horovod._keras.state import build_optimizer, state_of
 from horovod.common.basics import Average, rank, size
 from horovod.common.gradients import identity
 from horovod.common.process_sets import global_process_set
 
-if TYPE_CHECKING:
-
-    class _Callback:
-        model: Any
-        params: dict[str, Any]
-
-        def __init__(self) -> None: ...
-else:
-    _Callback = object
+__all__ = [
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]
 
 
-class _OfAKeras(_Callback):
-    _hvd_keras: Any
+class _OfAKeras(CallbackMixin):
+    @property
+    def backend(self) -> Any:
+        """`keras.backend` of the Keras at hand, for subclasses."""
+        return self._hvd_keras.backend
 
     @property
     def _hvd_backend(self) -> Any:
@@ -68,7 +66,8 @@ class BroadcastGlobalVariablesCallback(_OfAKeras):
             return
         self._begun = True
         # Whether the variables are there is each rank's own business: one may have loaded a file. A decision for all.
-        if int(self._hvd_backend.allgather(np.array([_has_all(self.model)], np.int32), "callbacks.built").min()):
+        built = self._hvd_backend.allgather(np.array([_has_all(self.model)], np.int32), "callbacks.built")
+        if built.numpy().all():
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -99,7 +98,7 @@ class MetricAverageCallback(_OfAKeras):
         values = np.array([float(logs[name]) for name in names], np.float64)
         backend = self._hvd_backend
         averages = backend.allreduce(values, "callbacks.metrics", Average, 1.0, 1.0, backend.no_compression)
-        for name, average in zip(names, averages, strict=True):
+        for name, average in zip(names, averages.numpy(), strict=True):
             logs[name] = float(average)
 
 
@@ -108,7 +107,9 @@ class LearningRateScheduleCallback(_OfAKeras):
 
     Args:
         initial_lr: the learning rate at epoch 0, of all ranks together; ValueError for None.
-        multiplier: a function of the epoch, or a number: its power with the epoch counted from start_epoch.
+        multiplier: a function of the epoch, or a number, which is then multiplied by once in each epoch: in epoch e the
+            factor is multiplier ** (e - start_epoch). So multiplier=0.1, start_epoch=30 gives 1 in epoch 30, 0.1 in
+            31, 0.01 in 32 and so on. For a step to a tenth that stays, pass a function: multiplier=lambda epoch: 0.1.
         start_epoch, end_epoch: the epochs, from the first up to before the last, in which this changes anything.
         staircase: change it at the begin of an epoch; else before each batch, where the epoch is a fraction.
         momentum_correction: optimizers with momentum scale what it has gathered by the change, as if all of it had been
@@ -161,15 +162,16 @@ class LearningRateScheduleCallback(_OfAKeras):
             return
         if self.staircase:
             if batch == 0:
-                self._adjust(self.current_epoch)
+                self._adjust_learning_rate(self.current_epoch)
         else:
-            self._adjust(self.current_epoch + batch / (self.steps_per_epoch or 1))
+            self._adjust_learning_rate(self.current_epoch + batch / (self.steps_per_epoch or 1))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is not None:
             logs["lr"] = _rate_of(self.model.optimizer)
 
-    def _adjust(self, epoch: float) -> None:
+    def _adjust_learning_rate(self, epoch: float) -> None:
+        """Subclasses call or replace it."""
         optimizer = self.model.optimizer
         old, new = _rate_of(optimizer), self.initial_lr * self.multiplier(epoch)
         optimizer.learning_rate = new

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from horovod._keras.backends import backend_of
+from horovod._keras.classes import CallbackMixin
 from horovod._keras.state import build_optimizer, state_of
 from horovod.common.basics import rank
 from horovod.common.elastic import ObjectState
 from horovod.common.ops import objects
 from horovod.common.process_sets import global_process_set
 
-if TYPE_CHECKING:
-    from horovod._keras.callbacks import _Callback
-else:
-    _Callback = object
+__all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback"]
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
@@ -70,17 +68,21 @@ class VariablesState(ObjectState):
         return self._source
 
 
-class ModelState(VariablesState):
+class KerasState(VariablesState):
     """The state of a Keras training: the model, its optimizer and plain values given by name.
 
     Args:
-        keras: the Keras module of the model.
         model: a built model, else ValueError.
         optimizer: that of the model, if None is given.
         kwargs: plain values, the same names on all ranks.
+
+    `sync` makes all ranks equal to rank 0, or, when rank 0 is new in a training that others were in already, to the
+    lowest rank of these. Afterwards everything counts as saved.
     """
 
-    def __init__(self, keras: Any, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+    _hvd_keras: Any  # the Keras module of the model: see classes.py
+
+    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
         if not model.built:
             raise ValueError(
                 "The model must be built first, so that it has weights to keep: call model.build(input_shape), or it "
@@ -88,7 +90,6 @@ class ModelState(VariablesState):
             )
         self.model = model
         self.optimizer = optimizer or getattr(model, "optimizer", None)
-        self._keras = keras
         super().__init__(**kwargs)
 
     def _variables(self) -> list[Any]:
@@ -97,10 +98,10 @@ class ModelState(VariablesState):
         return state_of(self.model, self.optimizer)
 
     def _broadcast_variables(self, root_rank: int) -> None:
-        backend_of(self._keras).broadcast_variables(self._variables(), root_rank, global_process_set)
+        backend_of(self._hvd_keras).broadcast_variables(self._variables(), root_rank, global_process_set)
 
 
-class CommitStateCallback(_Callback):
+class CommitStateCallback(CallbackMixin):
     """Commits the state every `batches_per_commit` batches, and at the end of an epoch."""
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
@@ -122,7 +123,7 @@ class CommitStateCallback(_Callback):
         self.state.commit()
 
 
-class UpdateBatchStateCallback(_Callback):
+class UpdateBatchStateCallback(CallbackMixin):
     """Counts batches in `state.batch`, and ends the first epoch after an interruption when its other batches are done.
 
     Place it before callbacks that end training at the end of an epoch, and before `CommitStateCallback`.
@@ -148,7 +149,7 @@ class UpdateBatchStateCallback(_Callback):
             self.model.stop_training = self._ends_epoch = False  # ... unless it is taken back here
 
 
-class UpdateEpochStateCallback(_Callback):
+class UpdateEpochStateCallback(CallbackMixin):
     """Counts epochs in `state.epoch`, also when `fit` counts from 0 again after an interruption.
 
     Place it before `CommitStateCallback`.

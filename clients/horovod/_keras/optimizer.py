@@ -7,6 +7,7 @@ get_config would lose, and its state. The subclass has its base's names, so save
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -30,12 +31,21 @@ class Distribution:
         self.reduction = reduction
         self.backend = backend
         self.passes = passes
+        self.average = average
         self.local: dict[int, Any] = {}  # variables by identity, whose gradients stay
         self.aggregation = backend.Aggregation(passes, average, reduction.sparse_as_dense) if passes > 1 else None
         self.applies = False  # gradients that are reduced
 
     def register_local_var(self, variable: Any) -> None:
         self.local[identity(variable)] = variable
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Distribution:
+        """Of an optimizer that Keras 2 copies with all that it has."""
+        groups = copy.deepcopy(self.reduction.groups, memo)
+        twin = Distribution(replace(self.reduction, groups=groups), self.passes, self.average, self.backend)
+        for variable in copy.deepcopy(list(self.local.values()), memo):
+            twin.register_local_var(variable)
+        return twin
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], loss_scaled: bool) -> list[Any]:
         """loss_scaled: who applies them skips what is not finite."""
@@ -80,10 +90,22 @@ class Distribution:
             self.applies = False
 
 
+class CallableList(list[Any]):
+    """Scripts write optimizer.variables(), as it was in Keras 2, and optimizer.variables."""
+
+    def __call__(self) -> CallableList:
+        return self
+
+
 class _DistributedOptimizer:
     """What the subclass adds. Comes first in the method resolution order."""
 
     _hvd: Distribution | None = None
+
+    @property
+    def variables(self) -> Any:
+        """The optimizer's variables."""
+        return CallableList(super().variables)  # type: ignore[misc]
 
     def register_local_var(self, var: Any) -> None:
         """The gradient of this variable stays that of this rank, divided by the number of ranks."""
@@ -136,6 +158,8 @@ def distribute(optimizer: Any, distribution: Distribution, mixin: type, name: st
     base: Any = type(optimizer)
     optimizer.__class__ = _class_of(base, mixin)
     optimizer.__dict__["_hvd"] = distribution  # past Keras, which would look for variables in it
+    # Libraries look for "horovod" there. Not in the class: files name its module, and are to load without Horovod.
+    optimizer.__dict__["__module__"] = __name__
     if name is not None:
         optimizer.__dict__["name"] = name
     return optimizer
@@ -151,8 +175,9 @@ def distribute_keras3(
     optimizer: Any, reduction: Reduction, passes: int, average: bool, backend: Any, name: str | None
 ) -> Any:
     """The optimizer, distributed. Raises ValueError and what a Reduction does."""
-    from horovod._keras import jit, loss_scale
+    from horovod._keras import copies, jit, loss_scale
 
+    copies.install_keras3()
     loss_scale.install()
     jit.install()
     return distribute(optimizer, Distribution(reduction, passes, average, backend), _DistributedOptimizer, name)

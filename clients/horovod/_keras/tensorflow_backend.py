@@ -41,30 +41,23 @@ def broadcast_variables(
 
 
 def allreduce(value: Any, name: str | None, op: int, prescale: float, postscale: float, compression: Any) -> Any:
-    return _result(
-        hvd.allreduce(
-            tf.convert_to_tensor(value),
-            name=name,
-            op=op,
-            prescale_factor=prescale,
-            postscale_factor=postscale,
-            compression=compression,
-        )
+    return hvd.allreduce(
+        tf.convert_to_tensor(value),
+        name=name,
+        op=op,
+        prescale_factor=prescale,
+        postscale_factor=postscale,
+        compression=compression,
     )
 
 
 def allgather(value: Any, name: str | None) -> Any:
-    return _result(hvd.allgather(tf.convert_to_tensor(value), name=name))
+    return hvd.allgather(tf.convert_to_tensor(value), name=name)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None) -> Any:
-    return _result(hvd.broadcast(tf.convert_to_tensor(value), root_rank, name=name))
+    return hvd.broadcast(tf.convert_to_tensor(value), root_rank, name=name)
 
 
 def reducescatter(value: Any, name: str | None, op: int) -> Any:
-    return _result(hvd.reducescatter(tf.convert_to_tensor(value), name=name, op=op))
-
-
-def _result(tensor: Any) -> Any:
-    """In a graph the tensor, which has no value yet."""
-    return tensor.numpy() if tf.executing_eagerly() and isinstance(tensor, tf.Tensor) else tensor
+    return hvd.reducescatter(tf.convert_to_tensor(value), name=name, op=op)

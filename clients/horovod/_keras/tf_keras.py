@@ -25,6 +25,11 @@ class _Reducing:
         """The gradient of this variable stays that of this rank, divided by the number of ranks."""
         _of(self).register_local_var(var)
 
+    @property
+    def gradient_aggregation(self) -> Any:
+        """The sums of several backward passes, or None where each is a step."""
+        return _of(self).aggregation
+
     def _hvd_reduced(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
         distribution = _of(self)
         pairs = list(grads_and_vars)
@@ -93,6 +98,12 @@ class _DistributedOptimizer(_Reducing):
             [variable for _, variable in pairs], lambda: apply(pairs, name=name, skip_gradients_aggregation=True)
         )
 
+    def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Any:
+        """Pairs of this rank's gradients and variables, as optimizers of Keras 2 had it; `apply_gradients` reduces."""
+        if grad_loss is not None:
+            raise ValueError("tf_keras.optimizers.Optimizer takes no grad_loss; multiply the loss by it.")
+        return self.compute_gradients(loss, var_list, tape)  # type: ignore[attr-defined]
+
     def _hvd_build(self, variables: list[Any]) -> None:
         self.build(variables)  # type: ignore[attr-defined]
 
@@ -139,5 +150,8 @@ def distribute_tf_keras(
     if hasattr(optimizer, "inner_optimizer"):
         distribute_tf_keras(optimizer.inner_optimizer, reduction, passes, average, backend, name)
         return optimizer
+    from horovod._keras import copies
+
+    copies.install_tf_keras()
     mixin = _DistributedOptimizer if hasattr(optimizer, "aggregate_gradients") else _DistributedLegacyOptimizer
     return distribute(optimizer, Distribution(reduction, passes, average, backend), mixin, name)

@@ -99,28 +99,26 @@ class Aggregation:
 
 
 def allreduce(value: Any, name: str | None, op: int, prescale: float, postscale: float, compression: Any) -> Any:
-    return _result(
-        hvd.allreduce(
-            _tensor(value),
-            name=name,
-            op=op,
-            prescale_factor=prescale,
-            postscale_factor=postscale,
-            compression=compression,
-        )
-    )
+    return hvd.allreduce(
+        _tensor(value),
+        name=name,
+        op=op,
+        prescale_factor=prescale,
+        postscale_factor=postscale,
+        compression=compression,
+    ).detach()
 
 
 def allgather(value: Any, name: str | None) -> Any:
-    return _result(hvd.allgather(_tensor(value), name=name))
+    return hvd.allgather(_tensor(value), name=name).detach()
 
 
 def broadcast(value: Any, root_rank: int, name: str | None) -> Any:
-    return _result(hvd.broadcast(_tensor(value), root_rank, name=name))
+    return hvd.broadcast(_tensor(value), root_rank, name=name).detach()
 
 
 def reducescatter(value: Any, name: str | None, op: int) -> Any:
-    return _result(hvd.reducescatter(_tensor(value), name=name, op=op))
+    return hvd.reducescatter(_tensor(value), name=name, op=op).detach()
 
 
 def _tensor(value: Any) -> torch.Tensor:
@@ -128,10 +126,6 @@ def _tensor(value: Any) -> torch.Tensor:
         return value
     value = getattr(value, "value", value)  # of a keras.Variable
     return value.detach() if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value))
-
-
-def _result(tensor: torch.Tensor) -> Any:
-    return tensor.detach().cpu().numpy()
 
 
 def _whole(gradient: torch.Tensor) -> torch.Tensor:

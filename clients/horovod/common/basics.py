@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 
 from horovod import _core
 from horovod._core import ReduceOp
+from horovod.base.settings import Settings, resolve
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet, forget_all, global_process_set, register
 from horovod.worker.runtime import context as _context
 from horovod.worker.runtime.context import MemberLostError, current, is_initialized
 from horovod.worker.runtime.gpu import cuda_file, nccl_file
-from horovod.worker.settings import Settings, resolve
 
 __all__ = [
     "Adasum",
@@ -122,7 +122,7 @@ def init(
         "start_timeout_seconds": start_timeout_seconds,
         "dynamic_process_sets": dynamic or None,
     }
-    from horovod.runner.clusters.join import joined, size_of_world
+    from horovod.rendezvous.join import joined, size_of_world
 
     if ranks:
         everyone = list(range(size_of_world(resolve(explicit=given))))
@@ -391,3 +391,12 @@ def stop_timeline() -> None:
     >>> hvd.stop_timeline()
     """
     current().timeline.stop_as_asked()
+
+
+def __getattr__(name: str) -> Any:
+    """A class of earlier releases, made of what is here."""
+    if name != "HorovodBasics":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from horovod.common.compatibility import HorovodBasics
+
+    return HorovodBasics

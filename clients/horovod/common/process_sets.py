@@ -8,14 +8,14 @@ operation that waits for a rank in one set holds up no other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
 
 from horovod.worker.runtime.context import Context, current
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
 
-_registered: dict[int, ProcessSet] = {}  # by id, without the global one
+_registered: dict[int, ProcessSet] = {}  # id -> process set, without the global one
 
 
 class ProcessSet:
@@ -72,6 +72,18 @@ class ProcessSet:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 
     __repr__ = __str__
+
+    def __deepcopy__(self, memo: dict[int, object]) -> ProcessSet:
+        return self  # the set may be removed later, and a copy would not know
+
+    def __reduce__(self) -> str | tuple[Callable[[list[int] | None], ProcessSet], tuple[list[int] | None]]:
+        """Pickles the ranks. Unpickled, it is the registered set of these ranks, if there is one."""
+        return "global_process_set" if self is global_process_set else (of_ranks, (self.ranks,))
+
+
+def of_ranks(ranks: list[int] | None) -> ProcessSet:
+    """The registered set of these ranks; where there is none, one that is not registered."""
+    return next((one for one in _registered.values() if one.ranks == ranks), None) or ProcessSet(ranks or [])
 
 
 def _make_global() -> ProcessSet:
@@ -135,8 +147,10 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     context = current()
     _check_dynamic(context, "remove_process_set")
     if context.process_sets.number(set_id, process_set.ranks) is None:
-        return False  # of an earlier world
-    context.process_sets.remove(set_id)
+        return False  # the set belongs to an earlier world
+    from horovod.common.ops.questions import standing  # late, because that module imports this one
+
+    context.process_sets.remove(set_id, standing)
     process_set.process_set_id = None
     if (registered := _registered.pop(set_id, None)) is not None:
         registered.process_set_id = None
@@ -152,6 +166,11 @@ def register(process_set: ProcessSet, set_id: int) -> None:
 def registered(set_id: int) -> ProcessSet | None:
     """The process set with this id, but for the global one; None: there is none."""
     return _registered.get(set_id)
+
+
+def registered_sets() -> dict[int, ProcessSet]:
+    """All registered sets by id, without the global one."""
+    return dict(_registered)
 
 
 def forget_all() -> None:

@@ -133,6 +133,15 @@ def _set(variables: dict[str, str | None]) -> None:
             os.environ[name] = value
 
 
+def __getattr__(name: str) -> Any:
+    """Names of earlier releases, which need more than what is here."""
+    if name not in ("_cache", "is_version_greater_equal_than"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from horovod.common import compatibility
+
+    return getattr(compatibility, name)
+
+
 def is_iterable(x: object) -> bool:
     """Whether iter(x) works."""
     try:

@@ -11,7 +11,7 @@ Everything public is a name of this module.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 try:
     import keras
@@ -20,87 +20,19 @@ except ModuleNotFoundError as error:
         f"horovod.keras needs Keras, which is not installed ({error}). Install it with: pip install 'horovod[keras]'"
     ) from error
 
-from horovod._keras import api, loading
-from horovod._keras.api import (
-    PartialDistributedOptimizer,
-    allgather,
-    allreduce,
-    broadcast,
-    reducescatter,
-)
+from horovod._keras import api, loading, names
 from horovod._keras.backends import backend_of
-from horovod.common.basics import (
-    Adasum,
-    Average,
-    Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from horovod.keras import callbacks, elastic
+from horovod._keras.names import *  # noqa: F403
+from horovod.common.basics import Average
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.keras import callbacks as callbacks
+from horovod.keras import elastic as elastic
+
+if not TYPE_CHECKING:  # mypy knows no lists in a list; for it, what has no _ and is not only imported is public
+    __all__ = [*names.__all__, "Compression", "DistributedOptimizer", "broadcast_global_variables"]  # noqa: PLE0604
+    __all__ += ["callbacks", "elastic", "load_model"]
 
 Compression = backend_of(keras).Compression
-
-__all__ = [
-    "Adasum",
-    "Average",
-    "Compression",
-    "DistributedOptimizer",
-    "PartialDistributedOptimizer",
-    "ProcessSet",
-    "Sum",
-    "add_process_set",
-    "allgather",
-    "allreduce",
-    "broadcast",
-    "broadcast_global_variables",
-    "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_initialized",
-    "load_model",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
-    "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
-]
 
 
 def DistributedOptimizer(  # noqa: N802
@@ -157,24 +89,7 @@ def load_model(
     compression: Any = None,
     legacy_opts: bool = False,
 ) -> Any:
-    """A saved model, whose optimizer is distributed, with its state. It may have been saved with or without Horovod.
+    return loading.load_model(keras, filepath, custom_optimizers, custom_objects, compression)
 
-    Example:
 
-        >>> model = hvd.load_model("model.keras")
-        >>> model.fit(images, labels)
-
-    Args:
-        filepath: what Keras's load_model takes.
-        custom_optimizers: classes of optimizers that are not Keras's own.
-        custom_objects: as for Keras's load_model.
-        compression: how gradients travel, for example Compression.fp16.
-        legacy_opts: accepted for scripts of older releases.
-    """
-    return loading.load_model(
-        keras,
-        filepath,
-        custom_optimizers,
-        custom_objects,
-        compression,
-    )
+load_model.__doc__ = loading.load_model.__doc__

@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import keras
 
-from horovod._keras import best_model
 from horovod._keras import callbacks as shared
+from horovod._keras.best_model import BestModel
+from horovod._keras.callbacks import *  # noqa: F403
+from horovod._keras.classes import classes_for
 
-__all__ = [
-    "BestModelCheckpoint",
-    "BroadcastGlobalVariablesCallback",
-    "LearningRateScheduleCallback",
-    "LearningRateWarmupCallback",
-    "MetricAverageCallback",
-]
+globals().update(classes_for(keras, __name__, shared))
 
-
-class BroadcastGlobalVariablesCallback(shared.BroadcastGlobalVariablesCallback, keras.callbacks.Callback):
-    __doc__ = shared.BroadcastGlobalVariablesCallback.__doc__
-    _hvd_keras = keras
+if not TYPE_CHECKING:
+    __all__ = [*shared.__all__, "BestModelCheckpoint"]  # noqa: PLE0604
 
 
-class MetricAverageCallback(shared.MetricAverageCallback, keras.callbacks.Callback):
-    __doc__ = shared.MetricAverageCallback.__doc__
-    _hvd_keras = keras
-
-
-class LearningRateScheduleCallback(shared.LearningRateScheduleCallback, keras.callbacks.Callback):
-    __doc__ = shared.LearningRateScheduleCallback.__doc__
-    _hvd_keras = keras
-
-
-class LearningRateWarmupCallback(shared.LearningRateWarmupCallback, keras.callbacks.Callback):
-    __doc__ = shared.LearningRateWarmupCallback.__doc__
-    _hvd_keras = keras
-
-
-class BestModelCheckpoint(best_model.BestModel, keras.callbacks.ModelCheckpoint):
+class BestModelCheckpoint(BestModel, keras.callbacks.ModelCheckpoint):
     """Saves the best model so far to `filepath`, an attribute to be set before training."""
 
     def __init__(

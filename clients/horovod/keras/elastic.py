@@ -19,16 +19,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from horovod._keras import elastic as shared
 from horovod._keras.backends import backend_of
+from horovod._keras.classes import classes_for
+from horovod._keras.elastic import *  # noqa: F403
 from horovod.common.basics import join_again
 from horovod.common.elastic import run_fn
 
-__all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
+globals().update(classes_for(keras, __name__, shared))
+
+if not TYPE_CHECKING:
+    __all__ = [*shared.__all__, "run"]  # noqa: PLE0604
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,31 +46,3 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
         return run_tensorflow(func)
     return run_fn(func, join_again)
-
-
-class KerasState(shared.ModelState):
-    """The state of a Keras training: the model, its optimizer and plain values given by name.
-
-    Args:
-        model: a built model, else ValueError.
-        optimizer: that of the model, if None is given.
-        kwargs: plain values, the same names on all ranks.
-
-    `sync` makes all ranks equal to rank 0, or, when rank 0 is new in a training that others were in already, to the
-    lowest rank of these. Afterwards everything counts as saved.
-    """
-
-    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        super().__init__(keras, model, optimizer, **kwargs)
-
-
-class CommitStateCallback(shared.CommitStateCallback, keras.callbacks.Callback):
-    __doc__ = shared.CommitStateCallback.__doc__
-
-
-class UpdateBatchStateCallback(shared.UpdateBatchStateCallback, keras.callbacks.Callback):
-    __doc__ = shared.UpdateBatchStateCallback.__doc__
-
-
-class UpdateEpochStateCallback(shared.UpdateEpochStateCallback, keras.callbacks.Callback):
-    __doc__ = shared.UpdateEpochStateCallback.__doc__

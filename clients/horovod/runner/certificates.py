@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 AUTHORITY, COORDINATOR, CLIENT = "ca", "coordinator", "client"
 AUTHORITY_DAYS = 3650
 MAX_DAYS = AUTHORITY_DAYS
-_EARLIER = datetime.timedelta(hours=1)  # clocks differ
+_EARLIER = datetime.timedelta(hours=1)  # certificates count from so much earlier, because clocks differ
 _MEMBER = "horovod member"
 
 
@@ -46,7 +46,7 @@ def make(folder: Path, hosts: Sequence[str], days: int) -> str:
 
 
 def renew(folder: Path, hosts: Sequence[str], days: int) -> str:
-    """As `make`, with the authority that is there."""
+    """The same as `make`, with the authority that exists already."""
     _check(days)
     names = _names(hosts)
     with _sentences(folder):

@@ -13,21 +13,25 @@ from typing import Any, TypeVar
 
 import grpc
 
+from horovod.base.setting import split_address
+from horovod.base.settings import resolve
+from horovod.base.words import printable
+from horovod.coordinator.core.cluster.record_size import refusal_of
 from horovod.protos.v1 import jobs_pb2
 from horovod.protos.v1.jobs_pb2_grpc import JobsStub
 from horovod.worker.agent.feed import OUTPUT_COST
 from horovod.worker.agent.log import STREAMS
 from horovod.worker.agent.output import Console
 from horovod.worker.runtime.channel import broke_in_write, explain, open_aio_channel, waiting_helps
+from horovod.worker.runtime.coordinators import pings
+from horovod.worker.runtime.leader import Search, leader_in
 from horovod.worker.runtime.tls import ClientTls
 from horovod.worker.runtime.token import Credential, given_token
-from horovod.worker.setting import split_address
-from horovod.worker.settings import resolve
-from horovod.worker.words import printable
 
-PATIENCE_S = 60.0  # without any coordinator that answers
+PATIENCE_S = 60.0  # seconds without any coordinator that answers
 _RETRY_S = 0.2
 _ATTEMPT_S = 10.0
+_KEEPALIVE_S = 20.0  # time for the answer to a ping, where there is no other coordinator to ask
 _ACK_BYTES = 128 << 10
 
 _FINAL = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)
@@ -53,7 +57,7 @@ class Access:
 
     @classmethod
     def of(cls, addresses: Sequence[str], environ: Mapping[str, str]) -> Access:
-        """With the token and the files that the environment names. ValueError or StartError with a sentence."""
+        """Access with the token and files that the environment names. ValueError or StartError with a sentence."""
         settings = resolve(environ)
         return cls(addresses, given_token(settings), ClientTls.of(settings))
 
@@ -62,11 +66,12 @@ class ClusterClient:
     """`async with ClusterClient(access) as cluster:`"""
 
     def __init__(self, access: Access, patience_s: float = PATIENCE_S) -> None:
-        self._addresses = list(access.addresses)
         self._tls = access.tls
-        self._credentials = [Credential(address, access.token) for address in access.addresses]
-        self._channels: dict[int, grpc.aio.Channel] = {}
-        self._preferred = 0
+        self._search = Search(access.addresses)
+        self._token = access.token
+        # By address: the connection, and the credential that is sent over it.
+        self._channels: dict[str, tuple[grpc.aio.Channel, Credential]] = {}
+        self._refusals: dict[str, str] = {}  # address -> why that coordinator will never serve us; another one may
         self._patience_s = patience_s
 
     async def __aenter__(self) -> ClusterClient:
@@ -75,11 +80,13 @@ class ClusterClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for channel in self._channels.values():
+        for channel, _ in self._channels.values():
             await channel.close()
 
     async def submit(self, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord:
-        """One job, however often it has to be asked for until an answer comes."""
+        """Submits one job, even if the call has to be repeated until an answer comes."""
+        if sentence := refusal_of(spec):  # before it is sent: what is much too long is refused by gRPC, without a word
+            raise ClusterError(sentence)
         named = jobs_pb2.JobSpec()
         named.CopyFrom(spec)
         named.submission = named.submission or secrets.token_hex(16)
@@ -94,14 +101,16 @@ class ClusterClient:
 
     async def place(self, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord:
         """Where the job would run now."""
+        if sentence := refusal_of(spec):
+            raise ClusterError(sentence)
         return await self._ask(lambda stub, more: stub.Place(spec, **more))
 
     async def find_code(self, code: jobs_pb2.Code) -> jobs_pb2.CodeFound:
-        """What of an archive the coordinator has."""
+        """Which chunks of an archive the coordinator has."""
         return await self._ask(lambda stub, more: stub.FindCode(code, **more))
 
     async def put_code(self, chunk: jobs_pb2.CodeChunk) -> jobs_pb2.CodeFound:
-        """Sends a part of it; which may be repeated."""
+        """Sends a chunk of an archive; may be repeated."""
         return await self._ask(lambda stub, more: stub.PutCode(chunk, **more))
 
     async def listing(self, most: int = 0) -> jobs_pb2.Listing:
@@ -124,11 +133,10 @@ class ClusterClient:
             del getattr(request, "from")[:]
             for rank, position in positions.items():
                 getattr(request, "from").add(rank=rank, position=position)
-            call: Any = None
             heard = False
+            stub, more = self._stub()
+            call: Any = stub.Follow(metadata=more["metadata"])
             try:
-                stub, more = self._stub()
-                call = stub.Follow(metadata=more["metadata"])
                 await call.write(jobs_pb2.FollowMessage(open=request))
                 owed: dict[int, list[int]] = {}
                 while (event := await call.read()) is not grpc.aio.EOF:
@@ -141,24 +149,18 @@ class ClusterClient:
                     await output(event.output)
                     positions[event.output.rank] = event.output.position  # first: what follows may find a dead stream
                     await self._acknowledge(call, event.output, owed)
-                code, details = await call.code(), await call.details()
-                self._judge(code, details or "")
-            except grpc.aio.AioRpcError as error:
-                if not broke_in_write(error):
-                    self._judge(error.code(), error.details() or "")
-            except asyncio.InvalidStateError:
-                pass
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                pass  # how it ended is asked below
             finally:
-                if call is not None:
-                    call.cancel()
-            if heard:  # it was there until now, however long it had nothing to say
+                call.cancel()
+            self._turn(await call.code(), await call.details() or "", await call.trailing_metadata(), heard)
+            if heard:  # the coordinator was there until now, even if it sent nothing for long
                 give_up_at = loop.time() + self._patience_s
             if loop.time() > give_up_at:
                 raise ClusterError(
-                    f"No coordinator answers at {', '.join(self._addresses)} since {self._patience_s:g} s. The job "
+                    f"No coordinator answers at {self._addresses} since {self._patience_s:g} s. The job "
                     f"goes on without this launcher: `horovodrun logs -f {request.job}` shows more when one is there."
                 )
-            self._next()
             await asyncio.sleep(_RETRY_S)
 
     @staticmethod
@@ -179,41 +181,53 @@ class ClusterClient:
         while True:
             stub, more = self._stub()
             try:
-                return await call(stub, {**more, "timeout": _ATTEMPT_S})
+                answer = await call(stub, {**more, "timeout": _ATTEMPT_S})
+                self._search.served()
+                return answer
             except grpc.aio.AioRpcError as error:
                 details = error.details() or ""
                 try:
-                    self._judge(error.code(), details)
+                    self._turn(error.code(), details, error.trailing_metadata())
                 except ClusterError as refused:
                     raise UnansweredError(str(refused)) if was_asked else refused from None
-                was_asked = True
+                was_asked = was_asked or waiting_helps(error.code())  # otherwise the call was refused unread
                 if loop.time() > give_up_at:
                     raise UnansweredError(
-                        f"The coordinator at {', '.join(self._addresses)} did not answer: {printable(details)}."
+                        f"The coordinator at {self._addresses} did not answer: {printable(details)}."
                     ) from None
-            self._next()
             await asyncio.sleep(_RETRY_S)
 
+    @property
+    def _addresses(self) -> str:
+        return ", ".join(self._search.addresses)
+
     def _stub(self) -> tuple[Any, dict[str, Any]]:
-        number = self._preferred
-        if number not in self._channels:
-            self._channels[number] = open_aio_channel(self._addresses[number], self._tls)
-        return JobsStub(self._channels[number]), {"metadata": self._credentials[number].metadata()}
+        address = self._search.address
+        if address not in self._channels:
+            channel = open_aio_channel(address, self._tls, *pings(len(self._search.addresses), _KEEPALIVE_S))
+            self._channels[address] = (channel, Credential(address, self._token))
+        channel, credential = self._channels[address]
+        return JobsStub(channel), {"metadata": (*credential.metadata(), *self._search.metadata())}
 
-    def _next(self) -> None:
-        self._preferred = (self._preferred + 1) % len(self._addresses)
-
-    def _judge(self, code: grpc.StatusCode, details: str) -> None:
-        """Raises what another attempt would not change."""
-        text = printable(details)
+    def _turn(self, code: grpc.StatusCode, details: str, trailing: Any, was_served: bool = False) -> None:
+        """After a call that failed: who is asked next. Raises what another attempt would not change."""
+        text, leader = printable(details), leader_in(trailing)
+        broke = broke_in_write(code, details)
         if code in _FINAL:
             raise ClusterError(text)
-        if not waiting_helps(code) and (len(self._addresses) == 1 or code is grpc.StatusCode.UNAUTHENTICATED):
-            raise ClusterError(explain(code, text, self._addresses[self._preferred], with_token=True))
+        if not waiting_helps(code) and not broke:
+            self._refusals[self._search.address] = explain(code, text, self._search.address, with_token=True)
+            if self._refusals.keys() >= set(self._search.addresses):
+                raise ClusterError(" ".join(dict.fromkeys(self._refusals.values())))
+        if was_served:  # a stream may break by itself: the same one is asked once more
+            self._search.served()
+        else:
+            is_silent = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED) or broke
+            self._search.turn(leader is not None or not is_silent, printable(leader or ""))
 
 
 class FollowedJob:
-    """A job on a cluster, with the handles of a LocalAgent: `stop` and `forward`, for a launcher's signals."""
+    """A job on a cluster, with the handles of a Supervisor: `stop` and `forward`, for a launcher's signals."""
 
     def __init__(self, cluster: ClusterClient, console: Console) -> None:
         self.record = jobs_pb2.JobRecord()
@@ -285,7 +299,7 @@ class FollowedJob:
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    """In the writer's thread."""
+    """Called in the writer's thread."""
     with contextlib.suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(function)
 

@@ -11,21 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod.coordinator.core.clustered import OVER
-from horovod.coordinator.core.words import joined, ranks_in_words
+from horovod.base.words import joined, ranks_in_words
 from horovod.protos.v1 import jobs_pb2
 from horovod.runner.cluster_client import Access, ClusterClient, FollowedJob, coordinators_of, exported
-from horovod.runner.control import Control
+from horovod.runner.control import Control, without_loop
 from horovod.runner.hosts import HostSlots, fill
-from horovod.runner.job import terminal_size
+from horovod.runner.local_job import terminal_size
 from horovod.runner.observed import traced
-from horovod.worker.agent.output import Console, Writer
+from horovod.runner.python_streams import PythonStreams
+from horovod.runner.report import last_lines, outcome_of
+from horovod.worker.agent.output import Console
 
 OnStart = Callable[[Any], None]
 OnChange = Callable[[jobs_pb2.JobRecord], None]
-
-_OUTPUT_GRACE_S = 1.0
-_POLL_S = 0.05
 
 
 def job_of(args: argparse.Namespace, environ: Mapping[str, str], hosts: Sequence[tuple[str, int]]) -> jobs_pb2.JobSpec:
@@ -49,7 +47,7 @@ def job_of(args: argparse.Namespace, environ: Mapping[str, str], hosts: Sequence
 
 
 def user_name() -> str:
-    """Who submits; a number where it has no name."""
+    """The name of the user who submits, or the user's number where there is no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -63,7 +61,7 @@ def launch_on_agents(args: argparse.Namespace, environ: Mapping[str, str], hosts
     if not count:
         raise ValueError("-np is missing: say how many processes to start, for example -np 2.")
     if hosts:
-        fill([HostSlots(*host) for host in hosts], count)  # says when they are too few
+        fill([HostSlots(*host) for host in hosts], count)  # raises when the hosts have too few slots
     args.num_proc = count
     spec = job_of(args, {**environ, **terminal_size(environ)}, hosts)
     if args.detach:
@@ -80,9 +78,15 @@ def launch_on_agents(args: argparse.Namespace, environ: Mapping[str, str], hosts
 
 def show(args: argparse.Namespace, size: int, run: Callable[[Console, OnStart, OnChange], jobs_pb2.JobRecord]) -> int:
     """Shows a job of `size` ranks to its end, which `run` waits for; the exit code of the launcher."""
-    writer = Writer()
+    streams = PythonStreams()
     directory = Path(args.output_filename) if args.output_filename else None
-    console = Console(writer, directory=directory, size=size, timestamps=args.prefix_output_with_timestamp)
+    console = Console(
+        streams.writer,
+        descriptors=streams.descriptors,
+        directory=directory,
+        size=size,
+        timestamps=args.prefix_output_with_timestamp,
+    )
     told: list[str] = []
 
     def changed(record: jobs_pb2.JobRecord) -> None:
@@ -94,9 +98,9 @@ def show(args: argparse.Namespace, size: int, run: Callable[[Console, OnStart, O
                 told.append(line)
                 console.note(f"horovodrun: {line}")
 
-    with Control(console, writer) as control:
+    with Control(console, streams) as control:
         try:
-            record = run(console, control.attach, changed)
+            record = without_loop(lambda: run(console, control.attach, changed))
         finally:
             console.close(timeout_s=1)
     if control.code is not None:
@@ -110,14 +114,14 @@ def show(args: argparse.Namespace, size: int, run: Callable[[Console, OnStart, O
 
 def in_words(share: jobs_pb2.Share) -> str:
     """`ranks 0 and 1 on h1, over eth0`."""
-    words = f"{ranks_in_words(range(share.first_rank, share.first_rank + share.ranks))} on {share.agent}"
+    words = f"{ranks_in_words(share.slots)} on {share.agent}"
     if share.gpus:
         words += f", GPUs {', '.join(share.gpus)}"
     return f"{words}, over {joined(list(share.interfaces))}" if share.interfaces else words
 
 
 def submit(access: Access, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord:
-    """For --detach."""
+    """Submits the job and returns, for --detach."""
 
     async def run() -> jobs_pb2.JobRecord:
         async with ClusterClient(access) as cluster:
@@ -145,29 +149,8 @@ async def attended(
         prepare(job)
         on_start(job)
         record = await (job.follow(work) if isinstance(work, jobs_pb2.Open) else job.run(work))
-        await _last_lines(job, console)
+        await last_lines(console, lambda: job.stopping)
         return record
-
-
-async def _last_lines(job: FollowedJob, console: Console) -> None:
-    """Signals must still be seen while a slow reader takes the last lines, so this waits in small steps."""
-    loop = asyncio.get_running_loop()
-    give_up_at: float | None = None
-    while not console.close(timeout_s=0):
-        if job.stopping and give_up_at is None:
-            give_up_at = loop.time() + _OUTPUT_GRACE_S
-        if give_up_at is not None and loop.time() > give_up_at:
-            break
-        await asyncio.sleep(_POLL_S)
-
-
-def outcome_of(record: jobs_pb2.JobRecord) -> tuple[int, str]:
-    """The exit code of a launcher for a job that is over, and what to say about it."""
-    if record.state == jobs_pb2.JOB_STATE_SUCCEEDED:
-        return 0, ""
-    if record.state not in OVER:
-        return 1, f"The coordinator ended the stream before job {record.id} was over: see `horovodrun ps`."
-    return record.exit_code or 1, record.sentence
 
 
 def say(sentence: str) -> None:

@@ -18,7 +18,7 @@ _USAGE = 2
 
 
 def run(argv: Sequence[str]) -> int:
-    """The exit code."""
+    """Runs a command and returns the exit code."""
     args = _parser().parse_args(argv)
     try:
         if hasattr(args, "code"):  # job_commands.py
@@ -45,8 +45,8 @@ def _certs(args: argparse.Namespace) -> str:
 
 
 def _token(args: argparse.Namespace) -> str:
-    from horovod.coordinator.job_token import job_token
-    from horovod.coordinator.token import read_token
+    from horovod.base.job_tokens import job_token
+    from horovod.base.tokens import read_token
 
     return job_token(read_token(args.token_file), args.job)
 

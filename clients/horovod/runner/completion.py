@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from horovod.worker.settings import SETTINGS
+from horovod.base.settings import SETTINGS
 
 _FOLDERS = {"DIR"}
 _FILES = {"FILE", "YAML", "SCRIPT", "TIMELINE", "LOG", "LIBRARY"}

@@ -8,14 +8,14 @@ from typing import Any
 
 import yaml
 
-from horovod.worker.setting import Setting
-from horovod.worker.settings import SETTINGS
+from horovod.base.setting import Setting
+from horovod.base.settings import SETTINGS
 
 _CONTROLLERS = ("gloo", "mpi")
 
 
 def read_config(path: str | Path) -> dict[str, str]:
-    """Environment variables that the file asks for. ValueError with a sentence for anything it should not hold."""
+    """The environment variables for the file's settings. ValueError with a sentence for anything else in it."""
     where = f"The configuration file {str(path)!r}"
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))

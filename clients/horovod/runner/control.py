@@ -9,10 +9,12 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from horovod.worker.agent.output import Console, Writer
+from horovod.runner.python_streams import PythonStreams
+from horovod.worker.agent.output import Console
 
 _FAILED = 1
 _PIPE_CLOSED = 128 + signal.SIGPIPE
@@ -20,14 +22,30 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 
 
-class Job(Protocol):
-    """What signals act on: a LocalAgent, or a job on a cluster."""
+class SignalTarget(Protocol):
+    """What the launcher passes signals on to: the Supervisor of a job on this machine, or a job on a cluster."""
 
     def stop(self, signum: int) -> None:
-        """The job is to end; asked again, sooner."""
+        """Asks the job to end. Called again, it ends the job sooner."""
 
     def forward(self, signum: int) -> None:
-        """Every rank is to get this signal."""
+        """Sends this signal to every rank."""
+
+
+T = TypeVar("T")
+
+
+def without_loop(function: Callable[[], T]) -> T:
+    """The result of `function`, which makes an event loop: in another thread where this one has one, as in a notebook.
+
+    Signal handlers run here meanwhile.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return function()
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(function).result()
 
 
 class Control:
@@ -36,15 +54,16 @@ class Control:
     Plain signal handlers rather than the event loop's: they also stand before the loop runs and after it has ended.
     """
 
-    def __init__(self, console: Console, writer: Writer) -> None:
-        self.code: int | None = None  # decided by a signal, not by the ranks
+    def __init__(self, console: Console, streams: PythonStreams) -> None:
+        self.code: int | None = None  # the launcher's exit code if a signal decided it; None: the ranks decide
         self.sentence = ""
         self._console = console
-        self._agent: Job | None = None
+        self._agent: SignalTarget | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._before: dict[int, Any] = {}
         self._wakeup: tuple[socket.socket, socket.socket] = socket.socketpair()
-        writer.failed = self._on_broken_in_writer
+        self._streams = dict(zip(streams.descriptors, ("stdout", "stderr"), strict=True))
+        streams.writer.failed = self._on_broken_in_writer
 
     def __enter__(self) -> Control:
         for signum in (*_STOPPING, *_PASSED_ON, signal.SIGTSTP):
@@ -66,8 +85,8 @@ class Control:
         if self.code is not None:  # the exit is decided; one Ctrl-C too many must not turn it into a traceback
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def attach(self, agent: Job) -> None:
-        """The job begins; in the event loop."""
+    def attach(self, agent: SignalTarget) -> None:
+        """The job begins. Called in its event loop."""
         self._agent = agent
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._wakeup[0], self._wakeup[0].recv, 4096)
@@ -104,10 +123,10 @@ class Control:
 
     def _on_broken(self, descriptor: int, error: OSError) -> None:
         assert self._agent is not None
-        if descriptor not in (1, 2):
+        if descriptor not in self._streams:
             self._console.note(f"horovodrun: a file of --output-filename cannot be written any more: {error.strerror}.")
         elif self.code is None:
             self.code = _PIPE_CLOSED if error.errno == errno.EPIPE else _FAILED
-            stream = "stdout" if descriptor == 1 else "stderr"
+            stream = self._streams[descriptor]
             self.sentence = f"Nobody takes {stream} any more ({error.strerror}), so the ranks were stopped."
             self._agent.stop(signal.SIGTERM)

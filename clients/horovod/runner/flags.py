@@ -15,10 +15,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from horovod import __version__
+from horovod.base.setting import Setting
+from horovod.base.settings import MAX_SIZE, ROWS, SETTINGS
 from horovod.runner import lsf
 from horovod.runner.job_flags import add_job_flags
-from horovod.worker.setting import Setting
-from horovod.worker.settings import MAX_SIZE, ROWS, SETTINGS
 
 # Options of earlier versions that mean the same as one in the table: (option, the value it stores, what to write in its
 # place where it is deprecated). --help hides them.
@@ -29,9 +29,10 @@ _OLD_SPELLINGS = {
         ("--no-log-hide-timestamp", False, "--log-with-timestamp"),
     ),
 }
-_SHOWN_OPPOSITES = ("--no-mpi-threads-disable",)  # beside those of switches that are on, or whose default depends
+# Shown besides the opposites of switches that are on, or whose default depends.
+_SHOWN_OPPOSITES = ("--no-mpi-threads-disable",)
 _ITSELF = "the processes that it starts form a world by themselves"
-# What would change the job, by attribute of the parsed arguments, and what to do instead.
+# Options that are refused, by attribute of the parsed arguments, with the sentence that says what to do instead.
 _REFUSED = {
     "mpi": f"there is no MPI in this build. Write `mpirun -np N ...` in place of horovodrun: {_ITSELF}",
     "jsrun": f"horovodrun does not start jsrun. Write `jsrun ...` in place of horovodrun: {_ITSELF}",

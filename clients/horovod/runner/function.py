@@ -16,20 +16,21 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol
 
+from horovod.base.settings import MAX_SIZE, ROWS, resolve
 from horovod.runner import task
 from horovod.runner.elastic.request import NOT_YET, ElasticRequest
 from horovod.runner.flags import interface_variable
 from horovod.runner.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
+from horovod.runner.python_streams import PythonStreams
 from horovod.worker.agent.guardian import Guardian
-from horovod.worker.agent.output import Console, Writer
-from horovod.worker.settings import MAX_SIZE, ROWS, resolve
+from horovod.worker.agent.output import Console
 
 _ELASTIC_NAMES = {name: name for name in ("num_proc", *(field.name for field in fields(ElasticRequest)))}
 
 if TYPE_CHECKING:
-    from horovod.worker.agent.agent import Outcome
+    from horovod.protos.v1.jobs_pb2 import JobRecord
 
 
 def run(
@@ -67,7 +68,8 @@ def run(
     hosts, hostfile: "h1:2,h2:4" or a file with lines "h1 slots=2"; other hosts are reached by ssh (ssh_port,
         ssh_identity_file), which must work without a password.
     start_timeout: seconds that all processes may take to start and join.
-    output_filename: folder that also gets what each rank prints.
+    output_filename: folder that also gets what each rank prints. It is shown on sys.stdout and sys.stderr as they are
+        at the time of the call, in a notebook under the cell; ranks have an empty stdin.
     executable: the Python to run, default the one that runs now.
 
     min_num_proc or host_discovery_script ask for an elastic job, of which max_num_proc, slots (of a host that the
@@ -130,24 +132,24 @@ def run(
 
     # Guardian first: the job makes threads and gRPC channels.
     with Guardian() as guardian, task.Exchange(len(names), *call) as exchange:
-        from horovod.runner.job import Job, run_job, share_of_cores
+        from horovod.runner.local_job import LocalJob, run_job, share_of_cores
         from horovod.runner.progress import Progress
 
         environ.update(share_of_cores(environ, len(names)))
         descriptors = [exchange.descriptors(rank) for rank in range(len(names))]
-        job = Job(exchange.command(executable or sys.executable), names, environ, descriptors)
-        outcomes: list[Outcome] = []
+        job = LocalJob(exchange.command(executable or sys.executable), names, environ, descriptors)
+        records: list[JobRecord] = []
 
         def here(console: Console, on_start: Callable[[Any], None]) -> None:
             progress = Progress(console, job.host_names, verbose=bool(verbose))
-            outcomes.extend(run_job(job, console, guardian, on_start, progress))
+            records.append(run_job(job, console, guardian, on_start, progress))
 
         _run_in_thread(here, len(names), directory, bool(verbose))
-        return _results(exchange, outcomes, job.host_names)
+        return _results(exchange, records[0], job.host_names)
 
 
 class _Stoppable(Protocol):
-    """What Ctrl-C acts on: a LocalAgent, or a job on other hosts."""
+    """What Ctrl-C acts on: the job, here or on other hosts."""
 
     def stop(self, signum: int) -> None: ...
 
@@ -159,11 +161,10 @@ def _run_in_thread(
     running: list[tuple[_Stoppable, asyncio.AbstractEventLoop]] = []
     errors: list[BaseException] = []
     interrupted = threading.Event()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    console = Console(
-        Writer(), descriptors=(_descriptor(sys.stdout, 1), _descriptor(sys.stderr, 2)), directory=directory, size=size
-    )
+    streams = PythonStreams(served=True)
+    refused: list[OSError] = []
+    streams.writer.failed = lambda descriptor, error: refused.append(error)
+    console = Console(streams.writer, descriptors=streams.descriptors, directory=directory, size=size)
 
     def on_start(job: _Stoppable) -> None:
         running.append((job, asyncio.get_running_loop()))
@@ -175,6 +176,8 @@ def _run_in_thread(
             work(console, on_start)
         except BaseException as error:
             errors.append(error)
+        finally:
+            console.close(timeout_s=1)
 
     if verbose:
         console.note(f"horovod.run: starting {size} processes")
@@ -182,31 +185,36 @@ def _run_in_thread(
     thread.start()
     while thread.is_alive():
         try:
-            thread.join()
+            streams.serve(thread)
         except KeyboardInterrupt:
             interrupted.set()
             for job, loop in running[-1:]:
                 loop.call_soon_threadsafe(job.stop, signal.SIGINT)
-    console.close(timeout_s=1)
+    for error in refused[:1]:
+        warnings.warn(
+            f"horovod.run: what ranks print could not be written ({error.strerror}).", RuntimeWarning, stacklevel=3
+        )
     if interrupted.is_set():
         raise KeyboardInterrupt
     if errors:
         raise errors[0]
 
 
-def _results(exchange: task.Exchange, outcomes: Sequence[Outcome], hosts: Sequence[str]) -> list[Any]:
-    from horovod.runner.report import explain, first_failure
+def _results(exchange: task.Exchange, record: JobRecord, hosts: Sequence[str]) -> list[Any]:
+    from horovod.coordinator.core.cluster.job import RankExit
+    from horovod.coordinator.core.ending import explain, first_failure
 
     left: dict[int, task.Result] = {}
     for rank in range(len(hosts)):
         if (result := exchange.result(rank)) is not None:
             left[rank] = result
-    first = first_failure(outcomes)
+    exits = [RankExit.of(outcome) for outcome in record.outcomes]
+    first = first_failure(exits)
     if first is not None:
         # A process takes a while to end after its exception, and a peer that noticed may be faster: the clock decides.
         raised = [rank for rank, result in left.items() if result.error is not None]
         if first.rank not in raised:
-            raise RuntimeError(explain(outcomes, hosts))
+            raise RuntimeError(explain(exits, hosts))
         rank = min(raised, key=lambda rank: left[rank].at_s)
         result = left[rank]
         raise RuntimeError(f"Rank {rank} on host {hosts[rank]} raised {result.error}\n\n{result.traceback}")
@@ -224,11 +232,3 @@ def _renamed(old: str, old_value: Any, new: str, new_value: Any) -> Any:
         return new_value
     warnings.warn(f"{old} is deprecated, use {new}.", DeprecationWarning, stacklevel=3)
     return old_value
-
-
-def _descriptor(stream: TextIO, default: int) -> int:
-    """Where `stream` ends up; notebooks and test frameworks replace it by objects without a file."""
-    try:
-        return stream.fileno()
-    except (OSError, AttributeError, ValueError):
-        return default

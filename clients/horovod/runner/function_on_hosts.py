@@ -12,6 +12,7 @@ from typing import Any
 
 import cloudpickle
 
+from horovod.base.settings import resolve
 from horovod.coordinator.services.exchange import Exchange
 from horovod.protos.v1 import jobs_pb2
 from horovod.runner import task
@@ -21,7 +22,6 @@ from horovod.runner.hosts import HostSlots
 from horovod.runner.hosts_launch import run_on_hosts, shown_name
 from horovod.runner.ssh import SshOptions, check_ssh, working_directory
 from horovod.worker.agent.output import Console
-from horovod.worker.settings import resolve
 
 # This Python, or whatever is called python3 on a host that has none of this name.
 _FIND_PYTHON = 'command -v "$0" > /dev/null 2>&1 && exec "$0" "$@"; exec python3 "$@"'
@@ -69,7 +69,7 @@ class FunctionOnHosts:
         )
 
     def results(self) -> list[Any]:
-        """By rank; RuntimeError with the first rank's failure."""
+        """The results by rank; RuntimeError with the failure that came first."""
         arrived = {rank: task.Result(*pickle.loads(content)) for rank, content in self._exchange.results.items()}  # noqa: S301
         if self._record.state != jobs_pb2.JOB_STATE_SUCCEEDED:
             # The clocks of hosts differ, so the first of the exceptions is the one that arrived first.

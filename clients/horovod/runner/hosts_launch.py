@@ -8,35 +8,30 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import importlib.util
 import secrets
 import socket
-import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from horovod.base.settings import Settings, resolve
+from horovod.coordinator.config import CoordinatorConfig
 from horovod.coordinator.limits import Limits
+from horovod.coordinator.loops import quiet
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.services.exchange import Exchange
-from horovod.coordinator.tls import ServerTls
 from horovod.protos.v1 import jobs_pb2
 from horovod.runner.cluster_client import Access, FollowedJob
 from horovod.runner.cluster_launch import attended, job_of, show
 from horovod.runner.hosts import HostSlots, remote
-from horovod.runner.job import terminal_size
+from horovod.runner.local_job import terminal_size
 from horovod.runner.observed import pages_of, traced
 from horovod.runner.progress import Progress, Seen, hosts_sentence, seen_by
+from horovod.runner.run_certificate import ADVICE, run_certificate
 from horovod.runner.ssh import RemoteAgent, SshOptions, check_ssh, local_command, remote_command, working_directory
 from horovod.worker.agent.output import Console
 from horovod.worker.runtime.host import choose_interfaces, interfaces
-from horovod.worker.runtime.tls import ClientTls
-from horovod.worker.settings import Settings, resolve
 
-_SERVER_NAME = "launcher.horovod"
-_CERTIFICATE_DAYS = 3650  # as long as a job may take; they end with it
-_AT_ONCE = 64  # connections of ssh that are being made
+_AT_ONCE = 64  # connections of ssh that are being made at one time
 
 
 class _Starting:
@@ -113,7 +108,7 @@ class HostAgents:
             )
 
     async def _bring_up(self, host: HostSlots, is_remote: bool, at_once: asyncio.Semaphore) -> str:
-        """An empty string when the agent is registered, else why not."""
+        """Starts an agent and waits until it is registered. Returns "", or why it is not."""
         name = shown_name(host.name)
         order = {**self._order, "name": name, "slots": host.slots}
         command = self._ssh.command(host.name, self._remote_command) if is_remote else local_command()
@@ -194,9 +189,17 @@ def run_on_hosts(
     token = secrets.token_urlsafe(32)
     limits = Limits(settings.keepalive_timeout_seconds, settings.reattach_grace_seconds)
     with (
-        _certificates() as (server_tls, client_tls),
-        EmbeddedCoordinator(
-            _everywhere(), token=token, limits=limits, tls=server_tls, exchange=exchange, **pages_of(settings)
+        run_certificate() as certificate,
+        EmbeddedCoordinator.of(
+            CoordinatorConfig(
+                _everywhere(),
+                token,
+                tls=certificate.server if certificate else None,
+                tls_advice=ADVICE,
+                exchange=exchange,
+                limits=limits,
+                **pages_of(settings),
+            )
         ) as coordinator,
         traced(spec.processes, coordinator.server.registry if coordinator.server else None) as trace,
     ):
@@ -208,9 +211,9 @@ def run_on_hosts(
             "keepalive_timeout_s": limits.keepalive_timeout_s,
             "alone_s": limits.reattach_grace_s + limits.keepalive_timeout_s,
         }
-        if client_tls is not None:
-            order |= {"ca": Path(client_tls.ca).read_text(), "server_name": client_tls.server_name}
-        access = Access([f"127.0.0.1:{port}"], token, client_tls)
+        if certificate is not None:
+            order |= {"ca": certificate.text(), "server_name": certificate.client.server_name}
+        access = Access([f"127.0.0.1:{port}"], token, certificate.client if certificate else None)
 
         def look() -> Seen:
             assert coordinator.server is not None
@@ -218,6 +221,7 @@ def run_on_hosts(
             return seen_by(jobs, jobs[0].name if jobs else "", spec.processes)
 
         async def run() -> jobs_pb2.JobRecord:
+            quiet(asyncio.get_running_loop())
             task = asyncio.current_task()
             assert task is not None
             on_start(_Starting(task))
@@ -235,24 +239,6 @@ def run_on_hosts(
             return asyncio.run(run())
         except asyncio.CancelledError:  # stopped by a signal, while hosts were being connected to
             return jobs_pb2.JobRecord(state=jobs_pb2.JOB_STATE_STOPPED, exit_code=130)
-
-
-@contextlib.contextmanager
-def _certificates() -> Iterator[tuple[ServerTls | None, ClientTls | None]]:
-    """An authority for this job alone, which agents get with their order, so that no token travels in the clear.
-
-    Nothing without the package `cryptography`; the coordinator says then what that means.
-    """
-    if importlib.util.find_spec("cryptography") is None:
-        yield None, None
-        return
-    from horovod.runner.certificates import make
-
-    with tempfile.TemporaryDirectory(prefix="horovodrun-") as name:
-        folder = Path(name)
-        make(folder, [_SERVER_NAME], days=_CERTIFICATE_DAYS)
-        server = ServerTls(str(folder / "coordinator.pem"), str(folder / "coordinator.key"))
-        yield server, ClientTls(str(folder / "ca.pem"), server_name=_SERVER_NAME)
 
 
 def shown_name(name: str) -> str:

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from horovod.base.settings import ROWS
 from horovod.protos.v1 import jobs_pb2
 from horovod.runner.job_file.submit import add_options, words_of
-from horovod.worker.settings import ROWS
 
 _STATES = {
     jobs_pb2.JOB_STATE_QUEUED: "queued",
@@ -96,7 +96,7 @@ def _ps(args: argparse.Namespace) -> int:
 
 
 def as_json(listing: jobs_pb2.Listing) -> dict[str, Any]:
-    """For programs; names are kept from version to version."""
+    """The job as JSON for programs; its names stay the same from version to version."""
     jobs = []
     for record in listing.jobs:
         jobs.append(
@@ -113,8 +113,8 @@ def as_json(listing: jobs_pb2.Listing) -> dict[str, Any]:
                 "hosts": [
                     {
                         "host": share.agent,
-                        "first_rank": share.first_rank,
-                        "ranks": share.ranks,
+                        "first_rank": min(share.slots, default=0),
+                        "ranks": len(share.slots),
                         "gpus": list(share.gpus),
                     }
                     for share in record.shares
@@ -141,7 +141,7 @@ def as_json(listing: jobs_pb2.Listing) -> dict[str, Any]:
 
 
 def as_table(listing: jobs_pb2.Listing, now_s: float) -> str:
-    """For people."""
+    """The jobs as a table for people."""
     rows = [("JOB", "STATE", "RANKS", "HOSTS", "USER", "AGE", "COMMAND")]
     for record in listing.jobs:
         command = " ".join(words_of(record))
@@ -182,14 +182,15 @@ def _age(seconds: float) -> str:
 
 def _logs(args: argparse.Namespace) -> int:
     from horovod.runner.cluster_launch import attended
-    from horovod.worker.agent.output import Console, Writer
+    from horovod.runner.python_streams import PythonStreams
+    from horovod.worker.agent.output import Console
 
     request = jobs_pb2.Open(job=args.job, output=True, ranks=args.rank, until_now=not args.follow)
-    writer = Writer()
-    console = Console(writer, timestamps=args.prefix_output_with_timestamp)
+    streams = PythonStreams()
+    console = Console(streams.writer, descriptors=streams.descriptors, timestamps=args.prefix_output_with_timestamp)
 
     async def show() -> None:
-        """Ctrl-C, and a reader that goes away, end the look and not the job."""
+        """Shows a job until Ctrl-C or until its reader goes away; neither ends the job."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         loop.add_signal_handler(signal.SIGINT, task.cancel)
@@ -197,7 +198,7 @@ def _logs(args: argparse.Namespace) -> int:
         def failed(descriptor: int, error: OSError) -> None:
             loop.call_soon_threadsafe(task.cancel)
 
-        writer.failed = failed
+        streams.writer.failed = failed
         await attended(_access(args), request, console, lambda job: None)
 
     try:
@@ -218,7 +219,7 @@ def _stop(args: argparse.Namespace) -> int:
 
 
 def _wait(args: argparse.Namespace) -> int:
-    from horovod.runner.cluster_launch import outcome_of
+    from horovod.runner.report import outcome_of
 
     latest = [jobs_pb2.JobRecord()]
 

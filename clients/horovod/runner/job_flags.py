@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+from horovod.base.settings import ROWS
 
 
 def add_job_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds them as a group of their own."""
+    """Adds these options to the parser, as a group of their own."""
     jobs = parser.add_argument_group("jobs on registered agents")
-    jobs.add_argument("--coordinator", metavar="A:29400,B:29400", help="run on the agents that are registered there")
+    jobs.add_argument(
+        "--coordinator",
+        metavar="A:29400,B:29400",
+        help="run on the agents that are registered there; HOROVOD_COORDINATOR alone does not do that",
+    )
     jobs.add_argument("--detach", action="store_true", help="print the job's id and leave; see `horovodrun logs -f ID`")
     jobs.add_argument("--job-name", metavar="NAME", help="what the job's id begins with; default: the program's name")
     jobs.add_argument("--gpus-per-process", type=_number(int), metavar="N", help="GPUs that each process gets")
@@ -33,6 +39,21 @@ def misplaced(args: argparse.Namespace) -> str:
         if value:
             return f"{flag} is for jobs on registered agents: name their coordinator with --coordinator host:port."
     return ""
+
+
+def unused_coordinator(environ: Mapping[str, str]) -> str:
+    """The sentence for somebody who names a cluster in the environment, and starts a job without it; else empty.
+
+    The variable says where a process joins its world, and `ps` and the like where to ask. A launcher that took it for
+    an order would send a job that is started within a rank to the coordinator of that rank's own job.
+    """
+    named = ROWS["coordinator"].text(environ).strip()
+    if not named or ROWS["rank"].text(environ):
+        return ""
+    return (
+        f"HOROVOD_COORDINATOR names {named}, which this job does not use: this launcher starts its processes itself. "
+        f"`horovodrun --coordinator {named} ...` runs it on the agents that are registered there."
+    )
 
 
 def _number(kind: type[int] | type[float]) -> Callable[[str], float]:

@@ -13,20 +13,20 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from horovod.coordinator.core.words import joined
-from horovod.runner import commands, flags, lsf
-from horovod.runner.clusters import task_of
+from horovod.base.settings import ROWS, resolve
+from horovod.base.telemetry.logs import line_of
+from horovod.base.words import is_out_of_descriptors, joined, reason_of
+from horovod.rendezvous import task_of
+from horovod.runner import commands, flags, lsf, standard_input
 from horovod.runner.config_file import read_config
-from horovod.runner.control import Control
+from horovod.runner.control import Control, without_loop
 from horovod.runner.elastic.request import NOT_YET, ElasticRequest
 from horovod.runner.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
-from horovod.runner.job_flags import misplaced
-from horovod.telemetry.logs import line_of
+from horovod.runner.job_flags import misplaced, unused_coordinator
+from horovod.runner.python_streams import PythonStreams
 from horovod.worker.agent.gate import NOT_EXECUTABLE, NOT_FOUND
 from horovod.worker.agent.guardian import Guardian
-from horovod.worker.agent.output import Console, Writer
-from horovod.worker.settings import ROWS, resolve
-from horovod.worker.words import is_out_of_descriptors, reason_of
+from horovod.worker.agent.output import Console
 
 _USAGE = 2
 _FAILED = 1
@@ -102,7 +102,7 @@ def _parse_and_warn(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _in_words(error: OSError) -> str:
-    """Without a full stop. Errors of our own hold a sentence, those of system calls a number."""
+    """The error without a full stop. Errors of our own hold a sentence, those of system calls a number."""
     if error.strerror and error.strerror != os.strerror(error.errno or 0):
         return error.strerror.rstrip(".")
     return reason_of(error) if is_out_of_descriptors(error) else str(error).rstrip(".")
@@ -118,7 +118,7 @@ def _open_standard_descriptors() -> None:
 
 
 def _show(args: argparse.Namespace) -> int:
-    """What needs no job."""
+    """Answers options for which no job is needed, such as --check-build."""
     if args.completion:
         from horovod.runner.completion import script
 
@@ -135,54 +135,74 @@ def _launch(args: argparse.Namespace) -> int:
     if args.coordinator is not None:
         from horovod.runner.cluster_launch import launch_on_agents
 
+        _check_stdin_elsewhere(args.command)
         hosts = [(host.name, host.slots) for host in _named_hosts(args) or ()]
         return launch_on_agents(args, environ, hosts)
     if alone := misplaced(args):
         raise RefusedError(alone)
+    if unused := unused_coordinator(os.environ):
+        _say(unused, args)
     names = _hosts(args)
     if remote(names):
         from horovod.runner.hosts_launch import launch_on_hosts
 
+        _check_stdin_elsewhere(args.command)
         args.num_proc = len(names)
         used = [HostSlots(name, names.count(name)) for name in dict.fromkeys(names)]
         return launch_on_hosts(args, environ, used, sys.executable)
     _check_command(args.command[0], environ)
+    with standard_input.of_ranks(args.command, len(names), _say) as stdin:
+        return _launch_here(args, environ, names, stdin)
+
+
+def _launch_here(
+    args: argparse.Namespace, environ: dict[str, str], names: Sequence[str], stdin: Sequence[int | None]
+) -> int:
     with Guardian() as guardian:  # before anything that makes threads, so that nothing can come between
         # gRPC and the coordinator are loaded after the checks: a mistake is answered at once.
-        from horovod.runner.job import Job, run_job, share_of_cores, terminal_size, threads_in_words
+        from horovod.runner.local_job import LocalJob, run_job, share_of_cores, terminal_size, threads_in_words
         from horovod.runner.progress import Progress
-        from horovod.runner.report import exit_code, explain, first_failure
+        from horovod.runner.report import outcome_of
 
         threads = share_of_cores(environ, len(names))
-        job = Job(args.command, names, {**environ, **threads, **terminal_size(environ)})
-        writer = Writer()
+        job = LocalJob(args.command, names, {**environ, **threads, **terminal_size(environ)}, stdin=stdin)
+        streams = PythonStreams()
         directory = Path(args.output_filename) if args.output_filename else None
         console = Console(
-            writer,
+            streams.writer,
+            descriptors=streams.descriptors,
             directory=directory,
             size=len(names),
             timestamps=args.prefix_output_with_timestamp,
             job=resolve(environ).job if resolve(environ).log_format == "json" else None,
+            asking=0 if stdin[0] is not None and os.isatty(stdin[0]) else None,
         )
         if args.verbose:
             console.note(f"horovodrun: starting {len(names)} processes: {' '.join(args.command)}")
             console.note(f"horovodrun: {threads_in_words(threads)}")
-        with Control(console, writer) as control:
+        with Control(console, streams) as control:
             try:
                 progress = Progress(console, job.host_names, verbose=args.verbose)
-                outcomes = run_job(job, console, guardian, control.attach, progress)
+                record = without_loop(lambda: run_job(job, console, guardian, control.attach, progress))
             except OSError as error:
                 raise RefusedError(f"The job could not be started: {_in_words(error)}.", _FAILED) from error
             finally:
                 console.close(timeout_s=1)
-    sentence = explain(outcomes, job.host_names)
     if control.code is not None:
         _say(control.sentence, args)
         return control.code
-    if sentence is not None:
+    code, sentence = outcome_of(record)
+    if sentence:
         _say(sentence, args)
-    first = first_failure(outcomes)
-    return 0 if first is None else exit_code(first.code)
+    return code
+
+
+def _check_stdin_elsewhere(command: Sequence[str]) -> None:
+    """Checks stdin for a job whose ranks are started by agents."""
+    if (refusal := standard_input.refusal_elsewhere(command)) is not None:
+        raise RefusedError(refusal)
+    if (sentence := standard_input.unread_elsewhere()) is not None:
+        _say(sentence)
 
 
 def _environment(args: argparse.Namespace) -> dict[str, str]:
@@ -217,7 +237,7 @@ def _hosts(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _named_hosts(args: argparse.Namespace) -> tuple[HostSlots, ...] | None:
-    """Those that the command line or a batch system names; None when neither does."""
+    """The hosts that the command line or a batch system names; None when neither does."""
     if args.hosts is not None:
         return parse_hosts(args.hosts)
     if args.hostfile is not None:
@@ -255,7 +275,7 @@ def _check_command(program: str, environ: Mapping[str, str]) -> None:
 
 
 def _say(sentence: str, args: argparse.Namespace | None = None) -> None:
-    """args: where they are known, they decide how it is written."""
+    """Writes a sentence on stderr. args: where they are known, they decide in which form."""
     row = ROWS["log_format"]
     given = vars(args).get(row.name) if args is not None else None
     text = line_of("error", "horovodrun", sentence) if (given or row.text(os.environ)) == "json" else None

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from horovod.base.settings import SETTINGS
 from horovod.runner import commands
 from horovod.runner.flags import make_parser
-from horovod.worker.settings import SETTINGS
 
 BEGIN = "<!-- made by `python -m horovod.runner.manual docs/launcher.md` -->"
 END = "<!-- until here -->"

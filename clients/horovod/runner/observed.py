@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Iterator
 from typing import TypedDict
 
-from horovod.coordinator.token import read_token
-from horovod.telemetry import Registry, otel, tracing
-from horovod.worker.settings import Settings
+from horovod.base.settings import Settings
+from horovod.base.telemetry import Registry, otel, tracing
+from horovod.base.tokens import read_token
 
 
 class Pages(TypedDict):
-    """Arguments of EmbeddedCoordinator."""
+    """Fields of CoordinatorConfig."""
 
     web_listen: str | None
     web_token: str | None

@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from horovod.coordinator.core.overview import JobOverview
-from horovod.coordinator.core.words import ranks_in_words, shortened
+from horovod.base.words import ranks_in_words, shortened
+from horovod.coordinator.core.world.overview import JobOverview
 from horovod.worker.agent.output import Console
 
 LOOK_S = 0.2
-FIRST_LINE_S = 15.0  # of waiting for the rest, before it is worth a line
+FIRST_LINE_S = 15.0  # after so long a line says what is still missing
 _MOST_HOSTS = 4
 
 
@@ -24,8 +24,8 @@ _MOST_HOSTS = 4
 class Seen:
     """The state of a start. `formed`: there is a world, and no more to tell."""
 
-    started: int  # processes
-    joined: frozenset[int] = frozenset()  # ranks
+    started: int  # processes that have been started
+    joined: frozenset[int] = frozenset()  # ranks that have joined
     formed: bool = False
 
 
@@ -70,7 +70,7 @@ class PlainLines:
         self._wait_s = FIRST_LINE_S
 
     def due(self, text: str, now_s: float) -> str:
-        """The line for `text`, "" for none now."""
+        """The line to write for `text` now, or ""."""
         if self._every_change:
             told, self._told = self._told, text
             return f"{text}." if text and text != told else ""
@@ -92,7 +92,7 @@ class Progress:
         self._lines = PlainLines(every_change=verbose)
 
     async def show(self, look: Callable[[], Seen]) -> None:
-        """Until the world stands; cancelled when the job is over."""
+        """Shows this until the world has formed; cancelled when the job is over."""
 
         def text() -> str | None:
             seen = look()
@@ -101,7 +101,7 @@ class Progress:
         await self.show_text(text)
 
     async def show_text(self, look: Callable[[], str | None]) -> None:
-        """Until there is no more to tell (None)."""
+        """Shows texts until there is no more to tell (None)."""
         clock = asyncio.get_running_loop().time
         try:
             while (text := look()) is not None:

@@ -1,5 +1,37 @@
-"""How a job ended, in one sentence and one exit code: as the coordinator says it of jobs on many hosts."""
+"""What a launcher shows at the end of a job: the last lines of its output, one sentence, one exit code."""
 
-from horovod.coordinator.core.ending import AFTERMATH_S, exit_code, explain, first_failure
+from __future__ import annotations
 
-__all__ = ["AFTERMATH_S", "exit_code", "explain", "first_failure"]
+import asyncio
+from collections.abc import Callable
+
+from horovod.coordinator.core.cluster.job import OVER
+from horovod.protos.v1 import jobs_pb2
+from horovod.worker.agent.output import Console
+
+_OUTPUT_GRACE_S = 1.0
+_POLL_S = 0.05
+
+
+def outcome_of(record: jobs_pb2.JobRecord) -> tuple[int, str]:
+    """The exit code of a launcher for a job that is over, and what to say about it."""
+    if record.state == jobs_pb2.JOB_STATE_SUCCEEDED:
+        return 0, ""
+    if record.state not in OVER:
+        return 1, f"The coordinator ended the stream before job {record.id} was over: see `horovodrun ps`."
+    return record.exit_code or 1, record.sentence
+
+
+async def last_lines(console: Console, stopping: Callable[[], bool]) -> None:
+    """Waits until a slow reader has taken the last lines; not for long once a person asked to stop.
+
+    Signals must still be seen meanwhile, so this waits in small steps.
+    """
+    loop = asyncio.get_running_loop()
+    give_up_at: float | None = None
+    while not console.close(timeout_s=0):
+        if stopping() and give_up_at is None:
+            give_up_at = loop.time() + _OUTPUT_GRACE_S
+        if give_up_at is not None and loop.time() > give_up_at:
+            break
+        await asyncio.sleep(_POLL_S)

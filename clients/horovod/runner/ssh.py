@@ -19,15 +19,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from horovod import __version__
-from horovod.worker.words import printable
+from horovod.base.words import printable
 
 CONNECT_TIMEOUT_S = 10
-LEAVE_TIMEOUT_S = 20.0  # for an agent that was told to leave
-_ALIVE_S = 5  # between ssh's own signs of life; three without an answer end the connection
-NO_PYTHON, NO_HOROVOD, OTHER_VERSION = 93, 94, 95  # exit codes of what runs there
+LEAVE_TIMEOUT_S = 20.0  # seconds for an agent that was told to leave to end
+_ALIVE_S = 5  # seconds between ssh's own keepalives; three without an answer end the connection
+NO_PYTHON, NO_HOROVOD, OTHER_VERSION = 93, 94, 95  # exit codes of the program on the other host
 _KEPT_LINES = 20
 _UNREACHABLE = ("timed out", "refused", "no route", "unreachable", "closed by", "not responding", "reset by")
-HOST_KEYS = ("yes", "accept-new", "no")  # of ssh's StrictHostKeyChecking
+HOST_KEYS = ("yes", "accept-new", "no")  # values of ssh's StrictHostKeyChecking
 
 # Runs there. Nothing is imported from the directory that ssh begins in.
 _PROGRAM = f"""
@@ -53,7 +53,7 @@ class SshOptions:
     host_keys: str | None = None  # None: what ssh is configured to do; it never asks
 
     def command(self, host: str, remote: str) -> list[str]:
-        """What runs `remote`, a line for a POSIX shell, on `host`."""
+        """The command that runs `remote`, a line for a POSIX shell, on `host`."""
         options = {
             "BatchMode": "yes",  # no questions: nobody could answer for many hosts
             "ConnectTimeout": CONNECT_TIMEOUT_S,
@@ -90,7 +90,7 @@ class RemoteAgent:
     host: str
     is_remote: bool
     process: asyncio.subprocess.Process
-    said: list[str] = field(default_factory=list)  # its last lines on stderr
+    said: list[str] = field(default_factory=list)  # the last lines that it wrote to stderr
     registered: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -117,7 +117,7 @@ class RemoteAgent:
         return agent
 
     def leave(self) -> None:
-        """The agent is to end what runs, and itself."""
+        """Tells the agent to end its ranks and itself."""
         if self.process.stdin is not None:
             self.process.stdin.close()
 

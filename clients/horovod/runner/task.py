@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from horovod.worker.settings import ROWS, resolve
+from horovod.base.settings import ROWS, resolve
 
 if TYPE_CHECKING:
     import grpc
 
-_LENGTH = struct.Struct("<Q")  # of what follows; 0 until all of it is there
+_LENGTH = struct.Struct("<Q")  # the length of what follows; 0 until all of it is there
 
-BY_COORDINATOR = "--by-coordinator"  # instead of descriptors
+BY_COORDINATOR = "--by-coordinator"  # the argument of a rank that uses the coordinator instead of descriptors
 
 # The program of a rank. Nothing is imported from the current directory before the function runs: a json.py there is
 # the function's business. (Python has -P for that, but only since 3.11.)
@@ -41,7 +41,7 @@ PROGRAM = (
 
 @dataclass(frozen=True)
 class Result:
-    """What one rank left. `error` is "Type: message", None after success; `value` is pickled."""
+    """What one rank returned. `error` is "Type: message", None after success; `value` is pickled."""
 
     value: bytes
     error: str | None = None
@@ -66,11 +66,11 @@ class Exchange:
             raise
 
     def descriptors(self, rank: int) -> tuple[int, int]:
-        """What the rank is to inherit."""
+        """The descriptors that the rank inherits."""
         return self._function, self._results[rank]
 
     def command(self, python: str) -> list[str]:
-        """The same for all ranks."""
+        """The command of every rank."""
         return [python, "-c", PROGRAM, str(self._function), ",".join(map(str, self._results))]
 
     def result(self, rank: int) -> Result | None:
@@ -132,7 +132,7 @@ class _Files:
         self._function, results = int(arguments[0]), arguments[1].split(",")
         self._result = int(results[int(os.environ[ROWS["rank"].env])])
         for descriptor in (self._function, self._result):
-            os.set_inheritable(descriptor, False)  # what the function starts is not to hold them
+            os.set_inheritable(descriptor, False)  # processes that the function starts are not to inherit them
 
     def fetch(self) -> bytes:
         content = read(self._function)
@@ -185,7 +185,8 @@ def main(arguments: list[str]) -> int:
     try:
         stream = io.BytesIO(way.fetch())
         own = pickle.load(stream)  # noqa: S301
-        if not getattr(sys.flags, "safe_path", False):  # from here on the current directory comes first, as ever
+        # From here on the current directory comes first, as usual in Python.
+        if not getattr(sys.flags, "safe_path", False):
             sys.path.insert(0, os.getcwd())
         sys.path.extend(entry for entry in own if entry not in sys.path)
         function, args, kwargs = pickle.load(stream)  # noqa: S301
@@ -195,5 +196,5 @@ def main(arguments: list[str]) -> int:
         # A peer that noticed may end first and have this rank stopped, which must not cut its account short.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         result = Result(b"", f"{type(error).__name__}: {error}", traceback.format_exc(), at_s)
-    way.deliver(pickle.dumps(astuple(result)))  # a tuple: the class is another one to each side
+    way.deliver(pickle.dumps(astuple(result)))  # as a tuple, because the class has another name on the other side
     return 0 if result.error is None else 1

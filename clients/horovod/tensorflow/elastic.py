@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod._keras.elastic import ModelState, VariablesState
+from horovod._keras.elastic import KerasState, VariablesState
 from horovod.common.basics import join_again
 from horovod.common.elastic import run_fn
 from horovod.common.exceptions import HorovodInternalError
@@ -124,7 +124,7 @@ class TensorFlowState(VariablesState):
         return session.run(what)
 
 
-class TensorFlowKerasState(ModelState):
+class TensorFlowKerasState(KerasState):
     """The state of a training of a Keras model, with its weights and those of its optimizer.
 
     Args:
@@ -140,7 +140,7 @@ class TensorFlowKerasState(ModelState):
     """
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
-        super().__init__(tf.keras, model, optimizer, **kwargs)
+        super().__init__(model, optimizer, **kwargs)
 
     def _broadcast_variables(self, root_rank: int) -> None:
         with lost_ranks():

@@ -2,7 +2,8 @@
 
 In a function each gradient is an operation of its own, which starts when the gradient is there. Eagerly all of them are
 there, so they are one operation. A gradient is known to the other ranks by its place and the last part of the name of
-its variable: the whole name may differ, where one rank has made another model before.
+its variable: the whole name may differ, where one rank has made another model before. It serves to see that ranks have
+the same order where a function reduces gradients of several models.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tensorflow as tf
 from horovod.common.basics import Average
 from horovod.common.gradients import Reduction, identity
 from horovod.tensorflow.autograph import as_it_is
+from horovod.tensorflow.model_order import Owner, in_order
 from horovod.tensorflow.ops import allreduce, grouped_allreduce, size_op
 
 
@@ -22,10 +24,17 @@ def reduced(
     gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, generic_names: bool = False
 ) -> list[Any]:
     """The reduced gradients; None where there is none."""
-    results = list(gradients)
     if not reduction.communicates():
-        return results
-    names = [_name(place, None if generic_names else variable) for place, variable in enumerate(variables)]
+        return list(gradients)
+    owners = [_owner(place, None if generic_names else variable) for place, variable in enumerate(variables)]
+    with in_order(owners, reduction.process_set) as names:
+        return _reduced(gradients, variables, names, reduction)
+
+
+def _reduced(
+    gradients: Sequence[Any], variables: Sequence[Any], names: Sequence[str], reduction: Reduction
+) -> list[Any]:
+    results = list(gradients)
     if reduction.sparse_as_dense:
         results = [_dense(gradient) for gradient in results]
     sparse = [place for place, gradient in enumerate(results) if isinstance(gradient, tf.IndexedSlices)]
@@ -122,10 +131,13 @@ def _groups(dense: Sequence[int], variables: Sequence[Any], reduction: Reduction
     return [[dense[index] for index in group] for group in groups]
 
 
-def _name(place: int, variable: Any) -> str:
-    name = str(getattr(variable, "name", None) or "")
-    leaf = name.rpartition("/")[2].partition(":")[0]
-    return f"gradient.{place}.{leaf}" if leaf and variable is not None else f"grad_{place}"
+def _owner(place: int, variable: Any) -> Owner:
+    path = str(getattr(variable, "path", None) or getattr(variable, "name", None) or "")
+    leaf = path.rpartition("/")[2].partition(":")[0]
+    if not leaf:
+        return Owner(f"grad_{place}", "")
+    handle = getattr(getattr(variable, "_value", variable), "handle", None)  # in a keras.Variable is a tf.Variable
+    return Owner(f"gradient.{place}.{leaf}", path, int(getattr(handle, "_id", 0)))  # TensorFlow counts its tensors
 
 
 def _dense(gradient: Any) -> Any:

@@ -10,22 +10,25 @@ import ctypes
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import tensorflow as tf
-from tensorflow.python.framework import auto_control_deps
 
 from horovod import _core
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.ops.collectives import join
 from horovod.common.ops.specs import set_number, set_size
 from horovod.common.process_sets import ProcessSet, global_process_set, registered
+from horovod.tensorflow.autograph import as_it_is
+from horovod.tensorflow.call_order import keep_order
 from horovod.worker.runtime.context import current
 
 _LIBRARY: Final = Path(_core.__file__).with_name("libhorovod_tensorflow.so")  # csrc/tensorflow/tensorflow.cmake
 
 # They meet by name, so the order of a graph means nothing to them, and one that waited for another could wait for ever.
-_IN_NO_ORDER: Final = frozenset(
+# What has the same name is put into an order (call_order.py).
+_NAMED: Final = frozenset(
     f"Horovod{kind}"
     for kind in (
         "Allreduce",
@@ -70,11 +73,11 @@ _ANSWERS: Final[tuple[Callable[[int], int], ...]] = (
     lambda process_set_id: int(bool(process_set_of(process_set_id).included())),
     _number,
     lambda _: join(-1),
-    lambda _: 0,  # Python has run its signal handlers on the way here
 )
 
 
-def _code_of(error: BaseException) -> int:
+def code_of(error: Exception) -> int:
+    """Of the error that TensorFlow has for an error of ours."""
     codes = tf.errors
     if isinstance(error, ValueError):
         initialized = "has not been initialized" not in str(error)
@@ -82,23 +85,17 @@ def _code_of(error: BaseException) -> int:
     return int(codes.UNKNOWN if isinstance(error, HorovodInternalError) else codes.CANCELLED)
 
 
-@ctypes.CFUNCTYPE(
-    ctypes.c_int32, ctypes.c_int32, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64), ctypes.c_void_p, ctypes.c_size_t
-)
-def _answer(question: int, process_set_id: int, answer: Any, sentence: int, room: int) -> int:
+def _answer(question: int, process_set_id: int) -> tuple[int, int, str]:
+    """Called by the library: 0 and the answer, or a code and why there is none."""
     try:
-        answer[0] = _ANSWERS[question](process_set_id)
-    except BaseException as error:  # nothing may be raised into TensorFlow's thread
-        answer[0] = 1
-        text = (str(error) or type(error).__name__).encode()[: room - 1]
-        ctypes.memmove(sentence, text + b"\0", len(text) + 1)
-        return _code_of(error)
-    return 0
+        return 0, int(_ANSWERS[question](process_set_id)), ""
+    except Exception as error:  # nothing may be raised into TensorFlow's thread; what signals raise, the library keeps
+        return code_of(error), 0, (str(error) or type(error).__name__).replace("\0", " ")
 
 
 # -- loading -----------------------------------------------------------------------------------------------------------
 def _load() -> Any:
-    """The module of TensorFlow with a function for each operation. Raises ImportError with what to do."""
+    """A function for each operation. Raises ImportError with what to do."""
     if not _LIBRARY.exists():
         raise ImportError(f"Horovod was installed without its operations for TensorFlow ({_LIBRARY} is missing).")
     made = tf.load_op_library(str(_LIBRARY))
@@ -109,9 +106,31 @@ def _load() -> Any:
         raise ImportError(f"Horovod's operations can't be used with TensorFlow {tf.__version__}. {obstacle}")
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    library.horovod_tensorflow_begin(ctypes.c_void_p(pointer(_core.C_API, b"horovod._core.C_API")), _answer)
-    auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS |= _IN_NO_ORDER
-    return made
+    api = ctypes.c_void_p(pointer(_core.C_API, b"horovod._core.C_API"))
+    library.horovod_tensorflow_begin(api, ctypes.py_object(_answer))
+    keep_order(_NAMED)
+    raise_interrupt = ctypes.PyDLL(str(_LIBRARY)).horovod_tensorflow_raise_interrupt
+    raise_interrupt.restype = None
+    functions = {name: getattr(made, name) for name in dir(made) if name.startswith("horovod_")}
+    return SimpleNamespace(**{name: _interruptible(one, raise_interrupt) for name, one in functions.items()})
+
+
+def _interruptible(run: Callable[..., Any], raise_interrupt: Callable[[], None]) -> Callable[..., Any]:
+    """A call of it ends with what a signal's handler has raised in its wait (Ctrl-C), not with TensorFlow's error."""
+
+    @functools.wraps(run)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except Exception:
+            try:
+                raise_interrupt()
+            except BaseException as interrupt:
+                raise interrupt from None
+            raise
+
+    as_it_is(call)
+    return call
 
 
 @functools.cache

@@ -1,12 +1,16 @@
 """The module from which older scripts import collectives, and some names that horovod.tensorflow does not export."""
 
-from horovod.common.util import gpu_available as gpu_available
 from horovod.common.util import num_rank_is_power_2 as num_rank_is_power_2
 from horovod.tensorflow import *  # noqa: F403  (the same names, whatever they are)
 from horovod.tensorflow import (
     __all__ as _exported,  # it imports this module, and is no attribute yet
 )
-from horovod.tensorflow.ops.allreduce import _allreduce as _allreduce
-from horovod.tensorflow.ops.allreduce import _grouped_allreduce as _grouped_allreduce
+from horovod.tensorflow.older_names import _allreduce as _allreduce
+from horovod.tensorflow.older_names import _basics as _basics
+from horovod.tensorflow.older_names import _grouped_allreduce as _grouped_allreduce
+from horovod.tensorflow.older_names import gpu_available as gpu_available
+from horovod.tensorflow.older_names import (
+    handle_average_backwards_compatibility as handle_average_backwards_compatibility,
+)
 
 __all__ = [*_exported, "gpu_available", "num_rank_is_power_2"]  # noqa: PLE0604

@@ -2,23 +2,21 @@
 
 An eager call is done before the next one begins, so calls without a name match by their order. Nodes of a graph run in
 any order: each has a name of its own, made from what it reduces or from the user's name, as TensorFlow names nodes.
+No other node of its function has that name, nor of the function's loops and branches. Where functions call each other,
+the number of the call is added when it runs (call_numbers.py), so the name does not depend on what was traced before.
 """
 
 from __future__ import annotations
 
 import re
-import weakref
-from collections import Counter
 from typing import Any, Final, NamedTuple
 
 import tensorflow as tf
 
+from horovod.tensorflow.call_numbers import call_number, names_in
+
 _NOT_IN_NAMES: Final = re.compile(r"[^a-zA-Z0-9_.\\/>-]")
 _NOT_IN_DEFAULT_NAMES: Final = re.compile(r"[^a-zA-Z0-9_]")
-
-# How often a name was given in each function that users call, with the graphs of its loops and branches. A function
-# that is traced again begins anew: its operations are those of the first trace, with other shapes.
-_given: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
 
 
 class Named(NamedTuple):
@@ -27,17 +25,22 @@ class Named(NamedTuple):
     wire: str  # to other ranks
     node: str | None  # in the graph; None: there is none
     wait: bool  # whether the calling thread waits for the result: an eager call
+    forward: Any = None  # the node whose gradient it is, if it is one's
 
     def as_kind(self, kind: str) -> Named:
         """The same of another kind of operation."""
-        return Named(f"{kind}.{self.wire.partition('.')[2]}", self.node, self.wait)
+        return self._replace(wire=f"{kind}.{self.wire.partition('.')[2]}")
 
     def of_gradient(self) -> Named:
         """Of the operation in the backward pass."""
         if tf.executing_eagerly():
             return Named(self.wire if self.wire.endswith(".noname") else self.wire + ".grad", None, True)
         kind, _, name = self.wire.partition(".")
-        return Named(f"{kind}.{_unique(name + '.grad')}", None, False)
+        return Named(f"{kind}.{_unique(name + '.grad', self.forward)}", None, False, self.forward)
+
+    def call_number(self) -> tf.Tensor:
+        """Of the function that the operation is in; in the backward pass that of the forward pass."""
+        return call_number() if self.forward is None else self.forward.inputs[-1]
 
 
 def named(kind: str, operation: str, name: str | None, tensor: Any, ignore_name_scope: bool = False) -> Named:
@@ -53,8 +56,14 @@ def named(kind: str, operation: str, name: str | None, tensor: Any, ignore_name_
 
 def of_gradient(operation: Any) -> Named:
     """Of the operation in the backward pass of a node."""
-    wire = operation.get_attr("tensor_name")
-    return Named(wire.decode() if isinstance(wire, bytes) else wire, None, False).of_gradient()
+    node = operation if hasattr(operation, "graph") else None  # that of an eager call is no node
+    return Named(_wire(operation), None, False, node).of_gradient()
+
+
+def vectorized(operation: Any) -> Named:
+    """Of the operation that takes the place of those of all iterations."""
+    kind, _, name = _wire(operation).partition(".")
+    return Named(f"{kind}.{_unique(name + '.vectorized')}", None, False)
 
 
 def another(base: Named, kind: str, part: str) -> Named:
@@ -62,15 +71,22 @@ def another(base: Named, kind: str, part: str) -> Named:
     _, _, name = base.wire.partition(".")
     if base.wait:
         return Named(f"{kind}.{name if name == 'noname' else f'{name}.{part}'}", None, True)
-    return Named(f"{kind}.{_unique(f'{name}.{part}')}", None if base.node is None else f"{base.node}_{part}", False)
+    wire = f"{kind}.{_unique(f'{name}.{part}', base.forward)}"
+    return Named(wire, None if base.node is None else f"{base.node}_{part}", False, base.forward)
 
 
-def _unique(name: str) -> str:
-    """The same in no other graph of this function: a loop's body may run beside what is around it."""
-    graph = tf.compat.v1.get_default_graph()
-    while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):  # the outermost graph is that of no function
-        graph = graph.outer_graph
-    given = _given.setdefault(graph, Counter())
-    count = given[name]
-    given[name] += 1
-    return name if count == 0 else _unique(f"{name}_{count}")
+def _wire(operation: Any) -> str:
+    wire = operation.get_attr("tensor_name")
+    return wire.decode() if isinstance(wire, bytes) else str(wire)
+
+
+def _unique(name: str, forward: Any = None) -> str:
+    """The same nowhere else in this function: a loop's body may run beside what is around it.
+
+    Nor in the one that a gradient is of, in which there may be gradients, too, and whose number a gradient has.
+    """
+    used = names_in(tf.compat.v1.get_default_graph()).used
+    there = used if forward is None else names_in(forward.graph).used
+    count = max(used[name], there[name])
+    used[name] = count + 1
+    return name if count == 0 else _unique(f"{name}_{count}", forward)

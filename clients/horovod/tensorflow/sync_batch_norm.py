@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from horovod.common.basics import Sum, is_initialized, size
 from horovod.tensorflow.autograph import as_it_is
+from horovod.tensorflow.model_order import Owner, in_order
 from horovod.tensorflow.ops.allreduce import allreduce
 
 _NAME = "sync_batch_norm"
@@ -43,7 +44,10 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         there = tf.fill(tf.shape(wide_mean), count)
         own = tf.stack([there, wide_mean * count, (wide_variance + tf.square(wide_mean)) * count])
         own = tf.where(there > 0, own, tf.zeros_like(own))  # a rank may have no rows, whose mean is no number
-        counts, sums, squares = tf.unstack(allreduce(own, op=Sum, name=f"{_NAME}.{self.name}"))
+        # A layer's own name counts the layers that its process has made, which may be more on one rank.
+        with in_order([Owner(_NAME, self.name)]) as names:
+            name = None if tf.executing_eagerly() else names[0]
+            counts, sums, squares = tf.unstack(allreduce(own, op=Sum, name=name, ignore_name_scope=True))
         mean_of_all = sums / counts
         variance_of_all = squares / counts - tf.square(mean_of_all)
         return tf.cast(mean_of_all, mean.dtype), tf.cast(variance_of_all, variance.dtype)

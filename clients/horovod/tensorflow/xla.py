@@ -1,4 +1,4 @@
-"""The collectives inside of what XLA compiles (jit_compile=True): custom calls that csrc/tensorflow/xla.cc handles.
+"""The collectives inside of what XLA compiles (jit_compile=True): custom calls that csrc/xla/handler.cc handles.
 
 XLA knows the shape of everything when it compiles. So tensors need a static shape, and where the number of rows of a
 result depends on other ranks, all of them are taken to give the same number; if one does not, it is an error when it
@@ -16,6 +16,7 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from horovod._core import OpType
 from horovod.common.ops.specs import set_size
+from horovod.tensorflow import xla_order
 from horovod.tensorflow.dtypes import DTYPES
 from horovod.tensorflow.library import process_set_of, xla_obstacle
 from horovod.tensorflow.names import Named
@@ -63,14 +64,16 @@ def collective(
         "postscale_factor": _exact(postscale),
         "root_rank": f"{root_rank} : i32",
     }
-    return gen_xla_ops.xla_call_module(
-        args=list(tensors),
+    token, *outputs = gen_xla_ops.xla_call_module(
+        args=[xla_order.take(), *tensors],
         version=5,
         module=_module(dtype.stablehlo, shapes, results, attributes),
-        Sout=[tf.TensorShape(shape) for shape in results],
-        Tout=[tensors[0].dtype] * len(tensors),
+        Sout=[tf.TensorShape([]), *map(tf.TensorShape, results)],
+        Tout=[tf.int32, *[tensors[0].dtype] * len(tensors)],
         platforms=["CPU"],
     )
+    xla_order.give(token)
+    return outputs
 
 
 def members(process_set_id: int) -> tuple[int, int]:
@@ -92,21 +95,20 @@ def _static(tensor: tf.Tensor, called: Named) -> list[int]:
 
 
 def _module(dtype: str, shapes: list[list[int]], results: list[list[int]], attributes: dict[str, str]) -> str:
-    """A StableHLO program that is nothing but the call."""
-    arguments = [_type(dtype, shape) for shape in shapes]
-    returns = [_type(dtype, shape) for shape in results]
-    many = len(returns) > 1
+    """A StableHLO program that is nothing but the call; the token of the order comes before the tensors."""
+    arguments = ["tensor<i32>", *(_type(dtype, shape) for shape in shapes)]
+    returns = ["tensor<i32>", *(_type(dtype, shape) for shape in results)]
     given = ", ".join(f"%arg{place}: {one}" for place, one in enumerate(arguments))
     operands = ", ".join(f"%arg{place}" for place in range(len(arguments)))
-    back = ", ".join(f"%0#{place}" for place in range(len(returns))) if many else "%0"
+    back = ", ".join(f"%0#{place}" for place in range(len(returns)))
     types = ", ".join(returns)
     config = ", ".join(f"{name} = {value}" for name, value in attributes.items())
     return f"""
 module @horovod {{
   func.func public @main({given}) -> ({types}) {{
-    %0{f":{len(returns)}" if many else ""} = stablehlo.custom_call @horovod({operands}) {{
+    %0:{len(returns)} = stablehlo.custom_call @horovod({operands}) {{
       api_version = 4 : i32, has_side_effect = true, backend_config = {{{config}}}
-    }} : ({", ".join(arguments)}) -> {f"({types})" if many else types}
+    }} : ({", ".join(arguments)}) -> ({types})
     return {back} : {types}
   }}
 }}

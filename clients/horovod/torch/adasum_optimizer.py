@@ -9,37 +9,39 @@ adasum_overlap.py does it beside the backward pass where the user asks for it.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from horovod.common.basics import Adasum
 from horovod.torch.adasum_overlap import REMEDY, StepsInBackward
-from horovod.torch.compression import Compressor
+from horovod.torch.compression import Compressor, GradientCompressor
 from horovod.torch.grad_scaler import is_called_by_grad_scaler
 from horovod.torch.handles import synchronize
 from horovod.torch.ops import allreduce_async_
-
-if TYPE_CHECKING:
-    _Base = torch.optim.Optimizer
-else:
-    _Base = object
+from horovod.torch.wrapping import WrappedOptimizer, share_state, tell_schedulers
+from horovod.worker.runtime.context import current
 
 
-def share_state(optimizer: torch.optim.Optimizer, original: torch.optim.Optimizer) -> None:
-    """Loading made new groups and state. A scheduler that knows the optimizer as it was before must steer these."""
-    original.param_groups = optimizer.param_groups
-    original.state = optimizer.state
-
-
-class AdasumOptimizer(_Base):
+class AdasumOptimizer(WrappedOptimizer):
     """What the on-the-fly subclass adds. Comes first in the method resolution order, the user's class second."""
 
-    _hvd_named: list[tuple[str, torch.Tensor]]
-    _hvd_compression: type[Compressor]
-    _hvd_original: torch.optim.Optimizer
-    _hvd_steps: StepsInBackward | None
+    @functools.cached_property
+    def _hvd_steps(self) -> StepsInBackward | None:
+        """Made with the optimizer, but for one that was unpickled before hvd.init(): then when it is first needed."""
+        if not current().settings.adasum_overlap:
+            return None
+        steps = StepsInBackward(self, type(self._hvd_original), self._hvd_arguments.backward_passes_per_step)
+        steps.watch(self._hvd_named)
+        return steps
+
+    @property
+    def _hvd_compression(self) -> type[Compressor]:
+        compression = self._hvd_arguments.compression
+        assert not isinstance(compression, GradientCompressor)  # refused with op=hvd.Adasum
+        return compression
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
@@ -67,7 +69,7 @@ class AdasumOptimizer(_Base):
         With HOROVOD_ADASUM_OVERLAP it ends what the backward pass has begun. AssertionError: the script has changed
         gradients, parameters or options in between, or a GradScaler calls.
         """
-        self._hvd_original._opt_called = True  # type: ignore[attr-defined]  # for a scheduler made before the wrapping
+        tell_schedulers(self._hvd_original)
         if self._hvd_steps is not None:
             scaled = is_called_by_grad_scaler()
             with torch.enable_grad():
@@ -78,14 +80,15 @@ class AdasumOptimizer(_Base):
         with torch.no_grad():
             before = [parameter.detach().clone() for _, parameter in trained]
         loss = super().step() if closure is None else super().step(closure)
+        compression = self._hvd_compression
         with torch.no_grad():
             handles = []
             for (name, parameter), start in zip(trained, before, strict=True):
-                packed, context = self._hvd_compression.compress(parameter - start)
+                packed, context = compression.compress(parameter - start)
                 parameter.copy_(start)  # also what remains if a rank is lost now
                 handles.append((allreduce_async_(packed, name=f"adasum.{name}", op=Adasum), context))
             for (_, parameter), (handle, context) in zip(trained, handles, strict=True):
-                parameter.add_(self._hvd_compression.decompress(synchronize(handle), context))
+                parameter.add_(compression.decompress(synchronize(handle), context))
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -95,11 +98,13 @@ class AdasumOptimizer(_Base):
                 "optimizer.zero_grad() was called after loss.backward() and before optimizer.step(), which GradScaler "
                 f"skips where gradients are infinite; but the step has begun. {REMEDY}"
             )
+        if self._hvd_steps is not None:
+            self._hvd_steps.restart()
         super().zero_grad(set_to_none)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Only the overlap depends on it: gradients of several passes add up, and `step` says when to go on."""
-        self.backward_passes_per_step = passes
+        self._hvd_arguments.backward_passes_per_step = self.backward_passes_per_step = passes
         if self._hvd_steps is not None:
             self._hvd_steps.set_passes(passes)
 

@@ -109,6 +109,11 @@ class StepsInBackward:
         for slot in self._slots.values():
             slot.countdown = passes
 
+    def restart(self) -> None:
+        """The script clears the gradients, and no step has begun: passes are counted anew."""
+        for slot in self._slots.values():
+            slot.countdown = self.passes
+
     def reset(self) -> None:
         """Forgets what is in flight (the engine keeps the memory until it is done) and begins a new step."""
         self._handles.clear()
@@ -134,6 +139,9 @@ class StepsInBackward:
                     "earlier pass and has not ended in optimizer.step(). For several passes in a step pass "
                     f"backward_passes_per_step. GradScaler skips steps. {REMEDY}"
                 )
+            if slot.was_cleared():
+                slot.countdown = steps.passes
+            slot.note_pass()
             slot.countdown -= 1
             if slot.countdown > 0:
                 return

@@ -34,6 +34,7 @@ class EndOfBackward:
     def __init__(self, inner: Callable[[], None], outermost: Callable[[], None]) -> None:
         self._inner = weakref.WeakMethod(inner)
         self._outermost = weakref.WeakMethod(outermost)
+        self.passes = 0  # how many outermost ones are over; after a failed one the next has its number
         self._asked: int | None = None  # the pass whose end was asked for last
         self._moving: list[Any] = []  # hooks on nodes of the outer pass, each of which would ask again
 
@@ -58,6 +59,8 @@ class EndOfBackward:
     def _over(self) -> None:
         self._asked = None
         node = _current_node()
+        if node is None:
+            self.passes += 1
         told = (self._outermost if node is None else self._inner)()
         if told is not None:
             told()

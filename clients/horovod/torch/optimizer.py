@@ -8,39 +8,43 @@ adds is small: construction checks, `synchronize` around `step`, and guards; hor
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 
-from horovod.common.basics import Adasum, Average, Sum
+from horovod.common.basics import Adasum, Average, Sum, is_initialized
 from horovod.common.ops.specs import registered_number
-from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.torch.adasum_optimizer import AdasumOptimizer, share_state
-from horovod.torch.adasum_overlap import StepsInBackward, check_one_by_one
+from horovod.common.process_sets import ProcessSet, global_process_set, of_ranks
+from horovod.torch.adasum_optimizer import AdasumOptimizer
+from horovod.torch.adasum_overlap import check_one_by_one
+from horovod.torch.closures import decides_by_loss, loss_of_all
 from horovod.torch.compression import Compression, Compressor, GradientCompressor
 from horovod.torch.devices import warn_of_wrong_devices
 from horovod.torch.grad_scaler import is_called_by_grad_scaler
 from horovod.torch.objects import allgather_object
-from horovod.torch.reducer import IN_FLIGHT, GradientReducer
+from horovod.torch.reducer import GradientReducer
+from horovod.torch.wrapping import Arguments, Named, WrappedOptimizer, adorn, share_state, tell_schedulers
 from horovod.worker.runtime.context import current
 
-if TYPE_CHECKING:
-    _Base = torch.optim.Optimizer
-else:
-    _Base = object
 
-
-class _DistributedOptimizer(_Base):
+class _DistributedOptimizer(WrappedOptimizer):
     """What the on-the-fly subclass adds. Comes first in the method resolution order, the user's class second."""
 
-    _hvd_reducer: GradientReducer
     _hvd_synchronized: bool  # by synchronize(), since the last step
     _hvd_skip: bool  # inside skip_synchronize()
-    backward_passes_per_step: int
-    _hvd_original: torch.optim.Optimizer
+    process_set: ProcessSet
+
+    @functools.cached_property
+    def _hvd_reducer(self) -> GradientReducer:
+        """Made with the optimizer, but for one that was unpickled before hvd.init(): then when it is first needed."""
+        arguments = self._hvd_arguments
+        if arguments.process_set.process_set_id is None and self.process_set is arguments.process_set:
+            self.process_set = arguments.process_set = of_ranks(arguments.process_set.ranks)
+        return _reducer(self._hvd_named, arguments)
 
     # Scripts and libraries look at these three.
     @property
@@ -64,7 +68,8 @@ class _DistributedOptimizer(_Base):
         such gradients take part as zeros. Call `step` inside `skip_synchronize()` afterwards.
 
         Raises:
-            AssertionError: a gradient was changed while it was being reduced; the message names the parameter.
+            AssertionError: a gradient was changed while it was being reduced; the message names parameter, rank and
+                step. All ranks raise it, and none has taken the step.
             HorovodInternalError: a rank was lost, or the ranks do not agree.
         """
         self._hvd_reducer.synchronize()
@@ -88,18 +93,15 @@ class _DistributedOptimizer(_Base):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronizes the gradients (outside skip_synchronize) and takes the optimizer's step.
 
-        With a closure, the gradients are synchronized each time after it has computed them. Raises what `synchronize`
-        does.
+        With a closure, the gradients are synchronized each time after it has computed them. LBFGS, which decides by the
+        loss that the closure returns, gets the average over the ranks. Raises what `synchronize` does.
         """
-        self._hvd_original._opt_called = True  # type: ignore[attr-defined]  # for a scheduler made before the wrapping
-        if closure is not None and not self._hvd_skip:
-            inner = closure
-
-            def closure() -> Any:
-                loss = inner()
-                self._hvd_reducer.synchronize()
-                return loss
-        elif not self._hvd_skip:
+        tell_schedulers(self._hvd_original)
+        if closure is not None:
+            closure = self._hvd_closure(closure, synchronizes=not self._hvd_skip)
+        elif self._hvd_skip:
+            self._hvd_reducer.settle()
+        else:
             reducer = self._hvd_reducer
             if self._hvd_synchronized and not reducer.stale and not reducer.averaged:
                 warnings.warn(
@@ -109,16 +111,27 @@ class _DistributedOptimizer(_Base):
                     stacklevel=2,
                 )
             else:
-                unscaled = reducer.in_flight and is_called_by_grad_scaler()
-                reducer.synchronize()
-                if unscaled:
-                    raise AssertionError(f"GradScaler has divided gradients while they were being reduced, {IN_FLIGHT}")
+                reducer.synchronize(scaled=reducer.watched_by_others and is_called_by_grad_scaler())
         self._hvd_reducer.forget_averages()
         self._hvd_synchronized = False
-        return super().step() if closure is None else super().step(closure)
+        result = super().step() if closure is None else super().step(closure)
+        self._hvd_reducer.steps += 1
+        return result
+
+    def _hvd_closure(self, closure: Callable[[], Any], synchronizes: bool) -> Callable[[], Any]:
+        """synchronizes: after `closure`, which has done so itself otherwise."""
+        agrees = decides_by_loss(self) and self._hvd_reducer.enabled
+
+        def together() -> Any:
+            loss = closure()
+            if synchronizes:
+                self._hvd_reducer.synchronize()
+            return loss_of_all(loss, self._hvd_arguments, min(name for name, _ in self._hvd_named)) if agrees else loss
+
+        return together
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears the gradients. AssertionError while they are being reduced, because that would race.
+        """Clears the gradients and counts backward passes anew. AssertionError while gradients are being reduced.
 
         They are after a backward pass that could not wait for them, as `synchronize` says.
         """
@@ -127,7 +140,7 @@ class _DistributedOptimizer(_Base):
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
                 "optimizer.synchronize(). This is prohibited as it can cause a race condition."
             )
-        self._hvd_reducer.forget_averages()
+        self._hvd_reducer.restart()
         self._hvd_synchronized = False
         super().zero_grad(set_to_none)
 
@@ -135,7 +148,7 @@ class _DistributedOptimizer(_Base):
         """Reduces after `passes` backward passes from now on; the local gradients are summed up meanwhile."""
         _check_passes(passes)
         self._hvd_reducer.set_passes(passes)
-        self.backward_passes_per_step = passes
+        self._hvd_arguments.backward_passes_per_step = self.backward_passes_per_step = passes
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the state and forgets reductions in flight."""
@@ -149,8 +162,10 @@ class _DistributedOptimizer(_Base):
         """Adds parameters, whose gradients are reduced from now on under default names."""
         super().add_param_group(param_group)
         index = len(self.param_groups) - 1
+        added = _default_names(index, self.param_groups[index]["params"])
         if self._hvd_reducer.enabled:
-            self._hvd_reducer.watch(_default_names(index, self.param_groups[index]["params"]))
+            self._hvd_reducer.watch(added)
+        self._hvd_named += added
 
 
 def DistributedOptimizer(  # noqa: N802
@@ -169,7 +184,8 @@ def DistributedOptimizer(  # noqa: N802
 
     Each gradient is reduced while the backward pass is still computing others, and when the last one is made the pass
     waits for the averages: they are in `.grad` when `backward()` returns, and may be clipped, as with
-    DistributedDataParallel. Where parameters have no gradient in a step on some rank, call `synchronize()` before that.
+    DistributedDataParallel. Where parameters have no gradient in a step on some rank, call `synchronize()` before that;
+    else it is an error on all ranks.
     Gradients of `backward_passes_per_step` passes are summed up locally first. On a rank outside `process_set` it is
     the optimizer unchanged.
 
@@ -196,7 +212,9 @@ def DistributedOptimizer(  # noqa: N802
         process_set: the ranks that take part.
 
     The arguments op, process_set, backward_passes_per_step, gradient_predivide_factor and sparse_as_dense are
-    attributes of the result.
+    attributes of the result. Copies of it, by copy.deepcopy((model, optimizer)) or by pickle, are distributed in the
+    same way, with the same names; so two of them must not reduce at the same time, as a backward pass of the sum of
+    both models' losses would.
 
     Warns of an optimizer that is distributed already, of parameters on a device whose tensors can't be reduced and, in
     the third step, of ranks that all train on the same data.
@@ -224,79 +242,75 @@ def DistributedOptimizer(  # noqa: N802
         if groups is None:
             groups = num_groups
     _check_passes(backward_passes_per_step)
-    options = {
-        "op": op,
-        "process_set": process_set,
-        "backward_passes_per_step": backward_passes_per_step,
-        "gradient_predivide_factor": gradient_predivide_factor,
-        "sparse_as_dense": sparse_as_dense,
-    }
     _check_compression(compression, op, groups)
-    size = current().world.size
+    arguments = Arguments(
+        op, process_set, backward_passes_per_step, gradient_predivide_factor, sparse_as_dense, compression
+    )
     if op == Adasum:
         if process_set is not global_process_set:
             raise NotImplementedError("Adasum does not support non-global process sets.")
-        if size > 1:
+        if current().world.size > 1:
             named = _named(optimizer, named_parameters)
             warn_of_wrong_devices(named)
-            return _combining(optimizer, named, compression, options)
+            if current().settings.adasum_overlap:
+                check_one_by_one(optimizer)
+            return wrap(optimizer, named, arguments)
     if process_set is not global_process_set:
         registered_number(process_set, "hvd.DistributedOptimizer")
     named = _named(optimizer, named_parameters)
     _check_groups(groups)
+    if _has_others(arguments):
+        warn_of_wrong_devices(named)
+        if groups is not None:
+            arguments.groups = _partition(named, groups, process_set)
+    return wrap(optimizer, named, arguments)
 
+
+def wrap(optimizer: torch.optim.Optimizer, named: Named, arguments: Arguments) -> Any:
+    """The distributed optimizer that these make. pickle and copy.deepcopy call it too, maybe before hvd.init()."""
+    if arguments.op == Adasum and not (is_initialized() and current().world.size == 1):
+        wrapped = adorn(optimizer, AdasumOptimizer, _hvd_named=named, _hvd_arguments=arguments, _hvd_wrap=wrap)
+        if is_initialized():
+            _ = wrapped._hvd_steps
+        return wrapped
+    wrapped = adorn(
+        optimizer,
+        _DistributedOptimizer,
+        _hvd_named=named,
+        _hvd_arguments=arguments,
+        _hvd_wrap=wrap,
+        _hvd_synchronized=False,
+        _hvd_skip=False,
+    )
+    if is_initialized() and arguments.process_set.process_set_id is not None:
+        _ = wrapped._hvd_reducer
+    return wrapped
+
+
+def _has_others(arguments: Arguments) -> bool:
+    """Whether there is anyone to reduce with. An elastic job that starts with one rank may grow."""
+    context = current()
+    return bool(arguments.process_set.included()) and (context.world.size > 1 or context.settings.elastic)
+
+
+def _reducer(named: Named, arguments: Arguments) -> GradientReducer:
+    """ValueError: before hvd.init(), or the process set is not registered."""
+    if arguments.process_set is not global_process_set:
+        registered_number(arguments.process_set, "hvd.DistributedOptimizer")
     reducer = GradientReducer(
-        compression=compression,
-        backward_passes_per_step=backward_passes_per_step,
-        op=op,
-        gradient_predivide_factor=gradient_predivide_factor,
-        sparse_as_dense=sparse_as_dense,
-        process_set=process_set,
-        # An elastic job that starts with one rank may grow.
-        enabled=bool(process_set.included()) and (size > 1 or current().settings.elastic),
+        compression=arguments.compression,
+        backward_passes_per_step=arguments.backward_passes_per_step,
+        op=arguments.op,
+        gradient_predivide_factor=arguments.gradient_predivide_factor,
+        sparse_as_dense=arguments.sparse_as_dense,
+        process_set=arguments.process_set,
+        enabled=_has_others(arguments),
     )
     if reducer.enabled:
-        warn_of_wrong_devices(named)
         reducer.watch(named)
-        if groups is not None:
-            reducer.group(_partition(named, groups, process_set))
-    return _adorn(
-        optimizer, _DistributedOptimizer, options, _hvd_reducer=reducer, _hvd_synchronized=False, _hvd_skip=False
-    )
-
-
-def _combining(
-    optimizer: torch.optim.Optimizer,
-    named: list[tuple[str, torch.Tensor]],
-    compression: Any,
-    options: dict[str, Any],
-) -> Any:
-    """The optimizer for op=hvd.Adasum."""
-    overlaps = current().settings.adasum_overlap
-    if overlaps:
-        check_one_by_one(optimizer)
-    wrapped = _adorn(
-        optimizer, AdasumOptimizer, options, _hvd_named=named, _hvd_compression=compression, _hvd_steps=None
-    )
-    if overlaps:
-        wrapped._hvd_steps = StepsInBackward(wrapped, type(optimizer), options["backward_passes_per_step"])
-        wrapped._hvd_steps.watch(named)
-    return wrapped
-
-
-def _adorn(optimizer: torch.optim.Optimizer, addition: type, options: dict[str, Any], **attributes: Any) -> Any:
-    base = type(optimizer)
-    # Named as the user's, in this module: some libraries look for "horovod" in str(type(optimizer)).
-    distributed: Any = type(base.__name__, (addition, base), {"__module__": __name__})
-    # Not constructed anew: that would need the arguments of its own __init__ and would lose state and hooks.
-    wrapped = object.__new__(distributed)
-    wrapped.__dict__.update(optimizer.__dict__)
-    # A learning-rate scheduler made before has put its own `step` on the instance; it would bypass ours.
-    wrapped.__dict__.pop("step", None)
-    wrapped.__dict__.update({name: value for name, value in options.items() if name not in wrapped.__dict__})
-    wrapped.__dict__.update(attributes)
-    wrapped._hvd_original = optimizer
-    return wrapped
+        if arguments.groups is not None:
+            reducer.group(arguments.groups)
+    return reducer
 
 
 def _default_names(group: int, parameters: Iterable[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
@@ -373,7 +387,7 @@ def _check_groups(groups: Any) -> None:
 
 def _partition(
     named: list[tuple[str, torch.Tensor]], groups: int | list[list[torch.Tensor]], process_set: ProcessSet
-) -> Sequence[Sequence[torch.Tensor]]:
+) -> list[list[torch.Tensor]]:
     """Lists of parameters; those that are in none are reduced on their own."""
     if isinstance(groups, list):
         return groups

@@ -8,42 +8,37 @@
     synchronize()                    if that was not so: what no hook made ready (unused parameters: zeros) is handed
                                      over; waits for all, and goes on where a GradientCompressor reduces something else
 
-No rank waits in a backward pass for one that waits for another operation: with its last gradient it submits an
-operation of AllMade, in which a rank that has not made all gradients takes part before it waits for anything else
-(undecided.py), and then the average is not waited for. There the script must not touch the gradients before
-synchronize(). If it has changed one it gets an error, whether the change or the reduction came first.
+Whether a backward pass waits is agreed on by all ranks (AllMade), in an operation that travels with the last gradient.
+Where it does not wait, the script must not touch gradients before synchronize(). Where it waits but another rank is in
+synchronize() or step() already, because it has made no gradients, the script may read them, but what it does to them is
+done on this rank only. In both cases all ranks hear in synchronize() or step() whether a script has changed a gradient;
+then it is an error on all of them, before one has taken the step.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import torch
 
-from horovod._core import Handle, OpType
-from horovod.common.basics import Average, Sum
-from horovod.common.ops.all_made import AllMade
+from horovod.common.basics import Average
+from horovod.common.exceptions import HorovodInternalError
+from horovod.common.ops.all_made import AllMade, all_made
 from horovod.common.ops.buckets import HANDOVER_BYTES, Buckets, Group
-from horovod.common.ops.specs import reduction, set_number, set_size
-from horovod.common.ops.undecided import UNDECIDED
+from horovod.common.ops.step_words import Outcome, Word
 from horovod.common.process_sets import ProcessSet
 from horovod.torch.compression import Compressor, GradientCompressor, NoneCompressor
 from horovod.torch.end_of_backward import EndOfBackward, in_place_of_script
-from horovod.torch.handles import synchronize
-from horovod.torch.ops.sparse import sparse_allreduce_async
-from horovod.torch.rounds import Rounds
+from horovod.torch.objects import allgather_object
 from horovod.torch.same_gradients import SameGradients
+from horovod.torch.sending import Sender
 from horovod.torch.slots import Slot
-from horovod.torch.tensors import COLLECTIVES, READER
-from horovod.worker.runtime.context import Context, current
-
-IN_FLIGHT: Final = (
-    "so it is neither the average nor what was meant, and may differ between ranks. Call optimizer.synchronize() after "
-    "loss.backward() and before gradients are changed (by clipping or GradScaler, for example), and then "
-    "optimizer.step() inside `with optimizer.skip_synchronize():`."
-)
+from horovod.torch.step_errors import Report, sentence
+from horovod.worker.runtime.context import current
 
 TOO_MANY_PASSES: Final = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). "
@@ -67,45 +62,63 @@ class GradientReducer:
     ) -> None:
         self.enabled = enabled  # whether there is anyone to reduce with
         self.passes = backward_passes_per_step
-        self._in_rounds = compression if isinstance(compression, GradientCompressor) else None
-        self._compression: type[Compressor] | None = None
-        if not isinstance(compression, GradientCompressor) and compression is not NoneCompressor:
-            self._compression = compression
+        self.steps = 0  # that the optimizer has taken
         self._op = op
-        self._prescale = 1.0 / gradient_predivide_factor
-        self._postscale = gradient_predivide_factor
-        self._sparse_as_dense = sparse_as_dense
+        self._predivide_factor = gradient_predivide_factor
         self._process_set = process_set
-        self._slots: dict[int, Slot] = {}  # by id of the parameter, in the order of the names
+        # An average of one rank, or one of what was made smaller, says nothing.
+        comparable = enabled and op == Average and compression is NoneCompressor
+        self._sender = Sender(
+            compression=compression,
+            op=op,
+            gradient_predivide_factor=gradient_predivide_factor,
+            sparse_as_dense=sparse_as_dense,
+            process_set=process_set,
+            same=SameGradients() if comparable else None,
+        )
+        self._slots: dict[int, Slot] = {}  # by id of the parameter
+        self._frozen: dict[int, Slot] = {}  # of parameters that had no gradients so far
         self._groups: list[Group[Slot]] = []
+        self._held: list[Slot] = []  # ready, but only the end of the backward pass hands them over
         self._buckets = Buckets[Slot]()  # ready, not handed to the engine
         self._queued = 0  # number of slots that are
         self._end = EndOfBackward(inner=self._flush, outermost=self._backward_ended)
         self._over = False  # a backward pass has ended, and gradients of it are in flight
-        self._undecided_in: Context | None = None  # the world in which this one was last put into UNDECIDED
-        self._all_made = AllMade()
+        self._all_made = AllMade(None, process_set)  # until there are names
         self._hooks: list[Any] = []
-        self._frozen: list[tuple[str, torch.Tensor]] = []
         self._active = False
         self._averaged = False  # a backward pass has waited for all averages; the script has not asked for them yet
+        self._open = False  # and other ranks wait in synchronize() or step() to hear what becomes of them
         self.stale = False  # gradients were computed since the last synchronize()
-        # An average of one rank, or one of what was made smaller, says nothing.
-        comparable = enabled and op == Average and compression is NoneCompressor
-        self._same = SameGradients() if comparable else None
         weakref.finalize(self, _remove, self._hooks).atexit = False
 
     # -- parameters ------------------------------------------------------------------------------------------------
     def watch(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Reduces these parameters' gradients from now on. Frozen ones join when they are unfrozen."""
+        """Reduces these parameters' gradients from now on; those of frozen ones when they are unfrozen."""
         named = list(named)
-        self._all_made.name(name for name, _ in named)
+        if self._all_made.wire is None and named:
+            self._all_made = all_made((name for name, _ in named), self._process_set, self)
+            self._all_made.reduce_as(self._op, self._predivide_factor)
         for name, parameter in named:
-            if not parameter.requires_grad:
-                self._frozen.append((name, parameter))
-            elif id(parameter) not in self._slots:
-                slot = Slot(name, parameter, self.passes)
+            if id(parameter) in self._slots or id(parameter) in self._frozen:
+                continue
+            slot = Slot(name, parameter, self.passes)
+            if parameter.requires_grad:
                 self._slots[id(parameter)] = slot
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._hook(slot)))  # type: ignore[no-untyped-call]
+                self._add_hook(slot)
+                continue
+            # A hook stays when a parameter is frozen and unfrozen, but only one that is not frozen takes it.
+            try:
+                parameter.requires_grad_(True)
+            except RuntimeError:  # it can have no gradient: it has no floating-point numbers
+                continue
+            self._frozen[id(parameter)] = slot
+            self._add_hook(slot)
+            parameter.requires_grad_(False)
+
+    def _unfreeze(self) -> None:
+        for key in [key for key, slot in self._frozen.items() if slot.parameter.requires_grad]:
+            self._slots[key] = self._frozen.pop(key)
 
     def group(self, groups: Iterable[Sequence[torch.Tensor]]) -> None:
         """Reduces each group's gradients as one operation."""
@@ -116,31 +129,9 @@ class GradientReducer:
 
     def set_passes(self, passes: int) -> None:
         self.passes = passes
-        for slot in self._slots.values():
-            slot.countdown = passes
-
-    def _hook(self, slot: Slot) -> Callable[[torch.Tensor], None]:
-        # The parameter owns the hook: it must not keep the optimizer alive, nor reduce for one that is gone.
-        reference = weakref.ref(self)
-
-        def accumulated(_: torch.Tensor) -> None:
-            reducer = reference()
-            if reducer is None:
-                return
-            if slot.queued:
-                raise AssertionError(TOO_MANY_PASSES)
-            if reducer._averaged:
-                reducer.forget_averages()
-                if slot.was_added_to():
-                    raise AssertionError(TOO_MANY_PASSES)
-            reducer.stale = True
-            slot.countdown -= 1
-            if slot.countdown <= 0:
-                reducer._ready(slot)
-
-        # Compiled autograd must call this as it is: what it does is outside of what can be traced.
-        untraced: Callable[[torch.Tensor], None] = torch.compiler.disable(accumulated)  # type: ignore[no-untyped-call]
-        return untraced
+        for slots in (self._slots, self._frozen):
+            for slot in slots.values():
+                slot.countdown = passes
 
     def names(self) -> dict[torch.Tensor, str]:
         """Of the parameters that are watched."""
@@ -154,18 +145,82 @@ class GradientReducer:
         """The parameters whose gradients are in flight, with what waits for each or for its group."""
         return {slot.parameter: slot.finish for slot in self._slots.values() if slot.queued}
 
-    # -- the way to the engine --------------------------------------------------------------------------------------
+    # -- in the backward pass ------------------------------------------------------------------------------------------
+    def _add_hook(self, slot: Slot) -> None:
+        # The parameter owns the hook: it must not keep the optimizer alive, nor reduce for one that is gone.
+        reference = weakref.ref(self)
+
+        def accumulated(_: torch.Tensor) -> None:
+            if (reducer := reference()) is not None:
+                reducer._accumulated(slot)
+
+        # Compiled autograd must call this as it is: what it does is outside of what can be traced.
+        untraced: Callable[[torch.Tensor], None] = torch.compiler.disable(accumulated)  # type: ignore[no-untyped-call]
+        self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(untraced))  # type: ignore[no-untyped-call]
+
+    def _accumulated(self, slot: Slot) -> None:
+        again = slot.fired_in == self._end.passes  # in one backward pass, inside of which others run
+        slot.fired_in = self._end.passes
+        if slot.queued:
+            if again and slot.gradient is None:
+                slot.several_times = True
+                return
+            raise AssertionError(_made_several_times(slot.name) if again else TOO_MANY_PASSES)
+        if self._averaged:
+            if self._open and not slot.was_added_to():
+                self._settle(skipped=True)
+            self.forget_averages()
+            if slot.was_added_to():
+                raise AssertionError(TOO_MANY_PASSES)
+        if self._frozen and id(slot.parameter) in self._frozen:
+            self._unfreeze()
+        self.stale = True
+        if self.passes > 1:
+            if again:
+                slot.several_times = True
+                return
+            if slot.was_cleared():
+                slot.countdown = self.passes
+            slot.note_pass()
+        slot.countdown -= 1
+        if slot.countdown <= 0:
+            self._ready(slot)
+        elif not self._end.expect():
+            self._end.passes += 1
+
     def _ready(self, slot: Slot) -> None:
-        slot.queued = self._active = True
+        if not self._active:
+            self._begin()
+        slot.queued = True
         self._queued += 1
-        gradient = slot.parameter.grad
-        assert gradient is not None
-        enough = self._buckets.add(slot, gradient.nbytes if gradient.layout is torch.strided else HANDOVER_BYTES)
+        enough = False
+        # Before the end of its first backward pass nobody knows whether another pass inside of that adds to it.
+        if slot.once:
+            enough = self._queue(slot)
+        else:
+            self._held.append(slot)
         end_is_told = self._end.expect()
         if enough:
             self._flush()
         if not end_is_told:  # so each gradient may be the last one
+            self._end.passes += 1
             self._backward_ended()
+
+    def _begin(self) -> None:
+        self._active = self._all_made.begun = True
+        if not isinstance(threading.current_thread(), threading._DummyThread):  # not one of autograd's
+            self._all_made.thread = threading.get_ident()
+
+    def _queue(self, slot: Slot) -> bool:
+        gradient = slot.parameter.grad
+        assert gradient is not None
+        return self._buckets.add(slot, gradient.nbytes if gradient.layout is torch.strided else HANDOVER_BYTES)
+
+    def _queue_held(self) -> None:
+        held, self._held = self._held, []
+        for slot in held:
+            slot.once = not slot.several_times
+            self._queue(slot)
 
     def _flush(self) -> None:
         self._hand_over(wait_follows=False)
@@ -174,168 +229,54 @@ class GradientReducer:
         """Waits for the averages if all gradients are made. May be called again when nothing has happened since."""
         if not self._active:
             return
-        for slot in self._watch_unfrozen():
-            if slot.parameter.grad is not None:
-                slot.queued = True
-                self._queued += 1
-                self._buckets.add(slot)
-        if not self._all_made.said and self._has_made_all():
+        self._queue_held()
+        self._unfreeze()
+        has_all = self._has_made_all()
+        if has_all and self._all_made.word is None:
             try:
-                self._hand_over(wait_follows=True)
-                self._start_parts_of_groups()
-                self._say_made(complete=True, quiet=True)
-                with in_place_of_script():
-                    everywhere = self._all_made.everywhere()
-                    if everywhere:
-                        self._finish()
+                outcome = self._await_averages()
             except BaseException:
-                self.reset()
+                self._clear()
                 raise
-            if everywhere:
-                self.reset()
-                self._averaged = True
-                for slot in self._slots.values():
-                    slot.remember()
+            if outcome is not Outcome.UNMADE:
+                self._keep_averages(outcome is Outcome.AVERAGED)
                 return
         else:
             self._flush()
-            if not self._all_made.said:
-                self._undecided_in = current()
-                UNDECIDED[id(self)] = weakref.ref(self)
+            if has_all:
+                self._start_parts_of_groups()
+                self._all_made.submitted = True
         self._over = True
         for slot in self._slots.values():
             slot.allow_changes(alone=True)
+
+    def _await_averages(self) -> Outcome:
+        self._hand_over(wait_follows=True)
+        self._start_parts_of_groups()
+        with in_place_of_script():
+            self._all_made.say(Word.MADE)
+            outcome = self._all_made.hear().outcome
+            if outcome is not Outcome.UNMADE:
+                self._finish()
+        return outcome
+
+    def _keep_averages(self, is_open: bool) -> None:
+        if is_open:
+            self._clear_flight()
+        else:
+            self._clear()
+        self._averaged, self._open = True, is_open
+        for slot in self._slots.values():
+            slot.remember()
+            if is_open and slot.parameter.grad is not None:
+                slot.hand_over(slot.parameter.grad)
 
     def _has_made_all(self) -> bool:
         slots = self._slots.values()
         return self._queued == len(slots) or all(slot.queued or not slot.parameter.requires_grad for slot in slots)
 
-    def say_incomplete(self) -> None:
-        """This rank waits for something else while gradients of this step are missing."""
-        if not self._all_made.said and self._undecided_in is current():
-            self._say_made(complete=False, quiet=False)
-
-    def _say_made(self, complete: bool, quiet: bool) -> None:
-        if not self.enabled:
-            return  # a rank outside of the set has no number for it
-        op = Average if self._op == Average else Sum
-        number = set_number(self._process_set, "Allreduce")
-        spec = reduction(OpType.ALLREDUCE, op, self._prescale, self._postscale, number)
-        self._all_made.say(complete, spec, set_size(self._process_set) == 1, quiet)
-
     def _hand_over(self, wait_follows: bool) -> None:
-        self._buckets.hand_over(self._start, self._start_group, wait_follows)
-
-    def _start(self, slot: Slot, quiet: bool) -> None:
-        gradient = slot.parameter.grad
-        assert gradient is not None
-        slot.hand_over(gradient)
-        if gradient.layout is not torch.strided:
-            slot.sparse_dim = gradient.sparse_dim()
-            if not self._sparse_as_dense:
-                wait = sparse_allreduce_async(gradient, slot.name, self._op, self._process_set)
-                slot.finish = lambda: slot.store(wait())
-                return
-        if self._same is not None:
-            self._same.before(slot.parameter, gradient)
-        travelling, restore = self._pack(gradient)
-        if self._in_rounds is not None:
-            rounds = Rounds(self._in_rounds, slot.name, travelling, self._submit)
-            self._start_rounds(slot, rounds, travelling, restore, quiet)
-            return
-        handle = self._submit(travelling, slot.wire, quiet)
-        if restore is None:
-            slot.finish = lambda: slot.store(synchronize(handle))
-        else:
-            slot.finish = lambda: slot.store(restore(synchronize(handle)))
-
-    def _submit(self, travelling: torch.Tensor, wire: str, quiet: bool) -> Handle:
-        spec = COLLECTIVES.reduction(travelling, self._op, self._prescale, self._postscale, self._process_set)
-        try:
-            return current().engine.submit(spec, wire, (travelling,), travelling, READER, wait_follows=quiet)
-        except ValueError:
-            try:
-                COLLECTIVES.framework.view(travelling)
-            except ValueError as refusal:
-                raise ValueError(
-                    f"The gradient of {wire.removeprefix('allreduce.')!r} can't be reduced: {refusal}"
-                ) from None
-            raise
-
-    def _start_rounds(
-        self,
-        slot: Slot,
-        rounds: Rounds,
-        dense: torch.Tensor,
-        restore: Callable[[torch.Tensor], torch.Tensor] | None,
-        quiet: bool,
-    ) -> None:
-        def go_on(quiet: bool = True) -> bool:
-            reduced = rounds.advance(quiet)
-            slot.allow_changes(alone=False)  # the compressor may have used the memory of the gradient
-            if reduced is None:
-                return True
-            if restore is not None:
-                slot.store(restore(reduced))
-            elif reduced is not dense:
-                dense.copy_(reduced)  # the memory of the gradient
-            return False
-
-        slot.finish = go_on if go_on(quiet) else None
-
-    def _start_group(self, group: Group[Slot], quiet: bool) -> None:
-        packed = []
-        for slot in group.slots:
-            gradient = slot.parameter.grad
-            assert gradient is not None
-            if gradient.layout is not torch.strided and not self._sparse_as_dense:
-                raise ValueError(
-                    f"The gradient of parameter {slot.name!r} is sparse, but groups reduce dense gradients only. "
-                    "Leave the parameter out of groups, or pass sparse_as_dense=True."
-                )
-            if self._same is not None:
-                self._same.before(slot.parameter, gradient)
-            slot.hand_over(gradient)
-            packed.append(self._pack(gradient))
-        handle = COLLECTIVES.start_allreduces(
-            [travelling for travelling, _ in packed],
-            True,
-            self._op,
-            group.slots[0].name,
-            self._prescale,
-            self._postscale,
-            self._process_set,
-            quiet,
-        )
-
-        def finish() -> None:
-            for slot, reduced, (_, restore) in zip(group.slots, synchronize(handle), packed, strict=True):
-                slot.store(reduced if restore is None else restore(reduced))
-
-        group.slots[0].finish = finish
-
-    def _pack(self, gradient: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor] | None]:
-        """What travels for `gradient`, and how to get a gradient of its form back (None: it travelled itself)."""
-        if self._compression is None and gradient.layout is torch.strided and gradient.is_contiguous():
-            return gradient.detach() if gradient.requires_grad else gradient, None
-        with torch.no_grad():
-            travelling = gradient.detach()
-            sparse_dim = None
-            if travelling.layout is not torch.strided:
-                sparse_dim = travelling.sparse_dim()
-                travelling = travelling.to_dense()
-            travelling = travelling.contiguous()
-            compression = self._compression or NoneCompressor
-            travelling, context = compression.compress(travelling)
-
-        def restore(reduced: torch.Tensor) -> torch.Tensor:
-            with torch.no_grad():
-                dense = compression.decompress(reduced, context)
-                if sparse_dim is not None:
-                    return _to_sparse(dense, sparse_dim)
-                return gradient.copy_(dense)
-
-        return travelling, restore
+        self._buckets.hand_over(self._sender.start, self._sender.start_group, wait_follows)
 
     # -- the end of a step --------------------------------------------------------------------------------------------
     @property
@@ -345,43 +286,85 @@ class GradientReducer:
 
     @property
     def averaged(self) -> bool:
-        """Whether a backward pass has waited for all averages, and `synchronize` has nothing to do."""
-        return self._averaged
+        """Whether a backward pass has waited for all averages on all ranks, and `synchronize` has nothing to do."""
+        return self._averaged and not self._open
 
-    def synchronize(self) -> None:
+    @property
+    def watched_by_others(self) -> bool:
+        """Whether other ranks are to hear of what the script does to the gradients."""
+        return self._active or self._open
+
+    def synchronize(self, scaled: bool = False) -> None:
         """Reduces what no hook made ready, waits for everything and leaves the reduced gradients in `.grad`.
 
-        Raises AssertionError: the script has changed a gradient in flight. The others are reduced.
+        Raises AssertionError, on all ranks: the script has changed a gradient meanwhile. scaled: so it has.
         """
-        if self._averaged:
+        if self.averaged:
             self.forget_averages()
             return
-        UNDECIDED.pop(id(self), None)
-        self._watch_unfrozen()
-        self._active = True
+        if self._open:
+            self._settle(scaled)
+            return
+        self._unfreeze()
+        self._begin()
         try:
-            for slot in self._slots.values():
-                if not slot.queued and slot.parameter.requires_grad:
-                    if slot.parameter.grad is None:
-                        slot.parameter.grad = slot.zeros()
-                    slot.queued = True
-                    self._buckets.add(slot)
+            changes = self._changes(self._over)
+            self._queue_held()
+            missing = [slot for slot in self._slots.values() if not slot.queued and slot.parameter.requires_grad]
+            for slot in missing:
+                if slot.parameter.grad is None:
+                    slot.parameter.grad = slot.zeros()
+                slot.queued = True
+                self._buckets.add(slot)
             self._hand_over(wait_follows=True)
             self._start_parts_of_groups()
-            if not self._all_made.said:
-                self._say_made(complete=True, quiet=True)
+            self._all_made.say(Word.FINAL, bool(changes) or scaled)
             self._finish()
+            self._agree(Report(changes, scaled, missing=tuple(slot.name for slot in missing)))
         finally:
-            self.reset()
+            self._clear()
 
-    def _watch_unfrozen(self) -> list[Slot]:
-        """Those that were frozen when they were given, and are no more."""
-        unfrozen = [pair for pair in self._frozen if pair[1].requires_grad]
-        if not unfrozen:
-            return []
-        self._frozen = [pair for pair in self._frozen if not pair[1].requires_grad]
-        self.watch(unfrozen)
-        return [self._slots[id(parameter)] for _, parameter in unfrozen]
+    def settle(self) -> None:
+        """The script takes the step without `synchronize`. AssertionError: it has not called that before."""
+        if self._open:
+            self._settle()
+        elif self._active:
+            raise AssertionError(
+                "optimizer.step() was called inside optimizer.skip_synchronize() while gradients were being reduced. "
+                "Call optimizer.synchronize() after loss.backward(), on all ranks."
+            )
+
+    def restart(self) -> None:
+        """The script clears the gradients: passes are counted anew. AssertionError as by `synchronize`."""
+        if self._open:
+            self._settle(skipped=True)
+        self.forget_averages()
+        if self.passes > 1:
+            for slot in self._slots.values():
+                slot.countdown = self.passes
+                slot.fired_in = -1
+
+    def _settle(self, scaled: bool = False, skipped: bool = False) -> None:
+        """After a backward pass that has waited, tells the ranks that wait to hear what became of the averages."""
+        try:
+            changes = () if skipped else self._changes(exact=True)
+            self._all_made.say(Word.FINAL, bool(changes) or scaled or skipped)
+            self._agree(Report(changes, scaled, skipped))
+        finally:
+            self._clear()
+
+    def _agree(self, report: Report) -> None:
+        """Waits until all ranks are here. AssertionError where one has changed a gradient."""
+        heard = self._all_made.until_over(report.is_change)
+        if not heard.changed:
+            return
+        reports = {current().world.rank: report}
+        ranks = self._process_set.ranks or range(current().world.size)
+        if heard.outcome is Outcome.OVER and len(ranks) > 1:
+            with contextlib.suppress(HorovodInternalError):  # a rank has called hvd.join()
+                everybody = allgather_object(report, f"{self._all_made.wire}.reports", self._process_set)
+                reports = dict(zip(ranks, everybody, strict=True))
+        raise AssertionError(sentence(self.steps + 1, reports, len(self._slots)))
 
     def _start_parts_of_groups(self) -> None:
         for group in self._groups:
@@ -390,28 +373,20 @@ class GradientReducer:
                 for slot in group.slots:
                     if slot.parameter.grad is None:
                         slot.parameter.grad = slot.zeros()
-                self._start_group(group, True)
+                self._sender.start_group(group, True)
                 group.missing = 0
 
+    def _changes(self, exact: bool) -> tuple[tuple[str, str], ...]:
+        """What the script has changed: names of parameters, with verbs."""
+        return tuple((slot.name, change) for slot in self._slots.values() if (change := slot.change(exact)))
+
     def _finish(self) -> None:
-        """Waits for all that is in flight. AssertionError: the script has changed a gradient meanwhile."""
-        slots = list(self._slots.values())
-        changes = [(slot.name, change) for slot in slots if (change := slot.change(self._over))]
-        unfinished = [slot.finish for slot in slots if slot.finish is not None]
+        """Waits for all gradients that are in flight."""
+        unfinished = [slot.finish for slot in self._slots.values() if slot.finish is not None]
         while unfinished:
             unfinished = [finish for finish in unfinished if finish()]
-        self._all_made.wait()
         self.stale = False
-        if self._same is not None:
-            self._same.after()
-            if self._same.over:
-                self._same = None
-        if changes:
-            name, change = changes[0]
-            more = f" (and {len(changes) - 1} more)" if len(changes) > 1 else ""
-            raise AssertionError(
-                f"The gradient of parameter {name!r}{more} was {change} while it was being reduced, {IN_FLIGHT}"
-            )
+        self._sender.finished()
 
     def forget_averages(self) -> None:
         """The script has taken what a backward pass waited for: the next synchronize() reduces anew."""
@@ -419,12 +394,19 @@ class GradientReducer:
 
     def reset(self) -> None:
         """Forgets what is in flight (the engine keeps the memory until it is done) and starts a new step."""
-        UNDECIDED.pop(id(self), None)
+        self._all_made.leave()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._all_made.end()
+        self._clear_flight()
+
+    def _clear_flight(self) -> None:
         self._buckets.clear()
+        self._held.clear()
         self._queued = 0
-        self._active = self._averaged = self._over = False
+        self._active = self._averaged = self._open = self._over = False
         self._end.forget()
-        self._all_made.reset()
         for slot in self._slots.values():
             slot.end()
             slot.countdown = self.passes
@@ -432,14 +414,11 @@ class GradientReducer:
             group.missing = len(group.slots)
 
 
-def _to_sparse(dense: torch.Tensor, sparse_dim: int) -> torch.Tensor:
-    """The rows of `dense` that are not all zeros; `dense.to_sparse(sparse_dim)` takes a hundred times as long.
-
-    How many there are is the size of the result, so on a GPU the host waits for it.
-    """
-    indices = (dense.flatten(sparse_dim) if dense.ndim > sparse_dim else dense.unsqueeze(-1)).any(-1).nonzero().t()
-    return torch.sparse_coo_tensor(
-        indices, dense[tuple(indices)], dense.shape, is_coalesced=True, check_invariants=False
+def _made_several_times(name: str) -> str:
+    return (
+        f"A backward pass made the gradient of parameter {name!r} several times, and earlier passes did once, so it is "
+        "being reduced already. torch.utils.checkpoint(use_reentrant=True) runs a backward pass of its own for each "
+        "use of a parameter; pass use_reentrant=False."
     )
 
 

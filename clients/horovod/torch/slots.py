@@ -17,11 +17,15 @@ class Slot:
         "averaged",
         "countdown",
         "finish",
+        "fired_in",
         "gradient",
         "group",
         "name",
+        "once",
         "parameter",
         "queued",
+        "seen",
+        "several_times",
         "sparse_dim",
         "version",
         "wire",
@@ -34,6 +38,10 @@ class Slot:
         self.countdown = countdown
         self.group: Any = None  # a Group of slots
         self.queued = False  # ready, and on its way to the engine
+        self.fired_in = -1  # number of the backward pass that made the gradient last
+        self.several_times = False  # some pass has made it several times
+        self.once = False  # passes are known to make it once
+        self.seen: weakref.ref[torch.Tensor] | None = None  # the gradient as the last counted pass left it
         # Waits for the reduction and stores the gradient. True: it has started another one; call it again.
         self.finish: Callable[[], bool | None] | None = None
         self.sparse_dim: int | None = None  # of the last sparse gradient
@@ -84,6 +92,22 @@ class Slot:
         self.finish = None
         self.gradient = None
         self.averaged = None
+
+    def note_pass(self) -> None:
+        """A pass is counted."""
+        gradient = self.parameter.grad
+        dense = gradient is not None and gradient.layout is torch.strided
+        self.seen = weakref.ref(gradient) if dense else None  # type: ignore[arg-type]
+
+    def was_cleared(self) -> bool:
+        """Whether the gradient that a pass has made now was None before, so that earlier passes do not count.
+
+        Autograd adds to the tensor that is there, but in double backward or where one of the two is sparse.
+        """
+        gradient = self.parameter.grad
+        if self.seen is None or gradient is None or torch.is_grad_enabled():
+            return False
+        return gradient.layout is torch.strided and self.seen() is not gradient
 
     def remember(self) -> None:
         """The average is there, though the script did not ask for it."""

@@ -9,7 +9,7 @@ thread_local const Device* Device::Current::t_current_ = nullptr;
 
 // An event that was recorded once. The handle goes back to the device, which records it again: a wait keeps to what was
 // recorded when it was queued.
-class Event final : public Moment {
+class Event final : public DeviceEvent {
  public:
   Event(std::shared_ptr<Device> device, EventHandle handle) : device_(std::move(device)), handle_(handle) {}
   ~Event() override { device_->recycle(handle_); }
@@ -108,32 +108,32 @@ Stream::~Stream() {
   (void)device_->driver().destroy_stream(handle_);
 }
 
-Status Device::record(StreamHandle stream, std::shared_ptr<Moment>& moment) {
+Status Device::record(StreamHandle stream, std::shared_ptr<DeviceEvent>& event) {
   const Current current(*this);
   HVD_TRY(current.status());
-  return record_here(stream, moment);
+  return record_here(stream, event);
 }
 
-Status Device::record_unless_captured(StreamHandle stream, std::shared_ptr<Moment>& moment, bool& captured) {
+Status Device::record_unless_captured(StreamHandle stream, std::shared_ptr<DeviceEvent>& event, bool& captured) {
   const Current current(*this);
   HVD_TRY(current.status());
   HVD_TRY(is_captured_here(stream, captured));
-  return captured ? Status() : record_here(stream, moment);
+  return captured ? Status() : record_here(stream, event);
 }
 
-Status Device::record_here(StreamHandle stream, std::shared_ptr<Moment>& moment) {
-  EventHandle event = nullptr;
+Status Device::record_here(StreamHandle stream, std::shared_ptr<DeviceEvent>& event) {
+  EventHandle handle = nullptr;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!idle_events_.empty()) {
-      event = idle_events_.back();
+      handle = idle_events_.back();
       idle_events_.pop_back();
     }
   }
-  if (!event) HVD_TRY(driver_.call(driver_.create_event, &event, kNoTiming));
-  auto made = std::make_shared<Event>(shared_from_this(), event);
-  HVD_TRY(driver_.call(driver_.record_event, event, stream));
-  moment = std::move(made);
+  if (!handle) HVD_TRY(driver_.call(driver_.create_event, &handle, kNoTiming));
+  auto made = std::make_shared<Event>(shared_from_this(), handle);
+  HVD_TRY(driver_.call(driver_.record_event, handle, stream));
+  event = std::move(made);
   return {};
 }
 

@@ -70,10 +70,10 @@ class Device : public std::enable_shared_from_this<Device> {
   // One that the device prefers to others: what peers wait for comes before the framework's own work. Null on failure.
   std::shared_ptr<Stream> create_stream(Status& status);
 
-  // The moment when everything that `stream` holds now has been worked off.
-  Status record(StreamHandle stream, std::shared_ptr<Moment>& moment);
+  // An event that has passed when everything that `stream` holds now has been worked off.
+  Status record(StreamHandle stream, std::shared_ptr<DeviceEvent>& event);
   // The same, unless `stream` is being captured into a graph.
-  Status record_unless_captured(StreamHandle stream, std::shared_ptr<Moment>& moment, bool& captured);
+  Status record_unless_captured(StreamHandle stream, std::shared_ptr<DeviceEvent>& event, bool& captured);
 
   // Whether what is queued on `stream` becomes part of a CUDA graph instead of being run.
   Status is_captured(StreamHandle stream, bool& yes);
@@ -97,7 +97,7 @@ class Device : public std::enable_shared_from_this<Device> {
   bool is_of_a_parent() const { return owner_process_ != getpid(); }  // then nothing may be asked of the driver
   void recycle(EventHandle event);
   // With the device current.
-  Status record_here(StreamHandle stream, std::shared_ptr<Moment>& moment);
+  Status record_here(StreamHandle stream, std::shared_ptr<DeviceEvent>& event);
   Status is_captured_here(StreamHandle stream, bool& yes) const;
   Status pool(PoolHandle& pool);
   // In the order of `stream`, which used it.

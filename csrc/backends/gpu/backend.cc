@@ -222,7 +222,7 @@ class GpuBackend final : public DeviceBackend {
   const std::unique_ptr<DevicePath> adasum_;  // beside nccl_
   const std::unique_ptr<DevicePath> staging_;
   const std::shared_ptr<cuda::Stream> stream_;  // of zeros
-  std::mutex ready_mutex_;                      // guards the next, and that moments are recorded in its order
+  std::mutex ready_mutex_;                      // guards the next, and that events are recorded in its order
   uint64_t ready_moments_ = 0;
   Agreed agreed_;     // at first what this member has; driver only, as the rest
   bool have_agreed_;  // a member alone has from the start, as several threads may ask then

@@ -18,8 +18,8 @@ using nccl::Run;
 // What is queued and has not passed. Its results must not be given back meanwhile.
 struct Queued {
   std::string name;
-  std::shared_ptr<Moment> turn;  // its inputs are ready, and everything before it on the stream has passed
-  std::shared_ptr<Moment> finished;
+  std::shared_ptr<DeviceEvent> turn;  // its inputs are ready, and everything before it on the stream has passed
+  std::shared_ptr<DeviceEvent> finished;
   std::vector<std::shared_ptr<DeviceMemory>> results;
   int64_t turn_us = 0;  // when `turn` was seen to have passed
 };
@@ -112,14 +112,14 @@ class NcclBackend final : public DevicePath {
 
   // Whether the device is done with all buffers, or of no use any more.
   bool packs_have_passed() {
-    std::vector<std::shared_ptr<Moment>> moments;
+    std::vector<std::shared_ptr<DeviceEvent>> events;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      moments = unpacked_;
+      events = unpacked_;
     }
-    return std::all_of(moments.begin(), moments.end(), [](const std::shared_ptr<Moment>& moment) {
+    return std::all_of(events.begin(), events.end(), [](const std::shared_ptr<DeviceEvent>& event) {
       bool passed = false;
-      return !moment || !moment->passed(passed).ok() || passed;
+      return !event || !event->passed(passed).ok() || passed;
     });
   }
 
@@ -139,7 +139,7 @@ class NcclBackend final : public DevicePath {
     return peers_.abort->raised() ? peers_.abort->cause() : Status(Code::aborted, "Horovod has been shut down.");
   }
 
-  // `stream` goes on when all inputs are there: after the last moment of each of the framework's streams, which has
+  // `stream` goes on when all inputs are there: after the last event of each of the framework's streams, which has
   // all earlier ones before it.
   Status await_inputs(Batch batch, cuda::StreamHandle stream) const {
     const cuda::Device::Current current(*device_);  // for all of them
@@ -192,7 +192,7 @@ class NcclBackend final : public DevicePath {
     }
     HVD_TRY(dispatched);
     HVD_TRY(recorded);
-    if (run.packing.used) HVD_TRY(ended());  // an abort() that did not see that moment
+    if (run.packing.used) HVD_TRY(ended());  // abort() may have run before this event was in `unpacked_`
     for (Operation* operation : batch) {
       operation->on_device->finished = queued.finished;
       for (const OutputBuffer& output : operation->outputs) {
@@ -222,16 +222,20 @@ class NcclBackend final : public DevicePath {
   const std::shared_ptr<cuda::Device> device_;
   const nccl::Peers peers_;
   const std::vector<std::shared_ptr<cuda::Stream>> streams_;
-  uint64_t batches_ = 0;                 // driver only, and counts alike on all members
-  std::vector<Queued> queued_;           // driver only
-  std::atomic<size_t> queued_count_{0};  // its size, for others; orders nothing
-  std::atomic<bool> ended_{false};       // set before what there is, the communicators and `unpacked_`, is ended
+  // Only the driver uses `batches_`, `queued_` and `buffers_`. `mutex_` guards what stands below it.
+  uint64_t batches_ = 0;                 // batches run so far, the same number on all members
+  std::vector<Queued> queued_;           // batches that the device has not finished
+  std::atomic<size_t> queued_count_{0};  // the size of `queued_`, for other threads; relaxed
+  std::atomic<bool> ended_{false};       // set before abort() or shutdown ends the communicators
   const nccl::PackRule pack_rule_;
   const std::shared_ptr<cuda::Copier> copier_;
-  std::vector<nccl::PackBuffer> buffers_;          // driver only; by stream
-  std::mutex mutex_;                               // guards the rest
-  Comms comms_, alone_;                            // by stream; null: not needed yet
-  std::vector<std::shared_ptr<Moment>> unpacked_;  // by stream: after its last batch that was packed
+  std::vector<nccl::PackBuffer> buffers_;  // one for each stream
+  std::mutex mutex_;
+  Comms comms_;  // of all members, one for each stream; null until the stream's first batch needs it
+  Comms alone_;  // the same, of this rank alone
+  // For each stream, the event behind the last batch that went through its pack buffer: once that has passed, nothing
+  // uses the buffer. Null: no batch of the stream was packed.
+  std::vector<std::shared_ptr<DeviceEvent>> unpacked_;
 };
 
 }  // namespace

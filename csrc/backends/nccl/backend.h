@@ -1,7 +1,7 @@
 // NCCL as the thing that moves GPU tensors between the members of a process set.
 //
-// A batch is queued and not waited for: the engine's own stream waits for each operation's ready moment, then runs one
-// group of NCCL's calls over the spans, and a moment after them says that the results are there. Only where a batch has
+// A batch is queued and not waited for: the engine's own stream waits for each operation's ready event, then runs one
+// group of NCCL's calls over the spans, and an event after them says that the results are there. Only where a batch has
 // many small tensors, they are copied to a buffer first and back from it afterwards (packing.h).
 // Communicators are made with the first batch, on all members at the same place in the order log.
 #pragma once

@@ -18,7 +18,7 @@ namespace {
 // What is on its way back. Its results must not be given back meanwhile.
 struct Queued {
   std::string name;
-  std::shared_ptr<Moment> finished;
+  std::shared_ptr<DeviceEvent> finished;
   std::vector<std::shared_ptr<DeviceMemory>> results;
   int64_t since_us = 0;
 };

@@ -2,7 +2,7 @@
 // can't do.
 //
 // run() blocks the driver: until the framework's work on the tensors has ended on the device, and while the chunks of
-// the batch are copied and worked on (pipeline.h). When it returns, the last copies back are queued; a moment behind
+// the batch are copied and worked on (pipeline.h). When it returns, the last copies back are queued; an event behind
 // them says that the results are there. What is computed is the CPU's, bit by bit.
 #pragma once
 

@@ -15,13 +15,13 @@ Pipeline::~Pipeline() {
   if (drain()) rest();
 }
 
-Status Pipeline::await(Moment& moment, const std::string& what) const {
+Status Pipeline::await(DeviceEvent& event, const std::string& what) const {
   Wait wait(limits::kCopyWait);
   const int64_t began_us = now_us();
   int64_t asked_us = began_us;
   for (;;) {
     bool passed = false;
-    HVD_TRY(moment.passed(passed));
+    HVD_TRY(event.passed(passed));
     if (passed) return {};
     if (peers_.abort->raised()) return peers_.abort->cause();
     const int64_t now = now_us();
@@ -101,7 +101,7 @@ bool Pipeline::drain() {
   bool over = true;
   const int64_t end_us = now_us() + limits::kDeviceEndUs;
   for (const auto& stream : {down_, up_}) {
-    std::shared_ptr<Moment> end;
+    std::shared_ptr<DeviceEvent> end;
     bool passed = false;
     Status status = stream->device().record(stream->handle(), end);
     const auto is_over = [&] {  // an error is one of the device, on which nothing runs any more

@@ -55,8 +55,8 @@ class Pipeline {
   size_t slot_bytes() const { return pool_->buffer_bytes(); }
   const std::shared_ptr<cuda::Stream>& up() const { return up_; }
 
-  // Blocks until `moment` has passed on the device; `what` ends a sentence on what it is for.
-  Status await(Moment& moment, const std::string& what) const;
+  // Blocks until `event` has passed on the device; `what` ends a sentence on what it is for.
+  Status await(DeviceEvent& event, const std::string& what) const;
   // Blocks until the last chunk was worked on; the ways back of the last ones may still be under way on up().
   Status run(const Chunks& chunks, const std::string& what);
 
@@ -70,9 +70,9 @@ class Pipeline {
   static constexpr size_t kAhead = 2;  // chunks that are on their way or worked on; the third slot is on its way back
 
   struct Slot {
-    std::byte* memory = nullptr;     // null: not taken from the pool
-    std::shared_ptr<Moment> coming;  // what comes is there
-    std::shared_ptr<Moment> gone;    // what goes has left; null: nothing ever went
+    std::byte* memory = nullptr;          // null: not taken from the pool
+    std::shared_ptr<DeviceEvent> coming;  // what comes is there
+    std::shared_ptr<DeviceEvent> gone;    // what goes has left; null: nothing ever went
   };
 
   Status fetch(const Chunk& chunk, Slot& slot);

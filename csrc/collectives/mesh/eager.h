@@ -11,7 +11,7 @@
 
 namespace horovod::mesh {
 
-// Should this operation's bytes travel with its arrival, among `size` members?
+// Whether this operation's bytes are to travel with its arrival, among `size` members.
 bool is_eager(const OpSpec& spec, int size);
 
 // What member `rank` contributes, scaled if it has to be: so many bytes, none for a member that does not (broadcast).

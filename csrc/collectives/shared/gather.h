@@ -1,4 +1,5 @@
-// What allgather and alltoall have in common: sizes that only their owner knows, and byte streams through slots.
+// Row counts for allgather and alltoall over shared memory: each member knows only its own, and learns the others'
+// here.
 #pragma once
 
 #include <algorithm>
@@ -31,8 +32,9 @@ inline Status exchange_counts(Region& region, const std::vector<int64_t>& mine, 
   return {};
 }
 
-// As exchange_counts, for `mine` of a whole batch, whose arrivals may have told everything already. All members know
-// the same, so they decide alike.
+// The same for `mine`, the counts of a whole batch. If every operation's counts came with the arrivals in the order log
+// (Operation::told_rows), they are taken from there and nothing is exchanged. All members have seen the same arrivals,
+// so all of them exchange or none does.
 inline Status learn_counts(Region& region, Batch batch, const std::vector<int64_t>& mine, std::vector<int64_t>& all) {
   const bool told =
       std::all_of(batch.begin(), batch.end(), [](const Operation* operation) { return !operation->told_rows.empty(); });

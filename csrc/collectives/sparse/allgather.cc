@@ -43,7 +43,8 @@ Status allgather(Hierarchy& hierarchy, Batch batch) {
     }
   }
   const AnnouncementFormat format(n, batch);
-  std::vector<int64_t> announced(format.words() * static_cast<size_t>(n));  // in the order of the circle, from here on
+  // The announcements of all members, by their place in the circle of ranks: place 0 is this member's own.
+  std::vector<int64_t> announced(format.words() * static_cast<size_t>(n));
   const auto announcement = [&](int place) { return announced.data() + format.words() * static_cast<size_t>(place); };
   format.write(announcement(0), rows, inputs);
   HVD_TRY(gather_in_circle(mesh, [&](int first, int count, std::vector<iovec>& pieces) {
@@ -55,13 +56,15 @@ Status allgather(Hierarchy& hierarchy, Batch batch) {
     have_data = have_data && format.has_data(announcement(place));
   }
 
-  std::vector<std::vector<std::byte*>> begins;  // of each tensor: of each member's rows in the result, and its end
-  std::vector<const std::byte*> told(static_cast<size_t>(n));  // what follows in each member's announcement
+  // begins[tensor][member]: where the member's rows begin in the tensor's result; begins[tensor][n]: its end.
+  std::vector<std::vector<std::byte*>> begins;
+  // told[member]: the part of the member's data in its announcement that has not been copied yet.
+  std::vector<const std::byte*> told(static_cast<size_t>(n));
   for (int member = 0; member < n; ++member) told[member] = format.data(announcement((member + n - me) % n));
   for (Operation* operation : batch) {
     operation->outputs.resize(operation->spec.tensors.size());
     for (size_t t = 0; t < operation->spec.tensors.size(); ++t) {
-      const size_t tensor = begins.size();  // of the batch
+      const size_t tensor = begins.size();  // its number in the whole batch
       int64_t total = 0;
       for (int place = 0; place < n; ++place) total += format.rows(announcement(place), tensor);
       HVD_TRY(make_rows(*operation, t, total));
@@ -82,7 +85,7 @@ Status allgather(Hierarchy& hierarchy, Batch batch) {
   return gather_in_circle(mesh, [&](int first, int count, std::vector<iovec>& pieces) {
     const int begin = (me + first) % n;
     const int end = std::min(begin + count, n);
-    const int rest = count - (end - begin);  // the circle goes on with member 0
+    const int rest = count - (end - begin);  // members past the last one: 0, 1, ...
     for (const std::vector<std::byte*>& of : begins) {
       pieces.push_back({of[begin], static_cast<size_t>(of[end] - of[begin])});
       pieces.push_back({of[0], static_cast<size_t>(of[rest] - of[0])});

@@ -40,8 +40,8 @@ class AnnouncementFormat {
   }
 
  private:
-  std::vector<int64_t> row_bytes_;  // of each tensor
-  size_t room_;                     // bytes for rows
+  std::vector<int64_t> row_bytes_;  // for each tensor
+  size_t room_;                     // bytes of an announcement for rows
 };
 
 }  // namespace horovod::sparse

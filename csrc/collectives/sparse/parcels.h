@@ -40,8 +40,8 @@ class Parcels {
   const AnnouncementFormat& format_;
   const int n_;
   std::vector<int64_t> announced_;
-  std::vector<std::vector<uint64_t>> bytes_in_;    // at each step, by number: of the rows that come
-  std::vector<std::vector<OutputBuffer>> relays_;  // by the step at which what lies in them is passed on
+  std::vector<std::vector<uint64_t>> bytes_in_;    // bytes_in_[step][number]: how many bytes of rows come in
+  std::vector<std::vector<OutputBuffer>> relays_;  // relays_[step]: memory for parcels passed on in that step
 };
 
 }  // namespace horovod::sparse

@@ -20,6 +20,7 @@ needs_tensorflow = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is 
 
 @needs_tensorflow
 @pytest.mark.skipif(not shutil.which("cc") and not shutil.which("gcc"), reason="needs a C compiler")
+@pytest.mark.timeout(320)
 def test_tensorflow_from_end_to_end(tmp_path: Path) -> None:
     file = tmp_path / "results" / "out.json"
     command = [sys.executable, str(ROOT / "benchmarks" / "tensorflow.py"), "--quick", "--json", str(file)]

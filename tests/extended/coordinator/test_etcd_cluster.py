@@ -13,6 +13,7 @@ from etcd_server import Etcd, stopped
 from test_etcd_store import SHORT_S, with_store
 from test_store_conformance import WAIT_S, take
 
+from horovod.coordinator.limits import Limits
 from horovod.coordinator.store import Store, StoreError, UncertainError
 from horovod.coordinator.store.etcd import EtcdStore
 from horovod.coordinator.store.etcd_address import EtcdAddress
@@ -62,6 +63,25 @@ def test_a_node_that_is_stopped_is_left(three: Etcd) -> None:
             epochs += [await next_epoch(store, "job") for _ in range(3)]
         epochs += [await next_epoch(store, "job")]
         assert epochs == sorted(set(epochs))
+
+    with_store(three.url, body)
+
+
+def test_a_watch_at_a_node_that_is_stopped_goes_on_elsewhere(three: Etcd) -> None:
+    """Before anybody can be lost for want of what it would have told."""
+
+    async def body(store: Store) -> None:
+        _, revision = await store.range("")
+        changes = store.watch("", revision + 1)
+        await store.put("a", b"1")
+        assert await take(changes, 1) == [("a", b"1")]
+        others = EtcdStore(EtcdAddress.parse("etcd://" + ",".join(three.endpoints[1:])))
+        with stopped(three, 0):
+            while (entry := await others.get("a")) is None or entry.value != b"2":  # when they have a leader
+                with contextlib.suppress(UncertainError):
+                    await others.put("a", b"2")
+            assert await asyncio.wait_for(take(changes, 1), Limits().reattach_grace_s) == [("a", b"2")]
+        await others.close()
 
     with_store(three.url, body)
 

@@ -7,6 +7,7 @@ bits as if nothing had been. Where not, each process is told so within the limit
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -124,6 +125,22 @@ def test_each_coordinator_is_reached_by_a_part_of_training(site: Site) -> None:
         site.partitions.heal()
         training.answer(NEW_NAMES)
         works_on(site, training, 0)
+        site.ends_alike(training)
+
+
+def test_a_coordinator_that_was_replaced_hears_nothing_from_its_node_of_the_store(site: Site) -> None:
+    """It keeps the members that reach it, which the one that replaced it waits for, until it asks another node."""
+    with site.training() as training:
+        training.works(NEW_NAMES)
+        serving = site.serving()
+        site.lead(1)
+        site.etcd.signal(0, signal.SIGSTOP)  # the watches of both are there
+        try:
+            site.partitions.cut([serving], [HERE])
+            works_on(site, training, serving)
+        finally:
+            site.etcd.signal(0, signal.SIGCONT)
+        site.partitions.heal()
         site.ends_alike(training)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from horovod.base.settings import SETTINGS
 from horovod.coordinator.__main__ import _parser
 from horovod.worker.agent.__main__ import _parser as agent_parser
-from horovod.worker.settings import SETTINGS
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
 

@@ -35,5 +35,5 @@ def test_systemd_understands_every_line(unit: Path, tmp_path: Path) -> None:
 
 
 def test_the_agent_leaves_its_ranks_running_when_it_is_restarted() -> None:
-    """KillMode=control-group, the default, would end keepers and ranks with the agent."""
+    """KillMode=control-group, the default, would end shims and ranks with the agent."""
     assert "KillMode=process\n" in (DEPLOY / "horovod-worker.service").read_text()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
 import sys
 import venv
 import zipfile
@@ -13,41 +11,12 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from installing import ROOT, run
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).resolve().parents[3]
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "mxnet", "numpy")
 
 pytestmark = pytest.mark.timeout(600)
-
-
-def run(*command: str | Path, **options: str) -> str:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HOROVOD_"))}
-    done = subprocess.run(
-        [str(part) for part in command],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=options.pop("cwd", None),
-        env={**environ, **options},
-    )
-    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}"
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built with the tools of this environment, in the build folder that `make build` has filled."""
-    folder = tmp_path_factory.mktemp("wheels")
-    tools = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    run(
-        *(sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel"),
-        *("--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT),
-        PATH=tools,
-    )
-    (built,) = folder.iterdir()
-    return built
 
 
 def needed(name: str) -> set[str]:
@@ -87,6 +56,7 @@ def test_it_holds_all_packages_and_no_tests(wheel: Path) -> None:
         assert f"horovod/{name}" in names
     protos = {Path(name).name for name in names if name.startswith("horovod/protos/") and "_pb2" in name}
     assert {"negotiation_pb2.py", "negotiation_pb2.pyi", "negotiation_pb2_grpc.py"} <= protos
+    assert {"horovod/protos/messages.py", "horovod/protos/services.py"} <= set(names)
     assert sum(name.startswith("horovod/_core.") and name.endswith(".so") for name in names) == 1
     assert not [name for name in names if "tests/" in name or "__pycache__" in name]
 
@@ -118,7 +88,7 @@ def test_it_imports_without_a_framework(bare: Path, tmp_path: Path) -> None:
     program = f"""
 import importlib, importlib.util
 assert not [name for name in {FRAMEWORKS!r} if importlib.util.find_spec(name)]
-import horovod, horovod.protos, horovod._core, horovod.coordinator.server, horovod.worker.agent.agent
+import horovod, horovod.protos, horovod._core, horovod.coordinator.server, horovod.worker.agent.supervisor
 assert horovod.__version__ == "1.0.0.dev0" and callable(horovod.run)
 for module in ("torch", "tensorflow", "keras", "tensorflow.keras"):
     try:

@@ -61,13 +61,19 @@ class Hosts:
         for link in ("eth0",):
             subprocess.run(["ip", "-n", name, "link", "set", link, "down"], check=True)
 
-    def start_sshd(self, name: str, mounts: Mapping[Path, Path] | None = None) -> None:
-        """Returns when it listens. mounts: what that host has in place of what is here; by where it is seen."""
+    def start_sshd(
+        self, name: str, mounts: Mapping[Path, Path] | None = None, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """Returns when it listens. mounts: what that host has in place of what is here; by where it is seen.
+
+        variables: in the environment of what it starts.
+        """
         config = self.folder / f"sshd_config.{name}"
+        given = [f"{variable}={value}" for variable, value in (variables or {}).items()]
         config.write_text(
             f"Port {PORT}\nListenAddress {self.addresses[name]}\nHostKey {self.folder}/host_key\n"
             f"AuthorizedKeysFile {self.folder}/authorized_keys\nPidFile none\nUsePAM no\nStrictModes no\n"
-            "PermitRootLogin yes\nPasswordAuthentication no\n"
+            "PermitRootLogin yes\nPasswordAuthentication no\n" + (f"SetEnv {' '.join(given)}\n" if given else "")
         )
         Path("/run/sshd").mkdir(exist_ok=True)
         sshd = shutil.which("sshd", path="/usr/sbin:/sbin") or "sshd"

@@ -64,7 +64,7 @@ for start in range(0, {count}, batch):
         agent = psutil.Process(agents.processes["h1"].pid)
         self.rank = next(one for one in family(agents) if str(program) in one.cmdline())
         self.ways = {
-            "rank's keeper": psutil.Process(self.rank.ppid()),
+            "rank's shim": psutil.Process(self.rank.ppid()),
             "agent": agent,
             "coordinator": psutil.Process(coordinator.process.pid),
             "launcher": psutil.Process(self.launched.process.pid),
@@ -113,7 +113,7 @@ for start in range(0, {count}, batch):
         assert {name: grown for name, grown in growth.items() if grown > GROWTH_BYTES} == {}
 
     def look(self) -> None:
-        """Peaks of memory; the keeper ends when the rank has written the last byte, before the others have it."""
+        """Peaks of memory; the shim ends when the rank has written the last byte, before the others have it."""
         for name, process in self.ways.items():
             with contextlib.suppress(OSError):
                 self.peaks[name] = peak_bytes(process)
@@ -126,7 +126,7 @@ def peak_bytes(process: psutil.Process) -> int:
 
 
 def family(agents: Agents) -> list[psutil.Process]:
-    """What runs below the agent, whose keepers are sessions of their own."""
+    """What runs below the agent, whose shims are sessions of their own."""
     return psutil.Process(agents.processes["h1"].pid).children(recursive=True)
 
 

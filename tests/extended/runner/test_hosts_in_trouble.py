@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import psutil
 import pytest
 from agents import Agents
 from launching import Launched, still_alive
+from resources import eventually
 
 from horovod.coordinator.limits import Limits
 
@@ -121,15 +123,48 @@ sys.exit(3)
     assert shutil.disk_usage(small_disk).free < 3 << 20  # so it was full, but for the spare segment that is given back
 
 
-def test_a_disk_that_is_full(agents: Agents, launch: Launch, program: Program, small_disk: Path) -> None:
-    """Not even two segments of a log: the job fails with a sentence that says so, and the agent serves on."""
+def fill(disk: Path) -> Path:
+    """Leaves so little room that no log can begin."""
+    ballast = disk / "ballast"
+    ballast.write_bytes(bytes(shutil.disk_usage(disk).free - (1 << 20)))
+    return ballast
+
+
+def test_a_job_waits_for_a_disk_that_is_full(
+    agents: Agents, launch: Launch, program: Program, small_disk: Path
+) -> None:
+    """The host is set aside, with the reason for all to see, and gets the job when there is room."""
     agents.add("h1", 1, "--state-dir", str(small_disk))
-    ballast = small_disk / "ballast"
-    ballast.write_bytes(bytes(shutil.disk_usage(small_disk).free - (1 << 20)))
-    code, out, err = launch(*agents.options, "-np", "1", *program("print('ran')"), environ=agents.environ).finish()
-    assert (code, out) == (255, "")
-    assert "Rank 0 on host h1 is lost: " in err
-    assert "No space left on device" in err
+    ballast = fill(small_disk)
+    launched = launch(*agents.options, "-np", "1", *program("print('ran')"), environ=agents.environ)
+    assert eventually(lambda: "set aside: the disk of" in shown(launch, agents))
     ballast.unlink()
-    code, out, err = launch(*agents.options, "-np", "1", *program("print('ran')"), environ=agents.environ).finish()
+    code, out, err = launched.finish()
     assert (code, out) == (0, "[0]<stdout>:ran\n"), err
+
+
+def shown(launch: Launch, agents: Agents) -> str:
+    return launch("ps", *agents.options, environ=agents.environ).finish()[1]
+
+
+def test_a_disk_that_is_full_does_not_eat_the_queue(agents: Agents, launch: Launch, small_disk: Path) -> None:
+    """Jobs that the host was given go to another one."""
+    agents.add("h1", 1, "--state-dir", str(small_disk))
+    fill(small_disk)
+    agents.add("h2", 1)
+    jobs = [
+        launch(*agents.options, "-np", "1", sys.executable, "-c", f"print({number})", environ=agents.environ)
+        for number in range(3)
+    ]
+    for number, job in enumerate(jobs):
+        code, out, err = job.finish()
+        assert (code, out) == (0, f"[0]<stdout>:{number}\n"), err
+
+
+def test_old_logs_make_way(agents: Agents, launch: Launch, program: Program, small_disk: Path) -> None:
+    """Each job leaves 2 MB of output on a disk of 5 MB, and each needs as much to start."""
+    agents.add("h1", 1, "--state-dir", str(small_disk))
+    source = "for number in range(2_000):\n    print('x' * 1000)\n"
+    for _ in range(4):
+        code, out, err = launch(*agents.options, "-np", "1", *program(source), environ=agents.environ).finish()
+        assert (code, out.count("\n")) == (0, 2_000), err

@@ -95,7 +95,7 @@ run:
 
 def test_lines_wait_for_each_other_and_outlive_a_coordinator(hosts: Hosts, tmp_path: Path) -> None:
     """While worker 1 has finished the first line and worker 0 has not, the coordinator that serves is killed, and the
-    agent of worker 1 as well; another one finds its keeper.
+    agent of worker 1 as well; another one finds its shim.
     """
     go, marks = tmp_path / "go", tmp_path / "marks"
     os.mkfifo(go)

@@ -5,7 +5,6 @@ Slurm's daemons are started here, for one host, where they are installed and the
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import shutil
@@ -17,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from benchmarks.ports import free_ports
 
 DEADLINE_S = 100
 START_S = 60
@@ -143,14 +144,6 @@ def test_a_rank_0_that_fails_ends_the_others_in_words(mpi: tuple[list[str], str]
     assert "Traceback" not in done.stderr
 
 
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as open_ones:
-        sockets = [open_ones.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
 # -- torchrun ----------------------------------------------------------------------------------------------------------
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 needs_pytorch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
@@ -244,7 +237,7 @@ class Slurm:
         key.chmod(0o600)
         for folder in ("state", "spool"):
             (self._folder / folder).mkdir()
-        control, daemon = _free_ports(2)
+        control, daemon = free_ports(2)
         (self._folder / "slurm.conf").write_text(
             f"""ClusterName=horovod-tests
 SlurmctldHost={name}(127.0.0.1)

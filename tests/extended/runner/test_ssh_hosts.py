@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from launching import DEADLINE_S, still_alive
 from sshd_hosts import Hosts
 
 from horovod import __version__
+from horovod.runner.run_certificate import ADVICE
 
 SOURCES = Path(__file__).parents[3] / "clients" / "horovod"
 LAUNCHER = [sys.executable, "-m", "horovod.runner.launch"]
@@ -38,7 +40,7 @@ def hosts(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Hosts]:
 class Launch:
     """A launcher on the first host."""
 
-    def __init__(self, hosts: Hosts, source: str, *options: str) -> None:
+    def __init__(self, hosts: Hosts, source: str, *options: str, **variables: str) -> None:
         program = hosts.folder / "program.py"
         program.write_text(source)
         self.process = subprocess.Popen(
@@ -47,7 +49,7 @@ class Launch:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=hosts.environ,
+            env={**hosts.environ, **variables},
         )
 
     def ranks(self, count: int) -> list[psutil.Process]:
@@ -148,6 +150,37 @@ print(len(token) > 20, any(token in word for words in seen for word in words))
 """
     code, out, err = Launch(hosts, source, "-np", "1", "-H", f"{hosts.names[1]}:1").finish()
     assert (code, out) == (0, "[0]<stdout>:True False\n"), err
+
+
+@pytest.mark.parametrize("relay", ["--relay", "--no-relay"])
+def test_the_launcher_has_a_certificate_and_nothing_is_warned_of(hosts: Hosts, relay: str) -> None:
+    """What a host says of TLS in its own environment is for other coordinators."""
+    name = hosts.names[1]
+    hosts.stop_sshd(name)
+    hosts.start_sshd(name, variables={"HOROVOD_TLS_CERT": "/nowhere", "HOROVOD_TLS_CA": "/nowhere"})
+    source = f"""{WORLD}
+believed = open(os.environ["HOROVOD_TLS_CA"]).read()
+print(believed.count("BEGIN CERTIFICATE"), "HOROVOD_TLS_CERT" in os.environ, "HOROVOD_RELAY_SOCKET" in os.environ)
+"""
+    code, out, err = Launch(hosts, source, relay, "-np", "2", "-H", spec(hosts, 1)).finish()
+    assert code == 0, err
+    assert without_progress(err) == []
+    assert out.count(f"1 False {relay == '--relay'}") == 2
+
+
+def test_without_a_certificate_a_sentence_says_what_to_install(hosts: Hosts) -> None:
+    openssl = hosts.folder / "bin" / "openssl"
+    openssl.write_text("#!/bin/sh\nexit 1\n")
+    openssl.chmod(0o755)
+    hidden = hosts.folder / "hidden"
+    hidden.mkdir()
+    (hidden / "cryptography.py").write_text("raise ImportError('hidden')\n")
+    launched = Launch(hosts, "print('ran')", "-np", "1", "-H", f"{hosts.names[1]}:1", PYTHONPATH=str(hidden))
+    code, out, err = launched.finish()
+    assert (code, out) == (0, "[0]<stdout>:ran\n"), err
+    (line,) = without_progress(err)
+    assert re.match(r"The coordinator at \[::\]:[1-9]\d+ asks for a token, but without TLS", line), line
+    assert line.endswith(f"can take it. {ADVICE}")
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])

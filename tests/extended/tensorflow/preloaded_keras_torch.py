@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 os.environ["KERAS_BACKEND"] = "torch"
 import keras  # noqa: F401
-import torch
+import torch._dynamo  # which a step of Keras imports, in seconds
 import worlds
 
 import horovod.keras  # noqa: F401

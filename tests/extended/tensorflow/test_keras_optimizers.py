@@ -175,7 +175,7 @@ def _saved_and_loaded(folder: Path) -> None:
     for found, wanted in zip(loaded.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
     weights = hvd.allgather(loaded.get_weights()[0][None])
-    assert weights[0].tolist() == weights[1].tolist()
+    np.testing.assert_array_equal(weights[0], weights[1])
 
     best = hvd.callbacks.BestModelCheckpoint(monitor="loss")
     with pytest.raises(ValueError, match="filepath"):
@@ -221,6 +221,32 @@ def _sync_batch_norm() -> None:
 
 def test_batch_normalization_over_all_ranks(tf_pair: World) -> None:
     tf_pair.run(_sync_batch_norm)
+
+
+def _saved_batch_normalization(folder: Path) -> None:
+    import keras
+
+    import horovod.keras
+    import horovod.tensorflow as hvd
+    import horovod.tensorflow.keras
+
+    rank = hvd.rank()
+    layers = [keras.Input([2]), hvd.SyncBatchNormalization(), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile(horovod.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), keras.losses.MeanSquaredError())
+    model.fit(np.full([4, 2], float(rank)), np.ones([4, 1]), verbose=0)
+    for ending in ("keras", "h5"):
+        path = str(folder / f"{rank}.{ending}")
+        model.save(path)
+        for load in (horovod.keras.load_model, horovod.tensorflow.keras.load_model):
+            loaded = load(path)
+            assert type(loaded.layers[0]) is hvd.SyncBatchNormalization
+            for found, wanted in zip(loaded.get_weights(), model.get_weights(), strict=True):
+                np.testing.assert_array_equal(found, wanted)
+
+
+def test_load_model_knows_the_batch_normalization(tf_pair: World, tmp_path: Path) -> None:
+    tf_pair.run(_saved_batch_normalization, tmp_path)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

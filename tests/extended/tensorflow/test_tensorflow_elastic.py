@@ -35,7 +35,7 @@ def _keras_state() -> None:
     state.sync()
     assert state.batch == 0  # rank 0's
     weights = hvd.allgather(model.get_weights()[0][None])
-    assert weights[0].tolist() == weights[1].tolist()
+    np.testing.assert_array_equal(weights[0], weights[1])
     kept = [np.array(one).tolist() for one in (*model.weights, *model.optimizer.variables)]
     model.fit(np.ones([4, 3]), np.ones([4, 1]), verbose=0)
     state.epoch = 6

@@ -205,7 +205,7 @@ def _operations_of(groups: int | None) -> list[int]:
 
     step()
     nodes = step.get_concrete_function().graph.get_operations()
-    return sorted(len(node.inputs) for node in nodes if node.type in ("HorovodAllreduce", "HorovodGroupedAllreduce"))
+    return sorted(len(node.outputs) for node in nodes if node.type in ("HorovodAllreduce", "HorovodGroupedAllreduce"))
 
 
 def test_groups_of_a_keras_optimizer(tf_pair: World) -> None:

@@ -185,9 +185,9 @@ def _callbacks() -> None:
     history = model.fit(x, y, batch_size=6, epochs=3, verbose=0, callbacks=callbacks)
     np.testing.assert_allclose(rates, [0.125, 0.15, 0.175, 0.2, 0.1, 0.1], rtol=1e-6)
     np.testing.assert_allclose(history.history["lr"], [0.15, 0.2, 0.1], rtol=1e-6)
-    gathered = hvd.allgather(np.array([history.history["loss"]]))
+    gathered = np.asarray(hvd.allgather(np.array([history.history["loss"]])))
     assert gathered[0].tolist() == gathered[1].tolist()
-    weights = hvd.allgather(model.get_weights()[0][None])
+    weights = np.asarray(hvd.allgather(model.get_weights()[0][None]))
     assert weights[0].tolist() == weights[1].tolist()
     with pytest.raises(ValueError, match="variables"):
         hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[3])

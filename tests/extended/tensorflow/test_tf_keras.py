@@ -149,7 +149,7 @@ def _callbacks() -> None:
     history = model.fit(np.ones([12, 3]), y, batch_size=6, epochs=2, verbose=0, callbacks=[*callbacks, Rates()])
     np.testing.assert_allclose(rates, [0.125, 0.15, 0.175, 0.2], rtol=1e-6)
     losses = hvd.allgather(np.array([history.history["loss"]]))
-    assert losses[0].tolist() == losses[1].tolist()
+    np.testing.assert_array_equal(losses[0], losses[1])
 
 
 def test_callbacks(legacy_pair: World) -> None:
@@ -171,7 +171,7 @@ def _saved(folder: Path) -> None:
     assert type(loaded.optimizer) is type(model.optimizer)
     loaded.fit(np.full([4, 3], hvd.rank()), np.ones([4, 1]), verbose=0)
     weights = hvd.allgather(loaded.get_weights()[0][None])
-    assert weights[0].tolist() == weights[1].tolist()
+    np.testing.assert_array_equal(weights[0], weights[1])
 
 
 def test_models_saved_with_and_without_horovod(legacy_pair: World, tmp_path: Path) -> None:
@@ -194,3 +194,23 @@ def _sync_batch_norm() -> None:
 
 def test_batch_normalization_over_all_ranks(legacy_pair: World) -> None:
     legacy_pair.run(_sync_batch_norm)
+
+
+def _saved_batch_normalization(folder: Path) -> None:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+    from horovod.tensorflow.keras import load_model
+
+    model = tf.keras.Sequential([tf.keras.Input([2]), hvd.SyncBatchNormalization(), tf.keras.layers.Dense(1)])
+    for ending in ("keras", "h5"):
+        path = str(folder / f"{hvd.rank()}.{ending}")
+        model.save(path)
+        loaded = load_model(path)
+        assert type(loaded.layers[0]) is hvd.SyncBatchNormalization
+        for found, wanted in zip(loaded.get_weights(), model.get_weights(), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_load_model_knows_the_batch_normalization(legacy_pair: World, tmp_path: Path) -> None:
+    legacy_pair.run(_saved_batch_normalization, tmp_path)

@@ -82,7 +82,7 @@ class Queue {
   bool finishing_ = false;
 };
 
-// Each record is a moment of its own: an event may be recorded again, on another stream, while an earlier record has
+// Each record is a point of its own: an event may be recorded again, on another stream, while an earlier record has
 // not passed, and whoever waits for that one goes on doing so.
 struct Record {
   std::mutex mutex;

@@ -13,7 +13,7 @@ HANDOVER_BYTES: Final = 1 << 20
 
 
 class Grouped(Protocol):
-    """A gradient: what a framework keeps of one parameter."""
+    """What a framework keeps of a parameter whose gradient is reduced."""
 
     group: Group[Grouped] | None
 
@@ -41,7 +41,7 @@ class Buckets(Generic[S]):
         self._bytes = 0
 
     def add(self, slot: S, nbytes: int = 0) -> bool:
-        """Whether enough are waiting, so that they should be handed over."""
+        """Adds a ready gradient. True when enough wait, so that they should be handed over."""
         self._waiting.append(slot)
         self._bytes += nbytes
         return self._bytes >= HANDOVER_BYTES
@@ -49,7 +49,7 @@ class Buckets(Generic[S]):
     def hand_over(
         self, start: Callable[[S, bool], None], start_group: Callable[[Group[S], bool], None], wait_follows: bool
     ) -> None:
-        """Starts what waits. Only the last one wakes the engine, and none does when this thread waits next.
+        """Starts the waiting reductions. The last one wakes the engine, unless this thread is about to wait itself.
 
         start and start_group take what they start and whether the engine can sleep on.
         """
@@ -69,7 +69,7 @@ class Buckets(Generic[S]):
                     group.missing = 0
                 started += 1
         finally:
-            self._waiting[:0] = waiting[started:]  # after an error they must not be taken for reduced
+            self._waiting[:0] = waiting[started:]  # after an error the rest must not be taken for reduced
 
     def clear(self) -> None:
         self._waiting.clear()

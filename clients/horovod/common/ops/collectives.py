@@ -15,8 +15,8 @@ from horovod._core import OP_TRAITS, Handle, OpSpec, OpType
 from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.ops.framework import Framework
+from horovod.common.ops.questions import joined
 from horovod.common.ops.specs import check_reduction, reduction, set_number, set_size, spec
-from horovod.common.ops.undecided import UNDECIDED, before_waiting
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.worker.runtime.context import current
 
@@ -25,11 +25,11 @@ T = TypeVar("T")
 ALLREDUCE, ALLGATHER, BROADCAST = int(OpType.ALLREDUCE), int(OpType.ALLGATHER), int(OpType.BROADCAST)
 ALLTOALL, REDUCESCATTER, BARRIER = int(OpType.ALLTOALL), int(OpType.REDUCESCATTER), int(OpType.BARRIER)
 
-# The usual ones: a small tensor notices a look into a cache.
+# The usual specs, made once: for a small tensor even a look into a cache takes noticeable time.
 SUM_OF_ALL: Final = OpSpec(ALLREDUCE, op=Sum)
 AVERAGE_OF_ALL: Final = OpSpec(ALLREDUCE, op=Average)
 
-# Of operations without a name of their own, which match by their order.
+# The prefix of operations that the script gave no name; they match by their order.
 _ALLREDUCE: Final = "allreduce.noname"
 _ALLGATHER: Final = "allgather.noname"
 _BROADCAST: Final = "broadcast.noname"
@@ -54,8 +54,6 @@ class Collectives(Generic[T]):
     ) -> T:
         made = self.reduction(tensor, op, prescale, postscale, process_set)
         output = self._allocate(tensor)
-        if UNDECIDED:
-            before_waiting()
         wire = _ALLREDUCE if name is None else "allreduce." + name
         current().engine.run(made, wire, ((tensor, output),), (tensor, output), self._reader)
         return output
@@ -74,8 +72,6 @@ class Collectives(Generic[T]):
         self, tensor: T, op: int, name: str | None, prescale: float, postscale: float, process_set: ProcessSet
     ) -> T:
         made = self.reduction(tensor, op, prescale, postscale, process_set)
-        if UNDECIDED:
-            before_waiting()
         wire = _ALLREDUCE if name is None else "allreduce." + name
         current().engine.run(made, wire, (tensor,), tensor, self._reader)
         return tensor
@@ -89,7 +85,7 @@ class Collectives(Generic[T]):
 
     def reduction(self, tensor: T, op: int, prescale: float, postscale: float, process_set: ProcessSet) -> OpSpec:
         """The spec of an allreduce of `tensor`, after its checks."""
-        if process_set is global_process_set and prescale == 1.0 and postscale == 1.0:  # nearly always
+        if process_set is global_process_set and prescale == 1.0 and postscale == 1.0:  # the usual case
             if op == Average:
                 return AVERAGE_OF_ALL
             if op == Sum:
@@ -120,8 +116,6 @@ class Collectives(Generic[T]):
 
     def broadcast_(self, tensor: T, root_rank: int, name: str | None, process_set: ProcessSet) -> T:
         made = spec(BROADCAST, check_root(root_rank, process_set), root_rank)
-        if UNDECIDED:
-            before_waiting()
         wire = _BROADCAST if name is None else "broadcast." + name
         current().engine.run(made, wire, (tensor,), tensor, self._reader)
         return tensor
@@ -147,8 +141,6 @@ class Collectives(Generic[T]):
         number = set_number(process_set, "Alltoall")
         rows = self._splits(tensor, splits, process_set)
         wire = _ALLTOALL if name is None else "alltoall." + name
-        if UNDECIDED:
-            before_waiting()
         answer: Any = current().engine.run(spec(ALLTOALL, number), wire, ((tensor, None),), tensor, self._reader, rows)
         outputs, received = answer
         return self._adopt(outputs[0]), received
@@ -246,8 +238,6 @@ class Collectives(Generic[T]):
         if OP_TRAITS[kind.name]["allocates"]:
             return self._run_to_adopt(made, wire, tensor)
         output = self._allocate(tensor)
-        if UNDECIDED:
-            before_waiting()
         current().engine.run(made, wire, ((tensor, output),), (tensor, output), self._reader)
         return output
 
@@ -277,8 +267,6 @@ class Collectives(Generic[T]):
 
     # -- results whose size only the engine knows ----------------------------------------------------------------------
     def _run_to_adopt(self, made: Any, wire: str, tensor: T) -> T:
-        if UNDECIDED:
-            before_waiting()
         outputs: Any = current().engine.run(made, wire, ((tensor, None),), tensor, self._reader)
         return self._adopt(outputs[0])
 
@@ -291,17 +279,15 @@ class Collectives(Generic[T]):
 
 def barrier(process_set: ProcessSet) -> None:
     number = 0 if process_set is global_process_set else set_number(process_set, "Barrier")
-    if UNDECIDED:
-        before_waiting()
     current().engine.run(spec(BARRIER, number), _BARRIER, ())
 
 
 def join(device: int) -> int:
     if not isinstance(device, int):
         raise TypeError(f"device must be the index of a GPU or -1, not {device!r}.")
-    if UNDECIDED:
-        before_waiting()
-    return current().engine.join(device)
+    last = current().engine.join(device)
+    joined()
+    return last
 
 
 def check_root(root_rank: int, process_set: ProcessSet, operation: str = "Broadcast") -> int:

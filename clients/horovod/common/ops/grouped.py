@@ -13,7 +13,6 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.common.ops.collectives import ALLGATHER, Collectives, named
 from horovod.common.ops.handles import AnyHandle, PartedHandle
 from horovod.common.ops.specs import set_number, spec
-from horovod.common.ops.undecided import UNDECIDED, before_waiting
 from horovod.common.process_sets import ProcessSet
 from horovod.worker.runtime.context import current
 
@@ -25,8 +24,6 @@ class GroupedCollectives(Collectives[T]):
 
     def wait(self, start: Callable[..., AnyHandle], *arguments: Any) -> tuple[T, ...]:
         """The result of a grouped operation, for which nothing but this is called."""
-        if UNDECIDED:
-            before_waiting()
         handle = start(*arguments, wait_follows=True)
         result: tuple[T, ...] = (
             handle.result(self.framework.current_stream) if isinstance(handle, PartedHandle) else handle.result()

@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from horovod._core import Handle
-from horovod.common.ops.undecided import UNDECIDED, before_waiting
 
 CurrentStream: TypeAlias = Callable[[int], int]
 
@@ -32,7 +31,7 @@ class PartedHandle:
 
     def __init__(self, parts: Sequence[Handle], finish: Callable[[list[Any]], Any]) -> None:
         self._parts: Sequence[Handle] | None = parts
-        self._results: list[Any] = []  # of the first parts: an interrupted wait goes on behind them
+        self._results: list[Any] = []  # the results of the parts that are done; an interrupted wait goes on behind them
         self._finish = finish
 
     def done(self) -> bool:
@@ -69,9 +68,7 @@ def poll(handle: Any) -> bool:
 
 
 def synchronize(handle: Any, current_stream: CurrentStream) -> Any:
-    if UNDECIDED:
-        before_waiting()
     if isinstance(handle, Handle):
-        device = handle.device  # as _result_of, without the call
+        device = handle.device  # the same as _result_of, without the cost of a call
         return handle.result() if device is None else handle.result(current_stream(device))
     return handle.result(current_stream) if isinstance(handle, PartedHandle) else None

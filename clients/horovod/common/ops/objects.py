@@ -13,7 +13,6 @@ from horovod._core import DType
 from horovod.common.ops.collectives import ALLGATHER, BROADCAST, check_root
 from horovod.common.ops.framework import Span
 from horovod.common.ops.specs import set_number, spec
-from horovod.common.ops.undecided import UNDECIDED, before_waiting
 from horovod.common.process_sets import ProcessSet
 from horovod.worker.runtime.context import current
 
@@ -72,15 +71,11 @@ def _span(buffer: bytearray, output: bool) -> Span:
 
 
 def _broadcast(buffer: bytearray, root_rank: int, name: str, number: int) -> None:
-    if UNDECIDED:
-        before_waiting()
     made = spec(BROADCAST, number, root_rank)
     current().engine.run(made, "broadcast." + name, (_span(buffer, True),), buffer)
 
 
 def _allgather(buffer: bytearray, name: str, number: int) -> memoryview:
-    if UNDECIDED:
-        before_waiting()
     outputs: Any = current().engine.run(spec(ALLGATHER, number), "allgather." + name, (_span(buffer, False),), buffer)
     return memoryview(outputs[0])
 
@@ -99,7 +94,7 @@ class _Failed:
 
 
 def _pickled(obj: Any, function: str) -> tuple[bytes, Exception | None]:
-    """What travels for the object, and why it is not the object."""
+    """The bytes for the object, and the error if it could not be pickled."""
     try:
         return cloudpickle.dumps(obj), None
     except Exception as error:  # of any class: objects define how they are pickled

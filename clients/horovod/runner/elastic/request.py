@@ -20,7 +20,7 @@ class ElasticRequest:
 
     min_num_proc: int | None = None
     max_num_proc: int | None = None
-    slots: int | None = None  # of a host that the script prints without them
+    slots: int | None = None  # slots of a host that the script prints without a number
     reset_limit: int | None = None
     cooldown_range: Sequence[int] | None = None  # seconds
     host_discovery_script: str | None = None

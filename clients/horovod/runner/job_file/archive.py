@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from horovod.coordinator.core.code import MAX_CODE_BYTES
+from horovod.coordinator.core.cluster.code import MAX_CODE_BYTES
 from horovod.runner.job_file.ignore import IGNORE_FILE, Ignored
 from horovod.worker.agent.code import MAX_ENTRIES, MAX_UNPACKED_BYTES, leads_out
 
@@ -42,22 +42,28 @@ def pack(folder: Path, where: str) -> Archive:
         raise ValueError(f"{where}: there is no folder {str(folder)!r}.")
     packed = _Limited(where)
     count = total = 0
+    path = folder
     with (
         gzip.GzipFile(filename="", fileobj=packed, mode="wb", mtime=0, compresslevel=6) as compressed,
         tarfile.open(fileobj=compressed, mode="w", format=tarfile.GNU_FORMAT) as tar,
     ):
         try:
             for path, name in _walk(folder, "", Ignored.of(folder)):
-                info, data = _entry(path, name, where)
-                count, total = count + 1, total + len(data)
+                info = _entry(path, name, where)
+                count, total = count + 1, total + info.size
                 if count > MAX_ENTRIES or total > MAX_UNPACKED_BYTES:
                     raise ValueError(
                         f"{where}: the code has more than {MAX_ENTRIES:,} entries or {MAX_UNPACKED_BYTES >> 20} MiB."
                         f" {_ADVICE}"
                     )
-                tar.addfile(info, io.BytesIO(data))
+                if info.isreg():
+                    with path.open("rb") as file:  # which is read in pieces, and no further than the archive may grow
+                        tar.addfile(info, file)
+                else:
+                    tar.addfile(info)
         except OSError as error:
-            raise ValueError(f"{where}: {error.filename!r} can't be packed: {error.strerror}.") from error
+            sentence = f"{str(error.filename or path)!r} can't be packed: {error.strerror or error}"
+            raise ValueError(f"{where}: {sentence.rstrip('.')}.") from error
     return Archive(packed.getvalue(), count)
 
 
@@ -76,10 +82,11 @@ def _walk(folder: Path, prefix: str, ignored: Ignored) -> Iterator[tuple[Path, s
             yield from _walk(Path(entry.path), f"{name}/", ignored)
 
 
-def _entry(path: Path, name: str, where: str) -> tuple[tarfile.TarInfo, bytes]:
+def _entry(path: Path, name: str, where: str) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     info.mtime = _TIME
-    mode = path.lstat().st_mode
+    status = path.lstat()
+    mode = status.st_mode
     info.mode = 0o755 if mode & stat.S_IXUSR else 0o644
     if stat.S_ISDIR(mode):
         info.type, info.mode = tarfile.DIRTYPE, 0o755
@@ -91,16 +98,14 @@ def _entry(path: Path, name: str, where: str) -> tuple[tarfile.TarInfo, bytes]:
                 f"have. Put a copy there, or name it in {IGNORE_FILE}."
             )
     elif stat.S_ISREG(mode):
-        data = path.read_bytes()
-        info.size = len(data)
-        return info, data
+        info.size = status.st_size
     else:
         raise ValueError(f"{where}: {name!r} is neither a file nor a folder nor a link. Name it in {IGNORE_FILE}.")
-    return info, b""
+    return info
 
 
 class _Limited(io.BytesIO):
-    """Memory with an end."""
+    """A file in memory that may not grow beyond a limit."""
 
     def __init__(self, where: str) -> None:
         super().__init__()

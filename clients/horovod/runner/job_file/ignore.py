@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 IGNORE_FILE = ".horovodignore"
-ALWAYS = (".git/", "__pycache__/")  # unless the file says otherwise
+ALWAYS = (".git/", "__pycache__/")  # ignored unless the file says otherwise
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Ignored:
 
     @classmethod
     def of(cls, folder: Path) -> Ignored:
-        """By the file in `folder`, if there is one. OSError when it can't be read."""
+        """The rules of the file in `folder`, if there is one. OSError when it can't be read."""
         path = folder / IGNORE_FILE
         return cls(path.read_text(encoding="utf-8", errors="surrogateescape").split("\n") if path.exists() else ())
 
@@ -69,7 +69,7 @@ _ONE = "[^/]"
 
 
 def _translated(pattern: str) -> str | None:
-    """As a regular expression; None for one that fits nothing."""
+    """The pattern as a regular expression; None if it fits nothing."""
     found, at = "", 0
     while at < len(pattern):
         rest = pattern[at:]

@@ -49,7 +49,7 @@ class JobFile:
 
     @property
     def code(self) -> Path | None:
-        """The folder that is shipped."""
+        """The folder with the code that is sent to the workers."""
         return self.path.parent / self._get("code") if self._get("code") else None
 
     def line_of(self, key: str) -> int:
@@ -99,7 +99,7 @@ class JobFile:
         return default if found is None else found.data
 
     def _texts(self, key: str) -> dict[str, str]:
-        """As they are written: 010 is not 8, and yes is not true."""
+        """The values as they are written: 010 is not 8, and yes is not true."""
         found = self.content.keys.get(key)
         return {} if found is None else {name: value.text for name, value in found.keys.items()}
 
@@ -127,7 +127,7 @@ class JobFile:
         return texts
 
     def _problems(self) -> list[tuple[int, str]]:
-        """What the schema can't say."""
+        """The mistakes that the schema can't express."""
         keys = self.content.keys
         found: list[tuple[int, str]] = []
         each, workers = int(self._get("processes", 1)), int(self._get("workers"))

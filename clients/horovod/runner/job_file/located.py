@@ -27,9 +27,9 @@ class Located:
     data: Any
     line: int
     text: str = ""
-    keys: dict[str, Located] = field(default_factory=dict)  # of a mapping: its values
+    keys: dict[str, Located] = field(default_factory=dict)  # the values of a mapping, by key
     key_lines: dict[str, int] = field(default_factory=dict)
-    items: tuple[Located, ...] = ()  # of a sequence
+    items: tuple[Located, ...] = ()  # the values of a sequence
 
 
 def load(text: str, name: str) -> Located:

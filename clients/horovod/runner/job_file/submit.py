@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod.coordinator.core import lines
-from horovod.coordinator.core.words import capitalized, plural
+from horovod.base.words import capitalized, plural
+from horovod.coordinator.core.cluster import lines
 from horovod.protos.v1 import jobs_pb2
 from horovod.runner.cluster_client import Access, ClusterClient, ClusterError, FollowedJob
 from horovod.runner.cluster_launch import OnChange, OnStart, attended, in_words, show, user_name
@@ -113,8 +113,7 @@ async def _placement(access: Access, spec: jobs_pb2.JobSpec, archive: Archive | 
     if record.sentence:
         return "\n".join([*told, record.sentence])
     for share in record.shares:
-        first = share.first_rank // each
-        those = range(first, first + share.ranks // each)
+        those = [slot // each for slot in share.slots[::each]]
         told.append(f"{capitalized(lines.workers_in_words(those))}: {in_words(share)}")
     return "\n".join(told)
 

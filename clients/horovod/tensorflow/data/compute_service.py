@@ -141,6 +141,9 @@ def send_to_data_service(
         )
 
 
+tf.data.Dataset.send_to_data_service = send_to_data_service  # dataset.send_to_data_service(config, rank)
+
+
 def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
     """Runs a worker, and a dispatcher in some of the processes, until the service is shut down.
 

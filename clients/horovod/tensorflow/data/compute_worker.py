@@ -21,7 +21,10 @@ from horovod.tensorflow.data.rendezvous import Service
 
 
 def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) -> None:
-    """Raises ValueError for a number of processes that can't be shared out to the dispatchers."""
+    """Calls hvd.init(), and leaves hvd.shutdown() to the caller.
+
+    Raises ValueError for a number of processes that can't be shared out to the dispatchers.
+    """
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     if size % dispatchers:
@@ -39,7 +42,6 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) 
             config.write(configfile)
             stack.callback(Path(configfile).unlink, missing_ok=True)
         compute_worker_fn(hvd.broadcast_object(config, name="TfDataServiceConfig"))
-    hvd.shutdown()
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
@@ -52,6 +54,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # GPUs are for training
     main(options.dispatchers, options.dispatcher_side, options.configfile, options.timeout)
+    hvd.shutdown()
 
 
 if __name__ == "__main__":

@@ -11,93 +11,23 @@ Everything public is a name of this module.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from horovod._keras import loading
-from horovod._keras.api import (
-    DistributedOptimizer,
-    PartialDistributedOptimizer,
-    allgather,
-    allreduce,
-    broadcast,
-    reducescatter,
-)
+from horovod._keras import loading, names
+from horovod._keras.api import DistributedOptimizer as DistributedOptimizer
 from horovod._keras.backends import backend_of
-from horovod.common.basics import (
-    Adasum,
-    Average,
-    Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from horovod._keras.names import *  # noqa: F403
 from horovod.tensorflow.functions import broadcast_global_variables as _broadcast_global_variables
-from horovod.tensorflow.keras import callbacks, elastic
+from horovod.tensorflow.keras import callbacks as callbacks
+from horovod.tensorflow.keras import elastic as elastic
+
+if not TYPE_CHECKING:  # mypy knows no lists in a list; for it, what has no _ and is not only imported is public
+    __all__ = [*names.__all__, "Compression", "DistributedOptimizer", "broadcast_global_variables"]  # noqa: PLE0604
+    __all__ += ["callbacks", "elastic", "load_model"]
 
 Compression = backend_of(tf.keras).Compression
-
-__all__ = [
-    "Adasum",
-    "Average",
-    "Compression",
-    "DistributedOptimizer",
-    "PartialDistributedOptimizer",
-    "ProcessSet",
-    "Sum",
-    "add_process_set",
-    "allgather",
-    "allreduce",
-    "broadcast",
-    "broadcast_global_variables",
-    "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_initialized",
-    "load_model",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
-    "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
-]
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
@@ -112,24 +42,7 @@ def load_model(
     compression: Any = None,
     legacy_opts: bool = False,
 ) -> Any:
-    """A saved model, whose optimizer is distributed, with its state. It may have been saved with or without Horovod.
+    return loading.load_model(tf.keras, filepath, custom_optimizers, custom_objects, compression)
 
-    Example:
 
-        >>> model = hvd.load_model("model.keras")
-        >>> model.fit(images, labels)
-
-    Args:
-        filepath: what Keras's load_model takes.
-        custom_optimizers: classes of optimizers that are not Keras's own.
-        custom_objects: as for Keras's load_model.
-        compression: how gradients travel, for example Compression.fp16.
-        legacy_opts: accepted for scripts of older releases.
-    """
-    return loading.load_model(
-        tf.keras,
-        filepath,
-        custom_optimizers,
-        custom_objects,
-        compression,
-    )
+load_model.__doc__ = loading.load_model.__doc__

@@ -16,8 +16,9 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import xla
 from horovod.tensorflow.library import OPS, process_set_of
 from horovod.tensorflow.names import Named, another, named, of_gradient
-from horovod.tensorflow.ops.calls import by_dtype, dense, id_of, node_attributes
+from horovod.tensorflow.ops.calls import by_dtype, dense, for_inputs, id_of, run
 from horovod.tensorflow.ops.reductions import reduce
+from horovod.tensorflow.ops.world import rank_op
 
 
 def allgather(
@@ -71,7 +72,7 @@ def grouped_allgather(
     def gather_part(part: Named, of_one_dtype: list[tf.Tensor]) -> Any:
         if xla.compiling():
             return [_gather_in_xla(one, another(part, "allgather", "row"), process_set_id) for one in of_one_dtype]
-        return OPS.horovod_grouped_allgather(tensors=of_one_dtype, **node_attributes(part, process_set_id))
+        return run(OPS.horovod_grouped_allgather, part, process_set_id, tensors=of_one_dtype)
 
     return by_dtype(made, called, gather_part)
 
@@ -80,7 +81,7 @@ def grouped_allgather(
 def gather(tensor: tf.Tensor, called: Named, process_set_id: int) -> tf.Tensor:
     if xla.compiling():
         return _gather_in_xla(tensor, called, process_set_id)
-    return OPS.horovod_allgather(tensor=tensor, **node_attributes(called, process_set_id))
+    return run(OPS.horovod_allgather, called, process_set_id, tensor=tensor)
 
 
 def _gather_in_xla(tensor: tf.Tensor, called: Named, process_set_id: int) -> tf.Tensor:
@@ -105,19 +106,23 @@ def _own_rows(gradient: Any, tensor: tf.Tensor, called: Named, process_set_id: i
     reduced = reduce(tf.convert_to_tensor(gradient), called.as_kind("allreduce"), Average, 1.0, 1.0, process_set_id)
     rows = tf.shape(tensor)[:1]
     counts = gather(rows, another(called, "allgather", "rows"), process_set_id)
-    first = tf.reduce_sum(counts[: process_set_of(process_set_id).rank()])
+    # A function may outlive a world, in which a rank has another number; a process set does not.
+    place = rank_op() if process_set_id == 0 else process_set_of(process_set_id).rank()
+    first = tf.reduce_sum(counts[:place])
     return reduced[first : first + rows[0]]
 
 
 @tf.RegisterGradient("HorovodAllgather")
-def _gradient(operation: Any, gradient: Any) -> tf.Tensor:
-    return _own_rows(gradient, operation.inputs[0], of_gradient(operation), operation.get_attr("process_set_id"))
+def _gradient(operation: Any, gradient: Any) -> list[Any]:
+    process_set_id = operation.get_attr("process_set_id")
+    return for_inputs(operation, _own_rows(gradient, operation.inputs[0], of_gradient(operation), process_set_id))
 
 
 @tf.RegisterGradient("HorovodGroupedAllgather")
-def _grouped_gradient(operation: Any, *gradients: Any) -> list[tf.Tensor]:
+def _grouped_gradient(operation: Any, *gradients: Any) -> list[Any]:
     called, process_set_id = of_gradient(operation), operation.get_attr("process_set_id")
-    return [
-        _own_rows(gradient, tensor, another(called, "allgather", str(place)), process_set_id)
-        for place, (gradient, tensor) in enumerate(zip(gradients, operation.inputs, strict=True))
+    rows = [
+        _own_rows(gradient, operation.inputs[place], another(called, "allgather", str(place)), process_set_id)
+        for place, gradient in enumerate(gradients)
     ]
+    return for_inputs(operation, *rows)

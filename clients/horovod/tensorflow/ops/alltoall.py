@@ -11,7 +11,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import xla
 from horovod.tensorflow.library import OPS
 from horovod.tensorflow.names import Named, named, of_gradient
-from horovod.tensorflow.ops.calls import dense, id_of, node_attributes
+from horovod.tensorflow.ops.calls import dense, for_inputs, id_of, run
 
 
 def alltoall(
@@ -55,7 +55,7 @@ def alltoall(
 
 
 def _exchange(tensor: tf.Tensor, splits: tf.Tensor, called: Named, process_set_id: int) -> Any:
-    return OPS.horovod_alltoall(tensor=tensor, splits=splits, **node_attributes(called, process_set_id))
+    return run(OPS.horovod_alltoall, called, process_set_id, tensor=tensor, splits=splits)
 
 
 def _exchange_in_xla(tensor: tf.Tensor, called: Named, process_set_id: int) -> tf.Tensor:
@@ -77,4 +77,4 @@ def _gradient(operation: Any, gradient: Any, _: Any) -> Any:
     returned, _ = _exchange(tf.convert_to_tensor(gradient), received, called, process_set_id)
     rest = tf.shape(tensor)[:1] - tf.shape(returned)[:1]
     zeros = tf.zeros(tf.concat([rest, tf.shape(tensor)[1:]], 0), returned.dtype)
-    return tf.ensure_shape(tf.concat([returned, zeros], 0), tensor.shape), None
+    return for_inputs(operation, tf.ensure_shape(tf.concat([returned, zeros], 0), tensor.shape))

@@ -14,9 +14,10 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import xla
 from horovod.tensorflow.library import OPS
 from horovod.tensorflow.names import Named, named, of_gradient
-from horovod.tensorflow.ops.calls import by_dtype, dense, id_of, invalid, node_attributes
+from horovod.tensorflow.ops.calls import by_dtype, dense, for_inputs, id_of, invalid, run
 from horovod.tensorflow.ops.reductions import reduce
-from horovod.worker.runtime.context import current, is_initialized
+from horovod.tensorflow.ops.world import rank_op
+from horovod.worker.runtime.context import is_initialized
 
 
 def broadcast(
@@ -47,7 +48,7 @@ def broadcast(
     _check_root(root_rank, process_set)
     if xla.compiling():
         return _broadcast_in_xla(tensor, int(root_rank), called, process_set_id)
-    return OPS.horovod_broadcast(tensor=tensor, root_rank=int(root_rank), **node_attributes(called, process_set_id))
+    return run(OPS.horovod_broadcast, called, process_set_id, tensor=tensor, root_rank=int(root_rank))
 
 
 def _check_root(root_rank: int, process_set: ProcessSet) -> None:
@@ -59,15 +60,17 @@ def _check_root(root_rank: int, process_set: ProcessSet) -> None:
 
 
 @tf.RegisterGradient("HorovodBroadcast")
-def _gradient(operation: Any, gradient: Any) -> tf.Tensor:
+def _gradient(operation: Any, gradient: Any) -> list[Any]:
     process_set_id, root_rank = operation.get_attr("process_set_id"), operation.get_attr("root_rank")
-    return _to_the_root(gradient, root_rank, of_gradient(operation), process_set_id)
+    return for_inputs(operation, _to_the_root(gradient, root_rank, of_gradient(operation), process_set_id))
 
 
 def _to_the_root(gradient: Any, root_rank: int, called: Named, process_set_id: int) -> tf.Tensor:
     as_allreduce = called.as_kind("allreduce")
     reduced = reduce(tf.convert_to_tensor(gradient), as_allreduce, Average, 1.0, 1.0, process_set_id)
-    return reduced if current().world.rank == root_rank else tf.zeros_like(reduced)
+    # Every rank needs `reduced`, or TensorFlow would not run it where nothing must run for its effect (v1 graphs), and
+    # asks for its rank when it runs: a function may outlive a world.
+    return tf.where(tf.equal(rank_op(), root_rank), reduced, tf.zeros_like(reduced))
 
 
 def _broadcast_in_xla(tensor: tf.Tensor, root_rank: int, called: Named, process_set_id: int) -> tf.Tensor:
@@ -117,9 +120,7 @@ def broadcast_(
     called = named("broadcast", "HorovodBroadcastInplace", name or "broadcast_variables", values[0])
 
     def part(node: Named, of_one_dtype: list[tf.Tensor]) -> Any:
-        return OPS.horovod_grouped_broadcast(
-            tensors=of_one_dtype, root_rank=int(root_rank), **node_attributes(node, process_set_id)
-        )
+        return run(OPS.horovod_grouped_broadcast, node, process_set_id, tensors=of_one_dtype, root_rank=int(root_rank))
 
     received = by_dtype(values, called, part)
     # TensorFlow keeps the memory of what is assigned, so nothing is copied but on the root.

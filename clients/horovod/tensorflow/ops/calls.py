@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.common.ops.specs import check_reduction
-from horovod.common.ops.undecided import UNDECIDED, before_waiting
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow.dtypes import DTYPES
 from horovod.tensorflow.names import Named
@@ -28,6 +27,10 @@ def invalid(sentence: str) -> tf.errors.InvalidArgumentError:
     return tf.errors.InvalidArgumentError(None, None, sentence)
 
 
+class UnknownProcessSetError(tf.errors.InvalidArgumentError, ValueError):
+    """As the other frameworks say it, and as TensorFlow does."""
+
+
 def id_of(process_set: ProcessSet, operation: str) -> int:
     """The number by which a node names a process set. Whether this rank is a member is seen when the node runs."""
     if process_set is global_process_set:
@@ -35,9 +38,11 @@ def id_of(process_set: ProcessSet, operation: str) -> int:
     if not isinstance(process_set, ProcessSet):
         raise ValueError(f"process_set must be an hvd.ProcessSet, not {type(process_set).__name__}.")
     if process_set.process_set_id is None:
-        raise invalid(
+        raise UnknownProcessSetError(
+            None,
+            None,
             f"{operation}: {process_set} is not registered. Pass it to hvd.init(process_sets=[...]) or to "
-            "hvd.add_process_set() on every rank first."
+            "hvd.add_process_set() on every rank first.",
         )
     return process_set.process_set_id
 
@@ -47,11 +52,27 @@ def check_op(op: int, tensor: tf.Tensor, process_set: ProcessSet, operation: str
     check_reduction(op, DTYPES[tensor.dtype].engine, process_set, operation)
 
 
-def node_attributes(named: Named, process_set_id: int) -> dict[str, Any]:
-    """What every operation is told. To be called right before it: an eager one waits."""
-    if named.wait and UNDECIDED:
-        before_waiting()
-    return {"tensor_name": named.wire, "process_set_id": process_set_id, "wait": named.wait, "name": named.node}
+def run(
+    operation: Callable[..., Any],
+    named: Named,
+    process_set_id: int,
+    call_number: tf.Tensor | None = None,
+    **given: Any,
+) -> Any:
+    """Calls the function for an operation of TensorFlow: eagerly, or for a node."""
+    return operation(
+        **given,
+        call=named.call_number() if call_number is None else call_number,
+        tensor_name=named.wire,
+        process_set_id=process_set_id,
+        wait=named.wait,
+        name=named.node,
+    )
+
+
+def for_inputs(operation: Any, *gradients: Any) -> list[Any]:
+    """The gradients of a node's tensors, with none for its other inputs."""
+    return [*gradients, *[None] * (len(operation.inputs) - len(gradients))]
 
 
 def by_dtype(
@@ -77,4 +98,4 @@ def part_name(named: Named, part: int, count: int) -> Named:
     # The engine knows what has no name by its ending.
     ending = ".noname" if named.wire.endswith(".noname") else ""
     wire = f"{named.wire.removesuffix(ending)}.{part + 1}of{count}{ending}"
-    return Named(wire, None if named.node is None else f"{named.node}_{part + 1}of{count}", named.wait)
+    return named._replace(wire=wire, node=None if named.node is None else f"{named.node}_{part + 1}of{count}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from horovod.tensorflow.library import OPS
+from horovod.common.ops import collectives
+from horovod.tensorflow.library import OPS, code_of
 
 
 def join() -> tf.Tensor:
@@ -22,4 +23,10 @@ def join() -> tf.Tensor:
         tf.errors.FailedPreconditionError: before hvd.init().
         tf.errors.UnknownError: a rank was lost.
     """
-    return OPS.horovod_join()
+    if not tf.executing_eagerly():
+        return OPS.horovod_join()
+    try:
+        return tf.constant(collectives.join(-1))  # TensorFlow's wait for a node would keep signals from the main thread
+    except Exception as error:
+        of_tensorflow = tf.errors.exception_type_from_error_code(code_of(error))
+        raise of_tensorflow(None, None, f"{error} [Op:HorovodJoin]") from None

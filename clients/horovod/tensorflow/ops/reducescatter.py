@@ -19,7 +19,7 @@ from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.library import OPS
 from horovod.tensorflow.names import Named, another, named, of_gradient
 from horovod.tensorflow.ops.allgather import gather
-from horovod.tensorflow.ops.calls import by_dtype, check_op, dense, id_of, node_attributes
+from horovod.tensorflow.ops.calls import by_dtype, check_op, dense, for_inputs, id_of, run
 from horovod.tensorflow.ops.reductions import reduction_of
 from horovod.tensorflow.ops.world import size_op
 
@@ -67,14 +67,17 @@ def _reducescatter(
 ) -> tf.Tensor:
     _check(op, tensor, process_set)
     called = named("reducescatter", "HorovodReducescatter", name, tensor, ignore_name_scope)
+    process_set_id = id_of(process_set, "Reducescatter")
     if xla.compiling():
-        return _scatter_in_xla(tensor, called, op, prescale, postscale, id_of(process_set, "Reducescatter"))
-    return OPS.horovod_reducescatter(
+        return _scatter_in_xla(tensor, called, op, prescale, postscale, process_set_id)
+    return run(
+        OPS.horovod_reducescatter,
+        called,
+        process_set_id,
         tensor=tensor,
         reduce_op=op,
         prescale_factor=repr(float(prescale)),
         postscale_factor=repr(float(postscale)),
-        **node_attributes(called, id_of(process_set, "Reducescatter")),
     )
 
 
@@ -126,12 +129,14 @@ def _grouped_reducescatter(
                 _scatter_in_xla(one, its, op, prescale, postscale, process_set_id)
                 for one, its in zip(of_one_dtype, names, strict=True)
             ]
-        return OPS.horovod_grouped_reducescatter(
+        return run(
+            OPS.horovod_grouped_reducescatter,
+            part,
+            process_set_id,
             tensors=of_one_dtype,
             reduce_op=op,
             prescale_factor=repr(float(prescale)),
             postscale_factor=repr(float(postscale)),
-            **node_attributes(part, process_set_id),
         )
 
     return by_dtype(tensors, called, scatter_part)
@@ -193,14 +198,15 @@ def _scatter_in_xla(
 
 
 @tf.RegisterGradient("HorovodReducescatter")
-def _gradient(operation: Any, gradient: Any) -> tf.Tensor:
-    return _gathered(gradient, operation, of_gradient(operation))
+def _gradient(operation: Any, gradient: Any) -> list[Any]:
+    return for_inputs(operation, _gathered(gradient, operation, of_gradient(operation)))
 
 
 @tf.RegisterGradient("HorovodGroupedReducescatter")
-def _grouped_gradient(operation: Any, *gradients: Any) -> list[tf.Tensor]:
+def _grouped_gradient(operation: Any, *gradients: Any) -> list[Any]:
     called = of_gradient(operation)
-    return [
+    gathered = [
         _gathered(gradient, operation, another(called, "allgather", str(place)))
         for place, gradient in enumerate(gradients)
     ]
+    return for_inputs(operation, *gathered)

@@ -11,7 +11,7 @@ from horovod._core import OpType
 from horovod.tensorflow import xla
 from horovod.tensorflow.library import OPS
 from horovod.tensorflow.names import Named, of_gradient
-from horovod.tensorflow.ops.calls import by_dtype, node_attributes
+from horovod.tensorflow.ops.calls import by_dtype, for_inputs, run
 
 
 def reduce(
@@ -19,12 +19,14 @@ def reduce(
 ) -> tf.Tensor:
     if xla.compiling():
         return _reduce_in_xla([tensor], called, op, prescale, postscale, process_set_id)[0]
-    return OPS.horovod_allreduce(
+    return run(
+        OPS.horovod_allreduce,
+        called,
+        process_set_id,
         tensor=tensor,
         reduce_op=op,
         prescale_factor=repr(float(prescale)),
         postscale_factor=repr(float(postscale)),
-        **node_attributes(called, process_set_id),
     )
 
 
@@ -34,12 +36,14 @@ def reduce_group(
     def reduce_part(part: Named, of_one_dtype: list[tf.Tensor]) -> Any:
         if xla.compiling():
             return _reduce_in_xla(of_one_dtype, part, op, prescale, postscale, process_set_id)
-        return OPS.horovod_grouped_allreduce(
+        return run(
+            OPS.horovod_grouped_allreduce,
+            part,
+            process_set_id,
             tensors=of_one_dtype,
             reduce_op=op,
             prescale_factor=repr(float(prescale)),
             postscale_factor=repr(float(postscale)),
-            **node_attributes(part, process_set_id),
         )
 
     return by_dtype(tensors, called, reduce_part)
@@ -66,11 +70,12 @@ def reduction_of(operation: Any) -> tuple[int, float, float, int]:
 
 
 @tf.RegisterGradient("HorovodAllreduce")
-def _gradient(operation: Any, gradient: Any) -> tf.Tensor:
-    return reduce(tf.convert_to_tensor(gradient), of_gradient(operation), *reduction_of(operation))
+def _gradient(operation: Any, gradient: Any) -> list[Any]:
+    tensor = tf.convert_to_tensor(gradient)
+    return for_inputs(operation, reduce(tensor, of_gradient(operation), *reduction_of(operation)))
 
 
 @tf.RegisterGradient("HorovodGroupedAllreduce")
-def _grouped_gradient(operation: Any, *gradients: Any) -> list[tf.Tensor]:
+def _grouped_gradient(operation: Any, *gradients: Any) -> list[Any]:
     tensors = [tf.convert_to_tensor(gradient) for gradient in gradients]
-    return reduce_group(tensors, of_gradient(operation), *reduction_of(operation))
+    return for_inputs(operation, *reduce_group(tensors, of_gradient(operation), *reduction_of(operation)))

@@ -18,7 +18,6 @@ from horovod.common.ops.collectives import AVERAGE_OF_ALL, SUM_OF_ALL
 from horovod.common.ops.compression import compressed, compressed_group
 from horovod.common.ops.handles import AnyHandle
 from horovod.common.ops.specs import gradient_name, reduce_op
-from horovod.common.ops.undecided import UNDECIDED
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.ops.gradients import needs_gradient
@@ -115,7 +114,7 @@ def allreduce_(
     elif op is None:
         op = Average
     usual = process_set is global_process_set and prescale_factor == 1.0 and postscale_factor == 1.0
-    if usual and (op == Average or op == Sum) and not UNDECIDED:  # noqa: SIM109  (a tuple takes longer)
+    if usual and (op == Average or op == Sum):  # noqa: SIM109  (a tuple takes longer)
         # What Collectives.allreduce_ does then, without the calls, which a small tensor notices.
         made = SUM_OF_ALL if op == Sum else AVERAGE_OF_ALL
         wire = "allreduce.noname" if name is None else "allreduce." + name

@@ -1,0 +1,105 @@
+"""The token that members must know: the file that holds one, and where a coordinator keeps the one that it made.
+
+A coordinator that listens on the loopback interface without a token file makes a random token and keeps it in a file
+that only its own user can read (horovod.coordinator.token); processes of that user find it by the coordinator's address
+(horovod.worker.runtime.token). docs/adr/0017-found-tokens.md tells why so.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import select
+import stat
+import tempfile
+import time
+from pathlib import Path
+
+MAX_TOKEN_LENGTH = 4096  # gRPC refuses headers above 8 KiB
+READ_TIMEOUT_S = 10.0  # for a pipe whose writer is slow
+
+_log = logging.getLogger(__name__)
+
+
+def is_token(text: str) -> bool:
+    """Whether an HTTP header can carry `text`: one line of ASCII text without spaces."""
+    return 0 < len(text) <= MAX_TOKEN_LENGTH and all("!" <= character <= "~" for character in text)
+
+
+def read_token(path: str, setting: str = "") -> str:
+    """The secret in the file, without the white space around it. Raises OSError with a sentence.
+
+    setting: the name of the setting that names the file, for the sentence.
+    """
+    where = f"the token file {path!r}{setting and f' ({setting})'}"
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(descriptor)
+            if stat.S_ISDIR(status.st_mode):
+                raise IsADirectoryError(errno.EISDIR, f"Can't read {where}: it is a directory.")
+            content = _read(descriptor, where)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.strerror and error.strerror.startswith("Can't read"):
+            raise
+        raise OSError(error.errno, f"Can't read {where}: {error.strerror}.") from error
+    token = content.decode("latin-1").strip()
+    if not is_token(token):
+        raise OSError(
+            errno.EINVAL,
+            f"{where[0].upper()}{where[1:]} must hold one line of ASCII text without spaces, {MAX_TOKEN_LENGTH} "
+            f"characters at most, but it {'is empty' if not token else 'does not'}.",
+        )
+    if stat.S_ISREG(status.st_mode) and (others := status.st_mode & 0o077):
+        _log.warning(
+            "Other users may %s the token file %r (mode %04o); `chmod 600` keeps it to its owner.",
+            "read" if others & 0o044 else "change",
+            path,
+            stat.S_IMODE(status.st_mode),
+        )
+    return token
+
+
+def _read(descriptor: int, where: str) -> bytes:
+    """The content up to a little more than a token may have. The shell's <(command) makes a pipe, which takes time."""
+    content = b""
+    deadline = time.monotonic() + READ_TIMEOUT_S
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    while len(content) <= 2 * MAX_TOKEN_LENGTH:
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise TimeoutError(errno.ETIMEDOUT, f"Can't read {where}: it had no end after {READ_TIMEOUT_S:.0f} s.")
+        data = os.read(descriptor, 2 * MAX_TOKEN_LENGTH)
+        if not data:
+            break
+        content += data
+    return content
+
+
+# -- the files that processes of this user find ------------------------------------------------------------------------
+
+
+def folders() -> list[Path]:
+    """Where such files may be, the best place first."""
+    user = os.geteuid()
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    found = [Path(runtime) / "horovod"] if os.path.isabs(runtime) else []
+    found += [Path(f"/run/user/{user}/horovod")]
+    found += [Path(folder) / f"horovod-{user}" for folder in (tempfile.gettempdir(), "/tmp")]  # noqa: S108
+    return list(dict.fromkeys(found))
+
+
+def file_name(address: str, port: int) -> str:
+    """The file of the coordinator that listens on the numeric `address` in this network namespace."""
+    return f"{address}-{port}-{network_namespace()}"
+
+
+def network_namespace() -> int:
+    """A number; two namespaces may each have a coordinator on one address, and share the directory."""
+    try:
+        return os.stat("/proc/self/ns/net").st_ino
+    except OSError:
+        return 0

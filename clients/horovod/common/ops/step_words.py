@@ -1,0 +1,115 @@
+"""What ranks say to each other at the end of a step of an optimizer, and what follows. Pure: no operation, no clock.
+
+    MADE    the backward pass has made all gradients, and waits for the averages
+    FINAL   the script has called synchronize() or step(); zeros take part in place of gradients that were not made
+    LACKS   this rank can't go on before another one does, and has not made all of its gradients
+    AWAY    this rank can't go on before another one does, and has submitted all of its gradients; it is not in step()
+
+All ranks say a word, the flags of all words are added up, and from the sums follows one Outcome, the same on all ranks:
+
+    all MADE, or all FINAL       OVER       the step's reduction is over
+    some MADE, the others FINAL  AVERAGED   all is submitted, so backward() waits for the averages on ranks that said
+                                            MADE; they say FINAL in their own step(), where the others wait for that
+    some LACKS                   UNMADE     no backward() waits; all say FINAL later
+    some AWAY                    RELEASED   who is in step() goes on without hearing the FINAL of who is away
+
+A rank that has joined (hvd.join) adds zeros to the flags, so it agrees to everything.
+
+To say LACKS or AWAY a rank must know that others wait for it and can't go on without its word. `held_up` finds that out
+from the sums of a question, in which each rank says what it waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Final
+
+
+class Word(IntEnum):
+    MADE = 0
+    FINAL = 1
+    LACKS = 2
+    AWAY = 3
+
+
+class Outcome(Enum):
+    OVER = "over"
+    AVERAGED = "averaged"
+    UNMADE = "unmade"
+    RELEASED = "released"
+
+
+@dataclass(frozen=True)
+class Heard:
+    outcome: Outcome
+    changed: bool  # a rank's script has changed a gradient that is not what all ranks' step() will see
+
+
+FLAGS: Final = len(Word) + 1
+
+
+def flags(word: Word, changed: bool) -> list[float]:
+    made = [0.0] * FLAGS
+    made[word] = 1.0
+    made[-1] = float(changed)
+    return made
+
+
+def heard(sums: Sequence[float]) -> Heard:
+    """What all ranks' words mean together. sums: of their flags, perhaps all times one positive number."""
+    if sums[Word.LACKS] > 0:
+        outcome = Outcome.UNMADE
+    elif sums[Word.AWAY] > 0:
+        outcome = Outcome.RELEASED
+    elif sums[Word.MADE] > 0 and sums[Word.FINAL] > 0:
+        outcome = Outcome.AVERAGED
+    else:
+        outcome = Outcome.OVER
+    return Heard(outcome, sums[-1] > 0)
+
+
+# -- questions ---------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Asked:
+    """What a rank that waits says of itself in a question."""
+
+    # MADE or FINAL: the word to which it waits for the others' words; None: it waits for something else
+    waits: Word | None
+    round: int  # the number of the round of words in which it takes part next
+    confirmed: bool  # it still waits for what it waited for at its last question, which was answered
+
+
+NUMBERS: Final = 4
+
+
+def numbers(asked: Asked) -> list[int]:
+    waits = asked.waits is not None
+    return [int(asked.waits is Word.MADE), int(asked.waits is Word.FINAL), asked.round * waits, int(asked.confirmed)]
+
+
+def any_waits(sums: Sequence[int]) -> bool:
+    """Whether a rank waits for the words of others."""
+    return sums[0] + sums[1] > 0
+
+
+def held_up(sums: Sequence[int], size: int, own: Asked) -> Word | None:
+    """Whether others wait for this rank's word, who can't go on before it; MADE or FINAL: what they have said.
+
+    Ranks speak in turn, so who waits in a later round than this rank's does not exist, and who did in an earlier one
+    has gone on since: a question stands until all ranks have asked it. sums: exact. size: number of the ranks.
+
+    A rank that waits in this rank's own round can't go on before this one speaks. When that is so of all others,
+    nothing can come of what this rank waits for. Of a third rank, which waits for something else, the question says
+    only that it waited when it asked. If it waited for the same before and after the question before this one, then it
+    waited while that was answered. When all ranks did, they wait for each other: nothing had been started then that
+    could end the wait of any of them.
+    """
+    made, final, rounds, confirmed = sums
+    waiting = made + final
+    if own.waits is not None or waiting == 0 or rounds != waiting * own.round:
+        return None
+    if waiting < size - 1 and confirmed < size:
+        return None
+    return Word.MADE if made else Word.FINAL

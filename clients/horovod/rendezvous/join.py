@@ -1,0 +1,280 @@
+"""How processes that another launcher started find their coordinator at hvd.init(), which needs none of ours then.
+
+Rank 0 opens a coordinator in its own process. On one host the others learn of it through a file (meeting.py). Between
+hosts there is no channel that belongs to the job alone, so a token must be given (HOROVOD_TOKEN); then the host of
+rank 0, where the launcher tells it, and a port that follows from the token and the run are enough. Otherwise hvd.init()
+fails and says which variables to set: processes that train alone although they were started together would be worse.
+
+The end: rank 0 leaves its world like any other, and at the exit of its process waits until the others have left too
+before the coordinator stops, so that their goodbyes are heard. One that takes longer than EXIT_WAIT_S is told that the
+coordinator is stopping.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import dataclasses
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+import socket
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from horovod.base.settings import Settings
+from horovod.rendezvous import task_of
+from horovod.rendezvous.meeting import Meeting, Published, folder, publish, read
+from horovod.rendezvous.task import Task
+from horovod.worker.runtime import context
+from horovod.worker.runtime.errors import StartError
+from horovod.worker.runtime.token import given_token
+
+if TYPE_CHECKING:
+    from horovod.coordinator.server import EmbeddedCoordinator
+    from horovod.coordinator.tls import ServerTls
+
+log = logging.getLogger(__name__)
+
+EXIT_WAIT_S = 30.0  # after a program that went well; the launcher waits for all its processes anyway
+FAILED_EXIT_WAIT_S = 2.0
+_LOOK_S = 0.02
+_CONNECT_S = 5.0
+_CONNECT_AGAIN_S = 0.2
+_PORTS = range(20_000, 32_000)  # unless the launcher names others; the kernel gives outgoing connections higher ones
+
+
+@dataclass
+class _Met:
+    """What the first hvd.init() of this process found; later ones use it again."""
+
+    pid: int
+    address: str
+    token: str
+    coordinator: EmbeddedCoordinator | None = None  # rank 0 only
+    published: Published | None = None
+    tls: dict[str, Any] = field(default_factory=dict)  # settings that differ from what was given
+
+
+_met: _Met | None = None  # read and written in hvd.init(), under the lock of context.py, and when the process ends
+
+
+@contextlib.contextmanager
+def joined(settings: Settings) -> Iterator[Settings]:
+    """The settings with all that follows from the launcher that started this process, for as long as it joins.
+
+    They stay as they are where none did or where they say it themselves. ValueError with what to do where the world
+    can't be formed by the launcher's variables.
+    """
+    task = task_of(settings, os.environ)
+    if task is None:
+        yield settings
+        return
+    log.info("This process was started by %s as rank %d of %d.", task.launcher, task.rank, task.size)
+    settings = dataclasses.replace(settings, rank=task.rank, size=task.size)
+    if settings.coordinator is not None:
+        yield settings
+        return
+    met = _meet(task, settings)
+    yield dataclasses.replace(settings, coordinator=met.address, token=met.token, **met.tls)
+    if met.published is not None:
+        met.published.close()  # all have come; a later program of this run must not find it
+
+
+def size_of_world(settings: Settings) -> int:
+    """How many processes the world will have."""
+    task = task_of(settings, os.environ)
+    return task.size if task is not None else settings.size or 1
+
+
+def _meet(task: Task, settings: Settings) -> _Met:
+    global _met
+    if _met is None or _met.pid != os.getpid():
+        if task.one_host:
+            _met = _meet_on_this_host(task, settings)
+            _met.tls = dict.fromkeys(("tls_ca", "tls_cert", "tls_key", "tls_server_name"))  # on loopback there is none
+        elif task.first_host is not None and (token := given_token(settings)) is not None:
+            _met = _meet_between_hosts(task, task.first_host, token, settings)
+        else:
+            raise StartError(_what_is_missing(task))
+    return _met
+
+
+# -- on one host -------------------------------------------------------------------------------------------------------
+def _meet_on_this_host(task: Task, settings: Settings) -> _Met:
+    run = [task.launcher, settings.job, *(task.run or _ancestor(task))]
+    path = folder() / f"horovod-{hashlib.sha256(chr(0).join(run).encode()).hexdigest()[:32]}"
+    if task.rank == 0:
+        token = given_token(settings) or secrets.token_urlsafe(32)
+        coordinator = _open("127.0.0.1:0", token)
+        try:
+            published = publish(path, Meeting(coordinator.address, token, os.getpid()))
+        except FileExistsError as error:
+            coordinator.stop()
+            raise StartError(
+                f"{_they(task)}, and another process is rank 0 of them already. A program that a rank starts inherits "
+                "the launcher's variables: set HOROVOD_CLUSTER=none for it."
+            ) from error
+        except OSError as error:
+            coordinator.stop()
+            raise StartError(
+                f"{_they(task)}, but can't write the file {path}, by which the others find it: {error.strerror}."
+            ) from error
+        return _Met(os.getpid(), coordinator.address, token, coordinator, published)
+    deadline = time.monotonic() + settings.start_timeout_seconds
+    while (meeting := read(path)) is None:
+        if time.monotonic() > deadline:
+            raise StartError(
+                f"{_they(task)}, but rank 0 did not call hvd.init() within {settings.start_timeout_seconds:g} s of "
+                f"rank {task.rank}. See what rank 0 does, or give it more time with HOROVOD_START_TIMEOUT."
+            )
+        time.sleep(_LOOK_S)
+    return _Met(os.getpid(), meeting.address, meeting.token)
+
+
+def _ancestor(task: Task) -> list[str]:
+    """Names the launcher's process above this one; its number alone may be given to another process later."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        for parent in psutil.Process().parents() if task.ancestor else ():
+            if task.ancestor in parent.name():
+                return [str(parent.pid), str(parent.create_time())]
+    raise StartError(
+        f"{_they(task)}, but its variables do not name the run, so the processes can't find each other. Start "
+        f"horovod-coordinator and give them HOROVOD_COORDINATOR ({task.variable_option}), or use horovodrun."
+    )
+
+
+# -- between hosts -----------------------------------------------------------------------------------------------------
+def _meet_between_hosts(task: Task, host: str, token: str, settings: Settings) -> _Met:
+    # Who does not know the token can't compute the port either, and so can't listen there before rank 0 does.
+    digest = hmac.digest(token.encode(), chr(0).join(task.run).encode(), "sha256")
+    ports = task.ports or _PORTS
+    port = ports[int.from_bytes(digest[:8], "big") % len(ports)]
+    if task.rank != 0:
+        _await_listener(task, host, port, time.monotonic() + settings.start_timeout_seconds)
+        return _Met(os.getpid(), f"{host}:{port}", token)
+    coordinator = _open(f"0.0.0.0:{port}", token, _tls(task, settings))
+    # The certificate is for the name by which the others come.
+    tls = {"tls_server_name": settings.tls_server_name or host} if settings.tls_ca else {}
+    return _Met(os.getpid(), f"{_own_address()}:{port}", token, coordinator, tls=tls)
+
+
+def _tls(task: Task, settings: Settings) -> ServerTls | None:
+    """Rank 0 serves with the certificate that it would show as a member, and asks the others for theirs."""
+    from horovod.coordinator.tls import ServerTls
+    from horovod.worker.runtime.tls import ClientTls
+
+    if (own := ClientTls.of(settings)) is None:
+        return None
+    if own.cert is None or own.key is None:
+        raise StartError(
+            f"{_they(task)}, and rank 0 opens the coordinator: with HOROVOD_TLS_CA it needs a certificate, too, for "
+            "servers and for its host's name (HOROVOD_TLS_CERT and HOROVOD_TLS_KEY; `horovodrun certs DIR --hosts "
+            "NAMES` makes coordinator.pem for both)."
+        )
+    return ServerTls(own.cert, own.key, own.ca)
+
+
+def _await_listener(task: Task, host: str, port: int, deadline: float) -> None:
+    """Waits until rank 0 listens, without a warning on each rank that came before it."""
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=_CONNECT_S).close()
+            return
+        except OSError as error:
+            unknown = isinstance(error, socket.gaierror) and not task.name_may_come
+            if time.monotonic() > deadline or unknown:
+                raise StartError(
+                    f"{_they(task)}, and rank 0 should open a coordinator at {host}:{port}, which can't be reached "
+                    f"({error.strerror or error}). See what rank 0 does and whether that host lets others connect, or "
+                    "give rank 0 more time with HOROVOD_START_TIMEOUT."
+                ) from error
+        time.sleep(_CONNECT_AGAIN_S)
+
+
+def _own_address() -> str:
+    """A numeric address. The host's name often means the loopback interface, which tensors would then use as well."""
+    from horovod.worker.runtime.host import choose_interfaces, interfaces
+
+    addresses = [address for interface in choose_interfaces(interfaces()) for address in interface.addresses]
+    address = next((address for address in addresses if ":" not in address), addresses[0])
+    return f"[{address}]" if ":" in address else address
+
+
+def _what_is_missing(task: Task) -> str:
+    start = f"{_they(task)} on several hosts"
+    if task.first_host is not None:
+        share = task.meeting_advice or f"write `export HOROVOD_TOKEN=$(openssl rand -hex 32)` before {task.launcher}"
+        return (
+            f"{start}. They find each other by themselves once they share a secret that no other user knows: {share}. "
+            "Or start horovod-coordinator and set HOROVOD_COORDINATOR and HOROVOD_TOKEN."
+        )
+    if task.no_host:
+        return (
+            f"{start}, but {task.no_host} Or start horovod-coordinator and set HOROVOD_COORDINATOR and HOROVOD_TOKEN."
+        )
+    return (
+        f"{start}, and does not tell them which one rank 0 is on. Run `horovod-coordinator --listen 0.0.0.0:29400 "
+        "--token-file FILE` on one of them and set two variables, HOROVOD_COORDINATOR and HOROVOD_TOKEN "
+        f"({task.variable_option}); ranks and size follow from {task.launcher}. Or set HOROVOD_CLUSTER=none for "
+        "processes that train alone."
+    )
+
+
+def _they(task: Task) -> str:
+    return f"This process was started by {task.launcher} as rank {task.rank} of {task.size}"
+
+
+# -- rank 0 ------------------------------------------------------------------------------------------------------------
+def _open(listen: str, token: str, tls: ServerTls | None = None) -> EmbeddedCoordinator:
+    from horovod.coordinator.config import CoordinatorConfig
+    from horovod.coordinator.server import EmbeddedCoordinator
+
+    try:
+        coordinator = EmbeddedCoordinator.of(CoordinatorConfig(listen, token, tls=tls)).start()
+    except OSError as error:
+        raise StartError(
+            f"Rank 0 can't open a coordinator for the others. {error.strerror or error} Or start horovod-coordinator "
+            "and set HOROVOD_COORDINATOR and HOROVOD_TOKEN."
+        ) from error
+    atexit.register(_at_exit)
+    os.register_at_fork(after_in_child=_after_fork)
+    return coordinator
+
+
+def _at_exit() -> None:
+    if _met is None or _met.coordinator is None:
+        return
+    context.at_exit()  # rank 0 leaves first, whichever of the two the interpreter calls first
+    if _met.published is not None:
+        _met.published.close()
+    failed = getattr(sys, "last_value", None) is not None
+    _met.coordinator.wait_until_empty(FAILED_EXIT_WAIT_S if failed else EXIT_WAIT_S)
+    _met.coordinator.stop()
+
+
+def _after_fork() -> None:
+    """In a child: its copies of the coordinator's sockets would keep connections alive after rank 0 has ended."""
+    global _met
+    met, _met = _met, None
+    if met is None or met.coordinator is None:
+        return
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(met.coordinator))  # its thread is not here to be ended
+    port = int(met.coordinator.address.rpartition(":")[2])
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as copy:
+                local = copy.getsockname()
+            if isinstance(local, tuple) and local[1] == port:
+                os.close(int(name))

@@ -1,0 +1,1 @@
+"""Folders of earlier releases, from which scripts import (horovod/common/compatibility.py)."""

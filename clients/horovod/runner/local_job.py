@@ -1,0 +1,134 @@
+"""One job of a fixed size on this host: what each rank is told, and its run from first process to last line of output.
+
+Shared by `horovodrun` and `horovod.run`. The coordinator is embedded, listens on the loopback interface only, and asks
+for a token that exists nowhere but in the environment of the ranks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from horovod.base.settings import resolve
+from horovod.coordinator.config import CoordinatorConfig
+from horovod.coordinator.limits import Limits
+from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.protos.v1.jobs_pb2 import JobRecord, JobSpec
+from horovod.runner.control import SignalTarget
+from horovod.runner.observed import pages_of, traced
+from horovod.runner.own_machine import OwnMachine, Shares
+from horovod.runner.progress import Progress, Seen, seen_by
+from horovod.runner.report import last_lines
+from horovod.worker.agent.gpus import pinned
+from horovod.worker.agent.guardian import Guardian
+from horovod.worker.agent.output import Console
+from horovod.worker.agent.supervisor import Slot, Supervisor
+from horovod.worker.agent.threads import thread_variables
+from horovod.worker.rank_environment import JobOnHost, rank_environment
+
+
+@dataclass(frozen=True)
+class LocalJob:
+    """A job all of whose ranks run on this machine: what to run. `hosts` has a name of it for every rank."""
+
+    command: Sequence[str]
+    hosts: Sequence[str]
+    environ: Mapping[str, str]
+    descriptors: Sequence[Sequence[int]] = ()  # for each rank, the descriptors that it inherits
+    stdin: Sequence[int | None] = ()  # for each rank, its stdin; None: an empty one. (): empty ones for all
+
+    @property
+    def host_names(self) -> list[str]:
+        """The host of every rank as messages name it: `localhost` says nothing to a later reader of a log."""
+        return [socket.gethostname() if host == "localhost" else host for host in self.hosts]
+
+
+def slots_of(job: LocalJob, coordinator: str, token: str, shares: Shares) -> list[Slot]:
+    """What to start, in the order of ranks. ValueError for settings that make no sense, or GPUs that are not there."""
+    slots = []
+    for host, share in shares.items():
+        on_host = JobOnHost(job.environ, host, share.size, coordinator, token=token, is_own=True)
+        for placed in share.ranks:
+            rank = placed.rank
+            descriptors = tuple(job.descriptors[rank]) if job.descriptors else ()
+            stdin = job.stdin[rank] if job.stdin else None
+            slots.append(Slot(rank, job.command, rank_environment(on_host, placed), None, descriptors, stdin))
+    slots.sort(key=lambda slot: slot.rank)
+    return pinned(slots) if resolve(job.environ).pin_gpus else slots
+
+
+def share_of_cores(environ: Mapping[str, str], processes: int) -> dict[str, str]:
+    """OMP_NUM_THREADS and MKL_NUM_THREADS for each of `processes`, unless settings or user decided otherwise."""
+    return thread_variables(environ, processes) if resolve(environ).set_num_threads else {}
+
+
+def threads_in_words(variables: Mapping[str, str]) -> str:
+    """A sentence for --verbose about the variables of `share_of_cores`."""
+    if not variables:
+        return "OMP_NUM_THREADS and MKL_NUM_THREADS are left as they are."
+    shown = " and ".join(f"{name}={value}" for name, value in variables.items())
+    return f"each process gets {shown}, its share of this host's cores (--no-set-num-threads leaves them alone)."
+
+
+def terminal_size(environ: Mapping[str, str]) -> dict[str, str]:
+    """COLUMNS and LINES for the ranks, so that a progress bar fits a terminal that it cannot see."""
+    if not sys.stderr.isatty() or "COLUMNS" in environ:
+        return {}
+    columns, lines = shutil.get_terminal_size()
+    return {"COLUMNS": str(max(columns - len("[000]<stderr>:"), 20)), "LINES": str(lines)}
+
+
+def run_job(
+    job: LocalJob,
+    console: Console,
+    guardian: Guardian,
+    on_start: Callable[[SignalTarget], None] = lambda target: None,
+    progress: Progress | None = None,
+) -> JobRecord:
+    """Runs `job` to its end and returns its record.
+
+    `on_start` is called in the event loop before the first process exists; it gets what signals are passed on to.
+    OSError or ValueError when the job cannot be started.
+    """
+    token = secrets.token_urlsafe(32)
+    settings = resolve(job.environ)
+    limits = Limits(settings.keepalive_timeout_seconds, settings.reattach_grace_seconds)
+    config = CoordinatorConfig(token=token, limits=limits, **pages_of(settings))
+    spec = JobSpec(command=job.command[:1], processes=len(job.hosts))  # a record has no room for a long command
+    with (
+        EmbeddedCoordinator.of(config) as coordinator,
+        traced(len(job.hosts), coordinator.server.registry if coordinator.server else None) as trace,
+    ):
+        traced_job = dataclasses.replace(job, environ={**job.environ, **trace})
+
+        async def run() -> JobRecord:
+            supervisor = Supervisor(console, guardian)
+            machine = OwnMachine(
+                coordinator.scheduler(),
+                supervisor,
+                job.host_names,
+                lambda shares: slots_of(traced_job, coordinator.address, token, shares),
+            )
+
+            def look() -> Seen:
+                assert coordinator.server is not None
+                return seen_by(coordinator.server.overview(), settings.job, supervisor.started)
+
+            shown = asyncio.create_task(progress.show(look)) if progress else None
+            on_start(machine)
+            try:
+                record = await machine.run(spec, settings.job)
+            finally:
+                if shown is not None:
+                    shown.cancel()
+                    await asyncio.wait([shown])
+            await last_lines(console, lambda: machine.stopping)
+            return record
+
+        return asyncio.run(run())

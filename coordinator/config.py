@@ -1,0 +1,57 @@
+"""What a coordinator is to be like: one value, which the command line, a launcher or rank 0 fills."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .core.agreement.deadlock import USUAL_TIMES, DeadlockTimes
+from .exposure import TLS_ADVICE
+from .limits import Limits
+from .services.exchange import Exchange
+from .store import MemoryStore, Store
+from .tls import ServerTls
+
+KEEP_TOKEN_S = 60.0  # how often a coordinator looks whether its token can still be found
+
+
+@dataclass(frozen=True)
+class CoordinatorConfig:
+    """listen: "127.0.0.1:29400"; port 0 lets the system choose.
+    token: members must know it, or that of their job made from it; None serves every process that can connect.
+    shows_token: processes of this user find the token while the coordinator runs.
+    insecure: serves strangers of other hosts, too, and shows them the pages.
+    advertise: HOST:PORT where members and other coordinators of the store reach this one; `listen` by default.
+    tls: the certificate by which members know the coordinator, and whose members it takes.
+    tls_advice: the end of the warning of a token that travels in the clear: how to get TLS.
+    open_store: what it opens is closed with the coordinator.
+    exchange: what ranks of horovod.run fetch and deliver here.
+    web_listen: where to show the pages of web/server.py; None: nowhere.
+    web_token: asked for by all pages but the probes'; needed where other hosts can connect.
+    web_tls: shows the pages over HTTPS, with the certificate of `tls`.
+    told_level: at which the log repeats what rank 0 shows to the user.
+    """
+
+    listen: str = "127.0.0.1:0"
+    token: str | None = field(default=None, repr=False)
+    shows_token: bool = False
+    insecure: bool = False
+    advertise: str | None = None
+    tls: ServerTls | None = None
+    tls_advice: str = TLS_ADVICE
+    open_store: Callable[[], Store] = MemoryStore
+    exchange: Exchange | None = None
+    web_listen: str | None = None
+    web_token: str | None = field(default=None, repr=False)
+    web_tls: bool = False
+    limits: Limits = field(default_factory=Limits)
+    deadlock: DeadlockTimes = USUAL_TIMES
+    told_level: int = logging.WARNING
+    keep_token_s: float = KEEP_TOKEN_S
+
+    def __post_init__(self) -> None:
+        if self.web_tls and self.tls is None:
+            raise ValueError(
+                "web_tls=True shows the pages with the coordinator's certificate, and it has none: give tls=."
+            )

@@ -1,0 +1,579 @@
+"""First-time agreement on the operations of one world.
+
+Every rank of a process set announces an operation by name. When all have, `agreement` compares what they said: either
+everyone gets the same error sentence, or the operation gets a small id under which it runs on the data plane ever
+after.
+
+* Announcing again what is not decided yet changes nothing, so a member may send everything again after its stream
+  broke.
+* Announcing something that already has an id is answered with that id. (A rank whose answer was lost with its stream
+  asks alone; a fresh round would wait for the others for ever.)
+* A name with another content is negotiated anew and gets an id of its own; the old id stays valid.
+* When the ids run out, a quarter of them, the least recently assigned, is recalled; operations wait meanwhile.
+* Ranks that have joined (join.py) count as having announced every allreduce of the global set; they are told what it
+  is. Anything else fails there until the round is over.
+* Ranks agree on process sets among themselves and each of them says so here, idempotently. A set exists from the first
+  rank that added it to the first that removed it; a rank that is late with both finds it gone again in the end.
+* A coordinator that takes a running world over learns from the ranks what its predecessor knew (takeover.py).
+
+Pure: `receive` maps a rank's message and the time to messages for ranks. Equal answers for many ranks are one object.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from horovod.base.words import printable, ranks_in_words
+from horovod.protos.v1 import negotiation_pb2 as pb
+from horovod.protos.v1 import types_pb2
+
+from . import blocked
+from .agreement import disagreement
+from .blocked import BlockedReports
+from .budget import (
+    MAX_MEMBER_BYTES,
+    MAX_WORLD_BYTES,
+    Answers,
+    Budget,
+    TooMuchError,
+    text_bytes,
+)
+from .deadlock import USUAL_TIMES, DeadlockDetector, DeadlockTimes
+from .failures import Failures
+from .ids import MAX_IDS, IdTable, Key, is_unknown
+from .join import Joining
+from .operations import Signature, defect, is_unnamed, looked_at, nobody_waits_for, user_name
+from .pending import PendingOperations
+from .stall import Stall
+from .standing import Standings
+from .takeover import Takeover, read
+
+MAX_PENDING = 1 << 16  # operations of one world that wait for a rank or for an id
+MAX_SENTENCE = 1 << 14  # characters; some name operations of many ranks
+MAX_PROCESS_SETS = 1 << 12  # that one world may have at a time
+
+_ERRORS_BITS = 24  # bits of an error's number that count errors; the bits above are the term
+
+
+class ContradictionError(Exception):
+    """What a member says can't be true in this world; its stream is to be ended with this sentence."""
+
+
+@dataclass(frozen=True)
+class _Agreed:
+    op: types_pb2.Operation
+    payer: int  # the rank to which it is charged
+    bytes: int
+
+
+@dataclass
+class _ProcessSet:
+    number: int
+    ranks: tuple[int, ...]
+    members: frozenset[int]  # the ranks of the set, for look-ups
+    ids: IdTable
+    pending: PendingOperations
+    reports: BlockedReports
+    registrant: int  # the rank that added the set first, which pays for it
+    whole: bool = True  # False while a coordinator that took over the world waits for the hellos of the set's ranks
+    agreed: dict[Key, _Agreed] = field(default_factory=dict)  # waiting for an id, oldest first
+
+
+class _Batch:
+    """Collects the decisions that one message causes: those for whole process sets and those for its sender."""
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._by_ranks: dict[tuple[int, ...], pb.Decisions] = {}
+
+    def to(self, ranks: tuple[int, ...]) -> pb.Decisions:
+        decisions = self._by_ranks.get(ranks)
+        if decisions is None:
+            decisions = self._by_ranks[ranks] = pb.Decisions(epoch=self._epoch)
+        return decisions
+
+    def answers(self) -> Answers:
+        return list(self._by_ranks.items())
+
+
+def _set_bytes(ranks: Collection[int]) -> int:
+    return text_bytes() + 128 * len(ranks)
+
+
+class Negotiation:
+    """The negotiation of one world."""
+
+    def __init__(
+        self,
+        epoch: int,
+        size: int,
+        id_capacity: int = MAX_IDS,
+        member_bytes: int = MAX_MEMBER_BYTES,
+        world_bytes: int = MAX_WORLD_BYTES,
+        deadlock: DeadlockTimes | None = USUAL_TIMES,
+        term: int = 0,
+        takes_over: bool = False,
+    ) -> None:
+        """takes_over: another coordinator had this world until now, in an earlier term. deadlock: None: ranks that wait
+        for each other are not looked for."""
+        self.epoch = epoch
+        self._term = term
+        self._errors = 0  # errors told so far
+        self._takeover = Takeover(size) if takes_over else None
+        self.budget = Budget(epoch, member_bytes, world_bytes)
+        self._size = size
+        self._id_capacity = id_capacity
+        self._sets: dict[int, _ProcessSet] = {}
+        self._gone: set[int] = set()
+        self._joining = Joining(size)
+        self._serial = 0  # the number of the latest decisions
+        self._standings = Standings(self.budget)
+        self._deadlocks = DeadlockDetector(self._standings, deadlock) if deadlock is not None else None
+        self._failures = Failures()
+        self.add_process_set(0, range(size))
+
+    def add_process_set(self, number: int, ranks: Iterable[int], registrant: int = 0) -> None:
+        """Raises TooMuchError."""
+        members = frozenset(ranks)
+        if number:
+            self.budget.charge(registrant, _set_bytes(members), f"process set {number}")
+        self._sets[number] = _ProcessSet(
+            number,
+            tuple(sorted(members)),
+            members,
+            IdTable(self._id_capacity, self.budget),
+            PendingOperations(self.budget),
+            BlockedReports(self.budget),
+            registrant,
+            whole=self._takeover is None,
+        )
+
+    def remove_process_set(self, number: int, batch: _Batch) -> None:
+        """Forgets a set; members that still wait for an operation of it are told."""
+        process_set = self._sets.pop(number, None)
+        if process_set is None:
+            return
+        waiting = {name: tuple(sorted(announced)) for name, announced in process_set.pending.items()}
+        waiting.update((name, process_set.ranks) for name, _ in process_set.agreed)
+        for name, ranks in waiting.items():
+            where = f"The process set of {ranks_in_words(process_set.ranks)}"
+            sentence = f"{where} was removed while {printable(name)} waited in it."
+            batch.to(ranks).errors.add(process_set=number, name=name, sentence=sentence)
+        process_set.pending.clear()
+        process_set.reports.clear()
+        process_set.ids.clear()
+        for one in process_set.agreed.values():
+            self.budget.release(one.payer, one.bytes)
+        self._failures.forget_set(number)
+        self.budget.release(process_set.registrant, _set_bytes(process_set.members))
+
+    def receive(self, rank: int, message: pb.NegotiationMessage, now_s: float, resumed: bool = False) -> Answers:
+        """The decisions that `message` of `rank` leads to.
+
+        resumed: the first message on a new stream of a rank that had one before. It holds everything that the rank
+        still waits for; answers that got lost are given again.
+
+        Raises TooMuchError, which holds what the message has led to until then, or ContradictionError.
+        """
+        waiting = sum(len(one.pending) + len(one.agreed) for one in self._sets.values())
+        if waiting + len(message.announce) > MAX_PENDING:
+            raise TooMuchError(
+                f"Rank {rank} announces {len(message.announce)} operations, but {waiting} wait for some rank in epoch "
+                f"{self.epoch} already; the limit is {MAX_PENDING}. Other ranks must start them, too."
+            )
+        batch = _Batch(self.epoch)
+        if message.HasField("hello"):
+            self._standings.new_stream(rank)
+        try:
+            self._take_in(rank, message, now_s, resumed, batch)
+        except TooMuchError as error:
+            error.answers = self._answers(batch)
+            raise
+        return self._answers(batch)
+
+    def _answers(self, batch: _Batch) -> Answers:
+        answers = batch.answers()
+        for ranks, decisions in answers:
+            self._serial += 1
+            decisions.serial = self._serial
+            self._standings.told(ranks, self._serial)
+        return answers
+
+    def _take_in(self, rank: int, message: pb.NegotiationMessage, now_s: float, resumed: bool, batch: _Batch) -> None:
+        for change in message.process_sets:
+            self._change_process_set(rank, change, batch)
+        if self._takeover is not None:
+            self._hear(self._takeover, rank, message)
+        if resumed:
+            self._repeat_recalls(rank, batch)
+            missed = self._joining.missed(message.join.round if message.HasField("join") else None)
+            if missed:
+                batch.to((rank,)).joins.append(missed)
+            self._recall_missed(rank, message.hello, batch)
+        for answer in message.recalled:
+            process_set = self._sets.get(answer.process_set)
+            if process_set is not None:
+                process_set.ids.answered(rank, answer.ids)
+                self._give_ids(process_set, batch)
+            if self._takeover is not None:
+                self._takeover.freed(rank, answer.process_set, answer.ids)
+        for op in message.announce:
+            process_set = self._usable(rank, op, batch)
+            if process_set is not None:
+                self._announce(process_set, rank, op, now_s, resumed, batch)
+        if message.HasField("join") and self._sets[0].whole and (state := self._joining.receive(rank, message.join)):
+            self._join_changed(state, now_s, batch)
+        if self._takeover is not None:
+            self._become_whole(self._takeover, now_s, batch)
+        if message.HasField("blocked_report"):
+            self._standings.report(rank, message.blocked_report, now_s)
+        if message.blocked:
+            self._blocked(rank, message, now_s, batch)
+        if message.HasField("blocked_report") and self._deadlocks is not None and self._takeover is None:
+            self._end_deadlock(self._deadlocks, now_s, batch)
+
+    def forget(self, rank: int, now_s: float = 0.0) -> Answers:
+        """`rank` is gone. What the others wait for with it is failed by the data plane, not here."""
+        batch = _Batch(self.epoch)
+        self._gone.add(rank)
+        self._standings.forget(rank)
+        self._failures.forget_rank(rank)
+        for process_set in self._sets.values():
+            process_set.pending.forget_rank(rank)
+            process_set.reports.forget_rank(rank)
+            process_set.ids.answered(rank, process_set.ids.outstanding(rank))
+            self._give_ids(process_set, batch)
+        if self._takeover is not None:
+            self.budget.release(rank, self._takeover.forget(rank))
+            self._become_whole(self._takeover, now_s, batch)
+        return self._answers(batch)
+
+    def restart_limits(self, now_s: float) -> None:
+        """The coordinator was stopped for a while (clock.py): limits of seconds begin anew."""
+        for process_set in self._sets.values():
+            process_set.reports.restart(now_s)
+
+    def stalls(self, now_s: float, after_s: float) -> list[Stall]:
+        """Operations that some rank has waited for longer than `after_s` while others did not start them."""
+        found: list[Stall] = []
+        waiting = {number: one.reports.recent(now_s) for number, one in self._sets.items()}
+        blocked_ranks = {rank for by_name in waiting.values() for by_rank in by_name.values() for rank in by_rank}
+        for number, process_set in self._sets.items():
+            if not self._gone.isdisjoint(process_set.members):
+                continue  # a member is gone, so the data plane fails the operations of this set
+            for name, announced in process_set.pending.items():
+                waited_s = now_s - next(iter(announced.values())).at_s
+                if waited_s > after_s and not nobody_waits_for(name):
+                    taking_part = {*announced, *waiting[number].get(name, {}), *self._joined(process_set)}
+                    missing = tuple(rank for rank in process_set.ranks if rank not in taking_part)
+                    if missing:
+                        found.append(Stall(printable(name), waited_s, missing))
+            decided = {name for name, _ in process_set.agreed}
+            for name, reports in waiting[number].items():
+                if name in process_set.pending or name in decided:
+                    continue
+                # A single report may be late: what was sent over a stream that broke comes with the next one.
+                repeated = [one.waited_s for one in reports.values() if one.last_s - one.since_s >= blocked.SETTLE_S]
+                waited_s = max(repeated, default=0.0)
+                if waited_s > after_s:
+                    started = {
+                        rank: self._standings.has_started(rank, (number, name), reports, now_s)
+                        for rank in self._working(process_set)
+                        if rank not in reports
+                    }
+                    others = [rank for rank, it_has in started.items() if not it_has]
+                    missing = tuple(
+                        [rank for rank in others if started[rank] is False or rank not in blocked_ranks] or others
+                    )
+                    certain = len(missing) == 1 or all(started[rank] is False for rank in missing)
+                    if missing:
+                        found.append(Stall(printable(name), waited_s, missing, certain))
+        return found
+
+    # -- taking over ---------------------------------------------------------------------------------------------------
+
+    def _hear(self, takeover: Takeover, rank: int, message: pb.NegotiationMessage) -> None:
+        """Records which decisions of the earlier coordinator the rank knows, and which of them it has carried out."""
+        join = message.join if message.HasField("join") else None
+        if not takeover.awaits(rank):
+            if join is not None:
+                takeover.joined(rank, join)
+            return
+        told = read(message.hello, join, self._id_capacity)
+        if isinstance(told, str):
+            raise ContradictionError(told)
+        self.budget.charge(rank, told.bytes, "what it knows of an earlier coordinator")
+        takeover.tell(rank, told)
+
+    def _become_whole(self, takeover: Takeover, now_s: float, batch: _Batch) -> None:
+        """Lets the process sets go on of which every member has said hello."""
+        for process_set in list(self._sets.values()):
+            if not process_set.whole and not takeover.is_missing_any(process_set.members - self._gone):
+                process_set.whole = True
+                self._go_on(takeover, process_set, now_s, batch)
+        if takeover.is_over():
+            for rank, count in takeover.bytes().items():
+                self.budget.release(rank, count)
+            self._takeover = None
+
+    def _go_on(self, takeover: Takeover, process_set: _ProcessSet, now_s: float, batch: _Batch) -> None:
+        members = process_set.members - self._gone
+        ids = takeover.ids(process_set.number, members)
+        for one in ids.kept:
+            process_set.ids.adopt(one)
+        for one, ranks in ids.recalled.items():
+            process_set.ids.adopt_recalled(one, ranks)
+        for rank in sorted(members):
+            if mine := process_set.ids.outstanding(rank):
+                batch.to((rank,)).recalls.add(process_set=process_set.number, ids=mine)
+        for rank, error in takeover.missed_errors(process_set.number, members):
+            if process_set.pending.forget(rank, error.name):
+                batch.to((rank,)).errors.append(error)
+        if process_set.number == 0:
+            self._go_on_joining(takeover, process_set, members, now_s, batch)
+        for name in list(process_set.pending):
+            announced = process_set.pending.get(name, {})
+            if announced and all(rank in announced for rank in self._working(process_set)):
+                self._decide(process_set, name, now_s, batch)
+
+    def _go_on_joining(
+        self, takeover: Takeover, process_set: _ProcessSet, members: Collection[int], now_s: float, batch: _Batch
+    ) -> None:
+        self._joining.restore(*takeover.rounds_over(members))
+        if (behind := takeover.behind(members)) and self._joining.last_over:
+            batch.to(behind).joins.append(self._joining.last_over)
+            self._recall_unnamed(process_set, batch)
+        state: pb.JoinState | None = None
+        for rank, join in takeover.joins(members):
+            state = self._joining.receive(rank, join) or state
+        if state is not None:
+            self._join_changed(state, now_s, batch)
+
+    # -- process sets ------------------------------------------------------------------------------------------------
+
+    def _change_process_set(self, rank: int, change: pb.ProcessSetChange, batch: _Batch) -> None:
+        number = change.process_set
+        ranks = tuple(change.ranks)
+        if number <= 0 or not ranks or list(ranks) != sorted(set(ranks)) or ranks[-1] >= self._size:
+            raise ContradictionError(
+                f"Rank {rank} speaks of process set {number} with the ranks {list(ranks[:64])}, which can't be a set "
+                f"of a world of {self._size}; expected ascending ranks below that."
+            )
+        known = self._sets.get(number)
+        if known is not None and known.ranks != ranks:
+            raise ContradictionError(
+                f"Rank {rank} says that process set {number} has {ranks_in_words(ranks)}, but other ranks said that "
+                f"it has {ranks_in_words(known.ranks)}; all ranks must register the same sets in the same order."
+            )
+        if change.removed:
+            self.remove_process_set(number, batch)
+        elif known is None:
+            if len(self._sets) > MAX_PROCESS_SETS:
+                raise TooMuchError(f"Epoch {self.epoch} has more than {MAX_PROCESS_SETS} process sets.")
+            self.add_process_set(number, ranks, rank)
+
+    # -- announcements -----------------------------------------------------------------------------------------------
+
+    def _usable(self, rank: int, op: types_pb2.Operation, batch: _Batch) -> _ProcessSet | None:
+        """The process set of `op`, or None after telling the rank what is wrong with it."""
+        process_set = self._sets.get(op.process_set)
+        if process_set is None:
+            sentence = f"Process set {op.process_set} of {op.name[:200]} is not registered in epoch {self.epoch}."
+        elif rank not in process_set.members:
+            sentence = (
+                f"Rank {rank} is not a member of the provided process set: {op.name[:200]} runs in process set "
+                f"{op.process_set}, which has {ranks_in_words(process_set.ranks)}."
+            )
+        else:
+            sentence = looked_at(op)[0]
+        if sentence:
+            batch.to((rank,)).errors.add(
+                process_set=op.process_set, name=op.name, sentence=printable(sentence, MAX_SENTENCE)
+            )
+            return None
+        return process_set
+
+    def _announce(
+        self, process_set: _ProcessSet, rank: int, op: types_pb2.Operation, now_s: float, resumed: bool, batch: _Batch
+    ) -> None:
+        its_signature = looked_at(op)[1]
+        key = (op.name, its_signature)
+        last = self._failures.pop(rank, process_set.number, op.name)
+        if last and resumed and last[0] == its_signature:
+            batch.to((rank,)).errors.add(process_set=process_set.number, name=op.name, sentence=last[1])
+            return
+        if not process_set.whole:
+            process_set.pending.put(rank, op, its_signature, now_s)
+            return
+        joined = self._joined(process_set)
+        if joined and (sentence := self._joining.refusal(op)):
+            self._fail(process_set, op.name, sentence, {rank: its_signature}, batch)
+            return
+        announced = process_set.pending.get(op.name)
+        if announced is None:
+            live = process_set.ids.live(key)
+            if live is not None:
+                batch.to((rank,)).plans.add(process_set=process_set.number, name=op.name, id=live)
+                return
+            if key in process_set.agreed:
+                return
+        elif rank in announced and announced[rank].signature == its_signature:
+            return
+        process_set.pending.put(rank, op, its_signature, now_s)
+        announced = process_set.pending[op.name]
+        process_set.reports.forget(rank, op.name)
+        complete = len(announced) == len(process_set.ranks)
+        if complete or (joined and all(one in announced for one in self._working(process_set))):
+            self._decide(process_set, op.name, now_s, batch)
+
+    def _decide(self, process_set: _ProcessSet, name: str, now_s: float, batch: _Batch) -> None:
+        announced = process_set.pending.pop(name)
+        process_set.reports.answered(name, now_s)
+        ops = {rank: one.op for rank, one in announced.items()}
+        if len({one.signature for one in announced.values()}) == 1:
+            # Equal signatures pass every comparison; what is left holds for each operation alone.
+            first = min(ops)
+            sentence = disagreement({first: ops[first]}, process_set.ranks) and disagreement(ops, process_set.ranks)
+        else:
+            sentence = disagreement(ops, process_set.ranks)
+        if sentence:
+            self._fail(process_set, name, sentence, {rank: one.signature for rank, one in announced.items()}, batch)
+            return
+        payer, one = max(announced.items(), key=lambda item: item[1].bytes)
+        agreed = _Agreed(one.op, payer, one.bytes)
+        self.budget.keep(payer, agreed.bytes)
+        process_set.agreed[name, one.signature] = agreed
+        self._give_ids(process_set, batch)
+
+    def _fail(
+        self, process_set: _ProcessSet, name: str, sentence: str, signatures: dict[int, Signature], batch: _Batch
+    ) -> None:
+        sentence = printable(sentence, MAX_SENTENCE)  # it holds names of operations, which may have any characters
+        self._errors += 1
+        number = (self._term << _ERRORS_BITS) + self._errors
+        batch.to(process_set.ranks).errors.add(
+            process_set=process_set.number, name=name, sentence=sentence, number=number
+        )
+        for rank, its_signature in signatures.items():
+            self._failures.put(rank, process_set.number, name, its_signature, sentence)
+
+    # -- ids ---------------------------------------------------------------------------------------------------------
+
+    def _give_ids(self, process_set: _ProcessSet, batch: _Batch) -> None:
+        """Ids for agreed operations, oldest first; starts a recall when there are none."""
+        while process_set.agreed:
+            key, agreed = next(iter(process_set.agreed.items()))
+            number = process_set.ids.live(key)
+            if number is None:
+                number = process_set.ids.assign(key, agreed.payer)
+            if number is None:
+                recalled = process_set.ids.recall(process_set.ranks)
+                if recalled:
+                    batch.to(process_set.ranks).recalls.add(process_set=process_set.number, ids=recalled)
+                return
+            del process_set.agreed[key]
+            self.budget.release(agreed.payer, agreed.bytes)
+            batch.to(self._working(process_set)).plans.add(process_set=process_set.number, name=key[0], id=number)
+            for rank in self._joined(process_set):
+                batch.to((rank,)).plans.add(process_set=process_set.number, name=key[0], id=number, operation=agreed.op)
+
+    def _repeat_recalls(self, rank: int, batch: _Batch) -> None:
+        for process_set in self._sets.values():
+            if ids := process_set.ids.outstanding(rank):
+                batch.to((rank,)).recalls.add(process_set=process_set.number, ids=ids)
+
+    # -- ranks that have joined ----------------------------------------------------------------------------------------
+
+    def _joined(self, process_set: _ProcessSet) -> Collection[int]:
+        """Ranks that contribute zeros to the allreduces of `process_set`."""
+        return self._joining.ranks.keys() if process_set.number == 0 else ()
+
+    def _working(self, process_set: _ProcessSet) -> tuple[int, ...]:
+        """The members of the set that have not joined, so start operations themselves."""
+        joined = self._joined(process_set)
+        return tuple(rank for rank in process_set.ranks if rank not in joined) if joined else process_set.ranks
+
+    def _join_changed(self, state: pb.JoinState, now_s: float, batch: _Batch) -> None:
+        process_set = self._sets[0]
+        batch.to(process_set.ranks).joins.append(state)
+        if state.phase == pb.JOIN_PHASE_OVER:
+            # The ranks number their unnamed operations anew, and joined ranks did not count the others'. So nothing
+            # may be left that goes by such a number.
+            self._failures.forget_set(0)
+            self._recall_unnamed(process_set, batch)
+            return
+        for name in list(process_set.pending):
+            announced = process_set.pending[name]
+            one = next(iter(announced.values()))
+            if sentence := self._joining.refusal(one.op):
+                process_set.pending.pop(name)
+                signatures = {rank: each.signature for rank, each in announced.items()}
+                self._fail(process_set, name, sentence, signatures, batch)
+            elif all(rank in announced for rank in self._working(process_set)):
+                self._decide(process_set, name, now_s, batch)
+
+    def _recall_missed(self, rank: int, hello: pb.Hello, batch: _Batch) -> None:
+        """A joined rank announces nothing, and may have lost with its stream what the others agreed on.
+
+        The ids that it does not know are recalled, so that the others announce these operations again.
+        """
+        process_set = self._sets[0]
+        if rank in self._joined(process_set):
+            known = {one for ids in hello.known if ids.process_set == 0 for one in ids.ids}
+            if missed := process_set.ids.recall_but(known, process_set.ranks):
+                batch.to(process_set.ranks).recalls.add(process_set=0, ids=missed)
+
+    def _recall_unnamed(self, process_set: _ProcessSet, batch: _Batch) -> None:
+        """Recalls unnamed operations, and those of an earlier coordinator, which may be unnamed too."""
+        unnamed = process_set.ids.recall_all(process_set.ranks, lambda key: is_unknown(key) or is_unnamed(key[0]))
+        if unnamed:
+            batch.to(process_set.ranks).recalls.add(process_set=0, ids=unnamed)
+
+    # -- ranks that wait for different things --------------------------------------------------------------------------
+
+    def _blocked(self, rank: int, message: pb.NegotiationMessage, now_s: float, batch: _Batch) -> None:
+        touched: dict[tuple[int, str], None] = {}
+        seconds, numbers = message.blocked_seconds, message.blocked_numbers
+        for index, op in enumerate(message.blocked):
+            process_set = self._sets.get(op.process_set)
+            if process_set is not None and rank in process_set.members and not defect(op):
+                waited_s = seconds[index] if index < len(seconds) else 0.0
+                submission = numbers[index] if index < len(numbers) else 0
+                process_set.reports.add(rank, op, now_s, waited_s, submission)
+                touched[op.process_set, user_name(op.name)] = None
+        for number, user in touched:
+            process_set = self._sets[number]
+            if not process_set.whole:
+                continue
+            found = blocked.find(
+                number,
+                user,
+                self._working(process_set),
+                process_set.reports,
+                self._standings,
+                now_s,
+                deadlocks=self._deadlocks is not None,
+            )
+            for name in found.names if found else ():
+                assert found is not None
+                signatures = {member: one.signature for member, one in process_set.pending.pop(name).items()}
+                for member in process_set.ranks:
+                    if report := process_set.reports.of(user).get(member, {}).get(name):
+                        signatures.setdefault(member, report.signature)
+                process_set.reports.answered(name, now_s)
+                self._fail(process_set, name, found.sentence, signatures, batch)
+
+    def _end_deadlock(self, deadlocks: DeadlockDetector, now_s: float, batch: _Batch) -> None:
+        """Ends a deadlock, but not while this coordinator takes over: then it is not known which ranks have joined."""
+
+        def members(number: int) -> tuple[int, ...]:
+            process_set = self._sets.get(number)
+            return self._working(process_set) if process_set is not None else ()
+
+        found = deadlocks.find(members, now_s)
+        for number, name in found.operations if found else ():
+            assert found is not None
+            process_set = self._sets[number]
+            announced = process_set.pending.pop(name)
+            process_set.reports.answered(name, now_s)
+            signatures = {rank: one.signature for rank, one in announced.items()}
+            self._fail(process_set, name, found.sentence, signatures, batch)

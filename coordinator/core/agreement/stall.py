@@ -1,0 +1,142 @@
+"""The stall report: which ranks are missing in operations that others wait for, when to say so, and when to give up.
+
+`Negotiation.stalls` finds the operations. What was announced is known exactly. What runs under an id is known only from
+ranks that wait for it, so such an operation's missing ranks are those that wait for nothing; one that waits for another
+operation may have started this one before, and counts only when every rank waits for something. When this leaves more
+than one rank, the report says that it can't know which.
+
+`StallWatch` decides what to say. Sentences and the line for each rank are those of Horovod's stall inspector, by which
+people search their logs.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from horovod.base.words import plural
+
+MAX_NAMES = 6  # names in the line of each rank
+MAX_RANKS = 64  # a world may have thousands of ranks
+MAX_NAME_LENGTH = 200
+
+UNCERTAIN = (
+    " Where several ranks miss one tensor, some of them may have started it already; it is only known that they do not "
+    "wait for it."
+)
+OVER = "The stall is over: no tensor waits for missing ranks any more."
+
+
+@dataclass(frozen=True)
+class Stall:
+    """One operation that some ranks wait for and others did not start."""
+
+    name: str
+    waited_s: float
+    missing: tuple[int, ...]
+    certain: bool = True  # False: at least one of `missing` has not started it, and the others may have
+
+
+@dataclass(frozen=True)
+class StallTimes:
+    """When to warn and when to end the epoch; 0 is never."""
+
+    warning_s: float = 60.0
+    shutdown_s: float = 0.0
+
+    @property
+    def shortest_s(self) -> float:
+        """Stalls up to this need no attention; 0 when none do."""
+        return min((time_s for time_s in (self.warning_s, self.shutdown_s) if time_s), default=0.0)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    warning: str = ""  # for the log and for the user
+    shutdown: str = ""  # the sentence with which the epoch ends
+
+
+def times_of(options: Mapping[str, str]) -> tuple[StallTimes, str]:
+    """The times from the options that the members agreed on, and the sentence why one is ignored, or ""."""
+    if options.get("stall_check_disable") == "True":
+        return StallTimes(0.0, 0.0), ""
+    warning_s = _seconds(options, "stall_check_seconds", StallTimes.warning_s)
+    shutdown_s = _seconds(options, "stall_shutdown_seconds", StallTimes.shutdown_s)
+    if 0 < shutdown_s < warning_s:
+        return StallTimes(warning_s, 0.0), (
+            f"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={shutdown_s:g} is ignored: it is less than "
+            f"HOROVOD_STALL_CHECK_TIME_SECONDS={warning_s:g}, the time of the warning. A stall "
+            "will not shut the job down."
+        )
+    return StallTimes(warning_s, shutdown_s), ""
+
+
+def _seconds(options: Mapping[str, str], name: str, default: float) -> float:
+    try:
+        value = float(options.get(name, default))
+    except ValueError:
+        return default
+    return value if math.isfinite(value) and value >= 0 else default
+
+
+class StallWatch:
+    """Decides what to say about the stalls of one world. After it has ended the epoch it says nothing."""
+
+    def __init__(self, times: StallTimes) -> None:
+        self.times = times
+        self._said: Mapping[int, Sequence[str]] = {}  # missing ranks of the last warning, with their tensors
+        self._said_at_s = 0.0
+        self._ended = False
+
+    def look(self, stalls: Sequence[Stall], now_s: float) -> Verdict:
+        """What to do about `stalls`. It warns when they change and again after each warning time."""
+        if self._ended:
+            return Verdict()
+        warning_s, shutdown_s = self.times.warning_s, self.times.shutdown_s
+        fatal = [stall for stall in stalls if shutdown_s and stall.waited_s > shutdown_s]
+        marked = frozenset(rank for stall in fatal for rank in stall.missing)
+        late = [stall for stall in stalls if warning_s and stall.waited_s > warning_s]
+        warned = _by_rank(late)
+        warning = ""
+        if warned and (marked or warned != self._said or now_s - self._said_at_s >= warning_s):
+            warning = (
+                "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are "
+                f"waiting for remainder of ranks for more than {_in_words(warning_s)}. The missing ranks are slow or "
+                f"stuck, or do not call the same operations.{'' if all(one.certain for one in late) else UNCERTAIN}\n"
+                f"{_lines(warned, marked)}"
+            )
+            self._said_at_s = now_s
+        elif self._said and not warned:
+            warning = OVER
+        self._said = warned
+        if not marked:
+            return Verdict(warning)
+        self._ended = True
+        return Verdict(
+            warning,
+            f'One or more rank (marked by "!") is stalled for longer than {_in_words(shutdown_s)}. Will shutdown.\n'
+            f"{_lines(_by_rank(fatal), marked)}",
+        )
+
+
+def _by_rank(stalls: Sequence[Stall]) -> dict[int, list[str]]:
+    missing: dict[int, list[str]] = {}
+    for stall in stalls:
+        for rank in stall.missing:
+            missing.setdefault(rank, []).append(stall.name)
+    return missing
+
+
+def _lines(missing: Mapping[int, Sequence[str]], marked: frozenset[int]) -> str:
+    """`Missing ranks:` and a line for each: `1!: [allreduce.x, allreduce.y]`."""
+    lines = ["Missing ranks:"]
+    for rank in sorted(missing)[:MAX_RANKS]:
+        names = [name[:MAX_NAME_LENGTH] for name in missing[rank]]
+        more = " ..." if len(names) > MAX_NAMES else ""
+        lines.append(f"{rank}{'!' if rank in marked else ''}: [{', '.join(names[:MAX_NAMES])}{more}]")
+    if len(missing) > MAX_RANKS:
+        lines.append(f"and {plural(len(missing) - MAX_RANKS, 'more rank')}")
+    return "\n".join(lines)
+
+
+def _in_words(seconds: float) -> str:
+    return f"{seconds:g} second{'' if seconds == 1 else 's'}"

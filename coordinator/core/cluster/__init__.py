@@ -1,0 +1,1 @@
+"""The jobs that are submitted, and the hosts that run them: placing, starting, ending."""

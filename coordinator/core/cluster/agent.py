@@ -1,0 +1,38 @@
+"""An agent of a cluster, as the coordinator that serves agents sees it."""
+
+from dataclasses import dataclass, field
+
+from horovod.protos.v1 import agents_pb2 as pb
+
+from .hosts import Fitness
+from .placement import Capacity
+
+
+@dataclass
+class Agent:
+    name: str
+    register: pb.Register
+    away_since_s: float | None = None  # None: it is connected
+    is_draining: bool = False
+    strays: dict[str, int] = field(default_factory=dict)  # job -> ranks of it that run there, though it has no record
+    seen_at_s: float = 0.0  # when one of its ranks was last connected while the agent was away
+    fitness: Fitness = field(default_factory=Fitness)
+
+    @classmethod
+    def expected(cls, name: str, now_s: float) -> "Agent":
+        """An agent that has not registered with this coordinator yet."""
+        return cls(name, pb.Register(name=name), away_since_s=now_s)
+
+    @property
+    def is_connected(self) -> bool:
+        return self.away_since_s is None
+
+    def unseen_s(self, now_s: float) -> float:
+        """For how long neither the agent, which is away, nor one of its ranks was connected."""
+        assert self.away_since_s is not None
+        return now_s - max(self.away_since_s, self.seen_at_s)
+
+    def capacity(self) -> Capacity:
+        """What its host has for jobs when no job runs there."""
+        own = self.register
+        return Capacity(self.name, own.slots, tuple(own.gpus), own.cpus, own.memory_bytes, dict(own.labels))

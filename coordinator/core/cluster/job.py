@@ -1,0 +1,150 @@
+"""A job that was submitted to a cluster: its record, the resources that it needs, and how it ended, in a sentence."""
+
+from collections.abc import Set
+from dataclasses import dataclass, field
+
+from horovod.base.words import capitalized, plural, uncapitalized
+from horovod.coordinator.core.attendance import Attendance
+from horovod.coordinator.core.elastic.target import Phase, Target
+from horovod.coordinator.core.ending import RankEnded, exit_code, explain, first_failure, rank_ended
+from horovod.protos.v1 import jobs_pb2
+
+from . import code, lines, record_size
+from .placement import Resources
+from .target_record import target_of
+
+OVER = (jobs_pb2.JOB_STATE_SUCCEEDED, jobs_pb2.JOB_STATE_FAILED, jobs_pb2.JOB_STATE_STOPPED)
+MAX_SUBMISSION = 64
+MAX_PROCESSES = 1 << 16
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """How a rank of the job ended, in the form that ending.py takes (its protocol Outcome)."""
+
+    rank: int
+    pid: int
+    code: int | None
+    stopped: bool
+    ended_s: float
+    lost: str
+
+    @classmethod
+    def of(cls, outcome: jobs_pb2.RankOutcome, each: int = 1) -> "RankExit":
+        """each: how many ranks count as one here, as those of one worker do."""
+        code = outcome.code if outcome.HasField("code") else None
+        return cls(outcome.rank // each, outcome.pid, code, outcome.stopped, outcome.ended_at, outcome.lost)
+
+
+@dataclass
+class ClusterJob:
+    """A job of the cluster. Whatever must survive the coordinator is in `record`, which is written to the store."""
+
+    record: jobs_pb2.JobRecord
+    pids: dict[int, int] = field(default_factory=dict)  # rank -> pid, as far as agents have told
+    is_brief: bool = False  # the store refused the whole record; it has only what is needed to end the job
+    attendance: Attendance | None = None  # of its ranks, as last told; None: not known
+    _target: Target | None = None  # that of the record, once it was asked for
+
+    @property
+    def target(self) -> Target:
+        """The target of a job that has its hosts."""
+        if self._target is None or self._target.generation != self.record.generation:
+            self._target = target_of(self.record)
+        return self._target
+
+    def obey(self, target: Target) -> None:
+        """Writes a new target into the record."""
+        self.record.generation = target.generation
+        if target.phase is Phase.ENDS:
+            self.record.state = jobs_pb2.JOB_STATE_ENDING
+        self._target = target
+
+    @property
+    def is_over(self) -> bool:
+        return self.record.state in OVER
+
+    def share_of(self, agent: str) -> jobs_pb2.Share | None:
+        return next((share for share in self.record.shares if share.agent == agent), None)
+
+    def hosts(self) -> list[str]:
+        """The host of every rank, by rank."""
+        return hosts_of(self.record)
+
+    def finish(self, wall_s: float) -> None:
+        """The job is over. No rank will be started, so the environment, which may hold secrets, is erased."""
+        record = self.record
+        record.spec.environment.clear()
+        noun, each = ("rank", 1) if lines.is_distributed(record) else ("worker", lines.per_worker(record.spec))
+        ends = [RankExit.of(outcome, each) for outcome in record.outcomes]
+        record.ended_at = wall_s
+        if record.stop_signal:
+            record.state = jobs_pb2.JOB_STATE_STOPPED
+            record.exit_code = 128 + record.stop_signal
+            record.sentence = "It was stopped; no rank is left." if record.shares else "It was stopped while it waited."
+        elif failure := first_failure(ends):
+            record.state = jobs_pb2.JOB_STATE_FAILED
+            record.exit_code = exit_code(failure.code)
+            record.sentence = record.sentence or explain(ends, self.hosts()[::each], noun) or ""
+            if which := lines.in_words(record):
+                record.sentence = f"{capitalized(which)} failed: {uncapitalized(record.sentence)}"
+        elif len(ends) * each < record.spec.processes:
+            record.state = jobs_pb2.JOB_STATE_FAILED  # `sentence` says why it could not be started
+            record.exit_code = 1
+        else:
+            record.state = jobs_pb2.JOB_STATE_SUCCEEDED
+            record.sentence = ""
+
+
+def hosts_of(record: jobs_pb2.JobRecord) -> list[str]:
+    """The host of every rank, by rank."""
+    return [host for _, host in sorted((slot, share.agent) for share in record.shares for slot in share.slots)]
+
+
+def rank_ends(record: jobs_pb2.JobRecord, ranks: Set[int]) -> list[RankEnded]:
+    """The outcomes of these ranks, as events for their world. Empty if the processes of the line are in no world."""
+    if not lines.is_distributed(record):
+        return []
+    host_of = hosts_of(record)
+    found = [outcome for outcome in record.outcomes if outcome.rank in ranks and outcome.rank < len(host_of)]
+    return [rank_ended(record.id, host_of[outcome.rank], RankExit.of(outcome)) for outcome in found]
+
+
+def resources_of(spec: jobs_pb2.JobSpec) -> Resources:
+    return Resources(
+        spec.processes,
+        spec.needs.gpus,
+        spec.needs.cpus,
+        spec.needs.memory_bytes,
+        dict(spec.labels),
+        tuple((host.name, host.slots) for host in spec.hosts),
+        lines.per_worker(spec),
+        spec.slots_per_worker,
+    )
+
+
+def refusal_of(spec: jobs_pb2.JobSpec) -> str:
+    """Why this job could not be run on any hosts, as a sentence; empty when it could."""
+    if not spec.command and not spec.lines:
+        return "The job has no command."
+    if sentence := lines.refusal_of(spec):
+        return sentence
+    if not 1 <= spec.processes <= MAX_PROCESSES:
+        return f"A job has from 1 to {MAX_PROCESSES} processes, not {spec.processes}."
+    if spec.code.sha256 and (sentence := code.refusal_of(spec.code)):
+        return sentence
+    each = lines.per_worker(spec)
+    if spec.processes % each:
+        return f"{plural(spec.processes, 'process')} can't be dealt out to workers of {each} processes each."
+    if len(spec.submission) > MAX_SUBMISSION:
+        return f"The submission is named by at most {MAX_SUBMISSION} characters, not {len(spec.submission)}."
+    if spec.slots_per_worker and spec.slots_per_worker < each:
+        return f"A worker of {plural(each, 'process')} needs as many slots, not {spec.slots_per_worker}."
+    if not 0 <= spec.needs.cpus < 1e9:
+        return f"{spec.needs.cpus} CPUs for each process make no sense: expected a number from 0 on."
+    names = [host.name for host in spec.hosts]
+    if len(set(names)) < len(names):
+        return "The job names a host twice."
+    if spec.hosts and (slots := sum(host.slots for host in spec.hosts)) < spec.processes:
+        return f"The job asks for {spec.processes} processes on hosts with {slots} slots."
+    return record_size.refusal_of(spec)

@@ -1,0 +1,120 @@
+"""Over which interfaces hosts reach each other: asked once for each pair, by connecting, and remembered.
+
+A name or a subnet proves nothing: containers of two hosts have the same bridge addresses, and firewalls forbid what
+routes allow. So each agent tries every address of every other, and counts it as reached when the agent that it is meant
+to be answers there. An interface is usable for a job when every other host of the job reaches one of its addresses.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from horovod.base.words import joined, shortened
+from horovod.protos.v1 import agents_pb2 as pb
+
+from .agent import Agent
+
+PROBE_TIMEOUT_S = 5.0  # for connecting, in the agent
+ANSWER_TIMEOUT_S = 15.0  # for its answer
+
+
+@dataclass(frozen=True)
+class Found:
+    probes: tuple[tuple[str, pb.AgentCommand], ...] = ()  # (agent, command to send to it)
+    is_complete: bool = True
+    interfaces: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by host
+    unreachable: str = ""  # the sentence when some host can't be reached by another
+
+
+@dataclass
+class _Asked:
+    agent: str
+    targets: frozenset[str]  # the agents that it is to reach
+    deadline_s: float
+
+
+@dataclass
+class Reachability:
+    _reached: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)  # (from, to) -> addresses of `to`
+    _asked: dict[int, _Asked] = field(default_factory=dict)
+    _last_probe: int = 0
+
+    def between(self, agents: Sequence[Agent], now_s: float) -> Found:
+        """What is known for a job on these hosts, and what to ask for the rest."""
+        if len(agents) < 2:
+            return Found()
+        for number, asked in list(self._asked.items()):
+            if asked.deadline_s < now_s:  # that agent is slow or gone: what it can't reach in time it can't reach
+                self.answered(asked.agent, number, ())
+        probes = []
+        open_pairs = {(asked.agent, target) for asked in self._asked.values() for target in asked.targets}
+        missing = False
+        for one in agents:
+            others = [other for other in agents if other is not one and (one.name, other.name) not in self._reached]
+            missing = missing or bool(others)
+            unasked = [other for other in others if (one.name, other.name) not in open_pairs]
+            if unasked:
+                probes.append((one.name, self._probe(one, unasked, now_s)))
+        if missing:
+            return Found(tuple(probes), is_complete=False)
+        return self._chosen(agents)
+
+    def answered(self, agent: str, probe: int, reached: Sequence[tuple[str, str]]) -> None:
+        """`agent` reached these (agent, address)."""
+        asked = self._asked.get(probe)
+        if asked is None or asked.agent != agent:
+            return
+        del self._asked[probe]
+        for target in asked.targets:
+            self._reached[agent, target] = frozenset(address for name, address in reached if name == target)
+
+    def forget(self, agent: str) -> None:
+        """Drops what was found of this agent: it has registered again, perhaps with other addresses."""
+        self._reached = {pair: found for pair, found in self._reached.items() if agent not in pair}
+        self._asked = {
+            number: asked
+            for number, asked in self._asked.items()
+            if asked.agent != agent and agent not in asked.targets
+        }
+
+    def restart_limits(self, now_s: float) -> None:
+        for asked in self._asked.values():
+            asked.deadline_s = now_s + ANSWER_TIMEOUT_S
+
+    def _probe(self, one: Agent, others: Sequence[Agent], now_s: float) -> pb.AgentCommand:
+        self._last_probe += 1
+        self._asked[self._last_probe] = _Asked(
+            one.name, frozenset(other.name for other in others), now_s + ANSWER_TIMEOUT_S
+        )
+        targets = [
+            pb.Target(agent=other.name, address=interface.address, port=other.register.probe_port)
+            for other in others
+            for interface in other.register.interfaces
+        ]
+        probe = pb.ProbeTargets(probe=self._last_probe, targets=targets, timeout_seconds=PROBE_TIMEOUT_S)
+        return pb.AgentCommand(probe=probe)
+
+    def _chosen(self, agents: Sequence[Agent]) -> Found:
+        chosen: dict[str, list[str]] = {}
+        failed = []
+        for one in agents:
+            others = [other.name for other in agents if other is not one]
+            usable = [
+                interface.name
+                for interface in one.register.interfaces
+                if all(interface.address in self._reached[other, one.name] for other in others)
+            ]
+            chosen[one.name] = list(dict.fromkeys(usable))
+            if not usable:
+                blind = [other for other in others if not self._reached[other, one.name]]
+                at = ", ".join(f"{interface.address} ({interface.name})" for interface in one.register.interfaces)
+                if blind:
+                    failed.append(f"{shortened(blind, 4)} can't connect to {one.name} at {at or 'any address'}")
+                else:
+                    failed.append(f"no address of {one.name} ({at}) is reached by all of {joined(others)}")
+        if failed:
+            text = "; ".join(failed[:4])
+            return Found(
+                unreachable=f"The hosts do not reach each other: {text}. Look at routes and firewalls between them, or "
+                "choose other hosts."
+            )
+        return Found(interfaces=chosen)

@@ -1,0 +1,123 @@
+"""What becomes of a job's target when processes end, hosts are lost and room appears. The only place that decides it.
+
+    a process ends well                 no process is started any more
+    one fails, and failures end jobs    no process is to run
+    one fails, and is replaced          its slot gets another process: on its host, else where there is room, else later
+    so often that it is enough          no process is to run
+    there is room, and slots are few    further slots, up to the most
+    fewer slots than the fewest         the job waits for room for as long as its patience lasts, and then ends
+
+Pure: the time is an argument, in seconds of any clock that all coordinators of the job share.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from horovod.base.words import plural
+
+from .target import OnFailure, Phase, Slot, Target
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A process that was started for the target is no more."""
+
+    slot: int
+    incarnation: int
+    failed: bool  # anything but exit code 0
+    how: str = ""  # completes "slot 1 on host a ", without a full stop
+    host_lost: bool = False  # nothing can be started on its host
+
+
+@dataclass(frozen=True)
+class Observed:
+    exits: Sequence[Exit] = ()  # in the order in which they came; those of earlier incarnations change nothing
+    room: Mapping[str, int] = field(default_factory=dict)  # host -> further processes that it could have; best first
+    stopped: bool = False  # a person asked for its end
+
+
+def decide(now_s: float, target: Target, observed: Observed) -> tuple[Target, str]:
+    """The new target, which is `target` itself where nothing changes, and the sentence that says why it changed."""
+    if target.phase is Phase.ENDS:
+        return target, ""
+    if observed.stopped:
+        return _ended(target, "It was stopped.")
+    ends = {one.slot: one for one in observed.exits if _is_of(one, target)}
+    failed = [one for one in ends.values() if one.failed]
+    if failed and target.rules.on_failure is OnFailure.END:
+        return _ended(target, f"{_in_words(failed[0], target)}, so the job ends.")
+    done = [one for one in ends.values() if not one.failed]
+    if target.phase is Phase.FINISHES or done:
+        return _finishing(target, ends, done)
+    count = target.replacements + len(failed)
+    if target.rules.most_replacements is not None and count > target.rules.most_replacements:
+        often = plural(target.replacements, "process")
+        return _ended(target, f"{_in_words(failed[0], target)}, and {often} were replaced before, as many as may be.")
+    return _filled(now_s, replace(target, replacements=count), failed, dict(observed.room))
+
+
+def _is_of(one: Exit, target: Target) -> bool:
+    slot = target.by_number.get(one.slot)
+    return slot is not None and slot.incarnation == one.incarnation
+
+
+def _in_words(one: Exit, target: Target) -> str:
+    return f"Slot {one.slot} on host {target.by_number[one.slot].host} {one.how or 'failed'}"
+
+
+def _ended(target: Target, sentence: str) -> tuple[Target, str]:
+    ended = replace(target, slots=(), phase=Phase.ENDS, generation=target.generation + 1, short_since_s=None)
+    return ended, sentence
+
+
+def _finishing(target: Target, ends: Mapping[int, Exit], done: Sequence[Exit]) -> tuple[Target, str]:
+    if not ends:
+        return target, ""
+    left = tuple(slot for slot in target.slots if slot.number not in ends)
+    sentence = ""
+    if done and target.phase is Phase.RUNS:
+        sentence = f"{_in_words(replace(done[0], how='ended well'), target)}, so no process is started any more."
+    return replace(target, slots=left, phase=Phase.FINISHES, generation=target.generation + 1), sentence
+
+
+def _filled(now_s: float, target: Target, failed: Sequence[Exit], room: dict[str, int]) -> tuple[Target, str]:
+    """Replaces what failed, and adds slots where there is room."""
+    rules, generation = target.rules, target.generation + 1
+    hosts = {slot.number: slot.host for slot in target.slots}
+    slots = {slot.number: slot for slot in target.slots if slot.number not in {one.slot for one in failed}}
+    for one in failed:
+        if not one.host_lost:  # the place of the process that has ended
+            room[hosts[one.slot]] = room.get(hosts[one.slot], 0) + 1
+    sentences = []
+    for one in failed:
+        old = hosts[one.slot]
+        host = old if not one.host_lost and room[old] > 0 else _with_room(room)
+        if host is None:
+            sentences.append(f"{_in_words(one, target)}, and there is no room for another process.")
+            continue
+        room[host] -= 1
+        slots[one.slot] = Slot(one.slot, host, generation)
+        where = "" if host == old else f" on host {host}"
+        sentences.append(f"{_in_words(one, target)}; another process takes its place{where}.")
+    before = len(slots)
+    for number in (number for number in range(rules.most) if number not in slots):
+        if (host := _with_room(room)) is None:
+            break
+        room[host] -= 1
+        slots[number] = Slot(number, host, generation)
+    if added := len(slots) - before:
+        sentences.append(f"There is room for {plural(added, 'further process')}.")
+    since_s = None
+    if len(slots) < rules.fewest:
+        since_s = now_s if target.short_since_s is None else target.short_since_s
+        if now_s - since_s >= rules.patience_s:
+            sentences.append(f"Of at least {plural(rules.fewest, 'process')} there are {len(slots)}: the job ends.")
+            return _ended(target, " ".join(sentences))
+    new = tuple(slots[number] for number in sorted(slots))
+    if new != target.slots:
+        target = replace(target, slots=new, generation=generation)
+    return replace(target, short_since_s=since_s), " ".join(sentences)
+
+
+def _with_room(room: Mapping[str, int]) -> str | None:
+    return next((host for host, count in room.items() if count > 0), None)

@@ -1,0 +1,59 @@
+"""The target of a job: the slots that are to have a process, on which host, and which process of each is meant.
+
+A slot has a number, which it keeps for as long as the job lives, also on another host. The generation rises with each
+change of the target, so that of two targets the later one is known. The incarnation of a slot is the generation in
+which its process was asked for: another process of the slot has a greater one, and what is heard of an earlier process
+changes nothing any more.
+
+The scheduler writes the target, as `decide` says, into the record of the job; agents start what it names.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+
+class OnFailure(Enum):
+    """What a failed process means for the job."""
+
+    END = "end"  # all others end as well
+    REPLACE = "replace"  # another process takes its slot
+
+
+class Phase(Enum):
+    RUNS = "runs"
+    FINISHES = "finishes"  # a process has ended well: those that run may end, and none is started any more
+    ENDS = "ends"  # no process is to run
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a person said of the job. fewest, most: numbers of slots."""
+
+    fewest: int
+    most: int
+    on_failure: OnFailure = OnFailure.END
+    most_replacements: int | None = None  # in the job's life; None: no limit
+    patience_s: float = 0.0  # for how long there may be fewer than `fewest` slots
+
+
+@dataclass(frozen=True)
+class Slot:
+    number: int
+    host: str
+    incarnation: int = 1
+
+
+@dataclass(frozen=True)
+class Target:
+    rules: Rules
+    slots: tuple[Slot, ...]  # by number
+    generation: int = 1
+    phase: Phase = Phase.RUNS
+    replacements: int = 0  # so far
+    short_since_s: float | None = None  # since when there are fewer slots than `rules.fewest`
+
+    @cached_property
+    def by_number(self) -> Mapping[int, Slot]:
+        return {slot.number: slot for slot in self.slots}

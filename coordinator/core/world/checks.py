@@ -1,0 +1,147 @@
+"""Whether a join request can be used: by itself, and beside the members that wait already.
+
+The bounds keep a broken or hostile member harmless.
+"""
+
+import ipaddress
+
+from horovod.base.limits import MAX_WORLD_MESSAGE_BYTES
+from horovod.base.words import capitalized, plural, process_in_words, shortened
+from horovod.coordinator import PROTOCOL_VERSION
+from horovod.protos.v1 import membership_pb2 as pb
+from horovod.protos.v1 import types_pb2
+
+from .waiting import Waiting, bytes_of
+
+MAX_SIZE = 1 << 16
+MAX_NAME_LENGTH = 256
+MAX_VALUE_LENGTH = 4096
+MAX_ENTRIES = 256
+
+
+def refusal_of(request: pb.JoinRequest) -> str:
+    """The sentence why the request can't be used, or ""."""
+    rank = request.requested_rank if request.HasField("requested_rank") else None
+    host = request.host.name if _is_name(request.host.name) else "unknown"
+    who = process_in_words(rank, request.pid, host)
+    if request.protocol_version != PROTOCOL_VERSION:
+        return (
+            f"The coordinator speaks protocol version {PROTOCOL_VERSION}, but {who} speaks version "
+            f"{request.protocol_version}; install the same horovod release on every host."
+        )
+    for what, text in (("job", request.job), ("member_id", request.member_id), ("host.name", request.host.name)):
+        if not _is_name(text):
+            return (
+                f"The {what} in a join request must be 1 to {MAX_NAME_LENGTH} printable characters, but it is "
+                f"{text[:80]!r}."
+            )
+    if not 1 <= request.size <= MAX_SIZE:
+        return f"The size of a world must be 1 to {MAX_SIZE}, but {who} asks for {request.size}; see HOROVOD_SIZE."
+    if rank is not None and rank >= request.size:
+        return (
+            f"{capitalized(who)} asks for a rank outside 0 to {request.size - 1}, the ranks of a world of size "
+            f"{request.size}; see HOROVOD_RANK and HOROVOD_SIZE."
+        )
+    texts = [
+        request.host.shared_memory_domain,
+        request.segment_address,
+        request.process.namespace,
+        *request.options.keys(),
+        *request.options.values(),
+        *(endpoint.address for endpoint in request.endpoints),
+        *(endpoint.interface for endpoint in request.endpoints),
+    ]
+    if len(request.options) > MAX_ENTRIES or len(request.endpoints) > MAX_ENTRIES:
+        return f"A join request may have at most {MAX_ENTRIES} options and endpoints; {who} sent more."
+    if any(len(text) > MAX_VALUE_LENGTH for text in texts):
+        return f"No text in a join request may be longer than {MAX_VALUE_LENGTH} characters; {who} sent a longer one."
+    for option in request.options:
+        if not _is_name(option):
+            return (
+                f"The name of an option must be 1 to {MAX_NAME_LENGTH} printable characters, but {who} sent "
+                f"{option[:80]!r}."
+            )
+    for endpoint in request.endpoints:
+        if problem := _problem_of(endpoint):
+            return (
+                f"{capitalized(who)} offers to be reached at {endpoint.address[:80]!r} and port "
+                f"{endpoint.port}, but {problem}. Its network interfaces must have numeric addresses that others can "
+                "connect to; see HOROVOD_NETWORK_INTERFACES."
+            )
+    return ""
+
+
+def _problem_of(endpoint: types_pb2.Endpoint) -> str:
+    """Why no member could connect to the endpoint, or ""."""
+    if not 0 < endpoint.port < 1 << 16:
+        return "a port is a number from 1 to 65535"
+    try:
+        address = ipaddress.ip_address(endpoint.address)
+    except ValueError:
+        return "that is no numeric address"
+    return "that is no address to connect to" if address.is_unspecified or address.is_multicast else ""
+
+
+def refusal_of_attach(attach: pb.Attach) -> str:
+    """The sentence why the request of a member that comes back can't be used, or ""."""
+    if attach.protocol_version != PROTOCOL_VERSION:
+        return f"The coordinator speaks protocol version {PROTOCOL_VERSION}, not {attach.protocol_version}."
+    if not _is_name(attach.job):
+        return f"The job of a member must be 1 to {MAX_NAME_LENGTH} printable characters, not {attach.job[:80]!r}."
+    return ""
+
+
+def conflict_with(waiting: Waiting, request: pb.JoinRequest) -> str:
+    """Why `request` can't be part of one world with the members that wait already, or "". Takes as long for many."""
+    first = waiting.first
+    if first is None:
+        return ""
+    if request.size != first.size:
+        return (
+            f"{capitalized(describe(request))} expects {plural(request.size, 'member')} in job {request.job!r}, but "
+            f"{describe(first)} expects {first.size}; start every process with the same HOROVOD_SIZE."
+        )
+    if len(waiting) >= first.size:
+        who = shortened([describe(member) for member in waiting.requests.values()], 4)
+        return (
+            f"Job {request.job!r} already has its {plural(first.size, 'member')}: {who}. Start no more processes than "
+            "HOROVOD_SIZE says, or give this job another name (HOROVOD_JOB)."
+        )
+    if request.HasField("requested_rank") != first.HasField("requested_rank"):
+        asks, does_not = (request, first) if request.HasField("requested_rank") else (first, request)
+        return (
+            f"{capitalized(describe(asks))} asks for a rank, but {describe(does_not)} does not; either all members "
+            "of a job do (HOROVOD_RANK, set by a launcher) or none."
+        )
+    if request.HasField("requested_rank") and (other := waiting.by_rank.get(request.requested_rank)):
+        return (
+            f"Rank {request.requested_rank} of job {request.job!r} is asked for twice, by {describe(other)} and "
+            f"by {describe(request)}; give every process its own HOROVOD_RANK."
+        )
+    for name in sorted({*first.options, *request.options}):
+        theirs, ours = first.options.get(name), request.options.get(name)
+        if theirs != ours:
+            return (
+                f"The members of job {request.job!r} must agree on {name}, but {describe(first)} has "
+                f"{_option(theirs)} and {describe(request)} has {_option(ours)}."
+            )
+    if waiting.bytes + bytes_of(request) > MAX_WORLD_MESSAGE_BYTES // 2:
+        return (
+            f"The members of job {request.job!r} say more about themselves than one message holds: with "
+            f"{describe(request)}, the addresses and names of {plural(len(waiting) + 1, 'member')} take more than "
+            f"{MAX_WORLD_MESSAGE_BYTES >> 21} MiB. Name fewer interfaces with HOROVOD_NETWORK_INTERFACES."
+        )
+    return ""
+
+
+def describe(request: pb.JoinRequest) -> str:
+    rank = request.requested_rank if request.HasField("requested_rank") else None
+    return process_in_words(rank, request.pid, request.host.name)
+
+
+def _is_name(text: str) -> bool:
+    return 0 < len(text) <= MAX_NAME_LENGTH and text.isprintable()
+
+
+def _option(value: str | None) -> str:
+    return "no value for it" if value is None else repr(value)

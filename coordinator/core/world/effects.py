@@ -1,0 +1,74 @@
+"""What a decision about membership makes the caller do. Effects are carried out in their order."""
+
+from dataclasses import dataclass
+
+from horovod.protos.v1 import membership_pb2 as pb
+
+from .formation import Formation
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send `event` to the member; nothing happens when it is away."""
+
+    member_id: str
+    event: pb.MembershipEvent
+
+
+@dataclass(frozen=True)
+class Close:
+    """End the stream: this process is no member any more, and nothing more will be sent to it."""
+
+    member_id: str
+
+
+@dataclass(frozen=True)
+class Form:
+    """All members are here: take the next epoch and call `Membership.formed` with it."""
+
+    formation: Formation
+
+
+@dataclass(frozen=True)
+class TellLater:
+    """Call `Membership.tell_progress` for the job after so many seconds."""
+
+    job: str
+    delay_s: float
+
+
+@dataclass(frozen=True)
+class LookLater:
+    """Call `Membership.tick` for the job after so many seconds, or a little later."""
+
+    job: str
+    delay_s: float
+
+
+@dataclass(frozen=True)
+class Record:
+    """Write who of the job's world is gone (`Membership.gone`) to the store; what follows waits for it."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A rank of a running world left or was lost; what others must be told is in effects of its own."""
+
+    job: str
+    epoch: int
+    rank: int
+    sentence: str
+    orderly: bool = False  # True: the rank left. False: it was lost.
+
+
+@dataclass(frozen=True)
+class WorldEnded:
+    """The last member of a world is gone."""
+
+    job: str
+    epoch: int
+
+
+Effect = Send | Close | Form | TellLater | LookLater | Record | Gone | WorldEnded

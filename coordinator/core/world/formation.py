@@ -1,0 +1,90 @@
+"""A world about to form, and the message that says what it is once it has.
+
+The message goes to every member, so it is kept small: each host and each of its interfaces is in it once, and members
+refer to them by number in two packed arrays (an Endpoint of types.proto for each would take ten times as much).
+"""
+
+from dataclasses import dataclass
+
+from horovod.coordinator.core.ranks import Place
+from horovod.protos.v1 import membership_pb2 as pb
+
+
+@dataclass(eq=False)
+class Formation:
+    """A world about to form. If a member goes away, a new Formation replaces it; they are compared by identity."""
+
+    job: str
+    requests: dict[str, pb.JoinRequest]
+    places: tuple[Place, ...]
+
+    def world(self, epoch: int, secret: bytes) -> pb.World:
+        hosts = _Hosts()
+        members = []
+        for place in self.places:
+            request = self.requests[place.member_id]
+            host = hosts.place_of(request.host)
+            member = pb.Member(
+                member_id=place.member_id, host=host, pid=request.pid, segment_address=request.segment_address
+            )
+            for endpoint in request.endpoints:
+                member.interfaces.append(hosts.interface(host, endpoint.address, endpoint.interface))
+                member.ports.append(endpoint.port)
+            members.append(member)
+        return pb.World(
+            job=self.job,
+            epoch=epoch,
+            members=members,
+            secret=secret,
+            options=next(iter(self.requests.values())).options,
+            hosts=hosts.messages,
+            local_ranks=[place.local_rank for place in self.places],
+            cross_ranks=[place.cross_rank for place in self.places],
+        )
+
+    def record(self, epoch: int, secret: bytes) -> pb.WorldRecord:
+        """What the store keeps of the world."""
+        processes = [self.requests[place.member_id].process for place in self.places]
+        return pb.WorldRecord(world=self.world(epoch, secret), processes=processes)
+
+
+def requests_of(record: pb.WorldRecord) -> list[pb.JoinRequest]:
+    """The other way round: as much of the requests of a world's members as is needed once it runs, in rank order."""
+    world = record.world
+    identities = [host.identity for host in world.hosts]
+    return [
+        pb.JoinRequest(
+            job=world.job,
+            member_id=member.member_id,
+            size=len(world.members),
+            host=identities[member.host],
+            pid=member.pid,
+            segment_address=member.segment_address,
+            options=world.options,
+            process=record.processes[rank] if rank < len(record.processes) else None,
+        )
+        for rank, member in enumerate(world.members)
+    ]
+
+
+class _Hosts:
+    """Each host and each of its interfaces once."""
+
+    def __init__(self) -> None:
+        self.messages: list[pb.Host] = []
+        self._places: dict[tuple[str, str], int] = {}
+        self._interfaces: dict[tuple[int, str, str], int] = {}
+
+    def place_of(self, identity: pb.HostIdentity) -> int:
+        key = (identity.name, identity.shared_memory_domain)
+        if key not in self._places:
+            self._places[key] = len(self.messages)
+            self.messages.append(pb.Host(identity=identity))
+        return self._places[key]
+
+    def interface(self, host: int, address: str, name: str) -> int:
+        key = (host, address, name)
+        if key not in self._interfaces:
+            self._interfaces[key] = len(self.messages[host].interfaces)
+            self.messages[host].interfaces.add(address=address, name=name)
+        return self._interfaces[key]

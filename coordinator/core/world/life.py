@@ -1,0 +1,125 @@
+"""When a member of a running world counts as lost: when there is evidence, never because it was silent.
+
+    evidence                                                        lost
+    its process ended (pidfd here, a peer of its host or its agent  when its stream has ended too, or ENDED_S later
+    says so)
+    a peer's connections to it broke, and its stream is away        at once
+    its stream is away for longer than the grace                    unless a witness vouches that its process lives
+    its stream ended before it had its world                        at once: it has no secret to come back with
+
+A witness is the coordinator's own pidfd, or a connected member in the same process namespace that was asked. A process
+that is stopped on the host of a witness is therefore never lost; only the limits of stalls end its job.
+
+Where an agent watches the process it knows how that ended. What others find first waits up to AGENT_S for its word, so
+that the sentence which everybody gets names the signal.
+
+`Life` is what is known of one member. Each method takes the time it needs and returns the cause of the loss, or "".
+A cause completes "rank 1 was lost: ..." and has no full stop.
+"""
+
+from dataclasses import dataclass
+
+AGENT_S = 0.5  # for so long a loss that others noticed waits for the agent's word
+ENDED_S = 1.0  # for so long the goodbye of a process that has ended may still be on its way
+
+PROCESS_ENDED = "its process ended without leaving the job (it was killed or crashed; see its output)"
+EXECUTED = "its process runs another program now (exec), without having left the job"
+NEVER_HAD_ITS_WORLD = (
+    "its connection to the coordinator ended before it had its world; the process died or was killed (see its output), "
+    "or the network between them broke"
+)
+
+NEVER_HEARD_OF_ITS_WORLD = (
+    "the coordinator that formed this world ended before it could tell that member of it, which joins again"
+)
+
+
+def peer_broke(peer: str) -> str:
+    return (
+        f"its connections to {peer} and to the coordinator broke; the process died or was killed (see its output), or "
+        "its host or network is down"
+    )
+
+
+def stayed_away(away_s: float) -> str:
+    return (
+        f"its connection to the coordinator broke and has not come back for {away_s:.0f} s "
+        "(HOROVOD_REATTACH_GRACE_SECONDS): the process, its host or the network between them is down, or the process "
+        "was stopped or in a C call that held Python's GIL while its connection broke"
+    )
+
+
+@dataclass
+class Life:
+    has_world: bool = False  # it said that it has its world, so it knows the world's secret
+    away_since_s: float | None = None  # None: it is connected
+    vouched_at_s: float = 0.0  # when a witness last vouched for it, since it is away
+    accused: str = ""  # the cause that follows from what a peer said of its connections
+    ended_at_s: float | None = None
+    ended: str = ""  # why it is known that its process has ended
+    agent_told: bool = False  # the agent has told how it ended
+    held: str = ""  # the cause of its loss, while that waits for the agent's word
+    held_at_s: float = 0.0
+    unseen: bool = False  # it was a member at another coordinator, and has not connected to this one
+
+    def needs_watching(self) -> bool:
+        return self.away_since_s is not None or self.ended_at_s is not None or bool(self.held)
+
+    def disconnected(self, now_s: float) -> str:
+        if not self.has_world:
+            return self.ended or NEVER_HAD_ITS_WORLD
+        if self.away_since_s is None:
+            self.away_since_s = self.vouched_at_s = now_s
+        return self.ended or self.accused
+
+    def restored(self, now_s: float) -> None:
+        """It is a member of a world that another coordinator formed, and may or may not have been told."""
+        self.has_world = self.unseen = True
+        self.away_since_s = self.vouched_at_s = now_s
+
+    def attached(self) -> None:
+        self.away_since_s = None
+        self.has_world = True
+        self.unseen = False
+
+    def process_ended(self, cause: str, now_s: float) -> str:
+        if self.ended_at_s is None:
+            self.ended_at_s, self.ended = now_s, cause
+        return self.ended if self.away_since_s is not None else ""
+
+    def agent_saw_its_end(self, cause: str, now_s: float) -> str:
+        """Its agent knows best how it ended."""
+        self.agent_told, self.ended = True, cause
+        self.ended_at_s = now_s if self.ended_at_s is None else self.ended_at_s
+        return cause if self.away_since_s is not None or self.held else ""
+
+    def hold(self, cause: str, now_s: float) -> bool:
+        """Lets the cause wait for the agent's word. True if no cause waited before."""
+        is_first = not self.held
+        if is_first:
+            self.held, self.held_at_s = cause, now_s
+        return is_first
+
+    def peer_broke(self, peer: str) -> str:
+        self.accused = self.accused or peer_broke(peer)
+        return self.accused if self.away_since_s is not None else ""
+
+    def vouched(self, now_s: float) -> None:
+        """A witness says that the process lives."""
+        self.vouched_at_s = now_s
+
+    def restart_limits(self, now_s: float) -> None:
+        if self.away_since_s is not None:
+            self.vouched_at_s = now_s
+        if self.ended_at_s is not None:
+            self.ended_at_s = now_s
+        self.held_at_s = now_s
+
+    def overdue(self, now_s: float, grace_s: float) -> str:
+        if self.held and now_s - self.held_at_s >= AGENT_S:
+            return self.held
+        if self.ended_at_s is not None and now_s - self.ended_at_s > ENDED_S:
+            return self.ended
+        if self.away_since_s is not None and now_s - self.vouched_at_s > grace_s:
+            return stayed_away(now_s - self.away_since_s)
+        return ""

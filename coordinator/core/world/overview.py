@@ -1,0 +1,45 @@
+"""A job's state for the status page and the metrics: a copy, which does not change with the job."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from horovod.protos.v1 import negotiation_pb2
+
+from .job_membership import JobMembership
+
+
+@dataclass(frozen=True)
+class MemberOverview:
+    rank: int
+    host: str
+    pid: int
+    away: bool  # its stream is broken, and it may come back
+
+
+@dataclass(frozen=True)
+class JobOverview:
+    name: str
+    epoch: int  # 0: no world runs
+    size: int  # members of its world, or of the next one while none runs
+    members: tuple[MemberOverview, ...]  # members of its world that are not gone
+    waiting: int  # members that wait for the next world
+    waits_for: str  # a sentence, or ""
+    waiting_ranks: tuple[int, ...] = ()  # the ranks of waiting members, as far as launchers decided them
+    reports: Mapping[int, negotiation_pb2.RankReport] = field(default_factory=dict)  # rank -> its latest report
+
+
+def overview_of(job: JobMembership, reports: Mapping[int, negotiation_pb2.RankReport]) -> JobOverview:
+    first = job.waiting.first
+    return JobOverview(
+        name=job.name,
+        epoch=job.world.epoch if job.world else 0,
+        size=len(job.world.members) if job.world else first.size if first else 0,
+        members=tuple(
+            MemberOverview(one.rank, one.request.host.name, one.request.pid, one.life.away_since_s is not None)
+            for one in list(job.present.values())
+        ),
+        waiting=len(job.waiting),
+        waits_for=job.progress(),
+        waiting_ranks=tuple(job.waiting.by_rank),
+        reports=dict(reports),
+    )

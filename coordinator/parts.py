@@ -1,0 +1,132 @@
+"""The parts of a coordinator, each made of its configuration and of parts before it; server.py opens them in order."""
+
+from __future__ import annotations
+
+import grpc
+
+from horovod import __version__
+from horovod.base.job_tokens import MIN_CLUSTER_TOKEN_LENGTH, job_token
+from horovod.base.limits import MAX_WORLD_MESSAGE_BYTES
+from horovod.base.tokens import MAX_TOKEN_LENGTH, is_token
+from horovod.protos.v1.agents_pb2 import AgentMessage, ConnectedRequest, GetCodeRequest
+from horovod.protos.v1.membership_pb2 import AttendanceRequest, MemberMessage, ServesRequest
+from horovod.protos.v1.negotiation_pb2 import NegotiationMessage
+
+from .address import ListenAddress
+from .config import CoordinatorConfig
+from .services.agents import AgentsService
+from .services.attendance import Attendances
+from .services.auth import Access
+from .services.cluster import ClusterHub
+from .services.health import add_health_to_server
+from .services.hub import Hub
+from .services.jobs import JobsService, add_jobs_to_server
+from .services.membership import MembershipService
+from .services.negotiation import NegotiationService
+from .services.peers import Peers
+from .services.sending import Sending, add_call_to_server, add_stream_to_server
+from .store import Store
+from .store.measured import MeasuredStore
+from .web.ready import Readiness
+
+MAX_REQUEST_BYTES = 8 << 20
+
+_OPTIONS = (
+    ("grpc.so_reuseport", 0),  # else two coordinators on one port would each get some of the members
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+    ("grpc.max_send_message_length", MAX_WORLD_MESSAGE_BYTES),
+    # Members ping every few seconds. By default a server ends the connection of a client that pings that often while
+    # nothing else is sent.
+    ("grpc.http2.min_ping_interval_without_data_ms", 10),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10),
+    ("grpc.http2.max_ping_strikes", 0),
+    # Thousands of members may open their streams in the same moment.
+    ("grpc.server.max_pending_requests", 1 << 16),
+    ("grpc.server.max_pending_requests_hard_limit", 1 << 17),
+)
+
+
+def check_token(token: str | None) -> None:
+    if token is not None and not is_token(token):
+        raise ValueError(
+            "The token for a coordinator is not usable: expected one line of ASCII text without spaces, "
+            f"{MAX_TOKEN_LENGTH} characters at most."
+        )
+
+
+def make_peers(config: CoordinatorConfig, address: ListenAddress, is_shared: bool) -> Peers:
+    """is_shared: other coordinators may use the store. ValueError when they could not know this one over TLS."""
+    if config.tls is None or not is_shared:
+        return Peers(config.token)
+    config.tls.check_between(ListenAddress.parse(config.advertise).host if config.advertise else address.host)
+    return Peers(config.token, config.tls)
+
+
+def make_server(config: CoordinatorConfig, access: Access) -> grpc.aio.Server:
+    # A process that died is noticed at once: its connection is reset, and its pidfd tells on this host. Keepalive
+    # is for hosts that vanish. A member that misses it is only away (services/processes.py, core/world/life.py): where
+    # its process is seen to live, stopped or not, it is not lost.
+    options = (*_OPTIONS, *config.limits.channel_options())
+    return grpc.aio.server(interceptors=access.interceptors(), options=options)
+
+
+def make_hubs(config: CoordinatorConfig, store: Store, peers: Peers) -> tuple[Store, Hub, ClusterHub]:
+    """The store as the two use it, which know of each other."""
+
+    def observe(seconds: float, operation: str, result: str) -> None:
+        hub.metrics.store_seconds.observe(seconds, operation, result)
+
+    def has_agent(job: str, rank: int) -> bool:
+        return cluster.watches(job, rank)
+
+    measured = MeasuredStore(store, observe)
+    hub = Hub(
+        measured,
+        limits=config.limits,
+        deadlock=config.deadlock,
+        told_level=config.told_level,
+        peers=peers,
+        has_agent=has_agent,
+    )
+    cluster = ClusterHub(
+        measured,
+        __version__,
+        limits=config.limits,
+        token=lambda job: _token_for(config.token, job),
+        rank_ended=hub.rank_ended,
+        attendance=Attendances(measured, hub, peers).of,
+        peers=peers,
+    )
+    return measured, hub, cluster
+
+
+def add_services(
+    server: grpc.aio.Server,
+    config: CoordinatorConfig,
+    access: Access,
+    hub: Hub,
+    cluster: ClusterHub,
+    ready: Readiness,
+) -> None:
+    sending = Sending()
+    membership = MembershipService(hub, access, sending)
+    negotiation = NegotiationService(hub, access, sending)
+    agents = AgentsService(cluster, access, sending)
+    add_stream_to_server(server, "horovod.v1.Membership", "Join", membership.Join, MemberMessage)
+    add_call_to_server(server, "horovod.v1.Membership", "Serves", membership.Serves, ServesRequest)
+    add_call_to_server(server, "horovod.v1.Membership", "Attendance", membership.Attendance, AttendanceRequest)
+    add_stream_to_server(server, "horovod.v1.Negotiation", "Negotiate", negotiation.Negotiate, NegotiationMessage)
+    add_stream_to_server(server, "horovod.v1.Agents", "Attach", agents.Attach, AgentMessage)
+    add_call_to_server(server, "horovod.v1.Agents", "GetCode", agents.GetCode, GetCodeRequest)
+    add_call_to_server(server, "horovod.v1.Agents", "Connected", agents.Connected, ConnectedRequest)
+    add_jobs_to_server(server, JobsService(cluster, access, sending))
+    add_health_to_server(ready, server)
+    if config.exchange is not None:
+        server.add_generic_rpc_handlers((config.exchange.handler(access),))
+
+
+def _token_for(token: str | None, job: str) -> str:
+    """With what the ranks of a job join: its own token, unless the cluster's is too short to make one of."""
+    if token is None or len(token) < MIN_CLUSTER_TOKEN_LENGTH:
+        return token or ""
+    return job_token(token, job)

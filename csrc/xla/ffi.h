@@ -1,0 +1,128 @@
+// XLA's C interface for custom calls (typed FFI, version 0.x), as much of it as one handler needs, declared by hand.
+//
+// Layouts and numbers are those of xla/ffi/api/c_api.h. Each struct says its size, so a field may be added at its end.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace horovod::xla {
+
+struct Error;             // XLA_FFI_Error
+struct ExecutionContext;  // XLA_FFI_ExecutionContext
+struct Api;
+
+struct Extension {
+  size_t struct_size;
+  int32_t type;
+  Extension* next;
+};
+constexpr int32_t kMetadataExtension = 1;
+
+struct ApiVersion {
+  size_t struct_size;
+  Extension* extension;
+  int32_t major, minor;
+};
+
+struct Metadata {
+  size_t struct_size;
+  ApiVersion api_version;
+  uint32_t traits;
+  int64_t state_type;
+};
+
+struct MetadataExtension {
+  Extension base;
+  Metadata* metadata;
+};
+
+struct ErrorCreateArguments {
+  size_t struct_size;
+  Extension* extension;
+  const char* message;
+  int32_t code;  // absl::StatusCode
+};
+
+struct ErrorMessageArguments {
+  size_t struct_size;
+  Extension* extension;
+  Error* error;
+  const char* message;  // out
+};
+
+struct ByteSpan {
+  const char* data;
+  size_t bytes;
+};
+
+struct Buffer {
+  size_t struct_size;
+  Extension* extension;
+  int32_t dtype;
+  void* data;
+  int64_t rank;
+  int64_t* dimensions;
+};
+
+struct Scalar {
+  int32_t dtype;
+  void* value;
+};
+
+enum AttributeType : int32_t { kArray = 1, kDictionary = 2, kScalar = 3, kString = 4 };
+constexpr int32_t kS32 = 4, kS64 = 5, kF64 = 12;  // XLA_FFI_DataType of scalars that we pass
+
+struct Buffers {  // XLA_FFI_Args and XLA_FFI_Rets
+  size_t struct_size;
+  Extension* extension;
+  int64_t count;
+  int32_t* types;
+  void** items;
+};
+
+struct Attributes {
+  size_t struct_size;
+  Extension* extension;
+  int64_t count;
+  int32_t* types;
+  ByteSpan** names;
+  void** values;
+};
+
+struct CallFrame {
+  size_t struct_size;
+  Extension* extension;
+  const Api* api;
+  ExecutionContext* context;
+  int32_t stage;
+  Buffers arguments, results;
+  Attributes attributes;
+};
+
+using Handler = Error* (*)(CallFrame*);
+
+struct HandlerBundle {
+  Handler instantiate, prepare, initialize, execute;
+};
+
+struct RegisterArguments {
+  size_t struct_size;
+  Extension* extension;
+  ByteSpan name, platform;
+  HandlerBundle bundle;
+  uint32_t traits;
+};
+
+struct Api {
+  size_t struct_size;
+  Extension* extension;
+  ApiVersion version;
+  const void* internal;
+  Error* (*create_error)(ErrorCreateArguments*);
+  void (*error_message)(ErrorMessageArguments*);
+  void (*destroy_error)(void*);
+  Error* (*register_handler)(RegisterArguments*);
+};
+
+}  // namespace horovod::xla

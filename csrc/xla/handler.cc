@@ -1,0 +1,162 @@
+#include "xla/handler.h"
+
+#include <cstring>
+#include <string_view>
+#include <vector>
+
+namespace horovod::xla {
+namespace {
+
+constexpr int64_t kForEver = -1;
+constexpr int64_t kTokens = 1;  // before the tensors
+
+const Api* g_api = nullptr;
+Host g_host;
+
+Error* error(const Api* api, int code, const char* sentence) {
+  ErrorCreateArguments arguments{sizeof(arguments), nullptr, sentence, code};
+  return api->create_error(&arguments);
+}
+
+// -- what the call's attributes say -----------------------------------------------------------------------------------
+class CallAttributes {
+ public:
+  explicit CallAttributes(const Attributes& given) : given_(given) {}
+
+  std::string text(std::string_view name) const {
+    const void* const value = find(name, kString);
+    if (!value) return {};
+    const auto& span = *static_cast<const ByteSpan*>(value);
+    return {span.data, span.bytes};
+  }
+  template <typename Number>
+  Number number(std::string_view name) const {
+    Number number{};
+    const void* const value = find(name, kScalar);
+    if (value) std::memcpy(&number, static_cast<const Scalar*>(value)->value, sizeof(number));
+    return number;
+  }
+
+ private:
+  const void* find(std::string_view name, int32_t type) const {
+    for (int64_t i = 0; i < given_.count; ++i) {
+      const ByteSpan& found = *given_.names[i];
+      if (std::string_view(found.data, found.bytes) == name && given_.types[i] == type) return given_.values[i];
+    }
+    return nullptr;
+  }
+
+  const Attributes& given_;
+};
+
+const Buffer& buffer(const Buffers& buffers, size_t place) { return *static_cast<const Buffer*>(buffers.items[place]); }
+
+// -- one call ---------------------------------------------------------------------------------------------------------
+size_t bytes_of(const Buffer& tensor, int64_t element_bytes) {
+  int64_t elements = 1;
+  for (int64_t i = 0; i < tensor.rank; ++i) elements *= tensor.dimensions[i];
+  return static_cast<size_t>(elements * element_bytes);
+}
+
+// False where the engine's result has another shape than XLA was told of.
+bool give_result(HorovodOperation* operation, size_t place, const Buffer& into, int64_t element_bytes) {
+  HorovodResult result{};
+  result.struct_bytes = sizeof(result);
+  if (engine_api->take_result(operation, place, &result) != HOROVOD_OK) return false;
+  const bool fits = result.bytes == bytes_of(into, element_bytes);
+  if (fits && result.bytes > 0) std::memcpy(into.data, result.data, result.bytes);
+  engine_api->release_result(&result);
+  return fits;
+}
+
+Error* give_results(const CallFrame& frame, HorovodOperation* operation, Collective type, int64_t element_bytes) {
+  const int32_t code = engine_api->wait(operation, kForEver);
+  if (code != HOROVOD_OK) return error(frame.api, status_code(code), engine_api->error_of(operation));
+  if (type == Collective::allreduce || type == Collective::broadcast) return nullptr;
+  for (int64_t i = kTokens; i < frame.results.count; ++i) {
+    if (give_result(operation, static_cast<size_t>(i - kTokens), buffer(frame.results, i), element_bytes)) continue;
+    return error(frame.api, kFailedPrecondition, g_host.rows_differ);
+  }
+  return nullptr;
+}
+
+Error* run_call(const CallFrame& frame) {
+  const CallAttributes attributes(frame.attributes);
+  const std::string name = attributes.text("wire");
+  const auto type = static_cast<Collective>(attributes.number<int32_t>("type"));
+  const auto dtype = attributes.number<int32_t>("dtype");
+  const auto element_bytes = attributes.number<int32_t>("element_bytes");
+  const bool fills_results = type == Collective::allreduce || type == Collective::broadcast;
+  const EngineReference engine;
+  if (!engine.get()) return error(frame.api, kFailedPrecondition, kNotInitialized);
+
+  HorovodCall call{};
+  call.struct_bytes = sizeof(call);
+  if (const auto id = attributes.number<int64_t>("process_set_id"); id != 0) {
+    const Answer answer = g_host.set_number(id);
+    if (answer.code != kOk) return error(frame.api, answer.code, answer.sentence.c_str());
+    call.process_set = static_cast<int32_t>(answer.number);
+  }
+  std::memcpy(buffer(frame.results, 0).data, buffer(frame.arguments, 0).data, sizeof(int32_t));
+  std::vector<HorovodTensor> spans;
+  for (int64_t i = kTokens; i < frame.results.count; ++i) {
+    const Buffer& input = buffer(frame.arguments, i);
+    void* const output = fills_results ? buffer(frame.results, i).data : nullptr;
+    const void* from = input.data;
+    if (type == Collective::broadcast) {  // the engine broadcasts in place
+      if (output != from) std::memcpy(output, from, bytes_of(input, element_bytes));
+      from = output;
+    }
+    spans.push_back({from, output, dtype, static_cast<int32_t>(input.rank), input.dimensions});
+  }
+  call.name = name.c_str();
+  call.type = static_cast<int32_t>(type);
+  call.reduce_op = attributes.number<int32_t>("reduce_op");
+  call.prescale = attributes.number<double>("prescale_factor");
+  call.postscale = attributes.number<double>("postscale_factor");
+  call.root = attributes.number<int32_t>("root_rank");
+  call.tensors = spans.data();
+  call.tensor_count = spans.size();
+  call.tensor_bytes = sizeof(HorovodTensor);
+  call.device = -1;
+  call.waits_next = 1;
+  HorovodOperation* operation = nullptr;
+  const int32_t code = engine_api->submit(engine.get(), &call, &operation);
+  if (code != HOROVOD_OK) return error(frame.api, status_code(code), engine_api->last_error());
+  Error* const failed = give_results(frame, operation, type, element_bytes);
+  engine_api->release(operation);
+  return failed;
+}
+
+Error* handle(CallFrame* frame) {
+  // XLA first asks which version the handler was made for.
+  for (Extension* one = frame->extension; one; one = one->next) {
+    if (one->type != kMetadataExtension) continue;
+    Metadata& metadata = *reinterpret_cast<MetadataExtension*>(one)->metadata;
+    metadata.api_version.major = g_api->version.major;  // what we use of it is alike in all 0.x
+    metadata.api_version.minor = g_api->version.minor;
+    metadata.traits = 0;
+    return nullptr;
+  }
+  return run_call(*frame);
+}
+
+}  // namespace
+
+std::string register_handler(const Api* api, const Host& host) {
+  if (api->version.major != 0) return host.other_version;
+  g_api = api;
+  g_host = host;
+  RegisterArguments arguments{};
+  arguments.struct_size = sizeof(arguments);
+  arguments.name = {"horovod", 7};
+  arguments.platform = {"Host", 4};
+  arguments.bundle.execute = &handle;
+  Error* const failed = api->register_handler(&arguments);
+  if (!failed) return "";
+  ErrorMessageArguments said{sizeof(said), nullptr, failed, nullptr};
+  api->error_message(&said);
+  return said.message;
+}
+
+}  // namespace horovod::xla

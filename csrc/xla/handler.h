@@ -1,0 +1,27 @@
+// The collectives inside of what XLA compiles, for every framework that compiles with it: one custom call, "horovod",
+// whose attributes say which. It needs XLA's C interface (ffi.h) and the engine's (bindings/c_api.h), no framework.
+//
+// The handler waits, and works for the engine meanwhile, as an eager call does. The first argument and result of a call
+// is a number that nobody uses: each call is given that of the one before it in the script, so that XLA runs them in
+// this order, which is the same on all ranks (docs/adr/0049).
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "bindings/c_client.h"
+#include "xla/ffi.h"
+
+namespace horovod::xla {
+
+// What the framework brings. Its sentences are for people who know its names.
+struct Host {
+  Answer (*set_number)(int64_t process_set_id) = nullptr;  // the engine's number of a process set that has this rank
+  const char* rows_differ = "";                            // why the ranks' numbers of rows must be the same
+  const char* other_version = "";                          // of XLA's interface
+};
+
+// Why XLA can't call the collectives; "" if it can from now on.
+std::string register_handler(const Api* api, const Host& host);
+
+}  // namespace horovod::xla

@@ -1,0 +1,214 @@
+"""When a host is lost whose agent is away, and when one that can't start jobs gets some again, as stories."""
+
+from __future__ import annotations
+
+from test_cluster import ENDING, FAILED, QUEUED, RUNNING, SUCCEEDED, Story, report
+
+from horovod.coordinator.core.attendance import Attendance
+from horovod.coordinator.core.cluster.cluster import MOST_STARTS, Notice
+from horovod.coordinator.core.cluster.hosts import FIRST_ASIDE_S
+from horovod.protos.v1 import agents_pb2 as pb
+
+ORPHAN_S = 60.0  # of every agent here; a host that is away is lost after 10 s otherwise
+NO_SPACE = "no space left on device"
+
+
+class LifeStory(Story):
+    def agent(self, name: str, slots: int = 2, jobs: tuple[pb.JobReport, ...] = (), instance: str = "") -> None:
+        super().agent(name, slots, jobs, instance)
+        self.cluster.agents[name].register.orphan_grace_seconds = ORPHAN_S
+
+    def attended(self, job: str, **hosts: list[str]) -> None:
+        attendance = Attendance(**{which: frozenset(names) for which, names in hosts.items()})
+        self.cluster.attended(job, attendance, self.now_s)
+
+    def fails_to_start(self, agent: str, job: str) -> list[str]:
+        """What the log says of it."""
+        found = pb.JobReport(job=job, over=True, error=NO_SPACE, host_fault=True)
+        effects = self.cluster.report(agent, found, self.now_s, self.wall_s)
+        self.do(effects)
+        return [effect.sentence for effect in effects if isinstance(effect, Notice)]
+
+
+def running_on_two() -> LifeStory:
+    story = LifeStory()
+    story.agent("h1")
+    story.agent("h2")
+    story.submit("j", 4)
+    story.reach()
+    story.report("h1", "j", {0: None, 1: None})
+    story.report("h2", "j", {2: None, 3: None})
+    story.told()
+    return story
+
+
+def test_a_host_lives_for_as_long_as_a_rank_of_it_is_connected() -> None:
+    story = running_on_two()
+    story.away("h2")
+    assert story.cluster.doubtful() == ["j"]
+    for _ in range(100):
+        story.attended("j", connected=["h1", "h2"])
+        story.tick(5)
+    assert story.state("j") == RUNNING
+    story.agent("h2", jobs=(report("j", {2: 0, 3: 0}, over=True),))
+    assert story.cluster.doubtful() == []
+    story.report("h1", "j", {0: 0, 1: 0}, over=True)
+    assert story.state("j") == SUCCEEDED
+
+
+def test_no_host_is_lost_to_a_new_leader_whose_ranks_are_connected_elsewhere() -> None:
+    story = running_on_two()
+    other = LifeStory()
+    other.cluster.load(story.saved.values(), other.now_s)
+    assert other.cluster.doubtful() == ["j"]
+    for _ in range(20):
+        other.attended("j", connected=["h1", "h2"])
+        other.tick(5)
+    assert other.state("j") == RUNNING
+    other.agent("h1", jobs=(report("j", {0: None, 1: None}),))
+    other.agent("h2", jobs=(report("j", {2: None, 3: None}),))
+    assert other.told() == []
+
+
+def test_a_host_whose_ranks_were_lost_for_their_world_is_lost() -> None:
+    story = running_on_two()
+    story.away("h2")
+    story.attended("j", connected=["h1"], lost=["h2"])
+    story.tick(9)
+    assert story.state("j") == RUNNING
+    story.tick(2)
+    assert story.state("j") == ENDING
+    assert story.told() == [("h1", "end")]
+
+
+def test_an_agent_that_is_started_again_in_time_finds_its_job() -> None:
+    """Its ranks are in no world, so nothing is known of them for as long as they may run without it."""
+    story = running_on_two()
+    story.away("h2")
+    story.tick(ORPHAN_S - 1)
+    assert story.state("j") == RUNNING
+    story.agent("h2", jobs=(report("j", {2: None, 3: None}),), instance="another")
+    assert story.told() == []
+    story.away("h1")
+    story.attended("j", away=["h1"], connected=["h2"])
+    story.tick(ORPHAN_S - 1)
+    assert story.state("j") == RUNNING
+    story.tick(2)
+    assert story.state("j") == ENDING
+
+
+def test_the_time_without_evidence_begins_with_the_last() -> None:
+    story = running_on_two()
+    story.away("h2")
+    story.tick(50)
+    story.attended("j", connected=["h2"])
+    story.cluster.attended("j", None, story.now_s)
+    story.tick(50)
+    assert story.state("j") == RUNNING
+    story.tick(11)
+    assert story.state("j") == ENDING
+
+
+def test_a_job_that_ends_anyway_does_not_wait_for_a_host_that_is_gone() -> None:
+    story = running_on_two()
+    story.away("h2")
+    story.report("h1", "j", {0: 1, 1: 1}, over=True)
+    story.tick(11)
+    assert story.state("j") == FAILED
+
+
+def test_a_host_on_which_nothing_began_is_lost_after_the_grace() -> None:
+    story = LifeStory()
+    story.agent("h1")
+    story.submit("j", 2)
+    story.away("h1")
+    story.tick(11)
+    assert story.state("j") == FAILED
+    assert not story.cluster.agents
+
+
+# -- hosts that can't start jobs ---------------------------------------------------------------------------------------
+
+
+def test_a_job_goes_to_another_host() -> None:
+    story = LifeStory()
+    story.agent("h1")
+    story.agent("h2")
+    story.submit("j", 2)
+    story.told()
+    assert story.fails_to_start("h1", "j") == [f"Host h1 is set aside for 30 s, since it failed: {NO_SPACE}."]
+    assert story.told() == [("h1", "forget"), ("h2", "start")]
+    story.submit("k", 2)
+    assert story.state("k") == QUEUED
+    assert story.sentence("k").endswith(f"Set aside for now: h1 ({NO_SPACE}).")
+
+
+def test_a_host_is_tried_again_later_and_later() -> None:
+    story = LifeStory()
+    story.agent("h1")
+    story.submit("j", 2)
+    story.fails_to_start("h1", "j")
+    assert story.state("j") == QUEUED
+    story.tick(FIRST_ASIDE_S - 1)
+    assert story.state("j") == QUEUED
+    story.tick(2)
+    assert story.state("j") == RUNNING
+    assert story.fails_to_start("h1", "j") == [f"Host h1 is set aside for 60 s, since it failed: {NO_SPACE}."]
+    story.tick(61)
+    story.report("h1", "j", {0: None, 1: None})
+    story.report("h1", "j", {0: 0, 1: 0}, over=True)
+    assert story.state("j") == SUCCEEDED
+    story.submit("k", 2)
+    assert "aside for 30 s" in story.fails_to_start("h1", "k")[0]
+
+
+def test_a_job_that_starts_nowhere_fails_in_the_end() -> None:
+    """Else it would set aside every host again and again, and those behind it would never run."""
+    story = LifeStory()
+    story.agent("h1")
+    story.submit("j", 2)
+    for _ in range(MOST_STARTS):
+        assert story.state("j") == RUNNING
+        story.fails_to_start("h1", "j")
+        story.tick(1000)
+    assert story.state("j") == FAILED
+    assert NO_SPACE in story.sentence("j")
+
+
+def test_a_job_some_of_which_may_run_on_another_host_fails() -> None:
+    story = running_on_two()
+    story.submit("k", 2)
+    story.report("h1", "j", {0: 0, 1: 0}, over=True)
+    story.report("h2", "j", {2: 0, 3: 0}, over=True)
+    story.submit("l", 4)
+    assert [story.state("k"), story.state("l")] == [RUNNING, QUEUED]
+    story.report("h1", "k", {0: 0, 1: 0}, over=True)
+    story.report("h1", "l", {0: None, 1: None})
+    story.fails_to_start("h2", "l")
+    assert story.state("l") == ENDING
+    story.report("h1", "l", {0: -15, 1: -15}, over=True)
+    assert story.state("l") == FAILED
+    assert NO_SPACE in story.sentence("l")
+
+
+def test_a_host_that_says_it_is_unfit_gets_nothing_until_it_says_otherwise() -> None:
+    story = LifeStory()
+    story.agent("h1")
+    story.submit("j", 2)
+    story.fails_to_start("h1", "j")
+    story.do(story.cluster.fitness("h1", "its disk is full", story.now_s, story.wall_s))
+    story.tick(100)
+    assert story.state("j") == QUEUED
+    assert story.sentence("j").endswith("Set aside for now: h1 (its disk is full).")
+    story.do(story.cluster.fitness("h1", "", story.now_s, story.wall_s))
+    assert story.state("j") == RUNNING
+
+
+def test_what_a_host_failed_at_before_it_was_fit_again_counts_no_more() -> None:
+    story = LifeStory()
+    story.agent("h1")
+    story.submit("j", 2)
+    story.fails_to_start("h1", "j")
+    story.do(story.cluster.fitness("h1", "its disk is full", story.now_s, story.wall_s))
+    story.do(story.cluster.fitness("h1", "", story.now_s, story.wall_s))
+    assert story.state("j") == RUNNING

@@ -1,0 +1,86 @@
+"""A coordinator that does not reach its store may have been replaced: it declares nobody lost for being away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from coordinator_builders import request
+from resources import eventually
+from stopped_jobs import let_pass
+
+from horovod.base.proofs import attach_proof
+from horovod.coordinator import PROTOCOL_VERSION
+from horovod.coordinator.limits import Limits
+from horovod.coordinator.services.hub import EventOutbox, Hub
+from horovod.coordinator.services.outbox import Outbox
+from horovod.coordinator.store import Entry, MemoryStore, StoreError
+from horovod.protos.v1 import membership_pb2 as pb
+
+GRACE_S, LEASE_S = 0.5, 0.3
+DEADLINE_S = 30.0
+JOB = "digits"
+
+
+class SilentStore(MemoryStore):
+    is_silent = False
+
+    async def range(self, prefix: str) -> tuple[Sequence[Entry], int]:
+        if self.is_silent:
+            raise StoreError("It does not answer.")
+        return await super().range(prefix)
+
+
+async def next_of(events: EventOutbox, kind: str, heard: list[pb.MembershipEvent]) -> pb.MembershipEvent:
+    while True:
+        found = next((event for event in heard if event.HasField(kind)), None)
+        if found is not None:
+            return found
+        heard += await asyncio.wait_for(events.take(), DEADLINE_S)
+
+
+def test_members_that_are_away_meanwhile_come_back() -> None:
+    async def story() -> None:
+        store = SilentStore()
+        hub = Hub(store, limits=Limits(reattach_grace_s=GRACE_S), lease_s=LEASE_S)
+        hub.serving.address = "here:1"
+        work = [asyncio.create_task(one) for one in (hub.serving.keep(), hub.watch_clock())]
+        try:
+            assert await hub.serve(JOB) == ""
+            streams: list[EventOutbox] = [Outbox(100), Outbox(100)]
+            for number, stream in enumerate(streams):
+                assert hub.join(request(f"m{number}", job=JOB, host=f"h{number}"), stream) == ""
+            heard: list[list[pb.MembershipEvent]] = [[], []]
+            world = (await next_of(streams[1], "world", heard[1])).world
+            for number in range(2):
+                hub.received(f"m{number}", world.epoch)
+
+            store.is_silent = True
+            loop = asyncio.get_running_loop()
+
+            async def is_sure() -> bool:
+                return hub.serving.is_sure()
+
+            def is_told() -> bool:
+                return asyncio.run_coroutine_threadsafe(is_sure(), loop).result(DEADLINE_S)
+
+            assert await asyncio.to_thread(eventually, lambda: not is_told())
+            hub.disconnected("m1", streams[1])
+            await asyncio.to_thread(let_pass, 3 * GRACE_S)
+            version = PROTOCOL_VERSION
+            attach = pb.Attach(protocol_version=version, job=JOB, epoch=world.epoch, member_id="m1", rank=1)
+            nonce = hub.challenge(attach)
+            assert isinstance(nonce, bytes), nonce
+            again: EventOutbox = Outbox(100)
+            assert hub.attach(attach, nonce, attach_proof(world.secret, attach, nonce), again) is None
+
+            store.is_silent = False
+            hub.disconnected("m1", again)
+            gone = await next_of(streams[0], "gone", heard[0])
+            assert "has not come back" in gone.gone.sentence
+        finally:
+            for task in work:
+                task.cancel()
+            await hub.stop()
+
+    asyncio.run(story())

@@ -1,0 +1,196 @@
+"""Hosts that don't reach each other for some seconds, while all of them reach the coordinator: nobody is accused.
+
+Each rank is a host; it takes steps of several operations. When the network is cut one rank has the result of an
+operation and another one has not, so that they wait in different ones, all with blocked threads: like in a deadlock.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from fault_training import pass_seconds
+from partitions import Partitions
+from runtime_harness import Program
+from stopped_jobs import UNSEEN
+
+from benchmarks.namespaces import Network, NetworkError, check_possible
+
+RANKS = 3
+COORDINATOR = RANKS  # the number of its host
+CUT_S = 9.0  # longer than a deadlock takes to be found, and well below HOROVOD_UNREACHABLE_TIMEOUT_SECONDS
+
+# Rank 0 is told the number of the last step by its stdin.
+SCRIPT = """
+import select
+hvd.init()
+context = current()
+rank, size = context.world.rank, context.world.size
+pair = context.process_sets.number(context.process_sets.add([[0, 1]])[0], [0, 1])
+
+def reduce(name, value, number=0):
+    data = array("f", [value])
+    pointer = data.buffer_info()[0]
+    spec = OpSpec(0, process_set=number)
+    return context.engine.submit(spec, "allreduce." + name, [(pointer, pointer, 7, (1,))]), data
+
+def total(name, value, number=0):
+    handle, data = reduce(name, value, number)
+    handle.result()
+    return data[0]
+
+print("ready", flush=True)
+step, ends = 0, 0.0
+while True:
+    if rank == 0 and select.select([sys.stdin], [], [], 0)[0]:
+        sys.stdin.readline()
+        ends = 1.0
+    later, data = reduce("later", 1.0)  # nobody waits for it yet
+    for name in ("a", "b", "c"):
+        assert total(name, rank + step % 100) == size * (size - 1) / 2 + size * (step % 100)
+    if rank < 2:
+        assert total("of two", step % 100, pair) == 2 * (step % 100)
+    over = total("over", ends)
+    later.result()
+    assert data[0] == size
+    step += 1
+    if over:
+        break
+    if step % 50 == 0 and rank == 0:
+        print(step, flush=True)
+print("ended alike", flush=True)
+hvd.shutdown()
+"""
+
+
+# Does one operation for each line of its stdin.
+ONE_BY_ONE = """
+hvd.init()
+print("ready", flush=True)
+for line in sys.stdin:
+    print(allreduce("x"), flush=True)
+hvd.shutdown()
+"""
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    try:
+        check_possible()
+        with Network(RANKS + 1) as made:
+            yield made
+    except NetworkError as error:
+        pytest.skip(str(error))
+
+
+def started(stack: ExitStack, network: Network, script: str, size: int, **environment: str) -> list[Program]:
+    """The ranks of a job, and its coordinator, each on a host."""
+    address = f"{network.hosts[COORDINATOR].address}:29400"
+    common = {
+        "HOROVOD_COORDINATOR": address,
+        "HOROVOD_SIZE": str(size),
+        "HOROVOD_TRANSPORT": "tcp",
+        "HOROVOD_TOKEN": "t",
+        **environment,
+    }
+    listen = [sys.executable, "-m", "horovod.coordinator", "--listen", address, "--insecure"]
+    coordinator = stack.enter_context(
+        subprocess.Popen(
+            [*network.hosts[COORDINATOR].prefix, *listen],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "HOROVOD_TOKEN": "t"},
+        )
+    )
+    stack.callback(coordinator.kill)
+    assert coordinator.stdout is not None
+    assert "is listening on" in coordinator.stdout.readline()
+    ranks = []
+    for rank in range(size):
+        own = {"HOROVOD_RANK": str(rank), "HOROVOD_HOSTNAME": f"host-{rank}"}
+        ranks.append(stack.enter_context(Program(UNSEEN + script, network.hosts[rank].prefix, **common, **own)))
+    for program in ranks:
+        assert program.line() == "ready", program.process.communicate()
+    return ranks
+
+
+CUTS = {
+    "all from each other": ([(0, 1), (0, 2), (1, 2)], False),
+    "one from the others": ([(0, 1), (0, 2)], False),
+    "two others": ([(1, 2)], False),
+    "what the first sends": ([(0, 1), (0, 2)], True),
+    "what the first gets": ([(1, 0), (2, 0)], True),
+    "what one sends to another": ([(1, 0)], True),
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("full_mesh", [True, False], ids=["full mesh", "sparse mesh"])
+def test_a_job_goes_on_when_they_meet_again(network: Network, cut: str, full_mesh: bool) -> None:
+    pairs, one_way = CUTS[cut]
+    partitions = Partitions(network)
+    with ExitStack() as stack:
+        more = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1", "HOROVOD_FULL_MESH_MEMBERS": "8" if full_mesh else "2"}
+        ranks = started(stack, network, SCRIPT, RANKS, **more)
+        stack.callback(partitions.heal)
+
+        def steps() -> int:
+            said = ranks[0].line()
+            assert said.isdigit(), (said, ranks[0].process.communicate())
+            return int(said)
+
+        assert steps() == 50
+        for here, there in pairs:
+            partitions.cut([here], [there], one_way=one_way)
+        pass_seconds(CUT_S)
+        partitions.heal()
+        stepped = steps()  # nobody has failed
+        while steps() < stepped + 100:
+            pass
+        ranks[0].tell()
+        while (said := ranks[0].line()) != "ended alike":
+            assert said.isdigit(), said
+        for rank in ranks[1:]:
+            assert rank.line() == "ended alike"
+        for rank in ranks:
+            rank.finish()
+
+
+LIMIT_S = 6.0
+PAUSE_S = 2.5  # the kernel asks after half of the limit
+SHORTER_S = 5.0
+
+
+@pytest.mark.parametrize("works", [True, False], ids=["something is owed", "nothing is under way"])
+def test_the_limit_begins_when_something_is_owed(network: Network, works: bool) -> None:
+    """Nothing was sent for a while before the cut: that is no silence, nobody was to answer."""
+    partitions = Partitions(network)
+    with ExitStack() as stack:
+        ranks = started(stack, network, ONE_BY_ONE, 2, HOROVOD_UNREACHABLE_TIMEOUT_SECONDS=f"{LIMIT_S:.0f}")
+        stack.callback(partitions.heal)
+
+        def tell() -> None:
+            for rank in ranks:
+                rank.tell()
+
+        def are_done() -> None:
+            for rank in ranks:
+                assert rank.line() == "2.0", rank.process.communicate()
+
+        tell()
+        are_done()
+        pass_seconds(PAUSE_S)
+        partitions.cut([0], [1])
+        if works:
+            tell()
+        pass_seconds(SHORTER_S)
+        partitions.heal()
+        if not works:
+            tell()
+        are_done()
+        for rank in ranks:
+            rank.finish()

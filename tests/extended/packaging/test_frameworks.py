@@ -1,0 +1,108 @@
+"""The wheel beside frameworks of other times, in environments in which pip has nothing to complain of.
+
+Two ranks train the digits with the oldest TensorFlow for this Python that is fit for the test (2.15: Keras 2, NumPy 1,
+protobuf 4), with the last one before ours (2.19: protobuf 5), and with the oldest PyTorch, 2.1, which comes with CUDA's
+libraries only, some 3 GB. HOROVOD_TEST_TORCH names another PyTorch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from installing import ROOT, environment, run
+
+pytestmark = pytest.mark.timeout(900)
+OLDEST_GRPC = "grpcio==1.49.1"  # the floor in pyproject.toml
+WORLD = """
+import grpc, google.protobuf
+from google.protobuf.internal import api_implementation
+import horovod.common.basics as hvd
+from horovod.coordinator.core.agreement.operations import _TRAITS
+from horovod.worker.runtime.leader import LEADER, leader_in
+
+hvd.init()
+assert [kind for kind, traits in _TRAITS.items() if traits.rooted] == [2]
+assert leader_in(grpc.aio.Metadata((LEADER, "a:1"))) == "a:1"
+print(hvd.rank(), hvd.size(), google.protobuf.__version__, grpc.__version__, api_implementation.Type())
+"""
+
+
+@pytest.mark.parametrize(
+    ("packages", "implementation"),
+    [
+        (["protobuf==3.20.3", OLDEST_GRPC], "python"),  # without compiled code for this Python
+        (["protobuf==4.25.8", OLDEST_GRPC], "upb"),
+        (["protobuf>=7,<8", "grpcio"], "upb"),
+        (["protobuf>=7,<8", "grpcio"], "python"),
+    ],
+)
+def test_every_protobuf_and_grpcio(packages: list[str], implementation: str, wheel: Path, tmp_path: Path) -> None:
+    """How protobuf is implemented is a user's choice: a well-known remedy is `..._IMPLEMENTATION=python`."""
+    if sys.version_info >= (3, 12) and OLDEST_GRPC in packages:
+        pytest.skip("that grpcio has no wheels for this Python")
+    chosen = {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": implementation}
+    program = tmp_path / "world.py"
+    program.write_text(WORLD)
+    with environment(tmp_path / "venv", wheel, *packages) as programs:
+        launcher = [programs / "horovodrun", "-np", "2", programs / "python", program]
+        said = run(*launcher, cwd=str(tmp_path), **chosen).splitlines()
+    version = packages[0].strip("protbuf=>").partition(",")[0]
+    assert sorted(line[: len("[0]<stdout>:0 2")] for line in said) == ["[0]<stdout>:0 2", "[1]<stdout>:1 2"], said
+    for line in said:
+        _, _, protobuf, grpc, found = line.split()
+        assert protobuf.startswith(version)
+        assert found == implementation
+        assert OLDEST_GRPC not in packages or grpc == OLDEST_GRPC.removeprefix("grpcio==")
+
+
+OLDEST_TORCH = "2.1.2"
+TORCH = os.environ.get("HOROVOD_TEST_TORCH", OLDEST_TORCH)
+
+
+@pytest.mark.parametrize(
+    ("packages", "examples", "versions"),
+    [
+        pytest.param(
+            ["tensorflow-cpu==2.15.*", OLDEST_GRPC],
+            {"tensorflow2_digits.py": 3, "keras_digits.py": 3},
+            {"keras": "2.15.", "numpy": "1.26.", "protobuf": "4."},
+            id="tensorflow-2.15",
+            marks=pytest.mark.skipif(sys.version_info >= (3, 12), reason="TensorFlow 2.15 is not for this Python"),
+        ),
+        pytest.param(
+            ["tensorflow-cpu==2.19.*"],
+            {"tensorflow2_digits.py": 3, "keras_digits.py": 3},
+            {"keras": "3.", "protobuf": "5."},
+            id="tensorflow-2.19",
+            marks=pytest.mark.skipif(sys.version_info >= (3, 13), reason="TensorFlow 2.19 is not for this Python"),
+        ),
+        pytest.param(
+            [f"torch=={TORCH}", "numpy<2"],
+            {"torch_digits.py": 5, "torch_uneven_data.py": 0},
+            {"torch": TORCH},
+            id="torch",
+            marks=pytest.mark.skipif(
+                TORCH == OLDEST_TORCH and sys.version_info >= (3, 12), reason="PyTorch 2.1 is not for this Python"
+            ),
+        ),
+    ],
+)
+def test_digits_beside_a_framework(
+    packages: list[str], examples: dict[str, int], versions: dict[str, str], wheel: Path, tmp_path: Path
+) -> None:
+    """examples: and for how many epochs; 0: as many as they like."""
+    with environment(tmp_path / "venv", wheel, "scikit-learn", "tqdm", *packages) as programs:
+        listed = run(programs / "python", "-m", "pip", "--disable-pip-version-check", "list", "--format=freeze")
+        there = dict(line.split("==") for line in listed.splitlines() if "==" in line)
+        assert {name: there[name] for name in versions if not there[name].startswith(versions[name])} == {}
+        path = f"{programs}:{os.environ['PATH']}"
+        for example, epochs in examples.items():
+            command = [programs / "horovodrun", "--start-timeout", "300", "-np", "2"]
+            command += [programs / "python", ROOT / "examples" / example]
+            said = run(*command, *(["--epochs", str(epochs)] if epochs else []), cwd=str(tmp_path), PATH=path)
+            accuracy = re.findall(r"accuracy:? (0\.\d+|1\.0+)", said)
+            assert float(accuracy[-1]) > 0.8, said

@@ -1,0 +1,77 @@
+"""Graphs that take other ways on different ranks. The engine has their operations, and no thread is known to wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from worlds import Keeper
+
+from horovod.coordinator.core.agreement.deadlock import DeadlockTimes
+
+SOON = DeadlockTimes(still_s=1.0, idle_s=4.0, look_s=0.1)  # ranks report once in a second
+FOUND = "The ranks submit different operations and wait for each other: "
+
+
+@pytest.fixture(scope="module")
+def keeper() -> Iterator[Keeper]:
+    with Keeper(2, "shm", preloaded="preloaded_tensorflow", deadlock=SOON) as keeper:
+        yield keeper
+
+
+def _other_functions(steps: int, jit: bool) -> str:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    functions = [
+        tf.function(lambda x, name=name: hvd.allreduce(x, name=name), jit_compile=jit)  # type: ignore[misc]
+        for name in ("f", "g")
+    ]
+    for _ in range(steps):
+        for function in functions:
+            function(tf.ones(3))
+    with pytest.raises(Exception, match="wait for each other") as caught:
+        functions[hvd.rank()](tf.ones(3))
+    for function in functions:  # the engine stays usable
+        assert function(tf.ones(3)).numpy().tolist() == [1.0] * 3
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("steps", [0, 20], ids=["new", "known"])
+@pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
+def test_functions_that_wait_for_each_other(keeper: Keeper, steps: int, jit: bool) -> None:
+    for sentence in keeper.get().run(_other_functions, steps, jit):
+        assert FOUND in sentence
+        assert "rank 0 waits for allreduce.f, which rank 1 has not started" in sentence
+        assert "rank 1 waits for allreduce.g, which rank 0 has not started" in sentence
+
+
+def _more_steps_on_one_rank() -> str:
+    import keras
+    import numpy as np
+
+    import horovod.keras as hvd
+    from horovod.keras.callbacks import MetricAverageCallback
+
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse")
+    rows = 8 * (3 if hvd.rank() == 0 else 2)
+    with pytest.raises(Exception, match="wait for each other") as caught:
+        model.fit(
+            np.ones((rows, 4), "float32"),
+            np.ones((rows, 1), "float32"),
+            batch_size=8,
+            epochs=3,
+            verbose=0,
+            callbacks=[MetricAverageCallback()],
+        )
+    return str(caught.value)
+
+
+def test_fit_with_more_steps_on_one_rank(keeper: Keeper) -> None:
+    for sentence in keeper.get().run(_more_steps_on_one_rank):
+        assert FOUND in sentence
+        assert "which rank 1 has not started" in sentence
+        assert "which rank 0 has not started" in sentence

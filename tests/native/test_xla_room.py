@@ -1,0 +1,25 @@
+"""csrc/xla serves any framework that compiles with XLA, so it knows none: what it includes and what it says."""
+
+from __future__ import annotations
+
+import re
+
+from native_builds import ROOT
+
+SOURCES = sorted((ROOT / "csrc/xla").glob("*.*"))
+C_INTERFACE = {"bindings/c_client.h", "bindings/c_api.h"}
+
+
+def test_it_includes_the_engines_c_interface_and_the_standard_library() -> None:
+    client = ROOT / "csrc/bindings/c_client.h"
+    own = {f"xla/{path.name}" for path in SOURCES}
+    assert own
+    for path in (*SOURCES, client):
+        included = re.findall(r'#include "(.*?)"|#include <(.*/.*)>', path.read_text())
+        assert {quoted or system for quoted, system in included} <= own | C_INTERFACE, path
+
+
+def test_its_sentences_name_no_framework() -> None:
+    assert SOURCES
+    for path in SOURCES:
+        assert not re.search(r"tensorflow|\bTF_|\bjax\b|jit_compile", path.read_text(), re.IGNORECASE), path

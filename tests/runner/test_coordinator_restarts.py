@@ -1,0 +1,51 @@
+"""A coordinator that keeps its state in a file, killed and started again while jobs run: none of them ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from agents import Agents, CoordinatorProcess
+from launching import Launched
+
+from horovod.coordinator.store.submitted import SUBMITTED
+
+Launch = Callable[..., Launched]
+Program = Callable[[str], list[str]]
+
+TRAINS = f"""
+sys.path.insert(0, {str(Path(__file__).parents[1] / "runtime")!r})
+import numpy as np
+from numpy_framework import OPS, global_process_set, hvd
+from horovod.worker.runtime import context
+member = context.init()
+def step(name):
+    total = OPS.allreduce(np.full(1, rank + 1.0), hvd.Sum, name, 1.0, 1.0, global_process_set)
+    print(name, int(total[0]), flush=True)
+step("before")
+"""
+
+
+def test_a_job_goes_on_through_a_kill_of_its_coordinator(tmp_path: Path, launch: Launch, program: Program) -> None:
+    """Ranks, agent and launcher come back to the next one, which finds job, world and output where they were."""
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    coordinator = CoordinatorProcess(tmp_path, "--store", f"sqlite:{tmp_path}/store")
+    with Agents(tmp_path, coordinator=coordinator) as agents:
+        agents.add("h1")
+        source = f"{TRAINS}\nif rank == 0:\n    open({str(go)!r}).read()\nstep('after a new agreement')\nstep('before')"
+        launched = launch(*agents.options, "-np", "2", *program(source), environ=agents.environ)
+        assert sorted(launched.lines(2)) == [f"[{rank}]<stdout>:before 3" for rank in range(2)]
+        for _ in range(2):
+            coordinator.kill()
+            coordinator.start()
+        with go.open("w"):
+            pass
+        code, out, err = launched.finish()
+        assert code == 0, err
+        told = [f"[{rank}]<stdout>:{name} 3" for rank in range(2) for name in ("after a new agreement", "before")]
+        assert sorted(out.splitlines()) == sorted(told), err
+        # A job of the next coordinator is another one, and the first is remembered.
+        assert launch(*agents.options, "-np", "1", *program("print('next')"), environ=agents.environ).finish()[0] == 0
+    assert SUBMITTED.encode() in (tmp_path / "store").read_bytes()

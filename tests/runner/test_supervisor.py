@@ -1,0 +1,154 @@
+"""Supervisor in this process: the ends that a command line cannot bring about."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from resources import descriptors, eventually
+
+from horovod.worker.agent.guardian import Guardian
+from horovod.worker.agent.output import Stream
+from horovod.worker.agent.supervisor import Slot, Supervisor
+
+UP = [sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"]
+
+
+class Collector:
+    """A sink that keeps everything and calls `heard` for each piece."""
+
+    def __init__(self) -> None:
+        self.room: Callable[[], None] = lambda: None
+        self.heard: Callable[[], None] = lambda: None
+        self.shown: dict[tuple[int, Stream], bytes] = {}
+        self.finished: set[tuple[int, Stream]] = set()
+
+    def feed(self, rank: int, stream: Stream, data: bytes) -> bool:
+        self.shown[rank, stream] = self.shown.get((rank, stream), b"") + data
+        self.heard()
+        return True
+
+    def finish(self, rank: int, stream: Stream) -> None:
+        self.finished.add((rank, stream))
+
+
+@pytest.fixture
+def guardian() -> Iterator[Guardian]:
+    before = set(psutil.Process().children(recursive=True))  # of other tests in this process, which keep servers
+    with Guardian() as guardian:
+        yield guardian
+        children = set(psutil.Process().children(recursive=True)) - before
+        assert [child.pid for child in children] == [guardian.pid]
+
+
+def slot(rank: int, command: list[str] = UP) -> Slot:
+    return Slot(rank, command, dict(os.environ))
+
+
+def test_outcomes_come_in_the_order_of_the_ends(guardian: Guardian, tmp_path: Path) -> None:
+    fifo = str(tmp_path / "pid")
+    os.mkfifo(fifo)
+    first = [sys.executable, "-c", f"import os; print(os.getpid(), file=open({fifo!r}, 'w'))"]
+    # A pidfd is readable from the end on; a pipe is closed somewhat before.
+    wait = "select.select([os.pidfd_open(int(open(sys.argv[1]).read()))], [], [])"
+    second = [sys.executable, "-c", f"import os, select, sys; {wait}; print('last')", fifo]
+    sink = Collector()
+    outcomes = asyncio.run(Supervisor(sink, guardian).run([slot(0, second), slot(1, first)]))
+    assert [(outcome.rank, outcome.code, outcome.stopped) for outcome in outcomes] == [(1, 0, False), (0, 0, False)]
+    assert sink.shown == {(0, "stdout"): b"last\n"}
+    assert len(sink.finished) == 4
+
+
+def test_a_kernel_without_pidfds_will_do(guardian: Guardian, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(pid: int) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+    commands = [[sys.executable, "-c", f"exit({code})"] for code in (0, 3)]
+    slots = [slot(rank, command) for rank, command in enumerate(commands)]
+    outcomes = asyncio.run(Supervisor(Collector(), guardian).run(slots))
+    assert {outcome.rank: outcome.code for outcome in outcomes} == {0: 0, 1: 3}
+
+
+def test_asked_to_stop_before_the_start_it_starts_nothing(guardian: Guardian) -> None:
+    async def run() -> list[object]:
+        agent = Supervisor(Collector(), guardian)
+        agent.stop()
+        return list(await agent.run([slot(0), slot(1)]))
+
+    assert asyncio.run(run()) == []
+
+
+def test_asked_to_stop_by_the_first_rank_it_stops_all(guardian: Guardian) -> None:
+    sink = Collector()
+
+    async def run() -> list[int | None]:
+        agent = Supervisor(sink, guardian)
+
+        def stop() -> None:
+            sink.heard = lambda: None  # asked again, it would make haste
+            agent.stop(signal.SIGTERM)
+
+        sink.heard = stop
+        return [outcome.code for outcome in await agent.run([slot(rank) for rank in range(4)])]
+
+    assert set(asyncio.run(run())) == {-signal.SIGTERM}
+
+
+def test_a_failure_ends_nobody_else_until_the_scheduler_says_so(guardian: Guardian) -> None:
+    sink = Collector()
+
+    async def run() -> list[tuple[int, int | None]]:
+        supervisor = Supervisor(sink, guardian, failure_grace_s=0.01)
+        failed, heard = asyncio.Event(), asyncio.Event()
+        supervisor.changed = lambda: failed.set() if supervisor.outcomes else None
+        sink.heard = heard.set
+        job = asyncio.ensure_future(supervisor.run([slot(0), slot(1, ["false"])]))
+        await failed.wait()
+        await heard.wait()
+        assert not (await asyncio.wait([job], timeout=0.3))[0]
+        supervisor.end_after_failure()
+        return [(outcome.rank, outcome.code) for outcome in await job]
+
+    assert asyncio.run(run()) == [(1, 1), (0, -signal.SIGTERM)]
+
+
+def test_a_slot_that_cannot_be_started_leaves_none_of_the_others(guardian: Guardian) -> None:
+    slots = [slot(0), replace(slot(1), directory="/no/such/folder")]
+    with pytest.raises(FileNotFoundError, match="/no/such/folder"):
+        asyncio.run(Supervisor(Collector(), guardian).run(slots))
+
+
+def test_a_cancelled_run_leaves_nothing(guardian: Guardian) -> None:
+    sink = Collector()
+
+    async def run() -> None:
+        job = asyncio.ensure_future(Supervisor(sink, guardian).run([slot(0), slot(1)]))
+
+        def cancel() -> None:
+            sink.heard = lambda: None  # a second one would interrupt the clearing up
+            job.cancel()
+
+        sink.heard = cancel
+        with pytest.raises(asyncio.CancelledError):
+            await job
+
+    asyncio.run(run())
+
+
+def test_no_descriptor_stays_open(guardian: Guardian) -> None:
+    asyncio.run(Supervisor(Collector(), guardian).run([slot(0, ["true"])]))
+    gc.collect()
+    before = descriptors()
+    for _ in range(3):
+        asyncio.run(Supervisor(Collector(), guardian).run([slot(0, ["true"]), slot(1, ["false"])]))
+    assert eventually(lambda: descriptors() <= before)

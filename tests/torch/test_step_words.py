@@ -1,0 +1,93 @@
+"""What follows from the words and questions of ranks at the end of a step: tables, without processes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from horovod.common.ops.step_words import Asked, Outcome, Word, flags, heard, held_up, numbers
+
+MADE, FINAL, LACKS, AWAY = Word
+JOINED = None  # adds zeros
+
+
+def _sums(rows: list[list[float]]) -> list[float]:
+    return [sum(column) for column in zip(*rows, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("words", "outcome"),
+    [
+        ((MADE, MADE, MADE), Outcome.OVER),
+        ((FINAL, FINAL, FINAL), Outcome.OVER),
+        ((MADE, JOINED, MADE), Outcome.OVER),
+        ((JOINED, FINAL, FINAL), Outcome.OVER),
+        ((MADE, FINAL, MADE), Outcome.AVERAGED),
+        ((MADE, FINAL, JOINED), Outcome.AVERAGED),
+        ((MADE, LACKS, MADE), Outcome.UNMADE),
+        ((MADE, LACKS, FINAL), Outcome.UNMADE),
+        ((LACKS, LACKS, LACKS), Outcome.UNMADE),
+        ((LACKS, AWAY, FINAL), Outcome.UNMADE),
+        ((FINAL, AWAY, FINAL), Outcome.RELEASED),
+        ((FINAL, AWAY, AWAY), Outcome.RELEASED),
+        ((AWAY, FINAL, JOINED), Outcome.RELEASED),
+    ],
+)
+@pytest.mark.parametrize("factor", [1.0, 1 / 3, 128.0])
+def test_words(words: tuple[Word | None, ...], outcome: Outcome, factor: float) -> None:
+    """In every order of the ranks, with every rank's change or none, averaged or summed."""
+    for order in itertools.permutations(words):
+        for changing in (None, 0, 1, 2):
+            rows = [
+                [0.0] * len(flags(MADE, False)) if word is JOINED else flags(word, rank == changing)
+                for rank, word in enumerate(order)
+            ]
+            it = heard([factor * one for one in _sums(rows)])
+            assert it.outcome is outcome
+            assert it.changed == (changing is not None and order[changing] is not JOINED)
+
+
+OTHER = None  # waits for something else
+
+
+@pytest.mark.parametrize(
+    ("others", "own", "waits"),
+    [
+        # what the other ranks say, each (waits, round, confirmed); whether this one's wait is confirmed; the answer
+        ([(MADE, 5, False)], False, MADE),
+        ([(FINAL, 5, False)], False, FINAL),
+        ([(MADE, 4, True)], True, None),  # an old question: it has gone on since
+        ([(OTHER, 5, True)], True, None),  # nobody waits for this one
+        ([(MADE, 5, False), (MADE, 5, False)], False, MADE),
+        ([(MADE, 5, False), (FINAL, 5, False)], False, MADE),
+        ([(MADE, 5, False), (MADE, 4, False)], True, None),
+        ([(MADE, 5, False), (OTHER, 5, False)], True, None),  # the third may go on, and then end this one's wait
+        ([(MADE, 5, True), (OTHER, 5, False)], True, None),
+        ([(MADE, 5, False), (OTHER, 5, True)], True, None),
+        ([(MADE, 5, True), (OTHER, 5, True)], False, None),
+        ([(MADE, 5, True), (OTHER, 5, True)], True, MADE),
+        ([(FINAL, 5, True), (OTHER, 3, True)], True, FINAL),
+        ([(OTHER, 5, True), (OTHER, 5, True)], True, None),
+    ],
+)
+def test_questions(others: list[tuple[Word | None, int, bool]], own: bool, waits: Word | None) -> None:
+    asked = Asked(OTHER, 5, own)
+    sums = [
+        sum(column) for column in zip(*(numbers(one) for one in [asked, *(Asked(*o) for o in others)]), strict=True)
+    ]
+    assert held_up(sums, len(others) + 1, asked) is waits
+
+
+@pytest.mark.parametrize("own", [MADE, FINAL])
+def test_who_waits_for_the_others_holds_nobody_up(own: Word) -> None:
+    asked = Asked(own, 5, True)
+    sums = [sum(column) for column in zip(numbers(asked), numbers(Asked(MADE, 5, True)), strict=True)]
+    assert held_up(sums, 2, asked) is None
+
+
+def test_a_rank_that_has_joined_is_held_up_by_nobody() -> None:
+    """Its zeros are no rank that waits."""
+    asked = Asked(OTHER, 5, True)
+    sums = [sum(column) for column in zip(numbers(asked), numbers(Asked(MADE, 5, True)), [0] * 4, strict=True)]
+    assert held_up(sums, 3, asked) is None

@@ -1,0 +1,126 @@
+"""Where one epoch of a process ends, and where the next one begins.
+
+A process is in one world after another; each is an epoch of its job. An epoch begins (`begin`) in this order:
+
+1. The settings, and the process sets to begin with, are checked.
+2. The process joins (formation.py). It proves which rank of the last world it was, if it was in one of this coordinator
+   and job, and gets that rank again.
+3. The new world is remembered as the last one as soon as it stands, so that a start that fails later can join the
+   next world with this one's proof. A world that not all of its members heard of is left, and another one joined.
+4. Peers connect, the engine and the negotiator start, the timeline begins, the process sets are formed.
+5. Native operations of frameworks get the engine, and lines of the log the rank and the epoch (`Epochs.begin`).
+
+It ends (`end`) in this order, after context.py has let go of the world, so that no new call finds it:
+
+1. Native operations lose the engine (`Epochs.end`).
+2. A peer that the data plane found lost is reported, before the goodbye ends the stream.
+3. The engine closes: operations that run fail with a sentence, and no other begins. Its process sets go with it.
+4. The timeline is written to its end, now that the last operations have ended.
+5. The negotiator ends its stream; then the session says goodbye to the coordinator and ends the channel.
+6. What holds the world or its engine, like an optimizer that has taken steps in it, lets go of it.
+7. Lines of the log lose rank and epoch.
+
+Only the last world (past_world.py) stays for the next epoch. Ids of process sets mean nothing in another one: who has
+given them to users forgets them after `end` (process_sets.forget_all of the clients). No message of an earlier epoch is
+taken for one of the next: engine and streams carry its number.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from horovod.base.settings import Settings
+from horovod.worker.runtime import logs
+from horovod.worker.runtime.errors import MemberLostError, StartError, WorldNeverStoodError
+from horovod.worker.runtime.formation import Context, form, form_alone
+from horovod.worker.runtime.plan import usable
+
+if TYPE_CHECKING:
+    from horovod.worker.runtime.past_world import LastWorld
+
+log = logging.getLogger(__name__)
+
+
+def begin(settings: Settings, process_sets: Sequence[Sequence[int]] = (), last: LastWorld | None = None) -> Context:
+    """Blocks until the world stands and this process is connected to all of it; StartError or ValueError otherwise.
+
+    process_sets: ranks of the sets to begin with, equal on all ranks; their ids are 1, 2 and so on. last: of the
+    world that this process was in before, so that it can prove who it was; keeps the new one, also when the start fails
+    later.
+    """
+    settings = usable(settings, process_sets)
+    context = form_alone(settings) if settings.coordinator is None else _form(settings, process_sets, last)
+    try:
+        context.timeline.start_as_set()
+    except StartError:
+        end(context, "its timeline can't be written")
+        raise
+    if process_sets:
+        try:
+            context.process_sets.add(process_sets)
+        except BaseException as error:
+            end(context, "its process sets could not be formed")
+            if isinstance(error, RuntimeError):
+                raise MemberLostError(str(error)) from error
+            raise
+    return context
+
+
+def _form(settings: Settings, process_sets: Sequence[Sequence[int]], last: LastWorld | None) -> Context:
+    deadline = time.monotonic() + settings.start_timeout_seconds
+    while True:
+        try:
+            return form(settings, process_sets, deadline, last)
+        except WorldNeverStoodError as error:
+            log.info("%s This process joins again.", error)
+
+
+def end(context: Context, reason: str = "") -> None:
+    """Leaves the world in order. Idempotent."""
+    world, engine, session = context.world, context.engine, context.session
+    if session is not None and (lost := engine.lost_peer()):
+        session.member.report_lost(*lost)  # in case the negotiator has not come to it
+    sentence = f"{world.label(world.rank)} left the world{': ' + reason if reason else ''}."
+    if problem := engine.close(sentence[0].upper() + sentence[1:]):
+        log.warning("%s", problem)
+    context.timeline.stop()
+    if context.negotiator is not None:
+        context.negotiator.close()
+    if session is not None:
+        session.close(reason)
+    while context.when_closed:
+        context.when_closed.pop()()
+
+
+class Epochs:
+    """The epochs of a process's default member, one at a time. Used under the lock of context.py."""
+
+    def __init__(self) -> None:
+        self._last: LastWorld | None = None
+
+    def begin(self, settings: Settings, process_sets: Sequence[Sequence[int]]) -> Context:
+        if settings.coordinator is not None and self._last is None:
+            from horovod.worker.runtime.past_world import LastWorld  # needs protobuf, which a world of one does without
+
+            self._last = LastWorld()
+        context = begin(settings, process_sets, self._last)
+        _offer_to_c(context)
+        logs.know_rank(context.world.rank)
+        logs.know_world(context.world.job, context.world.epoch)
+        return context
+
+    def end(self, context: Context, reason: str) -> None:
+        _offer_to_c(None)
+        end(context, reason)
+        logs.know_rank(None)
+        logs.know_world(context.world.job, None)
+
+
+def _offer_to_c(context: Context | None) -> None:
+    """Native operations of frameworks reach the engine through a table in C."""
+    from horovod._core import set_current_engine
+
+    set_current_engine(context.engine if context is not None else None)

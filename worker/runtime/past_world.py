@@ -1,0 +1,41 @@
+"""What a process keeps of its last world, so that it can join the next one as the member that it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from horovod.base.proofs import rejoin_proof
+from horovod.protos.v1 import membership_pb2
+from horovod.worker.runtime.world import World
+
+
+@dataclass(frozen=True)
+class PastWorld:
+    coordinator: str
+    job: str
+    epoch: int
+    rank: int
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"PastWorld({self.coordinator!r}, {self.job!r}, epoch={self.epoch}, rank={self.rank})"
+
+    def rejoin(self, member_id: str) -> membership_pb2.Rejoin:
+        proof = rejoin_proof(self.secret, self.job, self.epoch, self.rank, member_id)
+        return membership_pb2.Rejoin(epoch=self.epoch, rank=self.rank, proof=proof)
+
+
+@dataclass
+class LastWorld:
+    """Of one process, or of one thread that stands for one. Written when a world stands, read before the next."""
+
+    world: PastWorld | None = None
+
+    def remember(self, coordinator: str, world: World) -> None:
+        self.world = PastWorld(coordinator, world.job, world.epoch, world.rank, world.secret)
+
+    def rejoin(self, coordinator: str, job: str, member_id: str) -> membership_pb2.Rejoin | None:
+        """The proof for another join; None when the last world was none of this coordinator and job."""
+        if self.world is None or (self.world.coordinator, self.world.job) != (coordinator, job):
+            return None
+        return self.world.rejoin(member_id)

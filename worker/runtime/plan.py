@@ -1,0 +1,161 @@
+"""What a process asks for and how it will reach its peers, as values that follow from what they are made of.
+
+From the settings, this host and what it offers follows the request to join; from the settings and the world follows the
+transport, the same on all ranks. Nothing here opens anything or waits; formation.py does what the plans say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from horovod.base.settings import SETTINGS, Settings
+from horovod.worker.runtime.errors import StartError
+from horovod.worker.runtime.gpu import GPU_OPERATION_NAMES
+from horovod.worker.runtime.offers import choose_hierarchy
+from horovod.worker.runtime.process_sets import problem_of
+from horovod.worker.runtime.world import Endpoint, World
+
+if TYPE_CHECKING:
+    from horovod.protos.v1 import membership_pb2
+
+log = logging.getLogger(__name__)
+
+
+# -- the settings ------------------------------------------------------------------------------------------------------
+def usable(settings: Settings, process_sets: Sequence[Sequence[int]]) -> Settings:
+    """The settings by which a world is formed; StartError where they, or the sets to begin with, are not usable."""
+    _check(settings)
+    _tell_of_no_mpi(settings)
+    if settings.cpu_operations == "gloo":
+        settings = _with_gloo(settings)
+    size = settings.size or 1
+    if problem := problem_of(process_sets, size, [range(size)]):
+        raise StartError(problem)
+    return settings
+
+
+def _check(settings: Settings) -> None:
+    """Refuses settings that are right one by one but not together."""
+    size, rank = settings.size, settings.rank
+    if settings.coordinator is None and ((size or 1) > 1 or (rank or 0) > 0):
+        wanted = f"HOROVOD_SIZE={size}" if (size or 1) > 1 else f"HOROVOD_RANK={rank}"
+        raise StartError(
+            f"{wanted}, but no coordinator is given. Start the program with horovodrun, or start horovod-coordinator "
+            'and give its address to hvd.init("host:port") or in HOROVOD_COORDINATOR.'
+        )
+    if settings.coordinator is not None and size is None:
+        raise StartError(
+            f"The coordinator {settings.coordinator} is given, but not how many processes form the world. Set "
+            "HOROVOD_SIZE or call hvd.init(..., size=n)."
+        )
+    if rank is not None and rank >= (size or 1):
+        raise StartError(f"HOROVOD_RANK={rank} is not a rank of a world of HOROVOD_SIZE={size or 1} processes.")
+    if settings.cpu_operations in ("mpi", "ccl"):
+        library = {"mpi": "MPI", "ccl": "oneCCL"}[settings.cpu_operations]
+        raise StartError(
+            f"HOROVOD_CPU_OPERATIONS={settings.cpu_operations} is not possible: this version of Horovod can't use "
+            f"{library}. Use native (the default, which needs nothing) or gloo."
+        )
+
+
+def _tell_of_no_mpi(settings: Settings) -> None:
+    """Scripts for earlier versions ask for GPU tensors by MPI; what they get does the same without it."""
+    if "mpi" in (settings.gpu_operations, *(getattr(settings, f"gpu_{name}") for name in GPU_OPERATION_NAMES)):
+        log.info(
+            "HOROVOD_GPU_OPERATIONS or one like it asks for MPI, which this version of Horovod does not use: such GPU "
+            "tensors go through the host's memory and by what HOROVOD_CPU_OPERATIONS says (%s).",
+            settings.cpu_operations,
+        )
+
+
+def _with_gloo(settings: Settings) -> Settings:
+    """Gloo's algorithms run over our TCP connections; StartError where there is no Gloo."""
+    from horovod._core import gloo_obstacle
+
+    if obstacle := gloo_obstacle():
+        raise StartError(
+            f"HOROVOD_CPU_OPERATIONS=gloo is not possible: {obstacle} Without HOROVOD_CPU_OPERATIONS Horovod uses its "
+            "own algorithms, which need nothing."
+        )
+    if settings.transport == "shm":
+        raise StartError(
+            "HOROVOD_CPU_OPERATIONS=gloo works over TCP, but HOROVOD_TRANSPORT=shm asks for shared memory. Leave one "
+            "of them out."
+        )
+    return dataclasses.replace(settings, transport="tcp")
+
+
+# -- the request to join -----------------------------------------------------------------------------------------------
+def request_to_join(
+    settings: Settings,
+    process_sets: Sequence[Sequence[int]],
+    host: membership_pb2.HostIdentity,
+    endpoints: Sequence[Endpoint],
+    segment_address: str,
+) -> membership_pb2.JoinRequest:
+    """What a request says of the job, this host and what is offered; who the process is comes with each attempt."""
+    from horovod.protos.v1 import membership_pb2, types_pb2
+    from horovod.worker.runtime.local_member import PROTOCOL_VERSION
+
+    options = {row.name: str(getattr(settings, row.name)) for row in SETTINGS if row.agreed}
+    options["process_sets"] = _in_short([list(ranks) for ranks in process_sets])
+    return membership_pb2.JoinRequest(
+        protocol_version=PROTOCOL_VERSION,
+        job=settings.job,
+        size=settings.size or 0,
+        host=host,
+        requested_rank=settings.rank,
+        endpoints=[types_pb2.Endpoint(address=e.address, port=e.port, interface=e.interface) for e in endpoints],
+        segment_address=segment_address,
+        options=options,
+    )
+
+
+def _in_short(process_sets: list[list[int]]) -> str:
+    """A text that is equal on two ranks if the sets are."""
+    text = str(process_sets)
+    return text if len(text) <= 200 else f"{text[:150]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]})"
+
+
+# -- the transport -----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Transport:
+    """Between which ranks tensors go through shared memory, and between which over TCP."""
+
+    rank: int
+    size: int
+    is_shared: bool  # all ranks share memory
+    hosts: Sequence[int]  # by rank, the host whose memory it shares; empty where all ranks of the world do, or none
+
+    @property
+    def sharing(self) -> int:
+        """With how many other ranks this one shares memory."""
+        return (self.size if self.is_shared else self.hosts.count(self.hosts[self.rank]) if self.hosts else 1) - 1
+
+    @property
+    def connects(self) -> bool:
+        """Whether TCP is needed."""
+        return self.size > 1 and not self.is_shared
+
+    @property
+    def name(self) -> str:
+        """ "none" in a world of one, "shm", "tcp", or "tcp+shm" where hosts share memory."""
+        if self.size == 1:
+            return "none"
+        return "shm" if self.is_shared else "tcp+shm" if self.hosts else "tcp"
+
+
+def choose_transport(settings: Settings, world: World) -> Transport:
+    """All ranks choose the same. StartError where the settings ask for what the world does not allow."""
+    shared = False
+    if world.size > 1 and settings.transport != "tcp":
+        obstacle = world.why_not_shared_memory()
+        if obstacle is not None and settings.transport == "shm":
+            raise StartError(f"HOROVOD_TRANSPORT=shm is not possible: {obstacle}. Use HOROVOD_TRANSPORT=auto or tcp.")
+        shared = obstacle is None
+    return Transport(world.rank, world.size, shared, [] if shared else choose_hierarchy(settings, world))
