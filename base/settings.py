@@ -162,6 +162,13 @@ class Settings:
     cross_size: int | None = row(
         "HOROVOD_CROSS_SIZE", None, "number of hosts that have this local rank", launcher=True, **_COUNT
     )
+    incarnation: int = row(
+        "HOROVOD_INCARNATION",
+        0,
+        "which of the processes that were started for this rank one after the other, from 1 on; 0: nobody counts them",
+        launcher=True,
+        limits=(0, (1 << 32) - 1),
+    )
     worker: int | None = row("HOROVOD_WORKER", None, "number of the job file's worker that runs this", **_PLACE)
     workers: int | None = row("HOROVOD_WORKERS", None, "how many workers the job file has", launcher=True, **_COUNT)
     hostname: str | None = row(

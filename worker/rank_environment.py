@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from horovod.base.settings import ROWS, resolve, variables
 
 # Of the launcher itself: a rank has its own, or none.
-_NOT_INHERITED: Final = tuple(ROWS[name].env for name in ("token_file", "relay_socket"))
+_NOT_INHERITED: Final = tuple(ROWS[name].env for name in ("token_file", "relay_socket", "incarnation"))
 # What a user has set for other coordinators than the launcher's own.
 _OF_OTHERS: Final = tuple(ROWS[name].env for name in ("tls_ca", "tls_cert", "tls_key", "tls_server_name"))
 
@@ -56,10 +56,11 @@ class JobOnHost:
     relay_socket: str = ""
 
 
-def rank_environment(on: JobOnHost, place: Place, gpus: Sequence[str] = ()) -> dict[str, str]:
+def rank_environment(on: JobOnHost, place: Place, gpus: Sequence[str] = (), incarnation: int = 0) -> dict[str, str]:
     """The environment of one rank. ValueError for settings that make no sense.
 
     gpus: those that it may use, as CUDA_VISIBLE_DEVICES names them; empty: all.
+    incarnation: which process of this rank it is, where the launcher counts them, from 1 on; 0: it does not.
     """
     left_out = (*_NOT_INHERITED, *_OF_OTHERS) if on.is_own else _NOT_INHERITED
     environ = {name: value for name, value in on.environ.items() if name not in left_out}
@@ -77,6 +78,7 @@ def rank_environment(on: JobOnHost, place: Place, gpus: Sequence[str] = ()) -> d
         "local_size": place.local_size,
         "cross_rank": place.cross_rank,
         "cross_size": place.cross_size,
+        "incarnation": incarnation or None,
         "hostname": on.host,
         "network_interfaces": interfaces if not named and interfaces else None,
         "relay_socket": on.relay_socket or None,

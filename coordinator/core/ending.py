@@ -37,6 +37,10 @@ class Outcome(Protocol):
     def lost(self) -> str:
         """Why it is not known how the rank ended; empty where it is known."""
 
+    @property
+    def incarnation(self) -> int:
+        """Which of the processes that were started as this rank it was."""
+
 
 @dataclass(frozen=True)
 class RankEnded:
@@ -47,6 +51,7 @@ class RankEnded:
     host: str
     pid: int
     cause: str  # completes "rank 1 was lost: ..." and has no full stop
+    incarnation: int = 1  # of the process, among those that were started as this rank
 
 
 AnyOutcome = TypeVar("AnyOutcome", bound=Outcome)
@@ -86,25 +91,26 @@ def explain(outcomes: Sequence[Outcome], hosts: Sequence[str], noun: str = "rank
     if first is None:
         return None
     pid = f" (pid {first.pid})" if first.pid else ""
-    sentence = f"{capitalized(noun)} {first.rank} on host {hosts[first.rank]}{pid} {_how(first)}"
+    sentence = f"{capitalized(noun)} {first.rank} on host {hosts[first.rank]}{pid} {how(first)}"
     groups: dict[str, list[int]] = {}
     for outcome in outcomes:
         if outcome.code == 0 or outcome is first:
             continue
-        how = "stopped by this launcher" if outcome.stopped else _how(outcome)
-        groups.setdefault(how, []).append(outcome.rank)
-    rest = [_with_verb(ranks, how, noun) for how, ranks in groups.items()]
+        ended = "stopped by this launcher" if outcome.stopped else how(outcome)
+        groups.setdefault(ended, []).append(outcome.rank)
+    rest = [_with_verb(ranks, ended, noun) for ended, ranks in groups.items()]
     return f"{sentence}; after that {joined(rest)}." if rest else f"{sentence}."
 
 
-def _with_verb(ranks: list[int], how: str, noun: str) -> str:
-    if how.startswith("is lost") and len(ranks) > 1:
-        how = f"are{how.removeprefix('is')}"
-    verb = ("was " if len(ranks) == 1 else "were ") if how.startswith("stopped") else ""
-    return f"{ranks_in_words(ranks, noun)} {verb}{how}"
+def _with_verb(ranks: list[int], ended: str, noun: str) -> str:
+    if ended.startswith("is lost") and len(ranks) > 1:
+        ended = f"are{ended.removeprefix('is')}"
+    verb = ("was " if len(ranks) == 1 else "were ") if ended.startswith("stopped") else ""
+    return f"{ranks_in_words(ranks, noun)} {verb}{ended}"
 
 
-def _how(outcome: Outcome) -> str:
+def how(outcome: Outcome) -> str:
+    """Completes `rank 1 ...`."""
     if outcome.lost:
         return f"is lost: {outcome.lost}"
     code = outcome.code
@@ -128,4 +134,4 @@ def rank_ended(job: str, host: str, outcome: Outcome) -> RankEnded:
     cause = outcome.lost or "its agent saw its process end"
     if not outcome.lost and outcome.code is not None:
         cause = f"{cause}: {_in_words(outcome.code)}"
-    return RankEnded(job, outcome.rank, host, outcome.pid, cause)
+    return RankEnded(job, outcome.rank, host, outcome.pid, cause, outcome.incarnation)

@@ -51,5 +51,5 @@ class Outcomes:
             self._tell_all(jobs_pb2.JobRecord.FromString(value))
 
     def _tell_all(self, record: jobs_pb2.JobRecord) -> None:
-        for ended in rank_ends(record, {outcome.rank for outcome in record.outcomes}):
+        for ended in rank_ends(record):
             self._tell(ended)

@@ -185,6 +185,8 @@ class Daemon:
             self._start_share(command.start)
         elif command.HasField("end"):
             self._tell(command.end.job, end=True)
+        elif command.HasField("finish"):
+            self._tell(command.finish.job, finish=True)
         elif command.HasField("run_line"):
             self._tell(command.run_line.job, run_line=command.run_line.line)
         elif command.HasField("signal"):
@@ -223,6 +225,8 @@ class Daemon:
     def _start_share(self, start: pb.StartShare) -> None:
         if shim_job := self._jobs.get(start.job):
             self._stream.send(report=shim_job.report())
+            if start.replaces_failed and not shim_job.over.is_set():
+                self._spawn(self._start_later(shim_job, start))
         elif start.job not in self._starting:
             self._starting[start.job] = []
             self._spawn(self._start(start))
@@ -231,7 +235,8 @@ class Daemon:
         host_fault = False
         try:
             lines = await self._lines(start)
-            order = Order(lines, start.hold, self.host.log_limit_bytes, self.host.orphan_grace_s)
+            grace_s, replaces = self.host.orphan_grace_s, start.replaces_failed
+            order = Order(lines, start.hold, self.host.log_limit_bytes, grace_s, replaces)
             jobs, grace_s = self.host.state / "jobs", self.host.reader_grace_s
             self._make_room(needed_bytes(len(order.ranks)))
             host_fault = True  # what follows is the same for all jobs
@@ -255,6 +260,16 @@ class Daemon:
             shim_job.tell(**command)
         self._read_early(start.job)
         self._on_change(shim_job)
+
+    async def _start_later(self, shim_job: ShimJob, start: pb.StartShare) -> None:
+        try:
+            shim_job.start_later([slot for line in await self._lines(start) for slot in line])
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # what could be started before can't be any more
+            log.error("Job %s gets no further process here, so it ends: %s", start.job, error)
+            shim_job.tell(signal=signal.SIGTERM, stop=True)
 
     async def _lines(self, start: pb.StartShare) -> list[list[Slot]]:
         """What to start, line by line. The driver may be asked how many GPUs there are, so this is for a thread."""

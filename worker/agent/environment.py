@@ -45,7 +45,13 @@ def slots_of(
         relay_socket=relay.path if relay is not None and relayed else "",
     )
     slots = [
-        Slot(placed.rank, list(start.command), rank_environment(job, placed, placed.gpus), start.directory or None)
+        Slot(
+            placed.rank,
+            list(start.command),
+            rank_environment(job, placed, placed.gpus, placed.incarnation or 1),
+            start.directory or None,
+            incarnation=placed.incarnation or 1,
+        )
         for placed in start.ranks
     ]
     if settings.pin_gpus and not any(placed.gpus for placed in start.ranks):

@@ -12,6 +12,7 @@ stdout when its socket listens, and knows no gRPC. In the folder it leaves a log
                                                                       whenever that changes, the whole of it
                       {"ends": {"0": 4711}}                           how far logs go by now, not more often than needed
     agent to shim     {"signal": 2, "stop": true}   {"end": true}     see agents.proto
+                      {"start": [...]}   {"finish": true}             where failed processes are replaced; supervisor.py
                       {"taken": {"0": 4000}}   {"release": true}      of a log that is held
                       {"run_line": 1}                                 of a run list: all workers have finished the last
 
@@ -53,6 +54,7 @@ class Order:
     held: bool
     log_limit_bytes: int
     orphan_grace_s: float
+    replaces_failed: bool = False
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -60,16 +62,17 @@ class Order:
     @classmethod
     def from_json(cls, text: str) -> Order:
         fields = json.loads(text)
-        lines = [
-            [Slot(**{**slot, "descriptors": tuple(slot["descriptors"])}) for slot in line]
-            for line in fields.pop("lines")
-        ]
-        return cls(lines, **fields)
+        return cls([slots_from(line) for line in fields.pop("lines")], **fields)
 
     @property
     def ranks(self) -> list[int]:
         """The ranks that have a process in some line."""
         return sorted({slot.rank for line in self.lines for slot in line})
+
+
+def slots_from(fields: list[dict[str, Any]]) -> list[Slot]:
+    """The slots that `dataclasses.asdict` made these of."""
+    return [Slot(**{**slot, "descriptors": tuple(slot["descriptors"])}) for slot in fields]
 
 
 def rank_folder(folder: Path, rank: int) -> Path:
@@ -149,7 +152,7 @@ class Shim:
                 self._supervisor = Supervisor(self._logs, guardian)
                 self._supervisor.changed = self._tell
                 self._runs = True
-                await self._supervisor.run(slots)
+                await self._supervisor.run(slots, self._order.replaces_failed)
                 self._runs = False
                 if not self._error and len(self._supervisor.pids) < len(slots):
                     self._error = "it was stopped before all of its ranks were started"
@@ -200,14 +203,7 @@ class Shim:
 
     def state(self) -> dict[str, Any]:
         """What the agent reports to the coordinator."""
-        pids = self._supervisor.pids if self._supervisor else {}
-        ended = {outcome.rank: outcome for outcome in self._supervisor.outcomes} if self._supervisor else {}
-        ranks = []
-        for rank, pid in pids.items():
-            one: dict[str, Any] = {"rank": rank, "pid": pid, "ended": rank in ended}
-            if rank in ended:
-                one |= {"code": ended[rank].code, "stopped": ended[rank].stopped}
-            ranks.append(one)
+        ranks = self._supervisor.states() if self._supervisor else []
         progress = {"line": self._line, "lines_done": self._lines_done}
         error = {"error": self._error, "host_fault": self._host_fault}
         return {"ranks": ranks, "over": self._over, **error, **progress}
@@ -254,6 +250,10 @@ class Shim:
             if self._runs:
                 self._supervisor.end_after_failure()
             self._end_lines()
+        elif "start" in command:
+            self._supervisor.start(slots_from(command["start"]))
+        elif "finish" in command:
+            self._supervisor.finish()
         elif "run_line" in command:
             self._allowed = max(self._allowed, int(command["run_line"]))
             self._turn.set()

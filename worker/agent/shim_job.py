@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
 from horovod.protos.v1 import agents_pb2
 from horovod.worker.agent.shim import LINE_LIMIT_BYTES, OVER, SOCKET, Order, short_path
+from horovod.worker.agent.supervisor import Slot
 
 START_TIMEOUT_S = 60.0  # for a shim to start on a busy machine
 READER_GRACE_S = 60.0  # how long ranks wait for a reader that is not there, once they have filled their logs
@@ -95,7 +97,8 @@ class ShimJob:
         """Ranks that have not ended."""
         if self.over.is_set():
             return 0
-        return len(self.ranks) - sum(bool(rank["ended"]) for rank in self._state["ranks"])
+        latest = {state["rank"]: state for state in self._state["ranks"]}  # a later process of a rank comes later
+        return len(self.ranks) - sum(bool(state["ended"]) for state in latest.values())
 
     @property
     def host_fault(self) -> bool:
@@ -113,13 +116,15 @@ class ShimJob:
             line=state["line"],
             lines_done=state["lines_done"],
         )
-        for one in self._state["ranks"]:
-            rank = report.ranks.add(rank=one["rank"], pid=one["pid"], ended=one["ended"])
-            if one["ended"]:
-                rank.stopped = one["stopped"]
-                if one["code"] is not None:
-                    rank.code = one["code"]
+        for state in self._state["ranks"]:
+            report.ranks.add(**state)
         return report
+
+    def start_later(self, slots: Sequence[Slot]) -> None:
+        """Starts these processes in place of earlier ones of their ranks; nothing happens for those it has already."""
+        known = {(state["rank"], state["incarnation"]) for state in self._state["ranks"]}
+        if new := [dataclasses.asdict(slot) for slot in slots if (slot.rank, slot.incarnation) not in known]:
+            self.tell(start=new)
 
     def tell(self, **command: Any) -> None:
         """Sends the shim a command (shim.py). Nothing happens when the shim is gone."""

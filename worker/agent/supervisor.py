@@ -1,9 +1,10 @@
 """Starts the processes of a job on this host, watches them, and ends them when it is told to.
 
 It decides nothing: what the end of a process means for the others is the scheduler's word (coordinator/core/elastic),
-which comes back as one of the methods. `end_after_failure` gives the ranks a short grace, in which they notice by
-themselves that a peer is gone and report it; then they are stopped. `stop` asks the ranks first and makes them end
-later. Whatever happens, `run` returns with no process left.
+which comes back as one of the methods. `start` starts another process of a rank whose process has ended.
+`end_after_failure` gives the ranks a short grace, in which they notice by themselves that a peer is gone and report it;
+then they are stopped. `stop` asks the ranks first and makes them end later. Whatever happens, `run` returns with no
+process left.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.output import Sink
@@ -36,6 +38,7 @@ class Slot:
     directory: str | None = None
     descriptors: tuple[int, ...] = ()  # descriptors that the command inherits, beside the standard three
     stdin: int | None = None  # the command's stdin; None: an empty one
+    incarnation: int = 1  # counts the processes of this rank (coordinator/core/elastic/target.py)
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Outcome:
     stopped: bool  # it ended after this supervisor had sent it a signal
     ended_s: float  # by the event loop's clock
     lost: str = ""  # why it is not known how it ended, where that is so
+    incarnation: int = 1
 
 
 _Steps = tuple[tuple[int | None, float], ...]
@@ -71,44 +75,79 @@ class Supervisor:
         self._failure_grace_s = failure_grace_s
         self._stop_grace_s = stop_grace_s
         self._request_grace_s = request_grace_s
-        self._processes: list[TrainingProcess] = []
+        self._processes: list[TrainingProcess] = []  # the latest of each rank
+        self._incarnations: dict[int, int] = {}  # by rank, of the latest process
         self._outcomes: list[Outcome] = []
+        self._watchers: list[asyncio.Task[None]] = []
+        self._is_open = False  # further processes may be started after the last one has ended
+        self._wanted: asyncio.Queue[Slot | None] = asyncio.Queue()  # None: no more come
         self._signalled = False
         self._requested = False
         self._hurry = asyncio.Event()
         self._draining = False
         self._ending: asyncio.Task[None] | None = None
 
-    async def run(self, slots: Sequence[Slot]) -> list[Outcome]:
-        """Starts every slot and returns how they ended, in that order (first to end first)."""
+    async def run(self, slots: Sequence[Slot], replaces_failed: bool = False) -> list[Outcome]:
+        """Starts every slot and returns how they ended, in that order (first to end first).
+
+        replaces_failed: processes that `start` starts may follow, until `finish` or one of those that end the ranks.
+        """
         loop = asyncio.get_running_loop()
         self._sink.room = lambda: self._call(loop)
-        watchers: list[asyncio.Task[None]] = []
+        self._is_open = replaces_failed
         try:
             for slot in slots:
                 if self._requested:
                     return self._outcomes  # asked to stop while starting; what runs is stopped below
-                process = TrainingProcess.start(
-                    slot.rank,
-                    slot.command,
-                    slot.environ,
-                    self._guardian,
-                    slot.directory,
-                    slot.descriptors,
-                    slot.stdin,
-                )
-                self._processes.append(process)
-                self.changed()
-                watchers.append(asyncio.create_task(self._watch(process)))
-                await process.connect(self._sink)
-            await asyncio.wait(watchers)
+                await self._start(slot)
+            while self._is_open and self._ending is None:
+                if (wanted := await self._wanted.get()) is not None and self._ending is None:
+                    await self._start(wanted)
+            await asyncio.wait(self._watchers)
         finally:
-            await self._clean_up(watchers)
+            await self._clean_up()
         return self._outcomes
+
+    def start(self, slots: Sequence[Slot]) -> None:
+        """Starts these processes, each once the earlier process of its rank has ended.
+
+        Nothing happens for one whose incarnation is not greater than that of the rank's latest process.
+        """
+        for slot in slots:
+            self._wanted.put_nowait(slot)
+
+    def finish(self) -> None:
+        """No process is started any more."""
+        self._is_open = False
+        self._wanted.put_nowait(None)
+
+    async def _start(self, slot: Slot) -> None:
+        if slot.incarnation <= self._incarnations.get(slot.rank, 0):
+            return
+        for earlier in [process for process in self._processes if process.rank == slot.rank]:
+            await earlier.ended.wait()
+            await earlier.release(_LEFTOVER_GRACE_S)
+            self._processes.remove(earlier)
+            if self._ending is not None:  # meanwhile
+                return
+        process = TrainingProcess.start(
+            slot.rank,
+            slot.command,
+            slot.environ,
+            self._guardian,
+            slot.directory,
+            slot.descriptors,
+            slot.stdin,
+        )
+        self._processes.append(process)
+        self._incarnations[slot.rank] = slot.incarnation
+        self.changed()
+        self._watchers.append(asyncio.create_task(self._watch(process, slot.incarnation)))
+        await process.connect(self._sink)
 
     @property
     def started(self) -> int:
-        """How many processes were started."""
+        """How many ranks have had a process."""
         return len(self._processes)
 
     @property
@@ -118,8 +157,23 @@ class Supervisor:
 
     @property
     def pids(self) -> dict[int, int]:
-        """By rank, of what was started."""
+        """By rank, of the latest process."""
         return {process.rank: process.pid for process in self._processes}
+
+    def states(self) -> list[dict[str, Any]]:
+        """What a report says of each process, as fields of RankStatus (agents.proto): first those that have ended, in
+        that order.
+        """
+        found: list[dict[str, Any]] = []
+        for one in self._outcomes:
+            state = {"rank": one.rank, "pid": one.pid, "ended": True, "stopped": one.stopped}
+            found.append({**state, "incarnation": one.incarnation, **({} if one.code is None else {"code": one.code})})
+        ended = {(one.rank, one.incarnation) for one in self._outcomes}
+        for rank, pid in self.pids.items():
+            incarnation = self._incarnations[rank]
+            if (rank, incarnation) not in ended:
+                found.append({"rank": rank, "pid": pid, "ended": False, "incarnation": incarnation})
+        return found
 
     @property
     def outcomes(self) -> Sequence[Outcome]:
@@ -147,6 +201,7 @@ class Supervisor:
         first: _Steps = () if signum == signal.SIGTERM else ((signum, self._request_grace_s),)
         steps = (*first, (signal.SIGTERM, self._request_grace_s), (signal.SIGKILL, _KILL_DEADLINE_S))
         self._ending = asyncio.create_task(self._end(steps))
+        self.finish()
 
     def kill(self) -> None:
         """Ends every rank now, whatever was asked before."""
@@ -154,6 +209,7 @@ class Supervisor:
         if self._ending is not None:
             self._ending.cancel()
         self._ending = asyncio.create_task(self._end(((signal.SIGKILL, _KILL_DEADLINE_S),)))
+        self.finish()
 
     def end_after_failure(self) -> None:
         """A rank has failed, here or on another host: those that run get their grace, and are then stopped."""
@@ -161,11 +217,14 @@ class Supervisor:
             grace_s, stop_s = self._failure_grace_s, self._stop_grace_s
             steps = ((None, grace_s), (signal.SIGTERM, stop_s), (signal.SIGKILL, _KILL_DEADLINE_S))
             self._ending = asyncio.create_task(self._end(steps))
+        self.finish()
 
-    async def _watch(self, process: TrainingProcess) -> None:
+    async def _watch(self, process: TrainingProcess, incarnation: int) -> None:
         await process.ended.wait()
-        now_s = asyncio.get_running_loop().time()
-        self._outcomes.append(Outcome(process.rank, process.pid, process.code, self._signalled, now_s))
+        now_s, is_stopped = asyncio.get_running_loop().time(), self._signalled
+        self._outcomes.append(
+            Outcome(process.rank, process.pid, process.code, is_stopped, now_s, incarnation=incarnation)
+        )
         self.changed()
 
     async def _end(self, steps: _Steps) -> None:
@@ -197,7 +256,7 @@ class Supervisor:
     async def _hurried(self) -> None:
         await self._hurry.wait()
 
-    async def _clean_up(self, watchers: Sequence[asyncio.Task[None]]) -> None:
+    async def _clean_up(self) -> None:
         """Leaves nothing behind, also when `run` was cancelled or could not start a slot."""
         if self._ending is not None:
             self._ending.cancel()
@@ -205,8 +264,8 @@ class Supervisor:
                 await self._ending
         if any(not process.ended.is_set() for process in self._processes):
             await self._end(((signal.SIGTERM, self._stop_grace_s), (signal.SIGKILL, _KILL_DEADLINE_S)))
-            if watchers:
-                await asyncio.wait(watchers)
+            if self._watchers:
+                await asyncio.wait(self._watchers)
         self._draining = True
         if self._requested:
             self._abandon_output_soon()

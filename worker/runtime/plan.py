@@ -110,6 +110,7 @@ def request_to_join(
         size=settings.size or 0,
         host=host,
         requested_rank=settings.rank,
+        incarnation=settings.incarnation,
         endpoints=[types_pb2.Endpoint(address=e.address, port=e.port, interface=e.interface) for e in endpoints],
         segment_address=segment_address,
         options=options,

@@ -15,6 +15,7 @@ from horovod.base.words import joined, ranks_in_words
 from horovod.protos.v1 import jobs_pb2
 from horovod.runner.cluster_client import Access, ClusterClient, FollowedJob, coordinators_of, exported
 from horovod.runner.control import Control, without_loop
+from horovod.runner.elastic.policy import write_policy
 from horovod.runner.hosts import HostSlots, fill
 from horovod.runner.local_job import terminal_size
 from horovod.runner.observed import traced
@@ -43,6 +44,7 @@ def job_of(args: argparse.Namespace, environ: Mapping[str, str], hosts: Sequence
     spec.needs.memory_bytes = int((args.memory_gb_per_process or 0.0) * 2**30)
     for name, slots in hosts:
         spec.hosts.add(name=name, slots=slots)
+    write_policy(spec, args.replacement)
     return spec
 
 

@@ -95,8 +95,9 @@ def make_parser() -> Parser:
 
     add_job_flags(parser)
 
-    # --min-np or --host-discovery-script makes a job elastic; the others have no meaning without one of them.
-    elastic = parser.add_argument_group("elastic jobs (checked, not available yet)")
+    # --min-np or --host-discovery-script makes a job elastic: its failed processes are replaced. The others have no
+    # meaning without one of them.
+    elastic = parser.add_argument_group("elastic jobs (of a fixed size yet: --min-np equal to -np)")
     elastic.add_argument(
         "--min-np", "--min-num-proc", dest="min_num_proc", type=int, metavar="N", help="go on with so many; default -np"
     )
@@ -107,7 +108,7 @@ def make_parser() -> Parser:
         "--host-discovery-script", metavar="SCRIPT", help="program that prints a line `host:slots` for each host"
     )
     elastic.add_argument("--slots-per-host", type=int, metavar="N", help="slots of a host printed without them")
-    elastic.add_argument("--reset-limit", type=int, metavar="N", help="end the job after so many changes of its world")
+    elastic.add_argument("--reset-limit", type=int, metavar="N", help="replace so many processes; default 3 times -np")
     elastic.add_argument(
         "--blacklist-cooldown-range",
         type=int,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from horovod.base.settings import MAX_SIZE, ROWS, resolve
 from horovod.runner import task
-from horovod.runner.elastic.request import NOT_YET, ElasticRequest
+from horovod.runner.elastic.request import ElasticRequest
 from horovod.runner.flags import interface_variable
 from horovod.runner.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
 from horovod.runner.python_streams import PythonStreams
@@ -102,8 +102,10 @@ def run(
         raise ValueError("host_discovery_script excludes hosts and hostfile: the script names the hosts.")
     request = ElasticRequest(min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script)
     request.check(num_proc, len(found) if found is not None else None, _ELASTIC_NAMES)
-    if request.elastic:
-        raise NotImplementedError(NOT_YET.format(given=request.given()[0]))
+    if request.replacement(num_proc, _ELASTIC_NAMES) is not None:
+        raise NotImplementedError(
+            "Failed processes of horovod.run can't be replaced yet: leave min_num_proc out, or use horovodrun --min-np."
+        )
     if given := request.given():
         warnings.warn(f"{', '.join(given)}: no effect, as this job has a fixed size.", UserWarning, stacklevel=2)
     found = found or (HostSlots("localhost", num_proc),)

@@ -20,7 +20,7 @@ from horovod.rendezvous import task_of
 from horovod.runner import commands, flags, lsf, standard_input
 from horovod.runner.config_file import read_config
 from horovod.runner.control import Control, without_loop
-from horovod.runner.elastic.request import NOT_YET, ElasticRequest
+from horovod.runner.elastic.request import ElasticRequest
 from horovod.runner.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
 from horovod.runner.job_flags import misplaced, unused_coordinator
 from horovod.runner.python_streams import PythonStreams
@@ -136,7 +136,9 @@ def _launch(args: argparse.Namespace) -> int:
         from horovod.runner.cluster_launch import launch_on_agents
 
         _check_stdin_elsewhere(args.command)
-        hosts = [(host.name, host.slots) for host in _named_hosts(args) or ()]
+        named = _named_hosts(args)
+        hosts = [(host.name, host.slots) for host in named or ()]
+        _check_elastic(args, args.num_proc or sum(slots for _, slots in hosts), len(named) if named else None)
         return launch_on_agents(args, environ, hosts)
     if alone := misplaced(args):
         raise RefusedError(alone)
@@ -183,7 +185,9 @@ def _launch_here(
         with Control(console, streams) as control:
             try:
                 progress = Progress(console, job.host_names, verbose=args.verbose)
-                record = without_loop(lambda: run_job(job, console, guardian, control.attach, progress))
+                record = without_loop(
+                    lambda: run_job(job, console, guardian, control.attach, progress, args.replacement)
+                )
             except OSError as error:
                 raise RefusedError(f"The job could not be started: {_in_words(error)}.", _FAILED) from error
             finally:
@@ -248,12 +252,15 @@ def _named_hosts(args: argparse.Namespace) -> tuple[HostSlots, ...] | None:
 
 
 def _check_elastic(args: argparse.Namespace, count: int, host_count: int | None) -> None:
+    """Sets `args.replacement`: what is done about failed processes. Raises for what can't be."""
     request = ElasticRequest(**{field: getattr(args, dest) for field, dest in _ELASTIC_DESTS.items()})
     request.check(count, host_count, _ELASTIC_FLAGS)
     given = [_ELASTIC_FLAGS[field] for field in request.given()]
-    if request.elastic:
-        raise RefusedError(NOT_YET.format(given=given[0]))
-    if given:
+    try:
+        args.replacement = request.replacement(count, _ELASTIC_FLAGS)
+    except NotImplementedError as error:
+        raise RefusedError(str(error)) from error
+    if given and not request.elastic:
         _say(
             f"{joined(given)} {'has' if len(given) == 1 else 'have'} no effect: this job has a fixed size. --min-np or "
             "--host-discovery-script would make it elastic."

@@ -21,6 +21,8 @@ from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.protos.v1.jobs_pb2 import JobRecord, JobSpec
 from horovod.runner.control import SignalTarget
+from horovod.runner.elastic.policy import write_policy
+from horovod.runner.elastic.request import Replacement
 from horovod.runner.observed import pages_of, traced
 from horovod.runner.own_machine import OwnMachine, Shares
 from horovod.runner.progress import Progress, Seen, seen_by
@@ -58,7 +60,9 @@ def slots_of(job: LocalJob, coordinator: str, token: str, shares: Shares) -> lis
             rank = placed.rank
             descriptors = tuple(job.descriptors[rank]) if job.descriptors else ()
             stdin = job.stdin[rank] if job.stdin else None
-            slots.append(Slot(rank, job.command, rank_environment(on_host, placed), None, descriptors, stdin))
+            incarnation = placed.incarnation or 1
+            environ = rank_environment(on_host, placed, incarnation=incarnation)
+            slots.append(Slot(rank, job.command, environ, None, descriptors, stdin, incarnation))
     slots.sort(key=lambda slot: slot.rank)
     return pinned(slots) if resolve(job.environ).pin_gpus else slots
 
@@ -90,8 +94,9 @@ def run_job(
     guardian: Guardian,
     on_start: Callable[[SignalTarget], None] = lambda target: None,
     progress: Progress | None = None,
+    replacement: Replacement | None = None,
 ) -> JobRecord:
-    """Runs `job` to its end and returns its record.
+    """Runs `job` to its end and returns its record. replacement: of processes that fail; None: the job ends.
 
     `on_start` is called in the event loop before the first process exists; it gets what signals are passed on to.
     OSError or ValueError when the job cannot be started.
@@ -101,6 +106,7 @@ def run_job(
     limits = Limits(settings.keepalive_timeout_seconds, settings.reattach_grace_seconds)
     config = CoordinatorConfig(token=token, limits=limits, **pages_of(settings))
     spec = JobSpec(command=job.command[:1], processes=len(job.hosts))  # a record has no room for a long command
+    write_policy(spec, replacement)
     with (
         EmbeddedCoordinator.of(config) as coordinator,
         traced(len(job.hosts), coordinator.server.registry if coordinator.server else None) as trace,

@@ -92,7 +92,9 @@ class OwnMachine:
     def _obey(self, name: str, command: pb.AgentCommand) -> None:
         if command.HasField("start"):
             self._shares[name] = command.start
-            if len(self._shares) == len(self._names) and self._running is None:
+            if self._running is not None:
+                self._supervisor.start(self._slots_of({name: command.start}))
+            elif len(self._shares) == len(self._names):
                 self._running = asyncio.create_task(self._supervise())
         elif command.HasField("probe"):  # all names are this machine
             reached = pb.Reached(probe=command.probe.probe, targets=command.probe.targets)
@@ -101,6 +103,8 @@ class OwnMachine:
             return  # what is told to all agents of the job is for one supervisor
         elif command.HasField("end"):
             self._supervisor.end_after_failure()
+        elif command.HasField("finish"):
+            self._supervisor.finish()
         elif command.HasField("signal") and command.signal.signal == signal.SIGKILL:
             self._supervisor.kill()
         elif command.HasField("signal"):
@@ -108,7 +112,8 @@ class OwnMachine:
 
     async def _supervise(self) -> None:
         try:
-            await self._supervisor.run(self._slots_of(self._shares))
+            replaces_failed = any(share.replaces_failed for share in self._shares.values())
+            await self._supervisor.run(self._slots_of(self._shares), replaces_failed)
         except (OSError, ValueError) as error:
             self._error = error
         self._tell(over=True)
@@ -133,14 +138,7 @@ class OwnMachine:
             report.error = str(self._error)
         elif over and not ranks <= self._supervisor.pids.keys():
             report.error = "it was stopped before all of its ranks were started"
-        ended = set()
-        for outcome in self._supervisor.outcomes:  # in the order in which they ended
-            ended.add(outcome.rank)
-            if outcome.rank in ranks:
-                status = report.ranks.add(rank=outcome.rank, pid=outcome.pid, ended=True, stopped=outcome.stopped)
-                if outcome.code is not None:
-                    status.code = outcome.code
-        for rank, pid in self._supervisor.pids.items():
-            if rank in ranks and rank not in ended:
-                report.ranks.add(rank=rank, pid=pid)
+        for state in self._supervisor.states():
+            if state["rank"] in ranks:
+                report.ranks.add(**state)
         return report

@@ -35,6 +35,7 @@ from . import lines, record_size
 from .agent import Agent
 from .hosts import grace_of
 from .job import OVER, ClusterJob, rank_ends, resources_of
+from .outcomes import incarnations, known
 from .placement import Capacity, Part, Resources, place
 from .reachability import Reachability
 from .target_record import exits_of
@@ -162,7 +163,9 @@ class Cluster:
         for share in record.shares:
             if not share.started and not share.over:  # if its agent has started it nevertheless, it is told to end it
                 share.over = True
-                ended += rank_ends(record, set(lines.lose(record, share, job.pids, lines.NOT_STARTED, wall_s)))
+                before = known(record)
+                lines.lose(record, share, job.pids, lines.NOT_STARTED, wall_s)
+                ended += rank_ends(record, before)
         end = pb.AgentCommand(end=pb.EndShare(job=job_id))
         ends = [Command(share.agent, end) for share in record.shares if not share.over]
         return [*ended, *ends, *self._judged(job, wall_s), *self.schedule(now_s, wall_s)]
@@ -463,6 +466,7 @@ class Cluster:
             processes_per_worker=lines.per_worker(spec),
             code=spec.code,
             python_environment=spec.python_environment,
+            replaces_failed=spec.policy.replaces_failed,
         )
         for index, rank in enumerate(share.slots):
             at = places[rank]
@@ -473,6 +477,7 @@ class Cluster:
                 cross_rank=at.cross_rank,
                 cross_size=at.cross_size,
                 gpus=share.gpus[index * each : (index + 1) * each],
+                incarnation=share.incarnations[index] if share.incarnations else 1,
             )
         return Command(share.agent, pb.AgentCommand(start=start))
 
@@ -496,17 +501,22 @@ class Cluster:
                 return effects  # whoever passes the report on calls `schedule` afterwards
         elif report.ranks:
             self.agents[share.agent].fitness.started()
-        known = {outcome.rank for outcome in record.outcomes}
+        before, current = known(record), incarnations(record)
         changed = not share.started or report.lines_done > share.lines_done
         share.started = True
         share.lines_done = max(share.lines_done, report.lines_done)
         is_current = lines.is_current(record, report)
         for rank in report.ranks if is_current else ():
+            incarnation = rank.incarnation or 1
+            if incarnation != current.get(rank.rank):
+                continue  # of a process that was replaced; that it has ended is known
             job.pids[rank.rank] = rank.pid
-            if rank.ended and rank.rank not in known:
+            if rank.ended and (rank.rank, incarnation) not in before:
                 outcome = record.outcomes.add(rank=rank.rank, pid=rank.pid, stopped=rank.stopped, ended_at=wall_s)
                 if rank.HasField("code"):
                     outcome.code = rank.code
+                if incarnation > 1:
+                    outcome.incarnation = incarnation
                 changed = True
         if report.over and not share.over:
             share.over = changed = True
@@ -514,7 +524,7 @@ class Cluster:
                 lines.lose(record, share, job.pids, printable(report.error) or lines.NOT_KNOWN, wall_s)
             effects.append(Command(share.agent, pb.AgentCommand(forget=pb.ForgetShare(job=record.id))))
         # First, since it is evidence for the world and no decision that must be stored.
-        ended = rank_ends(record, set(lines.ranks_of(record, share)) - known)
+        ended = rank_ends(record, before)
         judged = self._judged(job, wall_s) if changed else []
         return [*ended, *judged, *effects, *self._next_line(job)]
 
@@ -550,14 +560,31 @@ class Cluster:
         record = job.record
         effects: list[Effect] = []
         if record.state == jobs_pb2.JOB_STATE_RUNNING:
-            target, _ = decide(wall_s, job.target, Observed(exits_of(record)))
-            if target.phase is Phase.ENDS:
-                job.obey(target)
-                end = pb.AgentCommand(end=pb.EndShare(job=record.id))
-                effects = [Command(share.agent, end) for share in record.shares if not share.over]
+            effects = self._decided(job, wall_s)
         if all(share.over for share in record.shares):
             return self._finish(job, wall_s)
         return [*self._saved(job), *effects]
+
+    def _decided(self, job: ClusterJob, wall_s: float) -> list[Effect]:
+        """What the agents of a running job are to do, now that processes of it have ended."""
+        record = job.record
+        replaces = record.spec.policy.replaces_failed
+        target, sentence = decide(wall_s, job.target, Observed(exits_of(record)))
+        if target is job.target or not (replaces or target.phase is Phase.ENDS):
+            return []
+        job.obey(target)
+        left = [share for share in record.shares if not share.over]
+        if target.phase is Phase.ENDS:
+            if replaces:
+                record.sentence = sentence
+            end = pb.AgentCommand(end=pb.EndShare(job=record.id))
+            return [Command(share.agent, end) for share in left]
+        notices = [Notice(f"Job {record.id}: {sentence}")] if sentence else []
+        if target.phase is Phase.FINISHES:
+            finish = pb.AgentCommand(finish=pb.FinishShare(job=record.id))
+            return [*notices, *(Command(share.agent, finish) for share in left)]
+        new = [share for share in left if target.generation in share.incarnations]
+        return [*notices, *(self._start(job, share) for share in new)]
 
     def _lost(self, job: ClusterJob, share: jobs_pb2.Share, cause: str, now_s: float, wall_s: float) -> list[Effect]:
         """The ranks of that share which have not ended are lost. A job that has not been started waits again."""
@@ -566,7 +593,9 @@ class Cluster:
             job.record.state = jobs_pb2.JOB_STATE_QUEUED
             return [*self._saved(job), *self.schedule(now_s, wall_s)]
         share.over = True
-        ended = rank_ends(job.record, set(lines.lose(job.record, share, job.pids, cause, wall_s)))
+        before = known(job.record)
+        lines.lose(job.record, share, job.pids, cause, wall_s)
+        ended = rank_ends(job.record, before)
         return [*ended, *self._judged(job, wall_s), *self.schedule(now_s, wall_s)]
 
     def _finish(self, job: ClusterJob, wall_s: float) -> list[Effect]:
@@ -575,6 +604,10 @@ class Cluster:
 
     def _repeated(self, job: ClusterJob, share: jobs_pb2.Share) -> list[Effect]:
         """Repeats the commands that an agent which was away may not have got."""
+        policy, is_running = job.record.spec.policy, job.record.state == jobs_pb2.JOB_STATE_RUNNING
+        if not share.over and is_running and policy.replaces_failed:
+            finish = pb.AgentCommand(finish=pb.FinishShare(job=job.record.id))
+            return [Command(share.agent, finish) if job.record.finishes else self._start(job, share)]
         if not share.over and job.record.state == jobs_pb2.JOB_STATE_RUNNING and job.record.line:
             return [Command(share.agent, lines.run_line(job.record))]
         if share.over or job.record.state != jobs_pb2.JOB_STATE_ENDING:

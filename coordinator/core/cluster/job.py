@@ -5,35 +5,18 @@ from dataclasses import dataclass, field
 
 from horovod.base.words import capitalized, plural, uncapitalized
 from horovod.coordinator.core.attendance import Attendance
-from horovod.coordinator.core.elastic.target import Phase, Target
+from horovod.coordinator.core.elastic.target import Target
 from horovod.coordinator.core.ending import RankEnded, exit_code, explain, first_failure, rank_ended
 from horovod.protos.v1 import jobs_pb2
 
 from . import code, lines, record_size
+from .outcomes import RankExit, incarnation_of, latest
 from .placement import Resources
-from .target_record import target_of
+from .target_record import target_of, write_target
 
 OVER = (jobs_pb2.JOB_STATE_SUCCEEDED, jobs_pb2.JOB_STATE_FAILED, jobs_pb2.JOB_STATE_STOPPED)
 MAX_SUBMISSION = 64
 MAX_PROCESSES = 1 << 16
-
-
-@dataclass(frozen=True)
-class RankExit:
-    """How a rank of the job ended, in the form that ending.py takes (its protocol Outcome)."""
-
-    rank: int
-    pid: int
-    code: int | None
-    stopped: bool
-    ended_s: float
-    lost: str
-
-    @classmethod
-    def of(cls, outcome: jobs_pb2.RankOutcome, each: int = 1) -> "RankExit":
-        """each: how many ranks count as one here, as those of one worker do."""
-        code = outcome.code if outcome.HasField("code") else None
-        return cls(outcome.rank // each, outcome.pid, code, outcome.stopped, outcome.ended_at, outcome.lost)
 
 
 @dataclass
@@ -55,9 +38,7 @@ class ClusterJob:
 
     def obey(self, target: Target) -> None:
         """Writes a new target into the record."""
-        self.record.generation = target.generation
-        if target.phase is Phase.ENDS:
-            self.record.state = jobs_pb2.JOB_STATE_ENDING
+        write_target(self.record, target)
         self._target = target
 
     @property
@@ -76,7 +57,7 @@ class ClusterJob:
         record = self.record
         record.spec.environment.clear()
         noun, each = ("rank", 1) if lines.is_distributed(record) else ("worker", lines.per_worker(record.spec))
-        ends = [RankExit.of(outcome, each) for outcome in record.outcomes]
+        ends = [RankExit.of(outcome, each) for outcome in latest(record)]
         record.ended_at = wall_s
         if record.stop_signal:
             record.state = jobs_pb2.JOB_STATE_STOPPED
@@ -101,12 +82,16 @@ def hosts_of(record: jobs_pb2.JobRecord) -> list[str]:
     return [host for _, host in sorted((slot, share.agent) for share in record.shares for slot in share.slots)]
 
 
-def rank_ends(record: jobs_pb2.JobRecord, ranks: Set[int]) -> list[RankEnded]:
-    """The outcomes of these ranks, as events for their world. Empty if the processes of the line are in no world."""
+def rank_ends(record: jobs_pb2.JobRecord, but: Set[tuple[int, int]] = frozenset()) -> list[RankEnded]:
+    """The outcomes, as events for the job's world. Empty if the processes of the line are in no world.
+
+    but: processes of which that is known already, by slot and incarnation.
+    """
     if not lines.is_distributed(record):
         return []
     host_of = hosts_of(record)
-    found = [outcome for outcome in record.outcomes if outcome.rank in ranks and outcome.rank < len(host_of)]
+    new = (outcome for outcome in record.outcomes if (outcome.rank, incarnation_of(outcome)) not in but)
+    found = [outcome for outcome in new if outcome.rank < len(host_of)]
     return [rank_ended(record.id, host_of[outcome.rank], RankExit.of(outcome)) for outcome in found]
 
 

@@ -15,6 +15,8 @@ from horovod.base.words import printable, ranks_in_words
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
 
+from .outcomes import incarnations, latest
+
 NOT_KNOWN = "its agent does not know how it ended"
 NOT_STARTED = "it was not started"
 MAX_LINES = 1000
@@ -70,7 +72,7 @@ def lose(
     processes that have ended.
     """
     ranks = ranks_of(record, share)
-    known = {one.rank for one in record.outcomes}
+    known = {one.rank for one in latest(record)}
     is_running = record.state == jobs_pb2.JOB_STATE_RUNNING and record.line + 1 < len(record.spec.lines)
     if is_running and not any(failed(one) for one in record.outcomes if one.rank in ranks):
         others = [one for one in record.outcomes if one.rank not in ranks]
@@ -78,8 +80,11 @@ def lose(
         record.outcomes.extend(others)
         known -= set(ranks)
     lost = [rank for rank in ranks if rank not in known]
+    current = incarnations(record)
     for rank in lost:
-        record.outcomes.add(rank=rank, pid=pids.get(rank, 0), lost=cause, ended_at=wall_s)
+        outcome = record.outcomes.add(rank=rank, pid=pids.get(rank, 0), lost=cause, ended_at=wall_s)
+        if current.get(rank, 1) > 1:
+            outcome.incarnation = current[rank]
     return lost
 
 
@@ -106,6 +111,8 @@ def refusal_of(spec: jobs_pb2.JobSpec) -> str:
     """Why this list could not be run on any hosts, as a sentence; empty when it may be."""
     if not spec.lines:
         return ""
+    if spec.policy.replaces_failed:
+        return "A failed process of a run list can't be replaced: the lines before it are not run once more."
     if spec.command:
         return "The job has a command and a run list: expected one of them."
     if len(spec.lines) > MAX_LINES:

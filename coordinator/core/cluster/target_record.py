@@ -2,8 +2,11 @@
 
 from horovod.coordinator.core.cluster.lines import failed
 from horovod.coordinator.core.elastic.decision import Exit
-from horovod.coordinator.core.elastic.target import Phase, Rules, Slot, Target
+from horovod.coordinator.core.elastic.target import OnFailure, Phase, Rules, Slot, Target
+from horovod.coordinator.core.ending import how
 from horovod.protos.v1 import jobs_pb2
+
+from .outcomes import RankExit, forget_replaced, incarnation_of, incarnations, latest
 
 _ENDS = (
     jobs_pb2.JOB_STATE_ENDING,
@@ -15,25 +18,38 @@ _ENDS = (
 
 def target_of(record: jobs_pb2.JobRecord) -> Target:
     """The target of a job that has its hosts. Its size is fixed: every job has as many slots as it asked for."""
-    size = record.spec.processes
-    slots = [
-        Slot(number, share.agent, incarnation)
-        for share in record.shares
-        for number, incarnation in zip(share.slots, share.incarnations or [1] * len(share.slots), strict=True)
-    ]
-    phase = Phase.ENDS if record.state in _ENDS else Phase.RUNS
-    return Target(Rules(size, size), tuple(sorted(slots, key=lambda slot: slot.number)), record.generation, phase)
+    size, policy = record.spec.processes, record.spec.policy
+    most = policy.most_replacements if policy.HasField("most_replacements") else None
+    rules = Rules(size, size, OnFailure.REPLACE if policy.replaces_failed else OnFailure.END, most)
+    agents = {number: share.agent for share in record.shares for number in share.slots}
+    ended = {one.rank for one in latest(record)} if record.finishes else frozenset()
+    slots = tuple(
+        Slot(number, agents[number], incarnation)
+        for number, incarnation in sorted(incarnations(record).items())
+        if number not in ended
+    )
+    phase = Phase.ENDS if record.state in _ENDS else Phase.FINISHES if record.finishes else Phase.RUNS
+    return Target(rules, slots, record.generation, phase, record.replacements)
+
+
+def write_target(record: jobs_pb2.JobRecord, target: Target) -> None:
+    """Puts a target, made of the one in the record, in its place."""
+    record.generation = target.generation
+    record.replacements = target.replacements
+    if target.phase is Phase.ENDS:
+        record.state = jobs_pb2.JOB_STATE_ENDING
+    elif target.phase is Phase.FINISHES:
+        record.finishes = True
+    else:
+        for share in record.shares:
+            slots = [target.by_number[number] for number in share.slots]
+            share.incarnations[:] = [slot.incarnation for slot in slots] if target.generation > 1 else []
+        forget_replaced(record)
 
 
 def exits_of(record: jobs_pb2.JobRecord) -> list[Exit]:
     """How processes ended, in the order in which that came to be known."""
     return [
-        Exit(
-            one.rank,
-            one.incarnation or 1,
-            failed(one),
-            how=f"is lost: {one.lost}" if one.lost else f"ended with {one.code}",
-            host_lost=bool(one.lost),
-        )
+        Exit(one.rank, incarnation_of(one), failed(one), how(RankExit.of(one)), host_lost=bool(one.lost))
         for one in record.outcomes
     ]

@@ -99,9 +99,18 @@ class JobMembership:
         if one is None or one.request.pid != ended.pid:
             same = (other for other in self.present.values() if other.request.pid == ended.pid)
             one = next((other for other in same if other.request.host.name == ended.host), one)
-        if one is None or one.request.host.name != ended.host:
+        if one is None or one.request.host.name != ended.host or ended.incarnation < one.request.incarnation:
             return None
         return one if ended.pid == one.request.pid or ended.rank == one.started_as else None
+
+    def successor(self, request: pb.JoinRequest) -> pb.JoinRequest | None:
+        """The member that was started later in the place of the process that sends `request`."""
+        if not request.incarnation:
+            return None
+        present = (one.request for one in self.present.values() if one.started_as == request.requested_rank)
+        waiting = self.waiting.by_rank.get(request.requested_rank)
+        members = [*([waiting] if waiting is not None else []), *present]
+        return next((one for one in members if one.incarnation > request.incarnation), None)
 
     def claimed(self, rank: int) -> None:
         """The member of that rank has joined again, so the next world need not wait for its goodbye."""

@@ -112,6 +112,8 @@ class Membership:
                 f"The member id {request.member_id!r} of {describe(request)} is already in use; every process and "
                 "every attempt to join needs an id of its own."
             )
+        if (later := job.successor(request)) is not None:
+            return f"{capitalized(describe(request))} was replaced: {describe(later)} was started later in its place."
         if claim is None and job.is_whole():
             return _already_runs(job)
         return conflict_with(job.waiting, request)

@@ -8,10 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 _COOLDOWN_LIMIT_S = 3600
+# By default. A program that fails at its start would else be started without end.
+REPLACEMENTS_PER_PROCESS = 3
 NOT_YET = (
-    "Elastic jobs can't be started yet, so {given} can't be used: leave it out for a job of a fixed size. "
-    "Training that survives the loss of a process works with a coordinator of your own: see docs/guide.md."
+    "Jobs whose size changes can't be started yet, so {given} can't be used so: leave it out for a job that ends with "
+    "its first failed process, or give {min_num_proc} as many processes as {num_proc}, and processes that fail are "
+    "replaced."
 )
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """Processes that fail are replaced, so often at most in the job's life."""
+
+    most: int
 
 
 @dataclass(frozen=True)
@@ -29,6 +39,20 @@ class ElasticRequest:
     def elastic(self) -> bool:
         """Whether this makes a job elastic."""
         return self.min_num_proc is not None or self.host_discovery_script is not None
+
+    def replacement(self, num_proc: int, names: dict[str, str]) -> Replacement | None:
+        """What is done about failed processes; None: the job ends. NotImplementedError for a size that changes.
+
+        Call `check` before.
+        """
+        if not self.elastic:
+            return None
+        if self.host_discovery_script is not None:
+            raise NotImplementedError(NOT_YET.format(given=names["host_discovery_script"], **names))
+        for field in ("min_num_proc", "max_num_proc"):
+            if getattr(self, field) not in (None, num_proc):
+                raise NotImplementedError(NOT_YET.format(given=names[field], **names))
+        return Replacement(REPLACEMENTS_PER_PROCESS * num_proc if self.reset_limit is None else self.reset_limit)
 
     def given(self) -> list[str]:
         """The fields that were given, those that make a job elastic first."""

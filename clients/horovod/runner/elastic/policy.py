@@ -1,0 +1,13 @@
+"""What is done about failed processes, in the form that the scheduler takes."""
+
+from __future__ import annotations
+
+from horovod.protos.v1 import jobs_pb2
+from horovod.runner.elastic.request import Replacement
+
+
+def write_policy(spec: jobs_pb2.JobSpec, replacement: Replacement | None) -> None:
+    """Writes it into the job. None: the job ends with its first failed process."""
+    if replacement is not None:
+        spec.policy.replaces_failed = True
+        spec.policy.most_replacements = replacement.most

@@ -1,0 +1,67 @@
+"""How processes of a job ended, as its record says; and which of that counts: the latest process of each slot."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from horovod.protos.v1 import jobs_pb2
+
+
+def incarnations(record: jobs_pb2.JobRecord) -> Mapping[int, int]:
+    """The incarnation of each slot, by its number."""
+    return {
+        number: incarnation
+        for share in record.shares
+        for number, incarnation in zip(share.slots, share.incarnations or [1] * len(share.slots), strict=True)
+    }
+
+
+def incarnation_of(outcome: jobs_pb2.RankOutcome) -> int:
+    """That of the process which has ended."""
+    return outcome.incarnation or 1
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """How a rank of the job ended, in the form that ending.py takes (its protocol Outcome)."""
+
+    rank: int
+    pid: int
+    code: int | None
+    stopped: bool
+    ended_s: float
+    lost: str
+    incarnation: int
+
+    @classmethod
+    def of(cls, outcome: jobs_pb2.RankOutcome, each: int = 1) -> "RankExit":
+        """each: how many ranks count as one here, as those of one worker do."""
+        code = outcome.code if outcome.HasField("code") else None
+        rank, incarnation = outcome.rank // each, incarnation_of(outcome)
+        return cls(rank, outcome.pid, code, outcome.stopped, outcome.ended_at, outcome.lost, incarnation)
+
+
+def latest(record: jobs_pb2.JobRecord) -> Sequence[jobs_pb2.RankOutcome]:
+    """Without processes that others have replaced."""
+    if not record.spec.policy.replaces_failed:
+        return record.outcomes
+    current = incarnations(record)
+    return [one for one in record.outcomes if current.get(one.rank) == incarnation_of(one)]
+
+
+def known(record: jobs_pb2.JobRecord) -> set[tuple[int, int]]:
+    """The processes that have ended: slot and incarnation of each."""
+    return {(one.rank, incarnation_of(one)) for one in record.outcomes}
+
+
+def forget_replaced(record: jobs_pb2.JobRecord) -> None:
+    """Keeps, of the processes of a slot that others have replaced, the last one alone, so that a record stays small."""
+    current = incarnations(record)
+    kept: dict[int, int] = {}  # slot -> the incarnation of its last replaced process
+    for one in record.outcomes:
+        if incarnation_of(one) < current.get(one.rank, 0):
+            kept[one.rank] = max(kept.get(one.rank, 0), incarnation_of(one))
+    wanted = [one for one in record.outcomes if incarnation_of(one) >= kept.get(one.rank, 0)]
+    if len(wanted) < len(record.outcomes):
+        copies = jobs_pb2.JobRecord(outcomes=wanted)
+        del record.outcomes[:]
+        record.outcomes.extend(copies.outcomes)
