@@ -47,15 +47,20 @@ class InProcessScheduler:
         """What the agent has to say, like a report."""
         self._theirs.call_soon_threadsafe(lambda: self._hub.received(agent, self._commands[agent], message))
 
-    async def run(self, spec: jobs_pb2.JobSpec, job_id: str) -> jobs_pb2.JobRecord:
-        """Submits the job under this id, and returns its record when it is over. ValueError: the job is refused."""
+    async def run(
+        self, spec: jobs_pb2.JobSpec, job_id: str, changed: Callable[[jobs_pb2.JobRecord], None]
+    ) -> jobs_pb2.JobRecord:
+        """Submits the job under this id, and returns its record when it is over. ValueError: the job is refused.
+
+        changed: called with the record, in the launcher's loop, whenever it is another one.
+        """
 
         async def run() -> jobs_pb2.JobRecord:
             record = await self._hub.submit(spec, job_id)
             if isinstance(record, str):
                 raise ValueError(record)
             self._submitted.set_result(record.id)
-            return await self._followed(record)
+            return await self._followed(record, changed)
 
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), self._theirs))
 
@@ -75,7 +80,9 @@ class InProcessScheduler:
                 for command in found:
                     self._ours.call_soon_threadsafe(obey, agent, command)
 
-    async def _followed(self, record: jobs_pb2.JobRecord) -> jobs_pb2.JobRecord:
+    async def _followed(
+        self, record: jobs_pb2.JobRecord, changed: Callable[[jobs_pb2.JobRecord], None]
+    ) -> jobs_pb2.JobRecord:
         events = JobOutbox(MAX_EVENTS)
         follower = Follower(jobs_pb2.Open(job=record.id), events)
         self._hub.follow(follower)
@@ -84,6 +91,7 @@ class InProcessScheduler:
                 for event in found:
                     if event.HasField("record"):
                         record = event.record
+                        self._ours.call_soon_threadsafe(changed, record)
                     elif event.HasField("ended"):
                         return record
         finally:

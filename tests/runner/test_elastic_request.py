@@ -1,4 +1,4 @@
-"""What may be asked of an elastic job: checked to the last number, although none can be started yet."""
+"""What may be asked of an elastic job: checked to the last number, although their sizes are fixed yet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from horovod.runner.elastic.request import ElasticRequest
+from horovod.runner.elastic.request import ElasticRequest, Replacement
 from horovod.runner.launch import run_commandline
 
 NAMES = {
@@ -70,11 +70,20 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
     return code, capsys.readouterr().err
 
 
-def test_the_command_says_that_there_are_no_elastic_jobs_yet(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fixed_size_means_that_failed_processes_are_replaced() -> None:
+    assert check(max_num_proc=4).replacement(4, NAMES) is None
+    assert check(min_num_proc=4).replacement(4, NAMES) == Replacement(12)
+    assert check(min_num_proc=4, max_num_proc=4, reset_limit=0).replacement(4, NAMES) == Replacement(0)
+    for given in ({"min_num_proc": 3}, {"min_num_proc": 4, "max_num_proc": 5}, {"host_discovery_script": "true"}):
+        with pytest.raises(NotImplementedError, match="Jobs whose size changes can't be started yet"):
+            check(**given).replacement(4, NAMES)
+
+
+def test_the_command_says_that_sizes_do_not_change_yet(capsys: pytest.CaptureFixture[str]) -> None:
     for argv in (["--min-np", "1"], ["--host-discovery-script", "true", "--slots", "2"]):
         code, text = said(capsys, *argv)
         assert code == 2
-        assert text.startswith(f"horovodrun: Elastic jobs can't be started yet, so {argv[0]} can't be used: leave it")
+        assert text.startswith(f"horovodrun: Jobs whose size changes can't be started yet, so {argv[0]} can't be used")
         assert text.count("\n") == 1
 
 

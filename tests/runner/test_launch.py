@@ -222,7 +222,10 @@ def test_a_script_without_interpreter_is_said_by_its_rank(horovodrun: Run, tmp_p
         (["-np", "3", "-H", "localhost:2", "true"], "Requested more processes (3) than there are available slots (2)"),
         (["-np", "2", "--detach", "true"], "--detach is for jobs on registered agents: name their coordinator with"),
         (["-np", "2", "--coordinator", "h1", "true"], "--coordinator='h1' is not usable: expected host:port"),
-        (["-np", "2", "--min-np", "1", "true"], "Elastic jobs can't be started yet, so --min-np can't be used"),
+        (
+            ["-np", "2", "--min-np", "1", "true"],
+            "Jobs whose size changes can't be started yet, so --min-np can't",
+        ),
         (["-np", "2", "--cycle-time-ms", "-1", "true"], "--cycle-time-ms must be >= 0, not -1"),
         (["-np", "2", "--config-file", "/no/such/file", "true"], "cannot be read: No such file"),
         (["-np", "2", "--output-filename", "/dev/null/x", "true"], "--output-filename '/dev/null/x' is not usable"),

@@ -89,15 +89,15 @@ def show(args: argparse.Namespace, size: int, run: Callable[[Console, OnStart, O
         size=size,
         timestamps=args.prefix_output_with_timestamp,
     )
-    told: list[str] = []
+    told: set[tuple[int, str]] = set()  # with the generation of the job's target: a sentence may be news once more
 
     def changed(record: jobs_pb2.JobRecord) -> None:
         news = [] if record.ended_at else [f"job {record.id}: {record.sentence}"] if record.sentence else []
         if args.verbose and record.started_at:
-            news = [f"job {record.id} runs: {in_words(share)}" for share in record.shares]
+            news += [f"job {record.id} runs: {in_words(share)}" for share in record.shares]
         for line in news:
-            if line not in told:
-                told.append(line)
+            if (record.generation, line) not in told:
+                told.add((record.generation, line))
                 console.note(f"horovodrun: {line}")
 
     with Control(console, streams) as control:

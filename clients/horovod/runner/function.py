@@ -102,9 +102,10 @@ def run(
         raise ValueError("host_discovery_script excludes hosts and hostfile: the script names the hosts.")
     request = ElasticRequest(min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script)
     request.check(num_proc, len(found) if found is not None else None, _ELASTIC_NAMES)
-    if request.replacement(num_proc, _ELASTIC_NAMES) is not None:
+    if request.elastic:
         raise NotImplementedError(
-            "Failed processes of horovod.run can't be replaced yet: leave min_num_proc out, or use horovodrun --min-np."
+            f"Elastic jobs can't be started by horovod.run yet, so {request.given()[0]} can't be used: leave it out "
+            "for a job of a fixed size. horovodrun --min-np replaces processes that fail."
         )
     if given := request.given():
         warnings.warn(f"{', '.join(given)}: no effect, as this job has a fixed size.", UserWarning, stacklevel=2)
@@ -203,7 +204,7 @@ def _run_in_thread(
 
 
 def _results(exchange: task.Exchange, record: JobRecord, hosts: Sequence[str]) -> list[Any]:
-    from horovod.coordinator.core.cluster.job import RankExit
+    from horovod.coordinator.core.cluster.outcomes import RankExit
     from horovod.coordinator.core.ending import explain, first_failure
 
     left: dict[int, task.Result] = {}

@@ -19,7 +19,7 @@ from horovod.base.settings import resolve
 from horovod.coordinator.config import CoordinatorConfig
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
-from horovod.protos.v1.jobs_pb2 import JobRecord, JobSpec
+from horovod.protos.v1.jobs_pb2 import JOB_STATE_RUNNING, JobRecord, JobSpec
 from horovod.runner.control import SignalTarget
 from horovod.runner.elastic.policy import write_policy
 from horovod.runner.elastic.request import Replacement
@@ -113,6 +113,14 @@ def run_job(
     ):
         traced_job = dataclasses.replace(job, environ={**job.environ, **trace})
 
+        told = 0  # the generation of which the user knows
+
+        def tell_replaced(record: JobRecord) -> None:
+            nonlocal told
+            if record.state == JOB_STATE_RUNNING and record.sentence and record.generation > told:
+                told = record.generation
+                console.note(f"horovodrun: {record.sentence}")
+
         async def run() -> JobRecord:
             supervisor = Supervisor(console, guardian)
             machine = OwnMachine(
@@ -129,7 +137,7 @@ def run_job(
             shown = asyncio.create_task(progress.show(look)) if progress else None
             on_start(machine)
             try:
-                record = await machine.run(spec, settings.job)
+                record = await machine.run(spec, settings.job, tell_replaced)
             finally:
                 if shown is not None:
                     shown.cancel()

@@ -45,8 +45,13 @@ class OwnMachine:
         self._error: Exception | None = None  # why the ranks could not be started
         self._telling = False
 
-    async def run(self, spec: jobs_pb2.JobSpec, job_id: str) -> jobs_pb2.JobRecord:
-        """Runs the job, and returns its record when no process of it is left.
+    async def run(
+        self,
+        spec: jobs_pb2.JobSpec,
+        job_id: str,
+        changed: Callable[[jobs_pb2.JobRecord], None] = lambda record: None,
+    ) -> jobs_pb2.JobRecord:
+        """Runs the job, and returns its record when no process of it is left. changed: called with each new record.
 
         OSError or ValueError when it can't be started.
         """
@@ -57,7 +62,7 @@ class OwnMachine:
         instance = secrets.token_hex(8)
         try:
             await self._scheduler.attach([self._register(name, instance) for name in self._names], self._obey)
-            record = await self._scheduler.run(spec, job_id)
+            record = await self._scheduler.run(spec, job_id, changed)
         finally:
             if self._running is not None:
                 self._running.cancel()

@@ -574,17 +574,16 @@ class Cluster:
             return []
         job.obey(target)
         left = [share for share in record.shares if not share.over]
+        if replaces:
+            record.sentence = sentence
         if target.phase is Phase.ENDS:
-            if replaces:
-                record.sentence = sentence
             end = pb.AgentCommand(end=pb.EndShare(job=record.id))
             return [Command(share.agent, end) for share in left]
-        notices = [Notice(f"Job {record.id}: {sentence}")] if sentence else []
         if target.phase is Phase.FINISHES:
+            record.sentence = ""
             finish = pb.AgentCommand(finish=pb.FinishShare(job=record.id))
-            return [*notices, *(Command(share.agent, finish) for share in left)]
-        new = [share for share in left if target.generation in share.incarnations]
-        return [*notices, *(self._start(job, share) for share in new)]
+            return [Command(share.agent, finish) for share in left]
+        return [self._start(job, share) for share in left if target.generation in share.incarnations]
 
     def _lost(self, job: ClusterJob, share: jobs_pb2.Share, cause: str, now_s: float, wall_s: float) -> list[Effect]:
         """The ranks of that share which have not ended are lost. A job that has not been started waits again."""
@@ -662,4 +661,6 @@ def describe(cluster: Cluster, job_id: str) -> str:
     if job.record.state == jobs_pb2.JOB_STATE_RUNNING and (line := lines.in_words(job.record)):
         state += f" {line}"
     text = f"Job {job_id} of {plural(job.record.spec.processes, 'rank')} is {state}"
-    return f"{text}: {where}" if where and job.record.state not in OVER else f"{text}. {job.record.sentence}"
+    if not where or job.record.state in OVER:
+        return f"{text}. {job.record.sentence}"
+    return f"{text}: {where}. {job.record.sentence}".removesuffix(". ")

@@ -51,8 +51,8 @@ def decide(now_s: float, target: Target, observed: Observed) -> tuple[Target, st
         return _finishing(target, ends, done)
     count = target.replacements + len(failed)
     if target.rules.most_replacements is not None and count > target.rules.most_replacements:
-        often = plural(target.replacements, "process")
-        return _ended(target, f"{_in_words(failed[0], target)}, and {often} were replaced before, as many as may be.")
+        often = f"{plural(target.replacements, 'process')} {'was' if target.replacements == 1 else 'were'}"
+        return _ended(target, f"{_in_words(failed[0], target)}, and {often} replaced before, as many as may be.")
     return _filled(now_s, replace(target, replacements=count), failed, dict(observed.room))
 
 

@@ -105,12 +105,19 @@ class JobMembership:
 
     def successor(self, request: pb.JoinRequest) -> pb.JoinRequest | None:
         """The member that was started later in the place of the process that sends `request`."""
+        return next((one for one in self._same_slot(request) if one.incarnation > request.incarnation), None)
+
+    def predecessors(self, request: pb.JoinRequest) -> list[pb.JoinRequest]:
+        """Members in whose place the process was started that sends `request`: their processes have ended."""
+        return [one for one in self._same_slot(request) if one.incarnation < request.incarnation]
+
+    def _same_slot(self, request: pb.JoinRequest) -> list[pb.JoinRequest]:
+        """Members that the same scheduler has started as the same rank."""
         if not request.incarnation:
-            return None
-        present = (one.request for one in self.present.values() if one.started_as == request.requested_rank)
+            return []
         waiting = self.waiting.by_rank.get(request.requested_rank)
-        members = [*([waiting] if waiting is not None else []), *present]
-        return next((one for one in members if one.incarnation > request.incarnation), None)
+        present = (one.request for one in self.present.values() if one.started_as == request.requested_rank)
+        return [one for one in (waiting, *present) if one is not None and one.incarnation]
 
     def claimed(self, rank: int) -> None:
         """The member of that rank has joined again, so the next world need not wait for its goodbye."""

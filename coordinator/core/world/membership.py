@@ -73,6 +73,10 @@ class Membership:
                 unaware.member_id, orderly=False, cause=NEVER_HEARD_OF_ITS_WORLD, now_s=now_s, never_stood=True
             )
             job = self._jobs.get(request.job) or JobMembership(request.job)
+        for earlier_process in job.predecessors(request):
+            cause = "another process was started in its place"
+            effects += self._remove(earlier_process.member_id, orderly=False, cause=cause, now_s=now_s)
+            job = self._jobs.get(request.job) or JobMembership(request.job)
         if request.member_id not in self._job_of and (claim := self._proven_rank(request)) is not None:
             self._last[job.name].used.add(request.member_id)
             if (earlier := job.waiting.claims.get(claim)) is not None:

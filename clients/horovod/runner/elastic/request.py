@@ -11,8 +11,8 @@ _COOLDOWN_LIMIT_S = 3600
 # By default. A program that fails at its start would else be started without end.
 REPLACEMENTS_PER_PROCESS = 3
 NOT_YET = (
-    "Jobs whose size changes can't be started yet, so {given} can't be used so: leave it out for a job that ends with "
-    "its first failed process, or give {min_num_proc} as many processes as {num_proc}, and processes that fail are "
+    "Jobs whose size changes can't be started yet, so {given} can't be used in this way: leave it out for a job that "
+    "ends with its first failed process, or give {min_num_proc} the number of {num_proc}, and processes that fail are "
     "replaced."
 )
 

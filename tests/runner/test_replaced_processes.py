@@ -1,0 +1,122 @@
+"""Processes that are killed in the middle of training, and replaced, while the others run on: real processes."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import psutil
+from agents import Agents
+from launching import Launched
+
+Run = Callable[..., CompletedProcess[str]]
+Launch = Callable[..., Launched]
+Program = Callable[[str], list[str]]
+
+# Without PyTorch, whose import takes longer than all the rest.
+ELASTIC = """
+from array import array
+from horovod._core import OpSpec
+from horovod.common import basics as hvd
+from horovod.common.elastic import State, run_fn
+from horovod.worker.runtime.context import current
+
+incarnation = os.environ["HOROVOD_INCARNATION"]
+
+def total(number):
+    data = array("f", [float(number)])
+    pointer = data.buffer_info()[0]
+    current().engine.submit(OpSpec(0), "allreduce.total", [(pointer, pointer, 7, (1,))]).result()
+    return int(data[0])
+
+class Steps(State):
+    "How many steps have been taken; a process that is new has taken none."
+    def __init__(self):
+        super().__init__(lambda value, root_rank=0: value, hvd.rank)
+        self.steps = self.saved = 0
+    def save(self):
+        self.saved = self.steps
+    def restore(self):
+        self.steps = self.saved
+    def sync(self):
+        known = total(self.steps > 0)
+        self.steps = total(self.steps) // max(known, 1)
+
+def train(state):
+    while state.steps < 6:
+        assert total(1) == 2
+        state.steps += 1
+        state.save()
+        print("step", state.steps, os.getpid(), flush=True)
+        if state.steps == 3 and rank == 1 and incarnation == "1":
+            DIES
+    return state.steps
+
+def reset():
+    hvd.shutdown()
+    hvd.init()
+
+hvd.init()
+print("took", run_fn(train, reset)(Steps()), flush=True)
+"""
+KILLED = ELASTIC.replace("DIES", "os.kill(os.getpid(), signal.SIGKILL)")
+
+
+def check_steps(out: str) -> None:
+    """Rank 0 was one process; another one of rank 1 began where the first had stopped."""
+    steps = re.findall(r"\[(\d)\]<stdout>:step (\d) (\d+)", out)
+    assert [int(step) for rank, step, _ in steps if rank == "0"] == [1, 2, 3, 4, 5, 6]
+    assert len({pid for rank, _, pid in steps if rank == "0"}) == 1
+    first, *_, last = [pid for rank, _, pid in steps if rank == "1"]
+    assert [int(step) for rank, step, pid in steps if rank == "1" and pid == first] == [1, 2, 3]
+    assert [int(step) for rank, step, pid in steps if rank == "1" and pid == last] == [4, 5, 6]
+    assert out.count("took 6") == 2
+
+
+def test_a_killed_process_is_replaced_on_this_machine(horovodrun: Run, program: Program) -> None:
+    done = horovodrun("-np", "2", "--min-np", "2", *program(KILLED))
+    assert done.returncode == 0, done.stderr
+    check_steps(done.stdout)
+    assert re.search(
+        r"horovodrun: Slot 1 on host \S+ ended by signal 9 \(SIGKILL\); another process takes its place\.", done.stderr
+    )
+
+
+def test_a_killed_process_is_replaced_by_its_agent(tmp_path: Path, launch: Launch, program: Program) -> None:
+    with Agents(tmp_path) as agents:
+        agents.add("h1", slots=1)
+        agents.add("h2", slots=1)
+        options = [*agents.options, "-np", "2", "--min-np", "2"]
+        code, out, err = launch(*options, *program(KILLED), environ=agents.environ).finish()
+    assert code == 0, err
+    check_steps(out)
+    assert "Slot 1 on host h2 ended by signal 9 (SIGKILL); another process takes its place." in err
+
+
+def test_a_process_that_is_replaced_leaves_nothing_behind(horovodrun: Run, program: Program, tmp_path: Path) -> None:
+    """What it has started ends before the next one starts."""
+    note = tmp_path / "child"
+    starts = f"import subprocess; open({str(note)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid))"
+    source = ELASTIC.replace("DIES", f"{starts}; os.kill(os.getpid(), signal.SIGKILL)")
+    source += f"assert incarnation == '1' or not os.path.exists('/proc/' + open({str(note)!r}).read())\n"
+    assert horovodrun("-np", "2", "--min-np", "2", *program(source)).returncode == 0
+    assert not psutil.pid_exists(int(note.read_text()))
+
+
+def test_a_program_that_fails_at_its_start_is_started_so_often_only(horovodrun: Run) -> None:
+    done = horovodrun("-np", "2", "--min-np", "2", "--reset-limit", "3", "sh", "-c", "echo up; exit 3")
+    assert done.returncode == 3
+    assert done.stdout.count("up") in (4, 5)  # of the last two, one may be ended before it has said it
+    assert "ended with exit code 3, and 3 processes were replaced before, as many as may be." in done.stderr
+
+
+def test_a_job_whose_processes_are_replaced_can_be_stopped(launch: Launch, program: Program) -> None:
+    launched = launch("-np", "2", "--min-np", "2", *program("print(os.getpid(), flush=True)\nwait_for_signals()"))
+    ranks = [psutil.Process(int(line.partition(":")[2])) for line in launched.lines(2)]
+    launched.signal(signal.SIGINT)
+    code, _, err = launched.finish()
+    assert code == 128 + signal.SIGINT, err
+    assert not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in ranks)
