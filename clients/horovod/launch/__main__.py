@@ -16,14 +16,16 @@ from pathlib import Path
 from horovod.base.settings import ROWS, resolve
 from horovod.base.telemetry.logs import line_of
 from horovod.base.words import is_out_of_descriptors, joined, reason_of
-from horovod.rendezvous import task_of
-from horovod.runner import commands, flags, lsf, standard_input
-from horovod.runner.config_file import read_config
-from horovod.runner.control import Control, without_loop
-from horovod.runner.elastic.request import NOT_YET, ElasticRequest
-from horovod.runner.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
-from horovod.runner.job_flags import misplaced, unused_coordinator
-from horovod.runner.python_streams import PythonStreams
+from horovod.launch import commands
+from horovod.launch.command_line import flags
+from horovod.launch.command_line.config_file import read_config
+from horovod.launch.command_line.job_flags import misplaced, unused_coordinator
+from horovod.launch.console import standard_input
+from horovod.launch.console.control import Control, without_loop
+from horovod.launch.console.python_streams import PythonStreams
+from horovod.launch.elastic.request import NOT_YET, ElasticRequest
+from horovod.rendezvous import lsf, task_of
+from horovod.rendezvous.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
 from horovod.worker.agent.gate import NOT_EXECUTABLE, NOT_FOUND
 from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.output import Console
@@ -120,11 +122,11 @@ def _open_standard_descriptors() -> None:
 def _show(args: argparse.Namespace) -> int:
     """Answers options for which no job is needed, such as --check-build."""
     if args.completion:
-        from horovod.runner.completion import script
+        from horovod.launch.command_line.completion import script
 
         print(script(args.completion, flags.make_parser(), commands.parsers()), end="")
     else:
-        from horovod.runner.check_build import check_build
+        from horovod.launch.command_line.check_build import check_build
 
         print(check_build(), end="")
     return 0
@@ -133,7 +135,7 @@ def _show(args: argparse.Namespace) -> int:
 def _launch(args: argparse.Namespace) -> int:
     environ = _environment(args)
     if args.coordinator is not None:
-        from horovod.runner.cluster_launch import launch_on_agents
+        from horovod.launch.cluster.launch import launch_on_agents
 
         _check_stdin_elsewhere(args.command)
         hosts = [(host.name, host.slots) for host in _named_hosts(args) or ()]
@@ -144,7 +146,7 @@ def _launch(args: argparse.Namespace) -> int:
         _say(unused, args)
     names = _hosts(args)
     if remote(names):
-        from horovod.runner.hosts_launch import launch_on_hosts
+        from horovod.launch.ssh.launch import launch_on_hosts
 
         _check_stdin_elsewhere(args.command)
         args.num_proc = len(names)
@@ -160,9 +162,10 @@ def _launch_here(
 ) -> int:
     with Guardian() as guardian:  # before anything that makes threads, so that nothing can come between
         # gRPC and the coordinator are loaded after the checks: a mistake is answered at once.
-        from horovod.runner.local_job import LocalJob, run_job, share_of_cores, terminal_size, threads_in_words
-        from horovod.runner.progress import Progress
-        from horovod.runner.report import outcome_of
+        from horovod.launch.console.progress import Progress
+        from horovod.launch.console.report import outcome_of
+        from horovod.launch.console.terminal import terminal_size
+        from horovod.launch.local.job import LocalJob, run_job, share_of_cores, threads_in_words
 
         threads = share_of_cores(environ, len(names))
         job = LocalJob(args.command, names, {**environ, **threads, **terminal_size(environ)}, stdin=stdin)
