@@ -44,8 +44,8 @@ if str(ROOT) not in sys.path:
 
 from benchmarks.namespaces import Network, NetworkError  # noqa: E402
 from benchmarks.world import Host  # noqa: E402
+from horovod.launch.cluster.client import Access, ClusterClient  # noqa: E402
 from horovod.protos.v1 import jobs_pb2  # noqa: E402
-from horovod.runner.cluster_client import Access, ClusterClient  # noqa: E402
 
 CLONE_NEWNET = 0x40000000  # sched.h
 RANK = "import os; print('up', flush=True); os.read(os.open(os.environ['GATE'], os.O_RDONLY), 1)"

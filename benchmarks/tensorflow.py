@@ -146,7 +146,7 @@ def _measured(who: str, rounds: int) -> Figures:
     environment = {**THREADS, **os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     with tempfile.TemporaryFile("w+") as output:
         if who == "horovod":
-            launcher = [sys.executable, "-m", "horovod.runner.launch", "-np", str(WORLD)]
+            launcher = [sys.executable, "-m", "horovod.launch", "-np", str(WORLD)]
             started = [subprocess.Popen([*launcher, *command], stdout=output, env=environment)]
         else:
             workers = [f"127.0.0.1:{port}" for port in free_ports(WORLD)]

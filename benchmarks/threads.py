@@ -102,7 +102,7 @@ def _job(ranks: int, flags: Sequence[str], case: dict[str, Any]) -> dict[str, An
     decided = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "HOROVOD_SET_NUM_THREADS")
     environment = {name: value for name, value in os.environ.items() if name not in decided}
     program = [sys.executable, str(Path(__file__).resolve()), "--rank", json.dumps(case)]
-    launcher = [sys.executable, "-m", "horovod.runner.launch", "-np", str(ranks), *flags, *program]
+    launcher = [sys.executable, "-m", "horovod.launch", "-np", str(ranks), *flags, *program]
     try:
         done = subprocess.run(
             launcher, check=False, env=environment, capture_output=True, text=True, timeout=_DEADLINE_S

@@ -126,14 +126,14 @@ class AgentSite:
         source, stop = self._folder / f"{name}.py", self._folder / f"{name}.stop"
         source.write_text(PRELUDE + UNSEEN + _JOB)
         job = (sys.executable, str(source), str(stop), *arguments)
-        launcher = (sys.executable, "-m", "horovod.runner.launch", "--coordinator", self.addresses, "-np", "2")
+        launcher = (sys.executable, "-m", "horovod.launch", "--coordinator", self.addresses, "-np", "2")
         found = LaunchedJob(self._start(HERE, *launcher, *job), stop)
         found.goes_on()
         return found
 
     def listing(self, host: int) -> str:
         """What `horovodrun ps` shows there."""
-        command: Sequence[str] = (sys.executable, "-m", "horovod.runner.launch", "ps", "--coordinator", self.addresses)
+        command: Sequence[str] = (sys.executable, "-m", "horovod.launch", "ps", "--coordinator", self.addresses)
         return self._start(host, *command).communicate(timeout=DEADLINE_S)[0]
 
     def set_link(self, host: int, state: str) -> None:

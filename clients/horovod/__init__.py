@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from horovod import absent
 
 if TYPE_CHECKING:
-    from horovod.runner import run as run
+    from horovod.launch import run as run
 
 __all__ = ["__version__", "run"]
 
@@ -27,7 +27,7 @@ absent.announce()
 def __getattr__(name: str) -> Any:
     # horovod.run pulls in gRPC and the launcher, which a training process never needs.
     if name == "run":
-        from horovod.runner import run
+        from horovod.launch import run
 
         return run
     raise AttributeError(f"module 'horovod' has no attribute {name!r}")

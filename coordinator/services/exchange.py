@@ -3,7 +3,7 @@
 It leads over the coordinator that the caller has started for them: no other port is opened, and the same token is asked
 for.
 
-Bytes in pieces; what they mean is the business of both ends (clients/horovod/runner/task.py), which are one program.
+Bytes in pieces; what they mean is the business of both ends (clients/horovod/launch/task.py), which are one program.
 """
 
 from __future__ import annotations

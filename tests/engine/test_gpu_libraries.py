@@ -119,7 +119,7 @@ def test_what_is_built(libraries: tuple[str, str]) -> None:
 
 
 def test_check_build(libraries: tuple[str, str]) -> None:
-    code = "from horovod.runner import check_build; print(check_build._has('NCCL'))"
+    code = "from horovod.launch.command_line import check_build; print(check_build._has('NCCL'))"
     nccl = {"HOROVOD_NCCL_LIBRARY": libraries[1]}
     assert _in_another_process(code, HOROVOD_CUDA_LIBRARY=libraries[0], **nccl) == "True"
     assert _in_another_process(code, HOROVOD_CUDA_LIBRARY="/nowhere/libcuda.so.1", **nccl) == "False"

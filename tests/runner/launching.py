@@ -17,7 +17,7 @@ from pathlib import Path
 import fork_server
 import psutil
 
-LAUNCHER = [sys.executable, "-m", "horovod.runner.launch"]
+LAUNCHER = [sys.executable, "-m", "horovod.launch"]
 DEADLINE_S = 60
 
 

@@ -1,4 +1,4 @@
-"""What launchers have imported when they are forked, and how one becomes what `python -m horovod.runner.launch` is."""
+"""What launchers have imported when they are forked, and how one becomes what `python -m horovod.launch` is."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import os
 import signal
 import sys
 
-from horovod.runner import launch, local_job, report
+from horovod.launch import __main__ as command
+from horovod.launch.console import report
+from horovod.launch.local import job
 
-PRELOADED = (local_job, report)  # which the launcher imports when its command line was right
+PRELOADED = (job, report)  # which the launcher imports when its command line was right
 _PATHS = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # of the tests, not of a launcher
 
 
@@ -25,7 +27,7 @@ def forked(descriptors: list[int], arguments: list[str], folder: str, graces: di
     os.chdir(folder)
     given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.path[:] = [folder, *given, *(entry for entry in sys.path if entry not in _PATHS)]
-    sys.argv[:] = [str(launch.__file__), *arguments]
+    sys.argv[:] = [str(command.__file__), *arguments]
     if graces:
-        local_job.Supervisor = functools.partial(local_job.Supervisor, **graces)  # type: ignore[assignment, misc]
-    launch.run_commandline()
+        job.Supervisor = functools.partial(job.Supervisor, **graces)  # type: ignore[assignment, misc]
+    command.run_commandline()

@@ -12,8 +12,8 @@ import pytest
 from horovod.base.job_tokens import job_of
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.tls import ServerTls
+from horovod.launch import certificates, commands
 from horovod.protos.v1 import membership_pb2
-from horovod.runner import certificates, commands
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.local_member import PROTOCOL_VERSION
 from horovod.worker.runtime.session import Session

@@ -11,7 +11,7 @@ from native_builds import gpu_libraries
 
 import horovod
 from horovod import _core
-from horovod.runner import check_build as module
+from horovod.launch.command_line import check_build as module
 
 SHAPE = """\
 Horovod v{version}:

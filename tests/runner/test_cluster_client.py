@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.launch.cluster.client import Access, ClusterClient, ClusterError
 from horovod.protos.v1 import jobs_pb2
-from horovod.runner.cluster_client import Access, ClusterClient, ClusterError
 
 
 def test_a_submission_without_an_answer_may_have_been_taken() -> None:

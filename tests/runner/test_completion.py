@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from launching import DEADLINE_S
 
-from horovod.runner.completion import SHELLS, options_of, script
-from horovod.runner.flags import make_parser
-from horovod.runner.launch import run_commandline
+from horovod.launch.__main__ import run_commandline
+from horovod.launch.command_line.completion import SHELLS, options_of, script
+from horovod.launch.command_line.flags import make_parser
 
 Ask = Callable[[str], list[str]]
 

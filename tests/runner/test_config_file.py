@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from horovod.runner.config_file import read_config
+from horovod.launch.command_line.config_file import read_config
 
 FULL = """
 controller: gloo

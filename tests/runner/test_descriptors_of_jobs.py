@@ -11,8 +11,8 @@ from agents import DEADLINE_S, Agents, CoordinatorProcess
 from resources import eventually
 
 from horovod.coordinator.core.cluster.job import OVER
+from horovod.launch.cluster.client import Access, ClusterClient
 from horovod.protos.v1 import jobs_pb2
-from horovod.runner.cluster_client import Access, ClusterClient
 
 ROUNDS = 2
 

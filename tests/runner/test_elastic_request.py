@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from horovod.runner.elastic.request import ElasticRequest, Replacement
-from horovod.runner.launch import run_commandline
+from horovod.launch.__main__ import run_commandline
+from horovod.launch.elastic.request import ElasticRequest, Replacement
 
 NAMES = {
     name: name

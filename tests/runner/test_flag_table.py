@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from horovod.base.settings import SETTINGS
-from horovod.runner.flags import flag_environment, make_parser, parse_args
+from horovod.launch.command_line.flags import flag_environment, make_parser, parse_args
 
 
 class Row(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from horovod.runner.flags import flag_environment, make_parser, parse_args, refusal
+from horovod.launch.command_line.flags import flag_environment, make_parser, parse_args, refusal
 
 
 def environment(*argv: str) -> dict[str, str]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from horovod.runner import lsf
-from horovod.runner.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
+from horovod.rendezvous import lsf
+from horovod.rendezvous.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
 
 
 def test_hosts_keep_their_order_and_slots() -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from horovod.runner.job_file import archive as archives
-from horovod.runner.job_file.archive import pack
-from horovod.runner.job_file.ignore import IGNORE_FILE, Ignored
+from horovod.launch.cluster.job_file import archive as archives
+from horovod.launch.cluster.job_file.archive import pack
+from horovod.launch.cluster.job_file.ignore import IGNORE_FILE, Ignored
 from horovod.worker.agent.code import CodeCache, unpack
 
 PATTERNS = [

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from agents import Agents
 
+from horovod.launch.cluster.job_commands import as_table
 from horovod.protos.v1 import jobs_pb2
-from horovod.runner.job_commands import as_table
 
 Program = Callable[[str], list[str]]
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from horovod.runner.job_file.job_file import JobFile
-from horovod.runner.job_file.located import LineError, load
-from horovod.runner.job_file.schema import KNOWN, check, schema
+from horovod.launch.cluster.job_file.job_file import JobFile
+from horovod.launch.cluster.job_file.located import LineError, load
+from horovod.launch.cluster.job_file.schema import KNOWN, check, schema
 
 Write = Callable[[str], Path]
 RUN = "run:\n  - distributed: python train.py\n"

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from horovod.runner import commands
-from horovod.runner.config_file import read_config
-from horovod.runner.flags import flag_environment, make_parser, parse_args, refusal
-from horovod.runner.manual import with_options
+from horovod.launch import commands
+from horovod.launch.command_line.config_file import read_config
+from horovod.launch.command_line.flags import flag_environment, make_parser, parse_args, refusal
+from horovod.launch.manual import with_options
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "launcher.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 
 
 def test_the_options_are_those_of_the_parser() -> None:
-    assert with_options(TEXT) == TEXT, "python -m horovod.runner.manual docs/launcher.md"
+    assert with_options(TEXT) == TEXT, "python -m horovod.launch.manual docs/launcher.md"
 
 
 def test_every_option_that_the_page_names_exists() -> None:
@@ -61,7 +61,8 @@ def test_the_examples_are_commands_that_would_run() -> None:
 
 
 def test_every_exit_status_has_its_row() -> None:
-    from horovod.runner import control, launch
+    from horovod.launch import __main__ as launch
+    from horovod.launch.console import control
     from horovod.worker.agent.gate import NOT_EXECUTABLE, NOT_FOUND
 
     table = TEXT.partition("## Exit status")[2].partition("\n## ")[0]

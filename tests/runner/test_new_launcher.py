@@ -30,7 +30,7 @@ def test_the_launcher_of_the_page(tmp_path: Path) -> None:
     assert told == [(0, 3, 0, 2, 0, 2), (1, 3, 1, 2, 0, 1), (2, 3, 0, 1, 1, 2)]
 
 
-@pytest.mark.parametrize("name", re.findall(r"`((?:runner|worker|coordinator)/[\w/]+\.py)`", PAGE.read_text()))
+@pytest.mark.parametrize("name", re.findall(r"`((?:launch|worker|coordinator)/[\w/]+\.py)`", PAGE.read_text()))
 def test_files_that_the_page_names(name: str) -> None:
     root = PAGE.parent
     assert (root / name).exists() or (root / "clients" / "horovod" / name).exists()

@@ -14,7 +14,7 @@ import pytest
 from test_function import by_value
 
 import horovod
-from horovod.runner.launch import run_commandline
+from horovod.launch.__main__ import run_commandline
 
 
 def speak() -> None:

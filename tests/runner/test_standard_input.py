@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from launching import DEADLINE_S, LAUNCHER
 
-from horovod.runner.standard_input import reads_program
+from horovod.launch.console.standard_input import reads_program
 
 READ = "print(repr(sys.stdin.read()))"
 

@@ -49,7 +49,7 @@ for task in os.listdir("/proc/self/task"):
 """
     setting = str(ALLOWED[-1]) if entries == "one" else f"{ALLOWED[0]},{ALLOWED[-1]}"
     ended = subprocess.run(
-        [sys.executable, "-m", "horovod.runner.launch", "-np", "2", sys.executable, "-c", code],
+        [sys.executable, "-m", "horovod.launch", "-np", "2", sys.executable, "-c", code],
         env={**os.environ, "HOROVOD_THREAD_AFFINITY": setting},
         capture_output=True,
         text=True,

@@ -20,7 +20,7 @@ print(told)
 MODULES = {
     "horovod.worker": "horovod.worker.runtime.session",
     "horovod.coordinator": "horovod.coordinator.server",
-    "horovod.runner": "horovod.runner.cluster_client",
+    "horovod.launch": "horovod.launch.cluster.client",
 }
 
 

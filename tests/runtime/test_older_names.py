@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 import threading
 
 import pytest
 
+import horovod.runner
 from horovod.common import basics, compatibility, util
 from horovod.common.process_sets import ProcessSet, register
 from horovod.runner.common.util.env import get_env_rank_and_size
@@ -85,6 +88,14 @@ def test_rank_and_size_before_init(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert get_env_rank_and_size() == expected
+
+
+def test_the_launcher() -> None:
+    assert horovod.runner.run is horovod.run
+    assert not hasattr(horovod.runner, "no_such_name")
+    command = [sys.executable, "-m", "horovod.runner.launch", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == horovod.__version__
 
 
 def test_a_thread() -> None:

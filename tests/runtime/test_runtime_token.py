@@ -24,8 +24,8 @@ from horovod.base.tokens import read_token
 from horovod.coordinator import token as kept
 from horovod.coordinator.address import is_free
 from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.launch.local.job import LocalJob, slots_of
 from horovod.protos.v1.agents_pb2 import PlacedRank, StartShare
-from horovod.runner.local_job import LocalJob, slots_of
 from horovod.worker.runtime import port_owner
 from horovod.worker.runtime import token as found
 from horovod.worker.runtime.errors import StartError

@@ -1,7 +1,8 @@
 """Launchers other than ours: rank and size of a process that mpirun, srun or the like has started.
 
 One file for each: a function from the environment's variables to a Task, or None where that launcher has not started
-this process. A new one is such a file and its line in CLUSTERS. What follows from a Task is in join.py.
+this process. A new one is such a file and its line in CLUSTERS. What follows from a Task is in join.py. hosts.py and
+lsf.py read lists of hosts, which people and batch systems write; horovodrun takes them too.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from horovod.rendezvous import lsf
 from horovod.rendezvous.task import Task, number
-from horovod.runner import lsf
 
 
 def find(environ: Mapping[str, str]) -> Task | None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from horovod.rendezvous.hosts import parse_hostfile
 from horovod.rendezvous.task import Task, number
-from horovod.runner.hosts import parse_hostfile
 
 _INSTEAD = "or start the program by `horovodrun -hostfile $PBS_NODEFILE -np N` in the job's script"
 _COPY = (

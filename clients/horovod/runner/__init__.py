@@ -1,21 +1,22 @@
-"""Launchers: the command `horovodrun` (launch.py) and the function `horovod.run` (function.py)."""
+"""Where scripts of earlier releases import the launcher from: it is horovod.launch.
+
+`run` is horovod.launch.run. Each module below says where its names live.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import horovod.grpc_output  # noqa: F401 - before any module here imports gRPC
-
 if TYPE_CHECKING:
-    from horovod.runner.function import run as run
+    from horovod.launch import run as run
 
 __all__ = ["run"]
 
 
 def __getattr__(name: str) -> Any:
-    # Late: the ranks of horovod.run import this package too, for task.py, and need nothing of the launcher.
+    # Late: run brings gRPC and the launcher, which get_env_rank_and_size and its likes do not need.
     if name == "run":
-        from horovod.runner.function import run
+        from horovod.launch import run
 
         return run
     raise AttributeError(f"module 'horovod.runner' has no attribute {name!r}")

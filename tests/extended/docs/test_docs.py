@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-HOROVODRUN = [sys.executable, "-m", "horovod.runner.launch"]
+HOROVODRUN = [sys.executable, "-m", "horovod.launch"]
 # A fenced block of Python, and whether the line before it marks it as a fragment, which does not run by itself.
 BLOCK = re.compile(r"(<!-- fragment -->\n)?```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 BEFORE = {"README.md": "import torch\nmodel = torch.nn.Linear(2, 1)\n"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-HOROVODRUN = [sys.executable, "-m", "horovod.runner.launch"]
+HOROVODRUN = [sys.executable, "-m", "horovod.launch"]
 NUMBER = r"(\d+\.?\d*)"
 
 

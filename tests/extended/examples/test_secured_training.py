@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 DIGITS = [sys.executable, str(ROOT / "examples" / "torch_digits.py"), "--epochs", "1"]
-HOROVODRUN = [sys.executable, "-m", "horovod.runner.launch"]
+HOROVODRUN = [sys.executable, "-m", "horovod.launch"]
 
 pytestmark = pytest.mark.timeout(400)
 pytest.importorskip("cryptography", reason="cryptography makes the certificates")

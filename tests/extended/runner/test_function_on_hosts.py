@@ -105,7 +105,7 @@ def test_a_terminal_shows_hosts_that_connect_and_ranks_that_join(hosts: Hosts) -
     master, terminal = pty.openpty()
     slow = hosts.server(hosts.names[2])
     slow.send_signal(signal.SIGSTOP)
-    command = [*hosts.inside(hosts.names[0]), sys.executable, "-m", "horovod.runner.launch", "-np", "4", "-H"]
+    command = [*hosts.inside(hosts.names[0]), sys.executable, "-m", "horovod.launch", "-np", "4", "-H"]
     command += [",".join(f"{name}:2" for name in hosts.names[1:]), sys.executable, str(program)]
     environ = {**hosts.environ, "TERM": "xterm"}
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal, env=environ) as process:

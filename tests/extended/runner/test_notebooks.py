@@ -43,7 +43,7 @@ def work():
 assert horovod.run(work, num_proc=2) == [0, 1]
 """
 LAUNCH = """
-from horovod.runner.launch import run_commandline
+from horovod.launch.__main__ import run_commandline
 run_commandline(["-np", "2", sys.executable, "-c", "print('hello')"])
 """
 FAIL = 'horovod.run(lambda: print("before") or 1 / 0)'

@@ -132,7 +132,7 @@ def test_one_process_is_a_world_of_one(mpi: tuple[list[str], str]) -> None:
 
 
 def test_horovodrun_below_it_decides(mpi: tuple[list[str], str]) -> None:
-    launcher = [sys.executable, "-m", "horovod.runner.launch", "-np", "2"]
+    launcher = [sys.executable, "-m", "horovod.launch", "-np", "2"]
     done = run([*mpi[0], "-np", "1"], *launcher, *python(ALONE))
     assert lines(done) == ["[0]<stdout>:0 of 2", "[1]<stdout>:1 of 2"]
 
@@ -310,7 +310,7 @@ def test_tasks_of_srun_are_ranks(slurm: dict[str, str], mpi_type: str) -> None:
 def test_a_batch_script_and_the_shell_of_salloc_are_no_tasks(slurm: dict[str, str], tmp_path: Path) -> None:
     alone = tmp_path / "alone.py"
     alone.write_text(ALONE)
-    launched = f"{sys.executable} -m horovod.runner.launch -np 2 {sys.executable} {alone}"
+    launched = f"{sys.executable} -m horovod.launch -np 2 {sys.executable} {alone}"
     script = tmp_path / "batch.sh"
     output = tmp_path / "output"
     script.write_text(

@@ -18,10 +18,10 @@ from launching import DEADLINE_S, still_alive
 from sshd_hosts import Hosts
 
 from horovod import __version__
-from horovod.runner.run_certificate import ADVICE
+from horovod.launch.ssh.run_certificate import ADVICE
 
 SOURCES = Path(__file__).parents[3] / "clients" / "horovod"
-LAUNCHER = [sys.executable, "-m", "horovod.runner.launch"]
+LAUNCHER = [sys.executable, "-m", "horovod.launch"]
 WORLD = """
 import os, sys
 import numpy, horovod.torch as hvd, torch
@@ -189,7 +189,7 @@ def test_nothing_is_left_when_the_launcher_ends(hosts: Hosts, signum: signal.Sig
     ranks = launched.ranks(4)
     agents = [parent for rank in ranks for parent in rank.parents()[:1]]
     launcher = psutil.Process(launched.process.pid)
-    assert "horovod.runner.launch" in " ".join(launcher.cmdline())
+    assert "horovod.launch" in " ".join(launcher.cmdline())
     launcher.send_signal(signum)
     launched.finish()
     assert still_alive(ranks + agents) == []

@@ -56,7 +56,7 @@ def test_workers_compute_what_others_train_on(
     tf_pair: World, tmp_path: Path, side: str, dispatchers: int, round_robin: bool
 ) -> None:
     path = str(tmp_path / "config.json")
-    command = [sys.executable, "-m", "horovod.runner.launch", "-np", "2", sys.executable, "-m"]
+    command = [sys.executable, "-m", "horovod.launch", "-np", "2", sys.executable, "-m"]
     command += ["horovod.tensorflow.data.compute_worker", path, "--dispatchers", str(dispatchers)]
     workers = subprocess.Popen(
         [*command, "--dispatcher-side", side],

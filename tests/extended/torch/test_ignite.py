@@ -67,7 +67,7 @@ def test_trains_with_its_horovod_backend(tmp_path: Path, spawned: bool) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     command: list[Any] = [sys.executable, script, tmp_path]
-    command = [*command, "spawn"] if spawned else [sys.executable, "-m", "horovod.runner.launch", "-np", "2", *command]
+    command = [*command, "spawn"] if spawned else [sys.executable, "-m", "horovod.launch", "-np", "2", *command]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Where older scripts import these from."""
+"""Where scripts of earlier releases import HostUpdateResult from, which is in horovod.common.elastic."""
 
 from horovod.common.elastic import HostUpdateResult as HostUpdateResult
 

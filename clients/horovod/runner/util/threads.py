@@ -1,4 +1,4 @@
-"""A thread in one call."""
+"""A thread in one call, for scripts of earlier releases. Only they call it, so it lives here."""
 
 from __future__ import annotations
 

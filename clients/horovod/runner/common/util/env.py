@@ -1,4 +1,5 @@
-"""What the launcher told this process, for scripts that ask before hvd.init()."""
+"""What the launcher told this process, for scripts of earlier releases that ask before hvd.init(). Only they call it,
+so it lives here; what it says of other launchers is horovod.rendezvous.task_of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options in docs/launcher.md, made from the parser: `python -m horovod.runner.manual docs/launcher.md`.
+"""The options in docs/launcher.md, made from the parser: `python -m horovod.launch.manual docs/launcher.md`.
 
 Everything else on that page is written by hand; this replaces what stands between the two marks.
 """
@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from horovod.base.settings import SETTINGS
-from horovod.runner import commands
-from horovod.runner.flags import make_parser
+from horovod.launch import commands
+from horovod.launch.command_line.flags import make_parser
 
-BEGIN = "<!-- made by `python -m horovod.runner.manual docs/launcher.md` -->"
+BEGIN = "<!-- made by `python -m horovod.launch.manual docs/launcher.md` -->"
 END = "<!-- until here -->"
 _SETTINGS = "settings"  # the group of the parser; its options are told in docs/settings.md
 

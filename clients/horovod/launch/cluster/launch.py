@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from horovod.base.words import joined, ranks_in_words
+from horovod.launch.cluster.client import Access, ClusterClient, FollowedJob, coordinators_of, exported
+from horovod.launch.console.control import Control, without_loop
+from horovod.launch.console.python_streams import PythonStreams
+from horovod.launch.console.report import last_lines, outcome_of
+from horovod.launch.console.terminal import terminal_size
+from horovod.launch.elastic.policy import write_policy
+from horovod.launch.observed import traced
 from horovod.protos.v1 import jobs_pb2
-from horovod.runner.cluster_client import Access, ClusterClient, FollowedJob, coordinators_of, exported
-from horovod.runner.control import Control, without_loop
-from horovod.runner.elastic.policy import write_policy
-from horovod.runner.hosts import HostSlots, fill
-from horovod.runner.local_job import terminal_size
-from horovod.runner.observed import traced
-from horovod.runner.python_streams import PythonStreams
-from horovod.runner.report import last_lines, outcome_of
+from horovod.rendezvous.hosts import HostSlots, fill
 from horovod.worker.agent.output import Console
 
 OnStart = Callable[[Any], None]

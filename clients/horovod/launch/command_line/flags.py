@@ -1,8 +1,8 @@
 """The command line of `horovodrun`. Options that are settings come from the settings table; the rest is listed here.
 
 An option is never ignored. One that would change the job and is not there is refused in a sentence that says what to
-use instead (`refusal`; elastic jobs: elastic/request.py). One that is accepted and has no effect says so in --help; if
-it is a setting, rank 0 says so at hvd.init() when it is used.
+use instead (`refusal`; elastic jobs: launch/elastic/request.py). One that is accepted and has no effect says so in
+--help; if it is a setting, rank 0 says so at hvd.init() when it is used.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 from horovod import __version__
 from horovod.base.setting import Setting
 from horovod.base.settings import MAX_SIZE, ROWS, SETTINGS
-from horovod.runner import lsf
-from horovod.runner.job_flags import add_job_flags
+from horovod.launch.command_line.job_flags import add_job_flags
+from horovod.rendezvous import lsf
 
 # Options of earlier versions that mean the same as one in the table: (option, the value it stores, what to write in its
 # place where it is deprecated). --help hides them.

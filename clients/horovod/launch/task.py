@@ -35,7 +35,7 @@ BY_COORDINATOR = "--by-coordinator"  # the argument of a rank that uses the coor
 # the function's business. (Python has -P for that, but only since 3.11.)
 PROGRAM = (
     "import sys; sys.path[:] = [entry for entry in sys.path if entry]; "
-    "from horovod.runner.task import main; sys.exit(main(sys.argv[1:]))"
+    "from horovod.launch.task import main; sys.exit(main(sys.argv[1:]))"
 )
 
 

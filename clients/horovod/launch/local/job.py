@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import secrets
-import shutil
 import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,14 +17,14 @@ from horovod.base.settings import resolve
 from horovod.coordinator.config import CoordinatorConfig
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.launch.console.control import SignalTarget
+from horovod.launch.console.progress import Progress, Seen, seen_by
+from horovod.launch.console.report import last_lines
+from horovod.launch.elastic.policy import write_policy
+from horovod.launch.elastic.request import Replacement
+from horovod.launch.local.own_machine import OwnMachine, Shares
+from horovod.launch.observed import pages_of, traced
 from horovod.protos.v1.jobs_pb2 import JOB_STATE_RUNNING, JobRecord, JobSpec
-from horovod.runner.control import SignalTarget
-from horovod.runner.elastic.policy import write_policy
-from horovod.runner.elastic.request import Replacement
-from horovod.runner.observed import pages_of, traced
-from horovod.runner.own_machine import OwnMachine, Shares
-from horovod.runner.progress import Progress, Seen, seen_by
-from horovod.runner.report import last_lines
 from horovod.worker.agent.gpus import pinned
 from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.output import Console
@@ -78,14 +76,6 @@ def threads_in_words(variables: Mapping[str, str]) -> str:
         return "OMP_NUM_THREADS and MKL_NUM_THREADS are left as they are."
     shown = " and ".join(f"{name}={value}" for name, value in variables.items())
     return f"each process gets {shown}, its share of this host's cores (--no-set-num-threads leaves them alone)."
-
-
-def terminal_size(environ: Mapping[str, str]) -> dict[str, str]:
-    """COLUMNS and LINES for the ranks, so that a progress bar fits a terminal that it cannot see."""
-    if not sys.stderr.isatty() or "COLUMNS" in environ:
-        return {}
-    columns, lines = shutil.get_terminal_size()
-    return {"COLUMNS": str(max(columns - len("[000]<stderr>:"), 20)), "LINES": str(lines)}
 
 
 def run_job(

@@ -1,4 +1,4 @@
-"""`horovod.run` with ranks on other hosts: an agent on each by ssh (hosts_launch.py) starts the ranks.
+"""`horovod.run` with ranks on other hosts: an agent on each by ssh (launch.py) starts the ranks.
 
 The function and the results travel over the coordinator that this process opens (coordinator/services/exchange.py).
 """
@@ -14,13 +14,13 @@ import cloudpickle
 
 from horovod.base.settings import resolve
 from horovod.coordinator.services.exchange import Exchange
+from horovod.launch import task
+from horovod.launch.cluster.client import exported
+from horovod.launch.cluster.launch import user_name
+from horovod.launch.ssh.launch import run_on_hosts, shown_name
+from horovod.launch.ssh.remote_agent import SshOptions, check_ssh, working_directory
 from horovod.protos.v1 import jobs_pb2
-from horovod.runner import task
-from horovod.runner.cluster_client import exported
-from horovod.runner.cluster_launch import user_name
-from horovod.runner.hosts import HostSlots
-from horovod.runner.hosts_launch import run_on_hosts, shown_name
-from horovod.runner.ssh import SshOptions, check_ssh, working_directory
+from horovod.rendezvous.hosts import HostSlots
 from horovod.worker.agent.output import Console
 
 # This Python, or whatever is called python3 on a host that has none of this name.

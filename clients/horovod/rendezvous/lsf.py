@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from horovod.runner.hosts import HostSlots, parse_hosts
+from horovod.rendezvous.hosts import HostSlots, parse_hosts
 
 _HOSTS = "LSB_MCPU_HOSTS"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from horovod.launch.elastic.request import Replacement
 from horovod.protos.v1 import jobs_pb2
-from horovod.runner.elastic.request import Replacement
 
 
 def write_policy(spec: jobs_pb2.JobSpec, replacement: Replacement | None) -> None:

@@ -19,15 +19,22 @@ from horovod.coordinator.limits import Limits
 from horovod.coordinator.loops import quiet
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.services.exchange import Exchange
+from horovod.launch.cluster.client import Access, FollowedJob
+from horovod.launch.cluster.launch import attended, job_of, show
+from horovod.launch.console.progress import Progress, Seen, hosts_sentence, seen_by
+from horovod.launch.console.terminal import terminal_size
+from horovod.launch.observed import pages_of, traced
+from horovod.launch.ssh.remote_agent import (
+    RemoteAgent,
+    SshOptions,
+    check_ssh,
+    local_command,
+    remote_command,
+    working_directory,
+)
+from horovod.launch.ssh.run_certificate import ADVICE, run_certificate
 from horovod.protos.v1 import jobs_pb2
-from horovod.runner.cluster_client import Access, FollowedJob
-from horovod.runner.cluster_launch import attended, job_of, show
-from horovod.runner.hosts import HostSlots, remote
-from horovod.runner.local_job import terminal_size
-from horovod.runner.observed import pages_of, traced
-from horovod.runner.progress import Progress, Seen, hosts_sentence, seen_by
-from horovod.runner.run_certificate import ADVICE, run_certificate
-from horovod.runner.ssh import RemoteAgent, SshOptions, check_ssh, local_command, remote_command, working_directory
+from horovod.rendezvous.hosts import HostSlots, remote
 from horovod.worker.agent.output import Console
 from horovod.worker.runtime.host import choose_interfaces, interfaces
 

@@ -1,7 +1,7 @@
 """`horovod.run`: a Python function on several processes, its results by rank.
 
 On this host no port is opened for them: the function goes to the processes and the results come back through files
-without a name (task.py). Ranks on other hosts are the business of function_on_hosts.py.
+without a name (task.py). Ranks on other hosts are the business of ssh/function.py.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from horovod.base.settings import MAX_SIZE, ROWS, resolve
-from horovod.runner import task
-from horovod.runner.elastic.request import ElasticRequest
-from horovod.runner.flags import interface_variable
-from horovod.runner.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
-from horovod.runner.python_streams import PythonStreams
+from horovod.launch import task
+from horovod.launch.command_line.flags import interface_variable
+from horovod.launch.console.python_streams import PythonStreams
+from horovod.launch.elastic.request import ElasticRequest
+from horovod.rendezvous.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
 from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.output import Console
 
@@ -121,8 +121,8 @@ def run(
     directory = Path(output_filename) if output_filename else None
     call = (func, tuple(args), dict(kwargs or {}))
     if remote(names):
-        from horovod.runner.function_on_hosts import FunctionOnHosts
-        from horovod.runner.ssh import SshOptions
+        from horovod.launch.ssh.function import FunctionOnHosts
+        from horovod.launch.ssh.remote_agent import SshOptions
 
         there = FunctionOnHosts(call, names, executable)
         ssh = SshOptions(ssh_port, ssh_identity_file)
@@ -135,8 +135,8 @@ def run(
 
     # Guardian first: the job makes threads and gRPC channels.
     with Guardian() as guardian, task.Exchange(len(names), *call) as exchange:
-        from horovod.runner.local_job import LocalJob, run_job, share_of_cores
-        from horovod.runner.progress import Progress
+        from horovod.launch.console.progress import Progress
+        from horovod.launch.local.job import LocalJob, run_job, share_of_cores
 
         environ.update(share_of_cores(environ, len(names)))
         descriptors = [exchange.descriptors(rank) for rank in range(len(names))]

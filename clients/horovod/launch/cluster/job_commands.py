@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from horovod.base.settings import ROWS
+from horovod.launch.cluster.job_file.submit import add_options, words_of
 from horovod.protos.v1 import jobs_pb2
-from horovod.runner.job_file.submit import add_options, words_of
 
 _STATES = {
     jobs_pb2.JOB_STATE_QUEUED: "queued",
@@ -62,7 +62,7 @@ def add_job_commands(commands: Any, parser_class: type[argparse.ArgumentParser])
 
 
 def _access(args: argparse.Namespace) -> Any:
-    from horovod.runner.cluster_client import Access, coordinators_of
+    from horovod.launch.cluster.client import Access, coordinators_of
 
     given = args.coordinator or ROWS["coordinator"].text(os.environ)
     if not given.strip():
@@ -71,7 +71,7 @@ def _access(args: argparse.Namespace) -> Any:
 
 
 def _ask(args: argparse.Namespace, question: Callable[[Any], Any]) -> Any:
-    from horovod.runner.cluster_client import ClusterClient
+    from horovod.launch.cluster.client import ClusterClient
 
     async def run() -> Any:
         async with ClusterClient(_access(args), patience_s=10) as cluster:
@@ -81,7 +81,7 @@ def _ask(args: argparse.Namespace, question: Callable[[Any], Any]) -> Any:
 
 
 def _submit(args: argparse.Namespace) -> int:
-    from horovod.runner.job_file.submit import submit
+    from horovod.launch.cluster.job_file.submit import submit
 
     return submit(args, _access)
 
@@ -181,8 +181,8 @@ def _age(seconds: float) -> str:
 
 
 def _logs(args: argparse.Namespace) -> int:
-    from horovod.runner.cluster_launch import attended
-    from horovod.runner.python_streams import PythonStreams
+    from horovod.launch.cluster.launch import attended
+    from horovod.launch.console.python_streams import PythonStreams
     from horovod.worker.agent.output import Console
 
     request = jobs_pb2.Open(job=args.job, output=True, ranks=args.rank, until_now=not args.follow)
@@ -219,7 +219,7 @@ def _stop(args: argparse.Namespace) -> int:
 
 
 def _wait(args: argparse.Namespace) -> int:
-    from horovod.runner.report import outcome_of
+    from horovod.launch.console.report import outcome_of
 
     latest = [jobs_pb2.JobRecord()]
 

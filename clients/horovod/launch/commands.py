@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from horovod.runner.flags import Parser
+from horovod.launch.command_line.flags import Parser
 
 _FAILED = 1
 _USAGE = 2
@@ -21,7 +21,7 @@ def run(argv: Sequence[str]) -> int:
     """Runs a command and returns the exit code."""
     args = _parser().parse_args(argv)
     try:
-        if hasattr(args, "code"):  # job_commands.py
+        if hasattr(args, "code"):  # cluster/job_commands.py
             code: int = args.code(args)
             return code
         print(args.work(args))
@@ -33,7 +33,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _certs(args: argparse.Namespace) -> str:
-    from horovod.runner.certificates import make, renew
+    from horovod.launch.certificates import make, renew
 
     hosts = [host.strip() for host in (args.hosts or "").split(",") if host.strip()]
     folder = Path(args.folder)
@@ -85,7 +85,8 @@ def _parser() -> Parser:
     token.add_argument("job", metavar="JOB", help="name of the job (HOROVOD_JOB)")
     token.add_argument("--token-file", metavar="FILE", required=True, help="that of the coordinators")
     token.set_defaults(work=_token)
-    from horovod.runner.job_commands import add_job_commands  # late: with protobuf, which launchers load after checks
+    # Late: it brings protobuf, which launchers load after checks.
+    from horovod.launch.cluster.job_commands import add_job_commands
 
     add_job_commands(commands, Parser)
     return parser

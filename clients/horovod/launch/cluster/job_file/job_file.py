@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from horovod.launch.cluster.job_file.located import LineError, Located, load
+from horovod.launch.cluster.job_file.schema import check
 from horovod.protos.v1 import jobs_pb2
-from horovod.runner.job_file.located import LineError, Located, load
-from horovod.runner.job_file.schema import check
 
 _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _MAX_PROCESSES = 1 << 16

@@ -109,7 +109,7 @@ def _by_package(folder: Path) -> RunCertificate | None:
         import cryptography  # noqa: F401 - only whether it is there
     except ImportError:
         return None
-    from horovod.runner.certificates import make
+    from horovod.launch.certificates import make
 
     make(folder / "made", [SERVER_NAME], days=_DAYS)
     made = folder / "made"

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
-from horovod.runner.python_streams import PythonStreams
+from horovod.launch.console.python_streams import PythonStreams
 from horovod.worker.agent.output import Console
 
 _FAILED = 1

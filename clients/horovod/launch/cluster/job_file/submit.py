@@ -11,12 +11,12 @@ from typing import Any
 
 from horovod.base.words import capitalized, plural
 from horovod.coordinator.core.cluster import lines
+from horovod.launch.cluster.client import Access, ClusterClient, ClusterError, FollowedJob
+from horovod.launch.cluster.job_file.archive import Archive, pack
+from horovod.launch.cluster.job_file.job_file import JobFile
+from horovod.launch.cluster.job_file.located import LineError
+from horovod.launch.cluster.launch import OnChange, OnStart, attended, in_words, show, user_name
 from horovod.protos.v1 import jobs_pb2
-from horovod.runner.cluster_client import Access, ClusterClient, ClusterError, FollowedJob
-from horovod.runner.cluster_launch import OnChange, OnStart, attended, in_words, show, user_name
-from horovod.runner.job_file.archive import Archive, pack
-from horovod.runner.job_file.job_file import JobFile
-from horovod.runner.job_file.located import LineError
 from horovod.worker.agent.output import Console
 
 _UPLOADS = 3  # code may be pushed out, by that of others, between its upload and the job

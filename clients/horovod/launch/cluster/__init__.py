@@ -1,0 +1,1 @@
+"""Jobs on a cluster of agents: submitted, followed, listed and stopped through its coordinators."""

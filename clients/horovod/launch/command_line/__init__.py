@@ -1,0 +1,1 @@
+"""The options of `horovodrun`, its file of settings, and its answers without a job (--completion, --check-build)."""

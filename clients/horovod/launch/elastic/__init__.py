@@ -1,0 +1,1 @@
+"""What an elastic job is asked for."""
