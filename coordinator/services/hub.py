@@ -23,7 +23,6 @@ from horovod.coordinator.core.agreement.ids import MAX_IDS
 from horovod.coordinator.core.agreement.negotiation import Negotiation
 from horovod.coordinator.core.agreement.stall import StallWatch, times_of
 from horovod.coordinator.core.attendance import Attendance
-from horovod.coordinator.core.clock import JudgeClock
 from horovod.coordinator.core.ending import RankEnded
 from horovod.coordinator.core.world.effects import (
     Close,
@@ -53,11 +52,11 @@ from .processes import ProcessWatch
 from .serving import LEASE_S, Serving
 from .session import DecisionsOutbox, NegotiationSession
 from .streams import RefusedError
+from .ticks import Ticks
 
 STORE_RETRY_S = 0.5
 NO_ANSWER = "it gets no answer from its store, without which no world can form or end:"
 NO_WRITES = "its store takes no writes, without which no world can form or end:"
-MOST_TICKS_LATE = 5  # a tick that comes later than this means that the coordinator itself was stopped
 
 EventOutbox = Outbox[membership_pb2.MembershipEvent]
 
@@ -84,10 +83,9 @@ class Hub:
         will call `rank_ended` for the process that was started as this rank of the job.
         """
         self._store = store
-        self._limits = limits
         self._told_level = told_level
-        self._true_clock = clock
-        self._judge = JudgeClock(clock(), limits.tick_s, MOST_TICKS_LATE * limits.tick_s)
+        self._ticks = Ticks(clock, limits.tick_s)
+        self._clock = self._ticks.now_s  # the time that counts for every limit
         self._secret = secret
         self._membership = Membership(limits.reattach_grace_s, has_agent)
         self.serving = Serving(
@@ -113,10 +111,6 @@ class Hub:
         self._empty = asyncio.Event()  # no world has a member
         self._empty.set()
         self._stopping = False
-
-    def _clock(self) -> float:
-        """The time that counts for every limit (core/clock.py)."""
-        return self._judge.read(self._true_clock())
 
     # -- membership --------------------------------------------------------------------------------------------------
 
@@ -493,21 +487,21 @@ class Hub:
 
     async def watch_clock(self) -> None:
         """Finds members and operations that are overdue, for ever."""
-        while True:
-            await asyncio.sleep(self._limits.tick_s)
-            jumped = self._judge.tick(self._true_clock())
-            if not self.serving.is_sure():
-                # Another coordinator may serve its jobs by now, to which members that are away here are connected.
-                self._membership.restart_limits(self._clock())
-            if jumped:
-                _log.warning("This coordinator was stopped for a while; its limits begin anew.")
-                self._membership.restart_limits(self._clock())
-                for session in self._sessions.values():
-                    session.negotiation.restart_limits(self._clock())
-            for job in self._membership.jobs():
-                self._guarded(job, self._look_at_members, job)
-            for job, session in list(self._sessions.items()):
-                self._guarded(job, session.watch_stalls, self._clock())
+        await self._ticks.watch(self._look)
+
+    def _look(self, jumped: bool) -> None:
+        if not self.serving.is_sure():
+            # Another coordinator may serve its jobs by now, to which members that are away here are connected.
+            self._membership.restart_limits(self._clock())
+        if jumped:
+            _log.warning("This coordinator was stopped for a while; its limits begin anew.")
+            self._membership.restart_limits(self._clock())
+            for session in self._sessions.values():
+                session.negotiation.restart_limits(self._clock())
+        for job in self._membership.jobs():
+            self._guarded(job, self._look_at_members, job)
+        for job, session in list(self._sessions.items()):
+            self._guarded(job, session.watch_stalls, self._clock())
 
     def _look_at_members(self, job: str) -> None:
         vouched = {member_id for member_id in self._membership.suspected(job) if self._processes.lives(member_id)}
