@@ -1,8 +1,9 @@
 """The state that the servicers share: the core's decisions on one side, open streams and the store on the other.
 
 Everything here runs in one event loop, so that a core decision and its effects are one step. Only the store is
-awaited: before a job is served (serving.py), and before anybody is told of a world or of a member that is gone. So what
-members know is in the store, and a coordinator that takes a job over (`_restore`) knows no less than they do.
+awaited: before a job is served (serving.py), and before anybody is told of a world or of a member that is gone
+(worlds.py). So what members know is in the store, and a coordinator that takes a job over (`_restore`) knows no less
+than they do.
 """
 
 import asyncio

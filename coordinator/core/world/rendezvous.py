@@ -130,7 +130,7 @@ class Rendezvous:
         return self.forming is formation
 
     def forget_refused(self) -> None:
-        """What was wrong with those that were refused is of no interest to the members any more."""
+        """Those that wait are no longer told why another process was refused."""
         self._refused = ""
 
     # -- what the waiting members are told -----------------------------------------------------------------------------
