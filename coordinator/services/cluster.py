@@ -16,7 +16,6 @@ from horovod.base.tasks import end_tasks
 from horovod.base.words import printable
 from horovod.coordinator import PROTOCOL_VERSION
 from horovod.coordinator.core.attendance import Attendance
-from horovod.coordinator.core.clock import JudgeClock
 from horovod.coordinator.core.cluster import cluster as core
 from horovod.coordinator.core.cluster.job import ClusterJob, refusal_of
 from horovod.coordinator.core.cluster.record_size import listed
@@ -34,10 +33,10 @@ from .leading import Leading
 from .outbox import Outbox
 from .peers import Peers
 from .streams import Context, RefusedError
+from .ticks import Ticks
 
 UNREACHABLE = "horovod-unreachable"  # in a call's metadata: coordinators that its client could not connect to just now
 LEADER = "horovod-leader"  # in the trailing metadata of a call that is refused: who serves agents and jobs
-MOST_TICKS_LATE = 5  # a tick that comes later than this means that the coordinator itself was stopped
 
 CommandOutbox = Outbox[pb.AgentCommand]
 
@@ -73,9 +72,9 @@ class ClusterHub:
         self._limits = limits
         self._token = token
         self._rank_ended = rank_ended
-        self._true_clock = clock
+        self._ticks = Ticks(clock, limits.tick_s)
+        self._clock = self._ticks.now_s  # the time that counts for every limit
         self._wall_clock = wall_clock
-        self._judge = JudgeClock(clock(), limits.tick_s, MOST_TICKS_LATE * limits.tick_s)
         self.cluster = core.Cluster(version, PROTOCOL_VERSION, limits.reattach_grace_s)
         self._agents: dict[str, CommandOutbox] = {}  # name -> commands for it, of agents that are connected
         self._followers: dict[str, set[Follower]] = {}  # job -> those who follow it
@@ -102,7 +101,7 @@ class ClusterHub:
         """Begins to serve as soon as no other coordinator of the store does. address: where others reach this one."""
         self._leading.address = address
         await self._leading.attempt()
-        self._watches = [asyncio.create_task(one) for one in (self._watch_clock(), self._watch_hosts())]
+        self._watches = [asyncio.create_task(one) for one in (self._ticks.watch(self._look), self._watch_hosts())]
         self._serving = asyncio.create_task(self._leading.run())
 
     async def stop(self) -> None:
@@ -158,9 +157,6 @@ class ClusterHub:
                 follower.events.fail(grpc.StatusCode.UNAVAILABLE, sentence)
         self._agents.clear()
         self._lanes.clear(NotServingError(sentence))
-
-    def _clock(self) -> float:
-        return self._judge.read(self._true_clock())
 
     # -- agents --------------------------------------------------------------------------------------------------------
 
@@ -380,20 +376,19 @@ class ClusterHub:
                 del self._readers[reader]
                 follower.readers.pop(agent, None)
 
-    async def _watch_clock(self) -> None:
-        while True:
-            await asyncio.sleep(self._limits.tick_s)
-            if self._judge.tick(self._true_clock()):
-                self.cluster.restart_limits(self._clock())
-            if not self.serves:
-                continue
-            try:
-                before = set(self.cluster.agents)
-                self._do(self.cluster.tick(self._clock(), self._wall_clock()))
-                if before - self.cluster.agents.keys():
-                    self._sync_all()
-            except Exception:
-                _log.exception("A bug in the coordinator: its watch over the cluster failed.")
+    def _look(self, jumped: bool) -> None:
+        """Finds agents that are overdue."""
+        if jumped:
+            self.cluster.restart_limits(self._clock())
+        if not self.serves:
+            return
+        try:
+            before = set(self.cluster.agents)
+            self._do(self.cluster.tick(self._clock(), self._wall_clock()))
+            if before - self.cluster.agents.keys():
+                self._sync_all()
+        except Exception:
+            _log.exception("A bug in the coordinator: its watch over the cluster failed.")
 
     async def _watch_hosts(self) -> None:
         """Asks, for ever, whether hosts whose agents are away still have connected ranks, and so live."""

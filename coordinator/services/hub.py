@@ -1,8 +1,9 @@
 """The state that the servicers share: the core's decisions on one side, open streams and the store on the other.
 
 Everything here runs in one event loop, so that a core decision and its effects are one step. Only the store is
-awaited: before a job is served (serving.py), and before anybody is told of a world or of a member that is gone. So what
-members know is in the store, and a coordinator that takes a job over (`_restore`) knows no less than they do.
+awaited: before a job is served (serving.py), and before anybody is told of a world or of a member that is gone
+(worlds.py). So what members know is in the store, and a coordinator that takes a job over (`_restore`) knows no less
+than they do.
 """
 
 import asyncio
@@ -23,7 +24,6 @@ from horovod.coordinator.core.agreement.ids import MAX_IDS
 from horovod.coordinator.core.agreement.negotiation import Negotiation
 from horovod.coordinator.core.agreement.stall import StallWatch, times_of
 from horovod.coordinator.core.attendance import Attendance
-from horovod.coordinator.core.clock import JudgeClock
 from horovod.coordinator.core.ending import RankEnded
 from horovod.coordinator.core.world.effects import (
     Close,
@@ -41,8 +41,7 @@ from horovod.coordinator.core.world.membership import Membership
 from horovod.coordinator.core.world.overview import JobOverview
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.metrics import CoordinatorMetrics
-from horovod.coordinator.store import FencedError, Guard, Store, StoreError, TooLargeError, WritesRefusedError
-from horovod.coordinator.store.jobs import next_epoch, publish_world, read_world, retract_world, write_gone
+from horovod.coordinator.store import Guard, Store, TooLargeError
 from horovod.protos.v1 import membership_pb2, negotiation_pb2
 
 from .orphans import Orphans
@@ -53,11 +52,8 @@ from .processes import ProcessWatch
 from .serving import LEASE_S, Serving
 from .session import DecisionsOutbox, NegotiationSession
 from .streams import RefusedError
-
-STORE_RETRY_S = 0.5
-NO_ANSWER = "it gets no answer from its store, without which no world can form or end:"
-NO_WRITES = "its store takes no writes, without which no world can form or end:"
-MOST_TICKS_LATE = 5  # a tick that comes later than this means that the coordinator itself was stopped
+from .ticks import Ticks
+from .worlds import StoredWorlds
 
 EventOutbox = Outbox[membership_pb2.MembershipEvent]
 
@@ -83,11 +79,9 @@ class Hub:
         lease_s: after which a coordinator that can't reach the store counts as dead. has_agent: whether an agent
         will call `rank_ended` for the process that was started as this rank of the job.
         """
-        self._store = store
-        self._limits = limits
         self._told_level = told_level
-        self._true_clock = clock
-        self._judge = JudgeClock(clock(), limits.tick_s, MOST_TICKS_LATE * limits.tick_s)
+        self._ticks = Ticks(clock, limits.tick_s)
+        self._clock = self._ticks.now_s  # the time that counts for every limit
         self._secret = secret
         self._membership = Membership(limits.reattach_grace_s, has_agent)
         self.serving = Serving(
@@ -98,11 +92,11 @@ class Hub:
             cut_off=self._cut_off,
             lease_s=lease_s,
         )
+        self._worlds = StoredWorlds(store, self._membership, self.serving, secret, self._do)
         self.orphans = Orphans(store, self.serving.serves, self.adopt)
         self.outcomes = Outcomes(store, lambda job: self.serving.guard(job) is not None, self.rank_ended)
         self._job_of: dict[str, str] = {}  # member id -> job, of members in _events or in a world
         self._held: dict[str, list[Effect]] = {}  # job -> effects that wait until the store has recorded who is gone
-        self._world_revision: dict[str, int] = {}  # by job
         self._id_capacity = id_capacity
         self._processes = ProcessWatch(self._process_ended)
         self._deadlock = deadlock
@@ -113,10 +107,6 @@ class Hub:
         self._empty = asyncio.Event()  # no world has a member
         self._empty.set()
         self._stopping = False
-
-    def _clock(self) -> float:
-        """The time that counts for every limit (core/clock.py)."""
-        return self._judge.read(self._true_clock())
 
     # -- membership --------------------------------------------------------------------------------------------------
 
@@ -217,7 +207,7 @@ class Hub:
 
     async def _carry_out_recorded(self, job: str, held: list[Effect]) -> None:
         while held:
-            await self._record(job, held)
+            await self._worlds.record_gone(job, held)
             if self._held.get(job) is not held:
                 return  # another coordinator has taken the job over and makes its own decisions
             effects = held[:]
@@ -225,33 +215,6 @@ class Hub:
             self._do(job, effects)
         del self._held[job]
         self._do(job, [])
-
-    async def _record(self, job: str, held: list[Effect]) -> None:
-        """Writes to the store who is gone, including members of which the news came while it was waiting."""
-        logged: set[str] = set()
-        while any(isinstance(effect, Record) for effect in held):
-            record, guard = self._membership.gone(job), self.serving.guard(job)
-            if record is None or guard is None:
-                return
-            try:
-                count = len(held)
-                await write_gone(self._store, job, record, guard)
-            except FencedError:
-                self.serving.fenced(job, guard)
-                return
-            # Waiting would not help; only a coordinator that takes over would need the record.
-            except TooLargeError as error:
-                _log.error("Who of job %r is gone can't be stored: %s", job, error)
-                return
-            except StoreError as error:
-                if str(error) not in logged:
-                    logged.add(str(error))
-                    _log.warning("Job %r can't tell yet who of it is gone: %s", job, error)
-                self._do(job, self._membership.hindered(job, _hindrance(error)))
-                await asyncio.sleep(STORE_RETRY_S)
-                continue
-            if count == len(held):
-                return
 
     def _do(self, job: str, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -277,7 +240,9 @@ class Hub:
             elif isinstance(effect, WorldEnded):
                 self._world_ended(effect)
         if job not in self._held and self._is_idle(job) and self.serving.guard(job) and not self._stopping:
-            self._start(self.serving.release(job, lambda: self._is_idle(job), lambda guard: self._retract(job, guard)))
+            self._start(
+                self.serving.release(job, lambda: self._is_idle(job), lambda guard: self._worlds.retract(job, guard))
+            )
 
     def _is_idle(self, job: str) -> bool:
         return not self._membership.knows(job)
@@ -287,53 +252,36 @@ class Hub:
             self._carry_out(job, self._membership.tell_progress(job, self._clock()))
 
     async def _form(self, formation: Formation) -> None:
-        """Takes the next epoch from the store, writes the world there, and tells the members."""
+        """Lets the world begin once the store has it, and tells the members."""
         job = formation.job
-        logged: set[str] = set()
-        while self._membership.is_forming(formation) and (guard := self.serving.guard(job)) is not None:
-            try:
-                epoch = await next_epoch(self._store, job)
-                secret = self._secret()
-                entry = await publish_world(self._store, formation.record(epoch, secret), guard)
-            except FencedError:
-                self.serving.fenced(job, guard)
-                return
-            except TooLargeError as error:
-                sentence = f"The world of job {job!r} is larger than the coordinator's store takes: {error}"
-                _log.error("%s", sentence, extra=about(job))
-                self._carry_out(job, self._membership.unformable(formation, sentence, self._clock()))
-                return
-            except StoreError as error:
-                if str(error) not in logged:
-                    logged.add(str(error))
-                    _log.warning("Job %r can't form its world yet: %s", job, error, extra=about(job))
-                self._do(job, self._membership.hindered(job, _hindrance(error)))
-                await asyncio.sleep(STORE_RETRY_S)
-                continue
-            if entry is None:
-                continue  # another coordinator published a later epoch; take the one after it
-            if self.serving.guard(job) != guard:
-                return
-            self._world_revision[job] = entry.revision
-            effects = self._membership.formed(formation, epoch, secret)
-            if not effects:  # a member went away meanwhile, so the world does not form
-                await self._retract(job, guard)
-                return
-            if old := self._sessions.pop(job, None):
-                old.end(f"Epoch {old.epoch} of job {old.job!r} is over.")
-            options = next(iter(formation.requests.values())).options
-            negotiation = Negotiation(
-                epoch,
-                len(formation.places),
-                self._id_capacity,
-                deadlock=deadlock_times_of(options, self._deadlock),
-                term=guard.revision,
-            )
-            self._open(job, guard, negotiation, options)
-            self.metrics.worlds_formed.add(1, job)
-            told = about(job, epoch)
-            _log.info("Job %r: epoch %d has %d member(s).", job, epoch, len(formation.places), extra=told)
-            self._carry_out(job, effects)
+        try:
+            world = await self._worlds.publish(formation)
+        except TooLargeError as error:
+            sentence = f"The world of job {job!r} is larger than the coordinator's store takes: {error}"
+            _log.error("%s", sentence, extra=about(job))
+            self._carry_out(job, self._membership.unformable(formation, sentence, self._clock()))
+            return
+        if world is None:
+            return
+        effects = self._membership.formed(formation, world.epoch, world.secret)
+        if not effects:  # a member went away meanwhile, so the world does not form
+            await self._worlds.retract(job, world.guard)
+            return
+        if old := self._sessions.pop(job, None):
+            old.end(f"Epoch {old.epoch} of job {old.job!r} is over.")
+        options = next(iter(formation.requests.values())).options
+        negotiation = Negotiation(
+            world.epoch,
+            len(formation.places),
+            self._id_capacity,
+            deadlock=deadlock_times_of(options, self._deadlock),
+            term=world.guard.revision,
+        )
+        self._open(job, world.guard, negotiation, options)
+        self.metrics.worlds_formed.add(1, job)
+        told = about(job, world.epoch)
+        _log.info("Job %r: epoch %d has %d member(s).", job, world.epoch, len(formation.places), extra=told)
+        self._carry_out(job, effects)
 
     def _open(self, job: str, guard: Guard, negotiation: Negotiation, options: Mapping[str, str]) -> None:
         times, ignored = times_of(options)
@@ -348,11 +296,6 @@ class Hub:
             metrics=self.metrics,
         )
         self._empty.clear()
-
-    async def _retract(self, job: str, guard: Guard) -> None:
-        """Deletes the world from the store: its members are all gone, or were never told of it."""
-        if (revision := self._world_revision.pop(job, None)) is not None:
-            await retract_world(self._store, job, revision, guard)
 
     def _rank_gone(self, gone: Gone) -> None:
         _log.info("%s", gone.sentence, extra=about(gone.job, gone.epoch, gone.rank))
@@ -381,11 +324,10 @@ class Hub:
 
     async def _restore(self, job: str, guard: Guard) -> None:
         """Takes up the world that another coordinator has left, or this one before it was replaced."""
-        found = await read_world(self._store, job)
+        found = await self._worlds.read(job)
         if found is None:
             return
-        record, revision, gone = found
-        self._world_revision[job] = revision
+        record, gone = found
         world = record.world
         members = self._membership.restore(record, gone, self._clock())
         if not members:
@@ -411,7 +353,7 @@ class Hub:
     def _taken_over(self, job: str, address: str) -> None:
         """Another coordinator serves the job from now on. Sends the members to it, and forgets the job."""
         self._held.pop(job, None)
-        self._world_revision.pop(job, None)
+        self._worlds.forget(job)
         sentence = f"Job {job!r} is served by {address or 'another coordinator'} now."
         if (session := self._sessions.pop(job, None)) is not None:
             session.end(sentence, grpc.StatusCode.UNAVAILABLE)
@@ -493,21 +435,21 @@ class Hub:
 
     async def watch_clock(self) -> None:
         """Finds members and operations that are overdue, for ever."""
-        while True:
-            await asyncio.sleep(self._limits.tick_s)
-            jumped = self._judge.tick(self._true_clock())
-            if not self.serving.is_sure():
-                # Another coordinator may serve its jobs by now, to which members that are away here are connected.
-                self._membership.restart_limits(self._clock())
-            if jumped:
-                _log.warning("This coordinator was stopped for a while; its limits begin anew.")
-                self._membership.restart_limits(self._clock())
-                for session in self._sessions.values():
-                    session.negotiation.restart_limits(self._clock())
-            for job in self._membership.jobs():
-                self._guarded(job, self._look_at_members, job)
-            for job, session in list(self._sessions.items()):
-                self._guarded(job, session.watch_stalls, self._clock())
+        await self._ticks.watch(self._look)
+
+    def _look(self, jumped: bool) -> None:
+        if not self.serving.is_sure():
+            # Another coordinator may serve its jobs by now, to which members that are away here are connected.
+            self._membership.restart_limits(self._clock())
+        if jumped:
+            _log.warning("This coordinator was stopped for a while; its limits begin anew.")
+            self._membership.restart_limits(self._clock())
+            for session in self._sessions.values():
+                session.negotiation.restart_limits(self._clock())
+        for job in self._membership.jobs():
+            self._guarded(job, self._look_at_members, job)
+        for job, session in list(self._sessions.items()):
+            self._guarded(job, session.watch_stalls, self._clock())
 
     def _look_at_members(self, job: str) -> None:
         vouched = {member_id for member_id in self._membership.suspected(job) if self._processes.lives(member_id)}
@@ -545,7 +487,3 @@ class Hub:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
             _log.error("Work on the store failed: %s", error, exc_info=error)
-
-
-def _hindrance(error: StoreError) -> str:
-    return f"{NO_WRITES if isinstance(error, WritesRefusedError) else NO_ANSWER} {error}"

@@ -6,6 +6,9 @@ A record is in the store before anybody acts on it. So what follows a write wait
 * it takes no writes until a person does something: likewise; meanwhile people are told of the job, and its ranks are
   ended where that was decided, but nothing is begun (`core.may_precede_record`). A new job is withdrawn.
 * it refuses this write for good: it is not made again; a new job is withdrawn, any other one ends (`Cluster.unkept`)
+
+Each record is written in its turn, since somebody waits for it (`done`). Of who is gone from a world only the latest
+record counts, so the hub of members holds back what follows in a simpler way, and one write covers all (worlds.py).
 """
 
 import asyncio
@@ -17,11 +20,12 @@ from dataclasses import dataclass, field
 
 from horovod.coordinator.core.cluster import cluster as core
 from horovod.coordinator.core.ending import RankEnded
-from horovod.coordinator.store import FencedError, Guard, Store, StoreError, TooLargeError, WritesRefusedError
+from horovod.coordinator.store import Guard, Store, StoreError, TooLargeError, WritesRefusedError
 from horovod.coordinator.store.jobs import forget_job
 from horovod.coordinator.store.submitted import submitted_key
 
-STORE_RETRY_S = 0.5
+from .storing import STORE_RETRY_S, until_stored
+
 REFUSED_RETRY_S = 2.0  # between attempts where only a person can help
 
 _log = logging.getLogger(__name__)
@@ -120,37 +124,40 @@ class Lanes:
 
         If it leads anew meanwhile, it has read the records again and decides anew.
         """
-        guard = self._guard()
+        serving = self._guard()
         is_new = isinstance(write, core.Save) and write.is_new
-        told: set[str] = set()
         is_uncertain = False
-        while guard is not None and self._guard() is guard:
-            try:
-                await self._write_once(write, guard)
-                lane.trouble = ""
+
+        async def attempt(guard: Guard) -> None:
+            await self._write_once(write, guard)
+            lane.trouble = ""
+
+        async def failed(error: StoreError, is_news: bool) -> None:
+            nonlocal is_uncertain
+            lane.trouble = str(error)
+            if is_news:
+                _log.warning("What has happened to job %s can't be stored yet: %s", lane.job, error)
+            if not isinstance(error, WritesRefusedError):
+                is_uncertain = True
+                await asyncio.sleep(STORE_RETRY_S)
                 return
-            except FencedError as error:
-                _log.warning("Another coordinator serves agents and jobs by now: %s", error)
-                if self._guard() is guard:
-                    self._lose()  # so nothing is done that was to follow
-                return
-            except StoreError as error:
-                lane.trouble = str(error)
-                if lane.trouble not in told:
-                    told.add(lane.trouble)
-                    _log.warning("What has happened to job %s can't be stored yet: %s", lane.job, error)
-                is_refused = isinstance(error, WritesRefusedError)
-                if isinstance(error, TooLargeError) or (is_new and is_refused):
-                    self._give_up(lane, error, is_new, is_uncertain)
-                    return
-                is_uncertain = is_uncertain or not is_refused
-                if not is_refused:
-                    await asyncio.sleep(STORE_RETRY_S)
-                    continue
-                lane.news.clear()
-                self._go_on_without(lane, error)
-                with contextlib.suppress(asyncio.TimeoutError):  # what has come may need no store
-                    await asyncio.wait_for(lane.news.wait(), REFUSED_RETRY_S)
+            if is_new:
+                raise error
+            lane.news.clear()
+            self._go_on_without(lane, error)
+            with contextlib.suppress(asyncio.TimeoutError):  # what has come may need no store
+                await asyncio.wait_for(lane.news.wait(), REFUSED_RETRY_S)
+
+        try:
+            await until_stored(attempt, lambda: serving if self._guard() is serving else None, self._fenced, failed)
+        except (TooLargeError, WritesRefusedError) as error:
+            _log.warning("What has happened to job %s will not be stored: %s", lane.job, error)
+            self._give_up(lane, error, is_new, is_uncertain)
+
+    def _fenced(self, guard: Guard) -> None:
+        _log.warning("Another coordinator serves agents and jobs by now.")
+        if self._guard() is guard:
+            self._lose()  # so nothing is done that was to follow
 
     async def _write_once(self, write: core.Save | core.Erase, guard: Guard) -> None:
         if isinstance(write, core.Save):

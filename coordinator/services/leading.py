@@ -1,7 +1,9 @@
 """Which coordinator of a store serves agents and submitted jobs: one at a time, the holder of a key under a lease.
 
 The others send agents and clients on to it. A leader that can't keep its lease stops serving before another one can
-begin: it counts its lease as lost somewhat earlier than the store does.
+begin: it counts its lease as lost somewhat earlier than the store does. Who serves the world of a job (serving.py) need
+not stop, and has no lease on its key: messages to members have a term, by which they know whom to believe, and those to
+agents have none.
 
 A leader may reach the store and be out of the agents' reach. Agents and clients that could not connect to it say so to
 the next coordinator that they ask, and that one takes the key (`complaint`). What the former leader decides meanwhile
@@ -20,8 +22,9 @@ from collections.abc import Awaitable, Callable, Collection
 
 from google.protobuf.message import DecodeError
 
-from horovod.coordinator.store import Entry, Guard, LeaseLostError, Store, StoreError, UncertainError
+from horovod.coordinator.store import Entry, Guard, LeaseLostError, Store, StoreError
 from horovod.coordinator.store.base import MISSING
+from horovod.coordinator.store.holding import holds, take
 from horovod.protos.v1 import membership_pb2
 
 from .peers import Peers
@@ -145,7 +148,7 @@ class Leading:
 
     async def _take(self, instead_of: str) -> bool:
         current = await self._store.get(LEADER)
-        self._saw(current)
+        self._saw(_parsed(current), current.revision if current is not None else MISSING)
         # In a store for one coordinator at a time, who led before this one began is dead, whatever its lease says.
         is_dead, self._is_beginning = self._is_beginning and not self._store.is_shared, False
         held = current is not None and self._leader.replica != self._name
@@ -153,17 +156,15 @@ class Leading:
             return False
         self._lease = await self._store.grant(self._lease_s)
         own = membership_pb2.Serving(replica=self._name, address=self.address)
-        with contextlib.suppress(UncertainError):
-            revision = current.revision if current else MISSING
-            entry = await self._store.put_if(LEADER, own.SerializeToString(), revision, self._lease)
-            self.guard = Guard(LEADER, entry.revision) if entry else None
-            self._saw(entry)
-            return entry is not None
-        return False  # the next attempt reads who leads
+        self.guard = await take(self._store, LEADER, own, current, self._lease)
+        if self.guard is None:
+            self._leader = membership_pb2.Serving()  # the next attempt reads who leads
+            return False
+        self._saw(own, self.guard.revision)
+        return True
 
-    def _saw(self, entry: Entry | None) -> None:
-        self._leader = _parsed(entry)
-        revision = entry.revision if entry is not None else 0
+    def _saw(self, leader: membership_pb2.Serving, revision: int) -> None:
+        self._leader = leader
         if self._revision not in (None, revision):
             self._leads_since_s = asyncio.get_running_loop().time()
         self._revision = revision
@@ -194,8 +195,7 @@ class Leading:
     async def _prolong(self, lease: int) -> bool:
         """False when the key was written or deleted by another client, although the lease lives."""
         await self._store.keep_alive(lease)
-        current = await self._store.get(LEADER)
-        return current is not None and self.guard == Guard(LEADER, current.revision)
+        return self.guard is not None and await holds(self._store, self.guard)
 
 
 def _parsed(entry: Entry | None) -> membership_pb2.Serving:

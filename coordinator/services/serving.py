@@ -1,12 +1,14 @@
 """Which jobs this coordinator serves, among all coordinators of its store.
 
-Each job has a key that names who serves it. A coordinator that a member comes to takes the key when it is free, or when
-its holder is dead, by compare-and-swap; else it sends the member there. The revision of that write is the *term*. It is
+Each job has a key that names who serves it (store/holding.py). A coordinator that a member comes to takes the key when
+it is free, or when its holder is dead; else it sends the member there. The revision of that write is the *term*. It is
 the guard of all that is written for the job afterwards, and every message carries it, so that a holder which was
 replaced without noticing (it was stopped, or cut off) can neither decide nor be believed. That is why taking the key
 from somebody who only seems dead is safe, and one second of silence is enough (docs/adr/0032-replicas.md).
 
-A second key, under a lease, says that this process lives. Without it a holder counts as dead unasked.
+A second key, under a lease, says that this process lives. Without it a holder counts as dead unasked. The keys of jobs
+have no lease, unlike that of the cluster (leading.py): a world goes on while the store is silent, because its members
+believe only who has the latest term, whereas agents obey whoever they are connected to.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import weakref
 from collections.abc import Awaitable, Callable
 
 from horovod.coordinator.store import FencedError, Guard, LeaseLostError, Store, StoreError
-from horovod.coordinator.store.jobs import JOBS, claim, expire_epoch, is_serving_key, release, serving_key
+from horovod.coordinator.store.holding import release
+from horovod.coordinator.store.jobs import JOBS, claim, expire_epoch, is_serving_key, serving_key
 from horovod.protos.v1 import membership_pb2
 
 from .peers import Peers

@@ -10,6 +10,7 @@ from urllib.parse import quote, unquote
 from horovod.protos.v1 import membership_pb2
 
 from .base import MISSING, Entry, Guard, Store, UncertainError, WritesRefusedError
+from .holding import take
 
 JOBS = "jobs/"
 PART_BYTES = 1 << 20  # a longer value is written in parts: the record of a world of 65,536 members has 10 MB
@@ -57,25 +58,8 @@ def is_serving_key(key: str) -> bool:
 
 
 async def claim(store: Store, job: str, serving: membership_pb2.Serving, found: Entry | None) -> Guard | None:
-    """Makes `serving` the one that serves the job, in place of `found`; None when another coordinator was faster."""
-    key, value = serving_key(job), serving.SerializeToString(deterministic=True)
-    try:
-        entry = await store.put_if(key, value, found.revision if found else MISSING)
-    except UncertainError:
-        entry = await store.get(key)
-        # Whether the write took effect is not known, so the entry tells. `value` names this process, and the process
-        # makes one attempt at a time: an entry with another value was written by another coordinator.
-        if entry and entry.value != value:
-            entry = None
-        # An entry with this value, but of the revision that was to be replaced, is from an earlier attempt.
-        if entry and found and entry.revision == found.revision:
-            entry = None
-    return Guard(key, entry.revision) if entry else None
-
-
-async def release(store: Store, guard: Guard) -> None:
-    """Releases the job; nothing happens when another coordinator serves it by now."""
-    await store.delete(guard.key, guard.revision)
+    """Makes `serving` the one that serves the job, in place of `found`; None as with `holding.take`."""
+    return await take(store, serving_key(job), serving, found)
 
 
 async def expire_epoch(store: Store, job: str, guard: Guard) -> None:

@@ -6,7 +6,7 @@ from membership_story import SECRET, Story
 from horovod.coordinator.core.clock import JudgeClock
 from horovod.coordinator.core.ending import RankEnded
 from horovod.coordinator.core.world.life import AGENT_S, ENDED_S, PROCESS_ENDED
-from horovod.coordinator.core.world.membership import DORMANT_S
+from horovod.coordinator.core.world.liveness import DORMANT_S
 from horovod.protos.v1 import membership_pb2 as pb
 
 

@@ -73,6 +73,14 @@ def test_a_member_that_joined_again_and_went_away_is_waited_for_as_before(story:
     assert story.world("b2").epoch == 2
 
 
+def test_a_job_that_runs_is_remembered_however_many_others_form_worlds(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("horovod.coordinator.core.world.membership.MAX_REMEMBERED_JOBS", 1)
+    story.join("x", job="other", size=1)
+    assert story.join("a2", rejoin="a") == ""
+
+
 def test_ranks_are_kept_also_after_the_world_has_ended(story: Story) -> None:
     story.leave("a")
     story.leave("b")

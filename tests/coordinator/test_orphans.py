@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from coordinator_builders import request
 
-from horovod.coordinator.core.world import membership
+from horovod.coordinator.core.world import liveness
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.services.hub import EventOutbox, Hub
 from horovod.coordinator.services.orphans import Orphans
@@ -50,7 +50,7 @@ def test_a_job_that_is_over_leaves_its_counter_for_a_while(tmp_path: Path) -> No
 def test_a_job_that_ended_together_with_its_coordinator_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership, "DORMANT_S", 0.0)
+    monkeypatch.setattr(liveness, "DORMANT_S", 0.0)
 
     async def killed() -> None:
         store = open_store(f"sqlite:{tmp_path}/store")

@@ -22,6 +22,7 @@ from horovod.coordinator.store import (
     open_store,
 )
 from horovod.coordinator.store.base import MAX_WRITE_BYTES, MISSING
+from horovod.coordinator.store.holding import release
 from horovod.coordinator.store.jobs import (
     claim,
     epoch_key,
@@ -30,7 +31,6 @@ from horovod.coordinator.store.jobs import (
     next_epoch,
     publish_world,
     read_world,
-    release,
     retract_world,
     serving_key,
     world_key,

@@ -1,4 +1,7 @@
-"""A coordinator that does not reach its store may have been replaced: it declares nobody lost for being away."""
+"""Coordinators that can not be sure: whether they were replaced, as their store is silent, or whether a write was done.
+
+One that may have been replaced declares nobody lost for being away.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,10 @@ from horovod.base.proofs import attach_proof
 from horovod.coordinator import PROTOCOL_VERSION
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.services.hub import EventOutbox, Hub
+from horovod.coordinator.services.leading import LEADER, Leading
 from horovod.coordinator.services.outbox import Outbox
-from horovod.coordinator.store import Entry, MemoryStore, StoreError
+from horovod.coordinator.store import Entry, Guard, MemoryStore, StoreError, UncertainError
+from horovod.coordinator.store.jobs import serving_key
 from horovod.protos.v1 import membership_pb2 as pb
 
 GRACE_S, LEASE_S = 0.5, 0.3
@@ -29,6 +34,23 @@ class SilentStore(MemoryStore):
         if self.is_silent:
             raise StoreError("It does not answer.")
         return await super().range(prefix)
+
+
+class ForgetfulStore(MemoryStore):
+    """The answer to the first write of each key is lost, once the write is done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._written: set[str] = set()
+
+    async def put_if(
+        self, key: str, value: bytes, revision: int, lease: int | None = None, *, guard: Guard | None = None
+    ) -> Entry | None:
+        entry = await super().put_if(key, value, revision, lease, guard=guard)
+        if key not in self._written:
+            self._written.add(key)
+            raise UncertainError("The answer was lost.")
+        return entry
 
 
 async def next_of(events: EventOutbox, kind: str, heard: list[pb.MembershipEvent]) -> pb.MembershipEvent:
@@ -84,3 +106,26 @@ def test_members_that_are_away_meanwhile_come_back() -> None:
             await hub.stop()
 
     asyncio.run(story())
+
+
+def test_who_does_not_know_whether_it_has_taken_a_key_takes_it_once_more() -> None:
+    async def nothing() -> None:
+        pass
+
+    async def story() -> None:
+        store = ForgetfulStore()
+        hub = Hub(store)
+        assert await hub.serve(JOB) == ""
+        leading = Leading(store, begin=nothing, end=lambda sentence: None)
+        await leading.attempt()
+        assert not leading.leads, "it may be another one that does"
+        await leading.attempt()
+        assert leading.leads
+        for key, guard in ((serving_key(JOB), hub.serving.guard(JOB)), (LEADER, leading.guard)):
+            entry = await store.get(key)
+            assert entry is not None
+            assert guard == Guard(key, entry.revision)
+        await leading.resign()
+        await hub.stop()
+
+    asyncio.run(asyncio.wait_for(story(), DEADLINE_S))

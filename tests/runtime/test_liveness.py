@@ -45,7 +45,7 @@ def all_have_their_world(coordinator: EmbeddedCoordinator, size: int = 2) -> boo
     assert coordinator.server is not None
     assert coordinator.server._hub is not None
     jobs = list(coordinator.server._hub._membership._jobs.values())
-    return sum(one.life.has_world for job in jobs for one in list(job.by_rank.values())) == size
+    return sum(one.life.has_world for job in jobs for one in list(job.liveness.by_rank.values())) == size
 
 
 # -- connections that break --------------------------------------------------------------------------------------------

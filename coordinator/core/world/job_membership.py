@@ -1,170 +1,244 @@
-"""The members of one job: those that wait for its next world, and those of its running world that are still there."""
+"""One job: the rendezvous of its next world beside the liveness of its last one, which may still run.
 
-from dataclasses import dataclass, field
+Invariant: a process of the job either waits (rendezvous.py) or is present in the running world (liveness.py). Whoever
+ceases to be either goes through `remove`, which alone lets both halves know: a rank that is gone is no longer waited
+for, and one who waited gives its claim back.
 
-from horovod.base.words import plural, process_in_words, ranks_in_words, shortened
+A process that has no proof that it belongs to the running world can neither end nor enter one that is complete: it is
+refused, because it belongs to another job or was started once too often. It may wait while a member of the world is
+away; if that one comes back, it is refused then.
+
+A coordinator that takes over from another one begins with what that had written down (`restored`): all members of the
+world are away and come back. A process that joins instead, and is one of them by its pid and start time, never heard of
+that world, so its place there is given up.
+
+Where a scheduler has started several processes for one rank, one after the other, each has a later incarnation than the
+one before. The later one shows that the earlier one is gone, and the earlier one is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+
+from horovod.base.words import capitalized, plural, shortened
+from horovod.coordinator.core.attendance import Attendance
 from horovod.coordinator.core.ending import RankEnded
 from horovod.protos.v1 import membership_pb2 as pb
 
+from .checks import describe
+from .effects import Close, Effect, Record, Send, WorldEnded
 from .formation import Formation
-from .life import Life
-from .waiting import Waiting
+from .life import NEVER_HEARD_OF_ITS_WORLD
+from .liveness import Finding, Liveness, Loss, lost
+from .rendezvous import LastWorld, Rendezvous
 
 
-@dataclass
-class Present:
-    """A member of the running world that has neither left nor been lost."""
-
-    rank: int
-    request: pb.JoinRequest
-    life: Life = field(default_factory=Life)
-
-    @property
-    def member_id(self) -> str:
-        return self.request.member_id
-
-    @property
-    def started_as(self) -> int:
-        """The rank that its launcher gave it."""
-        return self.request.requested_rank if self.request.HasField("requested_rank") else self.rank
-
-    def __str__(self) -> str:
-        return process_in_words(self.rank, self.request.pid, self.request.host.name)
-
-
-@dataclass
-class LastWorld:
-    """The last world of a job: with its secret, former members prove who they were, also after the world has ended."""
-
-    epoch: int
-    secret: bytes
-    used: set[str] = field(default_factory=set)  # member ids that came with a proof; no member id may come twice
-
-
-@dataclass
 class JobMembership:
     """The waiting and present members of the job with this name."""
 
-    name: str
-    waiting: Waiting = field(default_factory=Waiting)
-    forming: Formation | None = None
-    refused: str = ""  # why the last process that tried to join was refused, for the members that wait
-    world: pb.World | None = None
-    epoch: int = 0  # of the running world, or of the last one when none runs
-    present: dict[str, Present] = field(default_factory=dict)  # by member id
-    awaited: dict[str, Present] = field(default_factory=dict)  # those of `present` that have not joined again
-    suspected: dict[str, Present] = field(default_factory=dict)  # those of `present` that may be lost
-    by_rank: dict[int, Present] = field(default_factory=dict)
-    # Process namespace -> its members, also those that are gone.
-    by_namespace: dict[str, list[Present]] = field(default_factory=dict)
-    gone: dict[int, pb.MemberGone] = field(default_factory=dict)  # rank -> how it left the running world or was lost
-    causes: dict[str, str] = field(default_factory=dict)  # member id -> the sentence with which it was declared lost
+    def __init__(self, name: str, last: LastWorld | None, has_agent: Callable[[str, int], bool]) -> None:
+        """last: the last world that the job had, if that is still remembered. has_agent: as in `Membership`."""
+        self.name = name
+        self._has_agent = has_agent
+        self.liveness = Liveness(pb.World(job=name), {}, has_agent)
+        self.rendezvous = Rendezvous(name, last, {})
 
-    def start(self, world: pb.World, requests: dict[str, pb.JoinRequest]) -> None:
-        """`world` is the running one from now on, and no member waits any more."""
-        self.world = world
-        self.epoch = world.epoch
-        self.waiting = Waiting()
-        self.forming = None
-        self.present = {}
-        self.by_namespace = {}
-        for rank, member in enumerate(world.members):
-            one = Present(rank, requests[member.member_id])
-            self.present[member.member_id] = one
-            if namespace := one.request.process.namespace:
-                self.by_namespace.setdefault(namespace, []).append(one)
-        self.by_rank = {one.rank: one for one in self.present.values()}
-        self.awaited = dict(self.present)
-        self.suspected, self.gone, self.causes = {}, {}, {}
+    @classmethod
+    def restored(
+        cls, record: pb.WorldRecord, gone: pb.GoneRecord, has_agent: Callable[[str, int], bool], now_s: float
+    ) -> JobMembership:
+        """As another coordinator left it. No member is present where all of the world are gone."""
+        job = cls(record.world.job, None, has_agent)
+        job._run(Liveness.restored(record, gone, has_agent, now_s))
+        return job
 
-    def remove_present(self, member_id: str) -> Present | None:
-        one = self.present.pop(member_id, None)
-        if one is not None:
-            self.awaited.pop(member_id, None)
-            self.suspected.pop(member_id, None)
-            del self.by_rank[one.rank]
-        return one
+    def _run(self, liveness: Liveness) -> None:
+        world = liveness.world
+        self.liveness = liveness
+        self.rendezvous = Rendezvous(self.name, LastWorld(world.epoch, world.secret), liveness.by_rank)
 
-    def unaware(self, request: pb.JoinRequest) -> Present | None:
-        """The member of a taken-over world whose process joins anew, so it never got that world."""
-        if self.world is None or not request.process.start_time or request.rejoin.epoch == self.world.epoch:
-            return None
-        return next((one for one in self.suspected.values() if one.life.unseen and is_same(one.request, request)), None)
+    @property
+    def is_over(self) -> bool:
+        """Nobody is in a world of the job, or waits for one."""
+        return not self.rendezvous.waiting and not self.liveness.runs
 
-    def started_as(self, ended: RankEnded) -> Present | None:
-        """The member whose process an agent saw end, or that ran below that process and has the rank given to it."""
-        if ended.rank in self.gone:
-            return None
-        one = self.by_rank.get(ended.rank)
-        if one is None or one.request.pid != ended.pid:
-            same = (other for other in self.present.values() if other.request.pid == ended.pid)
-            one = next((other for other in same if other.request.host.name == ended.host), one)
-        if one is None or one.request.host.name != ended.host or ended.incarnation < one.request.incarnation:
-            return None
-        return one if ended.pid == one.request.pid or ended.rank == one.started_as else None
+    def _is_whole(self) -> bool:
+        """True when a world runs of which no member is gone, has joined again, or is suspected."""
+        return self.liveness.is_whole() and len(self.rendezvous.awaited) == len(self.liveness.present)
 
-    def successor(self, request: pb.JoinRequest) -> pb.JoinRequest | None:
-        """The member that was started later in the place of the process that sends `request`."""
-        return next((one for one in self._same_slot(request) if one.incarnation > request.incarnation), None)
+    # -- joining -----------------------------------------------------------------------------------------------------
 
-    def predecessors(self, request: pb.JoinRequest) -> list[pb.JoinRequest]:
-        """Members in whose place the process was started that sends `request`: their processes have ended."""
-        return [one for one in self._same_slot(request) if one.incarnation < request.incarnation]
+    def make_way(self, request: pb.JoinRequest, now_s: float) -> list[Effect]:
+        """Gives up the place of a process that joins without ever having heard of its world, and the places of those
+        that were started before the one that joins.
+        """
+        effects: list[Effect] = []
+        for earlier in self._same_slot(request):
+            if earlier.incarnation < request.incarnation:
+                effects += self.remove(earlier.member_id, "another process was started in its place", now_s)
+        if (unaware := self.liveness.unaware(request)) is not None:
+            effects += self.remove(unaware.member_id, NEVER_HEARD_OF_ITS_WORLD, now_s, never_stood=True)
+        return effects
 
     def _same_slot(self, request: pb.JoinRequest) -> list[pb.JoinRequest]:
-        """Members that the same scheduler has started as the same rank."""
-        if not request.incarnation:
+        """Members that a scheduler has started as the same rank: those who ask for a rank get it."""
+        rank = request.requested_rank
+        if not request.incarnation or not request.HasField("requested_rank"):
             return []
-        waiting = self.waiting.by_rank.get(request.requested_rank)
-        present = (one.request for one in self.present.values() if one.started_as == request.requested_rank)
-        return [one for one in (waiting, *present) if one is not None and one.incarnation]
+        waiting, present = self.rendezvous.waiting.by_rank.get(rank), self.liveness.by_rank.get(rank)
+        return [one for one in (waiting, present and present.request) if one is not None and one.incarnation]
 
-    def claimed(self, rank: int) -> None:
-        """The member of that rank has joined again, so the next world need not wait for its goodbye."""
-        if one := self.by_rank.get(rank):
-            self.awaited.pop(one.member_id, None)
+    def join(self, request: pb.JoinRequest, is_in_use: bool, now_s: float) -> tuple[str, list[Effect]]:
+        """As `Membership.join`. is_in_use: another member, of whatever job, has its member id."""
+        claim = None if is_in_use else self.rendezvous.prove(request)
+        effects: list[Effect] = []
+        if claim is not None and (earlier := self.rendezvous.waiting.claims.get(claim)) is not None:
+            # The same process tries again; the end of its earlier attempt has not been seen here yet.
+            effects += self.remove(earlier, "it joined once more", now_s)
+        if refusal := self._refusal(request, claim, is_in_use):
+            return refusal, effects + self.rendezvous.refuse(request, refusal, now_s)
+        return "", effects + self.rendezvous.admit(request, claim, now_s)
 
-    def unclaimed(self, rank: int) -> None:
-        if one := self.by_rank.get(rank):
-            self.awaited[one.member_id] = one
+    def _refusal(self, request: pb.JoinRequest, claim: int | None, is_in_use: bool) -> str:
+        """Why `request` can't be part of the job's next world."""
+        if is_in_use or (claim is None and self.rendezvous.has_come_before(request)):
+            return (
+                f"The member id {request.member_id!r} of {describe(request)} is already in use; every process and "
+                "every attempt to join needs an id of its own."
+            )
+        later = (one for one in self._same_slot(request) if one.incarnation > request.incarnation)
+        if (successor := next(later, None)) is not None:
+            return (
+                f"{capitalized(describe(request))} was replaced: {describe(successor)} was started later in its place."
+            )
+        if claim is None and self._is_whole():
+            return self._already_runs()
+        return self.rendezvous.conflict_with(request)
 
-    def is_whole(self) -> bool:
-        """True when a world runs of which no member is gone, has joined again, or is away."""
-        return self.world is not None and len(self.awaited) == len(self.world.members) and not self.suspected
-
-    def connected(self) -> bool:
-        """Whether any member of the running world is connected."""
-        return len(self.suspected) < len(self.present) or any(
-            one.life.away_since_s is None for one in self.suspected.values()
+    def _already_runs(self) -> str:
+        present = self.liveness.present
+        who = shortened([str(one) for one in present.values()], 4)
+        return (
+            f"Job {self.name!r} already runs with {plural(len(present), 'member')} in epoch "
+            f"{self.liveness.world.epoch}: {who}. Wait until it has ended, or give this job another name "
+            "(HOROVOD_JOB)."
         )
 
-    def witnesses(self, one: Present) -> list[Present]:
-        """Connected members that see the process of `one`, because they share its process namespace."""
-        return [
-            other
-            for other in self.by_namespace.get(one.request.process.namespace, ())
-            if other is not one and other.member_id in self.present and other.life.away_since_s is None
-        ]
+    # -- forming -----------------------------------------------------------------------------------------------------
 
-    def progress(self) -> str:
-        """What the waiting members wait for, as a sentence; "" while they wait for the store alone."""
-        first = self.waiting.first
-        if first is None or self.forming is not None:
-            return ""
-        missing = first.size - len(self.waiting)
-        parts: list[str] = []
-        if missing and first.HasField("requested_rank"):
-            parts.append(f"waiting for {ranks_in_words(set(range(first.size)) - self.waiting.by_rank.keys())}")
-        elif missing:
-            parts.append(f"waiting for {missing} more")
-        if self.awaited and self.world:
-            who = shortened([str(one) for one in self.awaited.values()], 4)
-            parts.append(f"waiting until the world of epoch {self.world.epoch} has ended, which still has {who}")
-        if self.refused:
-            parts.append(self.refused)
-        return f"{len(self.waiting)} of {plural(first.size, 'member')} of job {self.name!r} joined; {'; '.join(parts)}."
+    def unformable(self, formation: Formation, sentence: str, now_s: float) -> list[Effect]:
+        """As `Membership.unformable`."""
+        effects: list[Effect] = []
+        if self.rendezvous.is_forming(formation):
+            self.rendezvous.forget_refused()
+            refused = pb.MembershipEvent(refused=pb.Refused(sentence=sentence))
+            for member_id in formation.requests:
+                effects.append(Send(member_id, refused))
+                effects += self.remove(member_id, "its world can't be", now_s)
+        return effects
 
+    def formed(self, formation: Formation, epoch: int, secret: bytes) -> list[Effect]:
+        """As `Membership.formed`."""
+        if not self.rendezvous.is_forming(formation):
+            return []
+        effects: list[Effect] = []
+        if self.liveness.runs:
+            # Only members that have joined again are left: their goodbyes are late and change nothing.
+            effects += [Close(member_id) for member_id in self.liveness.present]
+            effects.append(WorldEnded(self.name, self.liveness.world.epoch))
+        self._run(Liveness(formation.world(epoch, secret), formation.requests, self._has_agent))
+        event = pb.MembershipEvent(world=self.liveness.world)
+        return [*effects, *(Send(member_id, event) for member_id in self.liveness.present)]
 
-def is_same(one: pb.JoinRequest, other: pb.JoinRequest) -> bool:
-    """Whether both come from one process: a pid alone is used again, and another host has its own."""
-    return one.pid == other.pid and one.host.name == other.host.name and one.process == other.process
+    # -- coming back -------------------------------------------------------------------------------------------------
+
+    def may_attach(self, attach: pb.Attach) -> pb.Refused | None:
+        """Why the member can't come back, whatever it proves; None when it is to be asked for its proof."""
+        if self.liveness.runs and attach.epoch <= self.liveness.world.epoch:
+            return self.liveness.may_attach(attach)
+        last = self.rendezvous.last
+        if last is not None and attach.epoch <= last.epoch:
+            return lost(f"Epoch {attach.epoch} of job {attach.job!r} is over.")
+        return pb.Refused(
+            sentence=f"The coordinator does not know epoch {attach.epoch} of job {attach.job!r}; it was restarted.",
+            reason=pb.REFUSAL_REASON_UNKNOWN_WORLD,
+        )
+
+    def attach(
+        self, attach: pb.Attach, nonce: bytes, proof: bytes, now_s: float
+    ) -> tuple[pb.Refused | None, list[Effect]]:
+        """As `Membership.attach`, for a member that `may_attach`."""
+        refused, effects = self.liveness.attach(attach, nonce, proof)
+        if refused is None and self._is_whole():
+            # Every member is connected, so the world goes on: those that wait for its end are refused.
+            no = pb.MembershipEvent(refused=pb.Refused(sentence=self._already_runs()))
+            for member_id in list(self.rendezvous.waiting.requests):
+                effects.append(Send(member_id, no))
+                effects += self.remove(member_id, "its job runs", now_s)
+        return refused, effects
+
+    # -- evidence ----------------------------------------------------------------------------------------------------
+
+    def disconnected(self, member_id: str, now_s: float) -> list[Effect]:
+        if member_id in self.rendezvous.waiting:
+            return self.remove(member_id, "its stream ended", now_s)
+        return self._follow(self.liveness.disconnected(member_id, now_s), now_s)
+
+    def process_ended(self, member_id: str, cause: str, now_s: float) -> list[Effect]:
+        if member_id in self.rendezvous.waiting:
+            return self.remove(member_id, cause, now_s)
+        return self._follow(self.liveness.process_ended(member_id, cause, now_s), now_s)
+
+    def rank_ended(self, ended: RankEnded, now_s: float) -> list[Effect]:
+        return self._follow(self.liveness.rank_ended(ended, now_s), now_s)
+
+    def peer_lost(self, witness_id: str, report: pb.PeerLost, now_s: float) -> list[Effect]:
+        return self._follow(self.liveness.peer_lost(witness_id, report, now_s), now_s)
+
+    def testified(self, witness_id: str, testimony: pb.Testimony, now_s: float) -> list[Effect]:
+        return self._follow(self.liveness.testified(witness_id, testimony, now_s), now_s)
+
+    def tick(self, now_s: float, grace_s: float, vouched: Set[str]) -> list[Effect]:
+        losses = self.liveness.overdue(now_s, grace_s, vouched, is_waited_for=len(self.rendezvous.waiting) > 0)
+        effects = self._follow(losses, now_s)
+        return effects + self.liveness.probe_suspected(vouched)
+
+    def _follow(self, findings: Sequence[Finding], now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for finding in findings:
+            if isinstance(finding, Loss):
+                effects += self.remove(finding.member_id, finding.cause, now_s)
+            else:
+                effects.append(finding)
+        return effects
+
+    # -- going -------------------------------------------------------------------------------------------------------
+
+    def remove(
+        self, member_id: str, cause: str, now_s: float, *, orderly: bool = False, never_stood: bool = False
+    ) -> list[Effect]:
+        """This process is no member any more. `cause` completes "rank 1 was lost: ..." and has no full stop."""
+        effects: list[Effect] = []
+        if member_id in self.rendezvous.waiting:
+            self.rendezvous.withdraw(member_id, self.liveness.by_rank)
+        elif (one := self.liveness.present.get(member_id)) is not None:
+            told = self.liveness.remove(one, cause, orderly=orderly, never_stood=never_stood)
+            self.rendezvous.released(one.rank)
+            effects = told if self.is_over else [Record(self.name), *told]
+        return [*effects, Close(member_id), *self.rendezvous.advance(now_s)]
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+
+    def members(self) -> list[str]:
+        """Those that wait, and those in the running world."""
+        return [*self.rendezvous.waiting.requests, *self.liveness.present]
+
+    def attendance(self) -> Attendance:
+        """Which hosts of its world, or of those who wait for one, have ranks here."""
+        members = self.liveness.present.values()
+        present = {one.request.host.name for one in members}
+        connected = {one.request.host.name for one in members if one.life.away_since_s is None}
+        connected |= {request.host.name for request in self.rendezvous.waiting.requests.values()}
+        lost_on = {gone.host for gone in self.liveness.gone.values() if not gone.orderly}
+        away = present - connected
+        return Attendance(frozenset(connected), frozenset(away), frozenset(lost_on - connected - away))

@@ -29,17 +29,18 @@ class JobOverview:
 
 
 def overview_of(job: JobMembership, reports: Mapping[int, negotiation_pb2.RankReport]) -> JobOverview:
-    first = job.waiting.first
+    liveness, waiting = job.liveness, job.rendezvous.waiting
+    first = waiting.first
     return JobOverview(
         name=job.name,
-        epoch=job.world.epoch if job.world else 0,
-        size=len(job.world.members) if job.world else first.size if first else 0,
+        epoch=liveness.world.epoch if liveness.runs else 0,
+        size=len(liveness.world.members) if liveness.runs else first.size if first else 0,
         members=tuple(
             MemberOverview(one.rank, one.request.host.name, one.request.pid, one.life.away_since_s is not None)
-            for one in list(job.present.values())
+            for one in list(liveness.present.values())
         ),
-        waiting=len(job.waiting),
-        waits_for=job.progress(),
-        waiting_ranks=tuple(job.waiting.by_rank),
+        waiting=len(waiting),
+        waits_for=job.rendezvous.progress(),
+        waiting_ranks=tuple(waiting.by_rank),
         reports=dict(reports),
     )

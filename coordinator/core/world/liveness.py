@@ -1,0 +1,320 @@
+"""The liveness of one running world: who of its members is away, who comes back, who is lost.
+
+A member whose stream breaks is away and may come back (`attach`). What is evidence of a loss, and when, is in life.py;
+this class gives each piece of evidence to the member that it is about, and asks witnesses about those that are away.
+
+Invariant: each rank of the world is either in `present` or in `gone`, and never comes back from there. `suspected` has
+each member of `present` that is away, or whose end somebody has noticed: time decides about these (`overdue`), and
+about no others.
+
+A finding that a member is lost changes nothing here yet: it is a `Loss`, and the job removes the member (`remove`),
+since the rendezvous of its next world must know it too (job_membership.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from horovod.base.proofs import attach_proof, is_equal
+from horovod.base.words import capitalized
+from horovod.coordinator.core.ending import RankEnded
+from horovod.protos.v1 import membership_pb2 as pb
+
+from .effects import Effect, Gone, LookLater, Send, WorldEnded
+from .formation import requests_of
+from .life import AGENT_S, PROCESS_ENDED
+from .present import Present
+
+MAX_WITNESSES = 2  # witnesses that are asked about one member
+# How long a world without any connected member is kept: its members may still train, when only their connections to
+# this coordinator broke. A process that wants to join the job ends the wait.
+DORMANT_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The evidence says that the member is lost. `cause` completes "rank 1 was lost: ..." and has no full stop."""
+
+    member_id: str
+    cause: str
+
+
+Finding = Effect | Loss
+
+
+class Liveness:
+    """Of the members of `world`. Without members it is that of a job which has had no world yet."""
+
+    def __init__(
+        self,
+        world: pb.World,
+        requests: Mapping[str, pb.JoinRequest],
+        has_agent: Callable[[str, int], bool],
+    ) -> None:
+        """requests: those with which the members joined, by member id. has_agent: as in `Membership`."""
+        self.world = world
+        self.present: dict[str, Present] = {}  # by member id
+        self.suspected: dict[str, Present] = {}  # by member id
+        self.gone: dict[int, pb.MemberGone] = {}  # rank -> how it left the world or was lost
+        self._has_agent = has_agent
+        self._causes: dict[str, str] = {}  # member id -> the sentence with which it was declared lost
+        # Process namespace -> its members, also those that are gone.
+        self._by_namespace: dict[str, list[Present]] = {}
+        for rank, member in enumerate(world.members):
+            one = Present(rank, requests[member.member_id])
+            self.present[member.member_id] = one
+            if namespace := one.request.process.namespace:
+                self._by_namespace.setdefault(namespace, []).append(one)
+        self.by_rank = {one.rank: one for one in self.present.values()}
+
+    @classmethod
+    def restored(
+        cls, record: pb.WorldRecord, gone: pb.GoneRecord, has_agent: Callable[[str, int], bool], now_s: float
+    ) -> Liveness:
+        """Another coordinator had this world. Its members that are not gone are away from now on."""
+        found = cls(record.world, {request.member_id: request for request in requests_of(record)}, has_agent)
+        for one in gone.gone:
+            if (member := found.by_rank.get(one.rank)) is not None:
+                found._forget(member)
+                found.gone[one.rank] = one
+                if not one.orderly:
+                    found._causes[member.member_id] = one.sentence
+        for member in found.present.values():
+            member.life.restored(now_s)
+            found.suspected[member.member_id] = member
+        return found
+
+    @property
+    def runs(self) -> bool:
+        return bool(self.present)
+
+    def is_whole(self) -> bool:
+        """True when the world runs, and none of its members is gone or suspected."""
+        return self.runs and len(self.present) == len(self.world.members) and not self.suspected
+
+    def unaware(self, request: pb.JoinRequest) -> Present | None:
+        """The member of a taken-over world whose process joins anew, so it never got that world."""
+        if not request.process.start_time or request.rejoin.epoch == self.world.epoch:
+            return None
+        return next(
+            (one for one in self.suspected.values() if one.life.unseen and _is_same(one.request, request)), None
+        )
+
+    # -- coming back -------------------------------------------------------------------------------------------------
+
+    def may_attach(self, attach: pb.Attach) -> pb.Refused | None:
+        """Why a member of the running world, or of an earlier one, can't come back, whatever it proves."""
+        job, epoch = self.world.job, self.world.epoch
+        if attach.epoch < epoch:
+            return lost(f"Epoch {attach.epoch} of job {job!r} is over; it is in epoch {epoch} now.")
+        if (cause := self._causes.get(attach.member_id)) is not None:
+            return lost(cause)
+        one = self.present.get(attach.member_id)
+        if one is None or one.rank != attach.rank:
+            return pb.Refused(
+                sentence=f"Rank {attach.rank} of epoch {epoch} of job {job!r} is not the member that asks; the "
+                "coordinator was restarted.",
+                reason=pb.REFUSAL_REASON_UNKNOWN_WORLD,
+            )
+        return None
+
+    def attach(self, attach: pb.Attach, nonce: bytes, proof: bytes) -> tuple[pb.Refused | None, list[Effect]]:
+        """A member that may come back answered the challenge."""
+        if not is_equal(proof, attach_proof(self.world.secret, attach, nonce)):
+            sentence = f"Whoever asks for the place of rank {attach.rank} of job {attach.job!r} did not prove to be it."
+            return pb.Refused(sentence=sentence, reason=pb.REFUSAL_REASON_UNKNOWN_WORLD), []
+        one = self.present[attach.member_id]
+        one.life.attached()
+        if not one.life.needs_watching():
+            self.suspected.pop(attach.member_id, None)
+        event = pb.MembershipEvent(attached=pb.Attached(gone=self.gone.values()))
+        return None, [Send(attach.member_id, event)]
+
+    # -- evidence ----------------------------------------------------------------------------------------------------
+
+    def received(self, member_id: str, epoch: int) -> None:
+        """The member has received its world, so it can come back to it when its stream breaks."""
+        if (one := self.present.get(member_id)) is not None and self.world.epoch == epoch:
+            one.life.has_world = True
+
+    def disconnected(self, member_id: str, now_s: float) -> Sequence[Finding]:
+        """The member's stream ended without a goodbye."""
+        if (one := self.present.get(member_id)) is None:
+            return []
+        return self._judge(one, one.life.disconnected(now_s), now_s) or self._probe(one)
+
+    def process_ended(self, member_id: str, cause: str, now_s: float) -> Sequence[Finding]:
+        """The coordinator saw by a pidfd that the member's process ended."""
+        one = self.present.get(member_id)
+        return self._judge(one, one.life.process_ended(cause, now_s), now_s) if one is not None else []
+
+    def rank_ended(self, ended: RankEnded, now_s: float) -> Sequence[Finding]:
+        """An agent says that a process ended which it had started as a rank."""
+        one = self._started_as(ended)
+        return self._judge(one, one.life.agent_saw_its_end(ended.cause, now_s), now_s) if one is not None else []
+
+    def peer_lost(self, witness_id: str, report: pb.PeerLost, now_s: float) -> Sequence[Finding]:
+        """A member's data plane lost its connections to a peer."""
+        if (found := self._accused(witness_id, report.epoch, report.rank)) is None:
+            return []
+        witness, one = found
+        if report.process_ended and one in self._by_namespace.get(witness.request.process.namespace, ()):
+            return self._judge(one, one.life.process_ended(PROCESS_ENDED, now_s), now_s)
+        return self._judge(one, one.life.peer_broke(str(witness)), now_s)
+
+    def testified(self, witness_id: str, testimony: pb.Testimony, now_s: float) -> Sequence[Finding]:
+        """A witness answers a probe. The answer counts only from a member that can see the process."""
+        found = self._accused(witness_id, testimony.epoch, testimony.rank)
+        if found is None or found[0] not in self._witnesses(found[1]):
+            return []
+        one = found[1]
+        if not testimony.lives:
+            return self._judge(one, one.life.process_ended(PROCESS_ENDED, now_s), now_s)
+        one.life.vouched(now_s)
+        return []
+
+    def _accused(self, witness_id: str, epoch: int, rank: int) -> tuple[Present, Present] | None:
+        """The witness, and the member of its world that has this rank."""
+        witness, one = self.present.get(witness_id), self.by_rank.get(rank)
+        if witness is None or one is None or one is witness or self.world.epoch != epoch:
+            return None
+        return witness, one
+
+    def _started_as(self, ended: RankEnded) -> Present | None:
+        """The member whose process an agent saw end, or that ran below that process and has the rank given to it."""
+        if ended.rank in self.gone:
+            return None
+        one = self.by_rank.get(ended.rank)
+        if one is None or one.request.pid != ended.pid:
+            same = (other for other in self.present.values() if other.request.pid == ended.pid)
+            one = next((other for other in same if other.request.host.name == ended.host), one)
+        if one is None or one.request.host.name != ended.host or ended.incarnation < one.request.incarnation:
+            return None
+        return one if ended.pid == one.request.pid or ended.rank == one.started_as else None
+
+    def _judge(self, one: Present, cause: str, now_s: float) -> Sequence[Finding]:
+        if cause:
+            if one.life.agent_told or not self._has_agent(self.world.job, one.started_as):
+                return [Loss(one.member_id, cause)]
+            self.suspected[one.member_id] = one
+            return [LookLater(self.world.job, AGENT_S)] if one.life.hold(cause, now_s) else []
+        if one.life.needs_watching():
+            self.suspected[one.member_id] = one
+        return []
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def overdue(self, now_s: float, grace_s: float, vouched: Set[str], is_waited_for: bool) -> list[Loss]:
+        """Those that are lost by now, since nothing was heard of them for too long.
+
+        vouched: members whose processes the caller sees live. is_waited_for: somebody waits for the end of this world.
+        """
+        for member_id in vouched & self.suspected.keys():
+            self.suspected[member_id].life.vouched(now_s)
+        if not is_waited_for and not self._has_connected():
+            grace_s = max(DORMANT_S, grace_s)
+        causes = {member_id: one.life.overdue(now_s, grace_s) for member_id, one in self.suspected.items()}
+        return [Loss(member_id, cause) for member_id, cause in causes.items() if cause]
+
+    def restart_limits(self, now_s: float) -> None:
+        """The coordinator was stopped for a while (clock.py), and read no message in that time."""
+        for one in self.suspected.values():
+            one.life.restart_limits(now_s)
+
+    def _has_connected(self) -> bool:
+        return len(self.suspected) < len(self.present) or any(
+            one.life.away_since_s is None for one in self.suspected.values()
+        )
+
+    # -- witnesses ---------------------------------------------------------------------------------------------------
+
+    def probe_suspected(self, vouched: Set[str]) -> list[Effect]:
+        """Asks about all members that are away, except those in `vouched`."""
+        return [
+            effect
+            for member_id, one in self.suspected.items()
+            if member_id not in vouched
+            for effect in self._probe(one)
+        ]
+
+    def _probe(self, one: Present) -> list[Effect]:
+        """Asks other members on the host whether the process of a member that is away still lives."""
+        if one.life.away_since_s is None:
+            return []
+        process = one.request.process
+        event = pb.MembershipEvent(
+            probe=pb.Probe(epoch=self.world.epoch, rank=one.rank, pid=one.request.pid, start_time=process.start_time)
+        )
+        return [Send(witness.member_id, event) for witness in self._witnesses(one)[:MAX_WITNESSES]]
+
+    def _witnesses(self, one: Present) -> list[Present]:
+        """Connected members that see the process of `one`, because they share its process namespace."""
+        return [
+            other
+            for other in self._by_namespace.get(one.request.process.namespace, ())
+            if other is not one and other.member_id in self.present and other.life.away_since_s is None
+        ]
+
+    # -- going -------------------------------------------------------------------------------------------------------
+
+    def remove(self, one: Present, cause: str, *, orderly: bool, never_stood: bool) -> list[Effect]:
+        """The member is gone for good, and the others are told."""
+        epoch, rank = self.world.epoch, one.rank
+        self._forget(one)
+        gone = pb.MemberGone(
+            epoch=epoch,
+            rank=rank,
+            host=one.request.host.name,
+            orderly=orderly,
+            sentence=f"{capitalized(str(one))} {'left' if orderly else 'was lost'}: {cause.rstrip('.')}.",
+            never_stood=never_stood,
+        )
+        self.gone[rank] = gone
+        event = pb.MembershipEvent(gone=gone)
+        effects: list[Effect] = [Send(other, event) for other in self.present]
+        effects.append(Gone(self.world.job, epoch, rank, gone.sentence, orderly))
+        if not orderly:
+            # Should the member live after all, it learns from this that the others go on without it.
+            sentence = f"{capitalized(str(one))} was declared lost: {cause.rstrip('.')}."
+            self._causes[one.member_id] = sentence
+            effects.append(Send(one.member_id, pb.MembershipEvent(refused=lost(sentence))))
+        if not self.present:
+            effects.append(WorldEnded(self.world.job, epoch))
+        return effects
+
+    def _forget(self, one: Present) -> None:
+        del self.present[one.member_id]
+        del self.by_rank[one.rank]
+        self.suspected.pop(one.member_id, None)
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+
+    def record(self) -> pb.GoneRecord | None:
+        """Who of the world has left or was lost; None when there was no world yet."""
+        epoch = self.world.epoch
+        return pb.GoneRecord(epoch=epoch, gone=self.gone.values()) if epoch else None
+
+    def stranger(self, epoch: int, member_id: str, rank: int) -> str:
+        """Why a claim to be `rank` of that world is false, or "" when it is proven."""
+        job = self.world.job
+        if not self.runs:
+            return f"Job {job!r} has no running world; epoch {epoch} is over."
+        if epoch != self.world.epoch:
+            return f"Epoch {epoch} of job {job!r} is over; it is in epoch {self.world.epoch} now."
+        one = self.present.get(member_id)
+        if one is None:
+            return f"Member {member_id!r} is not part of epoch {epoch} of job {job!r}."
+        if one.rank != rank:
+            return f"Member {member_id!r} of job {job!r} is rank {one.rank}, not rank {rank}."
+        return ""
+
+
+def lost(sentence: str) -> pb.Refused:
+    """The refusal of a member without which its world went on or ended."""
+    return pb.Refused(sentence=sentence, reason=pb.REFUSAL_REASON_LOST)
+
+
+def _is_same(one: pb.JoinRequest, other: pb.JoinRequest) -> bool:
+    """Whether both come from one process: a pid alone is used again, and another host has its own."""
+    return one.pid == other.pid and one.host.name == other.host.name and one.process == other.process
