@@ -85,8 +85,10 @@ class JobMembership:
         rank = request.requested_rank
         if not request.incarnation or not request.HasField("requested_rank"):
             return []
-        waiting, present = self.rendezvous.waiting.by_rank.get(rank), self.liveness.by_rank.get(rank)
-        return [one for one in (waiting, present and present.request) if one is not None and one.incarnation]
+        members = [self.rendezvous.waiting.by_rank.get(rank)]
+        if (present := self.liveness.by_rank.get(rank)) is not None:
+            members.append(present.request)
+        return [one for one in members if one is not None and one.incarnation]
 
     def join(self, request: pb.JoinRequest, is_in_use: bool, now_s: float) -> tuple[str, list[Effect]]:
         """As `Membership.join`. is_in_use: another member, of whatever job, has its member id."""
