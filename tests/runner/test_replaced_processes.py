@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from subprocess import CompletedProcess
 
 import psutil
 from agents import Agents
-from launching import Launched
+from launching import Launched, still_alive
 
 Run = Callable[..., CompletedProcess[str]]
 Launch = Callable[..., Launched]
@@ -94,6 +95,27 @@ def test_a_killed_process_is_replaced_by_its_agent(tmp_path: Path, launch: Launc
     assert code == 0, err
     check_steps(out)
     assert "Slot 1 on host h2 ended by signal 9 (SIGKILL); another process takes its place." in err
+
+
+def test_the_next_agent_replaces_what_has_failed_without_one(tmp_path: Path, launch: Launch, program: Program) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    source = ELASTIC.replace("DIES", f"open({str(go)!r}).read(); os.kill(os.getpid(), signal.SIGKILL)")
+    with Agents(tmp_path) as agents:
+        agents.add("h1")
+        options = [*agents.options, "-np", "2", "--min-np", "2"]
+        launched = launch(*options, *program(source), environ=agents.environ)
+        steps = launched.lines(6)
+        dying = psutil.Process(int(next(line for line in steps if line.startswith("[1]")).rpartition(" ")[2]))
+        agents.processes["h1"].kill()
+        agents.processes["h1"].communicate()
+        with go.open("w"):
+            pass
+        assert still_alive([dying]) == []
+        agents.add("h1")
+        code, out, err = launched.finish()
+    assert code == 0, err
+    check_steps("\n".join([*steps, out]))
 
 
 def test_a_process_that_is_replaced_leaves_nothing_behind(horovodrun: Run, program: Program, tmp_path: Path) -> None:
