@@ -16,8 +16,9 @@ from horovod.base.tasks import end_tasks
 from horovod.base.words import printable
 from horovod.coordinator import PROTOCOL_VERSION
 from horovod.coordinator.core.attendance import Attendance
-from horovod.coordinator.core.cluster import cluster as core
-from horovod.coordinator.core.cluster.job import ClusterJob, refusal_of
+from horovod.coordinator.core.cluster.cluster import Cluster
+from horovod.coordinator.core.cluster.effects import Command, Effect, Notice
+from horovod.coordinator.core.cluster.job import ClusterJob, describe, refusal_of
 from horovod.coordinator.core.cluster.record_size import listed
 from horovod.coordinator.core.ending import RankEnded
 from horovod.coordinator.limits import Limits
@@ -75,7 +76,7 @@ class ClusterHub:
         self._ticks = Ticks(clock, limits.tick_s)
         self._clock = self._ticks.now_s  # the time that counts for every limit
         self._wall_clock = wall_clock
-        self.cluster = core.Cluster(version, PROTOCOL_VERSION, limits.reattach_grace_s)
+        self.cluster = Cluster(version, PROTOCOL_VERSION, limits.reattach_grace_s)
         self._agents: dict[str, CommandOutbox] = {}  # name -> commands for it, of agents that are connected
         self._followers: dict[str, set[Follower]] = {}  # job -> those who follow it
         # Number of the reader -> its follower, and the agent that it reads from.
@@ -141,7 +142,7 @@ class ClusterHub:
     async def _begin(self) -> None:
         """Goes on with the jobs that the store knows of."""
         records = [record for record, _ in await read_records(self._store)]
-        self.cluster = core.Cluster(self.cluster.version, PROTOCOL_VERSION, self._limits.reattach_grace_s)
+        self.cluster = Cluster(self.cluster.version, PROTOCOL_VERSION, self._limits.reattach_grace_s)
         self.cluster.load(records, self._clock())
         await self.code.load()
 
@@ -231,7 +232,7 @@ class ClusterHub:
         return self._shown(job)
 
     def placement(self, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord | str:
-        """Where the job would run now (core/cluster/cluster.py); or why it would not be taken."""
+        """Where the job would run now (core/cluster/scheduler.py); or why it would not be taken."""
         return refusal_of(spec) or public(self.cluster.placement(spec))
 
     async def signal(self, job_id: str, signum: int, stop: bool) -> jobs_pb2.JobRecord | None:
@@ -307,14 +308,14 @@ class ClusterHub:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _do(self, effects: Sequence[core.Effect]) -> None:
+    def _do(self, effects: Sequence[Effect]) -> None:
         if not self.serves:
             return  # the agent's stream has just ended; it tells the next coordinator everything again
         for effect in effects:
             self._lanes.put(effect)
 
     def _act(self, effect: Act) -> None:
-        if isinstance(effect, core.Command):
+        if isinstance(effect, Command):
             if commands := self._agents.get(effect.agent):
                 command = effect.command
                 if command.HasField("start"):
@@ -322,7 +323,7 @@ class ClusterHub:
                 commands.put(command)
         elif isinstance(effect, RankEnded):
             self._rank_ended(effect)
-        elif isinstance(effect, core.Notice):
+        elif isinstance(effect, Notice):
             _log.warning("%s", effect.sentence)
         else:
             self._changed(effect.job)
@@ -337,7 +338,7 @@ class ClusterHub:
     def _changed(self, job_id: str) -> None:
         if job_id not in self.cluster.jobs:
             return
-        text = core.describe(self.cluster, job_id)
+        text = describe(self.cluster.jobs[job_id].record)
         if self._told.get(job_id) != text:
             self._told[job_id] = text
             _log.info("%s", text)

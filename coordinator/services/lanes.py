@@ -4,7 +4,7 @@ A record is in the store before anybody acts on it. So what follows a write wait
 
 * the store does not answer: the write is made again until it does, or this coordinator leads no more
 * it takes no writes until a person does something: likewise; meanwhile people are told of the job, and its ranks are
-  ended where that was decided, but nothing is begun (`core.may_precede_record`). A new job is withdrawn.
+  ended where that was decided, but nothing is begun (`may_precede_record`). A new job is withdrawn.
 * it refuses this write for good: it is not made again; a new job is withdrawn, any other one ends (`Cluster.unkept`)
 
 Each record is written in its turn, since somebody waits for it (`done`). Of who is gone from a world only the latest
@@ -18,7 +18,17 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from horovod.coordinator.core.cluster import cluster as core
+from horovod.coordinator.core.cluster.effects import (
+    Changed,
+    Command,
+    Effect,
+    Erase,
+    Notice,
+    Save,
+    begins,
+    job_of,
+    may_precede_record,
+)
 from horovod.coordinator.core.ending import RankEnded
 from horovod.coordinator.store import Guard, Store, StoreError, TooLargeError, WritesRefusedError
 from horovod.coordinator.store.jobs import forget_job
@@ -30,13 +40,13 @@ REFUSED_RETRY_S = 2.0  # between attempts where only a person can help
 
 _log = logging.getLogger(__name__)
 
-Act = core.Command | core.Changed | core.Notice | RankEnded
+Act = Command | Changed | Notice | RankEnded
 
 
 @dataclass
 class _Lane:
     job: str
-    work: deque[core.Effect | asyncio.Future[None]] = field(default_factory=deque)
+    work: deque[Effect | asyncio.Future[None]] = field(default_factory=deque)
     trouble: str = ""  # why the store does not have the latest record yet
     news: asyncio.Event = field(default_factory=asyncio.Event)  # more work has come
     task: asyncio.Task[None] | None = None
@@ -66,8 +76,8 @@ class Lanes:
         self._lose = lose
         self._lanes: dict[str, _Lane] = {}
 
-    def put(self, effect: core.Effect) -> None:
-        self._put(core.job_of(effect), effect)
+    def put(self, effect: Effect) -> None:
+        self._put(job_of(effect), effect)
 
     async def done(self, job: str) -> None:
         """Until everything that was decided about the job so far is done, or may be done without the store.
@@ -91,7 +101,7 @@ class Lanes:
             if lane.task is not None and lane.task is not asyncio.current_task():
                 lane.task.cancel()
 
-    def _put(self, job: str, work: core.Effect | asyncio.Future[None]) -> None:
+    def _put(self, job: str, work: Effect | asyncio.Future[None]) -> None:
         lane = self._lanes.get(job)
         if lane is None:
             lane = self._lanes[job] = _Lane(job)
@@ -103,7 +113,7 @@ class Lanes:
         while lane.work:
             work = lane.work.popleft()
             try:
-                if isinstance(work, core.Save | core.Erase):
+                if isinstance(work, Save | Erase):
                     await self._write(lane, work)
                 else:
                     self._do(work)
@@ -112,20 +122,20 @@ class Lanes:
         if self._lanes.get(lane.job) is lane:
             del self._lanes[lane.job]
 
-    def _do(self, work: core.Effect | asyncio.Future[None]) -> None:
+    def _do(self, work: Effect | asyncio.Future[None]) -> None:
         if isinstance(work, asyncio.Future):
             if not work.done():
                 work.set_result(None)
-        elif not isinstance(work, core.Save | core.Erase):
+        elif not isinstance(work, Save | Erase):
             self._act(work)
 
-    async def _write(self, lane: _Lane, write: core.Save | core.Erase) -> None:
+    async def _write(self, lane: _Lane, write: Save | Erase) -> None:
         """This coordinator alone writes records, so that a write which is uncertain is made again.
 
         If it leads anew meanwhile, it has read the records again and decides anew.
         """
         serving = self._guard()
-        is_new = isinstance(write, core.Save) and write.is_new
+        is_new = isinstance(write, Save) and write.is_new
         is_uncertain = False
 
         async def attempt(guard: Guard) -> None:
@@ -159,8 +169,8 @@ class Lanes:
         if self._guard() is guard:
             self._lose()  # so nothing is done that was to follow
 
-    async def _write_once(self, write: core.Save | core.Erase, guard: Guard) -> None:
-        if isinstance(write, core.Save):
+    async def _write_once(self, write: Save | Erase, guard: Guard) -> None:
+        if isinstance(write, Save):
             await self._store.put(submitted_key(write.job), write.record, guard=guard)
         else:
             await forget_job(self._store, write.job)  # its ids are given once, and its ranks ended long ago
@@ -175,11 +185,11 @@ class Lanes:
             return
         self._withdraw(lane.job)
         if is_uncertain:
-            self.put(core.Erase(lane.job))
+            self.put(Erase(lane.job))
 
     def _go_on_without(self, lane: _Lane, error: StoreError) -> None:
         """Does what need not wait for a store that takes no writes; people hear of the rest."""
-        waiting: deque[core.Effect | asyncio.Future[None]] = deque()
+        waiting: deque[Effect | asyncio.Future[None]] = deque()
         is_held = False
         for work in lane.work:
             if isinstance(work, asyncio.Future):
@@ -187,10 +197,10 @@ class Lanes:
                     work.set_exception(error)
                 elif not is_held:
                     self._do(work)
-            elif core.begins(work):
+            elif begins(work):
                 is_held = True
                 waiting.append(work)
-            elif is_held or not core.may_precede_record(work):
+            elif is_held or not may_precede_record(work):
                 waiting.append(work)
             else:
                 self._do(work)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from horovod.coordinator.core.cluster.cluster import Cluster, Command, Save
+from horovod.coordinator.core.cluster.cluster import Cluster
+from horovod.coordinator.core.cluster.effects import Command, Save
 from horovod.coordinator.core.cluster.job import refusal_of
 from horovod.coordinator.core.ending import RankEnded
 from horovod.protos.v1 import agents_pb2 as pb

@@ -5,7 +5,8 @@ from __future__ import annotations
 from test_cluster import ENDING, FAILED, QUEUED, RUNNING, SUCCEEDED, Story, report
 
 from horovod.coordinator.core.attendance import Attendance
-from horovod.coordinator.core.cluster.cluster import MOST_STARTS, Notice
+from horovod.coordinator.core.cluster.effects import Notice
+from horovod.coordinator.core.cluster.execution import MOST_STARTS
 from horovod.coordinator.core.cluster.hosts import FIRST_ASIDE_S
 from horovod.protos.v1 import agents_pb2 as pb
 

@@ -4,8 +4,12 @@ from dataclasses import dataclass, field
 
 from horovod.protos.v1 import agents_pb2 as pb
 
+from . import commands
+from .effects import Command
 from .hosts import Fitness
 from .placement import Capacity
+
+_SIGTERM = 15
 
 
 @dataclass
@@ -36,3 +40,13 @@ class Agent:
         """What its host has for jobs when no job runs there."""
         own = self.register
         return Capacity(self.name, own.slots, tuple(own.gpus), own.cpus, own.memory_bytes, dict(own.labels))
+
+    def unwanted(self, report: pb.JobReport) -> list[Command]:
+        """Ends what it runs although no record asks for it. Its slots are taken until then."""
+        running = sum(not rank.ended for rank in report.ranks)
+        if report.over or not (running or report.lines_done):  # between two lines no rank runs
+            self.strays.pop(report.job, None)
+            return [Command(self.name, commands.forget(report.job))] if report.over else []
+        is_new = report.job not in self.strays
+        self.strays[report.job] = running
+        return [Command(self.name, commands.signal(report.job, _SIGTERM, stop=True))] if is_new else []

@@ -3,13 +3,14 @@
 from collections.abc import Set
 from dataclasses import dataclass, field
 
-from horovod.base.words import capitalized, plural, uncapitalized
+from horovod.base.words import capitalized, plural, ranks_in_words, uncapitalized
 from horovod.coordinator.core.attendance import Attendance
 from horovod.coordinator.core.elastic.target import Target
 from horovod.coordinator.core.ending import RankEnded, exit_code, explain, first_failure, rank_ended
 from horovod.protos.v1 import jobs_pb2
 
 from . import code, lines, record_size
+from .effects import Changed, Effect, Save
 from .outcomes import RankExit, incarnation_of, latest
 from .placement import Resources
 from .target_record import target_of, write_target
@@ -45,6 +46,11 @@ class ClusterJob:
     def is_over(self) -> bool:
         return self.record.state in OVER
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether none of it has been started: it waits for room, or until its hosts have found each other."""
+        return self.record.state in (jobs_pb2.JOB_STATE_QUEUED, jobs_pb2.JOB_STATE_CONNECTING)
+
     def share_of(self, agent: str) -> jobs_pb2.Share | None:
         return next((share for share in self.record.shares if share.agent == agent), None)
 
@@ -52,7 +58,23 @@ class ClusterJob:
         """The host of every rank, by rank."""
         return hosts_of(self.record)
 
-    def finish(self, wall_s: float) -> None:
+    def saved(self, is_new: bool = False) -> list[Effect]:
+        """Writes the record as it is now, and tells those who follow the job. is_new: it is the first record."""
+        job_id = self.record.id
+        return [Save(job_id, record_size.stored(self.record, self.is_brief), is_new), Changed(job_id)]
+
+    def cancel(self, wall_s: float) -> list[Effect]:
+        """Ends a job of which nothing has been started. If it has not been stopped, its `sentence` says why."""
+        del self.record.shares[:]
+        return self.finish(wall_s)
+
+    def requeue(self) -> list[Effect]:
+        """Takes the job's hosts from it, so that it waits again. No process of it was started."""
+        del self.record.shares[:]
+        self.record.state = jobs_pb2.JOB_STATE_QUEUED
+        return self.saved()
+
+    def finish(self, wall_s: float) -> list[Effect]:
         """The job is over. No rank will be started, so the environment, which may hold secrets, is erased."""
         record = self.record
         record.spec.environment.clear()
@@ -75,11 +97,24 @@ class ClusterJob:
         else:
             record.state = jobs_pb2.JOB_STATE_SUCCEEDED
             record.sentence = ""
+        return self.saved()
 
 
 def hosts_of(record: jobs_pb2.JobRecord) -> list[str]:
     """The host of every rank, by rank."""
     return [host for _, host in sorted((slot, share.agent) for share in record.shares for slot in share.slots)]
+
+
+def describe(record: jobs_pb2.JobRecord) -> str:
+    """For the log: `Job train-k3f9 of 8 ranks is running: ranks 0-3 on h1, ranks 4-7 on h2`."""
+    where = ", ".join(f"{ranks_in_words(share.slots)} on {share.agent}" for share in record.shares)
+    state = jobs_pb2.JobState.Name(record.state).removeprefix("JOB_STATE_").lower()
+    if record.state == jobs_pb2.JOB_STATE_RUNNING and (line := lines.in_words(record)):
+        state += f" {line}"
+    text = f"Job {record.id} of {plural(record.spec.processes, 'rank')} is {state}"
+    if not where or record.state in OVER:
+        return f"{text}. {record.sentence}"
+    return f"{text}: {where}. {record.sentence}".removesuffix(". ")
 
 
 def rank_ends(record: jobs_pb2.JobRecord, but: Set[tuple[int, int]] = frozenset()) -> list[RankEnded]:

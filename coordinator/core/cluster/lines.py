@@ -58,11 +58,6 @@ def advance(record: jobs_pb2.JobRecord) -> bool:
     return True
 
 
-def run_line(record: jobs_pb2.JobRecord) -> pb.AgentCommand:
-    """The command with which a host begins the current line."""
-    return pb.AgentCommand(run_line=pb.RunLine(job=record.id, line=record.line))
-
-
 def lose(
     record: jobs_pb2.JobRecord, share: jobs_pb2.Share, pids: dict[int, int], cause: str, wall_s: float
 ) -> Sequence[int]:

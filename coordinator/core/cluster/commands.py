@@ -1,0 +1,86 @@
+"""The commands with which the agents of a job's hosts are told what to do, made of its record."""
+
+from horovod.coordinator.core.ranks import Seat, assign
+from horovod.protos.v1 import agents_pb2 as pb
+from horovod.protos.v1 import jobs_pb2
+
+from . import lines
+from .effects import Command
+from .job import hosts_of
+
+
+def start(record: jobs_pb2.JobRecord, share: jobs_pb2.Share) -> pb.AgentCommand:
+    """Start the ranks of that share, in the incarnations that the record names."""
+    spec = record.spec
+    places = assign([Seat(str(rank), host) for rank, host in enumerate(hosts_of(record))])
+    assert not isinstance(places, str)  # only members that ask for a rank can be refused
+    each = len(share.gpus) // len(share.slots)
+    started = pb.StartShare(
+        job=record.id,
+        command=spec.command,
+        environment=spec.environment,
+        directory=spec.directory,
+        size=spec.processes,
+        interfaces=share.interfaces,
+        hold=spec.attended,
+        lines=spec.lines,
+        processes_per_worker=lines.per_worker(spec),
+        code=spec.code,
+        python_environment=spec.python_environment,
+        replaces_failed=spec.policy.replaces_failed,
+    )
+    for index, rank in enumerate(share.slots):
+        at = places[rank]
+        started.ranks.add(
+            rank=rank,
+            local_rank=at.local_rank,
+            local_size=at.local_size,
+            cross_rank=at.cross_rank,
+            cross_size=at.cross_size,
+            gpus=share.gpus[index * each : (index + 1) * each],
+            incarnation=share.incarnations[index] if share.incarnations else 1,
+        )
+    return pb.AgentCommand(start=started)
+
+
+def run_line(record: jobs_pb2.JobRecord) -> pb.AgentCommand:
+    """Begin the current line of the run list."""
+    return pb.AgentCommand(run_line=pb.RunLine(job=record.id, line=record.line))
+
+
+def finish(job_id: str) -> pb.AgentCommand:
+    """A process has ended well: start none any more, and let those that run end."""
+    return pb.AgentCommand(finish=pb.FinishShare(job=job_id))
+
+
+def end(job_id: str) -> pb.AgentCommand:
+    """A process has failed: end those that run, after a grace."""
+    return pb.AgentCommand(end=pb.EndShare(job=job_id))
+
+
+def signal(job_id: str, signum: int, *, stop: bool) -> pb.AgentCommand:
+    """Pass the signal on to the processes. stop: the job is to end."""
+    return pb.AgentCommand(signal=pb.SignalShare(job=job_id, signal=signum, stop=stop))
+
+
+def forget(job_id: str) -> pb.AgentCommand:
+    """The report that the job is over on that host has been recorded."""
+    return pb.AgentCommand(forget=pb.ForgetShare(job=job_id))
+
+
+def to_each(record: jobs_pb2.JobRecord, command: pb.AgentCommand) -> list[Command]:
+    """The command, to each host where the job is not over."""
+    return [Command(share.agent, command) for share in record.shares if not share.over]
+
+
+def repeated(record: jobs_pb2.JobRecord, share: jobs_pb2.Share) -> list[Command]:
+    """What an agent that was away may not have been told. It has begun this share, which is not over."""
+    command = None
+    if record.state == jobs_pb2.JOB_STATE_RUNNING:
+        if record.spec.policy.replaces_failed:
+            command = finish(record.id) if record.finishes else start(record, share)
+        elif record.line:
+            command = run_line(record)
+    elif record.state == jobs_pb2.JOB_STATE_ENDING:
+        command = signal(record.id, record.stop_signal, stop=True) if record.stop_signal else end(record.id)
+    return [Command(share.agent, command)] if command is not None else []

@@ -1,0 +1,157 @@
+"""A job that runs on its hosts: what agents report of its processes, and what follows for the others.
+
+        running ──► succeeded
+           ├──a process has failed, or the job is to stop──► ending ──no process is left──► failed | stopped
+           └──its one host could not start any of it──► queued
+
+The first failed rank makes a job ending: ranks on other hosts are given the grace that those beside it get from their
+own agent. What a failure means where failed processes are replaced is decided in elastic/decision.py. A host reports
+for its share of the job when that is over; ranks of which nobody can say then how they ended are lost.
+
+These functions change the job, and the fitness of the agent that reports. Their caller goes on to place jobs
+(scheduler.py), since slots may have become free.
+"""
+
+from horovod.base.words import printable
+from horovod.coordinator.core.elastic.decision import Observed, decide
+from horovod.coordinator.core.elastic.target import Phase
+from horovod.protos.v1 import agents_pb2 as pb
+from horovod.protos.v1 import jobs_pb2
+
+from . import commands, lines
+from .agent import Agent
+from .effects import Command, Effect, Notice
+from .job import ClusterJob, rank_ends
+from .outcomes import incarnations, known
+from .target_record import exits_of
+
+MOST_STARTS = 5  # attempts to start one job. A job that no host can start would otherwise set all of them aside.
+
+
+def reported(
+    job: ClusterJob, share: jobs_pb2.Share, agent: Agent, report: pb.JobReport, now_s: float, wall_s: float
+) -> list[Effect]:
+    """What the agent of this share, which is not over, says of the job."""
+    effects: list[Effect] = []
+    record = job.record
+    if report.over and report.host_fault:
+        effects += _could_not_start(job, agent, printable(report.error), now_s)
+        if record.state == jobs_pb2.JOB_STATE_QUEUED:
+            return effects
+    elif report.ranks:
+        agent.fitness.started()
+    before = known(record)
+    changed = not share.started or report.lines_done > share.lines_done
+    share.started = True
+    share.lines_done = max(share.lines_done, report.lines_done)
+    is_current = lines.is_current(record, report)
+    if is_current and _note_exits(job, report, before, wall_s):
+        changed = True
+    if report.over and not share.over:
+        share.over = changed = True
+        if is_current or record.state == jobs_pb2.JOB_STATE_RUNNING:  # else it ended before a line that was to come
+            lines.lose(record, share, job.pids, printable(report.error) or lines.NOT_KNOWN, wall_s)
+        effects.append(Command(share.agent, commands.forget(record.id)))
+    # First, since it is evidence for the world and no decision that must be stored.
+    ended = rank_ends(record, before)
+    judged = _judged(job, wall_s) if changed else []
+    return [*ended, *judged, *effects, *_next_line(job)]
+
+
+def lost(job: ClusterJob, share: jobs_pb2.Share, cause: str, wall_s: float) -> list[Effect]:
+    """The ranks of that share which have not ended are lost. A job that has not been started waits again."""
+    if job.record.state == jobs_pb2.JOB_STATE_CONNECTING:
+        return job.requeue()
+    return [*_lose(job, share, cause, wall_s), *_judged(job, wall_s)]
+
+
+def abandoned(job: ClusterJob, wall_s: float) -> list[Effect]:
+    """Ends a job that was started, and of which nothing may be started any more."""
+    record = job.record
+    record.state = jobs_pb2.JOB_STATE_ENDING
+    ended: list[Effect] = []
+    for share in record.shares:
+        if not share.started and not share.over:  # if its agent has started it nevertheless, it is told to end it
+            ended += _lose(job, share, lines.NOT_STARTED, wall_s)
+    ends = commands.to_each(record, commands.end(record.id))
+    return [*ended, *ends, *_judged(job, wall_s)]
+
+
+def _note_exits(job: ClusterJob, report: pb.JobReport, before: set[tuple[int, int]], wall_s: float) -> bool:
+    """Writes down how ranks of the current line ended; whether any is new. before: those known to have ended."""
+    current = incarnations(job.record)
+    is_news = False
+    for rank in report.ranks:
+        incarnation = rank.incarnation or 1
+        if incarnation != current.get(rank.rank):
+            continue  # of a process that was replaced; that it has ended is known
+        job.pids[rank.rank] = rank.pid
+        if rank.ended and (rank.rank, incarnation) not in before:
+            outcome = job.record.outcomes.add(rank=rank.rank, pid=rank.pid, stopped=rank.stopped, ended_at=wall_s)
+            if rank.HasField("code"):
+                outcome.code = rank.code
+            if incarnation > 1:
+                outcome.incarnation = incarnation
+            is_news = True
+    return is_news
+
+
+def _could_not_start(job: ClusterJob, agent: Agent, error: str, now_s: float) -> list[Effect]:
+    """The host is set aside. The job waits again if no process of it was started anywhere.
+
+    Where it has other hosts, processes may run there by now, and what a program has done can't be taken back.
+    """
+    record, fitness = job.record, agent.fitness
+    fitness.could_not_start(error, now_s)
+    seconds = fitness.until_s - now_s
+    effects: list[Effect] = [Notice(f"Host {agent.name} is set aside for {seconds:g} s, since it failed: {error}.")]
+    record.failed_starts += 1
+    waits = record.state == jobs_pb2.JOB_STATE_RUNNING and len(record.shares) == 1 and not record.line
+    if waits and record.failed_starts < MOST_STARTS:
+        record.ClearField("started_at")
+        effects += [*job.requeue(), Command(agent.name, commands.forget(record.id))]
+    return effects
+
+
+def _lose(job: ClusterJob, share: jobs_pb2.Share, cause: str, wall_s: float) -> list[Effect]:
+    """The share is over, and its ranks that have not ended are lost."""
+    share.over = True
+    before = known(job.record)
+    lines.lose(job.record, share, job.pids, cause, wall_s)
+    return [*rank_ends(job.record, before)]
+
+
+def _next_line(job: ClusterJob) -> list[Effect]:
+    record = job.record
+    if record.state != jobs_pb2.JOB_STATE_RUNNING or not lines.advance(record):
+        return []
+    job.pids.clear()
+    return [*job.saved(), *commands.to_each(record, commands.run_line(record))]
+
+
+def _judged(job: ClusterJob, wall_s: float) -> list[Effect]:
+    """Saves a job some of whose ranks have ended; and what that means for the others."""
+    record = job.record
+    effects = _decided(job, wall_s) if record.state == jobs_pb2.JOB_STATE_RUNNING else []
+    if all(share.over for share in record.shares):
+        return job.finish(wall_s)
+    return [*job.saved(), *effects]
+
+
+def _decided(job: ClusterJob, wall_s: float) -> list[Command]:
+    """What the agents of a running job are to do, now that processes of it have ended."""
+    record = job.record
+    replaces = record.spec.policy.replaces_failed
+    target, sentence = decide(wall_s, job.target, Observed(exits_of(record)))
+    if target is job.target or not (replaces or target.phase is Phase.ENDS):
+        return []
+    job.obey(target)
+    if replaces:
+        record.sentence = sentence
+    if target.phase is Phase.ENDS:
+        return commands.to_each(record, commands.end(record.id))
+    if target.phase is Phase.FINISHES:
+        record.sentence = ""
+        return commands.to_each(record, commands.finish(record.id))
+    renewed = [share for share in record.shares if not share.over and target.generation in share.incarnations]
+    return [Command(share.agent, commands.start(record, share)) for share in renewed]

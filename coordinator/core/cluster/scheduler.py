@@ -1,0 +1,164 @@
+"""Gives jobs their hosts, in the order of the queue, and starts them there.
+
+        queued ──there is room for all of its ranks──► connecting ──its hosts reach each other──► running
+                                                           └──they do not──► failed
+
+The queue is first in, first out: a job waits for those before it, except for one that not even an empty cluster could
+hold. A job that spans hosts is connecting while they find out over which interfaces they reach each other
+(reachability.py).
+
+The cluster owns the agents, the jobs and what is known of their reachability (cluster.py), and adds and drops them. The
+scheduler changes jobs that wait, ends the time for which a host is set aside, and asks what is not known yet of who
+reaches whom.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from horovod.base.words import shortened
+from horovod.protos.v1 import jobs_pb2
+
+from . import commands, lines, record_size
+from .agent import Agent
+from .effects import Changed, Command, Effect
+from .job import ClusterJob, resources_of
+from .placement import Capacity, Part, Resources, place
+from .reachability import Reachability
+
+
+class Scheduler:
+    """Of the agents and jobs of one cluster, by name and by id."""
+
+    def __init__(self, agents: Mapping[str, Agent], jobs: Mapping[str, ClusterJob], reachability: Reachability) -> None:
+        self._agents = agents
+        self._jobs = jobs
+        self._reachability = reachability
+
+    def schedule(self, now_s: float, wall_s: float) -> list[Effect]:
+        """Places what can be placed, in the order of the queue, and says why the rest waits."""
+        effects: list[Effect] = []
+        for agent in self._agents.values():
+            agent.fitness.look(now_s)
+        for job in self._in_state(jobs_pb2.JOB_STATE_CONNECTING):
+            effects += self._connect(job, now_s, wall_s)
+        first_waiting = ""
+        for job in self._in_state(jobs_pb2.JOB_STATE_QUEUED):
+            wanted = resources_of(job.record.spec)
+            if first_waiting:
+                effects += _waits(job, f"It waits behind job {first_waiting}.")
+                continue
+            placed = place(wanted, [self._free(agent) for agent in self._usable()])
+            if isinstance(placed, str):
+                if isinstance(most := self._most(wanted), str):
+                    effects += _waits(job, f"It waits for more hosts: {most}{self._set_aside()}")
+                else:
+                    first_waiting = job.record.id
+                    effects += _waits(job, f"It waits for room: {placed}{self._set_aside()}")
+            else:
+                effects += self._placed(job, placed, now_s, wall_s)
+        return effects
+
+    def placement(self, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord:
+        """Where a job would run if it were submitted now: with its shares, or the sentence why it would wait."""
+        record = jobs_pb2.JobRecord(spec=spec)
+        wanted = resources_of(spec)
+        waiting = self._in_state(jobs_pb2.JOB_STATE_QUEUED)
+        able = (job for job in waiting if not isinstance(self._most(resources_of(job.record.spec)), str))
+        placed = place(wanted, [self._free(agent) for agent in self._usable()])
+        if isinstance(placed, str):
+            more = "more hosts" if isinstance(self._most(wanted), str) else "room"
+            record.sentence = f"It would wait for {more}: {placed}"
+        elif before := next(able, None):
+            record.sentence = f"It would wait behind job {before.record.id}."
+        else:
+            _deal(record, placed)
+        return record
+
+    def free_slots(self, name: str) -> int:
+        return max(0, self._free(self._agents[name]).slots)
+
+    # -- room --------------------------------------------------------------------------------------------------------
+
+    def _most(self, wanted: Resources) -> Sequence[Part] | str:
+        """Where the job would go if no other job ran."""
+        return place(wanted, [agent.capacity() for agent in self._usable()])
+
+    def _usable(self) -> list[Agent]:
+        return [agent for agent in self._present() if not agent.fitness.aside]
+
+    def _present(self) -> list[Agent]:
+        return [agent for agent in self._agents.values() if agent.is_connected and not agent.is_draining]
+
+    def _set_aside(self) -> str:
+        """A further sentence for a job that waits; empty when no host is set aside."""
+        aside = [f"{agent.name} ({agent.fitness.aside})" for agent in self._present() if agent.fitness.aside]
+        return f" Set aside for now: {shortened(aside, 4)}." if aside else ""
+
+    def _free(self, agent: Agent) -> Capacity:
+        whole = agent.capacity()
+        slots, gpus, cpus, memory = whole.slots, set(whole.gpus), whole.cpus, whole.memory_bytes
+        for job in self._jobs.values():
+            share = None if job.is_over else job.share_of(agent.name)
+            if share is not None and not share.over:
+                needs = job.record.spec.needs
+                slots -= lines.slots_of(job.record.spec, len(share.slots))
+                gpus -= set(share.gpus)
+                cpus -= len(share.slots) * needs.cpus
+                memory -= len(share.slots) * needs.memory_bytes
+        slots -= sum(agent.strays.values())
+        left = tuple(gpu for gpu in whole.gpus if gpu in gpus)
+        return Capacity(agent.name, slots, left, max(0.0, cpus), max(0.0, memory), whole.labels)
+
+    # -- one job -----------------------------------------------------------------------------------------------------
+
+    def _in_state(self, state: int) -> list[ClusterJob]:
+        """In the order in which they were submitted."""
+        found = (job for job in self._jobs.values() if job.record.state == state)
+        return sorted(found, key=lambda job: job.record.number)
+
+    def _placed(self, job: ClusterJob, parts: Sequence[Part], now_s: float, wall_s: float) -> list[Effect]:
+        record = job.record
+        _deal(record, parts)
+        for share in record.shares:
+            share.orphan_grace_seconds = self._agents[share.agent].register.orphan_grace_seconds
+        record.state = jobs_pb2.JOB_STATE_CONNECTING
+        record.sentence = record_size.refusal_of_placed(record)
+        if record.sentence:
+            return job.cancel(wall_s)
+        return self._connect(job, now_s, wall_s, is_new=True)
+
+    def _connect(self, job: ClusterJob, now_s: float, wall_s: float, is_new: bool = False) -> list[Effect]:
+        """Starts the job if its hosts are known to reach each other; asks them otherwise."""
+        record = job.record
+        agents = [self._agents.get(share.agent) for share in record.shares]
+        there = [agent for agent in agents if agent is not None and agent.is_connected]
+        found = self._reachability.between(there, now_s)
+        effects: list[Effect] = [Command(name, command) for name, command in found.probes]
+        if found.unreachable:
+            record.sentence = found.unreachable
+            return [*effects, *job.finish(wall_s), *self.schedule(now_s, wall_s)]
+        if not found.is_complete or len(there) < len(agents):
+            return [*effects, *(job.saved() if is_new else [])]
+        for share in record.shares:
+            share.interfaces[:] = found.interfaces.get(share.agent, ())
+        if sentence := record_size.refusal_of_placed(record):
+            record.sentence = sentence
+            return [*effects, *job.cancel(wall_s), *self.schedule(now_s, wall_s)]
+        record.state = jobs_pb2.JOB_STATE_RUNNING
+        record.started_at = wall_s
+        starts = [Command(share.agent, commands.start(record, share)) for share in record.shares]
+        return [*effects, *job.saved(), *starts]
+
+
+def _waits(job: ClusterJob, sentence: str) -> list[Effect]:
+    """Sets the sentence why the job waits. It is not saved: another coordinator finds its own."""
+    if job.record.sentence == sentence:
+        return []
+    job.record.sentence = sentence
+    return [Changed(job.record.id)]
+
+
+def _deal(record: jobs_pb2.JobRecord, parts: Sequence[Part]) -> None:
+    record.generation += 1  # the incarnations stay: where a job is dealt out again, no process of it was started
+    for part in parts:
+        slots = range(part.first_rank, part.first_rank + part.count)
+        record.shares.add(agent=part.host, slots=slots, gpus=part.gpus)
