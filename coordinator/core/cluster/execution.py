@@ -4,9 +4,9 @@
            ├──a process has failed, or the job is to stop──► ending ──no process is left──► failed | stopped
            └──its one host could not start any of it──► queued
 
-The first failed rank makes a job ending: ranks on other hosts are given the grace that those beside it get from their
-own agent. What a failure means where failed processes are replaced is decided in elastic/decision.py. A host reports
-for its share of the job when that is over; ranks of which nobody can say then how they ended are lost.
+What a failed process means is decided in elastic/decision.py. Where others do not replace it, it makes the job ending:
+ranks on other hosts are given the grace that those beside it get from their own agent. When the share of a host is
+over, or the host is lost, its ranks of which nobody has said how they ended are lost.
 
 These functions change the job, and the fitness of the agent that reports. Their caller goes on to place jobs
 (scheduler.py), since slots may have become free.
