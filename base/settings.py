@@ -246,22 +246,22 @@ class Settings:
     slot_bytes: int = row(
         "HOROVOD_SLOT_BYTES",
         256 << 10,
-        "size of one shared-memory staging slot",
+        "size of one shared-memory staging buffer",
         section="params",
         unit="bytes",
         limits=(4096, 64 << 20),
         multiple=4096,
         agreed=True,
-        engine="slot_bytes",
+        engine="staging_buffer_bytes",
     )
     slot_count: int = row(
         "HOROVOD_SLOT_COUNT",
         4,
-        "staging slots of each rank where all ranks share a host",
+        "staging buffers of each rank where all ranks share a host",
         section="params",
         limits=(2, 64),
         agreed=True,
-        engine="slot_count",
+        engine="staging_buffer_count",
     )
     progress_timeout_seconds: float = row(
         "HOROVOD_PROGRESS_TIMEOUT",

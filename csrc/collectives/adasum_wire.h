@@ -1,4 +1,4 @@
-// How the members of an Adasum exchange elements: through the slots of shared memory or over the mesh.
+// How the members of an Adasum exchange elements: through the buffers of shared memory or over the mesh.
 //
 // In a step each member sends the same elements to some others and receives what they send, either of it perhaps
 // nothing. Both go in pieces, so that a member computes with one piece while the next ones are on their way. All

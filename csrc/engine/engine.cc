@@ -24,14 +24,15 @@ constexpr size_t kHeaderBytes = 4096;
 // Room for the order log: that of all members, if they share memory, or that of one host beside a mesh.
 constexpr size_t kLogBytes = std::max(sizeof(SharedOrderLog::Memory), sizeof(HostMemory));
 static_assert(sizeof(SegmentHeader) <= kHeaderBytes);
-constexpr size_t kLeastPartBytes = 64;  // of a slot, for each rank: a line of the caches
+constexpr size_t kLeastPartBytes = 64;  // of a buffer, for each rank: a line of the caches
 
 Status check_config(const Config& config) {
-  if (config.slot_count < 2 || config.slot_count > 64) {
-    return {Code::invalid_argument, "slot_count must be between 2 and 64."};
+  if (config.staging_buffer_count < 2 || config.staging_buffer_count > 64) {
+    return {Code::invalid_argument, "staging_buffer_count must be between 2 and 64."};
   }
-  if (config.slot_bytes < 4096 || config.slot_bytes % 4096 != 0 || config.slot_bytes > (64u << 20)) {
-    return {Code::invalid_argument, "slot_bytes must be a multiple of 4096 between 4096 and 64 MiB."};
+  if (config.staging_buffer_bytes < 4096 || config.staging_buffer_bytes % 4096 != 0 ||
+      config.staging_buffer_bytes > (64u << 20)) {
+    return {Code::invalid_argument, "staging_buffer_bytes must be a multiple of 4096 between 4096 and 64 MiB."};
   }
   if (config.staging_bytes < (16u << 10) || config.staging_bytes > (256u << 20)) {
     return {Code::invalid_argument, "staging_bytes must be between 16 KiB and 256 MiB."};
@@ -104,11 +105,11 @@ std::unique_ptr<Engine> Engine::create(WorldSpec world, const Config& config, St
 
 Status Engine::make_region(const std::vector<int>& members, int me, const std::vector<std::string>& labels,
                            const Paths& paths, std::unique_ptr<Region>& region) {
-  if (config_.slot_bytes < members.size() * kLeastPartBytes) {
-    return {Code::invalid_argument, "slot_bytes (HOROVOD_SLOT_BYTES) must be at least " +
+  if (config_.staging_buffer_bytes < members.size() * kLeastPartBytes) {
+    return {Code::invalid_argument, "staging_buffer_bytes (HOROVOD_SLOT_BYTES) must be at least " +
                                         std::to_string(kLeastPartBytes) + " for each of the " +
                                         std::to_string(members.size()) + " ranks that share memory, but it is " +
-                                        std::to_string(config_.slot_bytes) + "."};
+                                        std::to_string(config_.staging_buffer_bytes) + "."};
   }
   std::vector<std::shared_ptr<Segment>> segments;
   std::vector<std::string> names;

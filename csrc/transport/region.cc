@@ -18,7 +18,7 @@ constexpr int64_t kMostPatience = 4;
 }  // namespace
 
 size_t Region::area_bytes(const Config& config, size_t log_bytes) {
-  return log_offset() + page_aligned(log_bytes) + slots_bytes(config) + page_aligned(kEagerIds * 2 * kCellStride);
+  return log_offset() + page_aligned(log_bytes) + buffers_bytes(config) + page_aligned(kEagerIds * 2 * kCellStride);
 }
 
 Region::Region(int rank, std::vector<std::shared_ptr<Segment>> segments, std::vector<std::string> labels, size_t offset,
@@ -36,8 +36,8 @@ Region::Region(int rank, std::vector<std::shared_ptr<Segment>> segments, std::ve
     controls_.push_back(reinterpret_cast<RegionControl*>(area(member)));
     areas.push_back(area(member));
     hints.push_back(&control(member).waits);
-    slots_.push_back(area(member) + log_offset() + page_aligned(log_bytes));
-    cells_.push_back(slots_.back() + slots_bytes(config));
+    buffers_.push_back(area(member) + log_offset() + page_aligned(log_bytes));
+    cells_.push_back(buffers_.back() + buffers_bytes(config));
   }
   sharing_.emplace(rank, std::move(areas), log_offset() + page_aligned(log_bytes), std::move(hints));
 }

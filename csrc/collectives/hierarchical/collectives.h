@@ -11,10 +11,10 @@
 namespace horovod {
 
 struct Hierarchy {
-  Mesh* mesh;         // of all members
-  Region* region;     // of the members of this host, in rank order; null for a member that is alone there
-  Hosts hosts;        // at least two; in a sparse mesh a member that shares no memory is a host of its own
-  size_t slot_bytes;  // of every region; known to members without one, too
+  Mesh* mesh;           // of all members
+  Region* region;       // of the members of this host, in rank order; null for a member that is alone there
+  Hosts hosts;          // at least two; in a sparse mesh a member that shares no memory is a host of its own
+  size_t buffer_bytes;  // of every region; known to members without one, too
 };
 
 }  // namespace horovod

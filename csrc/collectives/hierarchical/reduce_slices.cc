@@ -1,11 +1,11 @@
 // Slices are cut into chunks, and chunk b of every slice makes up block b. A block goes through five steps:
 //
-//   post     each member copies what others of its host reduce into its staging slot (prescaled)
+//   post     each member copies what others of its host reduce into its staging buffer (prescaled)
 //   combine  for each slice one member of each host, the counterpart of the slice's owner, reduces the chunk over its
 //            host and sends the result to the owner
 //   settle   the owner reduces the hosts' results into its output, in the order of the hosts, and sends them to its
 //            counterparts on the other hosts
-//   publish  each member copies what it owns and what has come for it into its staging slot
+//   publish  each member copies what it owns and what has come for it into its staging buffer
 //   collect  the others of its host copy that out
 //
 // So every host sends and receives 2 (H - 1) / H of the array for H hosts, from all of its members at once. Steps of
@@ -31,7 +31,7 @@ using mesh::Slice;
 // fill no wire better, and take more of the caches.
 constexpr int64_t kSettleLag = 1;
 constexpr int64_t kPublishLag = 2;
-constexpr int64_t kLine = 64;  // bytes; members never write the same cache line of a slot
+constexpr int64_t kLine = 64;  // bytes; members never write the same cache line of a buffer
 // Of all slices together a block has at most so many bytes, so that what is staged stays in the caches; but a chunk is
 // worth a frame, and no more than what fills a wire. Where a slice is larger than kMuchBytes the first and the last
 // blocks are small, for the wire idles while the first is combined and while the last is collected: they begin with the
@@ -47,7 +47,7 @@ class Reducer {
       : mesh_(*hierarchy.mesh),
         region_(hierarchy.region),
         hosts_(hierarchy.hosts),
-        slot_bytes_(static_cast<int64_t>(hierarchy.slot_bytes)),
+        buffer_bytes_(static_cast<int64_t>(hierarchy.buffer_bytes)),
         slices_(slices),
         reduction_(reduction),
         flow_(flow),
@@ -93,8 +93,8 @@ class Reducer {
     const size_t place = static_cast<size_t>(block % (kSettleLag + 1)) * places() + index;
     return scratch_.get() + place * static_cast<size_t>(chunk_ * item_);
   }
-  std::byte* in_slot(int place, uint64_t round, int owner) const {
-    return region_->wide_slot(place, round) + owner * chunk_ * item_;
+  std::byte* in_buffer(int place, uint64_t round, int owner) const {
+    return region_->wide_buffer(place, round) + owner * chunk_ * item_;
   }
 
   void cut(int64_t longest);
@@ -109,7 +109,7 @@ class Reducer {
   Mesh& mesh_;
   Region* const region_;
   const Hosts& hosts_;
-  const int64_t slot_bytes_;
+  const int64_t buffer_bytes_;
   const std::span<const Slice> slices_;
   const Reduction reduction_;
   const Flow flow_;
@@ -133,7 +133,7 @@ class Reducer {
 // Cuts the slices into blocks. Depends only on what all members have agreed on, so all of them cut alike.
 void Reducer::cut(int64_t longest) {
   const int64_t line = kLine / item_;
-  const int64_t fitting = slot_bytes_ / mesh_.size() / kLine * kLine;
+  const int64_t fitting = buffer_bytes_ / mesh_.size() / kLine * kLine;
   const int64_t wanted = std::clamp(kBlockBytes / mesh_.size() / kLine * kLine, kLeastChunkBytes, kMostChunkBytes);
   const int64_t most_bytes = std::min(fitting, packets::whole(wanted));
   const int64_t most = most_bytes / item_;
@@ -183,13 +183,13 @@ Status Reducer::run_blocks() {
 Status Reducer::post(int64_t block) {
   if (!region_) return {};
   posted_ = region_->take_rounds(1);
-  HVD_TRY(region_->await_wide_slot(posted_));
+  HVD_TRY(region_->await_wide_buffer(posted_));
   const bool scaled = reduction_.prescale != 1.0 && reduction_.dtype != DType::boolean;
   for (int i = 0; i < mesh_.size(); ++i) {
     const int owner = (me_ + 1 + i) % mesh_.size();
     if (works_for(owner)) continue;
     const Slice slice = chunk(owner, block);
-    std::byte* place = in_slot(region_->rank(), posted_, owner);
+    std::byte* place = in_buffer(region_->rank(), posted_, owner);
     slice.list->visit(slice.begin, slice.end, [&](const std::byte* input, std::byte*, int64_t count, int64_t offset) {
       if (scaled) {
         kernels::scale(reduction_.dtype, place + offset * item_, input, static_cast<size_t>(count),
@@ -241,7 +241,7 @@ void Reducer::combine_chunk(int64_t block, size_t index) {
         std::byte* output = own_sum(block, index, result, offset);
         for (size_t place = 0; place < local_.size(); ++place) {
           if (local_[place] != me_) {
-            inputs_[place] = in_slot(static_cast<int>(place), posted_, owner) + offset * item_;
+            inputs_[place] = in_buffer(static_cast<int>(place), posted_, owner) + offset * item_;
           } else if (scaled) {
             kernels::scale(reduction_.dtype, output, input, static_cast<size_t>(count), reduction_.prescale);
             inputs_[place] = output;
@@ -287,10 +287,10 @@ Status Reducer::publish(int64_t block) {
   HVD_TRY(mesh_.finish(gathers_[static_cast<size_t>(block % (kPublishLag + 1))]));
   if (!region_) return {};
   published_ = region_->take_rounds(1);
-  HVD_TRY(region_->await_wide_slot(published_));
+  HVD_TRY(region_->await_wide_buffer(published_));
   for (const int owner : mine_) {
     const Slice slice = chunk(owner, block);
-    std::byte* place = in_slot(region_->rank(), published_, owner);
+    std::byte* place = in_buffer(region_->rank(), published_, owner);
     slice.list->visit(slice.begin, slice.end, [&](const std::byte*, std::byte* output, int64_t count, int64_t offset) {
       std::memcpy(place + offset * item_, output, static_cast<size_t>(count * item_));
     });
@@ -307,7 +307,7 @@ Status Reducer::collect(int64_t block) {
     for (int owner = 0; owner < mesh_.size(); ++owner) {
       if (hosts_.counterpart(host_, owner) != local_[static_cast<size_t>(place)]) continue;
       const Slice slice = chunk(owner, block);
-      const std::byte* result = in_slot(place, published_, owner);
+      const std::byte* result = in_buffer(place, published_, owner);
       slice.list->visit(slice.begin, slice.end,
                         [&](const std::byte*, std::byte* output, int64_t count, int64_t offset) {
                           std::memcpy(output, result + offset * item_, static_cast<size_t>(count * item_));
@@ -321,7 +321,7 @@ Status Reducer::collect(int64_t block) {
 }  // namespace
 
 bool fits(const Hierarchy& hierarchy) {
-  return hierarchy.slot_bytes >= static_cast<size_t>(hierarchy.mesh->size()) * kLine;
+  return hierarchy.buffer_bytes >= static_cast<size_t>(hierarchy.mesh->size()) * kLine;
 }
 
 Status reduce_slices(Hierarchy& hierarchy, std::span<const Slice> slices, const Reduction& reduction, Flow flow) {

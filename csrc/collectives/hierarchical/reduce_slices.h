@@ -12,7 +12,7 @@ namespace horovod::hierarchical {
 Status reduce_slices(Hierarchy& hierarchy, std::span<const mesh::Slice> slices, const Reduction& reduction,
                      mesh::Flow flow);
 
-// Whether it can: a staging slot must hold a chunk for every member. Depends only on what all members agree on.
+// Whether it can: a staging buffer must hold a chunk for every member. Depends only on what all members agree on.
 bool fits(const Hierarchy& hierarchy);
 
 }  // namespace horovod::hierarchical
