@@ -243,8 +243,8 @@ class Settings:
         limits=(0, 1_000_000),
         engine="spin_us",
     )
-    slot_bytes: int = row(
-        "HOROVOD_SLOT_BYTES",
+    staging_buffer_bytes: int = row(
+        "HOROVOD_STAGING_BUFFER_BYTES",
         256 << 10,
         "size of one shared-memory staging buffer",
         section="params",
@@ -254,8 +254,8 @@ class Settings:
         agreed=True,
         engine="staging_buffer_bytes",
     )
-    slot_count: int = row(
-        "HOROVOD_SLOT_COUNT",
+    staging_buffer_count: int = row(
+        "HOROVOD_STAGING_BUFFER_COUNT",
         4,
         "staging buffers of each rank where all ranks share a host",
         section="params",

@@ -106,7 +106,7 @@ std::unique_ptr<Engine> Engine::create(WorldSpec world, const Config& config, St
 Status Engine::make_region(const std::vector<int>& members, int me, const std::vector<std::string>& labels,
                            const Paths& paths, std::unique_ptr<Region>& region) {
   if (config_.staging_buffer_bytes < members.size() * kLeastPartBytes) {
-    return {Code::invalid_argument, "staging_buffer_bytes (HOROVOD_SLOT_BYTES) must be at least " +
+    return {Code::invalid_argument, "staging_buffer_bytes (HOROVOD_STAGING_BUFFER_BYTES) must be at least " +
                                         std::to_string(kLeastPartBytes) + " for each of the " +
                                         std::to_string(members.size()) + " ranks that share memory, but it is " +
                                         std::to_string(config_.staging_buffer_bytes) + "."};

@@ -72,8 +72,8 @@ def test_bits_depend_on_no_transport_and_no_size_of_buffers() -> None:
 
     expected = bits_of("tcp")
     assert bits_of("hosts") == expected
-    for staging_buffer_bytes, staging_buffer_count in ((4096, 2), (12288, 3), (40960, 4), (1 << 20, 2)):
-        assert bits_of("in_process", staging_buffer_bytes=staging_buffer_bytes, staging_buffer_count=staging_buffer_count) == expected
+    for size, count in ((4096, 2), (12288, 3), (40960, 4), (1 << 20, 2)):
+        assert bits_of("in_process", staging_buffer_bytes=size, staging_buffer_count=count) == expected
 
 
 def test_equal_gradients_average_and_orthogonal_ones_add_up() -> None:
