@@ -1,4 +1,4 @@
-"""One row of the table of settings (settings.py): how it is written there, and how its text is read and checked."""
+"""One row of the table of settings (base/settings): how it is written there, and how its text is read and checked."""
 
 from __future__ import annotations
 

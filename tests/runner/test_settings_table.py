@@ -171,8 +171,8 @@ def test_other_rows_change_no_option_that_has_a_row(row: Setting) -> None:
 
 
 def test_the_engine_knows_no_other_option() -> None:
-    with pytest.raises(ValueError, match="Unknown engine option 'slot_byte'"):
-        _core.complete_options({"slot_byte": 4096})
+    with pytest.raises(ValueError, match="Unknown engine option 'staging_buffer_byte'"):
+        _core.complete_options({"staging_buffer_byte": 4096})
 
 
 @pytest.mark.parametrize("row", [row for row in ENGINE if row.kind == "int"], ids=lambda row: row.name)

@@ -9,7 +9,7 @@ from horovod.base.settings import SETTINGS
 
 _BEGIN = """# Settings
 
-This page is made from the table in `base/settings.py` by `python -m horovod.runner.settings > docs/settings.md`.
+This page is made from the table in `base/settings` by `python -m horovod.runner.settings > docs/settings.md`.
 
 A setting is an environment variable of the training processes, and an option of `horovodrun` and a key in its YAML file
 (`--config-file`), which set the variable. An option beats the file, and the file beats the environment; an argument of
