@@ -16,17 +16,9 @@
 #include "engine/communicator.h"
 #include "engine/completions.h"
 #include "engine/kept.h"
+#include "engine/paths.h"
 
 namespace horovod {
-
-// How the members of a world or of a process set reach each other.
-struct Paths {
-  std::shared_ptr<Segment> segment;            // this member's segment, for shared memory
-  std::vector<std::string> segment_addresses;  // the addresses of every member's segment
-  std::map<int, std::vector<int>> sockets;     // for TCP: world's rank -> descriptors; owned by the engine from now on
-  std::map<int, wire::Keys> keys;              // descriptor -> its keys, where Config::wire is not plain
-  std::vector<int> hosts;  // beside sockets: equal for ranks that share memory all the same; empty: none do
-};
 
 struct WorldSpec : Paths {
   int rank = 0;
@@ -121,11 +113,6 @@ class Engine {
   Status open_gpu(int ordinal, SharedGpu& gpu);
   // Checks the arguments and finds out where they go; a root becomes a place among the members.
   Status route(Submission& submission, std::shared_ptr<Communicator>& communicator) const;
-  // paths: its sockets are numbered by member.
-  Status connect(Communicator& communicator, std::vector<std::string> labels, Paths paths);
-  // Makes a region of the segments of `members`, of whom this rank is one.
-  Status make_region(const std::vector<int>& members, int me, const std::vector<std::string>& labels,
-                     const Paths& paths, std::unique_ptr<Region>& region);
   std::vector<std::shared_ptr<Communicator>> communicators() const;
   void tell_abort();
 
