@@ -102,13 +102,13 @@ class Region {
     return first;
   }
 
-  // This member is through `phase` of rounds below `count`.
+  // Publishes that this member is through `phase` of the rounds below `count`.
   void publish(Phase phase, uint64_t count) {
     control(rank_).phases[static_cast<int>(phase)].value.store(count, std::memory_order_release);
     ring_sleepers();
   }
 
-  // Until every other member published `phase` up to `count`.
+  // Waits until every other member has published `phase` up to `count`.
   Status await(Phase phase, uint64_t count) {
     for (int member = 0; member < size(); ++member) {
       if (member != rank_) HVD_TRY(await(member, phase, count));
@@ -121,7 +121,7 @@ class Region {
       return {};
     return await_slowly(member, value, count);
   }
-  // Until the buffer of `round` may be filled again.
+  // Waits until the buffer of `round` may be filled again.
   Status await_buffer(uint64_t round) { return await_round_of(round, static_cast<uint64_t>(buffer_count())); }
   Status await_wide_buffer(uint64_t round) { return await_round_of(round, kWideBuffers); }
 
@@ -132,7 +132,7 @@ class Region {
   void set_network_progress(NetworkProgress progress) { network_progress_ = std::move(progress); }
   // The driver calls `act` again and again while it waits here; the wait fails when `act` does. Before the first wait.
   void while_waiting(std::function<Status()> act) { while_waiting_ = std::move(act); }
-  // This member is alive and waits for another. Driver only.
+  // Tells the others that this member is alive and waits for another one. Driver only.
   void beat() { control(rank_).beats.fetch_add(1, std::memory_order_relaxed); }
 
   // Whether the driver is a caller that has nothing else to do. It then polls for longer and yields its processor at
@@ -152,12 +152,12 @@ class Region {
       if (member != rank_) ring_if_sleeping(member);
     }
   }
-  // The same, and this member's own sleeping driver.
+  // Wakes the other members that sleep, and this member's own driver.
   void ring_all() {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     for (int member = 0; member < size(); ++member) ring_if_sleeping(member);
   }
-  // This member's own alone.
+  // Wakes this member's own driver only.
   void ring_self() {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     ring_if_sleeping(rank_);
@@ -186,7 +186,8 @@ class Region {
     return config.staging_buffer_bytes *
            std::max(kWide * kWideBuffers, static_cast<size_t>(config.staging_buffer_count));
   }
-  // Until everybody is through the round that had the buffer of `round` before, of `buffers` in all.
+  // Waits until every member is through the round that had the buffer of `round` before, where there are `buffers` in
+  // all.
   Status await_round_of(uint64_t round, uint64_t buffers) {
     return round < buffers ? Status() : await(Phase::finished, round - buffers + 1);
   }
@@ -198,7 +199,7 @@ class Region {
     bell.rings.fetch_add(1, std::memory_order_release);
     futex_wake_all(&bell.rings);
   }
-  // With more members than processors a look at the clock costs less than to keep one from another member.
+  // With more members than processors, to look at the clock costs less than to keep a processor from another member.
   WaitPolicy polling() const {
     const int64_t yield_us = patient_ ? config_.yield_us : config_.spin_us;
     const bool crowded = sharing_->crowded();
@@ -224,7 +225,7 @@ class Region {
   int departed_ = -1;                        // driver only
   bool patient_ = false;                     // driver only
   std::atomic<uint64_t> sleeps_{0};          // statistics; any order
-  std::mutex end_mutex_;                     // one thread announces the end, once
+  std::mutex end_mutex_;                     // lets one thread announce the end, once
 };
 
 template <typename Ready>
