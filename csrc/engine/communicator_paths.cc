@@ -1,4 +1,4 @@
-// How the members of a communicator reach each other: which order log and which algorithms that means.
+// Chooses the order log and the algorithms of a communicator by how its members reach each other.
 #include "engine/communicator.h"
 #include "engine/host_leader_log.h"
 #include "engine/host_member_log.h"

@@ -82,7 +82,7 @@ void Engine::dispose(std::unique_ptr<Engine> engine) {
 
 Engine::~Engine() {
   if (owner_process_ == getpid()) {
-    (void)close("");  // where that fails, ~Communicator() ends the process: the owner should not have destroyed this
+    (void)close("");  // where that fails, ~Communicator() ends the process: a stuck engine must not be destroyed
     return;
   }
   // A forked child: the threads are not here and the memory is not mapped, so leave everything alone.
@@ -153,7 +153,7 @@ Status Engine::add_process_set(ProcessSetSpec spec) {
 
 void Engine::remove_process_set(int number) {
   const std::shared_ptr<Communicator> removed = communicator(number);
-  if (removed) {  // closed first: as long as it has operations, wait() must find it
+  if (removed) {  // closed before it is erased, because wait() must find it as long as it has operations
     const std::string which = "he process set of ranks " + listed(removed->ranks());
     const Status closed =
         removed->close(labels_[rank_] + " has removed t" + which + ", so operations in it can't complete.",
@@ -237,7 +237,7 @@ Status Engine::route(Submission& submission, std::shared_ptr<Communicator>& comm
       }
     }
   }
-  // The Adasum of one tensor is that tensor, as its sum is; it is checked like any other before.
+  // The Adasum of a single rank's tensor is the tensor itself, like its sum. It has passed the checks of all Adasums.
   if (size == 1 && spec.reduce_op == ReduceOp::adasum) spec.reduce_op = ReduceOp::sum;
   if (traits_of(spec.type).rooted) {
     const std::vector<int>& ranks = communicator->ranks();
@@ -298,7 +298,7 @@ Status Engine::start(const std::shared_ptr<Submission>& submission, Start start)
 bool Engine::wait(Submission& submission, int64_t timeout_us) {
   if (submission.spec.process_set == 0) return global_->wait(submission, timeout_us);
   const std::shared_ptr<Communicator> found = communicator(submission.spec.process_set);
-  // A set that is removed has finished or failed everything.
+  // All operations of a removed set have finished or failed.
   return found ? found->wait(submission, timeout_us) : submission.is_done();
 }
 
@@ -319,7 +319,7 @@ Status Engine::collect(const std::shared_ptr<Submission>& submission, std::optio
     const uintptr_t handed_to = stream.value_or(submitted_on);
     const Status status = hand_over(*submission, handed_to);
     // The stream on which the tensors were used waits for the end from now on, and a framework gives their memory to
-    // others in the order of that stream. A gradient that is dropped after this makes room at once.
+    // others in the order of that stream. So the memory of a gradient that is dropped after this is free at once.
     if (!status.ok() || handed_to != submitted_on) kept_.add_in_order(submission, used());
     if (!status.ok()) return status;
   }
@@ -375,7 +375,7 @@ void Engine::tell_abort() {
 std::pair<int, bool> Engine::lost_peer() const {
   const std::optional<LostPeer> lost = abort_.lost();
   if (!lost) return {-1, false};
-  const auto found = std::find(labels_.begin(), labels_.end(), lost->label);  // a label names its rank
+  const auto found = std::find(labels_.begin(), labels_.end(), lost->label);  // each rank has a label of its own
   return {found == labels_.end() ? -1 : static_cast<int>(found - labels_.begin()), lost->process_ended};
 }
 
@@ -397,7 +397,7 @@ Status Engine::close(const std::string& sentence) {
     const std::lock_guard<std::mutex> lock(sets_mutex_);
     closed_ = true;
   }
-  // Side by side: each may wait a while for its peers.
+  // All are closed at the same time, because each may wait a while for its peers.
   const std::vector<std::shared_ptr<Communicator>> all = communicators();
   std::vector<Status> closed(all.size());  // each is written by one thread
   std::vector<std::thread> closers;

@@ -16,10 +16,10 @@ namespace horovod {
 namespace {
 
 constexpr size_t kHeaderBytes = 4096;
-// Room for the order log: that of all members, if they share memory, or that of one host beside a mesh.
+// Room for an order log in shared memory: that of all members, or that of one host beside a mesh.
 constexpr size_t kLogBytes = std::max(sizeof(SharedOrderLog::Memory), sizeof(HostMemory));
 static_assert(sizeof(SegmentHeader) <= kHeaderBytes);
-constexpr size_t kLeastPartBytes = 64;  // of a buffer, for each rank: a line of the caches
+constexpr size_t kLeastPartBytes = 64;  // what each rank needs of a buffer at least: a cache line
 
 // Makes a region of the segments of `members`, of whom this rank is one.
 Status make_region(const std::vector<int>& members, int me, const std::vector<std::string>& labels, const Paths& paths,
@@ -92,7 +92,7 @@ Status attach_to_peers(Communicator& communicator, std::vector<std::string> labe
       return {Code::invalid_argument, labels[rank] + " shares its host, but has no shared memory."};
     }
     if (hosts->count() < 2) {
-      hosts.reset();  // nothing to be said about an order of hosts; the connections are enough
+      hosts.reset();  // no order of hosts is needed, and the connections are enough
     } else if (local.size() > 1) {
       HVD_TRY(make_region(local, rank, labels, paths, config, abort, region));
     }
@@ -113,7 +113,8 @@ Status attach_to_peers(Communicator& communicator, std::vector<std::string> labe
   }
   Status status;
   Config patient = config;
-  // A member of another host may wait for one of its own host, which it names; that must come first.
+  // A member of another host may wait for a member of its own host. It then names that one in its sentence, which must
+  // come before the one about itself.
   if (hosts) patient.progress_timeout_ms += patient.progress_timeout_ms / 4;
   std::unique_ptr<Mesh> mesh = Mesh::create(rank, epoch, std::move(peers), patient, abort, status);
   if (!mesh) return status;
