@@ -55,8 +55,7 @@ void Communicator::apply_join(uint32_t round, const std::vector<int>& ranks, Joi
                               const std::string& sentence) {
   if (!log_) return;
   const std::lock_guard<std::mutex> lock(driver_.mutex());
-  if (!ended_.ok() || !closed_.ok() || round != join_.round() || ranks.empty())
-    return;  // over, or the coordinator repeats itself
+  if (!ended_.ok() || !closed_.ok() || round != join_.round() || ranks.empty()) return;  // over, or told again
   serve_peers();
   join_.apply(ranks, phase, sentence, effects_);
   apply_effects();

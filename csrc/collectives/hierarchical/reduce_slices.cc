@@ -9,9 +9,9 @@
 //   collect  the others of its host copy that out
 //
 // So every host sends and receives 2 (H - 1) / H of the array for H hosts, from all of its members at once. Steps of
-// different blocks overlap: while one block is combined those before it are on the wire. No member ever waits for its
-// host without moving bytes of the wire (see Region::set_network_progress), so waiting for both can't end in a circle:
-// of all members the one that is furthest behind finds everything it waits for done.
+// different blocks overlap: while one block is combined those before it are on the wire. A member that waits for its
+// host still moves bytes of the wire (see Region::set_network_progress), so members can't wait for each other in a
+// circle: the member that is furthest behind of all finds everything done that it waits for.
 #include "collectives/hierarchical/reduce_slices.h"
 
 #include <algorithm>
@@ -27,13 +27,13 @@ namespace {
 using mesh::Flow;
 using mesh::Slice;
 
-// Blocks on the wire to their owners while the next one is combined, and on the wire in either direction. More would
-// fill no wire better, and take more of the caches.
+// How many blocks are on the wire to their owners while the next one is combined, and how many are on the wire in
+// either direction. More blocks would not fill a wire better, and would take more of the caches.
 constexpr int64_t kSettleLag = 1;
 constexpr int64_t kPublishLag = 2;
 constexpr int64_t kLine = 64;  // bytes; members never write the same cache line of a buffer
-// Of all slices together a block has at most so many bytes, so that what is staged stays in the caches; but a chunk is
-// worth a frame, and no more than what fills a wire. Where a slice is larger than kMuchBytes the first and the last
+// A block of all slices together has at most so many bytes, so that staged data stays in the caches. But a chunk is at
+// least worth a frame, and at most what fills a wire. Where a slice is larger than kMuchBytes the first and the last
 // blocks are small, for the wire idles while the first is combined and while the last is collected: they begin with the
 // least chunk and double.
 constexpr int64_t kBlockBytes = 16 * packets::kBytes;
@@ -55,7 +55,7 @@ class Reducer {
         me_(mesh_.rank()),
         host_(hosts_.host(me_)),
         local_(hosts_.members(host_)) {
-    for (int i = 0; i < mesh_.size(); ++i) {  // beginning behind this member, so that not all send to one first
+    for (int i = 0; i < mesh_.size(); ++i) {  // begins behind this member, so that not all send to one first
       const int owner = (me_ + 1 + i) % mesh_.size();
       if (works_for(owner)) mine_.push_back(owner);
     }
@@ -79,8 +79,8 @@ class Reducer {
   }
   size_t bytes(const Slice& slice) const { return static_cast<size_t>(slice.size() * item_); }
   bool gathers() const { return flow_ == Flow::scatter_gather; }
-  // This host's result for mine_[index], and another host's for this member's own slice. Where results are gathered the
-  // former has a place already, which the owner's result overwrites: that comes after the owner has this one.
+  // Memory for this host's result for mine_[index], and for another host's result for this member's own slice. Where
+  // results are gathered, the former is where the owner's result will be, which comes after the owner has this one.
   std::byte* combined(int64_t block, size_t index) const {
     return scratch(block, static_cast<size_t>(hosts_.count()) + index);
   }
@@ -121,11 +121,11 @@ class Reducer {
   std::vector<int64_t> bounds_;    // where in a slice blocks begin, and where the last one ends; elements
   int64_t chunk_ = 0;              // elements of the largest chunk
   std::unique_ptr<std::byte[]> scratch_;
-  std::vector<const void*> inputs_;                                     // of the kernel
+  std::vector<const void*> inputs_;                                     // arguments of the kernel
   uint64_t posted_ = 0;                                                 // round of the last post
   uint64_t published_ = 0;                                              // round of the last publish
   std::vector<Flight> arrivals_ = std::vector<Flight>(kSettleLag + 1);  // hosts' results for this member's slice
-  std::vector<Flight> sends_ = std::vector<Flight>(kSettleLag + 1);     // what leaves combined()
+  std::vector<Flight> sends_ = std::vector<Flight>(kSettleLag + 1);     // transfers that combined() has started
   std::vector<Flight> gathers_ = std::vector<Flight>(kPublishLag + 1);  // other owners' results
   Flight rest_;
 };
@@ -205,7 +205,7 @@ Status Reducer::post(int64_t block) {
 
 Status Reducer::combine(int64_t block) {
   const auto turn = static_cast<size_t>(block % (kSettleLag + 1));
-  HVD_TRY(mesh_.finish(sends_[turn]));  // its memory is used again
+  HVD_TRY(mesh_.finish(sends_[turn]));  // the memory that this flight sends is used again below
   const Slice own = chunk(me_, block);
   std::vector<Transfer> receives;
   for (int host = 0; host < hosts_.count(); ++host) {
@@ -278,7 +278,7 @@ Status Reducer::settle(int64_t block) {
     const Slice theirs = chunk(owner, block);
     theirs.list->outputs(theirs.begin, theirs.end, receives.emplace_back(Transfer{owner, {}}).pieces);
   }
-  // The owner's result overwrites nothing that is still needed: it comes after the owner has what was made of it.
+  // The owner's result overwrites no data that is still needed: it comes after the owner has received the sum of that.
   HVD_TRY(mesh_.start({}, receives, gathers_[static_cast<size_t>(block % (kPublishLag + 1))]));
   return mesh_.start(sends, {}, rest_);
 }

@@ -1,5 +1,5 @@
-// Each member streams its rows through its buffers, everybody copies them to their place in the result. The row counts
-// may differ by member and step; they came with the arrivals, or are exchanged first.
+// Each member streams its rows through its buffers, and every member copies them to their place in the result. The row
+// counts may differ by member and step; they have come with the arrivals, or are exchanged first.
 #include <cstring>
 
 #include "collectives/rows.h"

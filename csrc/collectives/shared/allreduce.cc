@@ -8,8 +8,8 @@
 // Rounds overlap: while peers catch up with one phase a member works on the next round's copies. The buffers stay in
 // the processors' caches, so a member moves 2 B of main memory for B bytes reduced: its input in, its output out.
 //
-// A batch that fits into one buffer whole skips the second phase: everybody reads everybody's data and reduces all of
-// it, one synchronisation instead of two.
+// A batch that fits into one buffer whole skips the second phase: each member reads the data of all members and
+// reduces all of it, which takes one synchronisation instead of two.
 #include <cstring>
 
 #include "collectives/shared/collectives.h"
@@ -19,7 +19,7 @@ namespace horovod::shared {
 namespace {
 
 constexpr int64_t kPieceBytes = 16 << 10;  // a reduced piece is still in the first-level cache when it is copied on
-constexpr size_t kWholeBytes = 32 << 10;   // up to this size everybody reduces everything
+constexpr size_t kWholeBytes = 32 << 10;   // up to this size each member reduces everything
 
 class Allreduce {
  public:
@@ -80,7 +80,7 @@ class Allreduce {
     const int64_t line = 64 / item_;
     const int64_t capacity = static_cast<int64_t>(region_.buffer_bytes()) / item_ / size_ / line * line * size_;
     const int64_t rounds = (total_ + capacity - 1) / capacity;
-    // Equal blocks rather than full ones and a small rest.
+    // All blocks are equal, instead of full blocks and a small rest.
     const int64_t per_slice = ((total_ + rounds - 1) / rounds + size_ - 1) / size_;
     slice_ = std::min(capacity / size_, (per_slice + line - 1) / line * line);
     block_ = slice_ * size_;

@@ -1,4 +1,4 @@
-// The root fills buffers, everybody else copies them out; rounds overlap as far as there are buffers.
+// The root fills its buffers, and the other members copy them out. Rounds overlap as far as there are buffers.
 #include <cstring>
 
 #include "collectives/shared/collectives.h"

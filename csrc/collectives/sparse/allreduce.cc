@@ -1,8 +1,8 @@
-// Within each host through shared memory; then over rails, members with the same place on their hosts, each of which
-// sums its part of the array (tree.h); then the parts to the other members of the host, through shared memory again.
+// Reduces within each host through shared memory. Then the members with the same place on their hosts, a rail, sum a
+// part of the array (tree.h). Then each part goes to the other members of the host, through shared memory again.
 //
-// Of n = H L members on H hosts each host so sends 2 B (p - 1) / p bytes, from L members at once. On a host without
-// shared memory there is one member, and so one rail.
+// Of n = H L members on H hosts, each host sends 2 B (p - 1) / p bytes in this way, from L members at once. A host
+// without shared memory has one member, and so there is one rail.
 #include <algorithm>
 #include <cstring>
 
@@ -55,7 +55,7 @@ Status gather_parts(Region& region, const SpanList& sums, std::span<const Slice>
   };
   const auto collect = [&](int64_t index, uint64_t round) -> Status {
     for (size_t i = 0; i < parts.size(); ++i) {
-      const size_t owner = (me + 1 + i) % parts.size();  // so that not all read one member's buffer first
+      const size_t owner = (me + 1 + i) % parts.size();  // so that not all members read the same buffer first
       const Range theirs = piece(owner, index);
       if (owner == me || theirs.size() == 0) continue;
       HVD_TRY(region.await(static_cast<int>(owner), Phase::posted, round + 1));
@@ -88,7 +88,7 @@ Status allreduce(Hierarchy& hierarchy, Batch batch) {
     Reduction within = reduction;
     within.postscale = 1.0;
     HVD_TRY(shared::allreduce(*hierarchy.region, batch, within));
-    reduction.prescale = 1.0;  // done
+    reduction.prescale = 1.0;  // the elements are prescaled by now
     array = &sums;
   }
   const std::vector<Slice> parts = mesh::equal_slices(sums, rail_count(hierarchy.hosts));
