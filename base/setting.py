@@ -1,4 +1,4 @@
-"""One row of the table of settings (settings.py): how it is written there, and how its text is read and checked."""
+"""One row of the table of settings (base/settings): how it is written there, and how its text is read and checked."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def row(
     """A field of a dataclass that `rows` makes a Setting of; `more` are other fields of Setting.
 
     section: of the configuration file; a setting in one also has a flag. Flag and key are made of the variable's name,
-    unless they are given: HOROVOD_SLOT_BYTES in the section params has --slot-bytes and params.slot_bytes.
+    unless they are given: HOROVOD_SPIN_US in the section params has --spin-us and params.spin_us.
     limits: smallest and greatest number.
     """
     minimum, maximum = limits

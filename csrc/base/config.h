@@ -28,9 +28,9 @@ struct Config {
   // A rank that waits for one peer may have data of another that it can't use yet. How often it looks whether that
   // other peer's epoch has ended, which the peer says behind the data.
   int64_t look_ahead_us = 100'000;
-  // Shared-memory staging: bytes of one slot and number of slots of each rank. Must agree on all ranks of a host.
-  size_t slot_bytes = 256u << 10;
-  int slot_count = 4;
+  // Shared-memory staging: bytes of one buffer and number of buffers of each rank. Must agree on all ranks of a host.
+  size_t staging_buffer_bytes = 256u << 10;
+  int staging_buffer_count = 4;
   // The processor that the background thread runs on; -1 leaves the choice to the kernel.
   int background_cpu = -1;
   // Members connected by a mesh move tensors with Gloo's algorithms. Must agree on all ranks.

@@ -16,8 +16,8 @@ void visit_options(Config& config, const Visit& visit) {
   visit("progress_timeout_ms", config.progress_timeout_ms);
   visit("unreachable_timeout_ms", config.unreachable_timeout_ms);
   visit("close_timeout_ms", config.close_timeout_ms);
-  visit("slot_bytes", config.slot_bytes);
-  visit("slot_count", config.slot_count);
+  visit("staging_buffer_bytes", config.staging_buffer_bytes);
+  visit("staging_buffer_count", config.staging_buffer_count);
   visit("background_cpu", config.background_cpu);
   visit("gloo", config.gloo);
   visit("full_mesh_members", config.full_mesh_members);

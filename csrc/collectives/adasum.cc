@@ -15,8 +15,8 @@ namespace {
 using kernels::DotProducts;
 using mesh::Slice;
 
-// Dot products are summed in blocks of so many bytes, which begin where the member's part begins: in one order, in
-// whatever pieces the elements arrive.
+// Dot products are summed in blocks of so many bytes, which begin where the member's part begins. So the order of the
+// sum does not depend on the pieces in which the elements arrive.
 constexpr size_t kBlockBytes = 32 << 10;
 
 class Adasum {
@@ -94,7 +94,7 @@ class Adasum {
       step.longest = std::max(step.longest, next[member].size());
     }
     if (halves()) {
-      const int partner = rank_ ^ distance;  // which had the same part until now
+      const int partner = rank_ ^ distance;  // the partner had the same part until now
       step.sent = {mine_, next[partner].begin, next[partner].end};
       step.peers = {{partner, {&room_, 0, next[rank_].size()}}};
       step.after = expect(next[rank_]);
@@ -129,7 +129,7 @@ class Adasum {
       HVD_TRY(wire_->run(step));
     }
     if (!halves()) return {};
-    // a is the side whose rank lacks the bit of the distance; what the other side calls its own is b.
+    // a is the vector of the side whose rank has no bit of the distance; b is that of the other side.
     std::vector<DotProducts> sums(count);
     for (int i = 0; i < sharing; ++i) {
       const bool same_side = ((first + i) & distance) == (rank_ & distance);
@@ -144,8 +144,8 @@ class Adasum {
     return {};
   }
 
-  // The same blocks for every member of a group of `sharing`, of which each has its own: at distance 1 two members
-  // exchange theirs, at distance 2 the two that they have then, and so on.
+  // Gives every member of a group of `sharing` the blocks of all of them. At distance 1 two members exchange their
+  // blocks, at distance 2 the two blocks that each has then, and so on.
   Status double_up(const SpanList& blocks, int64_t bytes, int sharing) {
     if (!halves()) return {};
     for (int distance = 1; distance < sharing; distance *= 2) {
@@ -161,7 +161,7 @@ class Adasum {
 
   Status collect() { return wire_->is_sparse() ? collect_from_partners() : collect_from_all(); }
 
-  // Takes the halvings back, in their reverse order; then members beyond the largest power of two get all.
+  // Undoes the halvings, in reverse order. Then members beyond the largest power of two get the whole result.
   Status collect_from_partners() {
     const Range all{0, inputs_.elements()};
     if (halves()) {
@@ -195,7 +195,7 @@ class Adasum {
     return wire_->run(step);
   }
 
-  // The last combination, of elements of this member's part.
+  // The last combination, for elements of this member's part.
   void finish(Range elements) {
     combine(elements);
     if (spec_.postscale != 1.0) scale(outputs_, elements, spec_.postscale);
@@ -214,7 +214,7 @@ class Adasum {
     return (member & distance) == 0 ? Range{part.begin, middle} : Range{middle, part.end};
   }
 
-  // Not of malloc, which may take as much from the kernel anew for each operation, page by page.
+  // Not from malloc, which may take the memory from the kernel anew for each operation, page by page.
   Status make_room(int64_t most) {
     const size_t bytes = static_cast<size_t>(most) * item_;
     theirs_.reset(static_cast<std::byte*>(allocate_large(bytes)));
@@ -302,9 +302,9 @@ class Adasum {
   const size_t item_;
   const SpanList inputs_;
   const SpanList outputs_;      // results are at both ends of each span
-  const SpanList* mine_;        // whose inputs are this member's vector: outputs_ once something was computed
+  const SpanList* mine_;        // its inputs are this member's vector: outputs_ as soon as something was computed
   std::vector<int64_t> edges_;  // first element of each tensor in the virtual array, and its end
-  std::vector<Range> parts_;    // of which elements each member has the latest values
+  std::vector<Range> parts_;    // by member: the elements of which it has the latest values
   std::unique_ptr<std::byte, decltype(&free_large)> theirs_{nullptr, free_large};  // range_ of another member's vector
   SpanList room_{Batch()};                                                         // all of theirs_
   Range range_{0, 0};

@@ -13,9 +13,9 @@ namespace {
 
 class RegionWire final : public AdasumWire {
  public:
-  // Half of the slots are filled ahead, as the other half may wait to be read by a slower member; two are enough.
+  // Half of the buffers are filled ahead, as the other half may wait to be read by a slower member; two are enough.
   explicit RegionWire(Region& region)
-      : AdasumWire(region.rank(), region.size(), region.slot_bytes(), std::min(2, region.slot_count() / 2)),
+      : AdasumWire(region.rank(), region.size(), region.buffer_bytes(), std::min(2, region.buffer_count() / 2)),
         region_(region) {}
 
  private:
@@ -23,12 +23,12 @@ class RegionWire final : public AdasumWire {
 
   Status start(const Step& step, int64_t index) override {
     const uint64_t round = first_ + static_cast<uint64_t>(index);
-    HVD_TRY(region_.await_slot(round));
+    HVD_TRY(region_.await_buffer(round));
     const Slice sent = piece(step.sent, index);
     const size_t item = sent.list->element_bytes();
-    std::byte* const slot = region_.slot(rank(), round);
+    std::byte* const buffer = region_.buffer(rank(), round);
     sent.list->visit(sent.begin, sent.end, [&](const std::byte* input, std::byte*, int64_t count, int64_t offset) {
-      std::memcpy(slot + static_cast<size_t>(offset) * item, input, static_cast<size_t>(count) * item);
+      std::memcpy(buffer + static_cast<size_t>(offset) * item, input, static_cast<size_t>(count) * item);
     });
     region_.publish(Phase::posted, round + 1);
     return {};
@@ -41,10 +41,10 @@ class RegionWire final : public AdasumWire {
       if (received.size() == 0) continue;
       HVD_TRY(region_.await(peer.member, Phase::posted, round + 1));
       const size_t item = received.list->element_bytes();
-      const std::byte* const slot = region_.slot(peer.member, round);
+      const std::byte* const buffer = region_.buffer(peer.member, round);
       received.list->visit(
           received.begin, received.end, [&](const std::byte*, std::byte* output, int64_t count, int64_t offset) {
-            std::memcpy(output, slot + static_cast<size_t>(offset) * item, static_cast<size_t>(count) * item);
+            std::memcpy(output, buffer + static_cast<size_t>(offset) * item, static_cast<size_t>(count) * item);
           });
     }
     region_.publish(Phase::finished, round + 1);

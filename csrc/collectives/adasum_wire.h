@@ -1,8 +1,9 @@
-// How the members of an Adasum exchange elements: through the slots of shared memory or over the mesh.
+// How the members of an Adasum exchange elements: through the buffers of shared memory or over the mesh.
 //
-// In a step each member sends the same elements to some others and receives what they send, either of it perhaps
-// nothing. Both go in pieces, so that a member computes with one piece while the next ones are on their way. All
-// members take every step and know the most that anybody sends in it, so they count rounds of shared memory alike.
+// In a step each member sends the same elements to some other members and receives what those send; it may send nothing
+// or receive nothing. Elements go in pieces, so that a member computes with one piece while the next ones are on their
+// way. All members take every step and know the most that anybody sends in it, so they count rounds of shared memory
+// alike.
 #pragma once
 
 #include <functional>
@@ -25,10 +26,11 @@ class AdasumWire {
   struct Step {
     Slice sent;               // inputs of its list
     std::vector<Peer> peers;  // the members that get `sent`
-    // Elements, of all members' `sent`; over a mesh it is enough that two members agree that exchange something.
+    // The largest number of elements that any member sends in the step. Over a mesh it need only be equal on each two
+    // members that exchange elements.
     int64_t longest = 0;
     std::function<void(Slice piece)> before;        // is called before a piece of `sent` is read
-    std::function<void(int64_t count)> after = {};  // called when so many elements of each peer are there
+    std::function<void(int64_t count)> after = {};  // is called when `count` more elements of each peer have come
   };
 
   static std::unique_ptr<AdasumWire> over(const DataPlane& plane);
@@ -36,7 +38,7 @@ class AdasumWire {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  // A member may exchange something only with those whose ranks differ from its own by a power of two.
+  // A member may exchange elements only with members whose ranks differ from its own by a power of two.
   virtual bool is_sparse() const { return false; }
   Status run(const Step& step);
 

@@ -14,7 +14,7 @@ const Algorithms broadcast{shared::broadcast, mesh::broadcast, nullptr, sparse::
 const Algorithms alltoall{shared::alltoall, mesh::alltoall, nullptr, sparse::alltoall};
 const Algorithms reducescatter{shared::reducescatter, mesh::reducescatter, hierarchical::reducescatter,
                                sparse::reducescatter};
-const Algorithms barrier{};  // that every member has arrived is in the order log already
+const Algorithms barrier{};  // no functions: the order log says already that every member has arrived
 
 }  // namespace algorithms
 

@@ -1,5 +1,5 @@
-// How each type of operation is done, by where the members are. One record for each type, beside its algorithms or in
-// algorithms.cc; what a record leaves out is done in a way that it has.
+// Which functions do each type of operation, by where the members are. Each type has one record, beside its algorithms
+// or in algorithms.cc. Where a record has no function for a case, another function of the record does it.
 #pragma once
 
 #include "collectives/batch.h"
@@ -10,10 +10,10 @@ namespace horovod {
 struct Algorithms {
   Status (*shared)(Region&, Batch) = nullptr;           // all members share memory
   Status (*mesh)(Mesh&, Batch) = nullptr;               // the members are connected by sockets
-  Status (*hierarchical)(Hierarchy&, Batch) = nullptr;  // also, some share memory; null: as if none did
-  Status (*sparse)(Hierarchy&, Batch) = nullptr;        // sockets to partners only (partners.h)
-  // By way of other types of operations, which it runs with run_batch(). In place of each of the above that is null, so
-  // that a new type needs nothing else.
+  Status (*hierarchical)(Hierarchy&, Batch) = nullptr;  // some members share memory; null: `mesh` does it
+  Status (*sparse)(Hierarchy&, Batch) = nullptr;        // members have sockets to partners only (partners.h)
+  // Composes the operation of other types, which it runs with run_batch(). It is used in place of each function above
+  // that is null, so a new type needs no other function.
   Status (*composed)(const DataPlane&, Operation&) = nullptr;
 };
 

@@ -8,7 +8,7 @@
 namespace horovod {
 namespace {
 
-// Of UTF-8: every byte but those that continue a character.
+// Counts characters of UTF-8: all bytes except those that continue a character.
 size_t characters(const std::string& text) {
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
@@ -18,7 +18,7 @@ std::string lower(std::string text) {
   return text;
 }
 
-// Why it makes no sense whatever other ranks say; empty if it does.
+// The sentence why the operation is wrong whatever other ranks say; empty if it is not.
 std::string defect(const OpSpec& spec) {
   if (const size_t length = characters(spec.name); length == 0 || length > kMostNameCharacters) {
     return "An operation needs a name of 1 to " + std::to_string(kMostNameCharacters) +
@@ -42,7 +42,7 @@ std::string defect(const OpSpec& spec) {
   return "";
 }
 
-// Why its one member can't run it; empty if it can.
+// The sentence why the only member can't run it; empty if it can.
 std::string disagreement(const OpSpec& spec, int rank) {
   const bool by_rows = traits_of(spec.type).needs_rows;
   const auto is_scalar = [](const TensorSpec& tensor) { return tensor.shape.empty(); };

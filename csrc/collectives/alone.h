@@ -1,4 +1,4 @@
-// What the coordinator checks of an operation by itself, for communicators of one member, which announce nothing to it.
+// The coordinator's checks of a single rank's operation, for communicators of one member, which announce no operation.
 #pragma once
 
 #include "base/status.h"

@@ -1,4 +1,4 @@
-// Algorithms of another library, in place of our own: backends/ provides them and topology.h calls them.
+// Algorithms of another library that take the place of our own. backends/ provides them and topology.h calls them.
 #pragma once
 
 #include "collectives/batch.h"
@@ -9,44 +9,45 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  // Whether it runs operations of this type; those that it does not have run in our own way.
+  // Whether it runs operations of this type; our own algorithms run the others.
   virtual bool has(OpType type) const = 0;
   // Runs a batch (operations of equal type, dtype and factors) to its end on this member. Never throws.
   virtual Status run(Batch batch) = 0;
 };
 
-// A way for batches whose tensors are on a device. run() returns when everything is queued there and sets each
-// operation's on_device->finished; the tensors are in use until that has passed. When it fails, they are in use until
-// abort() has returned.
+// Runs batches whose tensors are on a device. run() returns when everything is queued on the device, and sets each
+// operation's on_device->finished; the tensors are in use until that event has passed. When run() fails, they are in
+// use until abort() has returned.
 class DevicePath : public Backend {
  public:
-  // Whether anything that was queued has not passed, as far as tend() knows. Any thread.
+  // Whether, by the last look of tend(), work is queued on the device that has not passed. Any thread.
   virtual bool busy() const = 0;
-  // The driver calls it again and again while it is busy: finds out what has passed, and what has failed since.
+  // Finds out which work has passed or failed. The driver calls it again and again while busy().
   virtual Status tend() = 0;
-  // Whether anything that was queued before has failed. A batch that waits on the host calls this again and again from
-  // within run(): such a failure may be the reason why its wait does not end.
+  // Whether work that was queued before has failed. A batch that waits on the host calls this again and again from
+  // within run(), as such a failure may be the reason why its wait does not end.
   virtual Status watch() = 0;
 
-  // The end of the epoch: what runs on the device and waits for other members is ended, and its tensors are not touched
-  // again. Nothing can be run after it. Any thread; may take a while.
+  // To be called at the end of the epoch: ends the work on the device that waits for other members, whose tensors are
+  // not touched again. No batch can be run after it. Any thread; may take a while.
   virtual void abort() = 0;
-  // The orderly end, when nothing is busy. Later calls of either do nothing.
+  // The orderly end, to be called when no work is under way. Later calls of close() or abort() do nothing.
   virtual void close() = 0;
 };
 
-// What a communicator sees: the choice between such ways. The dtypes of a batch may differ. When run() fails, nothing
-// uses the tensors any more.
+// The interface for a communicator, which chooses between device paths. The dtypes of a batch may differ. When run()
+// fails, the tensors are not in use any more.
 class DeviceBackend : public DevicePath {
  public:
-  // In the submitting thread: refuses what can't be run, or sets on_device->ready.
+  // Called in the submitting thread: refuses an operation that can't be run, or sets its on_device->ready.
   virtual Status mark_ready(Operation& operation) = 0;
 
-  // What a member that has joined contributes: a span of zeros and room for a result, for each tensor of
-  // operation.spec.
+  // Gives the operation what a member that has joined contributes: a span of zeros, and room for a result, for each
+  // tensor of operation.spec.
   virtual Status add_zeros(Operation& operation) = 0;
 
-  // Whether NCCL runs such a batch; otherwise it goes through the host's memory. A guess until the first batch has run.
+  // Whether NCCL runs such a batch; if not, the batch goes through the host's memory. A guess until the first batch has
+  // run.
   virtual bool takes_nccl(const OpSpec& spec) const = 0;
 };
 

@@ -40,7 +40,7 @@ class SpanList {
   SpanList(std::span<const Span> spans, DType dtype) : element_bytes_(size_of(dtype)) {
     for (const Span& span : spans) add(span);
   }
-  // The outputs of the batch, as both ends.
+  // An array whose inputs are the outputs of the batch, as well as its outputs.
   static SpanList in_place(Batch batch) {
     std::vector<Span> spans;
     for (const Operation* operation : batch) {
@@ -67,7 +67,7 @@ class SpanList {
     }
   }
 
-  // The pieces of [begin, end) for scatter/gather I/O, appended.
+  // Appends the pieces of elements [begin, end), for scatter/gather I/O.
   void inputs(int64_t begin, int64_t end, std::vector<iovec>& pieces) const {
     visit(begin, end, [&](const std::byte* input, std::byte*, int64_t count, int64_t) {
       pieces.push_back({const_cast<std::byte*>(input), static_cast<size_t>(count) * element_bytes_});
@@ -86,7 +86,7 @@ class SpanList {
     spans_.push_back(span);
   }
 
-  std::vector<Span> spans_;      // without empty ones
+  std::vector<Span> spans_;      // no span is empty
   std::vector<int64_t> starts_;  // first element of each span in the virtual array
   size_t element_bytes_ = 1;
 };

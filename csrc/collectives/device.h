@@ -1,6 +1,6 @@
-// Memory of a device that works by itself: the host queues work there and goes on. What holds on the CPU when an
-// operation is submitted (its input is ready) and when it is done (its result is there) is on a device a point in a
-// queue of work, which others can be made to wait for without the host.
+// Memory of a device that works by itself: the host queues work there and goes on. On the CPU, an operation's input is
+// ready when it is submitted, and its result is there when it is done. On a device, each of the two is a point in a
+// queue of work, for which other queues can wait without the host.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@ namespace horovod {
 class DeviceEvent {
  public:
   virtual ~DeviceEvent() = default;
-  // Whether everything that was queued before the event has been worked off.
+  // Whether all work that was queued before the event has ended.
   virtual Status passed(bool& yes) = 0;
-  // Lets whatever is queued on the framework's `stream` from now on run after the event.
+  // Makes the work that is queued on the framework's `stream` from now on run after the event.
   virtual Status precede(uintptr_t stream) = 0;
 };
 
-// What an operation has in addition if its tensors are on a device.
+// The part of an operation that exists only if its tensors are on a device.
 struct OnDevice {
   int ordinal = 0;
   uintptr_t stream = 0;                // the framework's, on which the tensors were written
@@ -36,7 +36,7 @@ class DeviceMemory {
   explicit DeviceMemory(int ordinal) : ordinal_(ordinal) {}
   virtual ~DeviceMemory() = default;
   int ordinal() const { return ordinal_; }
-  // From now on the framework's `stream` uses it, which waits until it was filled.
+  // Hands the memory to the framework's `stream`, which waits until it was filled.
   virtual void hand_over(uintptr_t stream) = 0;
 
  private:

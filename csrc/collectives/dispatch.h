@@ -1,5 +1,5 @@
-// Which function of another library's way (Gloo, NCCL, the host's memory for a GPU) does a type of operation. Such a
-// way need not have all types.
+// Chooses the function of a backend (Gloo, NCCL, staging in the host's memory) that does a type of operation. A backend
+// need not have all types.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace horovod {
 
-// By OpType; null: this way does not have it. Of: whatever the functions work on, as they take it.
+// By OpType; null: this backend does not have the type. Of: the type of what the functions work on.
 template <typename Of>
 using Functions = std::array<Status (*)(Of, Batch), kOpTypeCount>;
 
@@ -26,8 +26,8 @@ constexpr bool has(const Functions<Of>& way, OpType type) {
   return traits_of(type).no_tensors || way[static_cast<size_t>(type)];
 }
 
-// A batch of a type that `way` has. Without tensors there is nothing to do: that every member has arrived is in the
-// order log already.
+// Runs a batch of a type that `way` has. A batch without tensors is done: the order log says that every member has
+// arrived.
 template <typename Of>
 Status dispatch(const Functions<Of>& way, std::type_identity_t<Of> of, Batch batch) {
   const OpType type = batch[0]->spec.type;

@@ -13,7 +13,7 @@ constexpr int64_t kPieceBytes = 4 << 10;  // the hosts' results of a piece stay 
 }  // namespace
 
 Hosts::Hosts(const std::vector<int>& host_of) {
-  std::map<int, int> number;  // of a host, by what the caller calls it
+  std::map<int, int> number;  // the caller's number of a host -> the host's number here
   for (size_t member = 0; member < host_of.size(); ++member) {
     const auto [found, is_new] = number.emplace(host_of[member], count());
     if (is_new) members_.emplace_back();

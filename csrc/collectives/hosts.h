@@ -28,8 +28,8 @@ class Hosts {
     return candidates[place_[member] % candidates.size()];
   }
 
-  // output = all members' elements, reduced in the order above; inputs by member, already prescaled. output may be one
-  // of the inputs.
+  // Reduces all members' elements to `output` in the order above. inputs: by member, already prescaled. output may be
+  // one of the inputs.
   void reduce(const Reduction& reduction, std::byte* output, const void* const* inputs, int64_t count) const;
 
  private:
@@ -39,8 +39,8 @@ class Hosts {
   std::vector<std::vector<int>> members_;  // members_[host]: its members
 };
 
-// The reduction of all `size` members' elements where they may be spread over hosts (hosts is null where none share
-// memory, and the order is that of the ranks).
+// Reduces the elements of all `size` members: in the order of `hosts`, or in that of the ranks where hosts is null
+// because no members share memory.
 void reduce_members(const Hosts* hosts, const Reduction& reduction, std::byte* output, const void* const* inputs,
                     int size, int64_t count);
 

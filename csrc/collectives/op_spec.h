@@ -15,7 +15,7 @@ namespace horovod {
 
 enum class DeviceKind : uint8_t { cpu = 0, gpu = 1 };
 
-// What an operation may be at most; a coordinator refuses more (coordinator/core/agreement/operations.py).
+// The limits of an operation, which a coordinator checks as well (coordinator/core/agreement/operations.py).
 inline constexpr size_t kMostNameCharacters = 4096;
 inline constexpr size_t kMostTensors = 1u << 16;
 inline constexpr size_t kMostDimensions = 64;
@@ -42,7 +42,7 @@ struct OpSpec {
   int process_set = 0;
   DeviceKind device = DeviceKind::cpu;
 
-  // Takes from `other` what does not belong to tensors.
+  // Copies all fields of `other` except the tensors.
   void set_arguments(const OpSpec& other) {
     type = other.type;
     reduce_op = other.reduce_op;

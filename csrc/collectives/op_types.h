@@ -1,5 +1,6 @@
-// The types of operations, one row for each. What only has to know what a type is, and not how it is done, reads its
-// row: checks, names, what ranks agree on, fusion, the timeline, the Python module. How it is done: algorithms.h.
+// The types of operations, one row for each. Code that needs to know the traits of a type, and not its algorithms,
+// reads its row: checks, names, what ranks agree on, fusion, the timeline, the Python module. The algorithms:
+// algorithms.h.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +12,19 @@ namespace horovod {
 // (tests/engine/test_every_operation.py compares the two).
 struct OpTraits {
   const char* name = "";     // as the messages of the contract spell it
-  bool no_tensors = false;   // only that every rank has come matters
+  bool no_tensors = false;   // it has no tensors: it ends when every rank has arrived
   bool reduces = false;      // has a reduce operation and factors
   bool rooted = false;       // has a root
   bool needs_rows = false;   // tensors have at least one dimension
-  bool uneven_rows = false;  // and the first one may differ, from rank to rank and from step to step
-  // -- what only the engine asks
+  bool uneven_rows = false;  // the first dimension may differ from rank to rank and from step to step
+  // -- traits that only the engine reads
   bool allocates = false;  // the engine makes room for results: their size is known when the operation runs
   bool fuses = false;      // several operations may run as one batch
   bool on_device = false;  // takes tensors on a GPU
 };
 
-// ROW(type, what is not as in OpTraits). Numbers are those of the rows, and equal horovod.protos.v1.OperationType: add
-// new ones at the end.
+// ROW(type, the traits that differ from the defaults of OpTraits). Numbers are those of the rows, and equal
+// horovod.protos.v1.OperationType: add new ones at the end.
 // clang-format off
 #define HVD_OP_TYPES(ROW)                                                                                             \
   ROW(allreduce, .name = "ALLREDUCE", .reduces = true, .fuses = true, .on_device = true)                              \

@@ -9,8 +9,9 @@
 //            one. The first rail are the hosts' leaders, which speak for their hosts in the order log.
 //   host     the leader of a host and its other members, which wake it.
 //
-// Hosts are of members that share memory. Where none do the rails are the circle. The first members of each machine,
-// among which Adasum of tensors on GPUs is formed, are such a rail as well, also where its members share no memory.
+// A host here is a group of members that share memory. Where no members do, the rails are the circle. The first members
+// of each machine, among which Adasum of tensors on GPUs runs, form a rail as well, even where the members of a machine
+// share no memory.
 #pragma once
 
 #include <vector>
@@ -20,17 +21,18 @@
 
 namespace horovod {
 
-// The hosts of a mesh of `size` members: as given, or each member for itself where none share memory or all do.
+// The hosts of a mesh of `size` members: those given, or one for each member where no members share memory or all do.
 Hosts hosts_of_mesh(int size, const std::vector<int>& given);
 
 // Members [0, rail_count()) of each host have counterparts on every other.
 int rail_count(const Hosts& hosts);
 
-// Of a sparse mesh, ascending. machines: on which the members are; null: as `hosts`.
+// The partners of a member in a sparse mesh, ascending. machines: the machine of each member; null: the same as
+// `hosts`.
 std::vector<int> partners_of(const Hosts& hosts, int member, const Hosts* machines = nullptr);
 
-// All to whom `member` of a mesh needs connections, ascending: its partners, or everybody. hosts: as for
-// hosts_of_mesh(). machines: of each member; empty: as `hosts`.
+// The members to which `member` of a mesh needs connections, ascending: its partners, or all others. hosts: as for
+// hosts_of_mesh(). machines: the machine of each member; empty: the same as `hosts`.
 std::vector<int> partners_of(int size, int member, const std::vector<int>& hosts, const std::vector<int>& machines,
                              const Config& config);
 

@@ -6,7 +6,7 @@
 namespace horovod {
 namespace {
 
-constexpr int64_t kMostMessageBytes = kMostRows;  // more is a broken peer, too
+constexpr int64_t kMostMessageBytes = kMostRows;  // a peer that claims more is broken as well
 
 }  // namespace
 

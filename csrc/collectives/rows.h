@@ -1,5 +1,5 @@
-// Results whose number of rows only the senders know (allgather, alltoall): what they say is checked and added up, and
-// room is made for it.
+// Results whose number of rows only the senders know (allgather, alltoall): checks the row counts that the senders
+// tell, adds them up, and makes room for the rows.
 #pragma once
 
 #include <cstdint>
@@ -26,11 +26,12 @@ inline int64_t rows_to(const Operation& operation, size_t tensor, int member, in
 // has.
 Status splits_of(const Operation& operation, size_t tensor, int size, std::vector<int64_t>& splits);
 
-// Whether `member` of a mesh can have announced so many rows of each tensor, which are `claimed` bytes together. Before
-// anything is allocated or expected for them. row_bytes[i]: of a row of tensor i here.
+// Whether `member` of a mesh can have so many rows of each tensor, which are `claimed` bytes together. To be asked
+// before memory is allocated for them. row_bytes[i]: the bytes of a row of tensor i on this member.
 Status check_announced(int member, std::span<const int64_t> rows, std::span<const int64_t> row_bytes, uint64_t claimed);
 
-// total += rows. Fails where that can't be what `sender` has. In line: small operations are made of little else.
+// total += rows. Fails where `sender` can't have so many. Inline, because small operations spend much of their time
+// here.
 inline Status add_rows(const Operation& operation, const std::string& sender, int64_t rows, int64_t& total,
                        int64_t most = kMostRows) {
   total += rows;

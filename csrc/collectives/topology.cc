@@ -16,7 +16,7 @@ Status out_of_memory(const Operation& operation) {
   return {Code::internal, "Not enough memory for the result of " + operation.spec.name + "."};
 }
 
-// A world of one: every collective is a copy, perhaps scaled.
+// In a world of one every collective is a copy, perhaps scaled.
 Status run_alone(Operation& operation) {
   const OpSpec& spec = operation.spec;
   const bool reduction = traits_of(spec.type).reduces;
@@ -57,7 +57,7 @@ Status run_uniform(const DataPlane& plane, Batch batch) {
   if (type == OpType::allreduce && batch[0]->spec.reduce_op == ReduceOp::adasum) {
     return adasum(plane, batch);
   }
-  if (traits_of(type).no_tensors) return {};  // that every member has arrived is in the order log already
+  if (traits_of(type).no_tensors) return {};  // the order log says already that every member has arrived
   const Algorithms& way = algorithms_of(type);
   if (plane.region) {
     if (way.shared) return way.shared(*plane.region, batch);

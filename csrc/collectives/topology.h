@@ -13,7 +13,8 @@ Status run_batch(const DataPlane& plane, Batch batch);
 int rank_in(const DataPlane& plane);
 int size_of(const DataPlane& plane);
 
-// Gathers equally many bytes from each member, in their order. Like a batch, all members call it at the same place.
+// Gathers equally many bytes from each member, in the order of the members. Like a batch, all members call it at the
+// same place of the order log.
 Status gather_bytes(const DataPlane& plane, const void* mine, size_t bytes, std::vector<std::byte>& all);
 
 }  // namespace horovod

@@ -26,7 +26,7 @@ Communicator::Communicator(Members members, const Config& config, AbortSignal& a
       join_(table_, members_.ranks[members_.rank], [this](Submission& zeros) { return make_zeros(zeros); }) {}
 
 Communicator::~Communicator() {
-  if (const Status stuck = close(""); !stuck.ok()) {  // the owner should not have destroyed this
+  if (const Status stuck = close(""); !stuck.ok()) {  // the owner must not destroy a communicator that is stuck
     std::fprintf(stderr, "horovod: %s\n", stuck.message().c_str());
     std::abort();
   }
@@ -89,7 +89,8 @@ bool Communicator::apply_effects() {
       case Effect::arrive: {
         if (timeline_.active() && !submission->zeros) [[unlikely]]
           timeline_.begun(*submission, effect.id, members_.ranks);
-        // Another library's algorithms take the tensors as they are; ours may let small ones travel with the arrival.
+        // Our own algorithms may let small tensors travel with the arrival; those of another library take them in the
+        // batch.
         Status status = plane_.backend ? log_->arrive(effect.id) : log_->arrive_with(effect.id, *submission);
         if (!status.ok()) {
           abort_.raise(std::move(status));
@@ -234,7 +235,7 @@ Status Communicator::run(const LogEvent& event) {
   if (!event.completed) HVD_TRY(run_batch(plane_, batch_));
   {
     const std::lock_guard<std::mutex> lock(driver_.mutex());
-    if (!stuck_.ok()) return ended_;  // close() did not wait any longer, and has failed them
+    if (!stuck_.ok()) return ended_;  // close() has given up its wait, and these operations have failed
     executed_ += batch_.size();
     for (Operation* operation : batch_) {
       Submission& submission = static_cast<Submission&>(*operation);

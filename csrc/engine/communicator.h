@@ -1,8 +1,8 @@
-// The operations of one process set on this member: what is decided in the tensor table is carried out here, towards
-// the order log, the coordinator and the callers that wait.
+// The operations of one process set on this member. The tensor table decides what is to be done; a Communicator does
+// it: it talks to the order log and the coordinator, and wakes the callers that wait.
 //
-// Locks, outermost first: the driver's, which guards the tables as well, and the order log's own. No lock is held while
-// a batch runs or a thread sleeps in the log.
+// Locks, outermost first: that of the driver, which guards the tables as well, and that of the order log. No lock is
+// held while a batch runs or a thread sleeps in the log.
 #pragma once
 
 #include <atomic>
@@ -44,7 +44,8 @@ class Communicator final : private Driver::Work {
 
   // In a world of more than one member, exactly one of these is called before the first submit().
   void attach(std::unique_ptr<Region> region);
-  // hosts: where some members share memory; then `region` is of those of this host, or null where this one is alone.
+  // hosts: given where some members share memory. `region` then holds the members of this host; it is null where this
+  // member is alone on its host.
   void attach(std::unique_ptr<Mesh> mesh, std::unique_ptr<Backend> backend = nullptr,
               std::optional<Hosts> hosts = std::nullopt, std::unique_ptr<Region> region = nullptr);
 
@@ -52,7 +53,7 @@ class Communicator final : private Driver::Work {
   int size() const { return members_.size(); }
   const std::vector<int>& ranks() const { return members_.ranks; }
   const std::vector<int>& placement() const { return members_.placement; }
-  // Adds this communicator's counts.
+  // Adds this communicator's counters to those in the argument.
   void add_counts(std::map<std::string, uint64_t>& counts) const;
   // The number of operations that have been submitted and are not done.
   int64_t pending() {
@@ -64,25 +65,25 @@ class Communicator final : private Driver::Work {
     const std::lock_guard<std::mutex> lock(driver_.mutex());
     return table_.known();
   }
-  // Adds what was submitted and does not run yet, as it is at one moment.
+  // Adds the operations that were submitted and do not run yet, all as they are at one moment.
   void add_to(BlockedReport& report);
 
-  // Called before the first operation on a device, and before each.
+  // What runs operations on a device. Its use() is called before each operation on a device.
   DeviceWork& device() { return device_; }
 
   Status submit(const std::shared_ptr<Submission>& submission, Start start);
   // Drives or waits up to timeout_us; true when the operation is done.
   bool wait(Submission& submission, int64_t timeout_us);
-  // No thread waits for it any more. False where it is done, and then `on_done` is not called.
+  // Says that no thread waits for the operation any more. False where it is done; `on_done` is then not called.
   bool tell_when_done(Submission& submission, OnDone on_done, Completions& completions);
 
-  // spec: what runs as `id`, with that name, for a member that has joined and may not know it; else null.
+  // spec: null, or the operation that runs as `id`, for a member that has joined and may not know it.
   void apply_plan(const std::string& name, TensorId id, const OpSpec* spec = nullptr);
   void apply_error(const std::string& name, const std::string& sentence);
   void apply_recall(const std::vector<TensorId>& ids);
-  // sentence: why nothing but allreduces can run.
+  // sentence: tells the user why nothing but allreduces can run.
   void apply_join(uint32_t round, const std::vector<int>& ranks, JoinPhase phase, const std::string& sentence);
-  // left: a rank of the world, perhaps no member.
+  // left: a rank of the world, which need not be a member of this process set.
   void peer_left(int left, const std::string& sentence);
 
   // First waits for what this member has in flight, then contributes zeros to the allreduces of others until all
@@ -117,7 +118,7 @@ class Communicator final : private Driver::Work {
   size_t fuse(const TensorId* ids, size_t count);
   Status look_at_peers();
   Status submit_alone(Submission& submission);
-  // Carries out effects_, with the lock held. True when operations have ended.
+  // Carries out effects_. Called with the lock held. True when operations have ended.
   bool apply_effects();
   void tell_coordinator(OutboxItem::Kind kind, const Submission& submission);
   bool make_zeros(Submission& zeros);
@@ -148,18 +149,18 @@ class Communicator final : private Driver::Work {
   std::vector<Operation*> batch_;  // used by the driver only
 
   Driver driver_;      // its lock guards everything below
-  TensorTable table_;  // but for what the driver reads without the lock, see TensorTable::arrived()
+  TensorTable table_;  // except what the driver reads without the lock, see TensorTable::arrived()
   Join join_;
   uint64_t executed_ = 0;         // operations that have run; equal to counters_.agreed while no batch runs
-  Effects effects_;               // empty except between a call of the two above and apply_effects()
-  int64_t serving_until_us_ = 0;  // drive until then though nothing is pending here: peers may ask to withdraw arrivals
+  Effects effects_;               // holds something only between a call of table_ or join_ and apply_effects()
+  int64_t serving_until_us_ = 0;  // a thread drives until then, as peers may ask to withdraw arrivals
   Status closed_;                 // not ok once close() was called
   Status ended_;                  // not ok once the epoch is over
   Status stuck_;                  // not ok once close() has given up
-  std::vector<std::shared_ptr<Submission>> stuck_operations_;  // the operations that were in flight then
+  std::vector<std::shared_ptr<Submission>> stuck_operations_;  // in flight when close() gave up
   std::string left_sentence_;                                  // the coordinator's sentence about a peer that left
   int64_t left_since_us_ = 0;
-  std::thread device_ending_;  // of a member alone, which has no background thread; see abort_raised()
+  std::thread device_ending_;  // of the only member of a set, which has no background thread; see abort_raised()
 };
 
 }  // namespace horovod

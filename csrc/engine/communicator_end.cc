@@ -50,7 +50,7 @@ void Communicator::abort_raised() {
   log_->wake();
 }
 
-// A thread is somewhere in an operation, and does not look whether the epoch is over.
+// A thread is in an operation and does not notice that the epoch is over.
 void Communicator::give_up_locked() {
   std::string what;
   for (const auto& [submission, owner] : table_.in_flight()) {
@@ -110,7 +110,7 @@ Status Communicator::close(const std::string& farewell, const std::string& why) 
     while (busy_device() && !abort_.raised() && now_us() < device_deadline) driver_.sleep(lock, limits::kCloseLookUs);
     if (!is_pending()) driver_.wait_idle(lock, now_us() + close_us);
     orderly = !abort_.raised() && !busy_device();
-    // It is stuck in an operation that a peer does not go on with: only the end of the epoch frees it.
+    // The driver is stuck in an operation with which a peer does not go on: only the end of the epoch frees it.
     if (driver_.is_driving()) abort_.raise(status);
     const int64_t close_limit = now_us() + close_us;
     if (!driver_.wait_idle(lock, close_limit)) give_up_locked();
@@ -120,7 +120,8 @@ Status Communicator::close(const std::string& farewell, const std::string& why) 
     if (!stuck_.ok()) {
       driver_.detach();
       if (region_) region_->announce_end(MemberState::aborted, farewell);
-      // The thread that is stuck may hold a connection's lock: then one more is, and peers hear of it otherwise.
+      // The stuck thread may hold a connection's lock. Then this thread gets stuck too, and peers learn of the end
+      // otherwise.
       if (mesh_) std::thread([this, farewell] { mesh_->announce_end(ControlKind::abort, farewell); }).detach();
       return stuck_;
     }
@@ -130,7 +131,7 @@ Status Communicator::close(const std::string& farewell, const std::string& why) 
   if (region_) region_->announce_end(MemberState::left, farewell);
   if (!mesh_) return {};
   mesh_->announce_end(ControlKind::leave, farewell);
-  // Results and batches that a peer's socket has not taken are owed as well: it may be slow, or this rank fast.
+  // Waits until the sockets have taken all results and batches as well: a peer may be slow, or this rank fast.
   if (orderly) mesh_->linger(limits::kFarewellUs);
   return {};
 }

@@ -1,4 +1,4 @@
-// How the members of a communicator reach each other: which order log and which algorithms that means.
+// Chooses the order log and the algorithms of a communicator by how its members reach each other.
 #include "engine/communicator.h"
 #include "engine/host_leader_log.h"
 #include "engine/host_member_log.h"
@@ -29,8 +29,8 @@ void Communicator::attach(std::unique_ptr<Mesh> mesh, std::unique_ptr<Backend> b
   });
   if (region_) region_->while_waiting([this] { return device_.watch(); });
   if (hosts) {
-    hierarchy_ =
-        std::make_unique<Hierarchy>(mesh_.get(), region_.get(), std::move(*hosts), config_.slot_bytes * Region::kWide);
+    hierarchy_ = std::make_unique<Hierarchy>(mesh_.get(), region_.get(), std::move(*hosts),
+                                             config_.staging_buffer_bytes * Region::kWide);
     plane_.hierarchy = hierarchy_.get();
     if (region_) region_->set_network_progress([this](bool& busy) { return mesh_->progress(busy); });
   }

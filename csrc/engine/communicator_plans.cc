@@ -1,5 +1,5 @@
-// What the coordinator says: the ids of operations, disagreements between ranks, ids that it recalls, ranks that have
-// joined, peers that have left.
+// Acts on what the coordinator says: ids of operations, disagreements between ranks, ids that it recalls, ranks that
+// have joined, peers that have left.
 #include <algorithm>
 #include <cstdlib>
 
@@ -85,7 +85,7 @@ Status Communicator::join(int64_t timeout_us, int64_t& ticket, int& last_rank) {
     const std::shared_ptr<Submission> own = ticket == kNoTicket && !join_.joined() ? table_.any_awaited() : nullptr;
     if (own) {
       lock.unlock();
-      wait(*own, left);  // the thread that collects its result is told of an error
+      wait(*own, left);  // an error is reported to the thread that collects the result
       lock.lock();
       continue;
     }
@@ -101,7 +101,7 @@ Status Communicator::join(int64_t timeout_us, int64_t& ticket, int& last_rank) {
   }
 }
 
-// Each has a result of its own: a batch may send on from there what it has just reduced.
+// Each tensor has memory of its own for its result, as a batch may send reduced elements from there.
 bool Communicator::make_zeros(Submission& zeros) {
   const OpSpec& spec = zeros.spec;
   if (spec.device == DeviceKind::gpu) [[unlikely]] {

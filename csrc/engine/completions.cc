@@ -9,7 +9,7 @@
 namespace horovod {
 
 struct Completions::Queue {
-  std::mutex mutex;  // guards the next two; innermost: taken with a communicator's lock held
+  std::mutex mutex;  // guards the next two; the innermost lock: it is taken with a communicator's lock held
   std::deque<std::shared_ptr<Submission>> done;
   bool closed = false;
   std::condition_variable filled;
@@ -53,7 +53,8 @@ void Completions::serve(const std::shared_ptr<Queue>& queue) {
       next = std::move(queue->done.front());
       queue->done.pop_front();
     }
-    // Moved out: what it refers to, perhaps the last reference to the engine, goes with this call.
+    // Moved out of the queue, so that what it refers to (perhaps the engine, for the last time) is released with this
+    // call.
     const auto on_done = std::exchange(next->on_done, nullptr);
     on_done(next);
   }

@@ -1,9 +1,9 @@
 // Tells callers that their operations are done.
 //
-// Operations complete under a communicator's lock, on whichever thread drives or ends the epoch. What a caller wants to
-// do then is not known: it may submit the next operation, which takes that lock, or take a lock of its own under which
-// another thread submits. So nothing of a caller's runs there. The operation is put into a queue, and one thread of the
-// engine, which holds no lock, calls Submission::on_done of one after the other.
+// An operation completes under the lock of its communicator, on the thread that drives or ends the epoch. A caller's
+// on_done may submit the next operation, which takes that lock, or take a lock of its own under which another thread
+// submits. So on_done must not run there. The operation is put into a queue instead, and one thread of the engine,
+// which holds no lock, calls Submission::on_done for one operation after the other.
 #pragma once
 
 #include <memory>
@@ -17,14 +17,15 @@ struct Submission;
 class Completions {
  public:
   Completions();
-  // Calls what is left and ends the thread. On that thread itself, from within on_done, it ends by itself afterwards.
+  // Calls on_done for the operations that are left, and ends the thread. When this destructor is called from within an
+  // on_done, the thread can't wait for itself and ends after that call.
   ~Completions();
   Completions(const Completions&) = delete;
   Completions& operator=(const Completions&) = delete;
 
   // Called before an operation with on_done is started. Throws std::system_error if the thread can't be started.
   void start();
-  // Called once for each such operation when it is done. Any thread, with any lock held: it calls nothing itself.
+  // Called once for each such operation when it is done, by any thread and with any lock held, as it only queues.
   void add(std::shared_ptr<Submission> submission);
 
  private:

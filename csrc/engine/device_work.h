@@ -1,4 +1,5 @@
-// A communicator's operations on a device: what runs them there, and what its queue needs while the host goes on.
+// A communicator's operations on a device: the backend that runs them, and the watch over its queue while the host goes
+// on.
 #pragma once
 
 #include <atomic>
@@ -33,8 +34,8 @@ struct Members {
 
 class DeviceWork {
  public:
-  // look_at_peers: notices those that are gone; called by the driver. on_abort: see Communicator. What is referred to
-  // must outlive this.
+  // look_at_peers: notices peers that are gone; the driver calls it. on_abort: see Communicator. The objects that are
+  // passed by reference must outlive this one.
   DeviceWork(const Members& members, const Config& config, DataPlane& plane, AbortSignal& abort, Outbox& outbox,
              std::function<Status()> look_at_peers, const std::function<void()>& on_abort)
       : members_(members),
@@ -45,16 +46,16 @@ class DeviceWork {
         look_at_peers_(std::move(look_at_peers)),
         on_abort_(on_abort) {}
 
-  // Makes what runs operations on the device, if there is none yet. Any thread, before an operation is submitted.
+  // Makes the backend of the device, if there is none yet. Any thread, before an operation is submitted.
   Status use(const SharedGpu& gpu);
-  // Null until use(). Any thread.
+  // The backend of the device; null until use() has made it. Any thread.
   DeviceBackend* backend() const { return used_.load(std::memory_order_acquire); }
   bool busy() const { return backend() && backend()->busy(); }
 
   // -- driver only
   Status tend();
-  // A batch that waits on the host keeps the driver busy for long. It calls this meanwhile, to notice when other work
-  // on the device has failed.
+  // A batch that waits on the host keeps the driver busy for long. The batch calls this meanwhile, to notice when other
+  // work on the device has failed.
   Status watch();
 
   void end(bool orderly);

@@ -10,7 +10,7 @@
 namespace horovod {
 namespace {
 
-constexpr uint64_t kStartBytes = 1u << 20;  // so many pending bytes are worth starting at once
+constexpr uint64_t kStartBytes = 1u << 20;  // with so many pending bytes the driver starts at once
 
 std::chrono::microseconds until(int64_t deadline_us) {
   return std::chrono::microseconds(std::max<int64_t>(1, deadline_us - now_us()));
@@ -27,7 +27,7 @@ void Driver::start(OrderLog& log, int cpu) {
     changed_.notify_all();
   });
   pthread_setname_np(background_.native_handle(), "hvd-progress");
-  if (cpu >= 0) {  // the caller checked that this process may use it
+  if (cpu >= 0) {  // the caller has checked that this process may use that processor
     cpu_set_t set;
     CPU_ZERO(&set);
     CPU_SET(cpu, &set);
@@ -57,7 +57,7 @@ int64_t Driver::help(Lock& lock, const std::function<bool()>& done, int64_t sinc
   int64_t now = now_us();
   while (!done() && now < deadline_us) {
     if (driving_) {
-      if (background_drives_) log_->wake();  // it lets go at the next chance: a waiting caller is faster
+      if (background_drives_) log_->wake();  // it stops at its next chance: a waiting caller is faster
       sleep(lock, deadline_us - now);
     } else {
       DeviceBackend* const device = work_.busy_device();
@@ -72,7 +72,7 @@ int64_t Driver::help(Lock& lock, const std::function<bool()>& done, int64_t sinc
 
 void Driver::helped(Lock& lock) {
   ++activity_;
-  if (!work_.needs_driver()) start_due_ = false;  // it has been driven
+  if (!work_.needs_driver()) start_due_ = false;  // a thread has driven it already
   let_go(lock, farewell_due_ || (background_idle_ && (needs_background() || work_.busy_device())));
 }
 
@@ -99,7 +99,7 @@ void Driver::drive(const std::function<bool()>& enough, int64_t now_us, int64_t 
     } else if (status.ok() && event_.kind == LogEvent::withdrawn) {
       work_.withdrawn(event_.ids[0]);
     } else if (status.ok()) {
-      // After a wait that brought nothing, but not before a first one, which a small operation would notice.
+      // This is done after a wait without news, and not before the first wait, as it would slow a small operation down.
       if (in_vain || work_.watches_device()) {
         const std::lock_guard<std::mutex> lock(mutex_);
         device = work_.busy_device();
@@ -110,7 +110,7 @@ void Driver::drive(const std::function<bool()>& enough, int64_t now_us, int64_t 
       if (status.ok() && device) [[unlikely]]
         status = device->tend();
       if (status.ok()) {
-        const int64_t began = horovod::now_us();  // while there is nothing else to do
+        const int64_t began = horovod::now_us();  // the clock is read here, where there is nothing else to do
         status = log_->wait(device ? std::min(deadline_us, began + limits::kDeviceCheckUs) : deadline_us);
         const int64_t ended = horovod::now_us();
         waited_us_.store(waited_us() + static_cast<uint64_t>(ended - began), std::memory_order_relaxed);
@@ -180,7 +180,7 @@ void Driver::rest(Lock& lock) {
 // Small operations seldom come alone: a moment's patience makes one batch of them, or leaves them to a caller that
 // waits. Large ones are worth starting at once.
 void Driver::gather(Lock& lock) {
-  if (start_due_ || activity_ == driven_activity_) return;  // at once, or it has gathered these before
+  if (start_due_ || activity_ == driven_activity_) return;  // to start at once, or it has waited for these before
   gathers_.fetch_add(1, std::memory_order_relaxed);
   const int64_t limit_us = now_us() + limits::kGatherMostUs;
   int64_t slice_us = limits::kGatherUs;

@@ -1,11 +1,12 @@
 // Chooses the thread that drives: it polls the order log and runs what the log says. One thread drives at a time.
 //
-// The driver is whichever thread has the Turn. A caller that waits for a result helps: it drives itself, so no result
+// The driver is the thread that holds the Turn. A caller that waits for a result helps: it drives itself, so no result
 // is handed over to another thread on the critical path. While no caller helps but operations are in flight, the
-// background thread drives. It also looks after devices every few milliseconds, because callers don't wait for them and
-// no other thread would notice a failure there, and sees to it that peers are told why an epoch has ended.
+// background thread drives. The background thread also looks after devices every few milliseconds, because callers
+// don't wait for them and no other thread would notice a failure there; and it tells peers why an epoch has ended.
 //
-// The driver owns the lock of its communicator. It is not held while a batch runs or a thread sleeps in the log.
+// The Driver object holds the lock of its communicator. No thread holds that lock while a batch runs, or while it
+// sleeps in the log.
 #pragma once
 
 #include <atomic>
@@ -34,9 +35,9 @@ class Driver {
     virtual ~Work() = default;
     // Whether a thread has to drive although no caller may be waiting.
     virtual bool needs_driver() = 0;
-    // Where something is queued that will pass; or null.
+    // The device where work is queued that will end by itself; null where there is none.
     virtual DeviceBackend* busy_device() = 0;
-    // Why nothing more will come from the log, though it is silent; or ok.
+    // Not ok where the log is silent because nothing more can come from it; the status says why.
     virtual Status overdue(int64_t now_us) = 0;
     // Called now and then (limits::kWatchUs) while something is in flight.
     virtual void watch(int64_t now_us) = 0;
@@ -47,11 +48,11 @@ class Driver {
     virtual bool watches_device() = 0;  // whether something may be under way on a device
     virtual void tend_device() = 0;
     virtual void abort_device() = 0;
-    virtual void linger() = 0;  // waits a while, until peers know of the end
+    virtual void linger() = 0;  // waits until peers know that the epoch has ended, but not for long
     virtual void set_patient(bool patient) = 0;
   };
 
-  // A caller is about to help, so the background thread need not drive. With the lock held.
+  // Lives while a caller helps or is about to, so that the background thread need not drive. Made with the lock held.
   class Helper {
    public:
     explicit Helper(Driver& driver) : driver_(driver) { ++driver_.helpers_; }
@@ -69,40 +70,40 @@ class Driver {
   // Called before the first operation. cpu: where the background thread runs; negative: anywhere.
   void start(OrderLog& log, int cpu);
 
-  // An operation was submitted. Releases the lock.
+  // Says that an operation was submitted. Releases the lock.
   void submitted(Lock& lock, const OpSpec& spec, Start start);
   void wake_background() { background_wanted_.notify_one(); }
-  // The driver has completed operations: threads that wait for them look again.
+  // Wakes the threads that wait for operations, because the driver has completed some.
   void completed();
-  // Something else has changed that a thread in help() or sleep() may wait for.
+  // Wakes the threads in help() and sleep(), because something else has changed that they may wait for.
   void wake_waiting() { changed_.notify_all(); }
 
   // Drives, or waits while another thread does, until done() or the deadline; returns what time it is. done() is asked
   // with and without the lock. since_us: when the caller first waited for the same.
   int64_t help(Lock& lock, const std::function<bool()>& done, int64_t since_us, int64_t deadline_us);
-  // A caller that has helped stops. Releases the lock.
+  // Says that a caller which has helped does so no more. Releases the lock.
   void helped(Lock& lock);
-  // An operation that a thread has waited for is left to the background thread, which begins at once: it was started a
-  // while ago. Lets go of the lock.
+  // Leaves an operation that a thread has waited for to the background thread, which begins at once because the
+  // operation was started a while ago. Releases the lock.
   void left(Lock& lock);
   // Sleeps until operations are completed or the driver has changed.
   void sleep(Lock& lock, int64_t us) { changed_.wait_for(lock, std::chrono::microseconds(us)); }
-  // How long the log had no news for the driver: this member waited for others to start what it had started.
+  // For how long in all the driver has waited for other members to start operations that this member had started.
   uint64_t waited_us() const { return waited_us_.load(std::memory_order_relaxed); }
 
   // How often the background thread has waited for more operations before it drove.
   uint64_t gathers() const { return gathers_.load(std::memory_order_relaxed); }
   bool is_driving() const { return driving_; }
-  // The epoch was aborted: the background thread is to tell the peers why.
+  // Makes the background thread tell the peers why the epoch was aborted.
   void bid_farewell() {
     farewell_due_ = true;
     wake_background();
   }
-  // The epoch was aborted: the background thread is to end what runs on the device.
+  // Makes the background thread end what runs on the device, because the epoch was aborted.
   void end_device() { device_end_due_ = true; }
   // Waits until no thread drives; false when the time is over.
   bool wait_idle(Lock& lock, int64_t deadline_us);
-  // Ends the background thread; false when the time is over, and then it is left alone.
+  // Ends the background thread. False when it has not ended in that time; it then goes on.
   bool stop(Lock& lock, int64_t deadline_us);
   void join() { background_.join(); }  // after stop() was true; without the lock
   void detach() { background_.detach(); }
@@ -129,10 +130,10 @@ class Driver {
     Lock& lock_;
   };
 
-  // device: busy_device() by now.
+  // device: the present answer of busy_device().
   void drive(const std::function<bool()>& enough, int64_t now_us, int64_t deadline_us, DeviceBackend* device);
   void watch(int64_t now_us);
-  // Without the lock, so that the background thread does not wake up to wait for it.
+  // Called without the lock, so that the background thread does not wake up only to wait for the lock.
   void let_go(Lock& lock, bool wake);
   bool needs_background() { return helpers_ == 0 && work_.needs_driver(); }
   void background();
@@ -142,8 +143,8 @@ class Driver {
   Work& work_;
   AbortSignal& abort_;
   OrderLog* log_ = nullptr;
-  LogEvent event_;                      // the driver's
-  int64_t watch_at_us_ = 0;             // driver only: when to look for operations that are in flight for long
+  LogEvent event_;           // the driver's
+  int64_t watch_at_us_ = 0;  // driver only: when to look next for operations that have been in flight for long
   std::atomic<uint64_t> waited_us_{0};  // a statistic that only the driver writes; any order
 
   std::mutex mutex_;      // guards everything down to the condition variables, and what is driven
@@ -154,11 +155,11 @@ class Driver {
   bool farewell_due_ = false;
   bool device_end_due_ = false;
   bool start_due_ = false;        // an operation that starts at once came since the background thread last drove
-  uint64_t unstarted_bytes_ = 0;  // submitted without a waiting caller since the background thread last drove
+  uint64_t unstarted_bytes_ = 0;  // bytes submitted without a waiting caller since the background thread last drove
   uint64_t activity_ = 0;         // counts submissions and finished waits: signs of active callers
-  uint64_t driven_activity_ = 0;  // what that was when the background thread last began to drive
+  uint64_t driven_activity_ = 0;  // activity_ when the background thread last began to drive
   bool stopping_ = false;
-  bool background_over_ = false;     // the background thread uses nothing of this object any more
+  bool background_over_ = false;     // the background thread does not use this object any more
   std::condition_variable changed_;  // the driver let go, or operations completed
   // needs_background(), busy_device(), farewell_due_, device_end_due_ or stopping_ became true
   std::condition_variable background_wanted_;

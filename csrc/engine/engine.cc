@@ -10,53 +10,25 @@
 
 #include <unistd.h>
 
-#include "backends/gloo/backend.h"
-#include "collectives/partners.h"
-#include "engine/host_channel.h"
-#include "engine/shared_order_log.h"
 #include "engine/waiting_thread.h"
 #include "kernels/kernels.h"
 
 namespace horovod {
 namespace {
 
-constexpr size_t kHeaderBytes = 4096;
-// Room for the order log: that of all members, if they share memory, or that of one host beside a mesh.
-constexpr size_t kLogBytes = std::max(sizeof(SharedOrderLog::Memory), sizeof(HostMemory));
-static_assert(sizeof(SegmentHeader) <= kHeaderBytes);
-constexpr size_t kLeastPartBytes = 64;  // of a slot, for each rank: a line of the caches
-
 Status check_config(const Config& config) {
-  if (config.slot_count < 2 || config.slot_count > 64) {
-    return {Code::invalid_argument, "slot_count must be between 2 and 64."};
+  if (config.staging_buffer_count < 2 || config.staging_buffer_count > 64) {
+    return {Code::invalid_argument, "staging_buffer_count must be between 2 and 64."};
   }
-  if (config.slot_bytes < 4096 || config.slot_bytes % 4096 != 0 || config.slot_bytes > (64u << 20)) {
-    return {Code::invalid_argument, "slot_bytes must be a multiple of 4096 between 4096 and 64 MiB."};
+  if (config.staging_buffer_bytes < 4096 || config.staging_buffer_bytes % 4096 != 0 ||
+      config.staging_buffer_bytes > (64u << 20)) {
+    return {Code::invalid_argument, "staging_buffer_bytes must be a multiple of 4096 between 4096 and 64 MiB."};
   }
   if (config.staging_bytes < (16u << 10) || config.staging_bytes > (256u << 20)) {
     return {Code::invalid_argument, "staging_bytes must be between 16 KiB and 256 MiB."};
   }
   return {};
 }
-
-// Closes the descriptors that have not been handed over when it ends.
-class DescriptorOwner {
- public:
-  explicit DescriptorOwner(std::map<int, std::vector<int>>& sockets) : sockets_(std::move(sockets)) {}
-  DescriptorOwner(const DescriptorOwner&) = delete;
-  DescriptorOwner& operator=(const DescriptorOwner&) = delete;
-  ~DescriptorOwner() {
-    for (const auto& [peer, descriptors] : sockets_) {
-      for (int descriptor : descriptors) ::close(descriptor);
-    }
-  }
-  const std::vector<int>& of(int peer) { return sockets_[peer]; }
-  std::vector<int> take(int peer) { return std::exchange(sockets_[peer], {}); }
-  std::map<int, std::vector<int>> release() { return std::exchange(sockets_, {}); }
-
- private:
-  std::map<int, std::vector<int>> sockets_;
-};
 
 std::string listed(const std::vector<int>& ranks) {
   std::string text = "[";
@@ -66,7 +38,7 @@ std::string listed(const std::vector<int>& ranks) {
 
 }  // namespace
 
-size_t Engine::segment_bytes(const Config& config) { return kHeaderBytes + Region::area_bytes(config, kLogBytes); }
+size_t Engine::segment_bytes(const Config& config) { return horovod::segment_bytes(config); }
 
 std::unique_ptr<Engine> Engine::create(WorldSpec world, const Config& config, Status& status) {
   DescriptorOwner descriptors(world.sockets);
@@ -97,102 +69,10 @@ std::unique_ptr<Engine> Engine::create(WorldSpec world, const Config& config, St
       Members{0, world.rank, std::move(ranks), world.labels, engine->placement_}, config, engine->abort_,
       engine->outbox_, *engine->timeline_, [self = engine.get()] { self->tell_abort(); });
   world.sockets = descriptors.release();
-  status = engine->connect(*engine->global_, engine->labels_, std::move(static_cast<Paths&>(world)));
+  status = attach_to_peers(*engine->global_, engine->labels_, std::move(static_cast<Paths&>(world)), engine->config_,
+                           world.epoch, engine->abort_);
   if (!status.ok()) return nullptr;
   return engine;
-}
-
-Status Engine::make_region(const std::vector<int>& members, int me, const std::vector<std::string>& labels,
-                           const Paths& paths, std::unique_ptr<Region>& region) {
-  if (config_.slot_bytes < members.size() * kLeastPartBytes) {
-    return {Code::invalid_argument, "slot_bytes (HOROVOD_SLOT_BYTES) must be at least " +
-                                        std::to_string(kLeastPartBytes) + " for each of the " +
-                                        std::to_string(members.size()) + " ranks that share memory, but it is " +
-                                        std::to_string(config_.slot_bytes) + "."};
-  }
-  std::vector<std::shared_ptr<Segment>> segments;
-  std::vector<std::string> names;
-  int place = 0;
-  Status status;
-  for (const int member : members) {
-    names.push_back(labels[member]);
-    if (member == me) {
-      place = static_cast<int>(segments.size());
-      segments.push_back(paths.segment);
-      continue;
-    }
-    segments.push_back(Segment::open(paths.segment_addresses[member], segment_bytes(config_), status));
-    if (!segments.back()) return {status.code(), labels[member] + ": " + status.message()};
-  }
-  region =
-      std::make_unique<Region>(place, std::move(segments), std::move(names), kHeaderBytes, kLogBytes, config_, abort_);
-  return {};
-}
-
-Status Engine::connect(Communicator& communicator, std::vector<std::string> labels, Paths paths) {
-  DescriptorOwner descriptors(paths.sockets);
-  const int size = communicator.size();
-  const int rank = communicator.rank();
-  if (size == 1) return {};
-  const bool segments = paths.segment && static_cast<int>(paths.segment_addresses.size()) == size;
-  std::unique_ptr<Region> region;
-  if (segments && paths.hosts.empty()) {
-    std::vector<int> everyone(static_cast<size_t>(size));
-    std::iota(everyone.begin(), everyone.end(), 0);
-    HVD_TRY(make_region(everyone, rank, labels, paths, region));
-    communicator.attach(std::move(region));
-    return {};
-  }
-  if (!paths.hosts.empty() && static_cast<int>(paths.hosts.size()) != size) {
-    return {Code::invalid_argument, std::to_string(paths.hosts.size()) + " hosts are given for " +
-                                        std::to_string(size) + " members; there must be one for each."};
-  }
-  const std::vector<int> partners = partners_of(size, rank, paths.hosts, communicator.placement(), config_);
-  for (const int partner : partners) {
-    if (descriptors.of(partner).empty()) {
-      return {Code::invalid_argument, "There is neither shared memory nor a connection to " + labels[partner] + "."};
-    }
-  }
-  std::optional<Hosts> hosts;
-  if (!paths.hosts.empty()) {
-    hosts.emplace(paths.hosts);
-    const std::vector<int>& local = hosts->members(hosts->host(rank));
-    if (local.size() > 1 && !segments) {
-      return {Code::invalid_argument, labels[rank] + " shares its host, but has no shared memory."};
-    }
-    if (hosts->count() < 2) {
-      hosts.reset();  // nothing to be said about an order of hosts; the connections are enough
-    } else if (local.size() > 1) {
-      HVD_TRY(make_region(local, rank, labels, paths, region));
-    }
-  }
-  if (!config_.is_full_mesh(size) && !hosts) hosts = hosts_of_mesh(size, {});
-  std::vector<MeshPeer> peers(size);
-  for (int member = 0; member < size; ++member) {
-    peers[member].label = std::move(labels[member]);
-    peers[member].partner = member == rank;
-  }
-  for (const int partner : partners) {
-    MeshPeer& peer = peers[partner];
-    peer.partner = true;
-    peer.fds = descriptors.take(partner);
-    for (const int fd : peer.fds) {
-      if (const auto keys = paths.keys.find(fd); keys != paths.keys.end()) peer.keys.push_back(keys->second);
-    }
-  }
-  Status status;
-  Config config = config_;
-  // A member of another host may wait for one of its own host, which it names; that must come first.
-  if (hosts) config.progress_timeout_ms += config.progress_timeout_ms / 4;
-  std::unique_ptr<Mesh> mesh = Mesh::create(rank, epoch_, std::move(peers), config, abort_, status);
-  if (!mesh) return status;
-  std::unique_ptr<Backend> backend;
-  if (config_.gloo) {
-    backend = make_gloo_backend(*mesh, abort_, status);
-    if (!backend) return status;
-  }
-  communicator.attach(std::move(mesh), std::move(backend), std::move(hosts), std::move(region));
-  return {};
 }
 
 void Engine::dispose(std::unique_ptr<Engine> engine) {
@@ -202,7 +82,7 @@ void Engine::dispose(std::unique_ptr<Engine> engine) {
 
 Engine::~Engine() {
   if (owner_process_ == getpid()) {
-    (void)close("");  // where that fails, ~Communicator() ends the process: the owner should not have destroyed this
+    (void)close("");  // where that fails, ~Communicator() ends the process: a stuck engine must not be destroyed
     return;
   }
   // A forked child: the threads are not here and the memory is not mapped, so leave everything alone.
@@ -249,7 +129,8 @@ Status Engine::add_process_set(ProcessSetSpec spec) {
     made.communicator = std::make_shared<Communicator>(std::move(members), config_, abort_, outbox_, *timeline_,
                                                        [this] { tell_abort(); });
     spec.sockets = std::move(by_member);
-    HVD_TRY(connect(*made.communicator, std::move(labels), std::move(static_cast<Paths&>(spec))));
+    HVD_TRY(attach_to_peers(*made.communicator, std::move(labels), std::move(static_cast<Paths&>(spec)), config_,
+                            epoch_, abort_));
   }
   const std::shared_ptr<Communicator> communicator = made.communicator;
   Status status;
@@ -272,7 +153,7 @@ Status Engine::add_process_set(ProcessSetSpec spec) {
 
 void Engine::remove_process_set(int number) {
   const std::shared_ptr<Communicator> removed = communicator(number);
-  if (removed) {  // closed first: as long as it has operations, wait() must find it
+  if (removed) {  // closed before it is erased, because wait() must find it as long as it has operations
     const std::string which = "he process set of ranks " + listed(removed->ranks());
     const Status closed =
         removed->close(labels_[rank_] + " has removed t" + which + ", so operations in it can't complete.",
@@ -356,7 +237,7 @@ Status Engine::route(Submission& submission, std::shared_ptr<Communicator>& comm
       }
     }
   }
-  // The Adasum of one tensor is that tensor, as its sum is; it is checked like any other before.
+  // The Adasum of a single rank's tensor is the tensor itself, like its sum. It has passed the checks of all Adasums.
   if (size == 1 && spec.reduce_op == ReduceOp::adasum) spec.reduce_op = ReduceOp::sum;
   if (traits_of(spec.type).rooted) {
     const std::vector<int>& ranks = communicator->ranks();
@@ -417,7 +298,7 @@ Status Engine::start(const std::shared_ptr<Submission>& submission, Start start)
 bool Engine::wait(Submission& submission, int64_t timeout_us) {
   if (submission.spec.process_set == 0) return global_->wait(submission, timeout_us);
   const std::shared_ptr<Communicator> found = communicator(submission.spec.process_set);
-  // A set that is removed has finished or failed everything.
+  // All operations of a removed set have finished or failed.
   return found ? found->wait(submission, timeout_us) : submission.is_done();
 }
 
@@ -438,7 +319,7 @@ Status Engine::collect(const std::shared_ptr<Submission>& submission, std::optio
     const uintptr_t handed_to = stream.value_or(submitted_on);
     const Status status = hand_over(*submission, handed_to);
     // The stream on which the tensors were used waits for the end from now on, and a framework gives their memory to
-    // others in the order of that stream. A gradient that is dropped after this makes room at once.
+    // others in the order of that stream. So the memory of a gradient that is dropped after this is free at once.
     if (!status.ok() || handed_to != submitted_on) kept_.add_in_order(submission, used());
     if (!status.ok()) return status;
   }
@@ -494,7 +375,7 @@ void Engine::tell_abort() {
 std::pair<int, bool> Engine::lost_peer() const {
   const std::optional<LostPeer> lost = abort_.lost();
   if (!lost) return {-1, false};
-  const auto found = std::find(labels_.begin(), labels_.end(), lost->label);  // a label names its rank
+  const auto found = std::find(labels_.begin(), labels_.end(), lost->label);  // each rank has a label of its own
   return {found == labels_.end() ? -1 : static_cast<int>(found - labels_.begin()), lost->process_ended};
 }
 
@@ -516,7 +397,7 @@ Status Engine::close(const std::string& sentence) {
     const std::lock_guard<std::mutex> lock(sets_mutex_);
     closed_ = true;
   }
-  // Side by side: each may wait a while for its peers.
+  // All are closed at the same time, because each may wait a while for its peers.
   const std::vector<std::shared_ptr<Communicator>> all = communicators();
   std::vector<Status> closed(all.size());  // each is written by one thread
   std::vector<std::thread> closers;

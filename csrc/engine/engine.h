@@ -1,5 +1,5 @@
-// One member of one world: connects to its peers, runs operations, and ends. Everything that belongs to an epoch hangs
-// off this object, so several engines live side by side in a process (tests do that) and a new epoch is a new engine.
+// The engine of one member of one world: it connects to its peers, runs operations, and ends. It owns everything that
+// belongs to an epoch, so a process may have several engines at a time (tests do), and a new epoch gets a new engine.
 #pragma once
 
 #include <cstdint>
@@ -16,29 +16,21 @@
 #include "engine/communicator.h"
 #include "engine/completions.h"
 #include "engine/kept.h"
+#include "engine/paths.h"
 
 namespace horovod {
-
-// How the members of a world or of a process set reach each other.
-struct Paths {
-  std::shared_ptr<Segment> segment;            // this member's segment, for shared memory
-  std::vector<std::string> segment_addresses;  // the addresses of every member's segment
-  std::map<int, std::vector<int>> sockets;     // for TCP: world's rank -> descriptors; owned by the engine from now on
-  std::map<int, wire::Keys> keys;              // descriptor -> its keys, where Config::wire is not plain
-  std::vector<int> hosts;  // beside sockets: equal for ranks that share memory all the same; empty: none do
-};
 
 struct WorldSpec : Paths {
   int rank = 0;
   uint64_t epoch = 0;
   std::vector<std::string> labels;  // one for each rank
-  std::vector<int> placement;       // equal for ranks of one host, as users count hosts; empty: there is one
+  std::vector<int> placement;       // by rank: equal on one host, as users count hosts; empty: there is one host
 };
 
 // A subset of the world that runs operations of its own. `ranks` are ranks of the world, ascending; whatever else
 // belongs to a member is in that order.
 struct ProcessSetSpec : Paths {
-  int number = 0;  // what submissions and the coordinator call it; not used again in this epoch
+  int number = 0;  // the set's number for submissions and the coordinator; not used again in this epoch
   std::vector<int> ranks;
 };
 
@@ -56,8 +48,8 @@ class Engine {
   // Checks the arguments and starts the operation.
   Status start(const std::shared_ptr<Submission>& submission, Start start);
   bool wait(Submission& submission, int64_t timeout_us);
-  // For a thread that has waited and goes: `on_done` is called once as if it had been given to start(). False where the
-  // operation is done, and then it is not called.
+  // For a thread that has waited and does not wait any longer: `on_done` is called once, as if it had been given to
+  // start(). False where the operation is done; `on_done` is then not called.
   bool tell_when_done(const std::shared_ptr<Submission>& submission, OnDone on_done);
   // The outcome of an operation that is done; called once. On a device: work that is queued on the framework's `stream`
   // (default: that of the submission) after this call finds the result. It fails if the epoch ended before the device
@@ -68,7 +60,8 @@ class Engine {
   // The caller will not wait for the operation: keeps the memory that it uses until it is over. Each start() releases
   // what is over by then.
   void abandon(std::shared_ptr<Submission> submission, KeepAlive used);
-  // Whether waiting for it has an end at once: it is done, and where the host waits for devices the result is there.
+  // Whether a wait for the operation would return at once: the operation is done, and where the host waits for devices
+  // its result is there.
   bool over(const Submission& submission) const;
 
   // Every rank of the world registers a set under the same number; ranks outside of it give no segment and no sockets.
@@ -80,10 +73,10 @@ class Engine {
 
   int rank() const { return rank_; }
 
-  // Of how many kinds of operations (names and signatures) something is kept, in all sets.
+  // How many kinds of operations (names and signatures) are remembered, in all sets.
   size_t known() const;
 
-  // Before a join: where this rank can give zeros though it has used no GPU yet.
+  // Called before a join: the GPU on which this rank may contribute zeros, though it has used none yet.
   void join_from(int ordinal);
 
   Outbox& outbox() { return outbox_; }
@@ -103,8 +96,8 @@ class Engine {
   // Whether close() has failed.
   bool stuck() const { return is_stuck_.load(std::memory_order_acquire); }
   std::map<std::string, uint64_t> counters() const;
-  // The rank that this engine itself has found to be lost, and whether its process has ended; -1: none. Also said once
-  // in the outbox.
+  // The rank that this engine itself has found to be lost, and whether its process has ended; -1: none. The outbox gets
+  // the same once.
   std::pair<int, bool> lost_peer() const;
 
  private:
@@ -117,15 +110,10 @@ class Engine {
   Engine() = default;
   Status hand_over(Submission& submission, uintptr_t stream);
   Status prepare_device(Submission& submission, Communicator& communicator);
-  // The GPU that this engine uses already, or else this one.
+  // Opens the GPU with this ordinal, unless the engine uses a GPU already: then `gpu` is that one.
   Status open_gpu(int ordinal, SharedGpu& gpu);
   // Checks the arguments and finds out where they go; a root becomes a place among the members.
   Status route(Submission& submission, std::shared_ptr<Communicator>& communicator) const;
-  // paths: its sockets are numbered by member.
-  Status connect(Communicator& communicator, std::vector<std::string> labels, Paths paths);
-  // Makes a region of the segments of `members`, of whom this rank is one.
-  Status make_region(const std::vector<int>& members, int me, const std::vector<std::string>& labels,
-                     const Paths& paths, std::unique_ptr<Region>& region);
   std::vector<std::shared_ptr<Communicator>> communicators() const;
   void tell_abort();
 
@@ -143,7 +131,7 @@ class Engine {
   int owner_process_ = 0;
 
   std::mutex gpu_mutex_;  // guards gpu_
-  SharedGpu gpu_;         // the one GPU of this engine, since its first operation there
+  SharedGpu gpu_;         // the one GPU of this engine; empty before its first operation on a GPU
 
   mutable std::mutex sets_mutex_;  // guards the block below; no communicator's lock is taken with it
   std::map<int, ProcessSet> sets_;

@@ -13,7 +13,7 @@ Status Engine::open_gpu(int ordinal, SharedGpu& gpu) {
   return {};
 }
 
-// Zeros on a GPU are wanted only if others have tensors there, so what is missing here is not said before.
+// Zeros on a GPU are needed only if other ranks have tensors on GPUs, so an error is not reported before that.
 void Engine::join_from(int ordinal) {
   SharedGpu gpu;
   if (open_gpu(ordinal, gpu).ok()) (void)global_->device().use(gpu);
@@ -38,7 +38,7 @@ Status Engine::prepare_device(Submission& submission, Communicator& communicator
 
 bool Engine::over(const Submission& submission) const {
   if (!submission.is_done()) return false;
-  // Neither a failure of the device nor the end of the epoch is worth waiting for; hand_over() tells.
+  // After a failure of the device or the end of the epoch there is nothing to wait for; hand_over() returns the error.
   return config_.async_completion || is_over(submission) || abort_.raised();
 }
 
@@ -54,7 +54,7 @@ Status Engine::hand_over(Submission& submission, uintptr_t stream) {
   HVD_TRY(current.status());
   bool passed = false;
   HVD_TRY(here.finished->passed(passed));
-  // Asked after that, because the end of an epoch makes what is queued pass without a result.
+  // Asked after passed(), because the end of an epoch makes queued work pass without a result.
   if (abort_.raised()) return abort_.cause();
   if (!passed) {
     bool captured = false;

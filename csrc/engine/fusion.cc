@@ -4,7 +4,7 @@ namespace horovod {
 namespace {
 
 bool can_lead(const OpSpec& spec) {
-  // Which rank sums which slice of Adasum's dot products depends on the batch, and so would the result.
+  // Adasum is not fused: which rank sums which slice of its dot products depends on the batch, and so would the result.
   return traits_of(spec.type).fuses && spec.reduce_op != ReduceOp::adasum && spec.uniform_dtype();
 }
 

@@ -1,4 +1,4 @@
-// Which operations run together as one batch. Pure, and a function of nothing but what all members have agreed on:
+// Decides which operations run together as one batch. Pure, and a function only of what all members have agreed on, as
 // every member must get the same answer.
 #pragma once
 

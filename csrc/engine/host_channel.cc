@@ -5,12 +5,12 @@
 namespace horovod {
 namespace {
 
-// Of a message in the ring; so there is always room for the header of a `skip`.
+// Messages in the ring are aligned so, and there is always room for the header of a `skip`.
 uint64_t padded(uint64_t length) { return (sizeof(HostMessage) + length + 15) / 16 * 16; }
 
 }  // namespace
 
-// Where a message of this length goes, at written_; null when there is no room.
+// Finds the place at written_ for a message of this length; null when there is no room.
 std::byte* HostWriter::claim(uint32_t length) {
   const uint64_t size = padded(length);
   const uint64_t left = HostMemory::kBytes - written_ % HostMemory::kBytes;
@@ -33,7 +33,7 @@ std::byte* HostWriter::claim(uint32_t length) {
 
 void HostWriter::publish(uint32_t length) {
   written_ += padded(length);
-  // Sequentially consistent, as all that the two sides look at before one of them sleeps.
+  // Sequentially consistent, like all accesses that the two sides make before one of them sleeps.
   memory_.written.value.store(written_);
 }
 
@@ -44,7 +44,7 @@ bool HostWriter::flush() {
     std::byte* to = claim(length);
     if (!to) {
       memory_.starved.value.store(1);
-      to = claim(length);  // a reader that made room before saw no flag
+      to = claim(length);  // a reader that made room before the flag was set has not woken this writer
       if (!to) return false;
     }
     std::memcpy(to, kept.data(), kept.size());
@@ -65,7 +65,7 @@ Status HostReader::peek(HostMessage& message, std::string_view& payload, bool& f
                  std::to_string(read_) + " to " + std::to_string(read_ + HostMemory::kBytes) + " is possible");
     }
     const uint64_t at = read_ % HostMemory::kBytes;
-    std::memcpy(&message, memory_->ring + at, sizeof(message));  // looked at in this copy only
+    std::memcpy(&message, memory_->ring + at, sizeof(message));  // only this copy is read from here on
     const uint64_t size = padded(message.length);
     if (size > std::min(unread, HostMemory::kBytes - at) || message.kind > HostMessage::closed) {
       return bad("wrote a message of kind " + std::to_string(message.kind) + " with " + std::to_string(message.length) +

@@ -10,13 +10,13 @@
 //   closed          leader -> members   nothing more is agreed; the text says why
 //
 // `written` counts the bytes that were ever written and is stored by the ring's owner after them (release), a reader's
-// cursor those that it is through with. Both only grow, and the writer stays within kBytes of the slowest cursor. What
-// does not fit waits with its writer, which says so in `starved`; the reader that makes room takes the flag away and
-// wakes it. A message never lies across the ring's end: `skip` fills what is left there.
+// cursor counts those that the reader needs no more. Both only grow, and the writer stays within kBytes of the slowest
+// cursor. A message that does not fit waits with its writer, which sets `starved`; the reader that makes room clears it
+// and wakes the writer. A message never lies across the ring's end: `skip` fills what is left there.
 //
-// A reader trusts nothing that it reads: a broken rank must not take the others with it, other than with a sentence. It
-// copies a header before it looks at it, and its users copy a payload before they do, so what is written meanwhile is
-// seen or not, but never twice. That is no defence against an attacker: see docs/fuzzing.md.
+// A reader checks all that it reads, so that a broken rank ends the epoch with a sentence and does not crash the
+// others. It copies a header before it reads it, and its users copy a payload before they read it: what the writer
+// changes meanwhile can't be seen in two states. That is no defence against an attacker: see docs/fuzzing.md.
 #pragma once
 
 #include <atomic>
@@ -52,11 +52,11 @@ struct HostMemory {
   Word starved;
   Word taken;   // the leader's cursor in this ring
   Word heard;   // the owner's cursor in the leader's ring
-  Word asleep;  // of the leader: it sleeps, and only the mesh can wake it (Mesh::PollSource)
+  Word asleep;  // leader only: not 0 while it sleeps and only the mesh can wake it (Mesh::PollSource)
   alignas(64) std::byte ring[kBytes];
 };
 
-// Not thread-safe: its owner says which lock it is used with.
+// Writes to a ring. Not thread-safe: its owner uses it with a lock that it names.
 class HostWriter {
  public:
   HostWriter(HostMemory& memory, std::vector<const std::atomic<uint64_t>*> readers)
@@ -79,7 +79,7 @@ class HostWriter {
     }
   }
 
-  // Writes messages that have waited for room. False: some still wait.
+  // Writes messages that wait for room. False: some still wait.
   bool flush();
   bool starving() const { return !backlog_.empty(); }
 
@@ -94,10 +94,10 @@ class HostWriter {
   std::deque<std::string> backlog_;
 };
 
-// Used only by the driver of the member that reads.
+// Reads a ring. Used only by the driver of the member that reads.
 class HostReader {
  public:
-  // label: of the rank that writes, for messages.
+  // label: names the rank that writes, in error messages.
   HostReader(HostMemory& memory, std::atomic<uint64_t>& cursor, std::string label)
       : memory_(&memory), cursor_(&cursor), label_(std::move(label)) {}
 
@@ -105,7 +105,7 @@ class HostReader {
 
   // The next message and its payload, which stays until consume(); false when there is none.
   Status peek(HostMessage& message, std::string_view& payload, bool& found);
-  // The message that was peeked at is used. True: its writer waits for room, and is to be woken.
+  // Says that the message of peek() is not needed any more. True: its writer waits for room and is to be woken.
   bool consume();
 
  private:
@@ -115,7 +115,7 @@ class HostReader {
   std::atomic<uint64_t>* cursor_;
   std::string label_;
   uint64_t read_ = 0;
-  uint64_t next_ = 0;  // where the message that was peeked at ends
+  uint64_t next_ = 0;  // where the message of peek() ends
 };
 
 }  // namespace horovod

@@ -108,7 +108,8 @@ void HostLeaderLog::take_out(size_t place, TensorId id) {
   if (watch_) watch_(hosts_.members(host_)[place], id, Arrival::withdrawn);
 }
 
-// A rank withdraws its arrival. taken_out: at once; else its batch or the answer of the log between hosts is to come.
+// A rank withdraws its arrival. taken_out: whether it is withdrawn at once; if not, its batch or the answer of the log
+// between hosts will come.
 Status HostLeaderLog::withdraw_of(size_t place, TensorId id, bool& taken_out) {
   Count& count = counts_[id];
   if (count.here.empty() || !count.here[place]) return {};
@@ -164,7 +165,7 @@ Status HostLeaderLog::read_members() {
   HostMessage message;
   std::string_view payload;
   for (size_t i = 0; i < members_.size(); ++i) {
-    bool room = false;  // this member waited for room in its ring, and has it now
+    bool room = false;  // whether this member has waited for room in its ring, and has it now
     for (;;) {
       bool found = false;
       HVD_TRY(members_[i].peek(message, payload, found));
@@ -204,7 +205,7 @@ void HostLeaderLog::answer(size_t place, TensorId id) {
   region_.ring_sleepers();
 }
 
-// Passes a batch on. All of the host have arrived at its ids, and may do so again as soon as they read it.
+// Passes a batch on. All ranks of the host have arrived at its ids, and may arrive again as soon as they read it.
 void HostLeaderLog::publish(const LogEvent& event) {
   std::vector<const Operation*> operations;
   {
@@ -234,7 +235,8 @@ void HostLeaderLog::publish(const LogEvent& event) {
   region_.ring_sleepers();
 }
 
-// The host's arrival was withdrawn, so the ranks that asked to withdraw theirs are answered. True: this rank is one.
+// The host's arrival was withdrawn, so the ranks that asked to withdraw theirs are answered. True: this rank is one of
+// them.
 bool HostLeaderLog::host_withdrawn(TensorId id) {
   std::vector<size_t> others;
   bool mine = false;
@@ -259,9 +261,9 @@ bool HostLeaderLog::news() {
 
 Status HostLeaderLog::wait(int64_t until_us) {
   until_us = std::min(until_us, now_us() + limits::kPeerCheckUs);
-  if (held_ || to_members_.starving()) {  // a member is slow to read: it wakes this one when it has made room
+  if (held_ || to_members_.starving()) {  // a member reads slowly, and wakes this one when it has made room
     bool busy = false;
-    HVD_TRY(mesh_.progress(busy));  // it may be slow because another host waits for bytes of this rank
+    HVD_TRY(mesh_.progress(busy));  // that member may be slow because another host waits for bytes of this rank
     if (busy) until_us = std::min(until_us, now_us() + limits::kNetworkTurnUs);
     region_.sleep_until([&] { return memory_.starved.value.load() == 0 || abort_.raised(); }, until_us);
     return look_at_members();
@@ -279,7 +281,7 @@ Status HostLeaderLog::wait(int64_t until_us) {
   return status;
 }
 
-// Lost members end the epoch. One that has left has written its last message before: then the log closes.
+// A lost member ends the epoch. A member that has left has written its last message before; then the log closes.
 Status HostLeaderLog::look_at_members() {
   if (departure_told_) return {};
   const int64_t now = now_us();

@@ -6,8 +6,8 @@
 // A rank's arrival is withdrawn at once while its host has not arrived in the log between hosts. Afterwards the host's
 // arrival must be withdrawn first; the arrivals of the host's other ranks stay, with their bytes, and count again.
 //
-// An operation ends here only when the others of the host can read its result or batch: whatever this rank has
-// finished, they can finish.
+// An operation ends on this rank only when the other ranks of the host can read its result or batch. So they can finish
+// whatever this rank has finished.
 #pragma once
 
 #include <mutex>
@@ -36,18 +36,18 @@ class HostLeaderLog final : public OrderLog, private Mesh::PollSource {
   Status wait(int64_t until_us) override;
   void wake() override { between_->wake(); }
 
-  // As MeshOrderLog::watch(), by rank in the mesh. Other hosts' ranks are seen when all of their host have arrived.
+  // As MeshOrderLog::watch(), by rank in the mesh. Ranks of another host are reported when all of them have arrived.
   void watch(MeshOrderLog::Watch watch);
 
  private:
   struct Count {
     Operation* operation = nullptr;  // this rank's
     uint32_t arrived = 0;
-    uint32_t plain = 0;      // arrivals without bytes among them
+    uint32_t plain = 0;      // how many of the arrivals brought no bytes
     bool forwarded = false;  // the host has arrived in the log between hosts
-    std::vector<bool> here;  // here[place on the host]
+    std::vector<bool> here;  // by place on the host: whether that rank has arrived
     std::vector<bool> brought;
-    std::vector<bool> withdrawing;  // asked to withdraw after the host has arrived
+    std::vector<bool> withdrawing;  // by place on the host: whether it asked to withdraw after the host had arrived
     std::vector<std::string> bytes;
   };
 
@@ -82,7 +82,7 @@ class HostLeaderLog final : public OrderLog, private Mesh::PollSource {
   // The rest belongs to the driver.
   std::vector<HostReader> members_;  // members_[place on the host - 1]
   HostWriter to_members_;
-  std::optional<LogEvent> held_;  // an event kept back until the members can read its data
+  std::optional<LogEvent> held_;  // an event that poll() keeps back until the members can read its data
   int64_t looked_us_ = 0;         // when look_at_members() last looked
   bool departure_told_ = false;
   bool closing_told_ = false;

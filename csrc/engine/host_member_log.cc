@@ -52,13 +52,13 @@ Status HostMemberLog::withdraw(TensorId id) {
   return tell_leader();
 }
 
-// After a message was written: a leader that sleeps has said so before it looked for messages for the last time.
+// To be called after a message was written. A leader that sleeps has set its flag before its last look for messages.
 Status HostMemberLog::tell_leader() {
   if (leaders_.asleep.value.load() == 0 || leaders_.asleep.value.exchange(0) == 0) return {};
   return mesh_.send_control(hosts_.leader(hosts_.host(mesh_.rank())), ControlKind::nudge, {});
 }
 
-// The arrival at `id` is over, and what belongs to it is free; false when there is none.
+// Ends the arrival at `id` and frees what belongs to it; false when there is no arrival.
 bool HostMemberLog::forget(TensorId id, Operation*& operation) {
   if (id >= kMaxIds) return false;
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -92,7 +92,7 @@ Status HostMemberLog::poll(LogEvent& event) {
   std::string_view payload;
   for (bool found = true;;) {
     HVD_TRY(from_leader_.peek(message, payload, found));
-    // Results that come together are one batch; anything else is an event of its own.
+    // Results that come together are one batch; every other message is an event of its own.
     if (!found || (event.kind != LogEvent::none && message.kind != HostMessage::done)) return {};
     Status status = take(message, payload, event);
     if (from_leader_.consume()) {
@@ -162,7 +162,7 @@ Status HostMemberLog::wait(int64_t until_us) {
     const bool is_ready = region_.sleep_until(ready, until_us, std::exchange(poll, false));
     if (is_ready && !region_.has_ended(0)) break;
     HVD_TRY(region_.check_members());
-    if (from_leader_.news()) break;  // agreed before anybody left: that comes first
+    if (from_leader_.news()) break;  // what was agreed before a rank left comes first
     if (region_.has_ended(0)) return {Code::left, region_.departure_sentence(0)};
     HVD_TRY(look_around());
     // As in MeshOrderLog: a leader that drives closes the log much sooner.
@@ -173,7 +173,7 @@ Status HostMemberLog::wait(int64_t until_us) {
       break;
     }
   } while (now_us() < until_us);
-  (void)woken_.exchange(false, std::memory_order_acq_rel);  // what was written before a wake() is seen from here on
+  (void)woken_.exchange(false, std::memory_order_acq_rel);  // what others wrote before wake() is visible from here on
   return abort_.raised() ? abort_.cause() : Status();
 }
 

@@ -1,8 +1,8 @@
 // The order log of a rank whose host has another rank as its leader (host_leader_log.h). It talks to the leader alone,
 // and only through shared memory: an arrival is a message in its ring, with the data if they are small.
 //
-// It still looks at its connections now and then, so that it learns of ranks that have left or are lost when the leader
-// does not tell it.
+// It still looks at its own connections now and then, so that it learns of ranks that have left or are lost even when
+// the leader does not tell it.
 #pragma once
 
 #include <atomic>
@@ -35,7 +35,7 @@ class HostMemberLog final : public OrderLog {
   struct Own {
     Operation* operation = nullptr;
     bool arrived = false;
-    bool withdrawn = false;  // by this member alone, the log being closed: what the leader says of it comes too late
+    bool withdrawn = false;  // withdrawn by this member alone, after the log was closed: the leader's answer is ignored
   };
 
   Status arrive(TensorId id, Operation* operation);
@@ -56,7 +56,7 @@ class HostMemberLog final : public OrderLog {
   std::mutex mutex_;  // guards the next block; innermost
   HostWriter to_leader_;
   std::vector<Own> own_;             // by id
-  std::vector<TensorId> withdrawn_;  // after the log was closed
+  std::vector<TensorId> withdrawn_;  // ids that were withdrawn after the log was closed
   bool closed_ = false;
   std::atomic<bool> starving_{false};  // to_leader_ waits for room; a hint for wait(), set with the lock held
 

@@ -5,7 +5,7 @@
 namespace horovod {
 namespace {
 
-// "Allgather" of ALLGATHER.
+// "Allgather" for "ALLGATHER".
 std::string capitalized_name_of(OpType type) {
   std::string name = name_of(type);
   for (size_t i = 1; i < name.size(); ++i) name[i] = static_cast<char>(name[i] - 'A' + 'a');
@@ -40,7 +40,7 @@ void Join::apply(const std::vector<int>& ranks, JoinPhase phase, const std::stri
     last_rank_ = ranks.back();
     now_ = {};
     // Members number unnamed operations, and this one did not count those of others. None of them is in flight, so all
-    // begin anew at the same point; the coordinator recalls the ids. What stands unawaited has a name, and stays.
+    // begin anew at the same point; the coordinator recalls the ids. Operations that nobody awaits have names and stay.
     table_.forget_unnamed();
     return;
   }
@@ -52,9 +52,9 @@ void Join::apply(const std::vector<int>& ranks, JoinPhase phase, const std::stri
   contribute(effects);
 }
 
-// A member has joined: what is under way and is no allreduce can't become complete, unless it is already. Whatever that
-// member had started was complete before it joined, so nothing is refused that it takes part in. What is announced gets
-// the coordinator's refusal.
+// A member has joined, so an operation under way that is no allreduce can't become complete any more. What the joined
+// member itself had started was complete before it joined, so no operation is refused in which it takes part.
+// Operations that are announced get the coordinator's refusal.
 void Join::refuse_others(Effects& effects) {
   std::vector<Submission*> waiting;
   for (const auto& [submission, owner] : table_.in_flight()) {
@@ -71,17 +71,17 @@ void Join::refuse_others(Effects& effects) {
 }
 
 void Join::plan(TensorId id, const OpSpec& spec, Effects& effects) {
-  if (!now_.joined) return;  // it has failed meanwhile, or is closed
+  if (!now_.joined) return;  // the join has failed meanwhile, or the communicator is closed
   table_.learn(id, spec);
   contribute(effects);
 }
 
 void Join::recall(const std::vector<TensorId>& ids, Effects& effects) {
   table_.recall(ids, effects);
-  contribute(effects);  // to lanes that have taken their next id
+  contribute(effects);  // zeros to lanes that have taken their next id
 }
 
-// To every allreduce that has an id and no zeros of this member yet.
+// Contributes zeros to every allreduce that has an id and no zeros of this member yet.
 void Join::contribute(Effects& effects) {
   if (!now_.contributes) return;
   for (Lane* const lane : table_.lane_of_id()) {
@@ -97,7 +97,7 @@ void Join::contribute(Effects& effects) {
 
 void Join::ran(Submission& submission, Effects& effects) {
   table_.ran(submission, effects);
-  contribute(effects);  // to the same one, when the others do it again
+  contribute(effects);  // zeros to the next run of the same allreduce
 }
 
 void Join::settled(Submission& zeros, Effects& effects) {

@@ -1,14 +1,15 @@
 // hvd.join(): a member without data contributes zeros to the allreduces of the others until all members have joined.
 //
-// It arrives in the order log with zeros for every allreduce that has an id, ahead of the others and again after each
-// run; so the others notice nothing, and no message is needed for what is known. The plan of a name that is new to the
-// joined member comes with the operation, because the coordinator counts that member as one that has announced it.
-// While a member has joined, the world runs allreduces only. An allreduce that the joined member submitted before, and
-// for which it does not wait (Submission::unawaited), takes part with the member's data instead of zeros.
+// The joined member arrives in the order log with zeros for every allreduce that has an id, ahead of the others and
+// again after each run. So the others need not know of it, and an operation that has an id needs no message. An
+// operation that is new to the joined member comes with its plan, because the coordinator counts that member as having
+// announced it. While a member has joined, the world runs allreduces only. An allreduce that the joined member
+// submitted before, and for which it does not wait (Submission::unawaited), takes part with the member's data instead
+// of zeros.
 //
 // The coordinator says when everybody has joined (coordinator/core/agreement/join.py); the last member never
-// contributes zeros. Before anybody goes on all zeros are withdrawn, because they would be taken for arrivals of the
-// next step.
+// contributes zeros. All zeros are withdrawn before any member goes on, because the log would take them for arrivals of
+// the next step.
 //
 // Pure, like the tensor table that it stands on, and guarded by the same lock.
 #pragma once
@@ -39,29 +40,29 @@ class Join {
   int last_rank() const { return last_rank_; }  // the rank that joined last in the latest round that is over
   bool joined() const { return now_.joined; }   // a thread of this member is in join(), or was interrupted there
 
-  // This member joins. Nothing of its own is in flight that anybody waits for.
+  // This member joins. It must have no operation in flight for which a thread waits.
   void begin(Effects& effects);
   // Why an operation may not be submitted now, or ok.
   Status refusal(const OpSpec& spec) const;
 
-  // What the coordinator says of a round: the ranks that have joined, and why only allreduces can run.
+  // Takes what the coordinator says of a round: the ranks that have joined, and why only allreduces can run.
   void apply(const std::vector<int>& ranks, JoinPhase phase, const std::string& sentence, Effects& effects);
-  // The coordinator's plan for an operation that this member has not announced.
+  // Takes the coordinator's plan for an operation that this member has not announced.
   void plan(TensorId id, const OpSpec& spec, Effects& effects);
   void recall(const std::vector<TensorId>& ids, Effects& effects);
-  // An operation that this member submitted was reduced.
+  // Takes note that an operation which this member submitted was reduced.
   void ran(Submission& submission, Effects& effects);
-  // These zeros were reduced, or are withdrawn.
+  // Takes note that these zeros were reduced or are withdrawn.
   void settled(Submission& zeros, Effects& effects);
-  // No more zeros are contributed.
+  // Stops contributing zeros.
   void close() { now_.contributes = false; }
 
  private:
   struct Round {
     bool joined = false;
-    bool contributes = false;  // zeros go out for every allreduce that has an id
+    bool contributes = false;  // this member contributes zeros to every allreduce that has an id
     bool ending = false;       // the zeros are being withdrawn, which the coordinator waits for
-    std::string others;        // when a member has joined: the coordinator's sentence on it; else empty
+    std::string others;        // the coordinator's sentence about the members that have joined; empty when none has
   };
 
   void contribute(Effects& effects);

@@ -23,7 +23,7 @@ void Kept::add_in_order(std::shared_ptr<Submission> submission, KeepAlive alive)
 
 void Kept::sweep(bool stuck) {
   if (!any_.load(std::memory_order_relaxed)) return;
-  std::vector<One> over;  // destroyed last, without the lock
+  std::vector<One> over;  // destroyed at the end, when the lock is released
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!stuck) {
     std::vector<One> rest;

@@ -13,7 +13,8 @@ NameEntry::Variant* variant_of(NameEntry& entry, const OpSpec& spec) {
   return nullptr;
 }
 
-// Whether the engine of some rank numbered an operation so, "allreduce.noname.7": the coordinator's rule as well.
+// Whether this is a number that an engine gives to an unnamed operation, as in "allreduce.noname.7". The coordinator
+// has the same rule.
 bool is_number(const std::string& name) {
   const size_t dot = name.find('.');
   return dot != std::string::npos && name.compare(dot, 8, ".noname.") == 0;
@@ -61,7 +62,7 @@ Lane& LaneTable::lane_for(NameEntry& entry, const OpSpec& spec) {
   return *variant->lanes[index];
 }
 
-// All members lose an id at the same time, by a recall. Unnamed operations are counted, which only make_room() may end.
+// All members lose an id at the same time, by a recall. The count of unnamed operations ends in make_room() only.
 void LaneTable::forget_if_unused(Lane& lane) {
   if (is_in_use(lane) || retired_.erase(&lane) > 0) return;
   const auto found = names_.find(lane.spec.name);
@@ -72,7 +73,7 @@ void LaneTable::forget_if_unused(Lane& lane) {
 }
 
 // Forgets the signature that was used longest ago. All members do so at the same operation, since they start unnamed
-// operations in the same order; a lane of it that is in use is kept until it is not, and its id until its recall.
+// operations in the same order; a lane that is in use is kept until it is not, and its id until it is recalled.
 void LaneTable::make_room(NameEntry& entry) {
   const auto oldest = std::min_element(entry.variants.begin(), entry.variants.end(),
                                        [](const auto& a, const auto& b) { return a.latest < b.latest; });

@@ -1,9 +1,10 @@
-// Along which connections the members of a mesh's order log talk to its sequencer, member 0.
+// Chooses the connections over which the members of a mesh's order log talk to its sequencer, member 0.
 //
-// In a full mesh that is a star: each is connected to the sequencer. In a sparse one it is a binomial tree, whose edges
-// are connections of partners (collectives/partners.h): the parent of a member is found by clearing the lowest bit set;
-// that of a member beyond the largest power of two p is the member p before it. So nobody has more than log2 n + 1
-// children, and none is further away from the sequencer than that.
+// In a full mesh they form a star: each member is connected to the sequencer. In a sparse mesh they form a binomial
+// tree, whose edges are connections between partners (collectives/partners.h). With p the largest power of two up to
+// the number of members, the parent of a member below p has the same number without its lowest bit set, and the parent
+// of a member from p on is the member p places before it. So no member has more than log2 n + 1 children, or is further
+// away from the sequencer than that.
 #pragma once
 
 #include <bit>

@@ -11,7 +11,7 @@
 namespace horovod {
 namespace {
 
-// More small data than this is better off in an ordinary exchange.
+// More small data than this goes faster in an ordinary exchange.
 constexpr size_t kEagerFrameBytes = 64u << 10;
 
 }  // namespace
@@ -71,7 +71,7 @@ Status MeshOrderLog::withdraw(TensorId id) {
   bool wake = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (closed_ && !sequences()) {  // it can't be agreed any more
+    if (closed_ && !sequences()) {  // the operation can't be agreed on any more
       const bool agreed = std::any_of(agreed_.begin(), agreed_.end(), [id](const Agreed& a) { return a.id == id; });
       if (!agreed) report_withdrawn(id);
     } else {
@@ -103,7 +103,7 @@ Status MeshOrderLog::count_own(TensorId id, const std::string* bytes) {
   return {Code::internal, "This rank has arrived twice at id " + std::to_string(id) + " of the order log."};
 }
 
-// Says whether the bytes travel with the id: not where there are none, or the frame is full.
+// Returns whether the bytes travel with the id. They don't where there are none, or where the frame is full.
 bool MeshOrderLog::gather(ControlKind kind, TensorId id, const std::string* bytes) {
   if (gathered_.empty() || gathered_.back().kind != kind || gathered_.back().ids.size() == kMaxIds) {
     gathered_.push_back({kind, {}, {}});
@@ -185,7 +185,7 @@ Status MeshOrderLog::wait(int64_t until_us) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!withdrawn_.empty() || !agreed_.empty() || !gathered_.empty()) return {};
     if (closed_) return {Code::left, why_closed_};
-    waiting_ = true;  // from here on arrive() and withdraw() wake us
+    waiting_ = true;  // from here on arrive() and withdraw() wake this thread
   }
   // A member that has left is no reason to stop before everything agreed has come, and only the sequencer knows when
   // that is. It closes the log when it drives; when it does not for so long, nothing is on its way either.
@@ -197,8 +197,8 @@ Status MeshOrderLog::wait(int64_t until_us) {
   }
   HVD_TRY(std::move(status));
   if (!departed_.empty() && now_us() - departed_since_us_ >= limits::kDepartureGraceUs) {
-    HVD_TRY(receive());  // the last look
-    // Whoever stands below this member in a tree is told as well: from now on it passes nothing on.
+    HVD_TRY(receive());  // the last look before sleeping
+    // The members below this one in a tree are told as well, as this member passes nothing on from now on.
     return entries_.empty() ? close_for_all(departed_, 0) : Status();
   }
   return {};
@@ -213,7 +213,7 @@ Status MeshOrderLog::send_gathered() {
       gathered_.pop_front();
       any_gathered_.store(!gathered_.empty(), std::memory_order_relaxed);
     }
-    if (frame.kind == ControlKind::offer) frame.ids.clear();  // the records say it
+    if (frame.kind == ControlKind::offer) frame.ids.clear();  // the records hold the ids
     HVD_TRY(sequences() ? mesh_.send_control(peers_[1], frame.kind, frame.ids, frame.bytes)
                         : send_up(frame.kind, frame.ids, frame.bytes));
   }
@@ -229,7 +229,8 @@ Status MeshOrderLog::receive() {
   }
 }
 
-// Lists what was withdrawn here, computes what came with its bytes, and cuts the rest into batches.
+// Lists withdrawn ids of this member, computes the results of operations that came with their bytes, and cuts the rest
+// into batches.
 Status MeshOrderLog::decide() {
   if (!any_decided_.load(std::memory_order_relaxed)) return {};
   std::vector<Agreed> agreed;
@@ -239,12 +240,12 @@ Status MeshOrderLog::decide() {
     agreed.swap(agreed_);
     for (const TensorId id : withdrawn_) entries_.push_back({LogEvent::withdrawn, {id}});
     withdrawn_.clear();
-    // They are in no member's batch yet, and may need the member that has just left.
+    // These ids are in no member's batch yet, and may need the member that has just left.
     if (closed_) std::erase_if(agreed, [this](const Agreed& entry) { return needs_others(entry.plain); });
   }
   if (agreed.empty()) return {};
-  HVD_TRY(send_gathered());  // the other of two members looks for what this one has brought
-  // Eager ones first, so that they do not come between others that can be fused.
+  HVD_TRY(send_gathered());  // the other one of two members waits for the bytes of this one
+  // Eager operations come first, so that they do not separate others that can be fused.
   const auto plain =
       std::stable_partition(agreed.begin(), agreed.end(), [](const Agreed& entry) { return !entry.plain; });
   HVD_TRY(finish({agreed.begin(), plain}));
@@ -317,7 +318,7 @@ Status MeshOrderLog::depart(const std::string& sentence) {
   return send_up(ControlKind::closing, {}, sentence);
 }
 
-// From now on nothing more is agreed. False: it is closed already.
+// Closes the log: from now on nothing more is agreed. False: it is closed already.
 bool MeshOrderLog::close(std::string sentence) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (closed_) return false;

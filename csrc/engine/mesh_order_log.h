@@ -6,26 +6,26 @@
 //   withdraw   member -> sequencer   ids it withdraws; answered by `withdrawn`, or by the batch that is on its way
 //   batch      sequencer -> member   one batch. Without ids: the log is closed, the text says why
 //   withdrawn  sequencer -> member   the answer
-//   closing    member -> sequencer   a rank has left that this member speaks for, or in a tree has heard of
+//   closing    member -> sequencer   a rank has left: one for which this member speaks or, in a tree, of which it heard
 //
-// Where members share memory the members of the log are hosts: for each the first of its ranks speaks, and what it
-// brings is what the ranks of its host contribute together (host_leader_log.h).
+// Where ranks share memory, the members of the log are hosts. The first rank of a host speaks for it, and brings what
+// the ranks of the host contribute together (host_leader_log.h).
 //
 // In a sparse mesh the frames go along a tree (log_tree.h). A member passes on what its children send to the sequencer,
-// and the sequencer's answers to one of them, and sends each batch to all of its children before it runs it itself. A
-// member below can run no batch, and be answered nothing, that its parent has not arrived at or serves at the time: so
-// it does not matter that a member which has nothing to do passes nothing on. Whose arrivals or withdrawals a frame
-// has, or for whom an answer is, stands in a stamp at the beginning of its text.
+// and the sequencer's answers to one of them, and sends each batch to all of its children before it runs the batch
+// itself. A member with nothing to do passes nothing on. That delays no member below it: each id of a batch needs
+// this member's arrival as well, and while an answer may be due this member drives. A stamp at the beginning of a
+// frame's text names the member whose arrivals or withdrawals it holds, or for whom the answer is.
 //
 // Nothing is sent from arrive() and withdraw(): the driver sends what has gathered as one frame, whenever it looks for
 // news (a driver asleep in wait() is woken for it). So a burst of arrivals costs one frame, work that becomes ready
-// while a collective runs becomes one batch, and a caller that drives right after it arrived loses nothing. In the same
-// way the sequencer decides in poll() only: a member whose sequencer never drives waits for it.
+// while a collective runs becomes one batch, and a caller that drives right after it arrived loses no time. The
+// sequencer, too, decides in poll() only: the members wait while no thread of the sequencer drives.
 //
 // Small operations need no data phase. Their bytes come with `ready`; when all arrivals brought theirs, the sequencer
 // computes the result, and it travels with `batch`. Whether an arrival brings bytes is each member's own choice; if one
 // does not, the batch runs the ordinary way.
-// Two members do without the sequencer for that: pair_order_log.h.
+// A log of two members computes such results without the sequencer: pair_order_log.h.
 #pragma once
 
 #include <atomic>
@@ -67,25 +67,25 @@ class MeshOrderLog : public OrderLog {
   Status wait(int64_t until_us) override;
   void wake() override { mesh_.wake(); }
 
-  // The sequencer calls it for each arrival that it counts and for each that is withdrawn, with the innermost lock
-  // held; after the one that completes an id, with `last` too. Before the first arrive().
+  // Sets what the sequencer calls for each arrival that it counts and for each that is withdrawn, with the innermost
+  // lock held; and, after the arrival that completes an id, with `last`. To be called before the first arrive().
   using Watch = std::function<void(int member, TensorId id, Arrival what)>;
   void watch(Watch watch) { watch_ = std::move(watch); }
 
-  // A rank that this host's leader speaks for has left: nothing more can be agreed. Driver only.
+  // To be called when a rank has left for which this host's leader speaks: nothing more can be agreed. Driver only.
   Status depart(const std::string& sentence);
-  // Some rank that is not the sequencer has left, and the log is not closed yet.
+  // Whether a rank other than the sequencer has left while the log is not closed yet.
   bool anyone_departed() const { return !departed_.empty(); }
 
  protected:
   struct Own {  // what this member knows of an id
     Operation* operation = nullptr;
-    bool arrived = false;  // arrived, and its batch was not reported yet
-    bool settled = false;  // its batch or its withdrawal has come, and waits to be reported
+    bool arrived = false;  // has arrived, and poll() has not reported its batch yet
+    bool settled = false;  // its batch or its withdrawal has come, and poll() has not reported it yet
   };
   struct Count {  // what the sequencer knows of an id
     uint32_t arrived = 0;
-    uint32_t plain = 0;              // arrivals without bytes among them
+    uint32_t plain = 0;              // how many of the arrivals brought no bytes
     std::vector<bool> members;       // by member: whether it has arrived
     std::vector<bool> brought;       // by member: whether it brought bytes
     std::vector<std::string> bytes;  // by member: the bytes
@@ -105,19 +105,20 @@ class MeshOrderLog : public OrderLog {
   int member() const { return member_of_peer_[static_cast<size_t>(mesh_.rank())]; }
   bool sequences() const { return mesh_.rank() == 0; }
 
-  // What PairOrderLog does otherwise. With mutex_ held:
+  // What PairOrderLog does in another way. Called with mutex_ held:
   virtual Status add(TensorId id, std::string* bytes);  // this member has arrived and, unless null, brings these bytes
   virtual void withdraw_own(TensorId id);
-  virtual void over(TensorId /*id*/, bool /*ran*/) {}  // this member's arrival: it ran, or was withdrawn
+  virtual void over(TensorId /*id*/, bool /*ran*/) {}  // this member's arrival at the id has run or was withdrawn
   virtual void closing() {}
-  virtual bool needs_others(bool /*plain*/) const { return true; }  // to finish what is agreed, once the log is closed
-  // Driver, without it:
-  virtual Status finish(std::span<const Agreed> agreed);  // computes what came with all its bytes
+  // Whether agreed operations need other members once the log is closed.
+  virtual bool needs_others(bool /*plain*/) const { return true; }
+  // Called by the driver, without mutex_:
+  virtual Status finish(std::span<const Agreed> agreed);  // computes the results where all bytes have come
   virtual Status handle_offers(const ControlFrame& /*frame*/, bool& /*known*/) { return {}; }
 
   // With mutex_ held:
   Status count_own(TensorId id, const std::string* bytes);
-  bool count(int member, TensorId id, const std::string_view* bytes);  // false: it has arrived already
+  bool count(int member, TensorId id, const std::string_view* bytes);  // false: that member has arrived already
   bool uncount(int member, TensorId id);                               // false: agreed or never arrived
   bool gather(ControlKind kind, TensorId id, const std::string* bytes = nullptr);
   void agree(TensorId id, bool plain);
@@ -151,30 +152,30 @@ class MeshOrderLog : public OrderLog {
   AbortSignal& abort_;
   const Hosts* const hosts_;
   std::vector<int> peers_;           // the rank in the mesh that is, or speaks for, each member
-  std::vector<int> member_of_peer_;  // by rank in the mesh; -1: another one speaks for it
+  std::vector<int> member_of_peer_;  // by rank in the mesh; -1: another rank speaks for it
   const LogTree tree_;
   Watch watch_;
 
   // Innermost lock of the log: neither the fuse rule nor the mesh is called with it. Guards the next block.
   std::mutex mutex_;
-  std::deque<Gathered> gathered_;    // to be sent to the sequencer, or by it to the other of two members
-  std::vector<Own> own_;             // by id
-  std::vector<Count> counts_;        // sequencer, by id
-  std::vector<Agreed> agreed_;       // every member has arrived; in order, not yet in a batch
+  std::deque<Gathered> gathered_;  // to be sent to the sequencer or, of two members, by it to the other
+  std::vector<Own> own_;           // by id
+  std::vector<Count> counts_;      // sequencer, by id
+  std::vector<Agreed> agreed_;  // operations at which every member has arrived, in order, that are not yet in a batch
   std::vector<TensorId> withdrawn_;  // own ids, to be reported by poll()
-  // gathered_, and agreed_ or withdrawn_, are not empty. Written with mutex_ held; read (relaxed) without it by the
-  // driver, which so does not lock to find nothing: a change that it misses it sees in wait(), which locks before it
-  // sleeps.
+  // Whether gathered_, and whether agreed_ or withdrawn_, hold anything. Written with mutex_ held. The driver reads
+  // them without it (relaxed), and so does not lock for nothing: a change that it misses it sees in wait(), which locks
+  // before it sleeps.
   std::atomic<bool> any_gathered_{false}, any_decided_{false};
   bool waiting_ = false;  // the driver is in wait() or about to sleep
   bool closed_ = false;
 
   // The rest belongs to the driver.
-  std::deque<LogEvent> entries_;  // of the log, not yet reported
+  std::deque<LogEvent> entries_;  // news of the log that poll() has not reported yet
 
  private:
   std::string why_closed_;
-  std::string departed_;  // another rank than the sequencer has left, and the sequencer has not closed the log yet
+  std::string departed_;  // the sentence of a rank that has left while the sequencer has not closed the log yet
   int64_t departed_since_us_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// What the frames of a mesh's order log mean to whom.
+// Handles the frames of a mesh's order log, by kind and by receiver.
 #include <cstring>
 
 #include "base/clock.h"
@@ -9,7 +9,7 @@
 namespace horovod {
 namespace {
 
-// In front of the text of a frame that goes along a tree: the member that it comes from or is for.
+// Stands in front of the text of a frame that goes along a tree, and names the member that it comes from or is for.
 using Stamp = uint32_t;
 
 std::string stamped(int member, std::string_view text) {
@@ -18,7 +18,7 @@ std::string stamped(int member, std::string_view text) {
   return stamped.append(text);
 }
 
-// -1: there is no stamp of one of `size` members.
+// Reads the stamp; -1: there is none of one of `size` members.
 int stamp_of(std::string_view text, int size) {
   Stamp stamp = 0;
   if (text.size() < sizeof(stamp)) return -1;
@@ -64,13 +64,13 @@ Status MeshOrderLog::departure(int member, ControlFrame& frame, bool& handled) {
   return !tree_.is_star() && member > 0 ? depart(departed_) : Status();
 }
 
-// Where the log is a tree: passes on what is for another member, and finds out from whom the rest is.
+// In a tree: passes on frames that are for another member, and finds out who sent the others.
 Status MeshOrderLog::route(ControlFrame& frame, int& member, bool& passed_on) {
   if (frame.kind == ControlKind::leave) return {};
   const int neighbour = member;
   const bool from_parent = !sequences() && neighbour == tree_.parent();
   if (frame.kind == ControlKind::batch) {
-    // From the sequencer itself, too: what comes past the parent would reach nobody below.
+    // Refused even from the sequencer: a batch that bypasses the parent would reach no member below it.
     if (!from_parent) return bad_frame(frame, "a batch that comes by way of the parent only");
     member = 0;
     return send_batch(frame.ids, frame.text);
@@ -125,7 +125,7 @@ Status MeshOrderLog::handle_as_sequencer(int member, ControlFrame& frame) {
 }
 
 Status MeshOrderLog::handle_ready(int member, const ControlFrame& frame) {
-  std::string_view text = frame.text;  // records in the order of the ids, of some of them
+  std::string_view text = frame.text;  // records of some of the ids, in their order
   uint32_t next = 0;
   std::string_view bytes;
   bool brings = !text.empty();
@@ -146,7 +146,7 @@ Status MeshOrderLog::handle_ready(int member, const ControlFrame& frame) {
 }
 
 Status MeshOrderLog::handle_as_member(int member, ControlFrame& frame) {
-  // Before a parent leaves it passes on all that is agreed, and after it nothing comes.
+  // A parent passes on all that is agreed before it leaves, and nothing comes after that.
   if (frame.kind == ControlKind::leave) return close_for_all(frame.text, 0);
   if (member == 0 && frame.kind == ControlKind::batch) return handle_batch(frame);
   if (member != 0 || frame.kind != ControlKind::withdrawn) {

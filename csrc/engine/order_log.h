@@ -29,10 +29,10 @@ struct LogEvent {
   bool completed = false;  // batch: all its results are in place already, see arrive_with(); else it has to be run
 };
 
-// What the log tells the timeline about arrivals: one was counted; one was withdrawn; all have arrived.
+// What the log tells the timeline about arrivals: one was counted, one was withdrawn, or all ranks have arrived.
 enum class Arrival : uint8_t { counted, withdrawn, last };
 
-// What arrive() and withdraw() answer to an id that there is not.
+// What arrive() and withdraw() answer to an id that does not exist.
 inline Status bad_id(TensorId id) {
   return {Code::invalid_argument,
           "Id " + std::to_string(id) + " is outside of the order log's 0 to " + std::to_string(kMaxIds - 1) + "."};
@@ -46,12 +46,12 @@ class OrderLog {
  public:
   virtual ~OrderLog() = default;
 
-  // This rank has `id` ready. Once for each run of an id; again only after its batch was polled.
+  // Says that this rank has `id` ready. To be called once for each run of an id: again only after its batch was polled.
   virtual Status arrive(TensorId id) = 0;
 
-  // The same, and the log may read the operation's input at once and send it along when it is small. If it does so on
-  // all ranks, poll() writes the result, and the batch comes as `completed`: the log cuts batches where that changes,
-  // alike on every rank. The operation stays where it is until its batch or its withdrawal was polled.
+  // Does the same, and the log may read the operation's input at once and send it along when it is small. If it does so
+  // on all ranks, poll() writes the result, and the batch comes as `completed`: the log cuts batches where that
+  // changes, alike on every rank. The operation stays where it is until its batch or its withdrawal was polled.
   virtual Status arrive_with(TensorId id, Operation& operation) {
     (void)operation;
     return arrive(id);

@@ -1,6 +1,6 @@
-// What the engine has to say to the coordinator, and to the log. The engine never talks gRPC: a session drains this
-// queue and feeds the answers back (Communicator::apply_*). Bounded by the number of operations in flight, since each
-// is announced once, and by the few notes that there are and the one loss.
+// What the engine has to say to the coordinator, and to the log of its process. The engine does not use gRPC: a session
+// empties this queue and hands the answers back (Communicator::apply_*). The queue is bounded by the number of
+// operations in flight, since each is announced once; beside them there are few notes, and one lost peer at most.
 #pragma once
 
 #include <chrono>
@@ -18,17 +18,17 @@ namespace horovod {
 struct OutboxItem {
   enum Kind : uint8_t { announce, blocked, recalled, join, note, lost };
   Kind kind = announce;
-  OpSpec spec;          // announce, blocked; its name is the one to announce
-  uint64_t number = 0;  // and the number of the submission
+  OpSpec spec;          // announce, blocked: the operation, under the name to announce
+  uint64_t number = 0;  // announce, blocked: the number of the submission
   int process_set = 0;
-  int64_t waited_us = 0;       // blocked: how long by now
+  int64_t waited_us = 0;       // blocked: how long it has waited so far
   std::vector<TensorId> ids;   // recalled
-  uint32_t round = 0;          // join: this rank is in hvd.join() for the round after so many,
-  bool without_zeros = false;  // and has none of its zeros under way any more
-  std::string sentence;        // note: for the log of this rank,
-  bool worth_saying = false;   // where everybody should see it
-  int rank = 0;                // lost: this rank of the world,
-  bool process_ended = false;  // whose process has ended; else a connection to it broke
+  uint32_t round = 0;          // join: how many rounds of hvd.join() are over before the one that this rank is in
+  bool without_zeros = false;  // join: this rank has none of its zeros under way any more
+  std::string sentence;        // note: a line for the log of this rank
+  bool worth_saying = false;   // note: whether everybody should see it there
+  int rank = 0;                // lost: the rank of the world that is lost
+  bool process_ended = false;  // lost: its process has ended; otherwise a connection to it broke
 };
 
 class Outbox {
@@ -46,7 +46,7 @@ class Outbox {
     push({.kind = OutboxItem::note, .sentence = std::move(sentence), .worth_saying = worth_saying});
   }
 
-  // All items there are, after waiting for the first one up to timeout_ms. False once closed.
+  // Takes all items out, after waiting for the first one for up to timeout_ms. False once closed.
   bool take(int64_t timeout_ms, std::vector<OutboxItem>& items) {
     std::unique_lock<std::mutex> lock(mutex_);
     filled_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] { return closed_ || !items_.empty(); });

@@ -28,18 +28,18 @@ void PairOrderLog::withdraw_own(TensorId id) {
   }
 }
 
-// The next offer is not for an arrival that is over. A batch ran with what was offered, or without it.
+// An arrival is over, so its offer must not be taken for the next one: its batch ran with the offered bytes or without.
 void PairOrderLog::over(TensorId id, bool ran) {
   small_[id].brought = false;
   if (ran) small_[id].offered = false;
 }
 
-// Nothing that this member has sent since can have reached a sequencer that has left.
+// A sequencer that has left has received nothing of what this member has sent since.
 void PairOrderLog::closing() {
   if (!sequences()) std::erase_if(agreed_, [this](const Agreed& entry) { return small_[entry.id].contested; });
 }
 
-// Has the member that is not the sequencer arrived, with its bytes, at something that was offered?
+// Whether the member that is not the sequencer has arrived, with its bytes, at an id that was offered.
 void PairOrderLog::match(TensorId id) {
   Small& small = small_[id];
   if (!small.brought || !small.offered) return;

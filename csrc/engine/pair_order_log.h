@@ -1,7 +1,7 @@
 // The order log of two members: MeshOrderLog, but small operations need no sequencer. Each member sends its bytes to
-// the other (`ready` one way, `offer` the other), and the member that has both computes the result at once: half of the
-// way that a result takes from the sequencer. Such batches have no common order with others. None is needed, because
-// they move no data over a connection when they run.
+// the other (`ready` one way, `offer` the other), and a member that has both computes the result at once. That takes
+// one message delay instead of the two over a sequencer. These batches have no common order with others, and need none
+// because they move no data over a connection when they run.
 //
 //   offer      sequencer -> member   small data of what the sequencer has arrived at
 //   withdraw   sequencer -> member   offers that it withdraws. The member may have used them, so it answers with
@@ -20,9 +20,9 @@ class PairOrderLog final : public MeshOrderLog {
  private:
   struct Small {             // what this member knows of the small data of an id; guarded by mutex_
     bool brought = false;    // its own bytes travel with its arrival
-    std::string bytes;       // they, kept by the member that is not the sequencer
-    bool offered = false;    // the sequencer's came, and are not used yet
-    std::string offer;       // they
+    std::string bytes;       // its own bytes, kept by the member that is not the sequencer
+    bool offered = false;    // the sequencer's bytes have come, and are not used yet
+    std::string offer;       // the sequencer's bytes
     bool contested = false;  // the sequencer withdrew its offer after this member had used it
   };
 

@@ -103,7 +103,7 @@ Status SharedOrderLog::poll(LogEvent& event) {
   event.kind = LogEvent::batch;
   event.completed = is_complete(id);
   for (; cursor < end; ++cursor) {
-    entry(cursor, id);  // published: the decider saw it, and its decision was acquired
+    entry(cursor, id);  // the entry is visible here: the decider saw it, and its decision was acquired
     if (!event.ids.empty() && is_complete(id) != event.completed) break;
     HVD_TRY(finish(id, event.completed));
     event.ids.push_back(id);
@@ -112,7 +112,7 @@ Status SharedOrderLog::poll(LogEvent& event) {
   return {};
 }
 
-// Whether all members' bytes of what is agreed as `id` are in the cells.
+// Whether the cells hold all members' bytes of the operation that is agreed as `id`.
 bool SharedOrderLog::is_complete(TensorId id) const {
   const Own& own = own_[id];
   const uint32_t generation = own.generation.load(std::memory_order_acquire);
@@ -120,7 +120,7 @@ bool SharedOrderLog::is_complete(TensorId id) const {
   return operation && shared::is_complete(region_, operation->spec, id, generation);
 }
 
-// What the cells are good for: the result, or else the row counts.
+// Takes from the cells the result or, where they do not hold the rows, the row counts.
 Status SharedOrderLog::finish(TensorId id, bool complete) {
   const Own& own = own_[id];
   const uint32_t generation = own.generation.load(std::memory_order_acquire);
@@ -131,7 +131,7 @@ Status SharedOrderLog::finish(TensorId id, bool complete) {
   return {};
 }
 
-// Of the batch that begins at `first`, where an entry is.
+// The end of the batch that begins at `first`, where there is an entry.
 uint64_t SharedOrderLog::end_of_batch(uint64_t first) {
   std::atomic<uint64_t>& boundary = memory_.ring[first % kMaxIds].end;
   uint64_t end = boundary.load(std::memory_order_acquire);
@@ -158,11 +158,11 @@ Status SharedOrderLog::wait(int64_t until_us) {
     const Awaited awaited{0, &memory_.ring[cursor % kMaxIds].agreed, lap_of(cursor)};
     if (region_.sleep_until(ready, until_us, first, &awaited)) break;
     HVD_TRY(region_.check_members());
-    if (entry(cursor, id)) break;  // agreed before a peer left: run it first
+    if (entry(cursor, id)) break;  // it was agreed before a peer left, and is run first
     if (const int gone = region_.departed(); gone >= 0) return {Code::left, region_.departure_sentence(gone)};
     if (now_us() >= until_us) break;
   }
-  (void)woken_.exchange(false, std::memory_order_acq_rel);  // what was written before a wake() is seen from here on
+  (void)woken_.exchange(false, std::memory_order_acq_rel);  // what others wrote before wake() is visible from here on
   return abort_.raised() ? abort_.cause() : Status();
 }
 

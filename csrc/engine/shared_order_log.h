@@ -55,10 +55,10 @@ class SharedOrderLog final : public OrderLog {
 
  private:
   struct Own {  // this member's last arrival at an id
-    // Released when all that the arrival leaves for others is written, acquired by this member's own driver: the words
-    // of the log order that as well, but by way of other processes, of which C++ and the sanitizers know nothing.
+    // Released when all that the arrival leaves for others is written; acquired by this member's own driver. The words
+    // of the log order the same accesses, but through other processes, which C++ and the sanitizers can't see.
     std::atomic<uint32_t> generation{0};
-    // Null unless its bytes are in the cells. Written before `generation`, read after it.
+    // The operation, if its bytes are in the cells; else null. Written before `generation`, read after it.
     std::atomic<Operation*> small{nullptr};
 
     bool is_small() const {
@@ -80,12 +80,12 @@ class SharedOrderLog final : public OrderLog {
   Memory& memory_;
   std::vector<Own> own_;               // by id
   std::atomic<uint64_t> cursor_{0};    // next log index to run; the driver writes, append() takes it as a lower bound
-  std::atomic<uint64_t> appended_{0};  // behind this member's last entry: a lower bound too. Both: any order
+  std::atomic<uint64_t> appended_{0};  // behind this member's last entry: a lower bound too. Both: any memory order
   std::vector<TensorId> ready_;        // scratch of poll()
   std::atomic<bool> woken_{false};     // set by wake(), cleared by wait()
   std::mutex mutex_;                   // guards withdrawn_
   std::vector<TensorId> withdrawn_;
-  std::atomic<bool> any_withdrawn_{false};  // hint so that poll() need not lock; set under mutex_
+  std::atomic<bool> any_withdrawn_{false};  // a hint, so that poll() need not lock; set with mutex_ held
 };
 
 }  // namespace horovod

@@ -18,33 +18,35 @@ class Completions;
 struct Lane;
 struct NameEntry;
 
-// Which thread starts an operation, and when, as far as its caller has a wish.
+// Which thread starts an operation, and when, as far as its caller says so.
 enum class Start : uint8_t {
   gathered,   // the background thread, after a moment in which more operations may come that run with it
   at_once,    // the background thread, without that moment
   by_waiter,  // the calling thread: it waits next, so the background thread is left asleep
 };
 
-// Guarded by the communicator's lock but for the base and `running`.
+// Guarded by the lock of the communicator, except the members of Operation and `running`.
 struct Submission final : Operation {
   Lane* lane = nullptr;
   NameEntry* entry = nullptr;
   std::optional<uint64_t> unnamed;   // its number among those without a name of their own
   uint64_t number = 0;               // of all operations that this rank has started
-  bool zeros = false;                // what this member contributes after it has joined; no caller waits for it
-  std::optional<Status> withdrawal;  // the order log was asked for it; ends with this if granted; ok: announced again
+  bool zeros = false;                // zeros that this member contributes after it has joined; no caller waits for them
+  std::optional<Status> withdrawal;  // set when the order log was asked to withdraw the arrival: how the operation then
+                                     // ends; ok: it is announced again
   bool by_graph = false;             // a framework's graph started it, which may start others meanwhile
-  bool unawaited = false;            // it may stand for long while nobody waits for it, which is no stall
+  bool unawaited = false;            // it may take long while no thread waits for it, and that is no stall
   int64_t waited_since_us = 0;       // when a thread first waited for it
-  int64_t seen_us = 0;               // when it was first seen in flight: by a thread that waits, or by the driver
-  int64_t reported_us = 0;           // when the coordinator was last told that it does not get on
+  int64_t seen_us = 0;               // when a waiting thread or the driver first saw it in flight
+  int64_t reported_us = 0;           // when the coordinator was last told that it makes no progress
   std::atomic<bool> running{false};  // every rank has arrived; set by the driver (release) before the batch runs
-  // Called once when it is done, by the thread of `completions` (set where this is); not if it was not accepted.
+  // Called once when the operation is done, by the thread of `completions` (which is set where this is); never for an
+  // operation that was not accepted.
   std::function<void(const std::shared_ptr<Submission>&)> on_done;
   Completions* completions = nullptr;
 
   bool is_done() const { return state.load(std::memory_order_acquire) == done; }
-  // As the coordinator knows it.
+  // The name under which the coordinator knows the operation.
   std::string announced_name() const { return unnamed ? spec.name + "." + std::to_string(*unnamed) : spec.name; }
 };
 
@@ -57,7 +59,7 @@ struct Effect {
     arrive,        // `submission` arrives in the order log under `id`
     withdraw,      // the order log is asked to withdraw the arrival at `id`
     announce,      // the coordinator is told that `submission` is ready, and will give it an id
-    tell_blocked,  // the coordinator is told that `submission` does not get on
+    tell_blocked,  // the coordinator is told that `submission` makes no progress
     recalled,      // the coordinator is told that `ids`, which it has recalled, are free on this member
     tell_joined,   // the coordinator is told that this member has joined in `round`, and whether `without_zeros`
     complete,      // `done` is over and leaves the table; done->status says how it ended

@@ -59,7 +59,7 @@ void TensorTable::withdrawn(Submission& submission, Effects& effects) {
   begin(submission, effects);
 }
 
-// A thousand gradients may wait for one rank that is late, and the coordinator needs to hear of few of them to say who
+// A thousand gradients may wait for one late rank, and the coordinator needs to know of few of them to say which rank
 // that is: of those for which a thread waits, and of the oldest.
 void TensorTable::watch(int64_t now_us, Effects& effects) {
   late_.clear();
@@ -93,7 +93,7 @@ bool TensorTable::plan(const std::string& name, TensorId id, Effects& effects) {
 
 void TensorTable::refuse(const std::string& name, const Status& why, Effects& effects) {
   if (const auto found = announced_.extract(name)) return complete(*found.mapped(), why, effects);
-  // It may have arrived under an id already: the ranks turned out to wait for different operations.
+  // The operation may have arrived under an id already, when the ranks turn out to wait for different operations.
   for (const auto& [submission, owner] : in_flight_) {
     if (submission->zeros || submission->announced_name() != name) continue;
     if (submission->lane->active == submission) withdraw(*submission, why, effects);
@@ -108,7 +108,7 @@ void TensorTable::withdraw(Submission& submission, const Status& why, Effects& e
 }
 
 void TensorTable::recall(const std::vector<TensorId>& ids, Effects& effects) {
-  ++recalls_open_;  // this call, so that what is free at once is answered with the rest
+  ++recalls_open_;  // one more for this call, so that ids which are free at once are answered with the others
   for (const TensorId id : ids) {
     Lane* const lane = lane_of_id_[id];
     if (!lane) {
@@ -117,7 +117,7 @@ void TensorTable::recall(const std::vector<TensorId>& ids, Effects& effects) {
       lane_of_id_[id] = nullptr;
       lane->next_id = Lane::kNoId;
       recalled_.push_back(id);
-    } else if (!lane->recalled) {  // else it is told again
+    } else if (!lane->recalled) {  // otherwise the coordinator repeats itself
       lane->recalled = true;
       ++recalls_open_;
       if (lane->active) {
@@ -151,7 +151,7 @@ void TensorTable::close(const Status& why, Effects& effects) {
   announced_.clear();
   std::vector<Submission*> not_arrived;
   for (const auto& [submission, owner] : in_flight_) {
-    submission->lane->waiting.clear();  // so none of them begins when another one ends
+    submission->lane->waiting.clear();  // so that none of them begins when another one ends
     if (!submission->lane->has_arrived(submission)) not_arrived.push_back(submission);
   }
   for (Submission* const submission : not_arrived) complete(*submission, why, effects);

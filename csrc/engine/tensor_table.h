@@ -25,54 +25,56 @@ class TensorTable {
  public:
   explicit TensorTable(int process_set) : process_set_(process_set), lane_of_id_(kMaxIds, nullptr), by_id_(kMaxIds) {}
 
-  // False, and nothing has changed, while another operation of that name is in flight.
+  // Takes up an operation. While another operation of its name is in flight: False, and nothing has changed.
   bool submit(const std::shared_ptr<Submission>& submission, Effects& effects);
-  // The driver has run its batch.
+  // To be called when the driver has run the batch of the operation.
   void ran(Submission& submission, Effects& effects) { complete(submission, {}, effects); }
-  // The order log has withdrawn its arrival.
+  // To be called when the order log has withdrawn the arrival of the operation.
   void withdrawn(Submission& submission, Effects& effects);
-  // Looks for what is in flight for long, whoever waits for it, if anybody does. To be called now and then.
+  // Looks for operations that are in flight for long, whether a thread waits for them or not. To be called now and
+  // then.
   void watch(int64_t now_us, Effects& effects);
 
-  // The coordinator gives what is announced as `name` its id. False where nothing is.
+  // The coordinator's id for the operation that is announced as `name`. False where there is none.
   bool plan(const std::string& name, TensorId id, Effects& effects);
-  // The coordinator refuses what is announced, or runs already, as `name`.
+  // The coordinator refuses the operation that is announced as `name`, or that runs already under that name.
   void refuse(const std::string& name, const Status& why, Effects& effects);
   // The coordinator wants these ids back. They are answered together, when all that has arrived under them has run or
   // is withdrawn.
   void recall(const std::vector<TensorId>& ids, Effects& effects);
 
-  // Nothing more can be agreed: what has not arrived ends with `why`, the rest is withdrawn unless it is agreed.
+  // Nothing more can be agreed: operations that have not arrived end with `why`, arrivals are withdrawn unless agreed.
   void close(const Status& why, Effects& effects);
-  // The epoch is over: everything ends. The caller says how, in the status of what is complete.
+  // The epoch is over: every operation ends. The caller sets the status of those that the effects complete.
   void end(Effects& effects);
 
-  // What has arrived in the log under an id, or null. The only method that the driver calls without the lock.
+  // The operation that has arrived in the log under an id, or null. The driver calls this method without the lock, and
+  // no other one.
   //
   // Set (release) before the effect `arrive`, cleared when the operation has run or is withdrawn. Read (acquire) by the
-  // driver, which alone ends what has arrived: what it finds here stays while it looks, so the log may ask the fuse
-  // rule under a lock of its own.
+  // driver. Only the driver ends operations that have arrived, so what it finds here stays valid while it reads, and
+  // the log may ask the fuse rule under a lock of its own.
   Submission* arrived(TensorId id) const { return id < kMaxIds ? by_id_[id].load(std::memory_order_acquire) : nullptr; }
 
   const std::unordered_map<Submission*, std::shared_ptr<Submission>>& in_flight() const { return in_flight_; }
-  // Appends what is in flight and does not run. False where an operation is being withdrawn.
+  // Appends the operations that are in flight and do not run. False where an operation is being withdrawn.
   bool unfinished(std::vector<Unfinished>& found) const;
-  // Something in flight that does not stand for long, or null.
+  // An operation in flight, but none that may take long (Submission::unawaited); or null.
   std::shared_ptr<Submission> any_awaited() const;
   size_t known() const { return lanes_.size(); }
 
   // -- for Join, see join.h
-  // An operation of the table's own in a lane that has an id and nothing active.
+  // Starts an operation of the table's own in a lane that has an id and no active operation.
   void start(const std::shared_ptr<Submission>& submission, Lane& lane, Effects& effects);
-  // It has run or is withdrawn: it no longer stands in the lane's way, and the lane's id may be free.
+  // The operation has run or is withdrawn, so the lane may go on to the next one, and its id may be free.
   void settle(Submission& submission, Effects& effects);
   void start_again(Submission& settled, Effects& effects) { begin(settled, effects); }
   void drop(Submission& settled);
-  // Asks for an arrival to be withdrawn, unless that has been asked; it then ends with `why`.
+  // Asks the log to withdraw an arrival, unless it was asked already. The operation then ends with `why`.
   void withdraw(Submission& submission, const Status& why, Effects& effects);
-  // Ends what waits in its lane for an earlier operation.
+  // Ends an operation that waits in its lane for an earlier one.
   void complete_waiting(Submission& submission, Status why, Effects& effects);
-  // What the others have agreed to run as `id`, at once or when its lane's earlier id is free.
+  // Starts what the others have agreed to run as `id`, at once or when the earlier id of its lane is free.
   void learn(TensorId id, const OpSpec& spec);
   void forget_unnamed();
   const std::vector<Lane*>& lane_of_id() const { return lane_of_id_; }

@@ -17,7 +17,7 @@
 namespace horovod {
 namespace {
 
-constexpr size_t kWakeEvents = Timeline::kQueueEvents / 4;  // so many are written at once
+constexpr size_t kWakeEvents = Timeline::kQueueEvents / 4;  // the writer wakes for so many events
 
 Status failure(Code code, const std::string& path, int error) {
   return {code, "The timeline file " + path + " can't be written: " + std::strerror(error) + "."};
@@ -31,7 +31,7 @@ const char* plane_of(const DataPlane& plane) {
 
 // -- the file ---------------------------------------------------------------------------------------------------------
 
-// 0, or why not all of it was written.
+// Writes all bytes. Returns 0, or the errno that stopped it.
 int TimelineFile::write(const char* text, size_t bytes, int64_t place) {
   while (bytes > 0) {
     const ssize_t written = ::pwrite(descriptor_, text, bytes, place);
@@ -48,7 +48,8 @@ Status TimelineFile::append(const std::string& elements) {
   static constexpr std::string_view kEnd = "\n]\n";
   const std::string opening = end_ == 0 ? "[\n" : "";
   const std::string text = opening + elements + std::string(kEnd);
-  // What replaces the end of the array comes last: until then there is one, and where the disk is full it stays.
+  // The bytes that replace the end of the array are written last, so that the array has an end until then, also where
+  // the disk is full.
   const size_t kept = end_ == 0 ? 0 : kEnd.size();
   int error = write(text.data() + kept, text.size() - kept, end_ + static_cast<int64_t>(kept));
   if (error == 0) error = write(text.data(), kept, end_);
@@ -60,7 +61,7 @@ Status TimelineFile::append(const std::string& elements) {
             status.message() + (ends ? " It ends with what was written before."
                                      : " It is no valid JSON: even what was begun can't be taken back.")};
   }
-  end_ += static_cast<int64_t>(opening.size() + elements.size());  // the next ones replace the bracket
+  end_ += static_cast<int64_t>(opening.size() + elements.size());  // the next elements replace the closing bracket
   return {};
 }
 
@@ -68,12 +69,13 @@ Timeline::~Timeline() {
   bool running = false;
   const std::lock_guard<std::mutex> control(control_);
   (void)end_file(late_ ? 0 : patience_us_, running);
-  if (writer_.joinable()) writer_.detach();  // it has all it needs, if it ever goes on
+  if (writer_.joinable()) writer_.detach();  // the thread owns all that it uses, should it ever go on
 }
 
 Status Timeline::start(const std::string& path, bool mark_cycles, int64_t start_since_epoch_us) {
   const std::lock_guard<std::mutex> control(control_);
-  // Not blocking: a pipe without a reader is an error, not a hang. Not truncated yet: it may be the current one.
+  // Opened without blocking, so that a pipe without a reader is an error and not a hang. Not truncated yet, as it may
+  // be the current file.
   const int descriptor = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
   if (descriptor < 0) return failure(Code::invalid_argument, path, errno);
   bool running = false;
@@ -139,7 +141,7 @@ Status Timeline::end_file(int64_t patience_us, bool& running) {
                 " ms: its file system does not take the rest. A thread of its own goes on trying, and no "
                 "other file is begun until that is over."};
   }
-  writer_.join();  // it has nothing left to do
+  writer_.join();  // the writer has nothing left to do
   return written;
 }
 

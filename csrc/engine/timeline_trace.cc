@@ -6,7 +6,7 @@
 namespace horovod {
 namespace {
 
-constexpr size_t kShapesShown = 16;  // of a grouped operation
+constexpr size_t kShapesShown = 16;  // how many shapes of a grouped operation the trace shows
 
 std::string quoted(const std::string& text) {
   std::string result = "\"";
@@ -25,7 +25,7 @@ std::string quoted(const std::string& text) {
   return result + '"';
 }
 
-// "[2, 3]"; those of a group one after the other.
+// The shape as "[2, 3]"; the shapes of a group one after the other.
 std::string shapes_of(const std::vector<TensorSpec>& tensors) {
   std::string text;
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -70,7 +70,8 @@ void TimelineTrace::add(const TimelineEvent& event) {
       break;
     case TimelineEvent::arrived:
       arrivals_[key][event.rank] = event.time_us;
-      // One that has agreed already is the previous run of the id: the tick belongs to the next.
+      // Where all ranks have arrived already, that was the previous run of the id, and the tick belongs to the next
+      // one.
       if (Open* open = find(key); open && open->agreed_us < 0) tick(*open, event.rank, event.time_us);
       break;
     case TimelineEvent::withdrawn:
@@ -124,7 +125,7 @@ void TimelineTrace::agree(Open& open, int64_t time_us) {
 
 void TimelineTrace::run(Open& open, const TimelineEvent& event) {
   agree(open, event.time_us);
-  int64_t since_us = open.agreed_us;  // small data is under way from then on
+  int64_t since_us = open.agreed_us;  // small data are under way from the agreement on
   if (!event.eager && event.time_us > since_us) {
     write(open.pid, 'B', "QUEUE", since_us);
     write(open.pid, 'E', "QUEUE", event.time_us);
@@ -165,7 +166,7 @@ void TimelineTrace::tick(const Open& open, int rank, int64_t time_us) {
   write(open.pid, 'X', std::to_string(rank), time_us, R"(,"dur":0)");
 }
 
-// One that is idle, or a new one.
+// Takes a process of the trace that is idle, or makes a new one.
 int TimelineTrace::process_for(const std::string& name) {
   std::vector<int>& known = processes_[name];
   const auto idle = std::find_if(known.begin(), known.end(), [&](int pid) { return !busy_[pid]; });

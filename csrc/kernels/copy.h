@@ -12,7 +12,7 @@
 namespace horovod::kernels {
 
 // As memcpy, for memory that is not read soon: lines of the target are not fetched before they are overwritten, which
-// spares a third of the traffic, and they displace no slots from the caches. Elsewhere than on x86 it is memcpy.
+// spares a third of the traffic, and they displace no buffers from the caches. Elsewhere than on x86 it is memcpy.
 inline void copy_streamed(std::byte* target, const std::byte* source, size_t bytes) {
 #if defined(__SSE2__)
   constexpr size_t kLine = 64;

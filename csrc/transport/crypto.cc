@@ -12,7 +12,7 @@ constexpr const char* kSystemsOwn[] = {"libcrypto.so.3", "libcrypto.so.1.1"};
 // EVP_CIPHER_CTX_ctrl, from openssl/evp.h
 constexpr int kGetTag = 0x10;
 constexpr int kSetTag = 0x11;
-constexpr size_t kNonceBytes = 12;  // what AES-GCM takes unless told otherwise
+constexpr size_t kNonceBytes = 12;  // the default length of AES-GCM's nonce
 
 template <typename Function>
 void find(const ImportedLibrary& from, const char* name, Function& function, std::string& missing) {
@@ -102,7 +102,7 @@ bool Aead::seal(std::span<const std::byte> header, std::span<const iovec> pieces
   int written = 0;
   for (const iovec& piece : pieces) {
     if (!hides_) std::memcpy(out, piece.iov_base, piece.iov_len);
-    // Of a copy, as what is authenticated must be what is sent.
+    // Of a copy, so that the bytes which are authenticated are those which are sent.
     const void* from = hides_ ? piece.iov_base : out;
     if (library_.update(context_, hides_ ? out : nullptr, &written, from, static_cast<int>(piece.iov_len)) != 1) {
       return false;

@@ -1,7 +1,8 @@
-// The part of OpenSSL's libcrypto that the data plane calls, found when a mesh wants it (base/imported.h), and AES-GCM
-// by it for one direction of one connection.
+// The functions of OpenSSL's libcrypto that the data plane calls, loaded when a mesh needs them (base/imported.h); and
+// AES-GCM with them, for one direction of one connection.
 //
-// Declared from OpenSSL's manual (docs.openssl.org, EVP_EncryptInit and HMAC), which is the same for 1.1 and 3.
+// The declarations follow OpenSSL's manual (docs.openssl.org, EVP_EncryptInit and HMAC), which is the same for 1.1
+// and 3.
 #pragma once
 
 #include <array>
@@ -25,7 +26,7 @@ using Context = struct OpaqueCipherContext*;  // EVP_CIPHER_CTX
 using Cipher = const struct OpaqueCipher*;    // EVP_CIPHER
 using Digest = const struct OpaqueDigest*;    // EVP_MD
 
-struct Library {  // these answer 1 for success
+struct Library {  // these functions return 1 for success
   Imported<Context, Cipher, void*, const void*, const void*, int> init{"EVP_CipherInit_ex"};
   Imported<Context, void*, int*, const void*, int> update{"EVP_CipherUpdate"};
   Imported<Context, void*, int*> final{"EVP_CipherFinal_ex"};
@@ -38,8 +39,8 @@ struct Library {  // these answer 1 for success
                          unsigned* out_bytes) = nullptr;
 };
 
-// The table of the library in `file`, or of the system's where it is empty; loaded once. Null where there is none that
-// can be used; `status` then says what was tried and what to do. Any thread.
+// The functions of the library in `file`, or of the system's library where `file` is empty; loaded once. Null where no
+// library can be used; `status` then says what was tried and what to do. Any thread.
 const Library* library(const std::string& file, Status& status);
 
 // Seals or opens records in order. The nonce of a record is its number, and a key is replaced by one that follows from
@@ -50,7 +51,7 @@ class Aead {
   enum class Way { seal, open };
   static constexpr uint64_t kRecordsPerKey = 1u << 20;
 
-  // `hides`: the payload is encrypted; else it stays as it is and is authenticated only.
+  // `hides`: whether the payload is encrypted; otherwise it is authenticated only.
   Aead(const Library& library, const Key& key, Way way, bool hides, uint64_t records_per_key = kRecordsPerKey);
   ~Aead();
   Aead(const Aead&) = delete;
@@ -58,7 +59,8 @@ class Aead {
 
   // Sealing: writes the pieces, one behind the other, and then the tag to `out`. The header is authenticated as well.
   [[nodiscard]] bool seal(std::span<const std::byte> header, std::span<const iovec> pieces, std::byte* out);
-  // Opening: in place. False when header, payload or tag is not what was sealed as the record of this number.
+  // Opening: checks the record and decrypts it in place. False when header, payload or tag differ from what was sealed
+  // as the record of this number.
   [[nodiscard]] bool open(std::span<const std::byte> header, std::span<std::byte> payload, std::byte* tag);
 
   uint64_t records() const { return records_; }

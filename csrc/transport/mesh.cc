@@ -1,4 +1,4 @@
-// The life of a mesh over sockets: how it begins and ends, and what a silent, lost or departed peer means.
+// How a mesh over sockets begins and ends, and how it treats a silent, lost or departed peer.
 #include "transport/mesh.h"
 
 #include <cerrno>
@@ -121,7 +121,7 @@ Status SocketMesh::lose(SocketPeer& peer) {
     if (other.connections.empty() || other.left || other.aborted) continue;
     Connection& connection = *other.connections[0];
     const size_t before = inbox_.size();
-    for (int i = 0; i < 16; ++i) {  // some 64 MB: a peer may be sending a lot
+    for (int i = 0; i < 16; ++i) {  // reads up to some 64 MB, as a peer may be sending much
       const Progress progress = connection.read(inbox_);
       if (!progress.moved || !progress.status.ok()) break;
     }
@@ -196,7 +196,7 @@ void SocketMesh::linger(int64_t limit_us) {
 
 std::unique_ptr<Mesh> Mesh::create(int rank, uint64_t epoch, std::vector<MeshPeer> peers, const Config& config,
                                    AbortSignal& abort, Status& status) {
-  std::vector<std::vector<Socket>> sockets(peers.size());  // first of all: whatever happens, they will be closed
+  std::vector<std::vector<Socket>> sockets(peers.size());  // made first, so that they are closed whatever happens
   for (size_t r = 0; r < peers.size(); ++r) {
     for (const int fd : peers[r].fds) sockets[r].emplace_back(fd);
   }

@@ -1,10 +1,10 @@
-// Connected, authenticated stream sockets to the peers of a communicator, to all or to some of them, and what is done
-// with them: exchanges of data, which both sides know to be next, and small control frames, which may come at any time.
+// Stream sockets to all or some of the peers of a communicator. They carry exchanges of data, which both sides expect,
+// and small control frames, which may come at any time.
 //
-// Sockets arrive already connected and proven (worker/runtime/mesh.py does the handshake), so nothing here parses a
-// byte from a stranger. Every connection still checks every header: a peer of another epoch, a wrong length or garbage
-// ends the epoch with a sentence that names the peer. Where Config::wire asks for it, every byte is authenticated, or
-// encrypted as well (sealed_stream.h).
+// The sockets are already connected and authenticated (worker/runtime/mesh.py does the handshake), so no byte that is
+// read here comes from a stranger. Every connection still checks every header: a peer of another epoch, a wrong length
+// or garbage ends the epoch with a sentence that names the peer. Where Config::wire asks for it, every byte is
+// authenticated, or encrypted as well (sealed_stream.h).
 //
 // Threads: everything but send_control(), wake() and announce_end() belongs to the driver.
 #pragma once
@@ -42,7 +42,7 @@ enum class ControlKind : uint8_t {
   leave = 6,
   offer = 7,
   closing = 8,
-  nudge = 9,  // nothing but a reason to wake up
+  nudge = 9,  // wakes the receiver up and says nothing
 };
 
 struct ControlFrame {
@@ -72,7 +72,8 @@ class Mesh {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // False where algorithms exchange something with partners only (collectives/partners.h). Alike on all members.
+  // Whether every member is connected to every other; if not, algorithms exchange data with partners only
+  // (collectives/partners.h). The same on all members.
   virtual bool is_full() const = 0;
 
   // Runs all transfers at once and returns when the last byte was sent and received. Both sides must call exchange with
@@ -87,17 +88,18 @@ class Mesh {
   // are dropped and their memory is not touched again; the mesh then answers every call with the same failure.
   virtual Status start(std::span<const Transfer> sends, std::span<const Transfer> receives, Flight& flight) = 0;
   virtual Status finish(Flight& flight) = 0;
-  // Moves what can be moved without waiting. busy: some transfer is not done yet.
+  // Moves what can be moved without waiting. busy: whether some transfer is not done yet.
   virtual Status progress(bool& busy) = 0;
 
-  // Called by the driver again and again while finish() waits, which fails with it. Before the first transfer.
+  // Sets a function that the driver calls again and again while finish() waits; when it fails, finish() fails. To be
+  // set before the first transfer.
   virtual void while_waiting(std::function<Status()> act) = 0;
 
   // Queues a frame and sends what the socket takes now; the rest goes out with the next call of the driver. Any thread.
   virtual Status send_control(int peer, ControlKind kind, std::span<const uint32_t> ids,
                               std::string_view text = {}) = 0;
 
-  // The next frame that has arrived, without blocking; false when there is none.
+  // Takes the next frame that has arrived, without blocking; false when there is none.
   virtual Status next_control(ControlFrame& frame, bool& found) = 0;
 
   // Blocks until a frame may be there, wake(), abort, or the timeout. Fails when a peer is lost: its connection ended
@@ -105,8 +107,9 @@ class Mesh {
   virtual Status wait(int64_t timeout_us) = 0;
   virtual void wake() = 0;
 
-  // The peers from which control frames are expected. While the driver polls and expects no data, it looks at their
-  // connections at each turn, and at all others now and then and before it sleeps. Before the first wait.
+  // Sets the peers from which control frames are expected. While the driver polls and expects no data, it looks at
+  // their connections at each turn, and at all others now and then and before it sleeps. To be set before the first
+  // wait.
   virtual void listen_to(const std::vector<int>& peers) = 0;
 
   // A source of news beside the sockets, which ends a wait() too.
@@ -120,15 +123,15 @@ class Mesh {
   };
   virtual void set_poll_source(PollSource* source) = 0;  // before the first wait
 
-  // The driver's thread has nothing else to do: it may look for news longer before it sleeps.
+  // Says whether the driver's thread has nothing else to do, so that it may look for news longer before it sleeps.
   virtual void set_patient(bool patient) = 0;
 
   // Tells every peer why this rank's epoch ends (kind abort or leave); nothing can be sent after it. Does not block:
   // what the sockets do not take is left to linger(). Any thread; with `leave` no transfer may be open.
   virtual void announce_end(ControlKind kind, std::string_view sentence) = 0;
 
-  // After announce_end(): sends what is still owed of control frames, for at most `limit_us`; after `abort` it drops
-  // the transfers. The driver only.
+  // After announce_end(): sends the rest of the control frames, for at most `limit_us`; after `abort` it drops the
+  // transfers. The driver only.
   virtual void linger(int64_t limit_us) = 0;
 };
 

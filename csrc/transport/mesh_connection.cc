@@ -9,11 +9,11 @@
 namespace horovod::wire {
 namespace {
 
-constexpr size_t kMaxPieces = 256;               // of one system call; far below IOV_MAX, and enough to amortise it
+constexpr size_t kMaxPieces = 256;  // of one system call: far below IOV_MAX, and enough to be worth the call
 constexpr uint64_t kMaxWriteBytes = 512u << 10;  // so that reading and writing take turns
 constexpr uint64_t kMaxReadBytes = 4u << 20;     // of one read(): other connections want their turn
 constexpr size_t kBufferBytes = 32u << 10;       // small frames arrive whole, in one system call
-constexpr size_t kDataBufferBytes = 4u << 10;    // when much data is next: little of it takes the detour
+constexpr size_t kDataBufferBytes = 4u << 10;    // when much data is next, so that little is copied through the buffer
 constexpr uint64_t kSmallBytes = 16u << 10;
 
 // One piece, which most frames of small operations are, costs the kernel less without a list of pieces around it.
@@ -126,7 +126,7 @@ bool Connection::send_control(ControlKind kind, std::span<const uint32_t> ids, s
   frame.append(reinterpret_cast<const char*>(ids.data()), ids.size_bytes());
   frame.append(text);
   control_.push_back(std::move(frame));
-  if (!frame_started_) (void)flush(false);  // a failure shows again when the driver reads
+  if (!frame_started_) (void)flush(false);  // the driver gets an error again when it reads
   control_waits_.store(!control_.empty() || sealed_waits(), std::memory_order_release);
   return control_.empty() && !sealed_waits();
 }
@@ -135,7 +135,7 @@ Progress Connection::flush(bool with_data) {
   Progress progress;
   for (uint64_t budget = kMaxReadBytes; budget > 0;) {
     if (write_failed_.load(std::memory_order_relaxed)) {
-      control_.clear();  // nothing will be sent any more
+      control_.clear();  // no frame will be sent any more
       control_sent_ = 0;
       break;
     }
@@ -241,7 +241,7 @@ void Connection::advance_output(uint64_t bytes, uint64_t control_bytes) {
 
 Progress Connection::read(std::deque<ControlFrame>& inbox) {
   Progress progress;
-  progress.status = parse(inbox);  // what an earlier call had to leave
+  progress.status = parse(inbox);  // the bytes that an earlier call could not parse yet
   for (uint64_t budget = kMaxReadBytes; budget > 0 && progress.status.ok() && wants_read();) {
     iovec pieces[kMaxPieces];
     size_t count = 0;
@@ -292,7 +292,7 @@ Progress Connection::read(std::deque<ControlFrame>& inbox) {
     buffer_end_ += bytes - landed;
     progress.status = parse(inbox);
     if (bytes < data_bytes + (with_buffer ? room : 0)) {
-      readable = false;  // the socket had no more
+      readable = false;  // the socket had no more bytes
       break;
     }
     budget -= std::min(budget, bytes);
@@ -320,7 +320,7 @@ Ahead Connection::look_ahead(size_t most) {
     }
     buffer_end_ += static_cast<size_t>(received);
   }
-  // Whole frames only, and no checks: those are made when a frame's turn comes.
+  // Looks at whole frames only and checks nothing: a frame is checked when it is taken.
   for (size_t at = buffer_begin_; buffer_end_ - at >= sizeof(FrameHeader);) {
     FrameHeader header;
     std::memcpy(&header, buffer_.data() + at, sizeof(header));
@@ -382,7 +382,7 @@ Status Connection::parse(std::deque<ControlFrame>& inbox) {
       in_frame_left_ = header.length;
       continue;
     }
-    const size_t total = sizeof(header) + header.length;  // check() has bounded it
+    const size_t total = sizeof(header) + header.length;  // check() has bounded the length
     if (buffered() < total) {
       if (buffer_.size() < total) buffer_.resize(total);
       return {};
@@ -446,7 +446,7 @@ Status Connection::check(const FrameHeader& header) const {
 void Connection::drop_transfers() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (frame_started_) {
-    // True bytes, not zeros: the peer may need no more than these to finish an operation.
+    // The real bytes and not zeros, as they may be the last that the peer needs to finish an operation.
     std::string rest(reinterpret_cast<const char*>(&out_header_) + sizeof(out_header_) - out_header_left_,
                      out_header_left_);
     rest.reserve(out_header_left_ + out_frame_left_);
@@ -483,7 +483,7 @@ void Connection::end_output() {
 }
 
 void Connection::discard_input() {
-  for (int i = 0; i < 64; ++i) {  // a peer that sends faster than this may well be reset
+  for (int i = 0; i < 64; ++i) {  // a peer that sends faster than this may get a reset
     if (recv(fd(), buffer_.data(), buffer_.size(), MSG_DONTWAIT) <= 0) return;
   }
 }

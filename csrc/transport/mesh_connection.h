@@ -29,10 +29,10 @@ namespace horovod::wire {
 struct Stripe {
   std::vector<iovec> pieces;
   uint64_t left = 0;    // bytes
-  uint64_t number = 0;  // of the transfer, between these two ranks in this direction
+  uint64_t number = 0;  // the number of the transfer among those between these two ranks in this direction
   Flight* flight = nullptr;
-  size_t piece = 0;   // the next byte is in pieces[piece],
-  size_t inside = 0;  // this far from its start
+  size_t piece = 0;   // the next byte is in pieces[piece]
+  size_t inside = 0;  // how far the next byte is from the start of that piece
 
   // The next pieces, at most `room` of them and `limit` bytes; returns how many and adds up `bytes`.
   size_t peek(iovec* out, size_t room, uint64_t limit, uint64_t& bytes) const;
@@ -48,7 +48,7 @@ struct Progress {
   Status status;  // not ok: the peer broke the protocol
 };
 
-// What look_ahead() found behind data that no transfer here expects yet.
+// What look_ahead() found behind data that no transfer of this member expects yet.
 struct Ahead {
   std::optional<ControlFrame> end;  // the peer's abort or leave frame
   bool ended = false;               // the stream is over, `error` as in Progress
@@ -63,11 +63,11 @@ class Connection {
     uint16_t rank = 0;
     uint16_t peer = 0;
     bool carries_control = false;
-    std::string label;  // of the peer, for messages
+    std::string label;  // names the peer in messages
     std::string own_label;
   };
 
-  // sealed: what its bytes pass through on their way to the socket and back; null where they travel as they are.
+  // sealed: the stream that seals and opens the bytes; null where they travel as they are.
   Connection(Socket socket, Identity identity, std::unique_ptr<SealedStream> sealed = nullptr);
 
   int fd() const { return socket_.fd(); }
@@ -75,7 +75,8 @@ class Connection {
   bool owes() const { return !outgoing_.empty() || !sealed_flights_.empty(); }
   uint64_t expected_bytes() const { return incoming_.empty() ? 0 : incoming_.front().left; }
 
-  // True when reading can have an effect: not at the end, and not stopped at data that no transfer was started for yet.
+  // Whether reading can have an effect. It can't at the end of the stream, or in front of data for which no transfer
+  // was started yet.
   bool wants_read() const { return !ended_ && !stalled_; }
   bool wants_write() const { return !write_failed() && (owes() || control_waits()); }
   bool ended() const { return ended_; }
@@ -83,7 +84,7 @@ class Connection {
 
   bool stalled() const { return stalled_; }
 
-  // For how long the peer's host has owed an acknowledgement. To be asked now and then.
+  // How long the peer's host has not acknowledged what was sent to it. To be asked now and then.
   int64_t silent_ms(int64_t now_ms) { return silence_.owed_ms(answers_of(fd()), now_ms); }
 
   void queue_send(Stripe&& stripe) { outgoing_.push_back(std::move(stripe)); }
@@ -97,7 +98,7 @@ class Connection {
   Progress read(std::deque<ControlFrame>& inbox);
 
   // While stalled: takes in what the socket has, `most` bytes at most, and looks for the end of the peer's epoch in it.
-  // The bytes are kept for read(). Without this a rank that waits for another peer would not hear of this one's end.
+  // The bytes are kept for read(). Without this a rank that waits for another peer would not learn that this one ended.
   Ahead look_ahead(size_t most);
 
   // Forgets all stripes; from now on arriving data is thrown away, so that a control frame behind it can be found. The
@@ -107,16 +108,16 @@ class Connection {
   // Queues the frame and sends what the socket takes. False when bytes are left that the driver must send.
   bool send_control(ControlKind kind, std::span<const uint32_t> ids, std::string_view text);
 
-  // Sends what waits of the control frames and drops the call's outcome: a failure shows again when the driver reads.
+  // Sends the control frames that wait. An error of the call is ignored, as the driver gets it again when it reads.
   // False when there is more, and the socket takes no more now.
   bool send_waiting();
 
-  // Tells the peer that nothing more comes, unless something is still waiting to be sent. Any thread.
+  // Ends the sending side, so that the peer reads an end of stream, unless bytes still wait to be sent. Any thread.
   void end_output();
   // Throws away what has arrived, so that closing the socket does not reset the connection under what was sent.
   void discard_input();
 
-  // Whether the last system call did not say "would block"; poll() sets these again.
+  // False after a system call has said "would block", until poll() says otherwise.
   bool readable = true;
   bool writable = true;
 
@@ -148,7 +149,8 @@ class Connection {
   std::atomic<bool> control_waits_{false};  // control_ is not empty, or sealed bytes wait
   std::atomic<bool> write_failed_{false};
   std::deque<Stripe> outgoing_;
-  // Whose last bytes were sealed and not sent yet; not done before that, so that no thread sleeps while they wait.
+  // Stripes whose last bytes were sealed and not sent yet. They are not done before those are sent, so that no thread
+  // sleeps while bytes wait.
   std::vector<Flight*> sealed_flights_;
   FrameHeader out_header_;
   size_t out_header_left_ = 0;  // both 0: no data frame is open
@@ -156,7 +158,7 @@ class Connection {
 
   // Receiving
   std::deque<Stripe> incoming_;
-  std::vector<std::byte> buffer_;  // bytes that were received and not yet understood; grown by look_ahead()
+  std::vector<std::byte> buffer_;  // bytes that were received and not yet parsed; look_ahead() makes it larger
   size_t buffer_begin_ = 0;
   size_t buffer_end_ = 0;
   uint64_t in_frame_left_ = 0;  // payload of the data frame being received
@@ -164,7 +166,7 @@ class Connection {
   bool stalled_ = false;
   bool ended_ = false;
   bool discarding_ = false;
-  int error_ahead_ = 0;  // a socket tells its error once
+  int error_ahead_ = 0;  // the error that look_ahead() got, as a socket reports an error only once
 };
 
 }  // namespace horovod::wire

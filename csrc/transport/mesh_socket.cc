@@ -64,7 +64,7 @@ Socket::~Socket() { close(); }
 void Socket::close() {
   if (fd_ < 0) return;
   const std::lock_guard<std::mutex> lock(Registry::get().mutex);
-  if (fd() >= 0) {  // otherwise the number may by now belong to another descriptor
+  if (fd() >= 0) {  // in a forked child the number may belong to another descriptor by now
     std::erase(Registry::get().fds, fd_);
     ::close(fd_);
   }
@@ -81,23 +81,23 @@ bool prepare_stream(int fd, int64_t unreachable_ms) {
     errno = EPROTOTYPE;
     return false;
   }
-  // The rest makes TCP fast and dead hosts visible; a socket pair knows none of it and needs none.
+  // The rest makes TCP fast and dead hosts visible. A socket pair has none of these options and needs none.
   const auto set = [fd](int level, int option, int value) {
     (void)setsockopt(fd, level, option, &value, sizeof(value));
   };
   set(IPPROTO_TCP, TCP_NODELAY, 1);
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
-  // While nothing is under way the kernel asks: after half of the limit, and then some times until the limit has passed
-  // since the first question. While something is, it would try for a quarter of an hour; TCP_USER_TIMEOUT would end
-  // that, but also wait no longer for a process that is stopped and takes nothing. Hence Silence.
+  // While nothing is under way the kernel sends probes: the first after half of the limit, and then some more until the
+  // limit has passed since the first one. While data is under way it would retry for a quarter of an hour.
+  // TCP_USER_TIMEOUT would end that, but would also give up a process that is stopped and reads nothing. Hence Silence.
   constexpr int64_t kLongestS = 32'767;
   const int64_t limit_s = std::clamp<int64_t>((unreachable_ms + 999) / 1000, 1, 5 * kLongestS);
   const int64_t between_s = std::max<int64_t>(limit_s / 5, 1);
   set(IPPROTO_TCP, TCP_KEEPIDLE, static_cast<int>(std::clamp<int64_t>(limit_s / 2, 1, kLongestS)));
   set(IPPROTO_TCP, TCP_KEEPINTVL, static_cast<int>(between_s));
   set(IPPROTO_TCP, TCP_KEEPCNT, static_cast<int>((limit_s + between_s - 1) / between_s));
-  // What gets no answer is sent again after at most so long, where the kernel can be told (Linux 6.15): operations then
-  // go on soon after a network is whole again.
+  // The longest wait before a retransmission, where the kernel has the option (Linux 6.15): operations then go on soon
+  // after a network works again.
   constexpr int kRtoMax = 44;  // TCP_RTO_MAX_MS, for older headers
   set(IPPROTO_TCP, kRtoMax, static_cast<int>(std::clamp<int64_t>(unreachable_ms / 10, 1'000, 120'000)));
   return true;
@@ -106,8 +106,9 @@ bool prepare_stream(int fd, int64_t unreachable_ms) {
 Answers answers_of(int fd) {
   tcp_info info{};
   socklen_t length = sizeof(info);
-  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) < 0) return {};  // no TCP
-  // The window of a process that takes nothing is probed ever more seldom, so there one question alone says nothing.
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) < 0) return {};  // not a TCP socket
+  // The kernel probes the window of a process that reads nothing more and more rarely, so one unanswered probe says
+  // nothing.
   const bool data = info.tcpi_unacked > 0;
   return {.owed = data || info.tcpi_probes > 0,
           .certainly = data || info.tcpi_probes > 1,

@@ -1,7 +1,7 @@
 // A descriptor of the data plane: closed when its owner goes, on exec, and in every forked child.
 //
-// Why the last: a child that a training script forks (a data loader, a subprocess before its exec) would keep the
-// connection open after its parent died, and the peers would wait for a rank that is gone.
+// Why in forked children: a child that a training script forks (a data loader, a subprocess before its exec) would keep
+// the connection open after its parent died, and the peers would wait for a rank that is gone.
 //
 // Invariant: in a child forked after the Socket was made, fd() is -1, and destroying the Socket is harmless.
 #pragma once
@@ -24,44 +24,44 @@ class Socket {
  private:
   void close();
 
-  inline static std::atomic<uint64_t> forks{0};  // how often this line of processes has forked since it has sockets
+  inline static std::atomic<uint64_t> forks{0};  // how many forks this process is away from the first with sockets
 
   int fd_ = -1;
-  uint64_t forks_ = 0;  // when fd_ was opened
+  uint64_t forks_ = 0;  // `forks` when fd_ was opened
 
   friend struct Registry;
 };
 
-// Non-blocking, close-on-exec, no delay for small frames, keep-alive probes. False with errno set when the descriptor
-// is no socket that can do so.
+// Makes the socket non-blocking and close-on-exec, turns off the delay for small frames, and turns on keep-alive
+// probes. False, with errno set, when the descriptor is no socket that can do so.
 bool prepare_stream(int fd, int64_t unreachable_ms = 20'000);
 
 // What the kernel knows of the other side's host.
 struct Answers {
-  bool owed = false;       // something was sent, be it only a question whether it lives, that is not acknowledged yet
-  bool certainly = false;  // and not just the latest of several questions
-  int64_t last_ms = 0;     // since anything was acknowledged
-  int64_t asked_ms = 0;    // since it was last sent what it owes an answer to; 0: not known
-  uint64_t acknowledged = 0;  // bytes so far
+  bool owed = false;          // something that was sent (data or a keep-alive probe) is not acknowledged yet
+  bool certainly = false;     // more than the latest of several probes is not acknowledged
+  int64_t last_ms = 0;        // time since the last acknowledgement
+  int64_t asked_ms = 0;       // time since the latest packet was sent that is not acknowledged; 0: not known
+  uint64_t acknowledged = 0;  // bytes that were acknowledged so far
 };
 Answers answers_of(int fd);  // none are owed where it is no TCP connection
 
 // For how long the other side's kernel has owed an acknowledgement of what was sent. A process that is stopped has a
 // kernel that answers, so this is about hosts and networks.
 //
-// The time since the last acknowledgement is not that. While nothing is sent none is owed, and a pause of many seconds
-// may lie before the first byte that gets no answer. And a kernel that gets none waits twice as long each time before
-// it sends again, so a network may have been whole for long before anybody notices: what counts ends when it was last
-// asked.
+// This is not the time since the last acknowledgement. While nothing is sent no acknowledgement is owed, and a pause of
+// many seconds may lie before the first byte that gets none. Also, a kernel doubles its wait before each
+// retransmission, so a network may work again long before the next packet shows it. So the time ends when the latest
+// packet was sent.
 class Silence {
  public:
   // To be asked now and then; 0 when nothing is owed, or what was sent last may still be answered.
   int64_t owed_ms(const Answers& answers, int64_t now_ms);
 
  private:
-  int64_t since_ms_ = 0;  // when the debt was first seen
+  int64_t since_ms_ = 0;  // when the acknowledgement was first seen to be owed
   bool owed_ = false;
-  uint64_t acknowledged_ = 0;  // then
+  uint64_t acknowledged_ = 0;  // how many bytes were acknowledged then
 };
 
 }  // namespace horovod::wire

@@ -1,8 +1,8 @@
 // How many bytes should go over a mesh at a time, where the caller may choose.
 //
-// TCP hands an interface packets of up to 64 KB with their headers; of Ethernet's segments of 1448 bytes 45 fit in. A
-// chunk with a few bytes more takes another packet, which costs as much as a full one. All members must cut alike, so
-// these are functions of nothing but their arguments.
+// TCP hands an interface packets of up to 64 KB with their headers, into which 45 of Ethernet's segments of 1448 bytes
+// fit. A chunk with a few bytes more takes another packet, which costs as much as a full one. All members must cut
+// alike, so these functions depend on their arguments only.
 #pragma once
 
 #include <algorithm>

@@ -49,13 +49,13 @@ bool ProcessorSharing::could_run(int member) const {
   const uint64_t word = hints_[member]->word.load(std::memory_order_relaxed) - 1;  // wraps around where there is none
   const uint64_t of = word >> kMemberShift;
   const uint64_t offset = word & ((uint64_t{1} << kMemberShift) - 1);
-  // Another process wrote it: nothing is read that is no word of an area.
+  // Another process wrote the hint: it is used only if it names a word of an area.
   if (of >= hints_.size() || offset % sizeof(uint64_t) != 0 || offset > bytes_ - sizeof(uint64_t)) return true;
   const auto* reached = reinterpret_cast<const std::atomic<uint64_t>*>(areas_[of] + offset);
   return reached->load(std::memory_order_relaxed) >= hints_[member]->value.load(std::memory_order_relaxed);
 }
 
-// The others read it all the time: written only when it is news, it stays in their caches.
+// The others read it all the time. It is written only when it changes, so that it stays in their caches.
 void ProcessorSharing::stay_at(int processor) {
   std::atomic<uint32_t>& told = hints_[rank_]->processor;
   const auto news = static_cast<uint32_t>(processor + 1);

@@ -1,4 +1,4 @@
-// Where members share memory and there are more members than processors: which member waits on which processor, for
+// For members that share memory and are more than the processors: tells which member waits on which processor, and for
 // what.
 //
 // A member that waits yields its processor. But to switch processes costs more than a small operation, so it looks
@@ -7,8 +7,8 @@
 // then switches once for each operation and not twice: each rank ends one operation and starts the next before it
 // yields.
 //
-// All of this is hints. A wrong hint (a member has moved, or its two words were read while they changed) costs one turn
-// of polling, which ends after config's spin_us.
+// These words are hints. A wrong one (a member has moved, or its two words were read while they changed) costs one turn
+// of polling, which ends after Config::spin_us.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@ namespace horovod {
 // At the start of a member's area. Its owner writes, the others read, in any order. One line is for what seldom
 // changes.
 struct WaitHint {
-  alignas(64) std::atomic<uint32_t> processor;  // 1 + the one on which the owner last waited; 0: it never has
+  alignas(64) std::atomic<uint32_t> processor;  // 1 + that on which the owner last waited; 0: it has not waited
   // For which word the owner waits, 1 + (member << 48 | offset in that member's area), and what it must reach; 0: it
   // does not wait, or has not said for what.
   alignas(64) std::atomic<uint64_t> word;
@@ -41,12 +41,13 @@ class ProcessorSharing {
   // areas[i] is that of member i, of `bytes` bytes each, and has its hint at hints[i].
   ProcessorSharing(int rank, std::vector<std::byte*> areas, size_t bytes, std::vector<WaitHint*> hints);
 
-  // There are more members than processors.
+  // Whether there are more members than processors.
   bool crowded() const { return crowded_; }
-  // Around a wait in which this member polls; null: it does not say for what.
+  // To be called before and after a wait in which this member polls; null: it does not say for what it waits.
   void begin(const Awaited* awaited);
   void end() { hints_[rank_]->word.store(0, std::memory_order_relaxed); }
-  // Whether a member that was last seen on this processor could go on if it had it. Between begin() and end().
+  // Whether a member that was last seen on this processor could go on if it got the processor. To be asked between
+  // begin() and end().
   bool somebody_could_run() const;
 
  private:

@@ -12,13 +12,13 @@ namespace {
 
 size_t page_aligned(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
-// After this many times the limit a member without progress is blamed although it shows signs of life.
+// After this many times the limit, a member without progress is blamed even if it shows signs of life.
 constexpr int64_t kMostPatience = 4;
 
 }  // namespace
 
 size_t Region::area_bytes(const Config& config, size_t log_bytes) {
-  return log_offset() + page_aligned(log_bytes) + slots_bytes(config) + page_aligned(kEagerIds * 2 * kCellStride);
+  return log_offset() + page_aligned(log_bytes) + buffers_bytes(config) + page_aligned(kEagerIds * 2 * kCellStride);
 }
 
 Region::Region(int rank, std::vector<std::shared_ptr<Segment>> segments, std::vector<std::string> labels, size_t offset,
@@ -36,8 +36,8 @@ Region::Region(int rank, std::vector<std::shared_ptr<Segment>> segments, std::ve
     controls_.push_back(reinterpret_cast<RegionControl*>(area(member)));
     areas.push_back(area(member));
     hints.push_back(&control(member).waits);
-    slots_.push_back(area(member) + log_offset() + page_aligned(log_bytes));
-    cells_.push_back(slots_.back() + slots_bytes(config));
+    buffers_.push_back(area(member) + log_offset() + page_aligned(log_bytes));
+    cells_.push_back(buffers_.back() + buffers_bytes(config));
   }
   sharing_.emplace(rank, std::move(areas), log_offset() + page_aligned(log_bytes), std::move(hints));
 }
@@ -68,7 +68,7 @@ Status Region::await_slowly(int member, const std::atomic<uint64_t>& value, uint
   uint64_t last = value.load(std::memory_order_relaxed);
   uint32_t last_beat = control(member).beats.load(std::memory_order_relaxed);
   int64_t last_change = started;
-  int64_t last_sign = started;  // of life: it waits for others in its turn, which is no reason to blame it
+  int64_t last_sign = started;  // the last sign of life: a member that itself waits for others is not to blame
   for (bool first = true;; first = false) {
     if (network_progress_) {
       HVD_TRY(nap_with_progress(ready, first));
@@ -80,7 +80,7 @@ Status Region::await_slowly(int member, const std::atomic<uint64_t>& value, uint
     if (abort_.raised()) return abort_.cause();
     HVD_TRY(check_members());
     if (while_waiting_) {
-      // Raised, so that transfers that are under way at the same time end as at the end of an epoch.
+      // Raised here, so that transfers which are under way at the same time end as well.
       if (Status failed = while_waiting_(); !failed.ok() && failed.code() != Code::left) {
         abort_.raise(failed);
         return abort_.cause();
@@ -119,7 +119,7 @@ Status Region::check_members() {
     if (state == MemberState::running && segments_[member]->pidfd() >= 0) {
       pollfd process{segments_[member]->pidfd(), POLLIN, 0};
       if (poll(&process, 1, 0) == 1) {
-        // It may have announced its end between the two looks.
+        // The member may have announced its end between the two looks.
         state = static_cast<MemberState>(header.state.load(std::memory_order_acquire));
         if (state == MemberState::running) {
           abort_.note_lost(labels_[member], true);

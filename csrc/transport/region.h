@@ -1,10 +1,10 @@
-// One communicator's window on the segments of its members: progress counters, doorbells, staging slots, the order log.
+// One communicator's window on the segments of its members: progress counters, doorbells, order log, buffers.
 //
 // Theory of operation. Data moves in rounds, numbered alike on every member because every member runs the same batches
-// in the same order. In round r a member fills slot r % slot_count (r % kWideSlots of the wide ones, see wide_slot) of
-// its own area and publishes the counter of a phase (release); others wait for that counter (acquire) and read the
-// slot. A slot is filled again only when every member has `finished` the round that used it last. Each counter is
-// written by its owner only and never goes back.
+// in the same order. In round r a member fills buffer r % buffer_count (r % kWideBuffers of the wide ones, see
+// wide_buffer) of its own area and publishes the counter of a phase (release); others wait for that counter (acquire)
+// and read the buffer. A buffer is filled again only when every member has `finished` the round that used it last. Each
+// counter is written by its owner only and never goes back.
 //
 // Sleeping. A member that finds nothing to do polls briefly, then sleeps on its doorbell (a futex): it announces itself
 // in `sleepers`, looks once more, and sleeps. A publisher first stores its counter, then looks at `sleepers`. Both
@@ -61,7 +61,7 @@ struct RegionControl {
 
 class Region {
  public:
-  // Bytes of the control part in front of the slots: control page and order log.
+  // Bytes of the control part in front of the buffers: control page and order log.
   static size_t log_offset() { return 4096; }
   static size_t area_bytes(const Config& config, size_t log_bytes);
 
@@ -71,20 +71,20 @@ class Region {
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(segments_.size()); }
-  size_t slot_bytes() const { return config_.slot_bytes; }
-  int slot_count() const { return config_.slot_count; }
+  size_t buffer_bytes() const { return config_.staging_buffer_bytes; }
+  int buffer_count() const { return config_.staging_buffer_count; }
 
-  std::byte* slot(int member, uint64_t round) const {
-    return slots_[member] + (round % config_.slot_count) * config_.slot_bytes;
+  std::byte* buffer(int member, uint64_t round) const {
+    return buffers_[member] + (round % config_.staging_buffer_count) * config_.staging_buffer_bytes;
   }
-  // In a hierarchy a slot holds data for the members of all hosts, so slots are kWide times larger there: what goes to
-  // one host is then still worth a frame. There are only two such slots, because more would not let a member get
-  // further ahead, and slots that are filled in turn should stay in the caches. Both kinds of slots lie in the same
+  // In a hierarchy a buffer holds data for the members of all hosts, so buffers are kWide times larger there: what goes
+  // to one host is then still worth a frame. There are only two such buffers, because more would not let a member get
+  // further ahead, and buffers that are filled in turn should stay in the caches. Both kinds of buffers lie in the same
   // memory, and a region uses one kind; memory that is not touched is not taken.
   static constexpr size_t kWide = 8;
-  static constexpr uint64_t kWideSlots = 2;
-  std::byte* wide_slot(int member, uint64_t round) const {
-    return slots_[member] + (round % kWideSlots) * config_.slot_bytes * kWide;
+  static constexpr uint64_t kWideBuffers = 2;
+  std::byte* wide_buffer(int member, uint64_t round) const {
+    return buffers_[member] + (round % kWideBuffers) * config_.staging_buffer_bytes * kWide;
   }
   std::byte* cell(int member, uint32_t id, uint32_t generation) const {
     return cells_[member] + (size_t{id} * 2 + generation % 2) * kCellStride;
@@ -102,13 +102,13 @@ class Region {
     return first;
   }
 
-  // This member is through `phase` of rounds below `count`.
+  // Publishes that this member is through `phase` of the rounds below `count`.
   void publish(Phase phase, uint64_t count) {
     control(rank_).phases[static_cast<int>(phase)].value.store(count, std::memory_order_release);
     ring_sleepers();
   }
 
-  // Until every other member published `phase` up to `count`.
+  // Waits until every other member has published `phase` up to `count`.
   Status await(Phase phase, uint64_t count) {
     for (int member = 0; member < size(); ++member) {
       if (member != rank_) HVD_TRY(await(member, phase, count));
@@ -121,9 +121,9 @@ class Region {
       return {};
     return await_slowly(member, value, count);
   }
-  // Until the slot of `round` may be filled again.
-  Status await_slot(uint64_t round) { return await_round_of(round, static_cast<uint64_t>(slot_count())); }
-  Status await_wide_slot(uint64_t round) { return await_round_of(round, kWideSlots); }
+  // Waits until the buffer of `round` may be filled again.
+  Status await_buffer(uint64_t round) { return await_round_of(round, static_cast<uint64_t>(buffer_count())); }
+  Status await_wide_buffer(uint64_t round) { return await_round_of(round, kWideBuffers); }
 
   // Work that must go on while this member waits for others in shared memory. The function moves what it can without
   // waiting, says whether it is busy, and ends the wait by failing; then the abort signal is raised, or its caller
@@ -132,7 +132,7 @@ class Region {
   void set_network_progress(NetworkProgress progress) { network_progress_ = std::move(progress); }
   // The driver calls `act` again and again while it waits here; the wait fails when `act` does. Before the first wait.
   void while_waiting(std::function<Status()> act) { while_waiting_ = std::move(act); }
-  // This member is alive and waits for another. Driver only.
+  // Tells the others that this member is alive and waits for another one. Driver only.
   void beat() { control(rank_).beats.fetch_add(1, std::memory_order_relaxed); }
 
   // Whether the driver is a caller that has nothing else to do. It then polls for longer and yields its processor at
@@ -152,12 +152,12 @@ class Region {
       if (member != rank_) ring_if_sleeping(member);
     }
   }
-  // The same, and this member's own sleeping driver.
+  // Wakes the other members that sleep, and this member's own driver.
   void ring_all() {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     for (int member = 0; member < size(); ++member) ring_if_sleeping(member);
   }
-  // This member's own alone.
+  // Wakes this member's own driver only.
   void ring_self() {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     ring_if_sleeping(rank_);
@@ -182,12 +182,14 @@ class Region {
   uint64_t sleeps() const { return sleeps_.load(std::memory_order_relaxed); }
 
  private:
-  static size_t slots_bytes(const Config& config) {
-    return config.slot_bytes * std::max(kWide * kWideSlots, static_cast<size_t>(config.slot_count));
+  static size_t buffers_bytes(const Config& config) {
+    return config.staging_buffer_bytes *
+           std::max(kWide * kWideBuffers, static_cast<size_t>(config.staging_buffer_count));
   }
-  // Until everybody is through the round that had the slot of `round` before, of `slots` in all.
-  Status await_round_of(uint64_t round, uint64_t slots) {
-    return round < slots ? Status() : await(Phase::finished, round - slots + 1);
+  // Waits until every member is through the round that had the buffer of `round` before, where there are `buffers` in
+  // all.
+  Status await_round_of(uint64_t round, uint64_t buffers) {
+    return round < buffers ? Status() : await(Phase::finished, round - buffers + 1);
   }
   std::byte* area(int member) const { return segments_[member]->data() + offset_; }
   RegionControl& control(int member) const { return *controls_[member]; }
@@ -197,7 +199,7 @@ class Region {
     bell.rings.fetch_add(1, std::memory_order_release);
     futex_wake_all(&bell.rings);
   }
-  // With more members than processors a look at the clock costs less than to keep one from another member.
+  // With more members than processors, to look at the clock costs less than to keep a processor from another member.
   WaitPolicy polling() const {
     const int64_t yield_us = patient_ ? config_.yield_us : config_.spin_us;
     const bool crowded = sharing_->crowded();
@@ -215,7 +217,7 @@ class Region {
   NetworkProgress network_progress_;
   std::function<Status()> while_waiting_;
   std::vector<RegionControl*> controls_;
-  std::vector<std::byte*> slots_;
+  std::vector<std::byte*> buffers_;
   std::vector<std::byte*> cells_;
   std::optional<ProcessorSharing> sharing_;  // set by the constructor; driver only
   std::vector<const void*> inputs_;          // scratch; driver only
@@ -223,7 +225,7 @@ class Region {
   int departed_ = -1;                        // driver only
   bool patient_ = false;                     // driver only
   std::atomic<uint64_t> sleeps_{0};          // statistics; any order
-  std::mutex end_mutex_;                     // one thread announces the end, once
+  std::mutex end_mutex_;                     // lets one thread announce the end, once
 };
 
 template <typename Ready>

@@ -42,7 +42,7 @@ ssize_t SealedStream::send(int fd, const iovec* pieces, size_t count) {
     out_.resize(at + kHeaderBytes + payload + crypto::kTagBytes);
     std::memcpy(out_.data() + at, &payload, sizeof(payload));
     if (!sealer_.seal({out_.data() + at, kHeaderBytes}, parts, out_.data() + at + kHeaderBytes)) {
-      out_.clear();  // nothing leaves this process that is not sealed
+      out_.clear();  // no byte leaves this process unsealed
       errno = EIO;
       return -1;
     }
@@ -91,10 +91,10 @@ ssize_t SealedStream::receive(int fd, const iovec* pieces, size_t count) {
         errno = EAGAIN;
         return -1;
       }
-      if (got == 0 && in_end_ == 0) return static_cast<ssize_t>(total);  // the next call says the end once more
+      if (got == 0 && in_end_ == 0) return static_cast<ssize_t>(total);  // the next call reports the end again
       failed_ = got == 0 ? ECONNRESET : errno;
     }
-    if (total > 0) return static_cast<ssize_t>(total);  // what was whole; the next call fails
+    if (total > 0) return static_cast<ssize_t>(total);  // returns the intact bytes; the next call fails
     errno = failed_;
     return -1;
   }

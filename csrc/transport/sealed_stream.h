@@ -1,8 +1,10 @@
-// A byte stream over a socket whose bytes are sealed: what the reader gets is what the writer gave, in order and whole,
-// or nothing more. Stands in for sendmsg() and recvmsg() of a connection; never blocks.
+// A byte stream over a socket whose bytes are sealed: the reader gets the writer's bytes in order and unchanged, and
+// gets none after the first that is missing or forged. It takes the place of a connection's sendmsg() and recvmsg(),
+// and never blocks.
 //
-// On the socket lie records: u32 length of the payload, the payload (encrypted, or as it is), a tag of 16 bytes. The
-// record's number is in no record: a record that was left out, repeated or moved does not fit its place.
+// The socket carries records: u32 length of the payload, the payload (encrypted, or as it is), a tag of 16 bytes. The
+// tag depends on the number of the record, which is not sent: so a record that was left out, repeated or moved is
+// noticed.
 //
 // Threads: one writer and one reader at a time, which share nothing.
 #pragma once
@@ -18,7 +20,7 @@
 
 namespace horovod::wire {
 
-// Of one connection, as this end sees it.
+// The keys of one connection, as this end sees it.
 struct Keys {
   crypto::Key send{};
   crypto::Key receive{};
@@ -31,15 +33,16 @@ class SealedStream {
   SealedStream(const crypto::Library& library, const Keys& keys, bool hides,
                uint64_t records_per_key = crypto::Aead::kRecordsPerKey);
 
-  // As sendmsg(): how many bytes it took, or -1 with errno. Took means sealed; waits() tells whether some of it is
-  // still to be sent, by flush() or by the next call, which takes nothing before that.
+  // Like sendmsg(): returns how many bytes it took, or -1 with errno. They are sealed then, but some may still be
+  // unsent (waits()): flush() or the next call sends them, which takes no other bytes before.
   ssize_t send(int fd, const iovec* pieces, size_t count);
   bool waits() const { return sent_ < out_.size(); }
   // Sends what waits; false with errno (EAGAIN: not all of it yet).
   bool flush(int fd);
 
-  // As recvmsg(), but it returns less than was asked for only when the socket has no more, or ends. -1 with EBADMSG:
-  // what came is not what was sent; with ECONNRESET the stream ended in the middle of a record. Both for ever.
+  // Like recvmsg(), but it returns less than was asked for only when the socket has no more, or ends. -1 with EBADMSG:
+  // what came is not what was sent. -1 with ECONNRESET: the stream ended in the middle of a record. All later calls
+  // then answer the same.
   ssize_t receive(int fd, const iovec* pieces, size_t count);
   uint64_t received_records() const { return opener_.records(); }
 
@@ -55,10 +58,10 @@ class SealedStream {
   size_t sent_ = 0;
 
   crypto::Aead opener_;
-  std::vector<std::byte> in_;  // from the socket: an opened record and what follows
+  std::vector<std::byte> in_;  // bytes from the socket: an opened record and what follows it
   size_t in_begin_ = 0;        // where the next record begins
   size_t in_end_ = 0;
-  size_t plain_begin_ = 0;  // what is left of the opened record
+  size_t plain_begin_ = 0;  // where the rest of the opened record begins
   size_t plain_end_ = 0;
   int failed_ = 0;  // errno
 };

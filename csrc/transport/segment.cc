@@ -24,7 +24,7 @@ namespace {
 
 Status system_error(const std::string& what) { return {Code::internal, what + ": " + std::strerror(errno) + "."}; }
 
-// Whether the last call failed for want of descriptors; `status` then says so instead of what else may be the cause.
+// Whether the last call failed for want of descriptors; `status` then says that, instead of naming other causes.
 bool out_of_descriptors(const char* what, Status& status) {
   if (errno == ENFILE) {
     status = {Code::internal, std::string("Could not ") + what +
@@ -57,7 +57,7 @@ struct InProcess {
   }
 };
 
-// Neither process may change the size any more: to touch memory that a file no longer has ends a process by SIGBUS.
+// Seals the size, so that no process can change it: to touch memory beyond the end of a file raises SIGBUS.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 int open_pidfd(int pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
@@ -135,7 +135,7 @@ std::shared_ptr<Segment> Segment::open(const std::string& address, size_t bytes,
     std::snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, fd);
     segment->fd_ = ::open(path, O_RDWR | O_CLOEXEC);
     if (segment->fd_ < 0 && out_of_descriptors("open the shared segment of a local peer", status)) return nullptr;
-    // Asked for before the size, which may change until then. What is no memfd answers with -1.
+    // The seals are read before the size, which may change until they are set. A file that is no memfd answers with -1.
     const int seals = segment->fd_ < 0 ? 0 : fcntl(segment->fd_, F_GET_SEALS);
     struct stat info{};
     if (segment->fd_ < 0 || fstat(segment->fd_, &info) != 0) {

@@ -18,7 +18,7 @@ namespace horovod {
 
 enum class MemberState : uint32_t { running = 0, left = 1, aborted = 2 };
 
-// First page of a segment. Written by its owner only, but for `attached`; peers read.
+// The first page of a segment. Its owner alone writes it, except `attached`; peers read it.
 struct SegmentHeader {
   static constexpr uint64_t kMagic = 0x36766f726f484d53;  // changes with the layout of the segment
   static constexpr size_t kCauseBytes = 2048;
@@ -34,24 +34,24 @@ struct SegmentHeader {
 
 class Segment {
  public:
-  // A new segment of this process.
+  // Makes a new segment of this process.
   static std::shared_ptr<Segment> create(size_t bytes, bool in_process, Status& status);
-  // A peer's segment, by the address it announced.
+  // Opens a peer's segment by the address that the peer announced.
   static std::shared_ptr<Segment> open(const std::string& address, size_t bytes, Status& status);
 
   ~Segment();
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
-  // Owner only: sleeps until `peers` have opened the segment, at most timeout_us; how many have.
+  // Owner only: sleeps until `peers` have opened the segment, for timeout_us at most. Returns how many have.
   uint32_t await_attached(uint32_t peers, int64_t timeout_us) const;
 
   const std::string& address() const { return address_; }
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
   SegmentHeader& header() const { return *reinterpret_cast<SegmentHeader*>(data_); }
-  // Readable descriptor when the owner's process has ended (pidfd_open(2)); -1 when the owner is this process or
-  // unknown.
+  // A descriptor that is readable when the owner's process has ended (pidfd_open(2)); -1 when the owner is this process
+  // or unknown.
   int pidfd() const { return pidfd_; }
 
  private:

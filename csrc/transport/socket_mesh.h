@@ -1,5 +1,5 @@
-// The mesh over stream sockets. What it does is said in mesh.h; mesh.cc has its life and its end, socket_mesh_moves.cc
-// the driver's side: which connection may move, and when to sleep.
+// The implementation of mesh.h over stream sockets. mesh.cc makes and ends it; socket_mesh_moves.cc is what the driver
+// does: which connection may move bytes, and when to sleep.
 #pragma once
 
 #include <atomic>
@@ -18,15 +18,15 @@ namespace horovod {
 
 struct SocketPeer {
   std::string label;
-  std::vector<std::unique_ptr<wire::Connection>> connections;  // none to this rank itself and who is no partner
+  std::vector<std::unique_ptr<wire::Connection>> connections;  // none where the peer is this rank itself or no partner
   uint64_t sent = 0;                                           // transfers started
   uint64_t received = 0;
   std::atomic<bool> left{false};     // a leave frame came; written by the driver, read by announce_end()
   std::atomic<bool> aborted{false};  // an abort frame came
   std::string sentence;              // what it said
-  int64_t broken_at_us = 0;          // a connection ended although the peer has said nothing; 0: none did
-  int error = 0;                     // how
-  bool stalled = false;              // connection 0 was, when look_ahead() last looked
+  int64_t broken_at_us = 0;          // when a connection ended without a leave or abort frame; 0: none did
+  int error = 0;                     // the errno of that end
+  bool stalled = false;              // whether connection 0 was stalled when look_ahead() last looked
 };
 
 class SocketMesh final : public Mesh {
@@ -56,7 +56,7 @@ class SocketMesh final : public Mesh {
   void linger(int64_t limit_us) override;
 
  private:
-  struct Line {  // a connection and whose it is
+  struct Line {  // a connection, and the peer to which it leads
     SocketPeer* peer;
     wire::Connection* connection;
   };
@@ -98,7 +98,7 @@ class SocketMesh final : public Mesh {
   std::deque<ControlFrame> inbox_;
   bool just_read_ = false;  // next_control() has given out a frame and not said "none" since
   Status failed_;           // the first failure; final
-  bool unwell_ = false;     // some peer has left or has a broken connection: judge() before sleeping
+  bool unwell_ = false;     // some peer has left or has a broken connection: the driver calls judge() before it sleeps
   bool patient_ = false;
   int64_t looked_ahead_us_ = 0;
   int64_t looked_for_silence_us_ = 0;

@@ -1,4 +1,4 @@
-// The driver's side of a mesh over sockets: which connection may move, and when to sleep.
+// What the driver does in a mesh over sockets: which connection may move bytes, and when to sleep.
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -24,7 +24,7 @@ namespace {
 // sockets of a connection hold by default together with the frame behind which a control frame may wait.
 constexpr size_t kMostAheadBytes = 16u << 20;
 constexpr size_t kAllAheadBytes = 256u << 20;
-constexpr uint32_t kFullLook = 64;  // every so many looks are at all connections
+constexpr uint32_t kFullLook = 64;  // one in so many looks is at all connections
 
 uint64_t length_of(const Transfer& transfer) {
   uint64_t bytes = 0;
@@ -89,7 +89,7 @@ Status SocketMesh::start(std::span<const Transfer> sends, std::span<const Transf
         connection.queue_send(std::move(stripe));
       } else {
         connection.queue_receive(std::move(stripe));
-        connection.readable = true;  // it may have come before we asked for it
+        connection.readable = true;  // the data may have come before it was asked for
       }
     });
     return {};
@@ -99,7 +99,7 @@ Status SocketMesh::start(std::span<const Transfer> sends, std::span<const Transf
   for (const Transfer& transfer : sends) {
     if (transfer.peer < 0 || transfer.peer >= size()) continue;
     for (const auto& connection : peers_[transfer.peer].connections) {
-      if (connection->owes() && connection->writable) (void)connection->write();  // a failure shows when we read
+      if (connection->owes() && connection->writable) (void)connection->write();  // an error comes again in a read
     }
   }
   return {};
@@ -109,7 +109,7 @@ Status SocketMesh::finish(Flight& flight) {
   if (Status status = alive(); !status.ok()) return fail(std::move(status));
   int64_t progress_us = 0;  // read the clock only when there is nothing else to do
   Wait wait(polling());
-  int64_t asked_us = 0;  // whether a signal wants this thread
+  int64_t asked_us = 0;  // when this thread last checked for a signal
   while (flight.open > 0) {
     bool moved = false;
     HVD_TRY(pass(moved));
@@ -127,7 +127,9 @@ Status SocketMesh::finish(Flight& flight) {
     if (progress_us == 0) progress_us = now;
     const int64_t limit_us = progress_us + config_.progress_timeout_ms * 1000;
     if (now >= limit_us) return fail(timed_out());
-    // The rest of what is received follows sooner than a sleeper wakes; what a peer does not take may stay for long.
+    // When something is being received, the rest follows sooner than a sleeping thread wakes. When a peer takes
+    // nothing, that
+    // may last long.
     const bool all_sent =
         std::none_of(lines_.begin(), lines_.end(), [](const Line& line) { return line.connection->owes(); });
     if (while_waiting_) {
@@ -192,12 +194,12 @@ Status SocketMesh::judge() {
     bool broken = false;
     for (const auto& connection : peer.connections) {
       const bool ended = connection->ended() || connection->write_failed();
-      const bool silent = ended || connection == peer.connections[0];  // nothing comes behind the leave frame
+      const bool silent = ended || connection == peer.connections[0];  // no bytes come behind the leave frame
       if (peer.left && (connection->owes() || (silent && connection->expects()))) return fail(departed(peer));
       broken = broken || ended;
     }
     if (!broken || peer.left || peer.aborted) continue;
-    // A connection other than the first has ended, or does not take anything: give the peer a moment to tell why.
+    // A connection other than the first has ended or takes nothing: the peer gets a moment to say why.
     if (peer.broken_at_us == 0) peer.broken_at_us = now;
     if (now - peer.broken_at_us >= limits::kBrokenGraceUs) return lose(peer);
   }
@@ -217,7 +219,7 @@ Status SocketMesh::look_ahead(int64_t now) {
     wire::Ahead ahead = connection.look_ahead(std::min(kMostAheadBytes, kAllAheadBytes / peers_.size()));
     if (!ahead.status.ok()) return fail(std::move(ahead.status));
     if (ahead.end) {
-      // A peer that left in order had done its part: what it sent before is all that others need of it.
+      // A peer that left in order has done its part: others need nothing of it but what it sent before.
       if (ahead.end->kind == ControlKind::leave) continue;
       inbox_.push_back(std::move(*ahead.end));
       note_control(inbox_.size() - 1);
@@ -247,7 +249,7 @@ Status SocketMesh::look_for_silence(int64_t now) {
   return {};
 }
 
-// Takes up what arrived in inbox_ from index `from` on.
+// Handles the frames in inbox_ from index `from` on.
 void SocketMesh::note_control(size_t from) {
   for (size_t i = from; i < inbox_.size(); ++i) {
     ControlFrame& frame = inbox_[i];
@@ -305,7 +307,7 @@ void SocketMesh::poll_lines(int timeout_ms, PollSource* source) {
     const Connection& connection = *lines_[i].connection;
     const bool reads = connection.wants_read();
     const bool writes = connection.wants_write();
-    // Without an interest there must be no descriptor: poll() would report its end again and again.
+    // A descriptor without events is left out: poll() would report its end again and again.
     polled_[i].fd = reads || writes ? connection.fd() : -1;
     polled_[i].events = static_cast<short>((reads ? POLLIN : 0) | (writes ? POLLOUT : 0));
     polled_[i].revents = 0;
@@ -346,7 +348,7 @@ Status SocketMesh::send_control(int peer, ControlKind kind, std::span<const uint
   if (abort_.raised()) return abort_.cause();
   if (peers_[peer].connections.empty()) return no_partner(peers_[peer]);
   if (!peers_[peer].connections[0]->send_control(kind, ids, text)) {
-    nudge();  // a sleeping driver does not wait for this socket to take more; now it will
+    nudge();  // a sleeping driver does not wait until this socket takes more, so it is woken to do so
   }
   talked_.store(true, std::memory_order_relaxed);
   return {};
@@ -356,7 +358,7 @@ Status SocketMesh::next_control(ControlFrame& frame, bool& found) {
   found = false;
   if (inbox_.empty()) {
     HVD_TRY(alive());
-    if (std::exchange(just_read_, false)) return {};  // the frames before this answer cost a look already
+    if (std::exchange(just_read_, false)) return {};  // there was a look before the frames that came before this answer
     look();
     bool moved = false;
     Status status = pass(moved);

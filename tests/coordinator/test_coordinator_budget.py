@@ -22,7 +22,8 @@ from horovod.coordinator.core.agreement.budget import (
 )
 from horovod.coordinator.core.agreement.failures import Failures
 from horovod.coordinator.core.agreement.ids import key_bytes
-from horovod.coordinator.core.agreement.negotiation import Negotiation, _set_bytes
+from horovod.coordinator.core.agreement.negotiation import Negotiation
+from horovod.coordinator.core.agreement.process_set import set_bytes
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.protos.v1 import negotiation_pb2
 from horovod.protos.v1 import types_pb2 as pb
@@ -155,7 +156,7 @@ def counted_anew(negotiation: Negotiation) -> Counter[int]:
         for number_of_key, key in one.ids._live.items():
             found[one.ids._payer[number_of_key]] += key_bytes(key)
         if number:
-            found[one.registrant] += _set_bytes(one.members)
+            found[one.registrant] += set_bytes(one.members)
     for rank, standing in negotiation._standings._of.items():
         found[rank] += standing.bytes
     return +found

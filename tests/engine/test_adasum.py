@@ -25,7 +25,7 @@ def test_against_the_definition(size: int, transport: str) -> None:
                 bits.append(got.tobytes())
         return bits
 
-    with EngineWorld(size, transport, slot_bytes=65536) as world:
+    with EngineWorld(size, transport, staging_buffer_bytes=65536) as world:
         first, *others = world.run(body)
         assert all(bits == first for bits in others)
 
@@ -43,7 +43,7 @@ def test_tensors_of_a_group_have_their_own_coefficients(transport: str) -> None:
         world.run(body)
 
 
-def test_bits_depend_on_no_transport_and_no_size_of_slots() -> None:
+def test_bits_depend_on_no_transport_and_no_size_of_buffers() -> None:
     """Dot products are summed in the same order, whatever pieces the elements come in."""
     counts = (1, 12_345, 70_001)
 
@@ -72,8 +72,8 @@ def test_bits_depend_on_no_transport_and_no_size_of_slots() -> None:
 
     expected = bits_of("tcp")
     assert bits_of("hosts") == expected
-    for slot_bytes, slot_count in ((4096, 2), (12288, 3), (40960, 4), (1 << 20, 2)):
-        assert bits_of("in_process", slot_bytes=slot_bytes, slot_count=slot_count) == expected
+    for size, count in ((4096, 2), (12288, 3), (40960, 4), (1 << 20, 2)):
+        assert bits_of("in_process", staging_buffer_bytes=size, staging_buffer_count=count) == expected
 
 
 def test_equal_gradients_average_and_orthogonal_ones_add_up() -> None:

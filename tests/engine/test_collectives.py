@@ -52,7 +52,7 @@ def name_of(world: tuple[int, str]) -> str:
 )
 def world(request: pytest.FixtureRequest):
     size, transport = request.param
-    with EngineWorld(size, transport, connections=2, slot_bytes=65536) as made:
+    with EngineWorld(size, transport, connections=2, staging_buffer_bytes=65536) as made:
         yield made
 
 

@@ -101,8 +101,8 @@ def cases(
         )
     options = {
         "fusion_threshold_bytes": draw(st.sampled_from([0, 100, 5_000, 100_000, 128 << 20])),
-        "slot_bytes": draw(st.sampled_from([4096, 16384, 512 << 10])),
-        "slot_count": draw(st.integers(2, 4)),
+        "staging_buffer_bytes": draw(st.sampled_from([4096, 16384, 512 << 10])),
+        "staging_buffer_count": draw(st.integers(2, 4)),
         "spin_us": draw(st.sampled_from([0, 50])),
     }
     return Case(

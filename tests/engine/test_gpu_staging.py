@@ -242,7 +242,7 @@ def test_page_locked_memory_is_bounded_and_used_again(libraries: StandIns) -> No
 
         for _ in range(3):
             world.run(body)
-            # Three slots for each process set that a rank is in, at most.
+            # Three buffers for each process set that a rank is in, at most.
             assert libraries.count("pinned") <= before + 3 * (3 + 2 + 2)
 
     def one_world() -> None:

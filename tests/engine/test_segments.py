@@ -17,7 +17,7 @@ from world import EngineWorld
 
 from horovod import _core
 
-OPTIONS = {"slot_bytes": 4096, "slot_count": 2}
+OPTIONS = {"staging_buffer_bytes": 4096, "staging_buffer_count": 2}
 HEADER = struct.Struct("<QQQ")  # magic, nonce, bytes: csrc/transport/segment.h
 
 

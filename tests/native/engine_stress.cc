@@ -482,9 +482,9 @@ void run_world(uint64_t seed, Transport transport) {
   const int count = 20 + static_cast<int>(random() % 30);
   const auto ending = static_cast<Ending>(random() % 3);
   Config config;
-  config.slot_bytes = 16384;
+  config.staging_buffer_bytes = 16384;
   if (is_sparse(transport)) config.full_mesh_members = 1;
-  config.slot_count = 2 + static_cast<int>(random() % 3);
+  config.staging_buffer_count = 2 + static_cast<int>(random() % 3);
   config.spin_us = static_cast<int64_t>(random() % 60);
   if (random() % 3 == 0) config.fusion_threshold_bytes = random() % 100000;
   std::vector<std::unique_ptr<Pending>> standing(static_cast<size_t>(size));  // outlives the engines

@@ -31,7 +31,7 @@ struct HostsWorld : World {
         hosts(host_of),
         areas(host_of.size()),
         regions(host_of.size()) {
-    config.slot_bytes = 4096;
+    config.staging_buffer_bytes = 4096;
     for (int host = 0; host < hosts.count(); ++host) {
       const std::vector<int>& members = hosts.members(host);
       if (members.size() == 1) continue;

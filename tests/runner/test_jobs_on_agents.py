@@ -10,9 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from agents import Agents
+from agents import Agents, CoordinatorProcess
 from certificates import Authority
 from launching import Launched, still_alive
+from resources import eventually
 
 from horovod.coordinator.server import EmbeddedCoordinator
 
@@ -72,6 +73,44 @@ def test_ctrl_c_ends_the_job(agents: Agents, launch: Launch, program: Program) -
     assert code == 128 + signal.SIGINT
     assert "Stopped by SIGINT; no rank is left." in err
     assert still_alive(ranks) == []
+
+
+def test_ctrl_z_reaches_the_ranks_before_the_launcher_stops(agents: Agents, launch: Launch, program: Program) -> None:
+    launched = launch(*agents.options, "-np", "2", *program("print(os.getpid())\nwait_for_signals()"),
+                      environ=agents.environ, child=True)  # fmt: skip
+    ranks = [psutil.Process(int(line.partition(":")[2])) for line in launched.lines(2)]
+    launched.signal(signal.SIGTSTP)
+    _, status = os.waitpid(launched.process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    # The coordinator has taken the signal; agent and shim carry it on.
+    assert eventually(lambda: all(rank.status() == psutil.STATUS_STOPPED for rank in ranks))
+    launched.signal(signal.SIGCONT)
+    assert eventually(lambda: all(rank.status() != psutil.STATUS_STOPPED for rank in ranks))
+    launched.signal(signal.SIGTERM)
+    assert launched.finish()[0] == 128 + signal.SIGTERM
+    assert still_alive(ranks) == []
+
+
+def test_ctrl_z_stops_the_launcher_of_a_coordinator_that_is_silent(
+    tmp_path: Path, launch: Launch, program: Program
+) -> None:
+    """What follows Ctrl-Z does not overtake it: the ranks are stopped, go on, and get SIGUSR1."""
+    coordinator = CoordinatorProcess(tmp_path)
+    with Agents(tmp_path, coordinator=coordinator) as agents:
+        assert coordinator.process is not None
+        agents.add("h1")
+        source = "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\nprint('ready')\nwait_for_signals()"
+        launched = launch(*agents.options, "-np", "2", *program(source), environ=agents.environ, child=True)
+        launched.lines(2)
+        coordinator.process.send_signal(signal.SIGSTOP)
+        launched.signal(signal.SIGTSTP)
+        launched.signal(signal.SIGTSTP)
+        _, status = os.waitpid(launched.process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        coordinator.process.send_signal(signal.SIGCONT)
+        launched.signal(signal.SIGCONT)
+        launched.signal(signal.SIGUSR1)
+        assert launched.finish() == (0, "", "")
 
 
 def test_the_others_hear_by_which_signal_a_rank_ended(agents: Agents, launch: Launch, program: Program) -> None:

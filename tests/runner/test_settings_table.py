@@ -57,10 +57,14 @@ def config(tmp_path: Path, row: Setting, text: str) -> Path:
 
 
 WRONG = [
-    ("slot_bytes", "5000", "an integer from 4096 to 67108864, a multiple of 4096 (bytes); leave it out for 262144."),
-    ("slot_bytes", "134217728", "an integer from 4096 to 67108864, a multiple of 4096 (bytes)"),
-    ("slot_bytes", "4096.0", "an integer from 4096"),
-    ("slot_count", "1", "an integer from 2 to 64; leave it out for 4."),
+    (
+        "staging_buffer_bytes",
+        "5000",
+        "an integer from 4096 to 67108864, a multiple of 4096 (bytes); leave it out for 262144.",
+    ),
+    ("staging_buffer_bytes", "134217728", "an integer from 4096 to 67108864, a multiple of 4096 (bytes)"),
+    ("staging_buffer_bytes", "4096.0", "an integer from 4096"),
+    ("staging_buffer_count", "1", "an integer from 2 to 64; leave it out for 4."),
     ("progress_timeout_seconds", "0", "a number from 0.001 to 10000000 (seconds); leave it out for 300.0."),
     ("progress_timeout_seconds", "soon", "a number from 0.001"),
     ("num_nccl_streams", "4294967297", "an integer from 0 to 1024"),  # which is 1 in 32 bits
@@ -102,9 +106,9 @@ def test_limits_are_told_in_the_unit_of_the_option(tmp_path: Path) -> None:
 
 def test_init_checks_before_it_contacts_the_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "excepthook", lambda *_: None)
-    monkeypatch.setenv("HOROVOD_SLOT_BYTES", "5000")
+    monkeypatch.setenv("HOROVOD_STAGING_BUFFER_BYTES", "5000")
     with socket.create_server(("127.0.0.1", 0)) as coordinator:
-        with pytest.raises(ValueError, match=r"initialization failed\. HOROVOD_SLOT_BYTES='5000' is not usable"):
+        with pytest.raises(ValueError, match=r"initialization failed\. HOROVOD_STAGING_BUFFER_BYTES='5000' is not"):
             hvd.init(f"127.0.0.1:{coordinator.getsockname()[1]}", size=2)
         coordinator.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -115,9 +119,9 @@ def test_horovodrun_checks_before_it_starts_anything(
     horovodrun: Callable[..., CompletedProcess[str]], tmp_path: Path
 ) -> None:
     mark = tmp_path / "started"
-    done = horovodrun("-np", "2", "touch", str(mark), environ={"HOROVOD_SLOT_BYTES": "5000"})
+    done = horovodrun("-np", "2", "touch", str(mark), environ={"HOROVOD_STAGING_BUFFER_BYTES": "5000"})
     assert (done.returncode, mark.exists()) == (2, False)
-    assert done.stderr.startswith("horovodrun: HOROVOD_SLOT_BYTES='5000' is not usable: expected an integer from 4096")
+    assert done.stderr.startswith("horovodrun: HOROVOD_STAGING_BUFFER_BYTES='5000' is not usable: expected an integer")
 
 
 def test_every_setting_is_a_variable_a_flag_and_a_key(tmp_path: Path) -> None:
@@ -167,8 +171,8 @@ def test_other_rows_change_no_option_that_has_a_row(row: Setting) -> None:
 
 
 def test_the_engine_knows_no_other_option() -> None:
-    with pytest.raises(ValueError, match="Unknown engine option 'slot_byte'"):
-        _core.complete_options({"slot_byte": 4096})
+    with pytest.raises(ValueError, match="Unknown engine option 'staging_buffer_byte'"):
+        _core.complete_options({"staging_buffer_byte": 4096})
 
 
 @pytest.mark.parametrize("row", [row for row in ENGINE if row.kind == "int"], ids=lambda row: row.name)
@@ -210,7 +214,11 @@ def test_sources_name_settings_only_and_read_them_by_their_row() -> None:
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [("SLOT_BYTE", "SLOT_BYTES"), ("FUSION_THRESHOLD_MB", "FUSION_THRESHOLD"), ("LOGLEVEL", "LOG_LEVEL")],
+    [
+        ("STAGING_BUFFER_BYTE", "STAGING_BUFFER_BYTES"),
+        ("FUSION_THRESHOLD_MB", "FUSION_THRESHOLD"),
+        ("LOGLEVEL", "LOG_LEVEL"),
+    ],
 )
 def test_a_misspelt_variable_is_told(given: str, meant: str) -> None:
     sentence = f"HOROVOD_{given} is not a setting; did you mean HOROVOD_{meant}?"

@@ -27,18 +27,18 @@ def test_rank_0_says_it_once(horovodrun: Run, program: Program) -> None:
         "HOROVOD_CONTROLLER": "mpi",
         "HOROVOD_GLOO_IFACE": "lo",
         "HOROVOD_LOG_HIDE_TIME": "1",
-        "HOROVOD_SLOT_BYTE": "1",
+        "HOROVOD_STAGING_BUFFER_BYTE": "1",
     }
     done = horovodrun("-np", "2", "--verbose", "--autotune", "--cycle-time-ms", "5", *program(TWICE), environ=environ)
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stderr.splitlines() if re.search("effect|autotune|SLOT_BYTE", line)]
+    lines = [line for line in done.stderr.splitlines() if re.search("effect|autotune|BUFFER_BYTE", line)]
     start = "[0]<stderr>:horovod rank 0 WARNING: "
     assert [line.removeprefix(start).partition(" has no effect: ")[0] for line in lines if line.startswith(start)] == [
         "HOROVOD_CYCLE_TIME=5.0 (--cycle-time-ms)",
         "HOROVOD_AUTOTUNE=1 (--autotune)",
         "HOROVOD_CONTROLLER=mpi",
         "HOROVOD_GLOO_IFACE=lo",
-        "HOROVOD_SLOT_BYTE is not a setting; did you mean HOROVOD_SLOT_BYTES?",
+        "HOROVOD_STAGING_BUFFER_BYTE is not a setting; did you mean HOROVOD_STAGING_BUFFER_BYTES?",
     ]
     assert all(line.startswith(start) for line in lines), "neither the launcher nor rank 1 says it again"
 

@@ -1,7 +1,7 @@
 """Starts, watches and stops the training processes of one host.
 
-gate.py is the first thing that a training process runs, processes.py the process as its launcher sees it, output.py
-what it prints, gpus.py which GPU it sees, guardian.py the helper that ends everything when the launcher itself is
-killed, and agent.py the rules that hold them together. Nothing here knows who asks: `horovodrun` embeds it, a host
-daemon can.
+daemon.py is the agent. It starts a shim (shim.py) for each job, which runs the job's processes by a supervisor
+(supervisor.py); a launcher uses the same supervisor for its own processes. gate.py is the first thing that a training
+process runs, processes.py the process as its parent sees it, output.py what it prints, gpus.py which GPU it sees, and
+guardian.py the helper process that ends training processes when their parent is killed.
 """

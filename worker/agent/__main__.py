@@ -76,7 +76,7 @@ async def _serve(host: Host, addresses: Sequence[str], token: str | None, tls: C
 
 
 async def serve(daemon: Daemon) -> str:
-    """Runs the agent with signals that drain or end it; why it had to give up, if so."""
+    """Runs the agent, which signals drain or end. Returns the sentence why the agent had to give up, or ""."""
     loop = asyncio.get_running_loop()
     asked: list[int] = []
 
@@ -123,7 +123,7 @@ def _host(arguments: argparse.Namespace) -> Host:
 
 
 def default_state(name: str) -> Path:
-    """Where an agent keeps its jobs: systemd's StateDirectory, root's own place, the user's, or a temporary one."""
+    """The folder for an agent's jobs: systemd's StateDirectory, else root's, else the user's, else a temporary one."""
     if given := os.environ.get("STATE_DIRECTORY", "").partition(":")[0]:
         return Path(given) / name
     if os.geteuid() == 0:

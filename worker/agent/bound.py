@@ -1,8 +1,8 @@
-"""An agent that belongs to one launcher: it gets its order on stdin, and when that closes it ends its ranks and leaves.
+"""An agent that belongs to one launcher: it reads its order on stdin. When stdin closes, it ends its ranks and leaves.
 
 The order is one line of JSON: `name` and `slots` of this host, `coordinators` (addresses, one of which this host can
 reach), `token`, `keepalive_timeout_s`, `alone_s` (how long it stays without its coordinator), and with TLS `ca` (PEM)
-and `server_name`. Its state is a folder of its own, which is gone when it leaves.
+and `server_name`. The agent keeps its state in a folder of its own, which it deletes when it leaves.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from horovod.base.settings import variables
 from horovod.worker.agent.daemon import Daemon, Host
 from horovod.worker.runtime.tls import ClientTls
 
-CONNECT_TIMEOUT_S = 5.0  # for each address, all at the same time
-ORPHAN_GRACE_S = 5.0  # after this agent was killed and no other one was started
+CONNECT_TIMEOUT_S = 5.0  # for each address; all addresses are tried at the same time
+ORPHAN_GRACE_S = 5.0  # how long the ranks run on after this agent was killed: no other agent takes its place
 _PREFIX = "horovod-agent-"
 
 
 def serve_launcher(host: Host, order: Mapping[str, Any], environ: Mapping[str, str]) -> str:
-    """Serves until the launcher is gone; why it had to give up, as a sentence, or an empty string."""
+    """Serves until the launcher is gone. Returns the sentence why the agent had to give up, or ""."""
     _remove_leftovers()
     state = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.geteuid()}-")
     try:
@@ -52,7 +52,7 @@ async def _serve(host: Host, order: Mapping[str, Any], environ: Mapping[str, str
         file = host.state / "ca.pem"
         file.write_text(order["ca"])
         tls = ClientTls(str(file), server_name=order["server_name"])
-        # For the ranks. What this host says of TLS is for other coordinators.
+        # The ranks use these files. The TLS settings in this host's environment are for other coordinators.
         environ = {name: value for name, value in environ.items() if not name.startswith("HOROVOD_TLS_")}
         environ |= variables(tls_ca=tls.ca, tls_server_name=tls.server_name)
     keepalive_timeout_s = float(order["keepalive_timeout_s"])
@@ -65,7 +65,7 @@ async def _serve(host: Host, order: Mapping[str, Any], environ: Mapping[str, str
 
 
 def likeliest_first(addresses: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """The address that ssh came from leads back to the launcher, unless something on the way has changed it."""
+    """`addresses`, first the one that ssh came from, which leads to the launcher unless it was translated."""
     came_from = environ.get("SSH_CONNECTION", "").partition(" ")[0]
     return sorted(addresses, key=lambda address: split_address(address, "coordinator")[0] != came_from)
 
@@ -95,7 +95,7 @@ async def reachable(addresses: Sequence[str]) -> str | None:
 
 
 async def _watch(daemon: Daemon, alone_s: float) -> None:
-    """Ends the agent when the launcher is gone, or has been away for so long, as when the network is cut."""
+    """Ends the agent when stdin closes, or when it has had no coordinator for `alone_s`, as when the network is cut."""
     loop = asyncio.get_running_loop()
     closed = asyncio.Event()
     loop.add_reader(sys.stdin.fileno(), _on_stdin, closed)
@@ -116,7 +116,7 @@ def _on_stdin(closed: asyncio.Event) -> None:
 
 
 def _remove_leftovers() -> None:
-    """Folders of agents that were killed: no process holds their lock."""
+    """Deletes the folders of agents that were killed, which are those whose lock no process holds."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}{os.geteuid()}-*"):
         with contextlib.suppress(OSError):
             descriptor = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -1,7 +1,7 @@
 """The code of a job on its host: fetched by its hash, verified, kept for the next job, unpacked for each worker.
 
-A user who may submit jobs may run any command here. An archive of theirs still writes below its folder only: names lead
-down, links stay inside, nothing is a device, and all of it is bounded.
+A user who may submit jobs may run any command on this host. Their archive is unpacked with care all the same: it writes
+below its folder only, its links stay inside that folder, it holds no devices, and its size is bounded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_UNPACKED_BYTES = 1 << 30
 CACHE_BYTES = 1 << 30
 _NAME = re.compile(r"[0-9a-f]{64}")
 _COPY_BYTES = 1 << 20
-_HEAD_BYTES = 2048  # of an entry in the archive, with padding
+_HEAD_BYTES = 2048  # what the head of one entry takes in the archive, with padding
 
 Fetch = Callable[[str, int], Awaitable[bytes]]
 
@@ -34,14 +34,17 @@ class CodeCache:
     """Archives in the agent's state, named by their content."""
 
     def __init__(self, state: Path, fetch: Fetch, most_bytes: int = CACHE_BYTES) -> None:
-        """fetch: gets a chunk of an archive by its index; OSError with a sentence."""
+        """fetch: returns the chunk with this index of an archive, or raises OSError with a sentence."""
         self._folder = state / "code"
         self._fetch = fetch
         self._most_bytes = most_bytes
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def unpack(self, name: str, size: int, folders: Sequence[Path], wanted: Callable[[], bool]) -> None:
-        """Into each folder. ValueError or OSError with a sentence. wanted: whether it still makes sense."""
+        """Unpacks the archive into each folder. ValueError or OSError with a sentence.
+
+        wanted: whether the job that the code is for is still to be started.
+        """
         if not _NAME.fullmatch(name):
             raise ValueError("the name of its code is no SHA-256")
         lock = self._locks.setdefault(name, asyncio.Lock())
@@ -99,7 +102,7 @@ def _is_whole(path: Path, name: str) -> bool:
         with path.open("rb") as file:
             while data := file.read(_COPY_BYTES):
                 digest.update(data)
-        os.utime(path)  # used
+        os.utime(path)  # the archive that was used last is deleted last
     except FileNotFoundError:
         return False
     return digest.hexdigest() == name
@@ -121,13 +124,13 @@ def unpack(archive: Path, folder: Path, *, max_entries: int = MAX_ENTRIES, max_b
         raise ValueError(f"its code can't be unpacked: {error}") from None
     except OSError as error:
         _empty(folder)
-        if error.errno is None:  # zlib and gzip
+        if error.errno is None:  # an error of zlib or gzip, not of the system
             raise ValueError(f"its code can't be unpacked: {error}") from None
         raise
 
 
 class _Bounded:
-    """What tarfile reads from: an archive may also have heads that are unpacked to any size."""
+    """A file of a bounded size for tarfile to read: the heads of an archive may be unpacked to any size, too."""
 
     def __init__(self, content: gzip.GzipFile, most_bytes: int) -> None:
         self._content = content

@@ -1,6 +1,6 @@
 """The agent's stream to its coordinator: opened again whenever it breaks, at whichever address answers.
 
-Which one serves agents is found as runtime/leader.py says.
+runtime/leader.py finds the coordinator that serves agents.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from horovod.worker.runtime.token import Credential
 
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 1.0
-MOST_TOLD = 100  # reasons in the log between two registrations
-CODE_PATIENCE_S = 60.0  # without any coordinator that gives a chunk of code
+MOST_TOLD = 100  # reasons why there is no stream that the log gets between two registrations
+CODE_PATIENCE_S = 60.0  # how long to look for a coordinator that sends a chunk of code
 ANSWER_TIMEOUT_S = 10.0  # from the registration to its answer
 
-# A channel that others use as well; it is left open.
+# A channel that the relay uses as well, so the stream does not close it.
 Connection = Callable[[str], contextlib.AbstractContextManager[grpc.aio.Channel]]
 
 log = logging.getLogger(__name__)
@@ -42,11 +42,11 @@ class _End:
     was_registered: bool = False
     is_final: bool = False  # another attempt at this coordinator is useless
     has_answered: bool = True  # a coordinator was there
-    leader: str = ""  # who serves instead, if it was told
+    leader: str = ""  # the coordinator that serves instead, if the refusal named one
 
 
 class CoordinatorStream:
-    """What the agent sends its coordinator, and the commands that come back. `run` it for as long as the agent serves.
+    """Carries the agent's messages to its coordinator and commands back. `run` it for as long as the agent serves.
 
     A message that is sent while there is no stream is dropped: the next registration says everything.
     """
@@ -60,8 +60,8 @@ class CoordinatorStream:
         lost: Callable[[], None],
         connection: Connection,
     ) -> None:
-        """register: what to say first to the coordinator at an address. received: called with each command; lost: when
-        the stream is over. connection: to the coordinator at an address; StartError where there can be none."""
+        """register: makes the first message to the coordinator at an address. received: called with each command. lost:
+        called when the stream is over. connection: opens a connection to an address, or raises StartError."""
         self.address = ""  # of the coordinator that this agent is registered with; the last one while there is none
         self.registered = asyncio.Event()
         self._search = Search(addresses)
@@ -75,7 +75,7 @@ class CoordinatorStream:
 
     @property
     def coordinators(self) -> str:
-        """For the ranks: every address, that of the coordinator which serves this agent first."""
+        """The addresses for the ranks: first that of the coordinator which serves this agent, then all others."""
         return ",".join(dict.fromkeys(one for one in (self.address, *self._search.addresses) if one))
 
     def send(self, **message: Any) -> None:
@@ -86,7 +86,9 @@ class CoordinatorStream:
     async def run(self) -> str:
         """Returns why no coordinator will ever take this agent, as a sentence."""
         delay = FIRST_RETRY_S
-        told: set[str] = set()  # since it was registered last: with several addresses reasons alternate
+        told: set[str] = (
+            set()
+        )  # reasons that the log has since the last registration; with several addresses they alternate
         search = self._search
         while True:
             address = search.address
@@ -95,7 +97,9 @@ class CoordinatorStream:
                 delay = FIRST_RETRY_S
                 told.clear()
                 log.warning("The connection to the coordinator at %s is lost: %s", address, end.reason)
-                await asyncio.sleep(delay)  # and then the same one once more: a connection may break by itself
+                await asyncio.sleep(
+                    delay
+                )  # then the same address is tried once more, as a connection may break by itself
                 continue
             if end.is_final and len(search.addresses) == 1:
                 return end.reason
@@ -146,7 +150,7 @@ class CoordinatorStream:
             call: Any = AgentsStub(channel).Attach(metadata=(*shown, *self._search.metadata()))
             writer: asyncio.Task[None] | None = None
             try:
-                # What happens from here on is not in the first message, so it must wait to be sent after that.
+                # The first message does not hold what happens from here on, so that is queued to be sent after it.
                 self._outgoing = asyncio.Queue()
                 register = pb.AgentMessage(register=self._register(address))
                 await asyncio.wait_for(call.write(register), ANSWER_TIMEOUT_S)
@@ -194,7 +198,7 @@ class CoordinatorStream:
 
 
 async def _refusal(call: Any, address: str, has_token: bool) -> _End:
-    """How a call ended that was never accepted."""
+    """How a call ended that the coordinator never accepted."""
     status, details = await call.code(), printable(await call.details() or "")
     leader = leader_in(await call.trailing_metadata())
     if leader is not None:

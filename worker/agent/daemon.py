@@ -1,8 +1,8 @@
 """The agent of one host: registers what the host has, starts what it is told, reports what becomes of it.
 
-It holds nothing that can't be lost. Ranks belong to shims (shim.py), their output and their ends are in the folder
-of the job, and a coordinator learns all of it when the agent registers. So the agent may be killed or updated, and the
-coordinator may change, while jobs run.
+The agent holds no state that a later agent could not find again. Ranks are children of shims (shim.py), the folder of a
+job holds the ranks' output and exit codes, and a coordinator learns all of it when the agent registers. So the agent
+may be killed or updated, and the coordinator may change, while jobs run.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from horovod.worker.runtime.host import choose_interfaces, interfaces, is_loopba
 from horovod.worker.runtime.local_member import PROTOCOL_VERSION
 from horovod.worker.runtime.tls import ClientTls
 
-KEPT_JOBS = 100  # folders of jobs that are over
-KEPT_BYTES = 10 << 30  # in them
-ROOM_LOOK_S = 5.0  # between looks at the disk
-FAREWELL_S = 10.0  # for the coordinator to record the last reports, and for readers of the last output
+KEPT_JOBS = 100  # how many folders of jobs that are over are kept
+KEPT_BYTES = 10 << 30  # how much those folders may hold
+ROOM_LOOK_S = 5.0  # between two looks at the free space of the disk
+FAREWELL_S = 10.0  # how long a leaving agent waits until the last reports are recorded and the last output is read
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Host:
-    """What an agent offers."""
+    """What an agent offers to a coordinator, and its limits."""
 
     name: str
     slots: int
@@ -69,7 +69,7 @@ class Host:
 
 
 class Daemon:
-    """Make it in an event loop; then `run`."""
+    """The agent. Make it in an event loop, then call `run` once."""
 
     def __init__(
         self,
@@ -86,13 +86,19 @@ class Daemon:
         self._environ = environ
         self._instance = secrets.token_hex(8)
         self._jobs: dict[str, ShimJob] = {}
-        self._feeds: dict[int, tuple[Feed, asyncio.Task[None]]] = {}  # by reader
-        self._early: dict[int, pb.ReadLog] = {}  # by reader, of jobs that are about to be started
+        self._feeds: dict[int, tuple[Feed, asyncio.Task[None]]] = {}  # by the number of the reader
+        self._early: dict[int, pb.ReadLog] = {}  # requests for logs of jobs that are about to be started, by reader
         self._tasks: set[asyncio.Task[None]] = set()
-        self._probing: set[asyncio.Task[None]] = set()  # those of them that ask other hosts for this coordinator
-        self._starting: dict[str, list[dict[str, Any]]] = {}  # jobs without a shim yet, with what they are told
-        self._unstarted: dict[str, pb.JobReport] = {}  # of jobs that could not be started, until that is recorded
-        self._unfit = ""  # why no job could be started here now, as the coordinator was told
+        self._probing: set[asyncio.Task[None]] = (
+            set()
+        )  # tasks in which this agent probes other hosts for its coordinator
+        self._starting: dict[
+            str, list[dict[str, Any]]
+        ] = {}  # jobs without a shim yet, with the commands that wait for the shim
+        self._unstarted: dict[
+            str, pb.JobReport
+        ] = {}  # reports of jobs that could not be started, until the coordinator has recorded them
+        self._unfit = ""  # what the coordinator was last told: why no job could be started here now, or ""
         self._probes = ProbePort(host.name)
         self._relay = Relay(host.state, tls)
         calls = (self._register, self._obey, self._lost_coordinator)
@@ -101,11 +107,14 @@ class Daemon:
         self._workspaces = Workspaces(host.state)
         self._code = CodeCache(host.state, self._stream.get_code)
         self._draining = False
-        self._leaving = asyncio.Event()  # all has ended, or is to end
+        self._leaving = asyncio.Event()  # set when every job has ended, or when all of them are to be ended
         self._idle = asyncio.Event()
 
     async def run(self) -> str:
-        """Serves until it is told to leave; returns why it had to give up, if so. OSError, ValueError at the start."""
+        """Serves until the agent is told to leave. Returns the sentence why it had to give up, or "".
+
+        OSError or ValueError when it can't begin to serve.
+        """
         self.host.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _only_one(self.host.state):
             await self._adopt()
@@ -126,7 +135,7 @@ class Daemon:
 
     @property
     def registered(self) -> asyncio.Event:
-        """Set while a coordinator has this agent."""
+        """Set while this agent is registered with a coordinator."""
         return self._stream.registered
 
     def drain(self) -> None:
@@ -213,7 +222,7 @@ class Daemon:
             task.add_done_callback(self._probing.discard)
 
     def _lost_coordinator(self) -> None:
-        # The next coordinator has another secret, and would take the answers for those to its own questions.
+        # The next coordinator has another secret and must not take the results of these probes for those of its own.
         self._probes.secret = b""
         for task in self._probing:
             task.cancel()
@@ -239,7 +248,7 @@ class Daemon:
             order = Order(lines, start.hold, self.host.log_limit_bytes, grace_s, replaces)
             jobs, grace_s = self.host.state / "jobs", self.host.reader_grace_s
             self._make_room(needed_bytes(len(order.ranks)))
-            host_fault = True  # what follows is the same for all jobs
+            host_fault = True  # an error after this line would also come with any other job
             shim_job = await ShimJob.start(start.job, jobs, order, self._on_change, grace_s)
         except (OSError, ValueError) as error:
             text = reason_of(error) if isinstance(error, OSError) else str(error)
@@ -272,7 +281,7 @@ class Daemon:
             shim_job.tell(signal=signal.SIGTERM, stop=True)
 
     async def _lines(self, start: pb.StartShare) -> list[list[Slot]]:
-        """What to start, line by line. The driver may be asked how many GPUs there are, so this is for a thread."""
+        """The processes of each line. Runs in a thread, as it may ask the GPU driver, which is slow."""
         own = self._environ
         told: dict[str, Any] = {"coordinator": self._stream.coordinators, "host": self.host.name, "relay": self._relay}
         if not start.lines:
@@ -328,10 +337,10 @@ class Daemon:
             await asyncio.wait({task for _, task in self._feeds.values()})
 
     def _clear_old(self, wanted_bytes: int = 0) -> None:
-        """Makes room: folders of jobs that are over and recorded, the oldest first.
+        """Deletes folders of jobs that are over and recorded, the oldest first, as far as the limits ask for it.
 
-        wanted_bytes: that are to be free afterwards, if the output of such jobs that nobody reads now is enough for
-        that. What a reader has left, and may come back for, goes last.
+        wanted_bytes: how much of the disk is to be free afterwards, if deleting can achieve that. Folders that somebody
+        reads now are then kept, and those that a reader has left, and may come back to, go last.
         """
         read = {feed.shim_job.job for feed, _ in self._feeds.values()}
         over = [one for one in self._jobs.values() if one.recorded.is_set() and one.over.is_set()]
@@ -348,7 +357,7 @@ class Daemon:
             del self._jobs[shim_job.job]
 
     def _make_room(self, wanted_bytes: int) -> None:
-        """Looks at old folders only where the disk is short of room: there may be many."""
+        """Deletes old folders where the disk is short of room, and only there: to measure many folders takes long."""
         if free_bytes(self.host.state) < wanted_bytes:
             self._clear_old(wanted_bytes)
 
@@ -427,7 +436,7 @@ class Daemon:
 
 @contextlib.contextmanager
 def _only_one(state: Path) -> Iterator[None]:
-    """Two agents with the same state would both adopt its jobs. The lock ends with this process."""
+    """Locks the state while this process lives: a second agent with the same state would adopt the same jobs."""
     descriptor = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:

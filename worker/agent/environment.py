@@ -1,4 +1,4 @@
-"""What the ranks of a job are told by the agent that starts them."""
+"""The environment that an agent gives to the ranks which it starts."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from horovod.worker.agent.threads import thread_variables
 from horovod.worker.rank_environment import JobOnHost, rank_environment
 from horovod.worker.runtime.tls import ClientTls
 
-# Of the agent itself: a rank gets its own, or none.
+# Variables of the agent itself. A rank gets values of its own for them, or none.
 _NOT_INHERITED = ("HOROVOD_TOKEN", "HOROVOD_TOKEN_FILE", "NOTIFY_SOCKET", "INVOCATION_ID", "JOURNAL_STREAM")
 
 
 def inherited(own: Mapping[str, str]) -> dict[str, str]:
-    """What of the agent's environment everything that it starts gets."""
+    """The part of the agent's environment that every process which it starts inherits."""
     return {name: value for name, value in own.items() if name not in _NOT_INHERITED}
 
 
 def slots_of(
     start: agents_pb2.StartShare, own: Mapping[str, str], *, coordinator: str, host: str, relay: Relay | None = None
 ) -> list[Slot]:
-    """What to start for this share. ValueError for settings that make no sense, or GPUs that are not there.
+    """The ranks to start for this share of a job. ValueError for settings that make no sense or for missing GPUs.
 
-    own: the agent's environment; the job's comes on top. relay: for ranks that believe the same coordinators.
+    own: the agent's environment, to which that of the job is added. relay: given to ranks that know coordinators by
+    the same TLS files as the relay does.
     """
     environ = {**inherited(own), **start.environment}
     settings = resolve({name: value for name, value in environ.items() if name != ROWS["token_file"].env})

@@ -10,15 +10,15 @@ from horovod.worker.agent.log import LogReader
 from horovod.worker.agent.shim import rank_folder
 from horovod.worker.agent.shim_job import ShimJob
 
-OUTPUT_COST = 64  # bytes of the window that a message takes beside its data; the readers count in the same way
-_MOST_BYTES = 256 << 10  # read at once from one log
+OUTPUT_COST = 64  # what a message takes of the window beside its data; readers count the same number
+_MOST_BYTES = 256 << 10  # how much is read from one log at a time
 
 
 class Feed:
-    """`run` until the reader has everything; `taken` when it has done with some."""
+    """Sends the logs of a job to one reader, until `run` returns. `taken` is called with what the reader confirms."""
 
     def __init__(self, request: agents_pb2.ReadLog, shim_job: ShimJob, send: Callable[..., None]) -> None:
-        """send: gets the fields of an AgentMessage."""
+        """send: is called with the fields of an AgentMessage."""
         self.shim_job = shim_job
         self.holds = request.hold
         self._request = request
@@ -30,7 +30,9 @@ class Feed:
 
     async def run(self) -> None:
         while True:
-            growth = self.shim_job.growth  # before the look at what is there
+            growth = (
+                self.shim_job.growth
+            )  # asked for before the logs are read, so that growth during the read is noticed
             is_over = self.shim_job.over.is_set()
             progressed = [await self._read(rank) for rank in self._positions]
             if any(progressed):
@@ -54,7 +56,7 @@ class Feed:
             return False
         try:
             records, skipped = self._readers[rank].read(position, end, _MOST_BYTES)
-        except OSError:  # the folder is gone: the agent needed the room
+        except OSError:  # the agent has deleted the folder, because it needed the disk space
             records, skipped = [], end - position
         self._positions[rank] = position + skipped
         for stream, data, after, written_at in records:

@@ -2,13 +2,13 @@
 
 A process sees the devices that CUDA_VISIBLE_DEVICES names, in that order, and numbers them from 0. So one that is
 pinned has one device, number 0, whatever its local rank: a script that says torch.cuda.set_device(hvd.local_rank())
-needs all of them and is to be started without pinning, which is the default; one that says hvd.local_rank() %
-torch.cuda.device_count() takes the same GPU in both. No order of the list would do for the former: its own device would
-have to be in two places, number 0 and the local rank, and CUDA takes no list that names one twice. Pinning is for
-programs that choose no device, and keeps a process from taking memory on the GPUs of others.
+needs to see all GPUs and is to be started without pinning, which is the default. One that says hvd.local_rank() %
+torch.cuda.device_count() takes the same GPU with and without pinning. No order of the list serves the first script:
+its device would have to be both number 0 and the number of the local rank, and CUDA refuses a list that names a device
+twice. Pinning is for programs that choose no device, and keeps a process from taking memory on the GPUs of others.
 
-What there is to deal out is what the agent itself may see: the entries of its own CUDA_VISIBLE_DEVICES (numbers, UUIDs
-or MIG ids, passed on as they are), or as many as the driver counts. The driver is asked in a process of its own, which
+The agent gives its processes the GPUs that it may see itself: the entries of its own CUDA_VISIBLE_DEVICES (numbers,
+UUIDs or MIG ids, passed on as they are), or as many as the driver counts. Another process asks the driver, which
 runs this file as a script (`python -I -S gpus.py LIBRARY`, standard library only): a launcher must not hold a GPU, nor
 fork when it does.
 """
@@ -35,7 +35,7 @@ _COUNT_SECONDS = 60.0  # a driver without persistence mode starts each GPU first
 def pinned(slots: Sequence[Slot]) -> list[Slot]:
     """The slots of this host, each with a GPU of its own, in order.
 
-    Slots count, not local ranks: where two names of this machine stand for two hosts their GPUs are still the same.
+    GPUs are given out by slot, not by local rank: two host names may stand for this one machine, and share its GPUs.
     ValueError, with what to do, when there are fewer GPUs than slots.
     """
     if not slots:
@@ -55,7 +55,7 @@ def pinned(slots: Sequence[Slot]) -> list[Slot]:
 
 
 def visible_gpus(environ: Mapping[str, str]) -> tuple[list[str], str]:
-    """What CUDA_VISIBLE_DEVICES may name one by one for a process with this environment, and who says so."""
+    """The devices that a process with this environment may be pinned to, and where that number comes from, in words."""
     if _VISIBLE in environ:
         return _entries(environ[_VISIBLE]), f"{_VISIBLE} is {environ[_VISIBLE]!r}"
     count, where = count_gpus(environ)
@@ -63,7 +63,7 @@ def visible_gpus(environ: Mapping[str, str]) -> tuple[list[str], str]:
 
 
 def _entries(text: str) -> list[str]:
-    """Those before the first one that names no device, as CUDA reads them."""
+    """The entries of the list before the first one that names no device: CUDA ignores the rest, too."""
     found: list[str] = []
     for entry in text.split(","):
         name = entry.strip()
@@ -74,7 +74,7 @@ def _entries(text: str) -> list[str]:
 
 
 def count_gpus(environ: Mapping[str, str]) -> tuple[int, str]:
-    """How many GPUs a process with this environment would find, and what to tell about that."""
+    """How many GPUs a process with this environment would find, and where that number comes from, in words."""
     from horovod.base.settings import ROWS  # not at the top: the script has the standard library only
 
     file = ROWS["cuda_library"].text(environ) or _LIBRARY
@@ -102,7 +102,7 @@ def count_gpus(environ: Mapping[str, str]) -> tuple[int, str]:
 
 
 def _count(file: str) -> dict[str, Any]:
-    """What the driver's library says of its GPUs."""
+    """How many GPUs the driver's library finds."""
     try:
         driver = ctypes.CDLL(file)
         init, count_devices = driver.cuInit, driver.cuDeviceGetCount

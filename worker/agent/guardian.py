@@ -1,7 +1,7 @@
 """A small process that outlives its launcher for one purpose: to stop the training processes when the launcher is gone.
 
-Nothing inside a launcher can act on its own SIGKILL, so this stands outside: a plain interpreter in a session of its
-own, deaf to Ctrl-C, that holds the reading end of a pipe. The launcher tells it each session that it starts ("add
+A launcher can't act on its own SIGKILL, so the guardian is another process: a plain interpreter in its own session,
+which ignores Ctrl-C and holds the reading end of a pipe. The launcher tells it each session that it starts ("add
 PID") and that it has reaped ("drop PID"). When the pipe closes without a "bye", the launcher is dead, and every session
 still on the list gets SIGTERM, a short grace, and SIGKILL. After "bye" it leaves without touching anything.
 
@@ -20,12 +20,12 @@ import subprocess
 import sys
 import time
 
-if __name__ != "__main__":  # in the launcher
+if __name__ != "__main__":  # imported by the launcher, not run as the helper
     from horovod.base.words import reason_of
 
 DEFAULT_GRACE_S = 2.0
-START_TIMEOUT_S = 30.0  # for its first sign of life: a busy machine starts interpreters slowly
-CLOSE_TIMEOUT_S = 5.0  # from "bye" to its end
+START_TIMEOUT_S = 30.0  # until the helper says that it is ready: a busy machine starts interpreters slowly
+CLOSE_TIMEOUT_S = 5.0  # from "bye" to the end of the helper
 _POLL_S = 0.02
 
 
@@ -81,7 +81,7 @@ def _stop(leaders: set[int], grace_s: float) -> None:
 
 
 def _watch(pipe: int, launcher: int) -> set[int]:
-    """Returns when the launcher is gone (the sessions to stop) or said bye (none)."""
+    """Waits until the launcher is gone, and returns the sessions to stop; or until it says bye, and returns none."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     # A forked copy of the launcher may hold the pipe open, so the process is watched too (Linux 5.3 and later).
@@ -118,9 +118,9 @@ def main(pipe: int, launcher: int, grace_s: float) -> None:
 
 
 class Guardian:
-    """The launcher's end. Start it before the first training process; `close` when all of them are reaped.
+    """The helper as the launcher sees it. Start it before the first training process; `close` it when all are reaped.
 
-    A guardian that was itself killed is no reason to stop training: the calls then do nothing.
+    Training goes on when the helper itself was killed: the calls then do nothing.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Guardian:
             os.close(reader)
         os.set_blocking(self._pipe, False)
         assert self._process.stdout is not None
-        with self._process.stdout as ready:  # one byte: from here on it ignores the signals that it must survive
+        with self._process.stdout as ready:  # one byte: the helper now ignores the signals that it must survive
             poll = select.poll()
             poll.register(ready, select.POLLIN)
             if not poll.poll(start_timeout_s * 1000):
@@ -171,26 +171,26 @@ class Guardian:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The helper's process id."""
         return self._process.pid
 
     def add(self, leader: int) -> None:
-        """`leader`, which leads a session, must not outlive this process."""
+        """From now on the session that `leader` leads is stopped when this process dies."""
         self._tell(f"add {leader}\n")
 
     def drop(self, leader: int) -> None:
-        """`leader` is about to be reaped: its number may soon belong to another process."""
+        """Call this before `leader` is reaped, because its number may then belong to another process."""
         self._tell(f"drop {leader}\n")
 
     def close(self) -> None:
-        """Sends the helper away. Idempotent."""
+        """Ends the helper. May be called again."""
         if self._pipe >= 0:
             self._tell("bye\n")
             os.close(self._pipe)
             self._pipe = -1
             try:
                 self._process.wait(self._close_timeout_s)
-            except subprocess.TimeoutExpired:  # it is stopped; there is nothing left that it must do
+            except subprocess.TimeoutExpired:  # the helper was stopped by a signal; it has nothing left to do
                 self._kill()
 
     def __enter__(self) -> Guardian:
@@ -201,11 +201,13 @@ class Guardian:
 
     def _kill(self) -> None:
         self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits in the kernel, where no signal can end it
+        with contextlib.suppress(
+            subprocess.TimeoutExpired
+        ):  # the helper waits in the kernel, where no signal can end it
             self._process.wait(self._close_timeout_s)
 
     def _tell(self, line: str) -> None:
-        # BlockingIOError: it is stopped, and thousands of lines wait for it already.
+        # BlockingIOError: the helper was stopped by a signal, and thousands of lines wait for it already.
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
             os.write(self._pipe, line.encode())
 

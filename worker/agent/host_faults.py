@@ -8,8 +8,8 @@ from pathlib import Path
 
 from horovod.worker.agent.log import SEGMENT_BYTES
 
-SEGMENTS = 2  # each rank's log has so many from its beginning
-BESIDE_BYTES = 512 << 10  # for everything else in a job's folder
+SEGMENTS = 2  # segments of each rank's log that are allocated when the rank starts
+BESIDE_BYTES = 512 << 10  # disk space for everything else in a job's folder
 
 # After one of these errors the job is tried on another host, which may have what this one lacks. Any other error, as of
 # a folder that does not exist, is the job's own fault.

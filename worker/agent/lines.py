@@ -1,4 +1,4 @@
-"""What the workers of a job file are told by the agent that starts them: the processes of each line of its run list."""
+"""The processes that an agent starts for each line of a job file's run list."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from horovod.worker.agent.threads import thread_variables
 
 
 def workers_of(start: agents_pb2.StartShare) -> list[list[agents_pb2.PlacedRank]]:
-    """The ranks of each worker of this share."""
+    """The ranks of each worker that this host's share of the job holds."""
     each = start.processes_per_worker or 1
     ranks = list(start.ranks)
     return [ranks[first : first + each] for first in range(0, len(ranks), each)]
@@ -30,10 +30,10 @@ def lines_of(
     host: str,
     relay: Relay | None = None,
 ) -> list[list[Slot]]:
-    """The processes of each line. ValueError with a sentence for what can't be started here.
+    """The processes of each line. ValueError with a sentence when one can't be started on this host.
 
-    own: the agent's environment; the job's comes on top. folders: where the lines of each worker run, unless the job
-    names a directory.
+    own: the agent's environment, to which that of the job is added. folders: the folder of each worker, in which its
+    lines run unless the job names a directory.
     """
     own = _with_environment(own, start.python_environment)
     each = start.processes_per_worker or 1

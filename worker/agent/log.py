@@ -4,12 +4,12 @@ A position counts the bytes of all records so far, so it rises for ever. A segme
 which it begins; a record is a head (stream, length, time) and the bytes as they came, and never spans two segments. One
 process appends, any number read, up to the position that the writer has told them.
 
-Bounded by `limit_bytes`. When it is reached, the oldest segment goes, unless a reader holds the log: then `append` says
-that there is no room until that reader has taken more, and the rank waits in its own write. So nothing is lost that
-somebody wants, and nothing grows.
+A log takes `limit_bytes` at most. At that limit the oldest segment is deleted, unless a reader holds the log: `append`
+then says that there is no room until that reader has taken more, and the rank waits in its own write. So no output is
+lost that a reader wants, and no log grows beyond its limit.
 
-A full disk changes little: each log has one segment more than it needs, allocated in advance. Where no further one can
-be had, the oldest one is written over when it may go.
+A log goes on when the disk is full: it has one segment more than it needs, allocated in advance. Where the disk has no
+room for a further segment, the oldest one is written over as soon as it may be deleted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Record(NamedTuple):
 
 
 class RankLog:
-    """The writer's end. OSError when not even two segments can be had."""
+    """Writes one rank's log. OSError when the disk has no room for two segments."""
 
     def __init__(
         self,
@@ -73,18 +73,21 @@ class RankLog:
         return self._write_waiting()
 
     def hold(self, position: int | None) -> bool:
-        """A reader has taken everything up to `position`; None when no reader holds the log. True if there is room."""
+        """Notes that the reader has taken everything up to `position`; None: no reader holds the log any more.
+
+        Returns whether the log has room.
+        """
         if position is None or self._held_from is None or position > self._held_from:
             self._held_from = position
         return self._write_waiting()
 
     @property
     def waits(self) -> bool:
-        """Whether something is held in memory, until a reader has made room for it."""
+        """Whether records wait in memory until a reader has made room for them in the log."""
         return bool(self._waiting)
 
     def close(self) -> None:
-        """Drops records for which there is no room, and gives back disk space that is not needed."""
+        """Drops the records that wait for room, and gives back disk space that is not needed."""
         with contextlib.suppress(OSError):
             os.ftruncate(self._file, self.end - self._starts[-1])
         os.close(self._file)
@@ -157,9 +160,9 @@ class LogReader:
     def read(self, position: int, end: int, most_bytes: int) -> tuple[list[Record], int]:
         """Records from `position`, not beyond `end`, at least one if there is any; and how many bytes are gone.
 
-        Those of one segment at a time. Where nothing is there any more, [] and all that is missing.
+        A call returns records of one segment. Where all up to `end` were deleted: [] and the number of their bytes.
         """
-        for _ in range(8):  # a segment may go away between the look and the read
+        for _ in range(8):  # a segment may be deleted after it was found and before it is read
             starts = sorted(int(name) for name in os.listdir(self._folder) if name.isdigit())
             begin = max((start for start in starts if start <= position), default=None)
             if begin is None:
@@ -168,7 +171,7 @@ class LogReader:
             if at >= end:
                 return [], max(0, at - position)
             stop = min([end, *(start for start in starts if start > begin)])
-            if at >= stop:  # the segment that began here is gone
+            if at >= stop:  # the segment that began here was deleted
                 return [], 0
             with contextlib.suppress(FileNotFoundError):
                 return self._records(begin, at, stop, most_bytes), at - position

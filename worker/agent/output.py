@@ -22,10 +22,10 @@ from horovod.base.telemetry.logs import line_of
 
 Stream = Literal["stdout", "stderr"]
 
-LINE_LIMIT_BYTES = 1 << 20  # a longer line is shown in pieces
+LINE_LIMIT_BYTES = 1 << 20  # a longer line is shown in several pieces
 QUEUE_LIMIT_BYTES = 1 << 20
 UPDATE_INTERVAL_S = 10.0  # how often a progress bar leaves a line in a log file
-_LAUNCHER: tuple[int, Stream] = (-1, "stderr")  # stands for the launcher, which has a status line of its own
+_LAUNCHER: tuple[int, Stream] = (-1, "stderr")  # takes the place of a rank's stream for the launcher's own status line
 _END = re.compile(rb"\r?\n|\r")
 
 
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 
 
 class LineSplitter:
-    """Cuts a stream into pieces; whatever the chunks are, the pieces are the same."""
+    """Cuts a stream into pieces, which do not depend on the chunks in which the stream arrives."""
 
     def __init__(self, limit_bytes: int = LINE_LIMIT_BYTES) -> None:
         self._limit = limit_bytes
@@ -45,9 +45,11 @@ class LineSplitter:
 
     def feed(self, data: bytes) -> Iterator[Piece]:
         """The pieces that `data` completes."""
-        seen = max(len(self._rest) - 1, 0)  # but for a carriage return at the end, there is no end of line in the rest
+        seen = max(
+            len(self._rest) - 1, 0
+        )  # the rest holds no end of line, except perhaps a carriage return as its last byte
         data = self._rest + data
-        usable = len(data) - data.endswith(b"\r")  # which may be the first half of "\r\n"
+        usable = len(data) - data.endswith(b"\r")  # a last "\r" may be the first half of "\r\n"
         start = 0
         for end in _END.finditer(data, seen, usable):
             yield from self._cut(data[start : end.start()], end.group() == b"\r")
@@ -59,11 +61,11 @@ class LineSplitter:
 
     @property
     def rest(self) -> bytes:
-        """What has no end yet; nothing where it may have one, "\\r", that is not known to be whole."""
+        """The line that has no end yet; empty where its last byte is a "\\r" that may be half of "\\r\\n"."""
         return b"" if self._rest.endswith(b"\r") else self._rest
 
     def finish(self) -> Iterator[Piece]:
-        """The last line, if nothing ended it."""
+        """The last line, where the stream ended without an end of line."""
         rest, self._rest = self._rest.removesuffix(b"\r"), b""
         if rest:
             yield Piece(rest, False)
@@ -76,19 +78,19 @@ class LineSplitter:
 
 
 class Sink(Protocol):
-    """Takes what processes print. `feed` says whether there is room for more; if not, `room` is called later."""
+    """Takes what processes print. `feed` says whether it has room for more; if not, the sink calls `room` later."""
 
     room: Callable[[], None]
 
     def feed(self, rank: int, stream: Stream, data: bytes) -> bool:
-        """Takes `data`; False asks for a pause."""
+        """Takes `data` in any case; False asks the caller to pause until `room` is called."""
 
     def finish(self, rank: int, stream: Stream) -> None:
         """The stream has ended."""
 
 
 class Writer:
-    """A thread that writes to descriptors in order. Methods are for one other thread."""
+    """A thread that writes to descriptors in order. One other thread may call the methods."""
 
     def __init__(
         self, limit_bytes: int = QUEUE_LIMIT_BYTES, write: Callable[[int, memoryview], int] = os.write
@@ -101,8 +103,10 @@ class Writer:
         self._changed = threading.Condition()
         self._closing = False
         self._asked_for_room = False
-        self.room: Callable[[], None] = lambda: None  # called in the thread
-        self.failed: Callable[[int, OSError], None] = lambda descriptor, error: None  # called in the thread, once each
+        self.room: Callable[[], None] = lambda: None  # called in the writer's thread
+        self.failed: Callable[[int, OSError], None] = lambda descriptor, error: (
+            None
+        )  # called in the writer's thread, once for a descriptor
         self._broken: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="horovod-output", daemon=True)
         self._thread.start()
@@ -143,7 +147,7 @@ class Writer:
                 self.room()
 
     def _take(self) -> list[tuple[int, bytes]]:
-        """The queue, with neighbours for one descriptor joined: a flood of lines costs few system calls."""
+        """Empties the queue. Neighbours for one descriptor are joined, so that many lines cost few system calls."""
         joined: list[tuple[int, list[bytes]]] = []
         for descriptor, data in self._queue:
             if joined and joined[-1][0] == descriptor:
@@ -160,7 +164,7 @@ class Writer:
         while view:
             try:
                 view = view[self._write_some(descriptor, view) :]
-            except BlockingIOError:  # another process at our terminal made it non-blocking
+            except BlockingIOError:  # another process of the same terminal has made it non-blocking
                 select.select([], [descriptor], [])
             except OSError as error:
                 self._broken.add(descriptor)
@@ -171,7 +175,7 @@ class Writer:
 class Console:
     """Lines of all ranks, each behind `[rank]<stream>:`, and files with what each rank wrote, byte for byte.
 
-    The writer is the console's own from then on: it ends with it, and also when the console can't be made.
+    The console takes over the writer: it closes the writer when it is closed itself, and when it can't be made.
 
     A progress bar (text that ends with a carriage return) stays one line at the bottom of a terminal. In a file or a
     pipe only its last state is shown, and one every UPDATE_INTERVAL_S, so that a log neither floods nor falls silent.
@@ -220,7 +224,7 @@ class Console:
                 raise
 
     def feed(self, rank: int, stream: Stream, data: bytes) -> bool:
-        """Shows what `data` completes; False when it is time to pause until `room`."""
+        """Shows the lines that `data` completes; False asks the caller to pause until `room` is called."""
         key = (rank, stream)
         room = True
         if key in self._files:
@@ -234,7 +238,7 @@ class Console:
         return (self._writer.put(self._descriptors[stream], shown) if shown else True) and room
 
     def finish(self, rank: int, stream: Stream) -> None:
-        """Shows what has no end of line yet."""
+        """The stream has ended: shows its last line, if that has no end of line."""
         key = (rank, stream)
         shown = b"".join(self._line(key, text) for text, _ in self._splitters.pop(key, LineSplitter()).finish())
         if key in self._pending:
@@ -243,7 +247,7 @@ class Console:
             self._writer.put(self._descriptors[stream], shown)
 
     def note(self, sentence: str) -> None:
-        """A line of the launcher itself, on stderr."""
+        """Shows a line of the launcher itself, on stderr."""
         if self._job is not None:
             sentence = line_of("info", "horovodrun", sentence.removeprefix("horovodrun: "), job=self._job)
         self._writer.put(self._descriptors["stderr"], self._above_status(sentence.encode() + b"\n", "stderr"))
@@ -254,14 +258,16 @@ class Console:
         return self._terminal["stderr"]
 
     def status(self, sentence: str) -> None:
-        """The launcher's line at the bottom of a terminal, "" to take it away. A progress bar of a rank replaces it."""
+        """Shows the launcher's line at the bottom of a terminal; "" removes it. A rank's progress bar replaces it."""
         if not self.has_terminal or self._status not in (None, _LAUNCHER) or self._is_closing:
             return
         terminal, prefix = self._descriptors["stderr"], self._prefix(_LAUNCHER)
         width = 0
         with contextlib.suppress(OSError):  # the terminal is gone
             width = os.get_terminal_size(terminal).columns
-        text = sentence.encode()[: max((width or 80) - len(prefix) - 1, 0)]  # a longer one would leave its first line
+        text = sentence.encode()[
+            : max((width or 80) - len(prefix) - 1, 0)
+        ]  # a longer text would wrap, and its first line would stay on the screen
         if text == self._pending.get(_LAUNCHER, b""):
             return
         if text:
@@ -273,9 +279,9 @@ class Console:
             self._writer.put(terminal, b"\r\x1b[K")
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Takes away the status and waits until everything is written; False when it was given up after `timeout_s`.
+        """Removes the status and waits until everything is written; False when the rest was dropped after `timeout_s`.
 
-        No status is shown any more, as what the writer still gets it may not write.
+        No status is shown any more, as the writer may drop what it still gets.
         """
         self.status("")
         self._is_closing = True
@@ -288,7 +294,7 @@ class Console:
         return written
 
     def _on_room(self) -> None:
-        self.room()  # which the agent sets later
+        self.room()  # set by the supervisor after the console was made
 
     def _prefix(self, key: tuple[int, Stream]) -> bytes:
         rank, stream = key
@@ -309,7 +315,7 @@ class Console:
         if self._job is None:
             return self._prefix(key) + text
         if text.startswith(b'{"time": "') and text.endswith(b"}"):
-            return text  # Horovod in that process has written it, and says who it is
+            return text  # written by Horovod in that process, so it names the rank already
         rank, stream = key
         message = text.decode(errors="backslashreplace")
         return line_of("info", f"horovodrun.{stream}", message, job=self._job, rank=rank).encode()

@@ -1,7 +1,7 @@
 """One training process as its launcher sees it: started behind the gate, in its own session, watched to its end.
 
-A process that has ended is not reaped before `release`. Its number stays taken until then, so a signal to its group can
-never reach a stranger, however late it is sent.
+A process that has ended is not reaped before `release`. The kernel gives its number to no other process until then, so
+a signal to its group reaches no other process, however late it is sent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _POLL_S = 0.02
 
 
 class _Pump(asyncio.Protocol):
-    """Carries one output stream into the sink. Pauses when the sink is full: the pipe then holds the process back."""
+    """Carries one output stream into the sink. Pauses while the sink is full: the process then waits in its write."""
 
     def __init__(self, sink: Sink, rank: int, stream: Stream) -> None:
         self._sink = sink
@@ -58,12 +58,12 @@ class _Pump(asyncio.Protocol):
             self._transport.resume_reading()
 
     def abandon(self) -> None:
-        """Gives up what is still in the pipe."""
+        """Stops reading: what is still in the pipe is lost."""
         if self._transport is not None:
             self._transport.close()
 
     async def finish(self, idle_s: float) -> None:
-        """Waits for the end of the stream, or for silence when a process that escaped its session holds it open."""
+        """Waits for the end of the stream; or for silence, where a process of another session holds it open."""
         while not self.done.is_set():
             seen = self._seen_bytes
             with contextlib.suppress(asyncio.TimeoutError):
@@ -75,7 +75,7 @@ class _Pump(asyncio.Protocol):
 
 
 class TrainingProcess:
-    """Use `start`; then await `connect` and `ended`; then, always, `release`."""
+    """One training process. Call `start`, await `connect` and `ended`, and then, in any case, `release`."""
 
     def __init__(self, rank: int, process: subprocess.Popen[bytes], guardian: Guardian) -> None:
         self.rank = rank
@@ -100,16 +100,17 @@ class TrainingProcess:
     ) -> TrainingProcess:
         """Starts `command`, with an empty stdin unless a descriptor is given.
 
-        OSError when the machine cannot; a command that does not exist ends with 127 instead.
+        OSError when this machine can't start a process. A command that does not exist ends with the exit code 127.
 
-        Called in the event loop, but nothing is awaited: a caller that is cancelled holds the process or has none.
+        This is called in the event loop and awaits nothing, so a caller that is cancelled has either got the process or
+        started none.
         """
         try:
             gate, opener = os.pipe()
         except OSError as error:
             raise _cannot_start(rank, error) from error
         try:
-            process = subprocess.Popen(  # returns as soon as the gate runs: milliseconds
+            process = subprocess.Popen(  # returns as soon as the gate runs, after some milliseconds
                 [sys.executable, "-I", "-S", _GATE, str(gate), str(os.getpid()), *command],
                 env=dict(environ),
                 cwd=directory,
@@ -136,7 +137,7 @@ class TrainingProcess:
         return started
 
     async def connect(self, sink: Sink) -> None:
-        """Begins to carry its output to `sink`."""
+        """Begins to carry the output of the process to `sink`."""
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         await self._pump(self._process.stdout, sink, "stdout")
@@ -157,19 +158,21 @@ class TrainingProcess:
             pump.abandon()
 
     async def release(self, grace_s: float) -> None:
-        """After the end: stops what the process left behind, reads its last output and frees its number."""
+        """To be called after the end: stops the descendants of the process, reads its last output and reaps it."""
         if session_members(self.pid):
             self.signal(signal.SIGTERM)
             for _ in range(round(grace_s / _POLL_S)):
                 if not session_members(self.pid):
                     break
-                await asyncio.sleep(_POLL_S)  # no event tells of the end of another process's child
+                await asyncio.sleep(
+                    _POLL_S
+                )  # the kernel has no event for the end of processes that are not our children
         self.signal(signal.SIGKILL)
         for pump in self._pumps:
             await pump.finish(idle_s=0.5)
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:
-                pipe.close()  # a pipe that was never connected
+                pipe.close()  # `connect` was never called
         self._close_pidfd(asyncio.get_running_loop())
         self._guardian.drop(self.pid)
         if self.code is not None:
@@ -184,10 +187,13 @@ class TrainingProcess:
         """Arranges that `_end` is called when the process has ended."""
         try:
             descriptor = os.pidfd_open(self.pid)
-        except (AttributeError, OSError):  # before Linux 5.3, or forbidden: a thread waits, and the order is less exact
+        except (
+            AttributeError,
+            OSError,
+        ):  # pidfd_open came with Linux 5.3 and may be forbidden: a thread waits instead, and the order is less exact
             threading.Thread(target=self._wait_in_thread, args=(loop,), daemon=True).start()
             return
-        # One epoll tells of all ends in the order in which they came, so the first failure is the first to be seen.
+        # One epoll reports the ends of all processes in their order, so the rank that failed first is seen first.
         self._pidfd = descriptor
         loop.add_reader(descriptor, self._on_end, loop)
 
@@ -203,11 +209,11 @@ class TrainingProcess:
 
     def _wait_in_thread(self, loop: asyncio.AbstractEventLoop) -> None:
         code = self._ended_with()
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and with it everything that waited
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits any more
             loop.call_soon_threadsafe(self._end, code)
 
     def _ended_with(self) -> int:
-        """Waits for the end; the process stays unreaped."""
+        """Waits for the end of a process without reaping it, and returns its exit code."""
         try:
             result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         except ChildProcessError:  # other code in this process reaps all its children

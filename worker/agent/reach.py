@@ -1,8 +1,8 @@
 """Whether hosts reach each other: the agent's port for probes, and its own probes of others.
 
-A probe connects and sends a nonce; it gets HMAC-SHA256 of that and the name of the agent which answers, with the secret
-that all agents of one coordinator have. So an address counts as reached only when the right host answers: bridges of
-containers have the same address on every host, and would answer from this one.
+A probe connects to an agent's port and sends a nonce. The agent answers with the HMAC-SHA256 of the nonce and its own
+name under the secret that all agents of one coordinator have. So an address counts as reached only when the right host
+answers: the bridge of containers has the same address on every host, and there this host would answer itself.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from horovod.protos.v1 import agents_pb2
 
 _NONCE_BYTES = 32
 _ANSWER_BYTES = hashlib.sha256().digest_size
-_ASK_TIMEOUT_S = 5.0  # for a peer that connects and says nothing
+_ASK_TIMEOUT_S = 5.0  # how long a peer that has connected may send nothing
 _AT_ONCE = 64
 
 
 class ProbePort:
-    """Listens on every address of this host."""
+    """The port on which this agent answers probes, at every address of this host."""
 
     def __init__(self, name: str) -> None:
         self.port = 0
@@ -34,9 +34,10 @@ class ProbePort:
 
     @property
     def secret(self) -> bytes:
-        """The secret of the coordinator that this agent is registered with; empty until that has told it.
+        """The secret of the coordinator that this agent is registered with; empty until the coordinator has sent it.
 
-        Others may know it sooner and ask already: they wait for the answer, rather than take this host for unreachable.
+        Other agents may have the secret earlier and send a probe already. The port then answers when it has the secret,
+        so that they do not take this host for unreachable.
         """
         return self._secret
 
@@ -51,7 +52,7 @@ class ProbePort:
     async def start(self) -> None:
         """Begins to listen. OSError when no port is free."""
         self._server = await asyncio.start_server(self._answer, host=None, port=0)
-        # With host=None each family may get a port of its own; one number is easier for everybody.
+        # With host=None IPv4 and IPv6 may get different ports; one number can be told to other agents.
         self.port = self._server.sockets[0].getsockname()[1]
         if any(socket.getsockname()[1] != self.port for socket in self._server.sockets):
             self._server.close()
@@ -71,7 +72,7 @@ class ProbePort:
 
 
 async def probe(targets: Sequence[agents_pb2.Target], secret: bytes, timeout_s: float) -> list[agents_pb2.Target]:
-    """The targets at which the agent with the target's name answers in time."""
+    """Those of the targets at which the agent of that name answers in time."""
     at_once = asyncio.Semaphore(_AT_ONCE)
     found = await asyncio.gather(*(_reaches(target, secret, timeout_s, at_once) for target in targets))
     return [target for target, reached in zip(targets, found, strict=True) if reached]

@@ -1,11 +1,13 @@
 """Relays calls of the ranks of this host to coordinators: one connection for each host instead of one for each rank.
 
-A gRPC server on a unix socket that only this user can reach. It knows no method and no message: bytes, metadata,
-deadline, the end of either side, status and its details go through as they come, one message at a time, so that who
-reads slowly holds back who writes. Which coordinator a call is for stands in its metadata (runtime/relayed.py). HTTP/2
-carries all calls for one coordinator over one connection, and a large message for many ranks once (repeated.py).
+The relay is a gRPC server on a unix socket that only this user can reach. It knows no method and parses no message:
+bytes, metadata, deadline, the end of either side, status and its details pass through as they come. It passes one
+message at a time, so that a slow reader holds back the writer. A call's metadata names its coordinator
+(runtime/relayed.py). All calls for one coordinator go over one HTTP/2 connection, and a large message for many ranks
+goes over it once (repeated.py).
 
-Nothing depends on it: ranks whose agent has ended connect to their coordinator themselves (docs/adr/0053-relay.md).
+Ranks can do without the relay: when their agent has ended, they connect to their coordinator themselves
+(docs/adr/0053-relay.md).
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ from horovod.worker.runtime.tls import ClientTls
 
 SOCKET = "relay.sock"
 MAX_PATH_BYTES = 107  # unix(7): 108 with the zero at the end
-MAX_CHANNELS = 64  # coordinators of all jobs of a host, with the ways to ping them
+MAX_CHANNELS = 64  # one for each coordinator of the jobs of a host and each way to ping it
 IDLE_S = 30.0  # a connection without calls is closed after this time
 _OWN = (TO, PINGS, RELAY, "user-agent")
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_WORLD_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_WORLD_MESSAGE_BYTES),
-    # Ranks ping as often as they would ping a coordinator.
+    # Ranks ping the relay as often as they would ping a coordinator.
     ("grpc.http2.min_ping_interval_without_data_ms", 10),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10),
     ("grpc.http2.max_ping_strikes", 0),
@@ -61,10 +63,10 @@ class _Upstream:
 
 
 class Relay:
-    """`start`, then `close`; in one event loop."""
+    """Call `start`, and `close` at the end, in one event loop."""
 
     def __init__(self, folder: Path, tls: ClientTls | None) -> None:
-        """folder: of this user only. tls: by which coordinators are known, and what they are shown."""
+        """folder: one that only this user can enter. tls: the certificates of coordinators and of this host."""
         self._path = folder / SOCKET
         self._tls = tls
         self._upstreams: dict[_Key, _Upstream] = {}
@@ -72,15 +74,15 @@ class Relay:
 
     @property
     def path(self) -> str:
-        """The path of the socket; empty while nothing is relayed."""
+        """The path of the socket; empty while the relay is not started."""
         return str(self._path) if self._server is not None else ""
 
     def serves(self, tls: ClientTls | None) -> bool:
-        """Whether coordinators are known by the same files here as a rank was told, and shown the same."""
+        """Whether a rank with these settings would use the same TLS files for coordinators as this relay does."""
         return tls == self._tls
 
     async def start(self) -> None:
-        """Begins to relay. If the socket can't be made, ranks connect to coordinators themselves."""
+        """Begins to relay. If the socket can't be made, the ranks connect to coordinators themselves."""
         path = str(self._path)
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
             log.info("Ranks connect to coordinators by themselves: %s is too long for the name of a socket.", path)
@@ -98,7 +100,7 @@ class Relay:
         self._server = server
 
     async def close(self) -> None:
-        """Ends all calls. Ranks that still run go to their coordinators."""
+        """Ends all calls. Ranks that still run then connect to their coordinators."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(None)
@@ -112,7 +114,7 @@ class Relay:
 
     @contextlib.contextmanager
     def connection(self, pings: tuple[float, float], address: str) -> Iterator[grpc.aio.Channel]:
-        """A connection for the agent's own calls: its ranks' if they ping alike. StartError if a file can't be read.
+        """A connection for the agent's own calls, shared with its ranks if they ping alike. May raise StartError.
 
         pings: how long one may take and the time between two, in seconds.
         """
@@ -133,7 +135,7 @@ class Relay:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         try:
             upstream = self._upstream(key)
-        except StartError as error:  # a certificate can't be read
+        except StartError as error:  # a file of a certificate can't be read
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         metadata = [(name, value) for name, value in given if name not in _OWN and not name.startswith("grpc-")]
         metadata.append((RELAY, upstream.id))
@@ -209,13 +211,13 @@ class _EveryMethod(grpc.GenericRpcHandler):
         async def relay(requests: AsyncIterator[bytes], context: Any) -> None:
             await self._relay.relay(method, requests, context)
 
-        # On the wire every kind of call is a stream of messages in each direction.
+        # HTTP/2 carries every kind of call as a stream of messages in each direction.
         handler: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(relay)
         return handler
 
 
 async def _send(requests: AsyncIterator[bytes], call: Any) -> None:
-    # A call that has ended takes nothing any more; how it ended is read by _receive.
+    # A call that has ended takes no messages any more; _receive reads how it ended.
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         async for message in requests:
             await call.write(message)

@@ -1,4 +1,4 @@
-"""What a relay keeps of the messages that pass by, for the other ranks of its host (protos/v1/relay.proto)."""
+"""Messages that a relay keeps after it has passed them on: other ranks of its host get the same (relay.proto)."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from google.protobuf.message import DecodeError
 from horovod.base.limits import MAX_WORLD_MESSAGE_BYTES
 from horovod.protos.v1.relay_pb2 import RelayFrame
 
-# In a call's metadata for the coordinator: an id of this relay. In the metadata that come back: RelayFrames may come.
+# The relay sends this in a call's metadata, with its id. Coordinators that answer with it may send RelayFrames.
 RELAY = "horovod-relay"
-MARK = b"\0"  # before a RelayFrame
-KEPT_S = 180.0  # longer than coordinators count on it
-KEPT_BYTES = MAX_WORLD_MESSAGE_BYTES  # of all messages, and the latest in any case
+MARK = b"\0"  # the first byte of what holds a RelayFrame
+KEPT_S = 180.0  # longer than a coordinator counts on a message being kept
+KEPT_BYTES = MAX_WORLD_MESSAGE_BYTES  # of all messages together; the latest one is kept in any case
 
 
 class Repeated:
-    """The messages of one coordinator's connection that it may ask to be repeated, for a while."""
+    """The latest messages of one coordinator, which it may ask the relay to repeat to other ranks."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, bytes] = OrderedDict()  # key -> message, the latest last
 
     def passing(self, message: bytes) -> bytes:
-        """The message to pass on to the rank. ValueError with a sentence where there is none."""
+        """The message to pass on to the rank: `message`, or the one that the RelayFrame in it names.
+
+        ValueError with a sentence where there is none.
+        """
         if not message.startswith(MARK):
             return message
         try:

@@ -1,23 +1,23 @@
 """The shim of a job on one host: the parent process of the job's ranks there, which writes their output to logs.
 
-It is not the agent, so that the agent can be killed, or updated, while jobs run: the next one finds the shim by its
-socket, `shim.sock` in the folder of the job. A shim without an agent for longer than its grace ends its ranks. When
-the shim itself is killed, its guardian ends them (guardian.py). So ranks are never orphaned.
+The shim is a process of its own, so that the agent can be killed, or updated, while jobs run: the next agent finds the
+shim by its socket, `shim.sock` in the folder of the job. A shim that is without an agent for longer than its grace ends
+its ranks. When the shim itself is killed, its guardian ends them (guardian.py). So ranks are never orphaned.
 
-It runs as a module with the folder as its argument, reads what to start from stdin (JSON, one line), answers "r" on
-stdout when its socket listens, and knows no gRPC. In the folder it leaves a log for each rank (log.py) and, at the end,
-`over.json`: how the ranks ended. On the socket both sides write lines of JSON:
+The shim runs as a module with the folder as its argument, reads what to start from stdin (JSON, one line), answers "r"
+on stdout when its socket listens, and does not use gRPC. In the folder it leaves a log for each rank (log.py) and, at
+the end, `over.json`: how the ranks ended. On the socket both sides write lines of JSON:
 
     shim to agent     {"ranks": [...], "over": false, "error": "", "host_fault": false, "line": 0, "lines_done": 0}
-                                                                      whenever that changes, the whole of it
-                      {"ends": {"0": 4711}}                           how far logs go by now, not more often than needed
+                                                                      the whole state, whenever it changes
+                      {"ends": {"0": 4711}}                           how far logs reach, some time after they grew
     agent to shim     {"signal": 2, "stop": true}   {"end": true}     see agents.proto
                       {"start": [...]}   {"finish": true}             where failed processes are replaced; supervisor.py
-                      {"taken": {"0": 4000}}   {"release": true}      of a log that is held
-                      {"run_line": 1}                                 of a run list: all workers have finished the last
+                      {"taken": {"0": 4000}}   {"release": true}      a reader has taken so much; it holds logs no more
+                      {"run_line": 1}                                 all workers have finished the line before this one
 
 A job file has several lines, each with processes of its own (coordinator/core/cluster/lines.py): a shim that has
-finished one waits until it is told to run the next. Their output goes to the same logs.
+finished a line waits until it is told to run the next. The output of all lines goes to the same logs.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from horovod.worker.agent.supervisor import Slot, Supervisor
 SOCKET = "shim.sock"
 OVER = "over.json"
 LINE_LIMIT_BYTES = 16 << 20
-_OUTPUT_GRACE_S = 1.0  # for so long a reader may still take the last output, once the job is to end
-_DELAY_S = 0.01  # how long news about logs may wait for more
+_OUTPUT_GRACE_S = 1.0  # how long a reader may still take the last output when the job is to end
+_DELAY_S = 0.01  # how long the news that a log has grown may wait for more of it
 
 
 @dataclasses.dataclass(frozen=True)
 class Order:
     """What a shim is to start, and how long it waits for readers and agents."""
 
-    lines: list[list[Slot]]  # they run one after the other; each but the first waits for its command
+    lines: list[list[Slot]]  # lines run one after the other; each but the first waits for "run_line"
     held: bool
     log_limit_bytes: int
     orphan_grace_s: float
@@ -66,7 +66,7 @@ class Order:
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks that have a process in some line."""
+        """The ranks that have a process in at least one line."""
         return sorted({slot.rank for line in self.lines for slot in line})
 
 
@@ -103,17 +103,17 @@ class _Logs:
         return {str(rank): log.end for rank, log in self.logs.items()}
 
     def hold(self, positions: dict[str, int] | None) -> None:
-        """positions: rank -> what its reader has taken; None when no reader holds the logs any more."""
+        """positions: rank -> up to where the reader has taken its log; None: no reader holds the logs any more."""
         for rank, log in self.logs.items():
             if positions is None or str(rank) in positions:
                 log.hold(None if positions is None else positions[str(rank)])
         self._grown()
-        if not self.wait:  # else the ranks would fill the memory with what has no room
+        if not self.wait:  # ranks that went on would fill the memory with output for which the log has no room
             self.room()
 
     @property
     def wait(self) -> bool:
-        """Whether a log waits for its reader."""
+        """Whether records wait in memory until the reader has made room in the log."""
         return any(log.waits for log in self.logs.values())
 
 
@@ -121,17 +121,17 @@ class Shim:
     def __init__(self, folder: Path, order: Order) -> None:
         self._folder = folder
         self._order = order
-        self._writer: asyncio.StreamWriter | None = None  # of the agent that is connected
+        self._writer: asyncio.StreamWriter | None = None  # to the agent that is connected
         self._supervisor: Supervisor | None = None
         self._logs: _Logs | None = None
         self._line = 0
         self._lines_done = 0
-        self._allowed = 0  # the last line that may run
-        self._ending = False  # no further line is to begin
-        self._runs = False  # whether processes of a line run
+        self._allowed = 0  # the number of the last line that may run
+        self._ending = False  # set when no further line is to begin
+        self._runs = False  # whether the processes of a line run now
         self._turn = asyncio.Event()  # set when `_allowed` or `_ending` has changed
         self._error = ""
-        self._host_fault = False  # `_error` is the host's own trouble, and no rank was started
+        self._host_fault = False  # whether `_error` lies in this host, and no rank was started
         self._over = False
         self._moved = asyncio.Event()  # set when the agent has sent a command
         self._told_ends: dict[str, int] = {}
@@ -178,7 +178,7 @@ class Shim:
             self._writer.close()
 
     async def _may_run(self, number: int) -> bool:
-        """Waits for the turn of this line; False when the job is to end instead."""
+        """Waits until this line may run; False when the job is to end instead."""
         while not self._ending and number > self._allowed:
             self._turn.clear()
             await self._turn.wait()
@@ -187,7 +187,7 @@ class Shim:
         return not self._ending
 
     async def _last_output(self) -> None:
-        """What has no room yet waits for its reader, as the ranks have done; not for long when the job is to end."""
+        """Waits until the reader has made room for the last output; not for long when the job is to end."""
         assert self._logs is not None
         loop = asyncio.get_running_loop()
         give_up_at: float | None = None
@@ -210,7 +210,7 @@ class Shim:
 
     async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._writer is not None:
-            self._writer.close()  # an earlier agent; the latest one counts
+            self._writer.close()  # the connection of an earlier agent; the shim obeys the latest one
         self._writer = writer
         self._told_ends = {}
         if self._orphan is not None:
@@ -264,7 +264,7 @@ class Shim:
         self._moved.set()
 
     def _signal(self, signum: int, stop: bool) -> None:
-        supervisor = self._supervisor if self._runs else None  # between two lines no process runs
+        supervisor = self._supervisor if self._runs else None  # None between two lines, when no process runs
         if not stop:
             if supervisor:
                 supervisor.forward(signum)
@@ -291,21 +291,21 @@ class Shim:
             self._write({"ends": news})
 
     def _write(self, message: dict[str, Any]) -> None:
-        # Small, and bounded by what happens to ranks and by _DELAY_S; an agent that does not read is restarted.
+        # What an agent does not read stays in memory. It is little: events of ranks, and one message in each _DELAY_S.
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(json.dumps(message).encode() + b"\n")
 
     def _write_over(self) -> None:
         content = {**self.state(), "ends": self._logs.ends() if self._logs else {}}
         temporary = self._folder / f"{OVER}.new"
-        with contextlib.suppress(OSError):  # on a full disk only an agent that is connected hears of it
+        with contextlib.suppress(OSError):  # on a full disk the end is told to a connected agent only
             temporary.write_text(json.dumps(content))
             os.replace(temporary, self._folder / OVER)
 
 
 @contextlib.contextmanager
 def short_path(folder: Path) -> Any:
-    """A name for `folder` that a socket's address has room for, however deep it is: 108 bytes (unix(7))."""
+    """A name for `folder`, however deep it is, that fits into a socket's address of 108 bytes (unix(7))."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}"
@@ -321,7 +321,7 @@ async def _serve(folder: Path, on_connection: Any) -> asyncio.Server:
 def main(folder: Path) -> None:
     """The body of the process."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(signum, signal.SIG_IGN)  # its agent decides when it ends
+        signal.signal(signum, signal.SIG_IGN)  # the agent decides when the shim ends
     order = Order.from_json(sys.stdin.readline())
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)

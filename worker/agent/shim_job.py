@@ -17,11 +17,11 @@ from horovod.protos.v1 import agents_pb2
 from horovod.worker.agent.shim import LINE_LIMIT_BYTES, OVER, SOCKET, Order, short_path
 from horovod.worker.agent.supervisor import Slot
 
-START_TIMEOUT_S = 60.0  # for a shim to start on a busy machine
-READER_GRACE_S = 60.0  # how long ranks wait for a reader that is not there, once they have filled their logs
+START_TIMEOUT_S = 60.0  # how long a shim may take to start on a busy machine
+READER_GRACE_S = 60.0  # how long ranks with full logs wait for a reader that has left
 _RECORDED = "recorded"
 _RANKS = "ranks.json"
-_GUARDIAN_S = 10.0  # after its shim was killed, until its guardian has ended the ranks
+_GUARDIAN_S = 10.0  # how long the guardian of a killed shim may take to end the ranks
 
 
 class ShimJob:
@@ -33,11 +33,13 @@ class ShimJob:
         self.job = job
         self.folder = folder
         self.ranks: list[int] = []
-        self.ends: dict[int, int] = {}  # rank -> the end of its log
+        self.ends: dict[int, int] = {}  # rank -> the position at the end of its log
         self.over = asyncio.Event()
-        self.recorded = asyncio.Event()  # the coordinator has recorded how the job ended
+        self.recorded = asyncio.Event()  # set when the coordinator has recorded how the job ended
         self.held = False
-        self.growth = asyncio.Event()  # replaced with each growth of a log, and set when the job is over
+        self.growth = (
+            asyncio.Event()
+        )  # set when a log has grown, then replaced by a new one; also set when the job is over
         self._changed = changed
         self._reader_grace_s = reader_grace_s
         self._state: dict[str, Any] = {
@@ -56,7 +58,7 @@ class ShimJob:
         changed: Callable[[ShimJob], None],
         reader_grace_s: float = READER_GRACE_S,
     ) -> ShimJob:
-        """Starts a shim. OSError with a sentence when that can't be done."""
+        """Starts a shim for a new job. OSError with a sentence when that can't be done."""
         shim_job = cls(job, jobs / quote(job, safe=""), changed, reader_grace_s)
         shim_job.folder.mkdir(mode=0o700, parents=True)
         try:
@@ -68,7 +70,7 @@ class ShimJob:
         try:
             await shim_job._connect()
         except OSError:
-            if not shim_job._read_over():  # a short job may be over before this agent has connected
+            if not shim_job._read_over():  # a short job may be over before the agent has connected to its shim
                 raise
         return shim_job
 
@@ -82,7 +84,7 @@ class ShimJob:
             shim_job.ranks = json.loads((folder / _RANKS).read_text())
         if (folder / _RECORDED).exists():
             shim_job.recorded.set()
-        shim_job.held = True  # a reader may still hold the logs; they are released when none comes
+        shim_job.held = True  # a reader may still hold the logs; when none comes, they are released
         if shim_job._read_over():
             shim_job.left_by_reader(for_good=False)
             return shim_job
@@ -94,7 +96,7 @@ class ShimJob:
 
     @property
     def running(self) -> int:
-        """Ranks that have not ended."""
+        """How many ranks have not ended."""
         if self.over.is_set():
             return 0
         latest = {state["rank"]: state for state in self._state["ranks"]}  # a later process of a rank comes later
@@ -102,7 +104,7 @@ class ShimJob:
 
     @property
     def host_fault(self) -> bool:
-        """Whether it could not be started, for a reason that is this host's own."""
+        """Whether the job could not be started for a reason that lies in this host."""
         return bool(self._state["host_fault"])
 
     def report(self) -> agents_pb2.JobReport:
@@ -136,13 +138,13 @@ class ShimJob:
         self.tell(taken={str(rank): position for rank, position in positions.items()})
 
     def held_by_reader(self, positions: dict[int, int]) -> None:
-        """A reader is there that holds the logs, by rank from these positions on; also after they had been let go."""
+        """A reader has come that holds the logs from these positions on, by rank; also logs that were released."""
         self._stay_held()
         self.held = True
         self.taken(positions)
 
     def left_by_reader(self, for_good: bool) -> None:
-        """No reader holds the logs now; when none comes for a while, the ranks no longer wait for one."""
+        """The reader has left. When no other one comes for a while, the ranks no longer wait for a reader."""
         self._stay_held()
         if self.held:
             grace_s = 0.0 if for_good else self._reader_grace_s
@@ -159,7 +161,7 @@ class ShimJob:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Disconnects from the shim, which the next agent will find."""
+        """Disconnects from the shim. It runs on, and the next agent will find it."""
         self._stay_held()
         if self._reading is not None:
             self._reading.cancel()
@@ -184,7 +186,7 @@ class ShimJob:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        with contextlib.suppress(ConnectionError):  # the shim has ended, and says why on stderr
+        with contextlib.suppress(ConnectionError):  # the shim has ended, and its stderr says why
             process.stdin.write(order.to_json().encode() + b"\n")
             await process.stdin.drain()
         try:
@@ -239,12 +241,12 @@ class ShimJob:
         return True
 
     async def _end_without_shim(self) -> None:
-        """The shim was killed. Its guardian ends the ranks; the coordinator hears of it when they are gone."""
+        """The shim was killed and its guardian ends the ranks. Reports the job as over when they are gone."""
         pids = [rank["pid"] for rank in self._state["ranks"] if not rank["ended"]]
         for _ in range(round(_GUARDIAN_S / 0.1)):
             if not any(_lives(pid) for pid in pids):
                 break
-            await asyncio.sleep(0.1)  # they are not our children: no event tells
+            await asyncio.sleep(0.1)  # the kernel has no event for the end of processes that are not our children
         self._state["error"] = "the process that keeps its ranks was killed, which ended them"
         self._set_over()
         self._changed(self)

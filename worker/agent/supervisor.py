@@ -1,10 +1,10 @@
 """Starts the processes of a job on this host, watches them, and ends them when it is told to.
 
-It decides nothing: what the end of a process means for the others is the scheduler's word (coordinator/core/elastic),
-which comes back as one of the methods. `start` starts another process of a rank whose process has ended.
-`end_after_failure` gives the ranks a short grace, in which they notice by themselves that a peer is gone and report it;
-then they are stopped. `stop` asks the ranks first and makes them end later. Whatever happens, `run` returns with no
-process left.
+The supervisor does not decide what the end of a process means for the others. The scheduler does
+(coordinator/core/elastic), and its decision comes back as a call of a method here. `start` starts another process of a
+rank whose process has ended. `end_after_failure` gives the ranks a short grace, in which they notice by themselves that
+a peer is gone and report it; then it stops them. `stop` first asks the ranks to end, and makes them end after a grace.
+Whatever happens, `run` returns with no process left.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.output import Sink
 from horovod.worker.agent.processes import TrainingProcess
 
-FAILURE_GRACE_S = 3.0  # for so long other ranks may go on once one has failed
+FAILURE_GRACE_S = 3.0  # how long other ranks may go on after one has failed
 STOP_GRACE_S = 5.0  # between SIGTERM and SIGKILL, after a rank has failed
-REQUEST_GRACE_S = 10.0  # the same steps when a person asked: time to write a checkpoint
+REQUEST_GRACE_S = 10.0  # between the signals of `stop`: time for the ranks to write a checkpoint
 _LEFTOVER_GRACE_S = 1.0
-_OUTPUT_GRACE_S = 1.0  # for a console that takes no output, once a person asked to stop
+_OUTPUT_GRACE_S = 1.0  # how long a stopped job waits for a console that takes no output
 _KILL_DEADLINE_S = 10.0
 
 
 @dataclass(frozen=True)
 class Slot:
-    """What to start as one rank."""
+    """The command to start as one rank, and its environment."""
 
     rank: int
     command: Sequence[str]
-    environ: Mapping[str, str] = field(repr=False)  # holds the job's token
+    environ: Mapping[str, str] = field(repr=False)  # not in the repr, as it holds the job's token
     directory: str | None = None
     descriptors: tuple[int, ...] = ()  # descriptors that the command inherits, beside the standard three
     stdin: int | None = None  # the command's stdin; None: an empty one
@@ -48,9 +48,9 @@ class Outcome:
     rank: int
     pid: int
     code: int | None
-    stopped: bool  # it ended after this supervisor had sent it a signal
-    ended_s: float  # by the event loop's clock
-    lost: str = ""  # why it is not known how it ended, where that is so
+    stopped: bool  # whether it ended after this supervisor had sent it a signal
+    ended_s: float  # time of the event loop's clock
+    lost: str = ""  # why the exit code is not known; "" where it is
     incarnation: int = 1
 
 
@@ -58,7 +58,7 @@ _Steps = tuple[tuple[int | None, float], ...]
 
 
 class Supervisor:
-    """`run` once; the other methods are for signal handlers and callbacks of the same event loop."""
+    """Call `run` once. The other methods are for signal handlers and callbacks of the same event loop."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Supervisor:
         self._ending: asyncio.Task[None] | None = None
 
     async def run(self, slots: Sequence[Slot], replaces_failed: bool = False) -> list[Outcome]:
-        """Starts every slot and returns how they ended, in that order (first to end first).
+        """Starts every slot. Returns how the processes ended, in the order in which they ended.
 
         replaces_failed: processes that `start` starts may follow, until `finish` or one of those that end the ranks.
         """
@@ -98,7 +98,7 @@ class Supervisor:
         try:
             for slot in slots:
                 if self._requested:
-                    return self._outcomes  # asked to stop while starting; what runs is stopped below
+                    return self._outcomes  # stop() was called meanwhile; the processes that run are stopped below
                 await self._start(slot)
             while self._is_open and self._ending is None:
                 if (wanted := await self._wanted.get()) is not None and self._ending is None:
@@ -157,7 +157,7 @@ class Supervisor:
 
     @property
     def pids(self) -> dict[int, int]:
-        """By rank, of the latest process."""
+        """The process id of the latest process of each rank that was started."""
         return {process.rank: process.pid for process in self._processes}
 
     def states(self) -> list[dict[str, Any]]:
@@ -177,7 +177,7 @@ class Supervisor:
 
     @property
     def outcomes(self) -> Sequence[Outcome]:
-        """So far."""
+        """How the ranks ended that have ended so far, in that order."""
         return self._outcomes
 
     def forward(self, signum: int) -> None:
@@ -187,7 +187,7 @@ class Supervisor:
                 process.signal(signum)
 
     def stop(self, signum: int = signal.SIGTERM) -> None:
-        """Passes `signum` on, then SIGTERM, then SIGKILL, with a grace between; each further call skips a grace."""
+        """Sends `signum`, then SIGTERM, then SIGKILL, with a grace between. Each further call skips a grace."""
         if self._draining:
             self._requested = True
             self._abandon_output_soon()
@@ -212,7 +212,7 @@ class Supervisor:
         self.finish()
 
     def end_after_failure(self) -> None:
-        """A rank has failed, here or on another host: those that run get their grace, and are then stopped."""
+        """A rank has failed, here or on another host: stops the ranks that still run, after their grace."""
         if self._ending is None:
             grace_s, stop_s = self._failure_grace_s, self._stop_grace_s
             steps = ((None, grace_s), (signal.SIGTERM, stop_s), (signal.SIGKILL, _KILL_DEADLINE_S))
@@ -228,12 +228,12 @@ class Supervisor:
         self.changed()
 
     async def _end(self, steps: _Steps) -> None:
-        """Sends the signals of `steps`; each is followed by a wait that ends early when all have ended or on hurry."""
+        """Sends the signals of `steps`. The wait after each ends when all ranks have ended or `stop` is called."""
         for signum, wait_s in steps:
             if signum is not None:
                 self._signalled = True
                 self.forward(signum)
-                self.forward(signal.SIGCONT)  # a stopped process acts on no signal but SIGKILL
+                self.forward(signal.SIGCONT)  # a process that SIGSTOP has stopped acts on no signal but SIGKILL
             self._hurry.clear()
             waits = [asyncio.create_task(self._all_ended())]
             if signum != signal.SIGKILL:
@@ -257,7 +257,7 @@ class Supervisor:
         await self._hurry.wait()
 
     async def _clean_up(self) -> None:
-        """Leaves nothing behind, also when `run` was cancelled or could not start a slot."""
+        """Ends and reaps all processes, also when `run` was cancelled or could not start a slot."""
         if self._ending is not None:
             self._ending.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -276,7 +276,7 @@ class Supervisor:
             asyncio.get_running_loop().call_later(_OUTPUT_GRACE_S, process.abandon_output)
 
     def _call(self, loop: asyncio.AbstractEventLoop) -> None:
-        """In the writer's thread: the sink has room."""
+        """Called in the writer's thread when the sink has room."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(self._resume)
 

@@ -1,14 +1,14 @@
 """How many threads each process of a host computes with (HOROVOD_SET_NUM_THREADS).
 
 PyTorch, NumPy and others start as many threads as they see cores, each process for itself. Two processes on two cores
-then have four threads that wait for each other at every step, which takes several times as long as one thread each.
-So a launcher gives each process its share of the cores this agent may use: those in its affinity mask, as hyperthreads
-of one core count once (which is PyTorch's own default for a process that is alone), and no more than the processor time
-that its control group allows.
+then have four threads that wait for each other at every step, which takes several times as long as one thread each. So
+a launcher or an agent gives each process its share of the cores that the launcher or agent may use. These are the cores
+in its affinity mask (hyperthreads of one core count once, as in PyTorch's own default for a single process), and no
+more than the processor time that its control group allows.
 
 OMP_NUM_THREADS is for OpenMP, which PyTorch and OpenBLAS follow as well; OPENBLAS_NUM_THREADS, which would only repeat
-it, is left alone. MKL_NUM_THREADS is for MKL builds that do not use OpenMP. A user who has set one of the two has
-decided, and neither is changed.
+it, is left alone. MKL_NUM_THREADS is for MKL builds that do not use OpenMP. Where a user has set one of the two,
+neither is changed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def thread_variables(environ: Mapping[str, str], processes: int, cores: float | None = None) -> dict[str, str]:
-    """The variables for each of `processes` on this host; none where `environ` has one already.
+    """The variables for each of `processes` on this host; none where `environ` has one of them already.
 
-    cores: how many there are to share, by default those that this process may use.
+    cores: how many cores the processes share, by default all that this process may use.
     """
     if any(environ.get(name, "").strip() for name in VARIABLES):
         return {}
@@ -33,9 +33,9 @@ def thread_variables(environ: Mapping[str, str], processes: int, cores: float | 
 
 
 def usable_cores(processors: Iterable[int] | None = None, root: Path = Path("/")) -> float:
-    """Cores that this process may use; a fraction where its control group's quota is one.
+    """How many cores this process may use; a fraction where the quota of its control group is a fraction.
 
-    processors: instead of the affinity mask. root: where /proc and /sys are found.
+    processors: used instead of the affinity mask. root: the folder that holds /proc and /sys.
     """
     allowed = os.sched_getaffinity(0) if processors is None else set(processors)
     cores = len({_core(root, processor) for processor in allowed})
@@ -46,12 +46,12 @@ def _core(root: Path, processor: int) -> tuple[str, str]:
     topology = root / f"sys/devices/system/cpu/cpu{processor}/topology"
     try:
         return (topology / "physical_package_id").read_text().strip(), (topology / "core_id").read_text().strip()
-    except OSError:  # not told, so it is taken for a core of its own
+    except OSError:  # the kernel does not tell its core, so the processor counts as a core of its own
         return "processor", str(processor)
 
 
 def _quotas(root: Path) -> list[float]:
-    """Processors' worth of time that each control group above this process allows (cgroup v2 and v1)."""
+    """How many processors' time each control group above this process allows (cgroup v2 and v1)."""
     found = []
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
@@ -66,7 +66,7 @@ def _quotas(root: Path) -> list[float]:
 
 
 def _along(mount: Path, path: str, quota: Callable[[Path], float | None]) -> list[float]:
-    """The quotas of a group and all above it. In a container the outermost is often all that can be seen."""
+    """The quotas of a group and of all groups above it. A container often sees the outermost group only."""
     group = mount / path.lstrip("/")
     groups = [group, *(parent for parent in group.parents if parent == mount or mount in parent.parents)]
     return [found for one in groups if (found := quota(one)) is not None]
@@ -76,7 +76,7 @@ def _quota_v2(group: Path) -> float | None:
     try:
         quota, period = (group / "cpu.max").read_text().split()
         return float(quota) / float(period)
-    except (OSError, ValueError):  # "max" is no number: there is no limit
+    except (OSError, ValueError):  # "max", which is no number, means that there is no limit
         return None
 
 

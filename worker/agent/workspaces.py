@@ -1,6 +1,6 @@
-"""Folders in which the lines of a job file run: one for each worker, private to it, gone when the job is over here.
+"""Folders in which the lines of a job file run: one for each worker, deleted when the job is over on this host.
 
-Logs are elsewhere (shim_job.py): they stay.
+Logs lie in another folder (shim_job.py) and are kept.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Workspaces:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     def clear(self, running: Container[str]) -> None:
-        """Removes what an earlier agent left of jobs that do not run any more."""
+        """Deletes the folders that an earlier agent left of jobs that do not run any more."""
         if self._folder.is_dir():
             for path in self._folder.iterdir():
                 if unquote(path.name) not in running:

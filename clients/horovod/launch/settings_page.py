@@ -9,18 +9,18 @@ from horovod.base.settings import SETTINGS
 
 _BEGIN = """# Settings
 
-This page is made from the table in `base/settings.py` by `python -m horovod.launch.settings_page > docs/settings.md`.
+This page is made from the table in `base/settings` by `python -m horovod.launch.settings_page > docs/settings.md`.
 
 A setting is an environment variable of the training processes, and an option of `horovodrun` and a key in its YAML file
 (`--config-file`), which set the variable. An option beats the file, and the file beats the environment; an argument of
 `hvd.init()` beats them all. Values are checked by `horovodrun` before anything starts, and by `hvd.init()` before a
 process contacts the coordinator. An empty variable counts as unset. A switch takes 1 or 0 (also true/false, yes/no,
-on/off), and each has an option for 0: `--no-pin-gpus` beside `--pin-gpus`. A key such as `params.slot_bytes` is
-`slot_bytes` in the section `params`:
+on/off), and each has an option for 0: `--no-pin-gpus` beside `--pin-gpus`. A key such as `params.spin_us` is
+`spin_us` in the section `params`:
 
 ```yaml
 params:
-  slot_bytes: 65536
+  spin_us: 100
 ```
 """
 _LAUNCHER = """

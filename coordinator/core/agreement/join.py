@@ -13,11 +13,14 @@ A round goes through three phases, each told to all ranks of the world:
 Which phase comes next follows from what the ranks say, and saying something again changes nothing.
 """
 
+from collections.abc import Collection
+
 from horovod.base.words import capitalized, ranks_in_words
 from horovod.protos.v1 import negotiation_pb2 as pb
 from horovod.protos.v1 import types_pb2
 
 from .operations import type_name
+from .process_set import ProcessSet
 
 ALLOWED = frozenset({types_pb2.OPERATION_TYPE_ALLREDUCE})
 
@@ -55,6 +58,15 @@ class Joining:
         self._round = rounds_over
         if rounds_over:
             self._last_over = pb.JoinState(round=rounds_over - 1, ranks=[last_joined], phase=pb.JOIN_PHASE_OVER)
+
+    def joined(self, process_set: ProcessSet) -> Collection[int]:
+        """Ranks that contribute zeros to the allreduces of `process_set`."""
+        return self.ranks.keys() if process_set.number == 0 else ()
+
+    def working(self, process_set: ProcessSet) -> tuple[int, ...]:
+        """The members of the set that have not joined, so start operations themselves."""
+        joined = self.joined(process_set)
+        return tuple(rank for rank in process_set.ranks if rank not in joined) if joined else process_set.ranks
 
     @property
     def last_over(self) -> pb.JoinState | None:

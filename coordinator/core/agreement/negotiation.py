@@ -20,7 +20,6 @@ Pure: `receive` maps a rank's message and the time to messages for ranks. Equal 
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 
 from horovod.base.words import printable, ranks_in_words
 from horovod.protos.v1 import negotiation_pb2 as pb
@@ -29,21 +28,16 @@ from horovod.protos.v1 import types_pb2
 from . import blocked
 from .agreement import disagreement
 from .blocked import BlockedReports
-from .budget import (
-    MAX_MEMBER_BYTES,
-    MAX_WORLD_BYTES,
-    Answers,
-    Budget,
-    TooMuchError,
-    text_bytes,
-)
+from .budget import MAX_MEMBER_BYTES, MAX_WORLD_BYTES, Answers, Budget, TooMuchError
 from .deadlock import USUAL_TIMES, DeadlockDetector, DeadlockTimes
+from .decisions import Batch
 from .failures import Failures
-from .ids import MAX_IDS, IdTable, Key, is_unknown
+from .ids import MAX_IDS, IdTable, is_unknown
 from .join import Joining
-from .operations import Signature, defect, is_unnamed, looked_at, nobody_waits_for, user_name
+from .operations import Signature, defect, is_unnamed, looked_at, user_name
 from .pending import PendingOperations
-from .stall import Stall
+from .process_set import Agreed, ProcessSet, set_bytes
+from .stall import Stall, find_stalls
 from .standing import Standings
 from .takeover import Takeover, read
 
@@ -56,47 +50,6 @@ _ERRORS_BITS = 24  # bits of an error's number that count errors; the bits above
 
 class ContradictionError(Exception):
     """What a member says can't be true in this world; its stream is to be ended with this sentence."""
-
-
-@dataclass(frozen=True)
-class _Agreed:
-    op: types_pb2.Operation
-    payer: int  # the rank to which it is charged
-    bytes: int
-
-
-@dataclass
-class _ProcessSet:
-    number: int
-    ranks: tuple[int, ...]
-    members: frozenset[int]  # the ranks of the set, for look-ups
-    ids: IdTable
-    pending: PendingOperations
-    reports: BlockedReports
-    registrant: int  # the rank that added the set first, which pays for it
-    whole: bool = True  # False while a coordinator that took over the world waits for the hellos of the set's ranks
-    agreed: dict[Key, _Agreed] = field(default_factory=dict)  # waiting for an id, oldest first
-
-
-class _Batch:
-    """Collects the decisions that one message causes: those for whole process sets and those for its sender."""
-
-    def __init__(self, epoch: int) -> None:
-        self._epoch = epoch
-        self._by_ranks: dict[tuple[int, ...], pb.Decisions] = {}
-
-    def to(self, ranks: tuple[int, ...]) -> pb.Decisions:
-        decisions = self._by_ranks.get(ranks)
-        if decisions is None:
-            decisions = self._by_ranks[ranks] = pb.Decisions(epoch=self._epoch)
-        return decisions
-
-    def answers(self) -> Answers:
-        return list(self._by_ranks.items())
-
-
-def _set_bytes(ranks: Collection[int]) -> int:
-    return text_bytes() + 128 * len(ranks)
 
 
 class Negotiation:
@@ -122,7 +75,7 @@ class Negotiation:
         self.budget = Budget(epoch, member_bytes, world_bytes)
         self._size = size
         self._id_capacity = id_capacity
-        self._sets: dict[int, _ProcessSet] = {}
+        self._sets: dict[int, ProcessSet] = {}
         self._gone: set[int] = set()
         self._joining = Joining(size)
         self._serial = 0  # the number of the latest decisions
@@ -135,8 +88,8 @@ class Negotiation:
         """Raises TooMuchError."""
         members = frozenset(ranks)
         if number:
-            self.budget.charge(registrant, _set_bytes(members), f"process set {number}")
-        self._sets[number] = _ProcessSet(
+            self.budget.charge(registrant, set_bytes(members), f"process set {number}")
+        self._sets[number] = ProcessSet(
             number,
             tuple(sorted(members)),
             members,
@@ -147,24 +100,17 @@ class Negotiation:
             whole=self._takeover is None,
         )
 
-    def remove_process_set(self, number: int, batch: _Batch) -> None:
+    def remove_process_set(self, number: int, batch: Batch) -> None:
         """Forgets a set; members that still wait for an operation of it are told."""
         process_set = self._sets.pop(number, None)
         if process_set is None:
             return
-        waiting = {name: tuple(sorted(announced)) for name, announced in process_set.pending.items()}
-        waiting.update((name, process_set.ranks) for name, _ in process_set.agreed)
-        for name, ranks in waiting.items():
+        for name, ranks in process_set.waiting().items():
             where = f"The process set of {ranks_in_words(process_set.ranks)}"
             sentence = f"{where} was removed while {printable(name)} waited in it."
             batch.to(ranks).errors.add(process_set=number, name=name, sentence=sentence)
-        process_set.pending.clear()
-        process_set.reports.clear()
-        process_set.ids.clear()
-        for one in process_set.agreed.values():
-            self.budget.release(one.payer, one.bytes)
+        process_set.clear(self.budget)
         self._failures.forget_set(number)
-        self.budget.release(process_set.registrant, _set_bytes(process_set.members))
 
     def receive(self, rank: int, message: pb.NegotiationMessage, now_s: float, resumed: bool = False) -> Answers:
         """The decisions that `message` of `rank` leads to.
@@ -180,7 +126,7 @@ class Negotiation:
                 f"Rank {rank} announces {len(message.announce)} operations, but {waiting} wait for some rank in epoch "
                 f"{self.epoch} already; the limit is {MAX_PENDING}. Other ranks must start them, too."
             )
-        batch = _Batch(self.epoch)
+        batch = Batch(self.epoch)
         if message.HasField("hello"):
             self._standings.new_stream(rank)
         try:
@@ -190,7 +136,7 @@ class Negotiation:
             raise
         return self._answers(batch)
 
-    def _answers(self, batch: _Batch) -> Answers:
+    def _answers(self, batch: Batch) -> Answers:
         answers = batch.answers()
         for ranks, decisions in answers:
             self._serial += 1
@@ -198,7 +144,7 @@ class Negotiation:
             self._standings.told(ranks, self._serial)
         return answers
 
-    def _take_in(self, rank: int, message: pb.NegotiationMessage, now_s: float, resumed: bool, batch: _Batch) -> None:
+    def _take_in(self, rank: int, message: pb.NegotiationMessage, now_s: float, resumed: bool, batch: Batch) -> None:
         for change in message.process_sets:
             self._change_process_set(rank, change, batch)
         if self._takeover is not None:
@@ -233,7 +179,7 @@ class Negotiation:
 
     def forget(self, rank: int, now_s: float = 0.0) -> Answers:
         """`rank` is gone. What the others wait for with it is failed by the data plane, not here."""
-        batch = _Batch(self.epoch)
+        batch = Batch(self.epoch)
         self._gone.add(rank)
         self._standings.forget(rank)
         self._failures.forget_rank(rank)
@@ -254,40 +200,7 @@ class Negotiation:
 
     def stalls(self, now_s: float, after_s: float) -> list[Stall]:
         """Operations that some rank has waited for longer than `after_s` while others did not start them."""
-        found: list[Stall] = []
-        waiting = {number: one.reports.recent(now_s) for number, one in self._sets.items()}
-        blocked_ranks = {rank for by_name in waiting.values() for by_rank in by_name.values() for rank in by_rank}
-        for number, process_set in self._sets.items():
-            if not self._gone.isdisjoint(process_set.members):
-                continue  # a member is gone, so the data plane fails the operations of this set
-            for name, announced in process_set.pending.items():
-                waited_s = now_s - next(iter(announced.values())).at_s
-                if waited_s > after_s and not nobody_waits_for(name):
-                    taking_part = {*announced, *waiting[number].get(name, {}), *self._joined(process_set)}
-                    missing = tuple(rank for rank in process_set.ranks if rank not in taking_part)
-                    if missing:
-                        found.append(Stall(printable(name), waited_s, missing))
-            decided = {name for name, _ in process_set.agreed}
-            for name, reports in waiting[number].items():
-                if name in process_set.pending or name in decided:
-                    continue
-                # A single report may be late: what was sent over a stream that broke comes with the next one.
-                repeated = [one.waited_s for one in reports.values() if one.last_s - one.since_s >= blocked.SETTLE_S]
-                waited_s = max(repeated, default=0.0)
-                if waited_s > after_s:
-                    started = {
-                        rank: self._standings.has_started(rank, (number, name), reports, now_s)
-                        for rank in self._working(process_set)
-                        if rank not in reports
-                    }
-                    others = [rank for rank, it_has in started.items() if not it_has]
-                    missing = tuple(
-                        [rank for rank in others if started[rank] is False or rank not in blocked_ranks] or others
-                    )
-                    certain = len(missing) == 1 or all(started[rank] is False for rank in missing)
-                    if missing:
-                        found.append(Stall(printable(name), waited_s, missing, certain))
-        return found
+        return find_stalls(self._sets, self._gone, self._joining, self._standings, now_s, after_s)
 
     # -- taking over ---------------------------------------------------------------------------------------------------
 
@@ -304,7 +217,7 @@ class Negotiation:
         self.budget.charge(rank, told.bytes, "what it knows of an earlier coordinator")
         takeover.tell(rank, told)
 
-    def _become_whole(self, takeover: Takeover, now_s: float, batch: _Batch) -> None:
+    def _become_whole(self, takeover: Takeover, now_s: float, batch: Batch) -> None:
         """Lets the process sets go on of which every member has said hello."""
         for process_set in list(self._sets.values()):
             if not process_set.whole and not takeover.is_missing_any(process_set.members - self._gone):
@@ -315,7 +228,7 @@ class Negotiation:
                 self.budget.release(rank, count)
             self._takeover = None
 
-    def _go_on(self, takeover: Takeover, process_set: _ProcessSet, now_s: float, batch: _Batch) -> None:
+    def _go_on(self, takeover: Takeover, process_set: ProcessSet, now_s: float, batch: Batch) -> None:
         members = process_set.members - self._gone
         ids = takeover.ids(process_set.number, members)
         for one in ids.kept:
@@ -332,11 +245,11 @@ class Negotiation:
             self._go_on_joining(takeover, process_set, members, now_s, batch)
         for name in list(process_set.pending):
             announced = process_set.pending.get(name, {})
-            if announced and all(rank in announced for rank in self._working(process_set)):
+            if announced and all(rank in announced for rank in self._joining.working(process_set)):
                 self._decide(process_set, name, now_s, batch)
 
     def _go_on_joining(
-        self, takeover: Takeover, process_set: _ProcessSet, members: Collection[int], now_s: float, batch: _Batch
+        self, takeover: Takeover, process_set: ProcessSet, members: Collection[int], now_s: float, batch: Batch
     ) -> None:
         self._joining.restore(*takeover.rounds_over(members))
         if (behind := takeover.behind(members)) and self._joining.last_over:
@@ -350,7 +263,7 @@ class Negotiation:
 
     # -- process sets ------------------------------------------------------------------------------------------------
 
-    def _change_process_set(self, rank: int, change: pb.ProcessSetChange, batch: _Batch) -> None:
+    def _change_process_set(self, rank: int, change: pb.ProcessSetChange, batch: Batch) -> None:
         number = change.process_set
         ranks = tuple(change.ranks)
         if number <= 0 or not ranks or list(ranks) != sorted(set(ranks)) or ranks[-1] >= self._size:
@@ -373,7 +286,7 @@ class Negotiation:
 
     # -- announcements -----------------------------------------------------------------------------------------------
 
-    def _usable(self, rank: int, op: types_pb2.Operation, batch: _Batch) -> _ProcessSet | None:
+    def _usable(self, rank: int, op: types_pb2.Operation, batch: Batch) -> ProcessSet | None:
         """The process set of `op`, or None after telling the rank what is wrong with it."""
         process_set = self._sets.get(op.process_set)
         if process_set is None:
@@ -393,7 +306,7 @@ class Negotiation:
         return process_set
 
     def _announce(
-        self, process_set: _ProcessSet, rank: int, op: types_pb2.Operation, now_s: float, resumed: bool, batch: _Batch
+        self, process_set: ProcessSet, rank: int, op: types_pb2.Operation, now_s: float, resumed: bool, batch: Batch
     ) -> None:
         its_signature = looked_at(op)[1]
         key = (op.name, its_signature)
@@ -404,7 +317,7 @@ class Negotiation:
         if not process_set.whole:
             process_set.pending.put(rank, op, its_signature, now_s)
             return
-        joined = self._joined(process_set)
+        joined = self._joining.joined(process_set)
         if joined and (sentence := self._joining.refusal(op)):
             self._fail(process_set, op.name, sentence, {rank: its_signature}, batch)
             return
@@ -422,10 +335,10 @@ class Negotiation:
         announced = process_set.pending[op.name]
         process_set.reports.forget(rank, op.name)
         complete = len(announced) == len(process_set.ranks)
-        if complete or (joined and all(one in announced for one in self._working(process_set))):
+        if complete or (joined and all(one in announced for one in self._joining.working(process_set))):
             self._decide(process_set, op.name, now_s, batch)
 
-    def _decide(self, process_set: _ProcessSet, name: str, now_s: float, batch: _Batch) -> None:
+    def _decide(self, process_set: ProcessSet, name: str, now_s: float, batch: Batch) -> None:
         announced = process_set.pending.pop(name)
         process_set.reports.answered(name, now_s)
         ops = {rank: one.op for rank, one in announced.items()}
@@ -439,13 +352,13 @@ class Negotiation:
             self._fail(process_set, name, sentence, {rank: one.signature for rank, one in announced.items()}, batch)
             return
         payer, one = max(announced.items(), key=lambda item: item[1].bytes)
-        agreed = _Agreed(one.op, payer, one.bytes)
+        agreed = Agreed(one.op, payer, one.bytes)
         self.budget.keep(payer, agreed.bytes)
         process_set.agreed[name, one.signature] = agreed
         self._give_ids(process_set, batch)
 
     def _fail(
-        self, process_set: _ProcessSet, name: str, sentence: str, signatures: dict[int, Signature], batch: _Batch
+        self, process_set: ProcessSet, name: str, sentence: str, signatures: dict[int, Signature], batch: Batch
     ) -> None:
         sentence = printable(sentence, MAX_SENTENCE)  # it holds names of operations, which may have any characters
         self._errors += 1
@@ -458,7 +371,7 @@ class Negotiation:
 
     # -- ids ---------------------------------------------------------------------------------------------------------
 
-    def _give_ids(self, process_set: _ProcessSet, batch: _Batch) -> None:
+    def _give_ids(self, process_set: ProcessSet, batch: Batch) -> None:
         """Ids for agreed operations, oldest first; starts a recall when there are none."""
         while process_set.agreed:
             key, agreed = next(iter(process_set.agreed.items()))
@@ -472,27 +385,20 @@ class Negotiation:
                 return
             del process_set.agreed[key]
             self.budget.release(agreed.payer, agreed.bytes)
-            batch.to(self._working(process_set)).plans.add(process_set=process_set.number, name=key[0], id=number)
-            for rank in self._joined(process_set):
+            batch.to(self._joining.working(process_set)).plans.add(
+                process_set=process_set.number, name=key[0], id=number
+            )
+            for rank in self._joining.joined(process_set):
                 batch.to((rank,)).plans.add(process_set=process_set.number, name=key[0], id=number, operation=agreed.op)
 
-    def _repeat_recalls(self, rank: int, batch: _Batch) -> None:
+    def _repeat_recalls(self, rank: int, batch: Batch) -> None:
         for process_set in self._sets.values():
             if ids := process_set.ids.outstanding(rank):
                 batch.to((rank,)).recalls.add(process_set=process_set.number, ids=ids)
 
     # -- ranks that have joined ----------------------------------------------------------------------------------------
 
-    def _joined(self, process_set: _ProcessSet) -> Collection[int]:
-        """Ranks that contribute zeros to the allreduces of `process_set`."""
-        return self._joining.ranks.keys() if process_set.number == 0 else ()
-
-    def _working(self, process_set: _ProcessSet) -> tuple[int, ...]:
-        """The members of the set that have not joined, so start operations themselves."""
-        joined = self._joined(process_set)
-        return tuple(rank for rank in process_set.ranks if rank not in joined) if joined else process_set.ranks
-
-    def _join_changed(self, state: pb.JoinState, now_s: float, batch: _Batch) -> None:
+    def _join_changed(self, state: pb.JoinState, now_s: float, batch: Batch) -> None:
         process_set = self._sets[0]
         batch.to(process_set.ranks).joins.append(state)
         if state.phase == pb.JOIN_PHASE_OVER:
@@ -508,21 +414,21 @@ class Negotiation:
                 process_set.pending.pop(name)
                 signatures = {rank: each.signature for rank, each in announced.items()}
                 self._fail(process_set, name, sentence, signatures, batch)
-            elif all(rank in announced for rank in self._working(process_set)):
+            elif all(rank in announced for rank in self._joining.working(process_set)):
                 self._decide(process_set, name, now_s, batch)
 
-    def _recall_missed(self, rank: int, hello: pb.Hello, batch: _Batch) -> None:
+    def _recall_missed(self, rank: int, hello: pb.Hello, batch: Batch) -> None:
         """A joined rank announces nothing, and may have lost with its stream what the others agreed on.
 
         The ids that it does not know are recalled, so that the others announce these operations again.
         """
         process_set = self._sets[0]
-        if rank in self._joined(process_set):
+        if rank in self._joining.joined(process_set):
             known = {one for ids in hello.known if ids.process_set == 0 for one in ids.ids}
             if missed := process_set.ids.recall_but(known, process_set.ranks):
                 batch.to(process_set.ranks).recalls.add(process_set=0, ids=missed)
 
-    def _recall_unnamed(self, process_set: _ProcessSet, batch: _Batch) -> None:
+    def _recall_unnamed(self, process_set: ProcessSet, batch: Batch) -> None:
         """Recalls unnamed operations, and those of an earlier coordinator, which may be unnamed too."""
         unnamed = process_set.ids.recall_all(process_set.ranks, lambda key: is_unknown(key) or is_unnamed(key[0]))
         if unnamed:
@@ -530,7 +436,7 @@ class Negotiation:
 
     # -- ranks that wait for different things --------------------------------------------------------------------------
 
-    def _blocked(self, rank: int, message: pb.NegotiationMessage, now_s: float, batch: _Batch) -> None:
+    def _blocked(self, rank: int, message: pb.NegotiationMessage, now_s: float, batch: Batch) -> None:
         touched: dict[tuple[int, str], None] = {}
         seconds, numbers = message.blocked_seconds, message.blocked_numbers
         for index, op in enumerate(message.blocked):
@@ -547,7 +453,7 @@ class Negotiation:
             found = blocked.find(
                 number,
                 user,
-                self._working(process_set),
+                self._joining.working(process_set),
                 process_set.reports,
                 self._standings,
                 now_s,
@@ -562,12 +468,12 @@ class Negotiation:
                 process_set.reports.answered(name, now_s)
                 self._fail(process_set, name, found.sentence, signatures, batch)
 
-    def _end_deadlock(self, deadlocks: DeadlockDetector, now_s: float, batch: _Batch) -> None:
+    def _end_deadlock(self, deadlocks: DeadlockDetector, now_s: float, batch: Batch) -> None:
         """Ends a deadlock, but not while this coordinator takes over: then it is not known which ranks have joined."""
 
         def members(number: int) -> tuple[int, ...]:
             process_set = self._sets.get(number)
-            return self._working(process_set) if process_set is not None else ()
+            return self._joining.working(process_set) if process_set is not None else ()
 
         found = deadlocks.find(members, now_s)
         for number, name in found.operations if found else ():

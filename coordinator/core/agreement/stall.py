@@ -1,6 +1,6 @@
 """The stall report: which ranks are missing in operations that others wait for, when to say so, and when to give up.
 
-`Negotiation.stalls` finds the operations. What was announced is known exactly. What runs under an id is known only from
+`find_stalls` finds the operations. What was announced is known exactly. What runs under an id is known only from
 ranks that wait for it, so such an operation's missing ranks are those that wait for nothing; one that waits for another
 operation may have started this one before, and counts only when every rank waits for something. When this leaves more
 than one rank, the report says that it can't know which.
@@ -10,10 +10,16 @@ people search their logs.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from horovod.base.words import plural
+from horovod.base.words import plural, printable
+
+from .blocked import SETTLE_S
+from .join import Joining
+from .operations import nobody_waits_for
+from .process_set import ProcessSet
+from .standing import Standings
 
 MAX_NAMES = 6  # names in the line of each rank
 MAX_RANKS = 64  # a world may have thousands of ranks
@@ -34,6 +40,51 @@ class Stall:
     waited_s: float
     missing: tuple[int, ...]
     certain: bool = True  # False: at least one of `missing` has not started it, and the others may have
+
+
+def find_stalls(
+    sets: Mapping[int, ProcessSet],
+    gone: Collection[int],
+    joining: Joining,
+    standings: Standings,
+    now_s: float,
+    after_s: float,
+) -> list[Stall]:
+    """Operations of a world that some rank has waited for longer than `after_s` while others did not start them."""
+    found: list[Stall] = []
+    waiting = {number: one.reports.recent(now_s) for number, one in sets.items()}
+    blocked_ranks = {rank for by_name in waiting.values() for by_rank in by_name.values() for rank in by_rank}
+    for number, process_set in sets.items():
+        if not process_set.members.isdisjoint(gone):
+            continue  # a member is gone, so the data plane fails the operations of this set
+        for name, announced in process_set.pending.items():
+            waited_s = now_s - next(iter(announced.values())).at_s
+            if waited_s > after_s and not nobody_waits_for(name):
+                taking_part = {*announced, *waiting[number].get(name, {}), *joining.joined(process_set)}
+                missing = tuple(rank for rank in process_set.ranks if rank not in taking_part)
+                if missing:
+                    found.append(Stall(printable(name), waited_s, missing))
+        decided = {name for name, _ in process_set.agreed}
+        for name, reports in waiting[number].items():
+            if name in process_set.pending or name in decided:
+                continue
+            # A single report may be late: what was sent over a stream that broke comes with the next one.
+            repeated = [one.waited_s for one in reports.values() if one.last_s - one.since_s >= SETTLE_S]
+            waited_s = max(repeated, default=0.0)
+            if waited_s > after_s:
+                started = {
+                    rank: standings.has_started(rank, (number, name), reports, now_s)
+                    for rank in joining.working(process_set)
+                    if rank not in reports
+                }
+                others = [rank for rank, it_has in started.items() if not it_has]
+                missing = tuple(
+                    [rank for rank in others if started[rank] is False or rank not in blocked_ranks] or others
+                )
+                certain = len(missing) == 1 or all(started[rank] is False for rank in missing)
+                if missing:
+                    found.append(Stall(printable(name), waited_s, missing, certain))
+    return found
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class StagingBackend final : public DevicePath {
   }
 
   // run() itself waits for all of its work but the last copies, which depend on no peer. And tend() must not be called
-  // here: it would give the slots back that run() is using.
+  // here: it would give the buffers back that run() is using.
   Status watch() override { return {}; }
 
   // Nothing on the device waits for a peer: copies that are queued come to their end.

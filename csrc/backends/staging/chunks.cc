@@ -54,7 +54,7 @@ Status run_into(const Run& run, Operation& operation, std::byte* room, size_t by
 }
 
 int64_t window_bytes(const Run& run, int windows, int64_t item) {
-  const auto bytes = static_cast<int64_t>(run.pipeline.slot_bytes()) / windows;
+  const auto bytes = static_cast<int64_t>(run.pipeline.buffer_bytes()) / windows;
   return std::max(item, bytes >= kLine ? bytes / kLine * kLine / item * item : bytes / item * item);
 }
 

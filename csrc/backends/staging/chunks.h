@@ -9,7 +9,7 @@
 
 namespace horovod::staging {
 
-// The pieces of elements [begin, end) of a virtual array on the device, from `offset` of the slot on.
+// The pieces of elements [begin, end) of a virtual array on the device, from `offset` of the buffer on.
 void inputs_of(const SpanList& list, int64_t begin, int64_t end, size_t offset, std::vector<Piece>& pieces);
 void outputs_of(const SpanList& list, int64_t begin, int64_t end, size_t offset, std::vector<Piece>& pieces);
 
@@ -19,7 +19,7 @@ Status run_on_host(const Run& run, Operation& operation);
 // The same, with the result in `room`, which must be of `bytes`.
 Status run_into(const Run& run, Operation& operation, std::byte* room, size_t bytes);
 
-// Bytes of a window when `windows` of them share a slot.
+// Bytes of a window when `windows` of them share a buffer.
 int64_t window_bytes(const Run& run, int windows, int64_t item = 1);
 
 // How much of `total` the window from `begin` on has.

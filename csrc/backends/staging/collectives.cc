@@ -19,10 +19,10 @@ Status in_place(Run& run, const OpSpec& like, const SpanList& list, DType dtype,
         const int64_t count = part_of(list.elements(), begin, window);
         if (comes) inputs_of(list, begin, begin + count, 0, chunk.in);
         if (goes) outputs_of(list, begin, begin + count, 0, chunk.out);
-        chunk.work = [&, count](std::byte* slot) {
+        chunk.work = [&, count](std::byte* buffer) {
           Operation operation;
           put_on_host(operation, like, dtype, {count});
-          operation.spans = {{slot, slot, count}};
+          operation.spans = {{buffer, buffer, count}};
           return run_on_host(run, operation);
         };
         begin += count;
@@ -44,9 +44,9 @@ Status carry(Run& run, const SpanList& list, std::byte* data, bool to_host) {
         } else {
           outputs_of(list, begin, begin + count, 0, chunk.out);
         }
-        chunk.work = [=](std::byte* slot) -> Status {
+        chunk.work = [=](std::byte* buffer) -> Status {
           std::byte* const there = data + begin;
-          std::memcpy(to_host ? there : slot, to_host ? slot : there, static_cast<size_t>(count));
+          std::memcpy(to_host ? there : buffer, to_host ? buffer : there, static_cast<size_t>(count));
           return {};
         };
         begin += count;

@@ -47,53 +47,55 @@ Status Pipeline::await(DeviceEvent& event, const std::string& what) const {
 }
 
 Status Pipeline::run(const Chunks& chunks, const std::string& what) {
-  std::deque<std::pair<Chunk, Slot*>> ahead;
+  std::deque<std::pair<Chunk, Buffer*>> ahead;
   for (bool more = true;;) {
     while (more && ahead.size() < kAhead) {
       Chunk chunk;
       more = chunks(chunk);
       if (!more) break;
-      Slot& slot = slots_[next_slot_++ % kSlots];
-      HVD_TRY(fetch(chunk, slot));
-      ahead.emplace_back(std::move(chunk), &slot);
+      Buffer& buffer = buffers_[next_buffer_++ % kBuffers];
+      HVD_TRY(fetch(chunk, buffer));
+      ahead.emplace_back(std::move(chunk), &buffer);
     }
     if (ahead.empty()) return {};
-    auto& [chunk, slot] = ahead.front();
-    HVD_TRY(await(*slot->coming, what));
-    HVD_TRY(chunk.work(slot->memory));
-    HVD_TRY(send(chunk, *slot));
+    auto& [chunk, buffer] = ahead.front();
+    HVD_TRY(await(*buffer->coming, what));
+    HVD_TRY(chunk.work(buffer->memory));
+    HVD_TRY(send(chunk, *buffer));
     ahead.pop_front();
   }
 }
 
-Status Pipeline::fetch(const Chunk& chunk, Slot& slot) {
-  if (!slot.memory) HVD_TRY(pool_->take(slot.memory));
+Status Pipeline::fetch(const Chunk& chunk, Buffer& buffer) {
+  if (!buffer.memory) HVD_TRY(pool_->take(buffer.memory));
   used_ = true;
   cuda::Device& device = down_->device();
-  // The slot's last chunk must have left before anything else comes, or is put there by the host.
-  if (slot.gone) HVD_TRY(slot.gone->precede(reinterpret_cast<uintptr_t>(down_->handle())));
+  // The buffer's last chunk must have left before anything else comes, or is put there by the host.
+  if (buffer.gone) HVD_TRY(buffer.gone->precede(reinterpret_cast<uintptr_t>(down_->handle())));
   {
     const cuda::Device::Current current(device);
     HVD_TRY(current.status());
     const cuda::Driver& driver = device.driver();
     for (const Piece& piece : chunk.in) {
-      HVD_TRY(driver.call(driver.copy_to_host, slot.memory + piece.offset, piece.device, piece.bytes, down_->handle()));
+      HVD_TRY(
+          driver.call(driver.copy_to_host, buffer.memory + piece.offset, piece.device, piece.bytes, down_->handle()));
     }
   }
-  return device.record(down_->handle(), slot.coming);
+  return device.record(down_->handle(), buffer.coming);
 }
 
-Status Pipeline::send(const Chunk& chunk, Slot& slot) {
+Status Pipeline::send(const Chunk& chunk, Buffer& buffer) {
   cuda::Device& device = up_->device();
   {
     const cuda::Device::Current current(device);
     HVD_TRY(current.status());
     const cuda::Driver& driver = device.driver();
     for (const Piece& piece : chunk.out) {
-      HVD_TRY(driver.call(driver.copy_from_host, piece.device, slot.memory + piece.offset, piece.bytes, up_->handle()));
+      HVD_TRY(
+          driver.call(driver.copy_from_host, piece.device, buffer.memory + piece.offset, piece.bytes, up_->handle()));
     }
   }
-  return device.record(up_->handle(), slot.gone);
+  return device.record(up_->handle(), buffer.gone);
 }
 
 bool Pipeline::drain() {
@@ -114,9 +116,9 @@ bool Pipeline::drain() {
 }
 
 void Pipeline::rest() {
-  for (Slot& slot : slots_) {
-    if (slot.memory) pool_->give_back(slot.memory);
-    slot = {};
+  for (Buffer& buffer : buffers_) {
+    if (buffer.memory) pool_->give_back(buffer.memory);
+    buffer = {};
   }
   used_ = false;
 }

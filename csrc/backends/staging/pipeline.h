@@ -5,10 +5,10 @@
 //     host                W0 .. W1 .. W2 .. W3
 //     host to device            H0 .. H1 .. H2 .. H3
 //
-// A chunk lives in a slot of page-locked memory; there are three, used in turn. The host waits for one thing only: that
-// the chunk which it is to work on has come (which is after the slot's last chunk has gone). It looks again and again,
-// since CUDA can't wait for an event and a peer together; so a lost peer or the end of the epoch ends the wait, and it
-// has a deadline.
+// A chunk lives in a buffer of page-locked memory; there are three, used in turn. The host waits for one thing only:
+// that the chunk which it is to work on has come (which is after the buffer's last chunk has gone). It looks again and
+// again, since CUDA can't wait for an event and a peer together; so a lost peer or the end of the epoch ends the wait,
+// and it has a deadline.
 //
 // Nothing is queued that waits for anything but copies: the tensors must be ready when run() is called. So what is
 // queued comes to its end by itself, whatever happens to peers, and drain() may wait for that.
@@ -28,14 +28,14 @@ namespace horovod::staging {
 
 struct Piece {
   cuda::Address device = 0;
-  size_t offset = 0;  // in the slot
+  size_t offset = 0;  // in the buffer
   size_t bytes = 0;
 };
 
 struct Chunk {
-  std::vector<Piece> in;                        // come before the work
-  std::function<Status(std::byte* slot)> work;  // on the host, in the order of chunks
-  std::vector<Piece> out;                       // go after it
+  std::vector<Piece> in;                          // come before the work
+  std::function<Status(std::byte* buffer)> work;  // on the host, in the order of chunks
+  std::vector<Piece> out;                         // go after it
 };
 
 // Fills in the next chunk; false when there is none.
@@ -52,7 +52,7 @@ class Pipeline {
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
 
-  size_t slot_bytes() const { return pool_->buffer_bytes(); }
+  size_t buffer_bytes() const { return pool_->buffer_bytes(); }
   const std::shared_ptr<cuda::Stream>& up() const { return up_; }
 
   // Blocks until `event` has passed on the device; `what` ends a sentence on what it is for.
@@ -62,27 +62,27 @@ class Pipeline {
 
   // Blocks until what is queued is over; false when the device does not come to it for long.
   bool drain();
-  // Everything on up() has passed: gives the slots back.
+  // Everything on up() has passed: gives the buffers back.
   void rest();
 
  private:
-  static constexpr size_t kSlots = 3;
-  static constexpr size_t kAhead = 2;  // chunks that are on their way or worked on; the third slot is on its way back
+  static constexpr size_t kBuffers = 3;
+  static constexpr size_t kAhead = 2;  // chunks that are on their way or worked on; the third buffer is on its way back
 
-  struct Slot {
+  struct Buffer {
     std::byte* memory = nullptr;          // null: not taken from the pool
     std::shared_ptr<DeviceEvent> coming;  // what comes is there
     std::shared_ptr<DeviceEvent> gone;    // what goes has left; null: nothing ever went
   };
 
-  Status fetch(const Chunk& chunk, Slot& slot);
-  Status send(const Chunk& chunk, Slot& slot);
+  Status fetch(const Chunk& chunk, Buffer& buffer);
+  Status send(const Chunk& chunk, Buffer& buffer);
 
   const std::shared_ptr<cuda::PinnedPool> pool_;
   const cuda::Peers& peers_;
   const std::shared_ptr<cuda::Stream> down_, up_;
-  std::array<Slot, kSlots> slots_;
-  size_t next_slot_ = 0;
+  std::array<Buffer, kBuffers> buffers_;
+  size_t next_buffer_ = 0;
   bool used_ = false;  // something was queued since the last rest()
 };
 

@@ -64,11 +64,11 @@ Status allgather(Run& run, Batch batch) {
           at += static_cast<size_t>(part);
         }
         const size_t received = at - static_cast<size_t>(window);
-        chunk.work = [&run, &like = batch[0]->spec, window, sent, received](std::byte* slot) {
+        chunk.work = [&run, &like = batch[0]->spec, window, sent, received](std::byte* buffer) {
           Operation operation;
           put_on_host(operation, like, DType::uint8, {sent});
-          operation.spans = {{slot, nullptr, sent}};
-          return run_into(run, operation, slot + window, received);
+          operation.spans = {{buffer, nullptr, sent}};
+          return run_into(run, operation, buffer + window, received);
         };
         begin += window;
         return true;
@@ -145,12 +145,12 @@ Status alltoall(Run& run, Batch batch) {
           outputs_of(list, begin, begin + part, at, chunk.out);
           at += static_cast<size_t>(part);
         }
-        chunk.work = [&run, &like = batch[0]->spec, half, bytes, splits, to_come = at - half](std::byte* slot) {
+        chunk.work = [&run, &like = batch[0]->spec, half, bytes, splits, to_come = at - half](std::byte* buffer) {
           Operation operation;
           put_on_host(operation, like, DType::uint8, {bytes});
           operation.splits = splits;
-          operation.spans = {{slot, nullptr, bytes}};
-          return run_into(run, operation, slot + half, to_come);
+          operation.spans = {{buffer, nullptr, bytes}};
+          return run_into(run, operation, buffer + half, to_come);
         };
         begin += window;
         return true;
@@ -201,12 +201,12 @@ Status reducescatter(Run& run, Batch batch) {
           const size_t result = lists.size() * row;
           const SpanList& own = lists[static_cast<size_t>(run.rank())];
           outputs_of(own, begin, begin + part_of(own.elements(), begin, window), result, chunk.out);
-          chunk.work = [&run, &like = batch[0]->spec, dtype, n, width, gaps, result, row](std::byte* slot) {
-            for (const auto& [offset, bytes] : gaps) std::memset(slot + offset, 0, bytes);
+          chunk.work = [&run, &like = batch[0]->spec, dtype, n, width, gaps, result, row](std::byte* buffer) {
+            for (const auto& [offset, bytes] : gaps) std::memset(buffer + offset, 0, bytes);
             Operation operation;
             put_on_host(operation, like, dtype, {n, width});
-            operation.spans = {{slot, nullptr, n * width}};
-            return run_into(run, operation, slot + result, row);
+            operation.spans = {{buffer, nullptr, n * width}};
+            return run_into(run, operation, buffer + result, row);
           };
           begin += window;
           return true;

@@ -1,5 +1,5 @@
-// Small arrays: as without a hierarchy, but summed in its order. Large ones: reduced within each host and then between
-// the hosts, slice by slice (reduce_slices.cc).
+// Small arrays are reduced as without a hierarchy, but in its order. Large ones are reduced within each host and then
+// between the hosts, slice by slice (reduce_slices.cc).
 #include "collectives/hierarchical/collectives.h"
 #include "collectives/hierarchical/reduce_slices.h"
 #include "collectives/mesh/slices.h"

@@ -1,17 +1,17 @@
 // Slices are cut into chunks, and chunk b of every slice makes up block b. A block goes through five steps:
 //
-//   post     each member copies what others of its host reduce into its staging slot (prescaled)
+//   post     each member copies what others of its host reduce into its staging buffer (prescaled)
 //   combine  for each slice one member of each host, the counterpart of the slice's owner, reduces the chunk over its
 //            host and sends the result to the owner
 //   settle   the owner reduces the hosts' results into its output, in the order of the hosts, and sends them to its
 //            counterparts on the other hosts
-//   publish  each member copies what it owns and what has come for it into its staging slot
+//   publish  each member copies what it owns and what has come for it into its staging buffer
 //   collect  the others of its host copy that out
 //
 // So every host sends and receives 2 (H - 1) / H of the array for H hosts, from all of its members at once. Steps of
-// different blocks overlap: while one block is combined those before it are on the wire. No member ever waits for its
-// host without moving bytes of the wire (see Region::set_network_progress), so waiting for both can't end in a circle:
-// of all members the one that is furthest behind finds everything it waits for done.
+// different blocks overlap: while one block is combined those before it are on the wire. A member that waits for its
+// host still moves bytes of the wire (see Region::set_network_progress), so members can't wait for each other in a
+// circle: the member that is furthest behind of all finds everything done that it waits for.
 #include "collectives/hierarchical/reduce_slices.h"
 
 #include <algorithm>
@@ -27,13 +27,13 @@ namespace {
 using mesh::Flow;
 using mesh::Slice;
 
-// Blocks on the wire to their owners while the next one is combined, and on the wire in either direction. More would
-// fill no wire better, and take more of the caches.
+// How many blocks are on the wire to their owners while the next one is combined, and how many are on the wire in
+// either direction. More blocks would not fill a wire better, and would take more of the caches.
 constexpr int64_t kSettleLag = 1;
 constexpr int64_t kPublishLag = 2;
-constexpr int64_t kLine = 64;  // bytes; members never write the same cache line of a slot
-// Of all slices together a block has at most so many bytes, so that what is staged stays in the caches; but a chunk is
-// worth a frame, and no more than what fills a wire. Where a slice is larger than kMuchBytes the first and the last
+constexpr int64_t kLine = 64;  // bytes; members never write the same cache line of a buffer
+// A block of all slices together has at most so many bytes, so that staged data stays in the caches. But a chunk is at
+// least worth a frame, and at most what fills a wire. Where a slice is larger than kMuchBytes the first and the last
 // blocks are small, for the wire idles while the first is combined and while the last is collected: they begin with the
 // least chunk and double.
 constexpr int64_t kBlockBytes = 16 * packets::kBytes;
@@ -47,7 +47,7 @@ class Reducer {
       : mesh_(*hierarchy.mesh),
         region_(hierarchy.region),
         hosts_(hierarchy.hosts),
-        slot_bytes_(static_cast<int64_t>(hierarchy.slot_bytes)),
+        buffer_bytes_(static_cast<int64_t>(hierarchy.buffer_bytes)),
         slices_(slices),
         reduction_(reduction),
         flow_(flow),
@@ -55,7 +55,7 @@ class Reducer {
         me_(mesh_.rank()),
         host_(hosts_.host(me_)),
         local_(hosts_.members(host_)) {
-    for (int i = 0; i < mesh_.size(); ++i) {  // beginning behind this member, so that not all send to one first
+    for (int i = 0; i < mesh_.size(); ++i) {  // begins behind this member, so that not all send to one first
       const int owner = (me_ + 1 + i) % mesh_.size();
       if (works_for(owner)) mine_.push_back(owner);
     }
@@ -79,8 +79,8 @@ class Reducer {
   }
   size_t bytes(const Slice& slice) const { return static_cast<size_t>(slice.size() * item_); }
   bool gathers() const { return flow_ == Flow::scatter_gather; }
-  // This host's result for mine_[index], and another host's for this member's own slice. Where results are gathered the
-  // former has a place already, which the owner's result overwrites: that comes after the owner has this one.
+  // Memory for this host's result for mine_[index], and for another host's result for this member's own slice. Where
+  // results are gathered, the former is where the owner's result will be, which comes after the owner has this one.
   std::byte* combined(int64_t block, size_t index) const {
     return scratch(block, static_cast<size_t>(hosts_.count()) + index);
   }
@@ -93,8 +93,8 @@ class Reducer {
     const size_t place = static_cast<size_t>(block % (kSettleLag + 1)) * places() + index;
     return scratch_.get() + place * static_cast<size_t>(chunk_ * item_);
   }
-  std::byte* in_slot(int place, uint64_t round, int owner) const {
-    return region_->wide_slot(place, round) + owner * chunk_ * item_;
+  std::byte* in_buffer(int place, uint64_t round, int owner) const {
+    return region_->wide_buffer(place, round) + owner * chunk_ * item_;
   }
 
   void cut(int64_t longest);
@@ -109,7 +109,7 @@ class Reducer {
   Mesh& mesh_;
   Region* const region_;
   const Hosts& hosts_;
-  const int64_t slot_bytes_;
+  const int64_t buffer_bytes_;
   const std::span<const Slice> slices_;
   const Reduction reduction_;
   const Flow flow_;
@@ -121,11 +121,11 @@ class Reducer {
   std::vector<int64_t> bounds_;    // where in a slice blocks begin, and where the last one ends; elements
   int64_t chunk_ = 0;              // elements of the largest chunk
   std::unique_ptr<std::byte[]> scratch_;
-  std::vector<const void*> inputs_;                                     // of the kernel
+  std::vector<const void*> inputs_;                                     // arguments of the kernel
   uint64_t posted_ = 0;                                                 // round of the last post
   uint64_t published_ = 0;                                              // round of the last publish
   std::vector<Flight> arrivals_ = std::vector<Flight>(kSettleLag + 1);  // hosts' results for this member's slice
-  std::vector<Flight> sends_ = std::vector<Flight>(kSettleLag + 1);     // what leaves combined()
+  std::vector<Flight> sends_ = std::vector<Flight>(kSettleLag + 1);     // transfers that combined() has started
   std::vector<Flight> gathers_ = std::vector<Flight>(kPublishLag + 1);  // other owners' results
   Flight rest_;
 };
@@ -133,7 +133,7 @@ class Reducer {
 // Cuts the slices into blocks. Depends only on what all members have agreed on, so all of them cut alike.
 void Reducer::cut(int64_t longest) {
   const int64_t line = kLine / item_;
-  const int64_t fitting = slot_bytes_ / mesh_.size() / kLine * kLine;
+  const int64_t fitting = buffer_bytes_ / mesh_.size() / kLine * kLine;
   const int64_t wanted = std::clamp(kBlockBytes / mesh_.size() / kLine * kLine, kLeastChunkBytes, kMostChunkBytes);
   const int64_t most_bytes = std::min(fitting, packets::whole(wanted));
   const int64_t most = most_bytes / item_;
@@ -183,13 +183,13 @@ Status Reducer::run_blocks() {
 Status Reducer::post(int64_t block) {
   if (!region_) return {};
   posted_ = region_->take_rounds(1);
-  HVD_TRY(region_->await_wide_slot(posted_));
+  HVD_TRY(region_->await_wide_buffer(posted_));
   const bool scaled = reduction_.prescale != 1.0 && reduction_.dtype != DType::boolean;
   for (int i = 0; i < mesh_.size(); ++i) {
     const int owner = (me_ + 1 + i) % mesh_.size();
     if (works_for(owner)) continue;
     const Slice slice = chunk(owner, block);
-    std::byte* place = in_slot(region_->rank(), posted_, owner);
+    std::byte* place = in_buffer(region_->rank(), posted_, owner);
     slice.list->visit(slice.begin, slice.end, [&](const std::byte* input, std::byte*, int64_t count, int64_t offset) {
       if (scaled) {
         kernels::scale(reduction_.dtype, place + offset * item_, input, static_cast<size_t>(count),
@@ -205,7 +205,7 @@ Status Reducer::post(int64_t block) {
 
 Status Reducer::combine(int64_t block) {
   const auto turn = static_cast<size_t>(block % (kSettleLag + 1));
-  HVD_TRY(mesh_.finish(sends_[turn]));  // its memory is used again
+  HVD_TRY(mesh_.finish(sends_[turn]));  // the memory that this flight sends is used again below
   const Slice own = chunk(me_, block);
   std::vector<Transfer> receives;
   for (int host = 0; host < hosts_.count(); ++host) {
@@ -241,7 +241,7 @@ void Reducer::combine_chunk(int64_t block, size_t index) {
         std::byte* output = own_sum(block, index, result, offset);
         for (size_t place = 0; place < local_.size(); ++place) {
           if (local_[place] != me_) {
-            inputs_[place] = in_slot(static_cast<int>(place), posted_, owner) + offset * item_;
+            inputs_[place] = in_buffer(static_cast<int>(place), posted_, owner) + offset * item_;
           } else if (scaled) {
             kernels::scale(reduction_.dtype, output, input, static_cast<size_t>(count), reduction_.prescale);
             inputs_[place] = output;
@@ -278,7 +278,7 @@ Status Reducer::settle(int64_t block) {
     const Slice theirs = chunk(owner, block);
     theirs.list->outputs(theirs.begin, theirs.end, receives.emplace_back(Transfer{owner, {}}).pieces);
   }
-  // The owner's result overwrites nothing that is still needed: it comes after the owner has what was made of it.
+  // The owner's result overwrites no data that is still needed: it comes after the owner has received the sum of that.
   HVD_TRY(mesh_.start({}, receives, gathers_[static_cast<size_t>(block % (kPublishLag + 1))]));
   return mesh_.start(sends, {}, rest_);
 }
@@ -287,10 +287,10 @@ Status Reducer::publish(int64_t block) {
   HVD_TRY(mesh_.finish(gathers_[static_cast<size_t>(block % (kPublishLag + 1))]));
   if (!region_) return {};
   published_ = region_->take_rounds(1);
-  HVD_TRY(region_->await_wide_slot(published_));
+  HVD_TRY(region_->await_wide_buffer(published_));
   for (const int owner : mine_) {
     const Slice slice = chunk(owner, block);
-    std::byte* place = in_slot(region_->rank(), published_, owner);
+    std::byte* place = in_buffer(region_->rank(), published_, owner);
     slice.list->visit(slice.begin, slice.end, [&](const std::byte*, std::byte* output, int64_t count, int64_t offset) {
       std::memcpy(place + offset * item_, output, static_cast<size_t>(count * item_));
     });
@@ -307,7 +307,7 @@ Status Reducer::collect(int64_t block) {
     for (int owner = 0; owner < mesh_.size(); ++owner) {
       if (hosts_.counterpart(host_, owner) != local_[static_cast<size_t>(place)]) continue;
       const Slice slice = chunk(owner, block);
-      const std::byte* result = in_slot(place, published_, owner);
+      const std::byte* result = in_buffer(place, published_, owner);
       slice.list->visit(slice.begin, slice.end,
                         [&](const std::byte*, std::byte* output, int64_t count, int64_t offset) {
                           std::memcpy(output, result + offset * item_, static_cast<size_t>(count * item_));
@@ -321,7 +321,7 @@ Status Reducer::collect(int64_t block) {
 }  // namespace
 
 bool fits(const Hierarchy& hierarchy) {
-  return hierarchy.slot_bytes >= static_cast<size_t>(hierarchy.mesh->size()) * kLine;
+  return hierarchy.buffer_bytes >= static_cast<size_t>(hierarchy.mesh->size()) * kLine;
 }
 
 Status reduce_slices(Hierarchy& hierarchy, std::span<const Slice> slices, const Reduction& reduction, Flow flow) {

@@ -1,4 +1,4 @@
-// The one reduction over several hosts, of which allreduce and reducescatter are uses.
+// The reduction over several hosts that allreduce and reducescatter use.
 #pragma once
 
 #include <span>
@@ -8,11 +8,12 @@
 
 namespace horovod::hierarchical {
 
-// As mesh::reduce_slices, for slices that are disjoint (Flow::scatter and Flow::scatter_gather).
+// Like mesh::reduce_slices, for slices that are disjoint (Flow::scatter and Flow::scatter_gather).
 Status reduce_slices(Hierarchy& hierarchy, std::span<const mesh::Slice> slices, const Reduction& reduction,
                      mesh::Flow flow);
 
-// Whether it can: a staging slot must hold a chunk for every member. Depends only on what all members agree on.
+// Whether reduce_slices can be used: a staging buffer must hold a chunk for every member. The answer depends only on
+// what all members agree on.
 bool fits(const Hierarchy& hierarchy);
 
 }  // namespace horovod::hierarchical

@@ -6,7 +6,7 @@
 namespace horovod::hierarchical {
 namespace {
 
-constexpr int64_t kDirectBytes = 64 << 10;  // of the whole array: below, to wait for the host's members takes longer
+constexpr int64_t kDirectBytes = 64 << 10;  // of the whole array; with less, waiting for the host takes longer
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// Everybody's rows to everybody: all pairs at once, straight from the input into the result.
+// Sends every member's rows to every member: all pairs at once, straight from the input into the result.
 #include <cstring>
 
 #include "collectives/mesh/collectives.h"

@@ -1,6 +1,6 @@
-// Small arrays: everybody sends everything to everybody and reduces it itself, one message delay. Large ones: each
-// member reduces one slice and sends the result to all, two message delays but only 2 (n - 1) / n of the array on each
-// wire, the least possible (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
+// Small arrays: each member sends all its elements to every other and reduces by itself, in one message delay. Large
+// ones: each member reduces one slice and sends the result to all, two message delays but only 2 (n - 1) / n of the
+// array on each wire, the least possible (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
 #include "collectives/mesh/collectives.h"
 #include "collectives/mesh/slices.h"
 

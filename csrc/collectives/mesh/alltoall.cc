@@ -1,4 +1,4 @@
-// Rows by destination: all pairs at once, straight from the input into the result.
+// Sends each row to its destination: all pairs at once, straight from the input into the result.
 #include <cstring>
 
 #include "collectives/mesh/collectives.h"

@@ -1,12 +1,13 @@
-// One member's data to all. Members are numbered from the root on; each one receives from its parent and passes on.
+// Sends one member's data to all. Members are numbered from the root on; each receives from its parent and passes on.
 //
 //   flat      small data, few members: the root sends to everybody. One delay.
 //   binomial  small data, many members: log2(n) delays.
 //   chain     large data: each member passes chunks on to the next, so every wire carries the data once and all are
 //             busy at the same time.
 //
-// In a sparse mesh, which is one of many members, the chain pays off later and the tree passes chunks on, too. The
-// edges of both are powers of two in a circle of all members, whichever is the root, so they are between partners.
+// In a sparse mesh, which has many members, the chain pays off with larger data only, and the tree passes chunks on,
+// too. The edges of both are powers of two in a circle of all members, whichever is the root, so they are between
+// partners.
 #include <bit>
 #include <cstring>
 
@@ -21,14 +22,14 @@ constexpr int64_t kChunkBytes = 4 * packets::kBytes;
 constexpr int kFlatMembers = 8;
 constexpr int64_t kWindow = 4;  // chunks that a member expects at the same time
 
-// What a chain in a sparse mesh must have to be worth its n steps: each chunk costs the chain one turn, and the tree's
-// root one for each of its log2(n) children.
+// How many chunks make a chain in a sparse mesh worth its n steps: each chunk costs the chain one turn, and the root of
+// the tree one turn for each of its log2(n) children.
 int64_t sparse_chain_bytes(int n) {
   const int children = std::bit_width(static_cast<unsigned>(n - 1));
   return kChunkBytes * n / std::max(children - 1, 1);
 }
 
-// From which member one receives, and to which it sends, as distances from the root.
+// The members from which a member receives and to which it sends, as distances from the root.
 struct Tree {
   int parent = -1;
   std::vector<int> children;

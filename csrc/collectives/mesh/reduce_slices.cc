@@ -9,21 +9,21 @@
 namespace horovod::mesh {
 namespace {
 
-// Chunks of one peer on the wire ahead of the one that is reduced. Where there is but one peer, nothing else fills the
-// wire meanwhile.
+// How many chunks of one peer are on the wire ahead of the one that is reduced. A single peer needs more, because no
+// other peer fills the wire meanwhile.
 constexpr int64_t kMostWindow = 4;
 constexpr int64_t window_of(int members) { return members == 2 ? kMostWindow : 2; }
-// Of one chunk a peer sends at most so much: what one rank writes is still in the cache when the other reads it. From
-// one peer alone a third packet takes no cache from others and saves a third of the chunks: 1 to 16 MB take 3 to 10%
-// less (benchmarks/network.py). A fourth gains no more, and is what bbr's pacing holds up: with it 4 MB take twice the
-// time.
+// How much a peer sends of one chunk at most, so that what one rank writes is still in the cache when the other reads
+// it. A single peer may send a third packet, which takes no cache from other peers and saves a third of the chunks: 1
+// to 16 MB take 3 to 10% less time (benchmarks/network.py). A fourth packet gains nothing more, and bbr's pacing delays
+// it: with it 4 MB take twice the time.
 constexpr int64_t most_chunk_bytes(int members) { return (members == 2 ? 3 : 2) * packets::kBytes; }
-// All peers together send at most so much of it, but what is worth a system call from each. More steps than that cost
-// ranks that share processors more than the caches save: between 4 hosts without a limit 16 MB take 14 ms so, and 20 ms
-// with a quarter (benchmarks/network.py); 1 Gbit/s is as full either way.
+// How much all peers together send of one chunk at most, unless less than a system call's worth is left for each.
+// Smaller chunks cost ranks that share processors more than the caches save: between 4 hosts without a limit on their
+// network 16 MB take 14 ms with this value, and 20 ms with a quarter of it (benchmarks/network.py). Both fill 1 Gbit/s.
 constexpr int64_t kStepBytes = 512 << 10;
 constexpr int64_t kAlignment = 64;              // elements; scratch memory of each peer begins at a cache line
-constexpr int64_t kLeastChunkBytes = 32 << 10;  // of one peer; less costs more in system calls
+constexpr int64_t kLeastChunkBytes = 32 << 10;  // of one peer; smaller chunks cost more in system calls
 
 class Reducer {
  public:
@@ -49,7 +49,7 @@ class Reducer {
     return scratch_.get() + ((chunk % window_) * mesh_.size() + rank) * most_elements_ * element_bytes_;
   }
   template <typename Visit>
-  void each_peer(Visit&& visit) const {  // beginning behind this rank, so that not all send to one member first
+  void each_peer(Visit&& visit) const {  // begins behind this rank, so that not all ranks send to the same one first
     for (int i = 1; i < mesh_.size(); ++i) visit((mesh_.rank() + i) % mesh_.size());
   }
   Status start_scatter(int64_t index);
@@ -67,7 +67,7 @@ class Reducer {
   int64_t most_elements_ = 1;   // of the largest chunk, or a little more
   int64_t chunks_ = 1;
   std::unique_ptr<std::byte[]> scratch_;      // window x rank x largest chunk
-  std::vector<const void*> inputs_;           // of the kernel, by rank
+  std::vector<const void*> inputs_;           // arguments of the kernel, by rank
   std::array<Flight, kMostWindow> arrivals_;  // what must be there before a chunk can be reduced
   Flight rest_;
 };
@@ -128,7 +128,7 @@ Status Reducer::start_gather(int64_t index) {
 void Reducer::reduce(int64_t index) {
   const int me = mesh_.rank();
   const Slice mine = chunk(slices_[me], index);
-  // Everybody's input is scaled and rounded as if it had been scaled before it was sent.
+  // Each member's input is scaled and rounded as if it had been scaled before it was sent.
   const bool scaled = reduction_.prescale != 1.0 && reduction_.dtype != DType::boolean;
   if (scaled) {
     each_peer([&](int peer) {

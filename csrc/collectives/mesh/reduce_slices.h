@@ -1,4 +1,4 @@
-// The one reduction over a mesh, of which allreduce and reducescatter are uses.
+// The reduction over a mesh that allreduce and reducescatter use.
 #pragma once
 
 #include <span>
@@ -31,7 +31,7 @@ enum class Flow {
 // reduced chunks leave at once. Each member sends and receives (n - 1) / n of the array for scatter, twice that with
 // the gather. Scratch memory is bounded and independent of the array's size.
 //
-// hosts: reduces in their order instead, where members share memory.
+// hosts: where members share memory, elements are reduced in the order of the hosts instead.
 Status reduce_slices(Mesh& mesh, std::span<const Slice> slices, const Reduction& reduction, Flow flow,
                      const Hosts* hosts = nullptr);
 

@@ -1,4 +1,4 @@
-// Each member reduces its own rows of every tensor: the first half of a large allreduce.
+// Each member reduces its own rows of every tensor, as in the first half of a large allreduce.
 #include "collectives/mesh/collectives.h"
 #include "collectives/mesh/slices.h"
 

@@ -1,5 +1,5 @@
-// Data whose size only its sender knows: first how much comes from whom, then the bytes. What is small travels with the
-// counts, so that it costs one message delay and not two.
+// Exchanges rows whose number only the sender knows: first the counts, then the bytes. Few bytes travel with the
+// counts, so that they cost one message delay and not two.
 #pragma once
 
 #include <vector>

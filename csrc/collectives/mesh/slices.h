@@ -1,4 +1,4 @@
-// How the elements of a batch are dealt out to the members that reduce them. Functions of what all members agree on.
+// Which member reduces which elements of a batch. These functions depend only on what all members agree on.
 #pragma once
 
 #include <deque>
@@ -8,7 +8,7 @@
 
 namespace horovod::mesh {
 
-// Whether everybody should reduce everything: one message delay instead of two is worth the longer messages.
+// Whether all members should reduce all elements, because longer messages cost less than a second message delay.
 bool is_worth_replicating(int64_t bytes, int size);
 
 // Equal parts of the array in the order of the members.

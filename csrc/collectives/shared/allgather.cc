@@ -1,5 +1,5 @@
-// Each member streams its rows through its slots, everybody copies them to their place in the result. The row counts
-// may differ by member and step; they came with the arrivals, or are exchanged first.
+// Each member streams its rows through its buffers, and every member copies them to their place in the result. The row
+// counts may differ by member and step; they have come with the arrivals, or are exchanged first.
 #include <cstring>
 
 #include "collectives/rows.h"
@@ -18,7 +18,7 @@ Status allgather(Region& region, Batch batch) {
   std::vector<int64_t> rows;
   HVD_TRY(learn_counts(region, batch, mine, rows));
 
-  // streams[m]: member m's bytes, read from its slots (or, for this member, its input) into our outputs.
+  // streams[m]: member m's bytes, read from its buffers (or, for this member, its input) into our outputs.
   std::vector<std::vector<Span>> streams(static_cast<size_t>(size));
   size_t tensor_index = 0;
   for (Operation* operation : batch) {
@@ -48,7 +48,7 @@ Status allgather(Region& region, Batch batch) {
   int64_t result_bytes = 0;
   for (const SpanList& list : lists) result_bytes += list.elements();
   const kernels::ResultCopy copy(static_cast<size_t>(result_bytes));
-  const int64_t per_round = static_cast<int64_t>(region.slot_bytes());
+  const int64_t per_round = static_cast<int64_t>(region.buffer_bytes());
   const int64_t rounds = (longest + per_round - 1) / per_round;
   const uint64_t first = region.take_rounds(static_cast<uint64_t>(rounds));
   for (int64_t index = 0; index < rounds; ++index) {
@@ -56,11 +56,11 @@ Status allgather(Region& region, Batch batch) {
     const auto clip = [&](const SpanList& list, int64_t position) { return std::min(list.elements(), position); };
     const SpanList& own = lists[static_cast<size_t>(region.rank())];
     const int64_t begin = index * per_round;
-    HVD_TRY(region.await_slot(round));
-    std::byte* slot = region.slot(region.rank(), round);
+    HVD_TRY(region.await_buffer(round));
+    std::byte* buffer = region.buffer(region.rank(), round);
     own.visit(clip(own, begin), clip(own, begin + per_round),
               [&](const std::byte* input, std::byte* output, int64_t count, int64_t offset) {
-                std::memcpy(slot + offset, input, static_cast<size_t>(count));
+                std::memcpy(buffer + offset, input, static_cast<size_t>(count));
                 copy(output, input, static_cast<size_t>(count));
               });
     region.publish(Phase::posted, round + 1);
@@ -68,7 +68,7 @@ Status allgather(Region& region, Batch batch) {
       const int member = (region.rank() + step) % size;
       const SpanList& list = lists[static_cast<size_t>(member)];
       HVD_TRY(region.await(member, Phase::posted, round + 1));
-      const std::byte* source = region.slot(member, round);
+      const std::byte* source = region.buffer(member, round);
       list.visit(clip(list, begin), clip(list, begin + per_round),
                  [&](const std::byte*, std::byte* output, int64_t count, int64_t offset) {
                    copy(output, source + offset, static_cast<size_t>(count));

@@ -1,15 +1,15 @@
-// Direct reduce-scatter and all-gather through staging slots.
+// Direct reduce-scatter and all-gather through staging buffers.
 //
 // A round covers a block of the batch's virtual array, cut into one slice for each member:
-//   posted    each member copied its foreign slices into its slot (prescaled);
-//   reduced   each member reduced its own slice over all members in rank order, straight from the peers' slots into its
-//             output, and left the result in its slot;
+//   posted    each member copied its foreign slices into its buffer (prescaled);
+//   reduced   each member reduced its own slice over all members in rank order, straight from the peers' buffers into
+//             its output, and left the result in its buffer;
 //   finished  each member copied the other results out.
-// Rounds overlap: while peers catch up with one phase a member works on the next round's copies. The slots stay in the
-// processors' caches, so a member moves 2 B of main memory for B bytes reduced: its input in, its output out.
+// Rounds overlap: while peers catch up with one phase a member works on the next round's copies. The buffers stay in
+// the processors' caches, so a member moves 2 B of main memory for B bytes reduced: its input in, its output out.
 //
-// A batch that fits into one slot whole skips the second phase: everybody reads everybody's data and reduces all of it,
-// one synchronisation instead of two.
+// A batch that fits into one buffer whole skips the second phase: each member reads the data of all members and
+// reduces all of it, which takes one synchronisation instead of two.
 #include <cstring>
 
 #include "collectives/shared/collectives.h"
@@ -19,7 +19,7 @@ namespace horovod::shared {
 namespace {
 
 constexpr int64_t kPieceBytes = 16 << 10;  // a reduced piece is still in the first-level cache when it is copied on
-constexpr size_t kWholeBytes = 32 << 10;   // up to this size everybody reduces everything
+constexpr size_t kWholeBytes = 32 << 10;   // up to this size each member reduces everything
 
 class Allreduce {
  public:
@@ -34,7 +34,7 @@ class Allreduce {
 
   Status run() {
     if (total_ == 0) return {};
-    if (static_cast<size_t>(total_ * item_) <= std::min(kWholeBytes, region_.slot_bytes())) return run_whole();
+    if (static_cast<size_t>(total_ * item_) <= std::min(kWholeBytes, region_.buffer_bytes())) return run_whole();
     return run_sliced();
   }
 
@@ -55,8 +55,8 @@ class Allreduce {
 
   Status run_whole() {
     const uint64_t round = region_.take_rounds(1);
-    HVD_TRY(region_.await_slot(round));
-    copy_in(0, total_, region_.slot(rank_, round));
+    HVD_TRY(region_.await_buffer(round));
+    copy_in(0, total_, region_.buffer(rank_, round));
     region_.publish(Phase::posted, round + 1);
     HVD_TRY(region_.await(Phase::posted, round + 1));
     spans_.visit(0, total_, [&](const std::byte*, std::byte* output, int64_t count, int64_t offset) {
@@ -66,10 +66,10 @@ class Allreduce {
     return {};
   }
 
-  // output = all members' elements at byte `at` of their slots, in rank order; `own` replaces this member's slot.
+  // output = all members' elements at byte `at` of their buffers, in rank order; `own` replaces this member's buffer.
   void reduce_from(uint64_t round, int64_t at, const std::byte* own, std::byte* output, int64_t count) {
     inputs_.resize(size_);
-    for (int member = 0; member < size_; ++member) inputs_[member] = region_.slot(member, round) + at;
+    for (int member = 0; member < size_; ++member) inputs_[member] = region_.buffer(member, round) + at;
     if (own) inputs_[rank_] = own;
     kernels::reduce(reduction_.dtype, reduction_.op, output, inputs_.data(), size_, static_cast<size_t>(count),
                     reduction_.postscale);
@@ -78,15 +78,15 @@ class Allreduce {
   Status run_sliced() {
     // Slices begin on cache lines, so members never write the same line.
     const int64_t line = 64 / item_;
-    const int64_t capacity = static_cast<int64_t>(region_.slot_bytes()) / item_ / size_ / line * line * size_;
+    const int64_t capacity = static_cast<int64_t>(region_.buffer_bytes()) / item_ / size_ / line * line * size_;
     const int64_t rounds = (total_ + capacity - 1) / capacity;
-    // Equal blocks rather than full ones and a small rest.
+    // All blocks are equal, instead of full blocks and a small rest.
     const int64_t per_slice = ((total_ + rounds - 1) / rounds + size_ - 1) / size_;
     slice_ = std::min(capacity / size_, (per_slice + line - 1) / line * line);
     block_ = slice_ * size_;
     const int64_t needed = (total_ + block_ - 1) / block_;
     first_ = region_.take_rounds(static_cast<uint64_t>(needed));
-    const int64_t ahead = region_.slot_count() >= 3 ? 1 : 0;
+    const int64_t ahead = region_.buffer_count() >= 3 ? 1 : 0;
     for (int64_t step = 0; step < needed + 1 + ahead; ++step) {
       if (step < needed) HVD_TRY(post(step));
       if (step >= ahead && step - ahead < needed) HVD_TRY(reduce(step - ahead));
@@ -102,11 +102,11 @@ class Allreduce {
 
   Status post(int64_t index) {
     const uint64_t round = first_ + static_cast<uint64_t>(index);
-    HVD_TRY(region_.await_slot(round));
-    std::byte* slot = region_.slot(rank_, round);
+    HVD_TRY(region_.await_buffer(round));
+    std::byte* buffer = region_.buffer(rank_, round);
     for (int step = 1; step < size_; ++step) {
       const int member = (rank_ + step) % size_;
-      copy_in(slice_begin(index, member), slice_end(index, member), slot + member * slice_ * item_);
+      copy_in(slice_begin(index, member), slice_end(index, member), buffer + member * slice_ * item_);
     }
     region_.publish(Phase::posted, round + 1);
     return {};
@@ -115,20 +115,20 @@ class Allreduce {
   Status reduce(int64_t index) {
     const uint64_t round = first_ + static_cast<uint64_t>(index);
     HVD_TRY(region_.await(Phase::posted, round + 1));
-    const int64_t in_slot = rank_ * slice_ * item_;
-    std::byte* result = region_.slot(rank_, round) + in_slot;
+    const int64_t in_buffer = rank_ * slice_ * item_;
+    std::byte* result = region_.buffer(rank_, round) + in_buffer;
     const int64_t piece = kPieceBytes / item_;
     spans_.visit(slice_begin(index, rank_), slice_end(index, rank_),
                  [&](const std::byte* input, std::byte* output, int64_t count, int64_t offset) {
                    for (int64_t at = 0; at < count; at += piece) {
                      const int64_t n = std::min(piece, count - at);
                      const std::byte* own = input + at * item_;
-                     if (reduction_.prescale != 1.0) {  // the slot's own slice is free until the result goes there
+                     if (reduction_.prescale != 1.0) {  // the buffer's own slice is free until the result goes there
                        std::byte* scaled = result + (offset + at) * item_;
                        kernels::scale(reduction_.dtype, scaled, own, static_cast<size_t>(n), reduction_.prescale);
                        own = scaled;
                      }
-                     reduce_from(round, in_slot + (offset + at) * item_, own, output + at * item_, n);
+                     reduce_from(round, in_buffer + (offset + at) * item_, own, output + at * item_, n);
                      std::memcpy(result + (offset + at) * item_, output + at * item_, static_cast<size_t>(n * item_));
                    }
                  });
@@ -141,7 +141,7 @@ class Allreduce {
     for (int step = 1; step < size_; ++step) {
       const int member = (rank_ + step) % size_;
       HVD_TRY(region_.await(member, Phase::reduced, round + 1));
-      const std::byte* result = region_.slot(member, round) + member * slice_ * item_;
+      const std::byte* result = region_.buffer(member, round) + member * slice_ * item_;
       spans_.visit(slice_begin(index, member), slice_end(index, member),
                    [&](const std::byte*, std::byte* output, int64_t count, int64_t offset) {
                      std::memcpy(output, result + offset * item_, static_cast<size_t>(count * item_));

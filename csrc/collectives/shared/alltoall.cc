@@ -1,4 +1,4 @@
-// Slots are cut into one part for each receiver; part d of a member's slot holds what it sends to member d.
+// Buffers are cut into one part for each receiver; part d of a member's buffer holds what it sends to member d.
 #include <cstring>
 #include <limits>
 
@@ -53,7 +53,7 @@ Status run_one(Region& region, Operation& operation) {
   const kernels::ResultCopy copy(output.bytes);
   copy(targets[rank], sources[rank], static_cast<size_t>(mine[rank] * row_bytes));
 
-  const int64_t part = static_cast<int64_t>(region.slot_bytes()) / size / 64 * 64;
+  const int64_t part = static_cast<int64_t>(region.buffer_bytes()) / size / 64 * 64;
   const int64_t rounds = (longest + part - 1) / part;
   const uint64_t first = region.take_rounds(static_cast<uint64_t>(rounds));
   const auto piece = [&](int64_t count, int64_t begin) {
@@ -62,18 +62,19 @@ Status run_one(Region& region, Operation& operation) {
   for (int64_t index = 0; index < rounds; ++index) {
     const uint64_t round = first + static_cast<uint64_t>(index);
     const int64_t begin = index * part;
-    HVD_TRY(region.await_slot(round));
+    HVD_TRY(region.await_buffer(round));
     for (int step = 1; step < size; ++step) {
       const int to = (rank + step) % size;
       const int64_t bytes = piece(mine[to], begin);
-      if (bytes > 0) std::memcpy(region.slot(rank, round) + to * part, sources[to] + begin, static_cast<size_t>(bytes));
+      if (bytes > 0)
+        std::memcpy(region.buffer(rank, round) + to * part, sources[to] + begin, static_cast<size_t>(bytes));
     }
     region.publish(Phase::posted, round + 1);
     for (int step = 1; step < size; ++step) {
       const int from = (rank + step) % size;
       HVD_TRY(region.await(from, Phase::posted, round + 1));
       const auto bytes = static_cast<size_t>(piece(receive[from], begin));
-      copy(targets[from] + begin, region.slot(from, round) + rank * part, bytes);
+      copy(targets[from] + begin, region.buffer(from, round) + rank * part, bytes);
     }
     region.publish(Phase::finished, round + 1);
   }

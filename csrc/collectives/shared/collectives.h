@@ -9,7 +9,7 @@
 namespace horovod::shared {
 
 Status allreduce(Region& region, Batch batch);
-Status allreduce(Region& region, Batch batch, const Reduction& reduction);  // another one than the batch's specs say
+Status allreduce(Region& region, Batch batch, const Reduction& reduction);  // not with the reduction of the specs
 Status broadcast(Region& region, Batch batch);
 Status allgather(Region& region, Batch batch);
 Status alltoall(Region& region, Batch batch);

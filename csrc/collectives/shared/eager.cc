@@ -19,7 +19,7 @@ struct RowsHeader {
 
 constexpr size_t kMaxCounts = 64;  // leaves three quarters of a cell for rows
 
-// How many row counts a member tells: one for each tensor, or for each receiver.
+// How many row counts a member puts into its cell: one for each tensor, or for each receiver.
 size_t counts_of(const OpSpec& spec, int size) {
   return spec.type == OpType::alltoall ? static_cast<size_t>(size) : spec.tensors.size();
 }

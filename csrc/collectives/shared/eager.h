@@ -1,10 +1,10 @@
 // Small operations without a data phase: a member leaves its bytes in a cell of its own area before it arrives in the
-// order log, so that when everybody has arrived everything is there and each member computes the result by itself. One
-// synchronisation (the arrival) instead of two or three.
+// order log. When all members have arrived, all bytes are there, and each member computes the result by itself. So the
+// operation takes one synchronisation (the arrival) instead of two or three.
 //
 // Each id has two cells, used in turn by generations. A member writes the cell of generation g + 2 only after it has
-// run g + 1, for which everybody arrived, which everybody does after reading the cells of g: no cell is overwritten too
-// early.
+// run generation g + 1. All members had arrived for that, and each of them had read the cells of generation g before.
+// So no cell is overwritten before all have read it.
 //
 // Where the sizes are agreed upon (allreduce, broadcast, reducescatter) so is whether the cells are large enough. Where
 // only their owner knows them (allgather, alltoall) every cell begins with its row counts and says whether the rows are
@@ -16,10 +16,10 @@
 
 namespace horovod::shared {
 
-// Whether the operation leaves something in its cell. Depends only on what all members agreed on, so all decide alike.
+// Whether the operation uses its cell. This depends only on what all members agreed on, so all of them decide alike.
 bool is_eager(const OpSpec& spec, uint32_t id, int size);
 
-// Before the arrival of generation `generation`: this member's bytes into its cell.
+// Writes this member's bytes into its cell, before its arrival of that generation.
 void store_eager(Region& region, const Operation& operation, uint32_t id, uint32_t generation);
 
 // After agreement, and the same on all members: whether all bytes are in the cells. Then run_eager() computes the

@@ -16,16 +16,16 @@ namespace horovod::shared {
 inline Status exchange_counts(Region& region, const std::vector<int64_t>& mine, std::vector<int64_t>& all) {
   const size_t count = mine.size();
   all.assign(count * static_cast<size_t>(region.size()), 0);
-  const size_t per_round = region.slot_bytes() / sizeof(int64_t);
+  const size_t per_round = region.buffer_bytes() / sizeof(int64_t);
   for (size_t begin = 0; begin < count; begin += per_round) {
     const size_t bytes = std::min(per_round, count - begin) * sizeof(int64_t);
     const uint64_t round = region.take_rounds(1);
-    HVD_TRY(region.await_slot(round));
-    std::memcpy(region.slot(region.rank(), round), mine.data() + begin, bytes);
+    HVD_TRY(region.await_buffer(round));
+    std::memcpy(region.buffer(region.rank(), round), mine.data() + begin, bytes);
     region.publish(Phase::posted, round + 1);
     for (int member = 0; member < region.size(); ++member) {
       if (member != region.rank()) HVD_TRY(region.await(member, Phase::posted, round + 1));
-      std::memcpy(all.data() + static_cast<size_t>(member) * count + begin, region.slot(member, round), bytes);
+      std::memcpy(all.data() + static_cast<size_t>(member) * count + begin, region.buffer(member, round), bytes);
     }
     region.publish(Phase::finished, round + 1);
   }

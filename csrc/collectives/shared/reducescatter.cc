@@ -1,4 +1,4 @@
-// Part d of a member's slot holds its contribution to member d's rows; each member reduces its own rows in rank order.
+// Part d of a member's buffer holds its contribution to member d's rows. Each member reduces its rows, in rank order.
 #include <cstring>
 
 #include "collectives/rows.h"
@@ -39,24 +39,24 @@ Status reducescatter(Region& region, Batch batch) {
     longest = std::max(longest, lists.back().elements());
   }
 
-  const int64_t part = static_cast<int64_t>(region.slot_bytes()) / size / 64 * 64 / item;
+  const int64_t part = static_cast<int64_t>(region.buffer_bytes()) / size / 64 * 64 / item;
   const int64_t rounds = (longest + part - 1) / part;
   const uint64_t first = region.take_rounds(static_cast<uint64_t>(rounds));
   std::vector<const void*> inputs(static_cast<size_t>(size));
   for (int64_t index = 0; index < rounds; ++index) {
     const uint64_t round = first + static_cast<uint64_t>(index);
     const int64_t begin = index * part;
-    HVD_TRY(region.await_slot(round));
+    HVD_TRY(region.await_buffer(round));
     // This member's own part is staged too: the reduction may then write its output in one pass whatever the layout.
     for (int to = 0; to < size; ++to) {
       const SpanList& list = lists[static_cast<size_t>(to)];
-      std::byte* slot = region.slot(rank, round) + to * part * item;
+      std::byte* buffer = region.buffer(rank, round) + to * part * item;
       list.visit(std::min(list.elements(), begin), std::min(list.elements(), begin + part),
                  [&](const std::byte* input, std::byte*, int64_t count, int64_t offset) {
                    if (reduction.prescale == 1.0) {
-                     std::memcpy(slot + offset * item, input, static_cast<size_t>(count * item));
+                     std::memcpy(buffer + offset * item, input, static_cast<size_t>(count * item));
                    } else {
-                     kernels::scale(reduction.dtype, slot + offset * item, input, static_cast<size_t>(count),
+                     kernels::scale(reduction.dtype, buffer + offset * item, input, static_cast<size_t>(count),
                                     reduction.prescale);
                    }
                  });
@@ -67,7 +67,7 @@ Status reducescatter(Region& region, Batch batch) {
     own.visit(std::min(own.elements(), begin), std::min(own.elements(), begin + part),
               [&](const std::byte*, std::byte* output, int64_t count, int64_t offset) {
                 for (int member = 0; member < size; ++member) {
-                  inputs[static_cast<size_t>(member)] = region.slot(member, round) + (rank * part + offset) * item;
+                  inputs[static_cast<size_t>(member)] = region.buffer(member, round) + (rank * part + offset) * item;
                 }
                 kernels::reduce(reduction.dtype, reduction.op, output, inputs.data(), size, static_cast<size_t>(count),
                                 reduction.postscale);

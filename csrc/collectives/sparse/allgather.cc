@@ -1,6 +1,7 @@
-// Everybody's rows to everybody (Bruck et al., "Efficient algorithms for all-to-all communications in multiport
-// message-passing systems", 1997, section 4). After the step of distance d a member has what it and the next 2d - 1
-// members in the circle brought. First announcements go this way, and then the rows, straight to their final places.
+// Sends every member's rows to every member (Bruck et al., "Efficient algorithms for all-to-all communications in
+// multiport message-passing systems", 1997, section 4). After the step of distance d a member has what it and the next
+// 2d - 1 members in the circle brought. First announcements go this way, and then the rows, straight to their final
+// places.
 #include <cstring>
 
 #include "collectives/rows.h"
@@ -10,8 +11,8 @@
 namespace horovod::sparse {
 namespace {
 
-// place(first, count, pieces) appends where that lies which `count` members brought, from the first-th after this one
-// on.
+// place(first, count, pieces) appends the places of the data of `count` members, beginning with the first-th member
+// after this one.
 template <typename Place>
 Status gather_in_circle(Mesh& mesh, Place&& place) {
   const int n = mesh.size();
@@ -64,7 +65,7 @@ Status allgather(Hierarchy& hierarchy, Batch batch) {
   for (Operation* operation : batch) {
     operation->outputs.resize(operation->spec.tensors.size());
     for (size_t t = 0; t < operation->spec.tensors.size(); ++t) {
-      const size_t tensor = begins.size();  // its number in the whole batch
+      const size_t tensor = begins.size();  // the number of the tensor in the whole batch
       int64_t total = 0;
       for (int place = 0; place < n; ++place) total += format.rows(announcement(place), tensor);
       HVD_TRY(make_rows(*operation, t, total));

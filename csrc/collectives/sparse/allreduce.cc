@@ -1,8 +1,8 @@
-// Within each host through shared memory; then over rails, members with the same place on their hosts, each of which
-// sums its part of the array (tree.h); then the parts to the other members of the host, through shared memory again.
+// Reduces within each host through shared memory. Then the members with the same place on their hosts, a rail, sum a
+// part of the array (tree.h). Then each part goes to the other members of the host, through shared memory again.
 //
-// Of n = H L members on H hosts each host so sends 2 B (p - 1) / p bytes, from L members at once. On a host without
-// shared memory there is one member, and so one rail.
+// Of n = H L members on H hosts, each host sends 2 B (p - 1) / p bytes in this way, from L members at once. A host
+// without shared memory has one member, and so there is one rail.
 #include <algorithm>
 #include <cstring>
 
@@ -17,7 +17,7 @@ namespace {
 
 using mesh::Slice;
 
-constexpr int64_t kSlotAlignment = 64;  // elements
+constexpr int64_t kBufferAlignment = 64;  // elements
 
 Status reduce_on_rail(Hierarchy& hierarchy, size_t place, const SpanList& array, const SpanList& sums,
                       const Slice& part, const Reduction& reduction) {
@@ -30,10 +30,10 @@ Status reduce_on_rail(Hierarchy& hierarchy, size_t place, const SpanList& array,
 }
 
 // The members at the first places have one part each of the result; every member of the host gets all of it. Part by
-// part in blocks of a slot: while the others copy out a block, its owner fills its next slot.
+// part in blocks of a buffer: while the others copy out a block, its owner fills its next buffer.
 Status gather_parts(Region& region, const SpanList& sums, std::span<const Slice> parts) {
   const auto item = static_cast<int64_t>(sums.element_bytes());
-  const int64_t block = static_cast<int64_t>(region.slot_bytes()) / item / kSlotAlignment * kSlotAlignment;
+  const int64_t block = static_cast<int64_t>(region.buffer_bytes()) / item / kBufferAlignment * kBufferAlignment;
   const auto me = static_cast<size_t>(region.rank());
   const int64_t blocks = (parts[0].size() + block - 1) / block;  // the first part is the longest
   const auto piece = [&](size_t owner, int64_t index) {
@@ -45,23 +45,23 @@ Status gather_parts(Region& region, const SpanList& sums, std::span<const Slice>
     if (me >= parts.size()) return {};
     const Range mine = piece(me, index);
     if (mine.size() == 0) return {};
-    HVD_TRY(region.await_slot(round));
-    std::byte* const slot = region.slot(region.rank(), round);
+    HVD_TRY(region.await_buffer(round));
+    std::byte* const buffer = region.buffer(region.rank(), round);
     sums.visit(mine.begin, mine.end, [&](const std::byte* result, std::byte*, int64_t count, int64_t offset) {
-      std::memcpy(slot + offset * item, result, static_cast<size_t>(count * item));
+      std::memcpy(buffer + offset * item, result, static_cast<size_t>(count * item));
     });
     region.publish(Phase::posted, round + 1);
     return {};
   };
   const auto collect = [&](int64_t index, uint64_t round) -> Status {
     for (size_t i = 0; i < parts.size(); ++i) {
-      const size_t owner = (me + 1 + i) % parts.size();  // so that not all read one member's slot first
+      const size_t owner = (me + 1 + i) % parts.size();  // so that not all members read the same buffer first
       const Range theirs = piece(owner, index);
       if (owner == me || theirs.size() == 0) continue;
       HVD_TRY(region.await(static_cast<int>(owner), Phase::posted, round + 1));
-      const std::byte* const slot = region.slot(static_cast<int>(owner), round);
+      const std::byte* const buffer = region.buffer(static_cast<int>(owner), round);
       sums.visit(theirs.begin, theirs.end, [&](const std::byte*, std::byte* output, int64_t count, int64_t offset) {
-        std::memcpy(output, slot + offset * item, static_cast<size_t>(count * item));
+        std::memcpy(output, buffer + offset * item, static_cast<size_t>(count * item));
       });
     }
     region.publish(Phase::finished, round + 1);
@@ -88,7 +88,7 @@ Status allreduce(Hierarchy& hierarchy, Batch batch) {
     Reduction within = reduction;
     within.postscale = 1.0;
     HVD_TRY(shared::allreduce(*hierarchy.region, batch, within));
-    reduction.prescale = 1.0;  // done
+    reduction.prescale = 1.0;  // the elements are prescaled by now
     array = &sums;
   }
   const std::vector<Slice> parts = mesh::equal_slices(sums, rail_count(hierarchy.hosts));

@@ -1,4 +1,4 @@
-// Rows by destination, which pass from partner to partner; how is said in parcels.h.
+// Sends each row to its destination from partner to partner, as parcels.h describes.
 #include <cstring>
 
 #include "collectives/rows.h"
@@ -38,7 +38,7 @@ Status alltoall(Hierarchy& hierarchy, Batch batch) {
   }
   HVD_TRY(parcels.exchange_announcements());
 
-  std::vector<const std::byte*> told(static_cast<size_t>(n));  // what follows in each member's announcement
+  std::vector<const std::byte*> told(static_cast<size_t>(n));  // where the rest of each member's announcement begins
   for (int member = 0; member < n; ++member) {
     const int64_t* announcement = parcels.announcement(from(member));
     if (format.has_data(announcement)) told[member] = format.data(announcement);

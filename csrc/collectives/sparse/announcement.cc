@@ -8,8 +8,8 @@
 namespace horovod::sparse {
 namespace {
 
-// How many bytes of rows an announcement has room for, and how many all that pass one member have together: the room is
-// sent whether or not there is something in it.
+// How many bytes of rows an announcement has room for, and how many all announcements that pass one member have
+// together. The room is sent even where it is empty, so it is bounded.
 constexpr size_t kMostRoom = 1024;
 constexpr size_t kMostRoomOfAll = 32 << 10;
 

@@ -1,6 +1,6 @@
-// What a member tells about the rows that it has for the others, in a fixed number of words: how many bytes they are,
-// how many rows of each tensor, and where they are few the rows themselves, which then need no second round. It reaches
-// members that are no partners through others.
+// An announcement tells, in a fixed number of words, which rows a member has for another one: how many bytes they are
+// and how many rows of each tensor; and, where they are few, the rows themselves, which then need no second round.
+// Members that are no partners get it through others.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ class AnnouncementFormat {
   // pieces: the rows, in the order of the tensors.
   void write(int64_t* to, std::span<const int64_t> rows, std::span<const iovec> pieces) const;
 
-  // Whether `member` can have written this. Nothing below may be asked before.
+  // Whether `member` can have written this. To be asked before any method below.
   Status check(const int64_t* announcement, int member) const;
 
   int64_t rows(const int64_t* announcement, size_t tensor) const { return announcement[1 + tensor]; }
@@ -33,7 +33,7 @@ class AnnouncementFormat {
     return static_cast<size_t>(rows(announcement, tensor) * row_bytes_[tensor]);
   }
   uint64_t bytes_of_rows(const int64_t* announcement) const { return static_cast<uint64_t>(announcement[0]); }
-  // Whether the rows are in it, and where.
+  // Whether the announcement holds the rows, and where.
   bool has_data(const int64_t* announcement) const { return bytes_of_rows(announcement) <= room_; }
   const std::byte* data(const int64_t* announcement) const {
     return reinterpret_cast<const std::byte*>(announcement + 1 + row_bytes_.size());

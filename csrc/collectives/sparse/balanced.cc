@@ -9,7 +9,7 @@
 namespace horovod::sparse {
 namespace {
 
-constexpr int64_t kBalancedPieceBytes = 4 << 10;  // what the tree holds of a piece stays in the first-level cache
+constexpr int64_t kBalancedPieceBytes = 4 << 10;  // the tree's results for a piece stay in the first-level cache
 
 // One piece of the elements. A branch of the tree is finished before the next one is begun, so that no more than one
 // result for each level is kept.
@@ -37,7 +37,8 @@ class BalancedPiece {
   }
 
  private:
-  // What hosts [first, first + width) come to, with those that are folded into them; in `room` or where it was.
+  // The result of hosts [first, first + width), with those that are folded into them: in `room`, or where it is
+  // already.
   const void* branch(int first, int width, std::byte* room) {
     if (width == 1) {
       if (first + power_ >= hosts_) return at(first);

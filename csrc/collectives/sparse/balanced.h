@@ -1,5 +1,5 @@
-// The order in which an allreduce over a sparse mesh sums, as a plain function: what small operations are computed
-// with, and what the algorithms over the mesh (tree.h) are tested against.
+// Sums in the order of an allreduce over a sparse mesh, as a plain function. Small operations are computed with it, and
+// the algorithms over the mesh (tree.h) are tested against it.
 //
 // Within a host the inputs are reduced in rank order and rounded to the dtype. Then the hosts are: with p the largest
 // power of two up to their number, host p + i is first folded into host i; then the hosts whose numbers differ by
@@ -15,7 +15,7 @@
 
 namespace horovod::sparse {
 
-// output = the hosts' elements, reduced in the order above. inputs: by host, already prescaled and reduced within the
+// Reduces the hosts' elements to `output` in the order above. inputs: by host, already prescaled and reduced within the
 // host. output may be the memory of any one of the inputs.
 void reduce_balanced(const Reduction& reduction, std::byte* output, const void* const* inputs, int hosts,
                      int64_t count);

@@ -6,11 +6,11 @@
 namespace horovod::sparse {
 namespace {
 
-// How far a parcel has come when the step of this distance is done, and how far it has to go from there.
+// How far a parcel has travelled after the step of this distance, and how far it still has to go.
 constexpr int way_made(int number, int distance) { return number & (2 * distance - 1); }
 constexpr int way_left(int number, int distance) { return number & ~(2 * distance - 1); }
 
-// At which step a parcel is passed on that came at the step of this distance. Some of its way is left.
+// The step that passes on a parcel which came in the step of this distance and has not reached its receiver.
 constexpr int next_step(int number, int distance) {
   return std::countr_zero(static_cast<unsigned>(way_left(number, distance)));
 }

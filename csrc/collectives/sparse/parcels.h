@@ -1,9 +1,8 @@
-// Something from each member to each other member over a sparse mesh (Bruck et al., "Efficient algorithms for
+// Sends bytes from each member to each other member over a sparse mesh (Bruck et al., "Efficient algorithms for
 // all-to-all communications in multiport message-passing systems", 1997, section 3). What one member sends to another
 // is a parcel; its number is how far the receiver is from the sender in the circle of all members. In the step of
-// distance 1, 2, 4,
-// ... every member passes those parcels whose numbers have this bit to the member at this distance. So at any time a
-// member holds one parcel of each number, and after the last step those that are for it.
+// distance 1, 2, 4, ... every member passes those parcels whose numbers have this bit to the member at this distance.
+// So at any time a member holds one parcel of each number, and after the last step those that are for it.
 //
 // A parcel is of any length. First announcements go this way, from which each member learns how long the parcels are
 // that will pass it; then the rows, from the sender's input through the memory of others into the receiver's result.

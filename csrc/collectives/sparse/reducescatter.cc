@@ -1,5 +1,5 @@
 // Recursive halving over all members (tree.h), whichever hosts they are on: each of log2 n steps, rounded down, halves
-// the array between the two members of a pair, down to the rows of one member and those of the one that it folds.
+// the array between the two members of a pair. At the end a member has its own rows and those of the one that it folds.
 //
 // The array of the tree has the rows of each member in one place, those of a pair of which one folds the other side by
 // side, in the order in which halving leaves them to their members. It is cut into segments, of all members' rows at
@@ -57,7 +57,7 @@ class Scatter {
     return members;
   }
 
-  // What of a member's rows is in the segment.
+  // The part of a member's rows that is in the segment.
   Slice cut(int member, int64_t begin, int64_t end) const {
     const Slice& slice = slices_[static_cast<size_t>(member)];
     return {slice.list, std::min(slice.begin + begin, slice.end), std::min(slice.begin + end, slice.end)};
@@ -102,7 +102,7 @@ class Scatter {
   const std::span<const Slice> slices_;  // by member
   const DType dtype_;
   const size_t item_;
-  std::vector<int> by_part_;                                                     // which member a part is left with
+  std::vector<int> by_part_;                                                     // the member that keeps each part
   std::unique_ptr<std::byte, decltype(&free_large)> room_{nullptr, free_large};  // sums of a segment
 };
 

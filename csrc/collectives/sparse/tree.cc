@@ -11,13 +11,14 @@
 namespace horovod::sparse {
 namespace {
 
-// As between the two members of a mesh (mesh/reduce_slices.cc): nothing but one partner's pieces fills the wire.
+// The same as between the two members of a mesh (mesh/reduce_slices.cc), as the pieces of one partner alone fill the
+// wire.
 constexpr int64_t kPiecesOnWire = 4;
 constexpr int64_t kTreePieceBytes = 3 * packets::kBytes;
 constexpr int64_t kTreeAlignment = 64;  // elements
 
-// What a message costs, in the bytes that could be sent meanwhile, and the most that one exchange is worth whatever it
-// saves: as measured for the full mesh (mesh/slices.cc).
+// What a message costs, as the number of bytes that could be sent meanwhile; and the largest array that is exchanged
+// whole, whatever that saves. Both as measured for the full mesh (mesh/slices.cc).
 constexpr int64_t kMessageBytes = 32 << 10;
 constexpr int64_t kMostDoubledBytes = 256 << 10;
 
@@ -68,7 +69,7 @@ Status Tree::begin(const SpanList& array, const SpanList& sums, Range range) {
     if (!scratch_) return {Code::internal, "There is not enough memory for a reduction's scratch space."};
     scratch_bytes_ = bytes;
   }
-  // Everybody's input is scaled and rounded before it is sent.
+  // Each member's input is scaled and rounded before it is sent.
   if (reduction_.prescale == 1.0 || reduction_.dtype == DType::boolean) return {};
   array.visit(range.begin, range.end, [&](const std::byte* input, std::byte* output, int64_t count, int64_t) {
     kernels::scale(reduction_.dtype, output, input, static_cast<size_t>(count), reduction_.prescale);
@@ -148,7 +149,7 @@ Status Tree::halve(std::span<const int64_t> bounds) {
   return {};
 }
 
-// What other members have computed overwrites no input that is still needed: they have had it before.
+// Results of other members overwrite no input that is still needed: those members have received it before.
 Status Tree::gather(std::span<const int64_t> bounds) {
   if (is_folded()) return {};
   auto first = static_cast<size_t>(part_of(place_));
@@ -178,7 +179,7 @@ Status Tree::trade(int other, Range sent, Range reduced, double postscale) {
     Transfer send{peer, {}}, receive{peer, {}};
     mine_->inputs(out.begin, out.end, send.pieces);
     if (in.size() > 0) receive.pieces.push_back({arrived(index), static_cast<size_t>(in.size() * item_)});
-    // Together: the piece that is sent may be the one that is reduced then.
+    // Both at the same time: the piece that is sent may be the one that is reduced next.
     return mesh_.start({&send, 1}, {&receive, 1}, flights[static_cast<size_t>(index % kPiecesOnWire)]);
   };
   for (int64_t index = 0; index < std::min(count, kPiecesOnWire); ++index) HVD_TRY(start(index));

@@ -1,5 +1,5 @@
-// The reduction of which allreduce and reducescatter over a sparse mesh are uses: the tree of balanced.h, each pair of
-// which is an exchange between two members whose places in a circle differ by a power of two, so between partners.
+// The reduction that allreduce and reducescatter over a sparse mesh use. It follows the tree of balanced.h: each of its
+// pairs is an exchange between two members whose places in a circle differ by a power of two, so they are partners.
 //
 // With p the largest power of two up to the number of members: members from p on hand their elements to the member p
 // places before them (fold), which speaks for both, and get their result from it (unfold). In between, at distances
@@ -41,7 +41,7 @@ class Tree {
   int place() const { return place_; }
   int size() const { return static_cast<int>(members_.size()); }
   int power() const { return power_; }
-  bool folds() const { return place_ + power_ < size(); }  // it speaks for another one
+  bool folds() const { return place_ + power_ < size(); }  // whether it speaks for another member, too
   bool is_folded() const { return place_ >= power_; }
 
   // The part of a halved array that is left with the member at `place` < p, counted from the beginning of the array.
@@ -75,7 +75,7 @@ class Tree {
   const int power_;
   const Reduction reduction_;
   const int64_t item_;
-  const SpanList* mine_ = nullptr;  // whose inputs are this member's: sums_ once something was computed
+  const SpanList* mine_ = nullptr;  // its inputs are this member's elements: sums_ as soon as a sum was computed
   const SpanList* sums_ = nullptr;
   std::unique_ptr<std::byte[]> scratch_;  // pieces on the wire to this member
   int64_t scratch_bytes_ = 0;

@@ -237,6 +237,7 @@ class FollowedJob:
         self._console = console
         self._stops = 0
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._in_order = asyncio.Lock()  # SIGCONT must not overtake a SIGSTOP that was asked for before it
         self._room = asyncio.Event()
 
     @property
@@ -249,9 +250,9 @@ class FollowedJob:
         self._stops += 1
         self._signal(signum if self._stops == 1 else signal.SIGKILL, stop=True)
 
-    def forward(self, signum: int) -> None:
-        """Passes `signum` on to every rank."""
-        self._signal(signum, stop=False)
+    def forward(self, signum: int) -> asyncio.Future[Any] | None:
+        """Passes `signum` on to every rank. The future is done when the coordinator has it, or can't be given it."""
+        return self._signal(signum, stop=False)
 
     async def run(self, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord:
         """Submits the job, shows what its ranks print, and returns its record when it is over."""
@@ -285,12 +286,17 @@ class FollowedJob:
             if not self._console.feed(output.rank, stream, output.data):  # type: ignore[arg-type]
                 await self._room.wait()
 
-    def _signal(self, signum: int, stop: bool) -> None:
+    def _signal(self, signum: int, stop: bool) -> asyncio.Future[Any] | None:
         if not self.record.id:
-            return  # `run` sees to it
-        task = asyncio.ensure_future(self._cluster.signal(self.record.id, signum, stop))
+            return None  # `run` sees to it
+        task = asyncio.ensure_future(self._deliver(signum, stop))
         self._tasks.add(task)
         task.add_done_callback(self._signalled)
+        return task
+
+    async def _deliver(self, signum: int, stop: bool) -> None:
+        async with self._in_order:
+            await self._cluster.signal(self.record.id, signum, stop)
 
     def _signalled(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -20,6 +20,7 @@ _FAILED = 1
 _PIPE_CLOSED = 128 + signal.SIGPIPE
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+_DELIVERY_S = 2.0  # for which Ctrl-Z waits until the ranks' stop is on its way; then only this launcher is stopped
 
 
 class SignalTarget(Protocol):
@@ -28,8 +29,8 @@ class SignalTarget(Protocol):
     def stop(self, signum: int) -> None:
         """Asks the job to end. Called again, it ends the job sooner."""
 
-    def forward(self, signum: int) -> None:
-        """Sends this signal to every rank."""
+    def forward(self, signum: int) -> asyncio.Future[Any] | None:
+        """Sends this signal to every rank. None: it is sent; otherwise, what is done when it was handed over."""
 
 
 T = TypeVar("T")
@@ -60,6 +61,7 @@ class Control:
         self._console = console
         self._agent: SignalTarget | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._suspending: asyncio.Task[None] | None = None
         self._before: dict[int, Any] = {}
         self._wakeup: tuple[socket.socket, socket.socket] = socket.socketpair()
         self._streams = dict(zip(streams.descriptors, ("stdout", "stderr"), strict=True))
@@ -104,14 +106,24 @@ class Control:
 
     def _pass_on(self, signum: int) -> None:
         assert self._agent is not None
+        if self._suspending is not None and signum in (*_STOPPING, signal.SIGCONT):
+            self._suspending.cancel()  # the user has changed their mind since Ctrl-Z
+            self._suspending = None
         if signum in _STOPPING:
             self._agent.stop(signum)
-        elif signum == signal.SIGTSTP:
-            # Ctrl-Z: the ranks have no terminal of their own, so it is carried to them. SIGCONT wakes all of us.
-            self._agent.forward(signal.SIGSTOP)
-            os.kill(os.getpid(), signal.SIGSTOP)
-        else:
+        elif signum != signal.SIGTSTP:
             self._agent.forward(signum)
+        elif self._suspending is None:  # a second Ctrl-Z asks for what is already being done
+            self._suspending = asyncio.ensure_future(self._suspend())
+
+    async def _suspend(self) -> None:
+        """Ctrl-Z: the ranks have no terminal of their own, so it is carried to them. SIGCONT wakes all of us."""
+        assert self._agent is not None
+        handed_over = self._agent.forward(signal.SIGSTOP)
+        if handed_over is not None:  # a stopped launcher can't send anything
+            await asyncio.wait([handed_over], timeout=_DELIVERY_S)
+        self._suspending = None
+        os.kill(os.getpid(), signal.SIGSTOP)
 
     def _later(self, function: Callable[..., object], *arguments: object) -> None:
         if self._loop is not None:

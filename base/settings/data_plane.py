@@ -1,0 +1,130 @@
+"""How tensors travel between processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from horovod.base.setting import row
+
+from .shared import COUNT, PATIENCE
+
+WIRE_MODES = ("plain", "signed", "encrypted")  # in the order of csrc/base/config.h
+
+
+@dataclass(frozen=True)
+class DataPlaneSettings:
+    """Shared memory and TCP: which is used, with what sizes and how much patience."""
+
+    transport: str = row(
+        "HOROVOD_TRANSPORT",
+        "auto",
+        "data plane: shared memory when all ranks share a host and TCP otherwise, or always the one named",
+        section="params",
+        choices=("auto", "shm", "tcp"),
+        agreed=True,
+    )
+    cpu_operations: str = row(
+        "HOROVOD_CPU_OPERATIONS",
+        "native",
+        "whose algorithms move CPU tensors: native (shared memory or TCP) or gloo (over TCP, where libgloo-dev was "
+        "there when Horovod was built)",
+        section="library_options",
+        choices=("native", "gloo", "mpi", "ccl"),
+        agreed=True,
+    )
+    network_interfaces: tuple[str, ...] = row(
+        "HOROVOD_NETWORK_INTERFACES",
+        (),
+        "network interfaces for TCP; without it every one that is up, but loopback and bridges of containers",
+        section="params",
+    )
+    connections_per_peer: int | None = row(
+        "HOROVOD_CONNECTIONS_PER_PEER",
+        None,
+        "TCP connections between two ranks, for networks that limit each; without it one for each network interface "
+        "that both have",
+        section="params",
+        limits=(1, 64),
+        agreed=True,
+    )
+    full_mesh_members: int = row(
+        "HOROVOD_FULL_MESH_MEMBERS",
+        64,
+        "up to so many ranks of a world, or of a process set, each has TCP connections to all others; of more (n), to "
+        "about 2 log2 n. A sum is then formed in another order, which follows from the ranks as well",
+        section="params",
+        agreed=True,
+        engine="full_mesh_members",
+        **COUNT,
+    )
+    wire: str = row(
+        "HOROVOD_WIRE",
+        "plain",
+        "what protects tensors and the order of operations on TCP connections between ranks: nothing (plain), a "
+        "signature (signed) or encryption as well (encrypted), by OpenSSL's libcrypto; NCCL, which it can't protect, "
+        "is then used where HOROVOD_GPU_OPERATIONS demands it only",
+        section="params",
+        choices=WIRE_MODES,
+        agreed=True,
+    )
+    fusion_threshold_bytes: int = row(
+        "HOROVOD_FUSION_THRESHOLD",
+        128 << 20,
+        "operations are fused into one batch up to this size; 0 turns fusion off",
+        section="params",
+        flag="--fusion-threshold-mb",
+        unit="bytes",
+        limits=(0, 1 << 62),
+        flag_unit="MB",
+        flag_scale=1 << 20,
+        agreed=True,
+        engine="fusion_threshold_bytes",
+    )
+    spin_us: int = row(
+        "HOROVOD_SPIN_US",
+        50,
+        "how long a waiting thread polls before it sleeps",
+        section="params",
+        unit="microseconds",
+        limits=(0, 1_000_000),
+        engine="spin_us",
+    )
+    staging_buffer_bytes: int = row(
+        "HOROVOD_STAGING_BUFFER_BYTES",
+        256 << 10,
+        "size of one shared-memory staging buffer",
+        section="params",
+        unit="bytes",
+        limits=(4096, 64 << 20),
+        multiple=4096,
+        agreed=True,
+        engine="staging_buffer_bytes",
+    )
+    staging_buffer_count: int = row(
+        "HOROVOD_STAGING_BUFFER_COUNT",
+        4,
+        "staging buffers of each rank where all ranks share a host",
+        section="params",
+        limits=(2, 64),
+        agreed=True,
+        engine="staging_buffer_count",
+    )
+    progress_timeout_seconds: float = row(
+        "HOROVOD_PROGRESS_TIMEOUT",
+        300.0,
+        "how long a peer may make no progress in an operation that every rank has started, before the world ends",
+        section="params",
+        engine="progress_timeout_ms",
+        engine_scale=1000,
+        **PATIENCE,
+    )
+    unreachable_timeout_seconds: float = row(
+        "HOROVOD_UNREACHABLE_TIMEOUT_SECONDS",
+        20.0,
+        "how long the host of a peer may owe the acknowledgement of something over TCP before the peer counts as lost; "
+        "the host of a process that is stopped still acknowledges",
+        section="params",
+        engine="unreachable_timeout_ms",
+        engine_scale=1000,
+        **PATIENCE,
+    )

@@ -1,0 +1,114 @@
+"""What processes agree on before tensors travel, and what each process gets of its host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from horovod.base.setting import row
+
+_BY_TOPOLOGY = "algorithms are chosen by size and topology"
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Negotiation, process sets, elastic training, processors and GPUs of a process."""
+
+    cycle_time_ms: float = row(
+        "HOROVOD_CYCLE_TIME",
+        1.0,
+        "extra time to wait for more tensors to batch; there is no fixed cycle",
+        section="params",
+        flag="--cycle-time-ms",
+        unit="milliseconds",
+        limits=(0, None),
+        no_effect="there is no cycle: what gets ready while data travels is the next batch",
+    )
+    cache_capacity: int = row(
+        "HOROVOD_CACHE_CAPACITY",
+        1024,
+        "operations whose agreement is remembered",
+        section="params",
+        limits=(0, None),
+        no_effect="every agreement is remembered",
+    )
+    dynamic_process_sets: bool = row(
+        "HOROVOD_DYNAMIC_PROCESS_SETS",
+        False,
+        "process sets may be added and removed after init",
+        section="params",
+        agreed=True,
+    )
+    disable_group_fusion: bool = row(
+        "HOROVOD_DISABLE_GROUP_FUSION",
+        False,
+        "a grouped operation is not fused with others",
+        no_effect="a grouped operation may share a batch with others, whose results stay the same",
+    )
+    hierarchical_allreduce: bool | None = row(
+        "HOROVOD_HIERARCHICAL_ALLREDUCE",
+        None,
+        "0: ranks of one host use TCP between each other where the world spans several",
+        section="params",
+        agreed=True,
+    )
+    hierarchical_allgather: bool | None = row(
+        "HOROVOD_HIERARCHICAL_ALLGATHER",
+        None,
+        "gather inside each host first; without it chosen by topology",
+        section="params",
+        no_effect=_BY_TOPOLOGY,
+    )
+    torus_allreduce: bool | None = row(
+        "HOROVOD_TORUS_ALLREDUCE",
+        None,
+        "reduce in a torus of hosts and local ranks",
+        section="params",
+        no_effect=_BY_TOPOLOGY,
+    )
+    thread_affinity: tuple[str, ...] = row(
+        "HOROVOD_THREAD_AFFINITY",
+        (),
+        "processors of the background threads: one for each local rank, or one for all",
+        section="library_options",
+    )
+    elastic: bool = row(
+        "HOROVOD_ELASTIC",
+        False,
+        "set by elastic launchers",
+        launcher=True,
+        no_effect="elastic jobs are not available yet",
+    )
+    elastic_timeout_seconds: float = row(
+        "HOROVOD_ELASTIC_TIMEOUT",
+        600.0,
+        "how long a changed world may take to form again",
+        section="params",
+        unit="seconds",
+        limits=(0, None),
+        no_effect="HOROVOD_START_TIMEOUT says how long a changed world may take",
+    )
+
+    pin_gpus: bool = row(
+        "HOROVOD_PIN_GPUS",
+        False,
+        "the launcher gives each process one GPU by CUDA_VISIBLE_DEVICES, which the process then knows as device 0: "
+        "torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count()) is right with and without it",
+        section="library_options",
+    )
+
+    set_num_threads: bool = row(
+        "HOROVOD_SET_NUM_THREADS",
+        True,
+        "the launcher sets OMP_NUM_THREADS and MKL_NUM_THREADS, where neither is set, to each process's share of this "
+        "host's cores; 0 leaves them alone",
+        section="library_options",
+    )
+
+    adasum_overlap: bool = row(
+        "HOROVOD_ADASUM_OVERLAP",
+        False,
+        "DistributedOptimizer(op=Adasum) takes the step of each parameter in backward(), as soon as its gradient is "
+        "made, and combines the changes meanwhile; a gradient or a learning rate that changes before step() is an "
+        "error then",
+        section="library_options",
+    )

@@ -1,0 +1,140 @@
+"""How a process finds its world, and its place there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from horovod.base.setting import row
+
+from .shared import COUNT, PATIENCE, PLACE
+
+
+@dataclass(frozen=True)
+class WorldSettings:
+    """The coordinator, what is shown to it, and what a launcher says to each process."""
+
+    coordinator: str | None = row(
+        "HOROVOD_COORDINATOR",
+        None,
+        "host:port of the coordinator, or of several that share a store, with commas between; without one the process "
+        "is a world of one",
+        kind="addresses",
+    )
+    job: str = row("HOROVOD_JOB", "default", "name of the job; processes of one name form one world", section="params")
+    token: str | None = row(
+        "HOROVOD_TOKEN",
+        None,
+        "bearer token that the coordinator asks for; without one, on a loopback address, that of a coordinator of the "
+        "same user is found",
+        kind="token",
+        secret=True,
+    )
+    token_file: str | None = row("HOROVOD_TOKEN_FILE", None, "file that holds the token, as HOROVOD_TOKEN")
+    tls_ca: str | None = row(
+        "HOROVOD_TLS_CA",
+        None,
+        "file of the certificate authority (PEM) by which the coordinator is known; with it all calls go over TLS",
+    )
+    tls_cert: str | None = row(
+        "HOROVOD_TLS_CERT",
+        None,
+        "file of this process's certificate (PEM), for a coordinator that asks for one; taken anew when it changes",
+    )
+    tls_key: str | None = row(
+        "HOROVOD_TLS_KEY",
+        None,
+        "file of the private key of HOROVOD_TLS_CERT (PEM)",
+    )
+    tls_server_name: str | None = row(
+        "HOROVOD_TLS_SERVER_NAME",
+        None,
+        "name in the coordinator's certificate, where it is not that of the address",
+    )
+    size: int | None = row("HOROVOD_SIZE", None, "number of processes in the world", **COUNT)
+    cluster: str = row(
+        "HOROVOD_CLUSTER",
+        "auto",
+        "whose variables tell a process that horovodrun did not start its rank: auto (those of the launcher that "
+        "started it, where there are any), one of them, or none",
+        section="params",
+        choices=(
+            *("auto", "none"),
+            *("torchrun", "openmpi", "jsrun", "slurm", "pmi", "pbs", "pytorch", "kubernetes"),
+        ),
+    )
+    start_timeout_seconds: float = row(
+        "HOROVOD_START_TIMEOUT",
+        30.0,
+        "how long all processes may take to start and join",
+        section="params",
+        **PATIENCE,
+    )
+    keepalive_timeout_seconds: float = row(
+        "HOROVOD_KEEPALIVE_TIMEOUT_SECONDS",
+        20.0,
+        "a connection between a process and the coordinator that answers no ping for so long counts as broken; the "
+        "process then connects again",
+        section="params",
+        **PATIENCE,
+    )
+    relay: bool = row(
+        "HOROVOD_RELAY",
+        True,
+        "processes that an agent has started speak to coordinators over the agent's connection, and over connections "
+        "of their own when that is gone",
+        section="params",
+    )
+    relay_socket: str | None = row("HOROVOD_RELAY_SOCKET", None, "where the agent of this host relays", launcher=True)
+    reattach_grace_seconds: float = row(
+        "HOROVOD_REATTACH_GRACE_SECONDS",
+        10.0,
+        "how long a process may be without a connection to the coordinator before the others count it as lost, unless "
+        "it is seen to live, and how long a first-time agreement waits for the coordinator",
+        section="params",
+        **PATIENCE,
+    )
+    web_listen: str | None = row(
+        "HOROVOD_WEB_LISTEN",
+        None,
+        "where the launcher's coordinator shows its status page, /metrics, /healthz and /readyz, for example "
+        "127.0.0.1:9400; where other hosts can connect, HOROVOD_WEB_TOKEN_FILE is needed",
+        section="params",
+        kind="address",
+    )
+    web_token_file: str | None = row(
+        "HOROVOD_WEB_TOKEN_FILE",
+        None,
+        "file of the secret that readers of the launcher's status page and /metrics send as a bearer token; it is not "
+        "the processes' token",
+        section="params",
+    )
+    report_seconds: float = row(
+        "HOROVOD_REPORT_SECONDS",
+        10.0,
+        "how often a process tells the coordinator its counters, for metrics and the status page (a world of thousands "
+        "less often); 0 is never",
+        section="params",
+        unit="seconds",
+        limits=(0, 10_000_000),
+    )
+    rank: int | None = row("HOROVOD_RANK", None, "rank that the launcher decided", **PLACE)
+    local_rank: int | None = row("HOROVOD_LOCAL_RANK", None, "rank among the processes of this host", **PLACE)
+    local_size: int | None = row("HOROVOD_LOCAL_SIZE", None, "number of processes on this host", launcher=True, **COUNT)
+    cross_rank: int | None = row(
+        "HOROVOD_CROSS_RANK", None, "index of this host among those with this local rank", **PLACE
+    )
+    cross_size: int | None = row(
+        "HOROVOD_CROSS_SIZE", None, "number of hosts that have this local rank", launcher=True, **COUNT
+    )
+    incarnation: int = row(
+        "HOROVOD_INCARNATION",
+        0,
+        "which of the processes that were started for this rank one after the other, from 1 on; 0: nobody counts them",
+        launcher=True,
+        limits=(0, (1 << 32) - 1),
+    )
+    worker: int | None = row("HOROVOD_WORKER", None, "number of the job file's worker that runs this", **PLACE)
+    workers: int | None = row("HOROVOD_WORKERS", None, "how many workers the job file has", launcher=True, **COUNT)
+    hostname: str | None = row(
+        "HOROVOD_HOSTNAME", None, "name of this host; processes of one name are local to each other", launcher=True
+    )
