@@ -149,6 +149,27 @@ def test_hosts_that_do_not_reach_each_other_run_nothing() -> None:
     assert "start" not in [kind for _, kind in story.told()]
 
 
+def test_a_job_is_placed_once_where_the_one_before_it_can_not_run() -> None:
+    """Job b fails while it is placed, since its hosts are known not to reach each other, and c takes its room."""
+    story = Story()
+    story.agent("h1", slots=1)
+    story.agent("h2", slots=1)
+    story.submit("first", 2)
+    for agent, _, probe in list(story.sent):
+        targets = [] if agent == "h1" else probe.targets
+        story.do(story.cluster.reached(agent, probe.probe, targets, story.now_s, story.now_s))
+    story.submit("x", 1)
+    story.submit("y", 1)
+    story.submit("b", 2)
+    story.submit("c", 1)
+    story.report("h1", "x", {0: 0}, over=True)
+    story.told()
+    story.report("h2", "y", {0: 0}, over=True)
+    assert [story.state(job) for job in ("b", "c")] == [FAILED, RUNNING]
+    assert [(agent, kind) for agent, kind in story.told() if kind == "start"] == [("h1", "start")]
+    assert [share.agent for share in story.cluster.jobs["c"].record.shares] == ["h1"]
+
+
 def test_a_probe_without_an_answer_is_one_that_reached_nothing() -> None:
     story = Story()
     story.agent("h1")

@@ -38,10 +38,14 @@ class Scheduler:
         effects: list[Effect] = []
         for agent in self._agents.values():
             agent.fitness.look(now_s)
+        # A job that fails while it is placed has others placed in its room, by a call of this within this one.
         for job in self._in_state(jobs_pb2.JOB_STATE_CONNECTING):
-            effects += self._connect(job, now_s, wall_s)
+            if job.record.state == jobs_pb2.JOB_STATE_CONNECTING:
+                effects += self._connect(job, now_s, wall_s)
         first_waiting = ""
         for job in self._in_state(jobs_pb2.JOB_STATE_QUEUED):
+            if job.record.state != jobs_pb2.JOB_STATE_QUEUED:
+                continue
             wanted = resources_of(job.record.spec)
             if first_waiting:
                 effects += _waits(job, f"It waits behind job {first_waiting}.")
