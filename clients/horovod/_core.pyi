@@ -437,6 +437,14 @@ class Engine:
         """
 
     def apply_error(self, process_set: int, name: str, sentence: str) -> None: ...
+    def apply_failures(
+        self, errors: Sequence[tuple[int, str, str]], recalls: Sequence[tuple[int, Sequence[int]]]
+    ) -> None:
+        """What apply_error and apply_recall do with each of these, as if at once: a thread that hears of its error
+        can't start another operation under an id that is recalled.
+
+        errors: process set, name and sentence of each. recalls: process set and ids.
+        """
     def blocked_report(self) -> BlockedReport:
         """What this rank holds now."""
 

@@ -288,6 +288,23 @@ void PyEngine::apply_plan(int process_set, const std::string& name, uint32_t id,
 void PyEngine::apply_error(int process_set, const std::string& name, const std::string& sentence) {
   with_set(process_set, [&](Communicator& communicator) { communicator.apply_error(name, sentence); });
 }
+// First all process sets lose the ids that are idle here: a thread that is told of an error in one set may go on in
+// another one.
+void PyEngine::apply_failures(const std::vector<std::tuple<int, std::string, std::string>>& errors,
+                              const std::vector<std::pair<int, std::vector<uint32_t>>>& recalls) {
+  std::map<int, std::pair<std::vector<std::pair<std::string, std::string>>, std::vector<TensorId>>> left;
+  for (const auto& [process_set, ids] : recalls) {
+    with_set(process_set, [&, number = process_set](Communicator& communicator) {
+      const std::vector<TensorId> busy = communicator.apply_recall_of_idle(ids);
+      std::vector<TensorId>& others = left[number].second;
+      others.insert(others.end(), busy.begin(), busy.end());
+    });
+  }
+  for (const auto& [process_set, name, sentence] : errors) left[process_set].first.emplace_back(name, sentence);
+  for (const auto& [process_set, told] : left) {
+    with_set(process_set, [&](Communicator& communicator) { communicator.apply_errors(told.first, told.second); });
+  }
+}
 void PyEngine::apply_recall(int process_set, const std::vector<uint32_t>& ids) {
   with_set(process_set, [&](Communicator& communicator) { communicator.apply_recall(ids); });
 }

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -73,6 +74,8 @@ class PyEngine {
   pybind11::object next_outbox(int64_t timeout_ms);
   void apply_plan(int process_set, const std::string& name, uint32_t id, const pybind11::object& operation);
   void apply_error(int process_set, const std::string& name, const std::string& sentence);
+  void apply_failures(const std::vector<std::tuple<int, std::string, std::string>>& errors,
+                      const std::vector<std::pair<int, std::vector<uint32_t>>>& recalls);
   void apply_recall(int process_set, const std::vector<uint32_t>& ids);
   void apply_join(uint32_t round, const std::vector<int>& ranks, int phase, const std::string& sentence);
   // Until all ranks have joined, or a signal's handler raises. device: for zeros, where this rank has used none yet.

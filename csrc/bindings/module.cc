@@ -172,6 +172,7 @@ PYBIND11_MODULE(_core, module) {
       .def("apply_plan", &PyEngine::apply_plan, py::arg("process_set"), py::arg("name"), py::arg("id"),
            py::arg("operation") = py::none())
       .def("apply_error", &PyEngine::apply_error, py::arg("process_set"), py::arg("name"), py::arg("sentence"))
+      .def("apply_failures", &PyEngine::apply_failures, py::arg("errors"), py::arg("recalls"))
       .def("apply_recall", &PyEngine::apply_recall, py::arg("process_set"), py::arg("ids"))
       .def("blocked_report", &PyEngine::blocked_report)
       .def("apply_join", &PyEngine::apply_join, py::arg("rounds_over"), py::arg("ranks"), py::arg("phase"),

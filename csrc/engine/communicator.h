@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/abort.h"
@@ -79,8 +80,14 @@ class Communicator final : private Driver::Work {
 
   // spec: null, or the operation that runs as `id`, for a member that has joined and may not know it.
   void apply_plan(const std::string& name, TensorId id, const OpSpec* spec = nullptr);
-  void apply_error(const std::string& name, const std::string& sentence);
+  void apply_error(const std::string& name, const std::string& sentence) { apply_errors({{name, sentence}}, {}); }
+  // The coordinator refuses these operations, by name, and recalls ids that they had. All of it happens at once: a
+  // thread that is told of its error finds no such id to start another operation under, while another rank waits there
+  // still and has not heard of its own error.
+  void apply_errors(const std::vector<std::pair<std::string, std::string>>& errors, const std::vector<TensorId>& ids);
   void apply_recall(const std::vector<TensorId>& ids);
+  // The same for those of the ids under which nothing is in flight; returns the others.
+  std::vector<TensorId> apply_recall_of_idle(const std::vector<TensorId>& ids);
   // sentence: tells the user why nothing but allreduces can run.
   void apply_join(uint32_t round, const std::vector<int>& ranks, JoinPhase phase, const std::string& sentence);
   // left: a rank of the world, which need not be a member of this process set.
@@ -125,6 +132,7 @@ class Communicator final : private Driver::Work {
   bool is_pending() const { return !table_.in_flight().empty(); }
   void serve_peers();
   void refuse_id(const std::string& what, TensorId id);
+  void recall(const std::vector<TensorId>& ids);
   void fail_locked(const Status& status);
   void give_up_locked();
   Status close_alone(const std::string& why);

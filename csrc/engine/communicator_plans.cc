@@ -32,10 +32,12 @@ void Communicator::serve_peers() {
   driver_.wake_background();
 }
 
-void Communicator::apply_error(const std::string& name, const std::string& sentence) {
+void Communicator::apply_errors(const std::vector<std::pair<std::string, std::string>>& errors,
+                                const std::vector<TensorId>& ids) {
   const std::lock_guard<std::mutex> lock(driver_.mutex());
   serve_peers();
-  table_.refuse(name, {Code::precondition, sentence}, effects_);
+  for (const auto& [name, sentence] : errors) table_.refuse(name, {Code::precondition, sentence}, effects_);
+  recall(ids);
   if (!apply_effects()) return;
   driver_.wake_waiting();
   log_->wake();
@@ -44,11 +46,24 @@ void Communicator::apply_error(const std::string& name, const std::string& sente
 void Communicator::apply_recall(const std::vector<TensorId>& ids) {
   const std::lock_guard<std::mutex> lock(driver_.mutex());
   serve_peers();
+  recall(ids);
+  apply_effects();
+}
+
+std::vector<TensorId> Communicator::apply_recall_of_idle(const std::vector<TensorId>& ids) {
+  const std::lock_guard<std::mutex> lock(driver_.mutex());
+  std::vector<TensorId> idle, busy;
+  for (const TensorId id : ids) (table_.arrived(id) ? busy : idle).push_back(id);
+  recall(idle);
+  apply_effects();
+  return busy;
+}
+
+void Communicator::recall(const std::vector<TensorId>& ids) {
   for (const TensorId id : ids) {
     if (id >= kMaxIds) return refuse_id("recalls", id);
   }
-  join_.recall(ids, effects_);
-  apply_effects();
+  if (!ids.empty()) join_.recall(ids, effects_);
 }
 
 void Communicator::apply_join(uint32_t round, const std::vector<int>& ranks, JoinPhase phase,

@@ -176,6 +176,35 @@ def test_every_rank_gets_the_error_and_may_go_on() -> None:
     assert any(decisions.plans for _, decisions in answers)
 
 
+def test_ids_of_what_has_failed_are_recalled_with_the_errors_in_one_message() -> None:
+    """Otherwise a rank that goes on would complete what another one waits for that has not heard of its error yet."""
+    negotiation = Negotiation(1, 3)
+    added = pb.NegotiationMessage(epoch=1, process_sets=[pb.ProcessSetChange(process_set=3, ranks=[0, 1])])
+    negotiation.receive(0, added, 0.0)
+    in_set = op("allreduce.g", process_set=3)
+    for rank in range(3):
+        known = [op("allreduce.f"), *([in_set] if rank < 2 else []), op("allreduce.h")]
+        negotiation.receive(rank, message(known), 0.0)
+    told: dict[tuple[int, ...], pb.Decisions] = {}
+    now_s = 0.0
+    while not told and now_s < 60.0:
+        now_s += 1.0
+        for rank, name in enumerate(["allreduce.f", "3:allreduce.g", "allreduce.f"]):
+            said = pb.NegotiationMessage(epoch=1, blocked_report=held(name, heard=100))
+            told.update(negotiation.receive(rank, said, now_s))
+    f, g = (0, "allreduce.f"), (3, "allreduce.g")
+    assert {ranks: sorted((one.process_set, one.name) for one in said.errors) for ranks, said in told.items()} == {
+        (0, 1): [f, g],
+        (2,): [f],
+    }
+    assert {
+        ranks: sorted((one.process_set, list(one.ids)) for one in said.recalls) for ranks, said in told.items()
+    } == {
+        (0, 1): [(0, [1]), (3, [1])],
+        (2,): [(0, [1])],
+    }
+
+
 # -- what is no proof --------------------------------------------------------------------------------------------------
 
 

@@ -47,10 +47,8 @@ class Coordinator:
                 for engine in (self._engines[each] for each in ranks):
                     for plan in decisions.plans:
                         engine.apply_plan(plan.process_set, plan.name, plan.id)
-                    for error in decisions.errors:
-                        engine.apply_error(error.process_set, error.name, error.sentence)
-                    for recall in decisions.recalls:
-                        engine.apply_recall(recall.process_set, recall.ids)
+                    errors = [(error.process_set, error.name, error.sentence) for error in decisions.errors]
+                    engine.apply_failures(errors, [(recall.process_set, recall.ids) for recall in decisions.recalls])
 
     def join(self) -> None:
         for thread in self._drains:

@@ -173,6 +173,23 @@ def test_an_operation_is_taken_back_from_the_data_plane(trio: EngineWorld) -> No
         np.testing.assert_array_equal(got, 3.0)
 
 
+def test_who_goes_on_after_an_error_does_not_complete_what_another_rank_waits_for(pair: EngineWorld) -> None:
+    """They wait for each other in f and g. Rank 1 hears of the errors first and calls f, for which rank 0 waits."""
+    names = ("allreduce.f", "allreduce.g")
+    for name in names:
+        pair.run(lambda m, name=name: m.allreduce(ones(), name))  # type: ignore[misc]
+    waiting = [pair.members[rank].allreduce_async(ones(), names[rank]) for rank in (0, 1)]
+    errors = [(0, name, "The ranks wait for each other: made up.") for name in reversed(names)]
+    again = {}
+    for rank in (1, 0):
+        pair.engines[rank].apply_failures(errors, [(0, [0, 1])])
+        with pytest.raises(RuntimeError, match="wait for each other"):
+            pair.members[rank].wait(waiting[rank])
+        again[rank] = pair.members[rank].allreduce_async(ones(), "allreduce.f")
+    for rank, handle in again.items():
+        np.testing.assert_array_equal(pair.members[rank].wait(handle), 2.0)
+
+
 @pytest.mark.parametrize("told", [1, 2])
 def test_recall_frees_ids_and_announces_pending_operations_again(trio: EngineWorld, told: int) -> None:
     """Also where ranks are told again before the first one is settled."""

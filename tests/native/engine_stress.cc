@@ -92,7 +92,9 @@ class Negotiator {
     // Every so often an id is taken back at once; but once for a name, or a slow world would do nothing else.
     if (id % 7 == 3 && set.taken_back.insert(name).second) {
       set.answers[id].clear();
-      for_members(number, [&](Communicator& communicator) { communicator.apply_recall({id}); });
+      for_members(number, [&](Communicator& communicator) {
+        communicator.apply_errors({}, communicator.apply_recall_of_idle({id}));
+      });
     }
   }
   void join(int rank, uint32_t round, bool without_zeros) {

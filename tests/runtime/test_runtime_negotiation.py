@@ -38,8 +38,11 @@ class Outbox:
     def apply_plan(self, process_set: int, name: str, id: int, operation: tuple[object, ...] | None) -> None:  # noqa: A002
         self.applied.put(("plan", process_set, name, id) if operation is None else ("plan", name, id, operation))
 
-    def apply_error(self, process_set: int, name: str, sentence: str) -> None:
-        self.applied.put(("error", process_set, name, sentence))
+    def apply_failures(self, errors: list[tuple[int, str, str]], recalls: list[tuple[int, list[int]]]) -> None:
+        for error in errors:
+            self.applied.put(("error", *error))
+        for recall in recalls:
+            self.applied.put(("recall", *recall))
 
     def apply_recall(self, process_set: int, ids: list[int]) -> None:
         self.applied.put(("recall", process_set, ids))

@@ -406,12 +406,12 @@ class Negotiator:
                 self._first_step.decided()
         for plan in decisions.plans:
             self._engine.apply_plan(plan.process_set, plan.name, plan.id, _operation_of(plan))
-        for error in decisions.errors:
-            sentence = error.sentence or f"The coordinator refuses {error.name!r} and does not say why."
-            sentence = printable_lines(sentence, MAX_SENTENCE)
-            self._engine.apply_error(error.process_set, error.name, sentence)
-        for recall in decisions.recalls:
-            self._engine.apply_recall(recall.process_set, list(recall.ids))
+        recalls = [(recall.process_set, list(recall.ids)) for recall in decisions.recalls]
+        if decisions.errors:
+            self._engine.apply_failures([_in_words(error) for error in decisions.errors], recalls)
+        else:
+            for process_set, ids in recalls:
+                self._engine.apply_recall(process_set, ids)
         for join in decisions.joins:
             self._engine.apply_join(join.round, list(join.ranks), join.phase, printable(join.sentence))
         for warning in decisions.warnings:
@@ -436,6 +436,11 @@ class Negotiator:
             f"The ranks cannot agree on {which}, first used now, because {cause}. Start the job again when the "
             "coordinator runs."
         )
+
+
+def _in_words(error: negotiation_pb2.OperationError) -> tuple[int, str, str]:
+    sentence = error.sentence or f"The coordinator refuses {error.name!r} and does not say why."
+    return error.process_set, error.name, printable_lines(sentence, MAX_SENTENCE)
 
 
 def _operation_of(plan: negotiation_pb2.Plan) -> tuple[object, ...] | None:

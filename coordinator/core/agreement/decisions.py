@@ -11,6 +11,7 @@ class Batch:
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
         self._by_ranks: dict[tuple[int, ...], pb.Decisions] = {}
+        self._at_once = False
 
     def to(self, ranks: tuple[int, ...]) -> pb.Decisions:
         """What `ranks` are told, to be added to."""
@@ -19,5 +20,25 @@ class Batch:
             decisions = self._by_ranks[ranks] = pb.Decisions(epoch=self._epoch)
         return decisions
 
+    def at_once(self) -> None:
+        """Each rank is to get all of its decisions in one message, so that it carries out none without the others."""
+        self._at_once = True
+
     def answers(self) -> Answers:
-        return list(self._by_ranks.items())
+        if not self._at_once or len(self._by_ranks) < 2:
+            return list(self._by_ranks.items())
+        of: dict[int, list[int]] = {}  # rank -> which of the decisions it gets
+        parts = list(self._by_ranks.values())
+        for place, ranks in enumerate(self._by_ranks):
+            for rank in ranks:
+                of.setdefault(rank, []).append(place)
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for rank, places in of.items():
+            alike.setdefault(tuple(places), []).append(rank)
+        answers: Answers = []
+        for wanted, ranks_alike in alike.items():
+            whole = pb.Decisions()
+            for place in wanted:
+                whole.MergeFrom(parts[place])
+            answers.append((tuple(sorted(ranks_alike)), whole))
+        return answers

@@ -467,6 +467,18 @@ class Negotiation:
                         signatures.setdefault(member, report.signature)
                 process_set.reports.answered(name, now_s)
                 self._fail(process_set, name, found.sentence, signatures, batch)
+            if found:
+                self._recall_named(process_set, found.names, batch)
+
+    def _recall_named(self, process_set: ProcessSet, names: Collection[str], batch: Batch) -> None:
+        """Recalls the ids of operations that have just failed, although ranks may have started them under an id.
+
+        A rank that hears of its error and calls the same again would otherwise complete what another rank has not heard
+        of yet: that rank would get a result and no error, and the two would part for good.
+        """
+        ids = process_set.ids.recall_all(process_set.ranks, lambda key: is_unknown(key) or key[0] in names)
+        if ids:
+            batch.to(process_set.ranks).recalls.add(process_set=process_set.number, ids=ids)
 
     def _end_deadlock(self, deadlocks: DeadlockDetector, now_s: float, batch: Batch) -> None:
         """Ends a deadlock, but not while this coordinator takes over: then it is not known which ranks have joined."""
@@ -476,10 +488,16 @@ class Negotiation:
             return self._joining.working(process_set) if process_set is not None else ()
 
         found = deadlocks.find(members, now_s)
-        for number, name in found.operations if found else ():
-            assert found is not None
+        if found is None:
+            return
+        batch.at_once()
+        names: dict[int, set[str]] = {}
+        for number, name in found.operations:
+            names.setdefault(number, set()).add(name)
             process_set = self._sets[number]
             announced = process_set.pending.pop(name)
             process_set.reports.answered(name, now_s)
             signatures = {rank: one.signature for rank, one in announced.items()}
             self._fail(process_set, name, found.sentence, signatures, batch)
+        for number, ended in names.items():
+            self._recall_named(self._sets[number], ended, batch)
