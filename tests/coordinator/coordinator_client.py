@@ -41,6 +41,8 @@ class Stream(Generic[Message, Event]):
         self._requests: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         metadata = bearer(token) if token else None
         self.call = method(iter(self._requests.get, None), timeout=timeout_s, metadata=metadata)
+        if not self.call.add_callback(self.half_close):  # or gRPC's thread would wait for a request for ever
+            self.half_close()
 
     def send(self, message: Message) -> None:
         self._requests.put(message)

@@ -58,9 +58,19 @@ def allreduce_all(contexts: Sequence[Context], name: str) -> list[float]:
         return list(pool.map(lambda context: allreduce(context, name), contexts))
 
 
+_of_earlier_tests: set[threading.Thread] = set()
+
+
+def leave_out_threads_of_earlier_tests() -> None:
+    """At the beginning of a test. Tests of other folders leave their streams to the garbage collector."""
+    _of_earlier_tests.clear()
+    _of_earlier_tests.update(threading.enumerate())
+
+
 def threads_of_streams() -> list[str]:
     """Threads of gRPC that serve a client's stream. One that is alive when the interpreter ends may hang it."""
-    return [thread.name for thread in threading.enumerate() if thread.name.endswith("(_run)")]  # gRPC's name for both
+    own = set(threading.enumerate()) - _of_earlier_tests
+    return [thread.name for thread in own if thread.name.endswith("(_run)")]  # gRPC's name for both
 
 
 PRELUDE = """
