@@ -471,13 +471,10 @@ class Negotiation:
                 self._recall_named(process_set, found.names, batch)
 
     def _recall_named(self, process_set: ProcessSet, names: Collection[str], batch: Batch) -> None:
-        """Recalls the ids of operations that have just failed, although ranks may have started them under an id.
-
-        A rank that hears of its error and calls the same again would otherwise complete what another rank has not heard
-        of yet: that rank would get a result and no error, and the two would part for good.
+        """Recalls the ids under which ranks may have started operations that have just failed. Under such an id a rank
+        that goes on would complete what another rank waits for: that one would get a result and no error.
         """
-        ids = process_set.ids.recall_all(process_set.ranks, lambda key: is_unknown(key) or key[0] in names)
-        if ids:
+        if ids := process_set.ids.recall_all(process_set.ranks, lambda key: is_unknown(key) or key[0] in names):
             batch.to(process_set.ranks).recalls.add(process_set=process_set.number, ids=ids)
 
     def _end_deadlock(self, deadlocks: DeadlockDetector, now_s: float, batch: Batch) -> None:
