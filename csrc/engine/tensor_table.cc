@@ -102,8 +102,10 @@ void TensorTable::refuse(const std::string& name, const Status& why, Effects& ef
 }
 
 void TensorTable::withdraw(Submission& submission, const Status& why, Effects& effects) {
-  if (submission.withdrawal) return;
-  submission.withdrawal = why;
+  const bool is_under_way = submission.withdrawal.has_value();
+  // An error counts although the operation was to be announced again.
+  if (!is_under_way || submission.withdrawal->ok()) submission.withdrawal = why;
+  if (is_under_way) return;
   effects.push_back({.kind = Effect::withdraw, .id = submission.lane->id});
 }
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 
-from coordinator_builders import message, op
+from coordinator_builders import BROADCAST, message, op
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -203,6 +203,44 @@ def test_ids_of_what_has_failed_are_recalled_with_the_errors_in_one_message() ->
         (0, 1): [(0, [1]), (3, [1])],
         (2,): [(0, [1])],
     }
+
+
+def until_told(negotiation: Negotiation, *names: str) -> dict[tuple[int, ...], pb.Decisions]:
+    """What the ranks are told that wait for these operations."""
+    told: dict[tuple[int, ...], pb.Decisions] = {}
+    now_s = 0.0
+    while not told and now_s < 60.0:
+        now_s += 1.0
+        for rank, name in enumerate(names):
+            said = pb.NegotiationMessage(epoch=1, blocked_report=held(name, heard=100))
+            told.update(negotiation.receive(rank, said, now_s))
+    return told
+
+
+def test_ids_of_unnamed_operations_are_recalled_by_whatever_number_they_go() -> None:
+    negotiation = Negotiation(1, 2)
+    known = [op("allreduce.noname.8"), op("broadcast.noname.9", BROADCAST), op("allreduce.x")]
+    for rank in range(2):
+        negotiation.receive(rank, message(known), 0.0)
+    told = until_told(negotiation, "allreduce.noname.40", "broadcast.noname.41")
+    assert [list(one.ids) for said in told.values() for one in said.recalls] == [[1, 2]]
+
+
+def test_a_rank_whose_stream_broke_hears_of_what_has_failed_under_an_id() -> None:
+    negotiation = Negotiation(1, 2)
+    for rank in range(2):
+        negotiation.receive(rank, message([op("allreduce.f"), op("allreduce.g")]), 0.0)
+    told = until_told(negotiation, "allreduce.f", "allreduce.g")
+    heard = [error for said in told.values() for error in said.errors]
+    assert sorted(error.name for error in heard) == ["allreduce.f", "allreduce.g"]
+
+    def again(*failed: pb.OperationError) -> list[str]:
+        hello = message(hello=pb.Hello(failed=failed))
+        answers = negotiation.receive(0, hello, 60.0, resumed=True)
+        return sorted(error.name for _, said in answers for error in said.errors)
+
+    assert again() == ["allreduce.f", "allreduce.g"]
+    assert again(*heard) == []
 
 
 # -- what is no proof --------------------------------------------------------------------------------------------------

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from coordinator_builders import request
+from membership_story import SECRET
 from membership_story import Story as Worlds
 from test_cluster import RUNNING, Story, report
 
 from horovod.coordinator.core.cluster.job import rank_ends, refusal_of
 from horovod.coordinator.core.ending import RankEnded
 from horovod.protos.v1 import agents_pb2 as pb
-from horovod.protos.v1 import jobs_pb2
+from horovod.protos.v1 import jobs_pb2, membership_pb2
 
 KILLED = -9
 
@@ -94,6 +95,38 @@ def test_so_many_may_be_replaced_and_no_more() -> None:
     )
 
 
+def test_a_replacement_that_can_not_be_started_ends_the_job() -> None:
+    """The job is not begun once more: its first process has run."""
+    story = Replaced()
+    story.agent("h1")
+    story.submit("j", 1, policy=policy())
+    story.hears((0, 1, None))
+    story.hears((0, 1, KILLED))
+    story.told()
+    told = statuses((0, 1, KILLED))
+    told.over, told.host_fault, told.error = True, True, "rank 0 cannot be started: no more processes"
+    story.do(story.cluster.report("h1", told, story.now_s, story.wall_s))
+    assert story.state("j") == jobs_pb2.JOB_STATE_FAILED
+    assert "no more processes" in story.sentence("j")
+
+
+def test_a_failure_after_a_good_end_ends_the_others() -> None:
+    story = running()
+    story.hears((0, 1, 0), (1, 1, None))
+    story.told()
+    story.hears((0, 1, 0), (1, 1, 7), over=True)
+    assert story.state("j") == jobs_pb2.JOB_STATE_FAILED
+    assert story.cluster.jobs["j"].record.exit_code == 7
+
+
+def test_what_was_said_of_a_failure_stays_until_the_next_decision() -> None:
+    story = running()
+    story.hears((1, 1, KILLED), (0, 1, None))
+    said = story.sentence("j")
+    story.hears((1, 1, KILLED), (0, 1, None), (1, 2, None))
+    assert story.sentence("j") == said != ""
+
+
 def test_a_host_that_is_lost_ends_the_job() -> None:
     story = running()
     story.away("h1")
@@ -137,6 +170,22 @@ def test_what_an_earlier_process_did_says_nothing_of_the_later_one() -> None:
     assert worlds.goodbyes("m0") == []
     worlds.take(worlds.membership.rank_ended(RankEnded("digits", 1, "node-a", 4711, seen, incarnation=2), worlds.now_s))
     assert [one.rank for one in worlds.goodbyes("m0")] == [1]
+
+
+def test_a_coordinator_that_takes_over_knows_which_processes_are_meant() -> None:
+    """The record of the job tells it again how the replaced process ended."""
+    worlds = Worlds()
+    for rank in range(2):
+        joins(worlds, f"m{rank}", rank, incarnation=1 + rank)
+    record = worlds.formations[-1].record(1, SECRET)
+    other = Worlds()
+    other.membership.restore(record, membership_pb2.GoneRecord(epoch=1), other.now_s)
+    seen = "its agent saw its process end: signal 9"
+    other.take(other.membership.rank_ended(RankEnded("digits", 1, "node-a", 4711, seen, incarnation=1), other.now_s))
+    assert other.gone == []
+    assert " was replaced: " in joins(other, "late", 1, incarnation=1)
+    other.take(other.membership.rank_ended(RankEnded("digits", 1, "node-a", 4711, seen, incarnation=2), other.now_s))
+    assert other.gone == [(1, 1)]
 
 
 def test_a_process_that_was_replaced_joins_no_world() -> None:

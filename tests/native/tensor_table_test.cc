@@ -154,6 +154,17 @@ void a_recall_after_an_error_waits_for_the_withdrawal() {
   world.expect({"recalled 3", "complete x: no"});
 }
 
+void an_error_after_a_recall_is_not_lost() {
+  World world;
+  world.learn("x", 3);
+  world.submit("x");
+  world.table.recall({3}, world.effects);
+  world.table.refuse("x", {Code::precondition, "no"}, world.effects);
+  world.expect({"arrive 3 x", "withdraw 3"});
+  world.withdrawn(3);
+  world.expect({"recalled 3", "complete x: no"});
+}
+
 void an_error_of_what_is_announced() {
   World world;
   world.submit("x");
@@ -557,6 +568,7 @@ int main(int argc, char** argv) {
       {"a withdrawal that a batch answers", a_withdrawal_that_a_batch_answers},
       {"an error of what has an id", an_error_of_what_has_an_id},
       {"a recall after an error waits for the withdrawal", a_recall_after_an_error_waits_for_the_withdrawal},
+      {"an error after a recall is not lost", an_error_after_a_recall_is_not_lost},
       {"an error of what is announced", an_error_of_what_is_announced},
       {"unnamed operations overlap in lanes", unnamed_operations_overlap_in_lanes},
       {"room for signatures", room_for_signatures},

@@ -33,6 +33,7 @@ def test_what_makes_a_job_elastic() -> None:
 
 def test_limits_are_allowed() -> None:
     check(min_num_proc=4, max_num_proc=4, host_count=2, reset_limit=0, cooldown_range=(3600, 3600))
+    check(min_num_proc=4, host_count=1)  # its size is fixed
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,7 @@ def test_limits_are_allowed() -> None:
         ({"min_num_proc": 5}, "min_num_proc must be at most num_proc, 4, not 5"),
         ({"min_num_proc": 1, "max_num_proc": 3}, "max_num_proc must be at least num_proc, 4, not 3"),
         ({"min_num_proc": 1, "host_count": 1}, "needs at least 2 of them, and 1 is given"),
+        ({"reset_limit": 1 << 32}, r"reset_limit must be below 2 \*\* 32, not 4294967296"),
         ({"cooldown_range": (0, 5)}, "cooldown_range must be two numbers of seconds from 1 to 3600.* not 0 5"),
         ({"cooldown_range": (1, 3601)}, "not 1 3601"),
         ({"cooldown_range": (5, 1)}, "the smaller one first, not 5 1"),

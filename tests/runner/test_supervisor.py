@@ -122,6 +122,60 @@ def test_a_failure_ends_nobody_else_until_the_scheduler_says_so(guardian: Guardi
     assert asyncio.run(run()) == [(1, 1), (0, -signal.SIGTERM)]
 
 
+@pytest.mark.parametrize("end", [Supervisor.stop, Supervisor.kill, Supervisor.end_after_failure])
+def test_an_end_does_not_wait_for_output_that_nobody_takes(
+    guardian: Guardian, end: Callable[[Supervisor], None]
+) -> None:
+    """A failed process waits for its output to be read before another one takes its place."""
+
+    class Full(Collector):
+        def feed(self, rank: int, stream: Stream, data: bytes) -> bool:
+            return super().feed(rank, stream, data) and rank != 0
+
+    async def run() -> list[tuple[int, int | None]]:
+        sink = Full()
+        supervisor = Supervisor(sink, guardian, failure_grace_s=0.01, request_grace_s=1.0)
+        failed, heard = asyncio.Event(), asyncio.Event()
+        supervisor.changed = lambda: failed.set() if supervisor.outcomes else None
+        sink.heard = lambda: heard.set() if len(sink.shown) == 2 else None
+        failing = [sys.executable, "-c", "print('x' * 300000); raise SystemExit(3)"]
+        job = asyncio.ensure_future(supervisor.run([slot(0, failing), slot(1)], replaces_failed=True))
+        await heard.wait()
+        os.kill(supervisor.pids[0], signal.SIGKILL)  # its pipe is full
+        await failed.wait()
+        supervisor.start([replace(slot(0), incarnation=2)])
+        while not supervisor._releasing:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
+        end(supervisor)
+        return [(outcome.rank, outcome.incarnation) for outcome in await job]
+
+    assert asyncio.run(run()) == [(0, 1), (1, 1)]
+
+
+def test_processes_follow_each_other_as_one_rank(guardian: Guardian) -> None:
+    async def run() -> list[tuple[int, int, int | None]]:
+        supervisor = Supervisor(Collector(), guardian)
+        changed = asyncio.Event()
+        supervisor.changed = changed.set
+        job = asyncio.ensure_future(supervisor.run([slot(0, ["false"]), slot(1)], replaces_failed=True))
+        for incarnation in (2, 3):
+            while not any(state["ended"] and state["incarnation"] == incarnation - 1 for state in supervisor.states()):
+                changed.clear()
+                await changed.wait()
+            supervisor.start([replace(slot(0, ["false"]), incarnation=incarnation)])
+            supervisor.start([replace(slot(0), incarnation=incarnation - 1)])  # an earlier one, told late
+        while not any(state["ended"] and state["incarnation"] == 3 for state in supervisor.states()):
+            changed.clear()
+            await changed.wait()
+        assert not job.done()  # it would start others
+        assert [state["incarnation"] for state in supervisor.states() if state["rank"] == 0] == [2, 3]
+        supervisor.finish()
+        supervisor.stop()
+        return [(outcome.rank, outcome.incarnation, outcome.code) for outcome in await job]
+
+    assert asyncio.run(run()) == [(0, 2, 1), (0, 3, 1), (1, 1, -signal.SIGTERM)]
+
+
 def test_a_slot_that_cannot_be_started_leaves_none_of_the_others(guardian: Guardian) -> None:
     slots = [slot(0), replace(slot(1), directory="/no/such/folder")]
     with pytest.raises(FileNotFoundError, match="/no/such/folder"):

@@ -271,14 +271,15 @@ class Daemon:
         self._on_change(shim_job)
 
     async def _start_later(self, shim_job: ShimJob, start: pb.StartShare) -> None:
+        """Starts what the job lacks of the ranks that it is to have: none where the order is repeated."""
+        await shim_job.heard.wait()
+        if shim_job.over.is_set() or all(shim_job.has(one.rank, one.incarnation or 1) for one in start.ranks):
+            return
         try:
             shim_job.start_later([slot for line in await self._lines(start) for slot in line])
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # what could be started before can't be any more
-            log.error("Job %s gets no further process here, so it ends: %s", start.job, error)
-            shim_job.tell(signal=signal.SIGTERM, stop=True)
+        except (OSError, ValueError) as error:  # what could be started before can't be any more
+            text = reason_of(error) if isinstance(error, OSError) else str(error)
+            shim_job.tell(end=True, error=f"host {self.host.name} can't start another process of it: {text}")
 
     async def _lines(self, start: pb.StartShare) -> list[list[Slot]]:
         """The processes of each line. Runs in a thread, as it may ask the GPU driver, which is slow."""

@@ -11,7 +11,7 @@ the end, `over.json`: how the ranks ended. On the socket both sides write lines 
     shim to agent     {"ranks": [...], "over": false, "error": "", "host_fault": false, "line": 0, "lines_done": 0}
                                                                       the whole state, whenever it changes
                       {"ends": {"0": 4711}}                           how far logs reach, some time after they grew
-    agent to shim     {"signal": 2, "stop": true}   {"end": true}     see agents.proto
+    agent to shim     {"signal": 2, "stop": true}   {"end": true}     see agents.proto; the end may have an "error"
                       {"start": [...]}   {"finish": true}             where failed processes are replaced; supervisor.py
                       {"taken": {"0": 4000}}   {"release": true}      a reader has taken so much; it holds logs no more
                       {"run_line": 1}                                 all workers have finished the line before this one
@@ -163,7 +163,7 @@ class Shim:
             await self._last_output()
         except OSError as error:
             self._error = str(error.strerror or error)
-            self._host_fault = error.errno in HOST_ERRORS and not (self._supervisor and self._supervisor.pids)
+            self._host_fault = error.errno in HOST_ERRORS and not (self._supervisor and self._supervisor.has_started)
         finally:
             self._over = True
             for log in self._logs.logs.values() if self._logs else ():
@@ -247,6 +247,7 @@ class Shim:
         if "signal" in command:
             self._signal(int(command["signal"]), bool(command.get("stop")))
         elif "end" in command:
+            self._error = self._error or str(command.get("error", ""))
             if self._runs:
                 self._supervisor.end_after_failure()
             self._end_lines()

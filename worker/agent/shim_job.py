@@ -37,6 +37,7 @@ class ShimJob:
         self.over = asyncio.Event()
         self.recorded = asyncio.Event()  # set when the coordinator has recorded how the job ended
         self.held = False
+        self.heard = asyncio.Event()  # the shim has told of its ranks, or is gone
         self.growth = (
             asyncio.Event()
         )  # set when a log has grown, then replaced by a new one; also set when the job is over
@@ -122,10 +123,13 @@ class ShimJob:
             report.ranks.add(**state)
         return report
 
+    def has(self, rank: int, incarnation: int) -> bool:
+        """Whether this process, or a later one of its rank, was started. To be asked once `heard` is set."""
+        return any(one["rank"] == rank and one["incarnation"] >= incarnation for one in self._state["ranks"])
+
     def start_later(self, slots: Sequence[Slot]) -> None:
         """Starts these processes in place of earlier ones of their ranks; nothing happens for those it has already."""
-        known = {(state["rank"], state["incarnation"]) for state in self._state["ranks"]}
-        if new := [dataclasses.asdict(slot) for slot in slots if (slot.rank, slot.incarnation) not in known]:
+        if new := [dataclasses.asdict(slot) for slot in slots if not self.has(slot.rank, slot.incarnation)]:
             self.tell(start=new)
 
     def tell(self, **command: Any) -> None:
@@ -228,6 +232,7 @@ class ShimJob:
             self._grown({int(rank): end for rank, end in message["ends"].items()})
         if "ranks" in message:
             self._state |= {name: value for name, value in message.items() if name in self._state}
+            self.heard.set()
             if message["over"]:
                 self._set_over()
             self._changed(self)
@@ -258,6 +263,7 @@ class ShimJob:
 
     def _set_over(self) -> None:
         self.over.set()
+        self.heard.set()
         self.growth.set()
 
 

@@ -24,6 +24,7 @@ FAILURE_GRACE_S = 3.0  # how long other ranks may go on after one has failed
 STOP_GRACE_S = 5.0  # between SIGTERM and SIGKILL, after a rank has failed
 REQUEST_GRACE_S = 10.0  # between the signals of `stop`: time for the ranks to write a checkpoint
 _LEFTOVER_GRACE_S = 1.0
+_REPLACED_OUTPUT_S = 20.0  # for the last output of a process in whose place another one is to start
 _OUTPUT_GRACE_S = 1.0  # how long a stopped job waits for a console that takes no output
 _KILL_DEADLINE_S = 10.0
 
@@ -79,6 +80,7 @@ class Supervisor:
         self._incarnations: dict[int, int] = {}  # by rank, of the latest process
         self._outcomes: list[Outcome] = []
         self._watchers: list[asyncio.Task[None]] = []
+        self._releasing: set[TrainingProcess] = set()  # ended processes in whose place others are about to start
         self._is_open = False  # further processes may be started after the last one has ended
         self._wanted: asyncio.Queue[Slot | None] = asyncio.Queue()  # None: no more come
         self._signalled = False
@@ -120,16 +122,19 @@ class Supervisor:
         """No process is started any more."""
         self._is_open = False
         self._wanted.put_nowait(None)
+        for process in self._releasing:  # `run` waits for its output, which nobody may take
+            asyncio.get_running_loop().call_later(_OUTPUT_GRACE_S, process.abandon_output)
 
     async def _start(self, slot: Slot) -> None:
         if slot.incarnation <= self._incarnations.get(slot.rank, 0):
             return
         for earlier in [process for process in self._processes if process.rank == slot.rank]:
-            await earlier.ended.wait()
-            await earlier.release(_LEFTOVER_GRACE_S)
-            self._processes.remove(earlier)
-            if self._ending is not None:  # meanwhile
+            await self._release(earlier)
+            if self._ending is not None or not self._is_open:  # meanwhile
                 return
+            self._processes.remove(earlier)
+            before = self._incarnations[slot.rank]
+            self._outcomes = [one for one in self._outcomes if one.rank != slot.rank or one.incarnation >= before]
         process = TrainingProcess.start(
             slot.rank,
             slot.command,
@@ -144,6 +149,22 @@ class Supervisor:
         self.changed()
         self._watchers.append(asyncio.create_task(self._watch(process, slot.incarnation)))
         await process.connect(self._sink)
+
+    async def _release(self, ended: TrainingProcess) -> None:
+        """Its output is read to the end, but for as long only as somebody takes it."""
+        await ended.ended.wait()
+        self._releasing.add(ended)
+        given_up = asyncio.get_running_loop().call_later(_REPLACED_OUTPUT_S, ended.abandon_output)
+        try:
+            await ended.release(_LEFTOVER_GRACE_S)
+        finally:
+            given_up.cancel()
+            self._releasing.discard(ended)
+
+    @property
+    def has_started(self) -> bool:
+        """Whether any process was started."""
+        return bool(self._incarnations)
 
     @property
     def started(self) -> int:
@@ -250,8 +271,9 @@ class Supervisor:
             process.ended.set()
 
     async def _all_ended(self) -> None:
-        for process in self._processes:
-            await process.ended.wait()
+        # The list may lose and gain processes meanwhile.
+        while running := [process for process in self._processes if not process.ended.is_set()]:
+            await running[0].ended.wait()
 
     async def _hurried(self) -> None:
         await self._hurry.wait()

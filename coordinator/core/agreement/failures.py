@@ -1,11 +1,22 @@
-"""The latest errors of each rank of a world, for ranks whose stream broke before they heard of them."""
+"""The latest errors of each rank of a world, for ranks whose stream broke before they heard of them.
 
-from collections import OrderedDict
+An error of an operation that ranks had announced is told again when a rank announces the operation again. A rank that
+waits under an id does not do that: such errors are told when its next stream begins.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Collection, Mapping
+
+from horovod.base.words import printable
+from horovod.protos.v1 import negotiation_pb2 as pb
 
 from .budget import text_bytes
 from .operations import Signature
 
 MAX_FAILED = 1024  # errors kept for each rank
+MAX_SENTENCE = 1 << 14  # characters; some name operations of many ranks
+_COUNT_BITS = 24  # bits of an error's number that count errors; the bits above are the term
+MAX_UNDER_IDS = 256  # errors of operations that ranks may have started under ids
 MAX_FAILED_BYTES = 4 << 20  # bytes of names and sentences kept for each rank
 
 _Operation = tuple[int, str]  # process set, wire name
@@ -15,11 +26,32 @@ _Failure = tuple[Signature, str]  # what the error was about, and its sentence
 class Failures:
     """Errors by rank and operation. When there are too many, the oldest are dropped, so no error is refused."""
 
-    def __init__(self, max_count: int = MAX_FAILED, max_bytes: int = MAX_FAILED_BYTES) -> None:
+    def __init__(self, term: int = 0, max_count: int = MAX_FAILED, max_bytes: int = MAX_FAILED_BYTES) -> None:
+        """term: of the coordinator that decides."""
+        self._term = term
+        self._count = 0  # errors told so far
         self._max_count = max_count
         self._max_bytes = max_bytes
         self._of: dict[int, OrderedDict[_Operation, _Failure]] = {}
         self._bytes: dict[int, int] = {}
+        self._under_ids: deque[tuple[Collection[int], pb.OperationError]] = deque(maxlen=MAX_UNDER_IDS)
+
+    def told(
+        self, ranks: Collection[int], error: pb.OperationError, signatures: Mapping[int, Signature]
+    ) -> pb.OperationError:
+        """The error with its number, as these ranks are told it. signatures: what some of them had announced."""
+        error.sentence = printable(error.sentence, MAX_SENTENCE)  # it holds names of operations, with any characters
+        self._count += 1
+        error.number = (self._term << _COUNT_BITS) + self._count
+        if error.under_id:
+            self._under_ids.append((ranks, error))
+        for rank, its_signature in signatures.items():
+            self.put(rank, error.process_set, error.name, its_signature, error.sentence)
+        return error
+
+    def under_ids(self, rank: int, later_than: int) -> list[pb.OperationError]:
+        """Those of which the rank has not heard. later_than: the number of the latest error that it has heard of."""
+        return [error for ranks, error in self._under_ids if rank in ranks and error.number > later_than]
 
     def put(self, rank: int, process_set: int, name: str, its_signature: Signature, sentence: str) -> None:
         self.pop(rank, process_set, name)

@@ -7,11 +7,11 @@ through an answer of every rank.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Collection, Iterable, Set
 from itertools import islice
 
 from .budget import Budget, text_bytes
-from .operations import Signature
+from .operations import Signature, is_unnamed
 
 MAX_IDS = 1 << 14  # ids are below this on the data plane
 
@@ -87,6 +87,17 @@ class IdTable:
     def recall_all(self, ranks: Iterable[int], which: Callable[[Key], bool]) -> list[int]:
         """Starts to recall the ids of all keys for which `which` holds."""
         return self._recall([one for one, key in self._live.items() if which(key)], ranks)
+
+    def recall_named(self, names: Collection[str], ranks: Iterable[int]) -> list[int]:
+        """Starts to recall the ids that operations of these names may have: of an unnamed one it is known only that it
+        has the id of an earlier unnamed one.
+        """
+        numbered = any(is_unnamed(name) for name in names)
+
+        def may_be(key: Key) -> bool:
+            return is_unknown(key) or key[0] in names or (numbered and is_unnamed(key[0]))
+
+        return self.recall_all(ranks, may_be)
 
     def recall_but(self, known: Set[int], ranks: Iterable[int]) -> list[int]:
         """Starts to recall all ids but those that are known."""

@@ -31,7 +31,7 @@ from .blocked import BlockedReports
 from .budget import MAX_MEMBER_BYTES, MAX_WORLD_BYTES, Answers, Budget, TooMuchError
 from .deadlock import USUAL_TIMES, DeadlockDetector, DeadlockTimes
 from .decisions import Batch
-from .failures import Failures
+from .failures import MAX_SENTENCE, Failures
 from .ids import MAX_IDS, IdTable, is_unknown
 from .join import Joining
 from .operations import Signature, defect, is_unnamed, looked_at, user_name
@@ -42,10 +42,7 @@ from .standing import Standings
 from .takeover import Takeover, read
 
 MAX_PENDING = 1 << 16  # operations of one world that wait for a rank or for an id
-MAX_SENTENCE = 1 << 14  # characters; some name operations of many ranks
 MAX_PROCESS_SETS = 1 << 12  # that one world may have at a time
-
-_ERRORS_BITS = 24  # bits of an error's number that count errors; the bits above are the term
 
 
 class ContradictionError(Exception):
@@ -69,8 +66,6 @@ class Negotiation:
         """takes_over: another coordinator had this world until now, in an earlier term. deadlock: None: ranks that wait
         for each other are not looked for."""
         self.epoch = epoch
-        self._term = term
-        self._errors = 0  # errors told so far
         self._takeover = Takeover(size) if takes_over else None
         self.budget = Budget(epoch, member_bytes, world_bytes)
         self._size = size
@@ -81,7 +76,7 @@ class Negotiation:
         self._serial = 0  # the number of the latest decisions
         self._standings = Standings(self.budget)
         self._deadlocks = DeadlockDetector(self._standings, deadlock) if deadlock is not None else None
-        self._failures = Failures()
+        self._failures = Failures(term)
         self.add_process_set(0, range(size))
 
     def add_process_set(self, number: int, ranks: Iterable[int], registrant: int = 0) -> None:
@@ -155,6 +150,8 @@ class Negotiation:
             if missed:
                 batch.to((rank,)).joins.append(missed)
             self._recall_missed(rank, message.hello, batch)
+            latest = max((error.number for error in message.hello.failed), default=0)
+            batch.to((rank,)).errors.extend(self._failures.under_ids(rank, later_than=latest))
         for answer in message.recalled:
             process_set = self._sets.get(answer.process_set)
             if process_set is not None:
@@ -239,7 +236,7 @@ class Negotiation:
             if mine := process_set.ids.outstanding(rank):
                 batch.to((rank,)).recalls.add(process_set=process_set.number, ids=mine)
         for rank, error in takeover.missed_errors(process_set.number, members):
-            if process_set.pending.forget(rank, error.name):
+            if process_set.pending.forget(rank, error.name) or error.under_id:
                 batch.to((rank,)).errors.append(error)
         if process_set.number == 0:
             self._go_on_joining(takeover, process_set, members, now_s, batch)
@@ -358,16 +355,17 @@ class Negotiation:
         self._give_ids(process_set, batch)
 
     def _fail(
-        self, process_set: ProcessSet, name: str, sentence: str, signatures: dict[int, Signature], batch: Batch
+        self,
+        process_set: ProcessSet,
+        name: str,
+        sentence: str,
+        signatures: dict[int, Signature],
+        batch: Batch,
+        under_id: bool = False,
     ) -> None:
-        sentence = printable(sentence, MAX_SENTENCE)  # it holds names of operations, which may have any characters
-        self._errors += 1
-        number = (self._term << _ERRORS_BITS) + self._errors
-        batch.to(process_set.ranks).errors.add(
-            process_set=process_set.number, name=name, sentence=sentence, number=number
-        )
-        for rank, its_signature in signatures.items():
-            self._failures.put(rank, process_set.number, name, its_signature, sentence)
+        """signatures: what ranks announced. under_id: as in OperationError; the caller then calls `_recall_named`."""
+        error = pb.OperationError(process_set=process_set.number, name=name, sentence=sentence, under_id=under_id)
+        batch.to(process_set.ranks).errors.append(self._failures.told(process_set.ranks, error, signatures))
 
     # -- ids ---------------------------------------------------------------------------------------------------------
 
@@ -466,7 +464,7 @@ class Negotiation:
                     if report := process_set.reports.of(user).get(member, {}).get(name):
                         signatures.setdefault(member, report.signature)
                 process_set.reports.answered(name, now_s)
-                self._fail(process_set, name, found.sentence, signatures, batch)
+                self._fail(process_set, name, found.sentence, signatures, batch, under_id=True)
             if found:
                 self._recall_named(process_set, found.names, batch)
 
@@ -474,7 +472,7 @@ class Negotiation:
         """Recalls the ids under which ranks may have started operations that have just failed. Under such an id a rank
         that goes on would complete what another rank waits for: that one would get a result and no error.
         """
-        if ids := process_set.ids.recall_all(process_set.ranks, lambda key: is_unknown(key) or key[0] in names):
+        if ids := process_set.ids.recall_named(names, process_set.ranks):
             batch.to(process_set.ranks).recalls.add(process_set=process_set.number, ids=ids)
 
     def _end_deadlock(self, deadlocks: DeadlockDetector, now_s: float, batch: Batch) -> None:
@@ -495,6 +493,6 @@ class Negotiation:
             announced = process_set.pending.pop(name)
             process_set.reports.answered(name, now_s)
             signatures = {rank: one.signature for rank, one in announced.items()}
-            self._fail(process_set, name, found.sentence, signatures, batch)
+            self._fail(process_set, name, found.sentence, signatures, batch, under_id=True)
         for number, ended in names.items():
             self._recall_named(self._sets[number], ended, batch)

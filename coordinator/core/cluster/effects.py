@@ -68,5 +68,5 @@ def may_precede_record(effect: Effect) -> bool:
     If so, the next coordinator would decide the same from what agents tell it. `forget` deletes what they tell.
     """
     if isinstance(effect, Command):
-        return effect.command.WhichOneof("command") in ("end", "signal")
+        return effect.command.WhichOneof("command") in ("end", "finish", "signal")
     return isinstance(effect, Changed | RankEnded)

@@ -106,7 +106,8 @@ def _could_not_start(job: ClusterJob, agent: Agent, error: str, now_s: float) ->
     seconds = fitness.until_s - now_s
     effects: list[Effect] = [Notice(f"Host {agent.name} is set aside for {seconds:g} s, since it failed: {error}.")]
     record.failed_starts += 1
-    waits = record.state == jobs_pb2.JOB_STATE_RUNNING and len(record.shares) == 1 and not record.line
+    is_first = not (record.line or record.outcomes or record.replacements)
+    waits = record.state == jobs_pb2.JOB_STATE_RUNNING and len(record.shares) == 1 and is_first
     if waits and record.failed_starts < MOST_STARTS:
         record.ClearField("started_at")
         effects += [*job.requeue(), Command(agent.name, commands.forget(record.id))]
@@ -153,5 +154,8 @@ def _decided(job: ClusterJob, wall_s: float) -> list[Command]:
     if target.phase is Phase.FINISHES:
         record.sentence = ""
         return commands.to_each(record, commands.finish(record.id))
+    for slot in target.slots:
+        if slot.incarnation == target.generation:
+            job.pids.pop(slot.number, None)
     renewed = [share for share in record.shares if not share.over and target.generation in share.incarnations]
     return [Command(share.agent, commands.start(record, share)) for share in renewed]

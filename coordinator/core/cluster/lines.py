@@ -19,6 +19,7 @@ from .outcomes import incarnations, latest
 
 NOT_KNOWN = "its agent does not know how it ended"
 NOT_STARTED = "it was not started"
+NOT_AGAIN = "it had failed, and was not started again, since others had ended well"
 MAX_LINES = 1000
 
 
@@ -80,6 +81,8 @@ def lose(
         outcome = record.outcomes.add(rank=rank, pid=pids.get(rank, 0), lost=cause, ended_at=wall_s)
         if current.get(rank, 1) > 1:
             outcome.incarnation = current[rank]
+            if record.finishes and rank not in pids:
+                outcome.lost = NOT_AGAIN
     return lost
 
 

@@ -47,13 +47,15 @@ def decide(now_s: float, target: Target, observed: Observed) -> tuple[Target, st
     if failed and target.rules.on_failure is OnFailure.END:
         return _ended(target, f"{_in_words(failed[0], target)}, so the job ends.")
     done = [one for one in ends.values() if not one.failed]
+    if failed and (target.phase is Phase.FINISHES or done):
+        return _ended(target, f"{_in_words(failed[0], target)}, and others have ended well, so the job ends.")
     if target.phase is Phase.FINISHES or done:
         return _finishing(target, ends, done)
     count = target.replacements + len(failed)
     if target.rules.most_replacements is not None and count > target.rules.most_replacements:
         often = f"{plural(target.replacements, 'process')} {'was' if target.replacements == 1 else 'were'}"
         return _ended(target, f"{_in_words(failed[0], target)}, and {often} replaced before, as many as may be.")
-    return _filled(now_s, replace(target, replacements=count), failed, dict(observed.room))
+    return _filled(now_s, target, count, failed, dict(observed.room))
 
 
 def _is_of(one: Exit, target: Target) -> bool:
@@ -80,8 +82,11 @@ def _finishing(target: Target, ends: Mapping[int, Exit], done: Sequence[Exit]) -
     return replace(target, slots=left, phase=Phase.FINISHES, generation=target.generation + 1), sentence
 
 
-def _filled(now_s: float, target: Target, failed: Sequence[Exit], room: dict[str, int]) -> tuple[Target, str]:
-    """Replaces what failed, and adds slots where there is room."""
+def _filled(
+    now_s: float, was: Target, replacements: int, failed: Sequence[Exit], room: dict[str, int]
+) -> tuple[Target, str]:
+    """Replaces what failed, and adds slots where there is room. replacements: in all, with these."""
+    target = replace(was, replacements=replacements)
     rules, generation = target.rules, target.generation + 1
     hosts = {slot.number: slot.host for slot in target.slots}
     slots = {slot.number: slot for slot in target.slots if slot.number not in {one.slot for one in failed}}
@@ -116,7 +121,8 @@ def _filled(now_s: float, target: Target, failed: Sequence[Exit], room: dict[str
     new = tuple(slots[number] for number in sorted(slots))
     if new != target.slots:
         target = replace(target, slots=new, generation=generation)
-    return replace(target, short_since_s=since_s), " ".join(sentences)
+    filled = replace(target, short_since_s=since_s)
+    return (was if filled == was else filled), " ".join(sentences)
 
 
 def _with_room(room: Mapping[str, int]) -> str | None:

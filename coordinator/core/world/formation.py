@@ -44,8 +44,13 @@ class Formation:
 
     def record(self, epoch: int, secret: bytes) -> pb.WorldRecord:
         """What the store keeps of the world."""
-        processes = [self.requests[place.member_id].process for place in self.places]
-        return pb.WorldRecord(world=self.world(epoch, secret), processes=processes)
+        requests = [self.requests[place.member_id] for place in self.places]
+        incarnations = [request.incarnation for request in requests]
+        return pb.WorldRecord(
+            world=self.world(epoch, secret),
+            processes=[request.process for request in requests],
+            incarnations=incarnations if any(incarnations) else [],
+        )
 
 
 def requests_of(record: pb.WorldRecord) -> list[pb.JoinRequest]:
@@ -62,6 +67,7 @@ def requests_of(record: pb.WorldRecord) -> list[pb.JoinRequest]:
             segment_address=member.segment_address,
             options=world.options,
             process=record.processes[rank] if rank < len(record.processes) else None,
+            incarnation=record.incarnations[rank] if rank < len(record.incarnations) else 0,
         )
         for rank, member in enumerate(world.members)
     ]

@@ -119,10 +119,12 @@ class Control:
     async def _suspend(self) -> None:
         """Ctrl-Z: the ranks have no terminal of their own, so it is carried to them. SIGCONT wakes all of us."""
         assert self._agent is not None
-        handed_over = self._agent.forward(signal.SIGSTOP)
-        if handed_over is not None:  # a stopped launcher can't send anything
-            await asyncio.wait([handed_over], timeout=_DELIVERY_S)
-        self._suspending = None
+        try:
+            handed_over = self._agent.forward(signal.SIGSTOP)
+            if handed_over is not None:  # a stopped launcher can't send anything
+                await asyncio.wait([handed_over], timeout=_DELIVERY_S)
+        finally:
+            self._suspending = None
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def _later(self, function: Callable[..., object], *arguments: object) -> None:

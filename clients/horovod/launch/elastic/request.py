@@ -66,6 +66,8 @@ class ElasticRequest:
             value = getattr(self, field)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
                 raise ValueError(f"{names[field]} must be >= 0, not {value!r}.")
+            if value is not None and value >= 1 << 32:
+                raise ValueError(f"{names[field]} must be below 2 ** 32, not {value}.")
         self._check_cooldown(names["cooldown_range"])
         if not self.elastic:
             return
@@ -77,7 +79,9 @@ class ElasticRequest:
             raise ValueError(
                 f"{names['max_num_proc']} must be at least {names['num_proc']}, {num_proc}, not {self.max_num_proc}."
             )
-        if host_count is not None and host_count < 2:
+        sizes = {num_proc, self.min_num_proc or num_proc, self.max_num_proc or num_proc}
+        is_fixed = self.host_discovery_script is None and len(sizes) == 1
+        if host_count is not None and host_count < 2 and not is_fixed:
             raise ValueError(
                 f"An elastic job on a fixed list of hosts needs at least 2 of them, and {host_count} is given: name "
                 f"more, or let a program name them ({names['host_discovery_script']})."

@@ -42,6 +42,7 @@ class OwnMachine:
         self._shares: dict[str, pb.StartShare] = {}
         self._job = ""
         self._running: asyncio.Task[None] | None = None
+        self._starting: set[asyncio.Task[None]] = set()  # of processes in the place of others
         self._error: Exception | None = None  # why the ranks could not be started
         self._telling = False
 
@@ -64,10 +65,10 @@ class OwnMachine:
             await self._scheduler.attach([self._register(name, instance) for name in self._names], self._obey)
             record = await self._scheduler.run(spec, job_id, changed)
         finally:
-            if self._running is not None:
-                self._running.cancel()
+            for task in (*self._starting, *([self._running] if self._running is not None else ())):
+                task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
-                    await self._running
+                    await task
         if self._error is not None:
             raise self._error
         return record
@@ -98,7 +99,8 @@ class OwnMachine:
         if command.HasField("start"):
             self._shares[name] = command.start
             if self._running is not None:
-                self._supervisor.start(self._slots_of({name: command.start}))
+                self._starting.add(task := asyncio.create_task(self._start_later()))
+                task.add_done_callback(self._starting.discard)
             elif len(self._shares) == len(self._names):
                 self._running = asyncio.create_task(self._supervise())
         elif command.HasField("probe"):  # all names are this machine
@@ -114,6 +116,13 @@ class OwnMachine:
             self._supervisor.kill()
         elif command.HasField("signal"):
             self._supervisor.stop(command.signal.signal)
+
+    async def _start_later(self) -> None:
+        try:  # of all shares, since GPUs are dealt out among all; the supervisor starts what it has not yet
+            self._supervisor.start(await asyncio.to_thread(self._slots_of, dict(self._shares)))
+        except (OSError, ValueError) as error:
+            self._error = error
+            self._supervisor.end_after_failure()
 
     async def _supervise(self) -> None:
         try:
