@@ -229,7 +229,7 @@ def test_another_interpreter(tmp_path: Path) -> None:
         ({"start_timeout": -1}, "start_timeout must be >= 0"),
         ({"cooldown_range": (0, 5)}, "cooldown_range must be two numbers of seconds from 1 to 3600"),
         ({"hosts": "a:1", "host_discovery_script": "s"}, "host_discovery_script excludes hosts and hostfile"),
-        ({"min_num_proc": 1, "hosts": "a:1"}, "needs at least 2 of them"),
+        ({"num_proc": 2, "min_num_proc": 1, "hosts": "a:2"}, "needs at least 2 of them"),
     ],
 )
 def test_arguments_that_make_no_sense(arguments: dict[str, Any], words: str) -> None:
