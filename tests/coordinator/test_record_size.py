@@ -37,20 +37,22 @@ def test_thousands_of_processes_have_room() -> None:
 
 def test_every_record_of_a_job_that_was_taken_fits() -> None:
     """However its processes end and whatever agents say of it."""
-    chance = random.Random(3)
+    chance, sizes = random.Random(3), set()
     for _ in range(20):
-        processes = chance.choice([1, 100, 5_000, 20_000])
+        processes = chance.choice([1, 100, 5_000, 15_000])
+        replaces = chance.random() < 0.5
         record = jobs_pb2.JobRecord(id="j" * 47, number=1 << 60, submitted_at=1.5, started_at=1.5, ended_at=1.5)
         record.spec.command.append("true")
         record.spec.processes = processes
         if chance.random() < 0.5:
             record.spec.directory = "x" * 100_000
-        record.spec.environment["E"] = "x" * (room_for(processes, processes) - 100_300)
-        for rank in range(processes):
+        record.spec.policy.replaces_failed = replaces
+        record.spec.environment["E"] = "x" * (room_for(processes, processes, replaces) - 100_300)
+        for rank in [one for one in range(processes) for _ in range(1 + replaces)]:
             text = "é" * chance.choice([0, 1, 100, 5000 if rank < 1000 else 50])
             record.outcomes.add(
                 rank=rank, pid=chance.choice([1, (1 << 31) - 1, -1, 1 << 62]), code=-(1 << 31), stopped=True,
-                ended_at=1.7e9, lost=text,
+                ended_at=1.7e9, lost=text, incarnation=(1 << 18) if replaces else 0,
             )  # fmt: skip
         record.sentence = "é" * 500_000
         record.exit_code, record.stop_signal, record.line = -1, 64, 999
@@ -60,6 +62,8 @@ def test_every_record_of_a_job_that_was_taken_fits() -> None:
             (one.rank, bool(one.lost)) for one in record.outcomes
         ]
         assert listed(record).ByteSize() <= LISTED_BYTES + 16 * processes
+        sizes.add((processes, replaces))
+    assert len(sizes) > 4
 
 
 def test_a_short_record_is_kept_and_listed_as_it_is() -> None:

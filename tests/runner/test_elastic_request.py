@@ -64,6 +64,12 @@ def test_a_script_that_is_no_program(tmp_path: Path) -> None:
         check(host_discovery_script=str(script))
 
 
+def test_options_about_other_hosts_have_no_effect_on_a_fixed_size(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = said(capsys, "--min-np", "2", "--blacklist-cooldown-range", "1", "2")
+    assert code == 127  # the program that is not there
+    assert text.startswith("horovodrun: --blacklist-cooldown-range has no effect: this job has a fixed size.\n")
+
+
 def said(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
     with pytest.raises(SystemExit) as ended:
         run_commandline(["-np", "2", *argv, "no-such-program-anywhere"])

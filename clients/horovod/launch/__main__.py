@@ -258,16 +258,14 @@ def _check_elastic(args: argparse.Namespace, count: int, host_count: int | None)
     """Sets `args.replacement`: what is done about failed processes. Raises for what can't be."""
     request = ElasticRequest(**{field: getattr(args, dest) for field, dest in _ELASTIC_DESTS.items()})
     request.check(count, host_count, _ELASTIC_FLAGS)
-    given = [_ELASTIC_FLAGS[field] for field in request.given()]
+    given = [_ELASTIC_FLAGS[field] for field in (request.without_effect() if request.elastic else request.given())]
     try:
         args.replacement = request.replacement(count, _ELASTIC_FLAGS)
     except NotImplementedError as error:
         raise RefusedError(str(error)) from error
-    if given and not request.elastic:
-        _say(
-            f"{joined(given)} {'has' if len(given) == 1 else 'have'} no effect: this job has a fixed size. --min-np or "
-            "--host-discovery-script would make it elastic."
-        )
+    if given:
+        remedy = "" if request.elastic else " --min-np or --host-discovery-script would make it elastic."
+        _say(f"{joined(given)} {'has' if len(given) == 1 else 'have'} no effect: this job has a fixed size.{remedy}")
 
 
 def _check_command(program: str, environ: Mapping[str, str]) -> None:

@@ -10,6 +10,7 @@ from horovod.protos.v1 import jobs_pb2
 MAX_RECORD_BYTES = 1_450_000  # what a store takes (store/base.py), without the key
 _OUTCOME_BYTES = 32  # bytes of one process's outcome in the shortest form
 _SLOT_BYTES = 4  # bytes of its slot in a share
+_REPLACED_BYTES = _OUTCOME_BYTES + 3 + 4  # of a process in whose place another one is, and of two incarnations
 _SHARE_BYTES = 16  # bytes by which a share grows while its ranks run
 _TOLD_BYTES = 100_000  # bytes for sentences
 _MAX_SENTENCE = 8000  # characters in the shortest form
@@ -20,14 +21,16 @@ _UNTOLD = "?"
 LISTED_BYTES = 64 << 10  # bytes of one record in a listing, which has many
 
 
-def room_for(processes: int, shares: int = 0) -> int:
+def room_for(processes: int, shares: int = 0, replaces_failed: bool = False) -> int:
     """How many bytes description and hosts may have in the record of a job of so many processes."""
-    return MAX_RECORD_BYTES - _TOLD_BYTES - _OUTCOME_BYTES * processes - _SHARE_BYTES * shares
+    each = _OUTCOME_BYTES + (_REPLACED_BYTES if replaces_failed else 0)
+    return MAX_RECORD_BYTES - _TOLD_BYTES - each * processes - _SHARE_BYTES * shares
 
 
 def refusal_of(spec: jobs_pb2.JobSpec) -> str:
     """Why a job of this description could not be recorded, as a sentence; empty when it can."""
-    size, room = spec.ByteSize(), room_for(spec.processes) - _SLOT_BYTES * spec.processes
+    room = room_for(spec.processes, replaces_failed=spec.policy.replaces_failed) - _SLOT_BYTES * spec.processes
+    size = spec.ByteSize()
     if size <= room:
         return ""
     if room <= 0:
@@ -51,7 +54,8 @@ def refusal_of(spec: jobs_pb2.JobSpec) -> str:
 
 def refusal_of_placed(record: jobs_pb2.JobRecord) -> str:
     """The same for a job that has been given its hosts."""
-    size, room = record.ByteSize(), room_for(record.spec.processes, len(record.shares))
+    size = record.ByteSize()
+    room = room_for(record.spec.processes, len(record.shares), record.spec.policy.replaces_failed)
     if size <= room:
         return ""
     return (

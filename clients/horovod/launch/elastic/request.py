@@ -54,6 +54,10 @@ class ElasticRequest:
                 raise NotImplementedError(NOT_YET.format(given=names[field], **names))
         return Replacement(REPLACEMENTS_PER_PROCESS * num_proc if self.reset_limit is None else self.reset_limit)
 
+    def without_effect(self) -> list[str]:
+        """The fields that were given and are about hosts that come and go."""
+        return [name for name in ("slots", "cooldown_range") if getattr(self, name) is not None]
+
     def given(self) -> list[str]:
         """The fields that were given, those that make a job elastic first."""
         names = ["min_num_proc", "host_discovery_script", *(field.name for field in fields(self))]
