@@ -17,7 +17,7 @@ def _gpu_row(operation: str) -> Any:
     return row(f"HOROVOD_GPU_{operation}", None, help_, section="library_options", choices=_GPU_OPERATIONS, agreed=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)  # a part of Settings, which alone is made
 class BackendSettings:
     """GPU tensors, NCCL, CUDA and Gloo."""
 

@@ -11,7 +11,7 @@ from .shared import COUNT, PATIENCE
 WIRE_MODES = ("plain", "signed", "encrypted")  # in the order of csrc/base/config.h
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)  # a part of Settings, which alone is made
 class DataPlaneSettings:
     """Shared memory and TCP: which is used, with what sizes and how much patience."""
 

@@ -20,7 +20,7 @@ def _old_row(env: str, default: Any, why: str, **more: Any) -> Any:
     return row(env, default, "accepted; has no effect", no_effect=why, **more)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)  # a part of Settings, which alone is made
 class AutotuneSettings:
     """The tuner of cycles, with its options of horovodrun."""
 
@@ -46,7 +46,7 @@ class AutotuneSettings:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)  # a part of Settings, which alone is made
 class EarlierSettings:
     """Variables that have no option of horovodrun."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from horovod.base.setting import row
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)  # a part of Settings, which alone is made
 class ObservationSettings:
     """Logs, the timeline, and warnings about operations that wait."""
 

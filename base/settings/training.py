@@ -9,7 +9,7 @@ from horovod.base.setting import row
 _BY_TOPOLOGY = "algorithms are chosen by size and topology"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)  # a part of Settings, which alone is made
 class TrainingSettings:
     """Negotiation, process sets, elastic training, processors and GPUs of a process."""
 

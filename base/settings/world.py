@@ -9,7 +9,7 @@ from horovod.base.setting import row
 from .shared import COUNT, PATIENCE, PLACE
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)  # a part of Settings, which alone is made
 class WorldSettings:
     """The coordinator, what is shown to it, and what a launcher says to each process."""
 
