@@ -11,7 +11,7 @@ from .shared import COUNT, PATIENCE, PLACE
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)  # a part of Settings, which alone is made
 class WorldSettings:
-    """The coordinator, what is shown to it, and what a launcher says to each process."""
+    """How a process finds its coordinator and proves who it is, and the place in the world that a launcher gave it."""
 
     coordinator: str | None = row(
         "HOROVOD_COORDINATOR",

@@ -1,4 +1,4 @@
-"""Copies of Keras models and optimizers are distributed where what was copied is.
+"""The copy of a distributed Keras optimizer, and of a model compiled with one, is distributed as well.
 
 Keras copies (copy.deepcopy, pickle, clone_model) by saving and loading, and what it saves names the optimizer's own
 class, so that files load without Horovod. The optimizer of a copy would be a plain one then, and train on the data of

@@ -394,7 +394,7 @@ def stop_timeline() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """A class of earlier releases, made of what is here."""
+    """`HorovodBasics`, a class of earlier releases whose methods call the functions of this module."""
     if name != "HorovodBasics":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from horovod.common.compatibility import HorovodBasics

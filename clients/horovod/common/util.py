@@ -134,7 +134,7 @@ def _set(variables: dict[str, str | None]) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """Names of earlier releases, which need more than what is here."""
+    """Names of earlier releases. They stand in compatibility.py, because they need further imports."""
     if name not in ("_cache", "is_version_greater_equal_than"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from horovod.common import compatibility

@@ -255,7 +255,7 @@ def _named_hosts(args: argparse.Namespace) -> tuple[HostSlots, ...] | None:
 
 
 def _check_elastic(args: argparse.Namespace, count: int, host_count: int | None) -> None:
-    """Sets `args.replacement`: what is done about failed processes. Raises for what can't be."""
+    """Checks the options of elastic jobs, and sets `args.replacement`: how failed processes are replaced."""
     request = ElasticRequest(**{field: getattr(args, dest) for field, dest in _ELASTIC_DESTS.items()})
     request.check(count, host_count, _ELASTIC_FLAGS)
     given = [_ELASTIC_FLAGS[field] for field in (request.without_effect() if request.elastic else request.given())]

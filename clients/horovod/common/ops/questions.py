@@ -120,7 +120,8 @@ class Question:
         owner = self._owner
         owner.enter_world()
         spec, size = owner.reduction()
-        # Whoever waits in the words' own process set drives them as well; else the engine's own thread has to.
+        # A thread that waits in the process set of the words also moves the words on. If this rank waits in another
+        # set, the engine's background thread has to do so.
         quiet = process_set == spec.process_set
         state = (owner.waits, owner.round) if owner.waits is not None else wait
         if self._wait != wait:

@@ -95,7 +95,7 @@ def any_waits(sums: Sequence[int]) -> bool:
 
 
 def held_up(sums: Sequence[int], size: int, own: Asked) -> Word | None:
-    """Whether others wait for this rank's word, who can't go on before it; MADE or FINAL: what they have said.
+    """Whether other ranks wait for this rank's word and can't go on before it. MADE or FINAL: the word they said.
 
     Ranks speak in turn, so who waits in a later round than this rank's does not exist, and who did in an earlier one
     has gone on since: a question stands until all ranks have asked it. sums: exact. size: number of the ranks.

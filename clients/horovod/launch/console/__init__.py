@@ -1,1 +1,1 @@
-"""Between a job and whoever started it: signals, stdin, output, progress, and the sentence and exit code at the end."""
+"""The launcher's terminal: signals and stdin for the job, and its output, progress, last sentence and exit code."""

@@ -30,7 +30,7 @@ class SignalTarget(Protocol):
         """Asks the job to end. Called again, it ends the job sooner."""
 
     def forward(self, signum: int) -> asyncio.Future[Any] | None:
-        """Sends this signal to every rank. None: it is sent; otherwise, what is done when it was handed over."""
+        """Sends this signal to every rank. None: it was sent; else a future that is done once it was handed over."""
 
 
 T = TypeVar("T")

@@ -139,7 +139,7 @@ def _in_foreground() -> bool:
 
 
 def _read_all(shown: str, say: Callable[[str], None]) -> int:
-    """A file without a name that has what is on stdin."""
+    """The descriptor of a file without a name, into which all of stdin was copied."""
     program = os.memfd_create("horovodrun-stdin")
     try:
         size = 0

@@ -1,4 +1,4 @@
-"""What is done about failed processes, in the form that the scheduler takes."""
+"""How failed processes are replaced, as the scheduler is told it: the policy in the description of a job."""
 
 from __future__ import annotations
 

@@ -41,9 +41,9 @@ class ElasticRequest:
         return self.min_num_proc is not None or self.host_discovery_script is not None
 
     def replacement(self, num_proc: int, names: dict[str, str]) -> Replacement | None:
-        """What is done about failed processes; None: the job ends. NotImplementedError for a size that changes.
+        """How failed processes are replaced; None: the first failed process ends the job.
 
-        Call `check` before.
+        Call `check` before. Raises NotImplementedError for a job whose size may change.
         """
         if not self.elastic:
             return None
