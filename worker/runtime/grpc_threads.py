@@ -56,7 +56,9 @@ class GrpcThreads:
             self._changed.wait_for(lambda: self._unknown <= 0, seconds)
             threads = self._threads - {threading.current_thread()}
         for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            # A thread of gRPC's core that has called Python is in the list of threads too, and can't be joined.
+            if not isinstance(thread, threading._DummyThread):
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def _told(self, requests: Iterable[Message]) -> Iterator[Message]:
         self._remember()
