@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "base/error_code.h"
+
 namespace horovod {
 
 enum class Code : unsigned char {
@@ -22,6 +24,8 @@ class [[nodiscard]] Status {
  public:
   Status() = default;
   Status(Code code, std::string message) : code_(code), message_(std::move(message)) {}
+  // The message carries what kind of fault it is: `error` stands behind `sentence`.
+  Status(Code code, ErrorCode error, std::string sentence) : code_(code), message_(coded(error, std::move(sentence))) {}
 
   bool ok() const { return code_ == Code::ok; }
   Code code() const { return code_; }

@@ -9,9 +9,16 @@ ImportError
 
 from __future__ import annotations
 
+from horovod.base.errors import ErrorCode, code_of
+
 
 class HorovodInternalError(RuntimeError):
     """A collective operation failed; the text says which rank and host, and why. Elastic training restores from it."""
+
+    @property
+    def code(self) -> ErrorCode | None:
+        """What kind of fault it is: the word in brackets behind the sentence (docs/errors.md)."""
+        return code_of(self)
 
 
 class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818  (the API's name)

@@ -1,0 +1,38 @@
+"""The codes of all errors, by family, and how a sentence carries one."""
+
+from .access import AccessCode
+from .cluster import ClusterCode
+from .code import ErrorCode, code_of, coded, without_code
+from .engine import EngineCode
+from .launch import LaunchCode
+from .operations import OperationCode
+from .settings import SettingCode
+from .training import TrainingCode
+from .worlds import WorldCode
+
+FAMILIES: tuple[type[ErrorCode], ...] = (
+    OperationCode,
+    TrainingCode,
+    WorldCode,
+    AccessCode,
+    SettingCode,
+    LaunchCode,
+    ClusterCode,
+    EngineCode,
+)
+
+__all__ = [
+    "FAMILIES",
+    "AccessCode",
+    "ClusterCode",
+    "EngineCode",
+    "ErrorCode",
+    "LaunchCode",
+    "OperationCode",
+    "SettingCode",
+    "TrainingCode",
+    "WorldCode",
+    "code_of",
+    "coded",
+    "without_code",
+]
