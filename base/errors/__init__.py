@@ -2,7 +2,7 @@
 
 from .access import AccessCode
 from .cluster import ClusterCode
-from .code import ErrorCode, code_of, coded, without_code
+from .code import ErrorCode, code_of, coded, coded_like, without_code
 from .engine import EngineCode
 from .launch import LaunchCode
 from .operations import OperationCode
@@ -34,5 +34,6 @@ __all__ = [
     "WorldCode",
     "code_of",
     "coded",
+    "coded_like",
     "without_code",
 ]

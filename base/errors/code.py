@@ -41,6 +41,12 @@ def code_of(error: BaseException | str) -> ErrorCode | None:
     return _BY_WORD.get(found[1]) if found else None
 
 
+def coded_like(text: BaseException | str, sentence: str) -> str:
+    """The sentence with the code of `text` behind it, if that has one: what `sentence` says is the same fault."""
+    code = code_of(text)
+    return sentence if code is None else coded(code, sentence)
+
+
 def without_code(text: BaseException | str) -> str:
     """The sentence alone, for another sentence that holds it."""
     sentence = str(text)

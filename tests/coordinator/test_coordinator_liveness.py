@@ -307,7 +307,7 @@ def test_a_member_of_an_epoch_that_is_over_is_told_so(story: Story) -> None:
     assert refused is not None
     assert (refused.reason, refused.sentence) == (
         pb.REFUSAL_REASON_LOST,
-        "Epoch 1 of job 'digits' is over; it is in epoch 2 now.",
+        "Epoch 1 of job 'digits' is over; it is in epoch 2 now. [epoch-over]",
     )
     for new in ("new m0", "new m1", "new m2"):
         story.leave(new)

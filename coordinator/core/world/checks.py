@@ -5,6 +5,7 @@ The bounds keep a broken or hostile member harmless.
 
 import ipaddress
 
+from horovod.base.errors import WorldCode, coded
 from horovod.base.limits import MAX_WORLD_MESSAGE_BYTES
 from horovod.base.words import capitalized, plural, process_in_words, shortened
 from horovod.coordinator import PROTOCOL_VERSION
@@ -25,22 +26,28 @@ def refusal_of(request: pb.JoinRequest) -> str:
     host = request.host.name if _is_name(request.host.name) else "unknown"
     who = process_in_words(rank, request.pid, host)
     if request.protocol_version != PROTOCOL_VERSION:
-        return (
+        return coded(
+            WorldCode.OTHER_VERSION,
             f"The coordinator speaks protocol version {PROTOCOL_VERSION}, but {who} speaks version "
-            f"{request.protocol_version}; install the same horovod release on every host."
+            f"{request.protocol_version}; install the same horovod release on every host.",
         )
     for what, text in (("job", request.job), ("member_id", request.member_id), ("host.name", request.host.name)):
         if not _is_name(text):
-            return (
+            return coded(
+                WorldCode.INVALID_REQUEST,
                 f"The {what} in a join request must be 1 to {MAX_NAME_LENGTH} printable characters, but it is "
-                f"{text[:80]!r}."
+                f"{text[:80]!r}.",
             )
     if not 1 <= request.size <= MAX_SIZE:
-        return f"The size of a world must be 1 to {MAX_SIZE}, but {who} asks for {request.size}; see HOROVOD_SIZE."
+        return coded(
+            WorldCode.INVALID_SIZE,
+            f"The size of a world must be 1 to {MAX_SIZE}, but {who} asks for {request.size}; see HOROVOD_SIZE.",
+        )
     if rank is not None and rank >= request.size:
-        return (
+        return coded(
+            WorldCode.INVALID_RANK,
             f"{capitalized(who)} asks for a rank outside 0 to {request.size - 1}, the ranks of a world of size "
-            f"{request.size}; see HOROVOD_RANK and HOROVOD_SIZE."
+            f"{request.size}; see HOROVOD_RANK and HOROVOD_SIZE.",
         )
     texts = [
         request.host.shared_memory_domain,
@@ -52,21 +59,29 @@ def refusal_of(request: pb.JoinRequest) -> str:
         *(endpoint.interface for endpoint in request.endpoints),
     ]
     if len(request.options) > MAX_ENTRIES or len(request.endpoints) > MAX_ENTRIES:
-        return f"A join request may have at most {MAX_ENTRIES} options and endpoints; {who} sent more."
+        return coded(
+            WorldCode.INVALID_REQUEST,
+            f"A join request may have at most {MAX_ENTRIES} options and endpoints; {who} sent more.",
+        )
     if any(len(text) > MAX_VALUE_LENGTH for text in texts):
-        return f"No text in a join request may be longer than {MAX_VALUE_LENGTH} characters; {who} sent a longer one."
+        return coded(
+            WorldCode.INVALID_REQUEST,
+            f"No text in a join request may be longer than {MAX_VALUE_LENGTH} characters; {who} sent a longer one.",
+        )
     for option in request.options:
         if not _is_name(option):
-            return (
+            return coded(
+                WorldCode.INVALID_REQUEST,
                 f"The name of an option must be 1 to {MAX_NAME_LENGTH} printable characters, but {who} sent "
-                f"{option[:80]!r}."
+                f"{option[:80]!r}.",
             )
     for endpoint in request.endpoints:
         if problem := _problem_of(endpoint):
-            return (
+            return coded(
+                WorldCode.INVALID_ADDRESS,
                 f"{capitalized(who)} offers to be reached at {endpoint.address[:80]!r} and port "
                 f"{endpoint.port}, but {problem}. Its network interfaces must have numeric addresses that others can "
-                "connect to; see HOROVOD_NETWORK_INTERFACES."
+                "connect to; see HOROVOD_NETWORK_INTERFACES.",
             )
     return ""
 
@@ -85,9 +100,15 @@ def _problem_of(endpoint: types_pb2.Endpoint) -> str:
 def refusal_of_attach(attach: pb.Attach) -> str:
     """The sentence why the request of a member that comes back can't be used, or ""."""
     if attach.protocol_version != PROTOCOL_VERSION:
-        return f"The coordinator speaks protocol version {PROTOCOL_VERSION}, not {attach.protocol_version}."
+        return coded(
+            WorldCode.OTHER_VERSION,
+            f"The coordinator speaks protocol version {PROTOCOL_VERSION}, not {attach.protocol_version}.",
+        )
     if not _is_name(attach.job):
-        return f"The job of a member must be 1 to {MAX_NAME_LENGTH} printable characters, not {attach.job[:80]!r}."
+        return coded(
+            WorldCode.INVALID_REQUEST,
+            f"The job of a member must be 1 to {MAX_NAME_LENGTH} printable characters, not {attach.job[:80]!r}.",
+        )
     return ""
 
 
@@ -97,39 +118,45 @@ def conflict_with(waiting: Waiting, request: pb.JoinRequest) -> str:
     if first is None:
         return ""
     if request.size != first.size:
-        return (
+        return coded(
+            WorldCode.MEMBERS_DISAGREE,
             f"{capitalized(describe(request))} expects {plural(request.size, 'member')} in job {request.job!r}, but "
-            f"{describe(first)} expects {first.size}; start every process with the same HOROVOD_SIZE."
+            f"{describe(first)} expects {first.size}; start every process with the same HOROVOD_SIZE.",
         )
     if len(waiting) >= first.size:
         who = shortened([describe(member) for member in waiting.requests.values()], 4)
-        return (
+        return coded(
+            WorldCode.TOO_MANY_MEMBERS,
             f"Job {request.job!r} already has its {plural(first.size, 'member')}: {who}. Start no more processes than "
-            "HOROVOD_SIZE says, or give this job another name (HOROVOD_JOB)."
+            "HOROVOD_SIZE says, or give this job another name (HOROVOD_JOB).",
         )
     if request.HasField("requested_rank") != first.HasField("requested_rank"):
         asks, does_not = (request, first) if request.HasField("requested_rank") else (first, request)
-        return (
+        return coded(
+            WorldCode.INVALID_RANK,
             f"{capitalized(describe(asks))} asks for a rank, but {describe(does_not)} does not; either all members "
-            "of a job do (HOROVOD_RANK, set by a launcher) or none."
+            "of a job do (HOROVOD_RANK, set by a launcher) or none.",
         )
     if request.HasField("requested_rank") and (other := waiting.by_rank.get(request.requested_rank)):
-        return (
+        return coded(
+            WorldCode.INVALID_RANK,
             f"Rank {request.requested_rank} of job {request.job!r} is asked for twice, by {describe(other)} and "
-            f"by {describe(request)}; give every process its own HOROVOD_RANK."
+            f"by {describe(request)}; give every process its own HOROVOD_RANK.",
         )
     for name in sorted({*first.options, *request.options}):
         theirs, ours = first.options.get(name), request.options.get(name)
         if theirs != ours:
-            return (
+            return coded(
+                WorldCode.MEMBERS_DISAGREE,
                 f"The members of job {request.job!r} must agree on {name}, but {describe(first)} has "
-                f"{_option(theirs)} and {describe(request)} has {_option(ours)}."
+                f"{_option(theirs)} and {describe(request)} has {_option(ours)}.",
             )
     if waiting.bytes + bytes_of(request) > MAX_WORLD_MESSAGE_BYTES // 2:
-        return (
+        return coded(
+            WorldCode.WORLD_TOO_LARGE,
             f"The members of job {request.job!r} say more about themselves than one message holds: with "
             f"{describe(request)}, the addresses and names of {plural(len(waiting) + 1, 'member')} take more than "
-            f"{MAX_WORLD_MESSAGE_BYTES >> 21} MiB. Name fewer interfaces with HOROVOD_NETWORK_INTERFACES."
+            f"{MAX_WORLD_MESSAGE_BYTES >> 21} MiB. Name fewer interfaces with HOROVOD_NETWORK_INTERFACES.",
         )
     return ""
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 
+from horovod.base.errors import WorldCode, coded
 from horovod.base.words import capitalized, plural, shortened
 from horovod.coordinator.core.attendance import Attendance
 from horovod.coordinator.core.ending import RankEnded
@@ -29,7 +30,7 @@ from .checks import describe
 from .effects import Close, Effect, Record, Send, WorldEnded
 from .formation import Formation
 from .life import NEVER_HEARD_OF_ITS_WORLD
-from .liveness import Finding, Liveness, Loss, lost
+from .liveness import Finding, Liveness, Loss, lost, unknown
 from .rendezvous import LastWorld, Rendezvous
 
 
@@ -104,14 +105,16 @@ class JobMembership:
     def _refusal(self, request: pb.JoinRequest, claim: int | None, is_in_use: bool) -> str:
         """Why `request` can't be part of the job's next world."""
         if is_in_use or (claim is None and self.rendezvous.has_come_before(request)):
-            return (
+            return coded(
+                WorldCode.MEMBER_ID_IN_USE,
                 f"The member id {request.member_id!r} of {describe(request)} is already in use; every process and "
-                "every attempt to join needs an id of its own."
+                "every attempt to join needs an id of its own.",
             )
         later = (one for one in self._same_slot(request) if one.incarnation > request.incarnation)
         if (successor := next(later, None)) is not None:
-            return (
-                f"{capitalized(describe(request))} was replaced: {describe(successor)} was started later in its place."
+            return coded(
+                WorldCode.REPLACED,
+                f"{capitalized(describe(request))} was replaced: {describe(successor)} was started later in its place.",
             )
         if claim is None and self._is_whole():
             return self._already_runs()
@@ -120,10 +123,11 @@ class JobMembership:
     def _already_runs(self) -> str:
         present = self.liveness.present
         who = shortened([str(one) for one in present.values()], 4)
-        return (
+        return coded(
+            WorldCode.JOB_RUNS_ALREADY,
             f"Job {self.name!r} already runs with {plural(len(present), 'member')} in epoch "
             f"{self.liveness.world.epoch}: {who}. Wait until it has ended, or give this job another name "
-            "(HOROVOD_JOB)."
+            "(HOROVOD_JOB).",
         )
 
     # -- forming -----------------------------------------------------------------------------------------------------
@@ -160,10 +164,10 @@ class JobMembership:
             return self.liveness.may_attach(attach)
         last = self.rendezvous.last
         if last is not None and attach.epoch <= last.epoch:
-            return lost(f"Epoch {attach.epoch} of job {attach.job!r} is over.")
-        return pb.Refused(
-            sentence=f"The coordinator does not know epoch {attach.epoch} of job {attach.job!r}; it was restarted.",
-            reason=pb.REFUSAL_REASON_UNKNOWN_WORLD,
+            return lost(WorldCode.EPOCH_OVER, f"Epoch {attach.epoch} of job {attach.job!r} is over.")
+        return unknown(
+            WorldCode.UNKNOWN_WORLD,
+            f"The coordinator does not know epoch {attach.epoch} of job {attach.job!r}; it was restarted.",
         )
 
     def attach(

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from horovod.base.errors import WorldCode, coded, coded_like, without_code
 from horovod.base.proofs import attach_proof, is_equal
 from horovod.base.words import capitalized
 from horovod.coordinator.core.ending import RankEnded
@@ -107,15 +108,17 @@ class Liveness:
         """Why a member of the running world, or of an earlier one, can't come back, whatever it proves."""
         job, epoch = self.world.job, self.world.epoch
         if attach.epoch < epoch:
-            return lost(f"Epoch {attach.epoch} of job {job!r} is over; it is in epoch {epoch} now.")
+            return lost(
+                WorldCode.EPOCH_OVER, f"Epoch {attach.epoch} of job {job!r} is over; it is in epoch {epoch} now."
+            )
         if (cause := self._causes.get(attach.member_id)) is not None:
-            return lost(cause)
+            return lost(WorldCode.DECLARED_LOST, cause)
         one = self.present.get(attach.member_id)
         if one is None or one.rank != attach.rank:
-            return pb.Refused(
-                sentence=f"Rank {attach.rank} of epoch {epoch} of job {job!r} is not the member that asks; the "
-                "coordinator was restarted.",
-                reason=pb.REFUSAL_REASON_UNKNOWN_WORLD,
+            return unknown(
+                WorldCode.UNKNOWN_WORLD,
+                f"Rank {attach.rank} of epoch {epoch} of job {job!r} is not the member that asks; the coordinator was "
+                "restarted.",
             )
         return None
 
@@ -123,7 +126,7 @@ class Liveness:
         """A member that may come back answered the challenge."""
         if not is_equal(proof, attach_proof(self.world.secret, attach, nonce)):
             sentence = f"Whoever asks for the place of rank {attach.rank} of job {attach.job!r} did not prove to be it."
-            return pb.Refused(sentence=sentence, reason=pb.REFUSAL_REASON_UNKNOWN_WORLD), []
+            return unknown(WorldCode.NOT_A_MEMBER, sentence), []
         one = self.present[attach.member_id]
         one.life.attached()
         if not one.life.needs_watching():
@@ -261,13 +264,14 @@ class Liveness:
     def remove(self, one: Present, cause: str, *, orderly: bool, never_stood: bool) -> list[Effect]:
         """The member is gone for good, and the others are told."""
         epoch, rank = self.world.epoch, one.rank
+        why = without_code(cause).rstrip(".")
         self._forget(one)
         gone = pb.MemberGone(
             epoch=epoch,
             rank=rank,
             host=one.request.host.name,
             orderly=orderly,
-            sentence=f"{capitalized(str(one))} {'left' if orderly else 'was lost'}: {cause.rstrip('.')}.",
+            sentence=coded_like(cause, f"{capitalized(str(one))} {'left' if orderly else 'was lost'}: {why}."),
             never_stood=never_stood,
         )
         self.gone[rank] = gone
@@ -276,9 +280,9 @@ class Liveness:
         effects.append(Gone(self.world.job, epoch, rank, gone.sentence, orderly))
         if not orderly:
             # Should the member live after all, it learns from this that the others go on without it.
-            sentence = f"{capitalized(str(one))} was declared lost: {cause.rstrip('.')}."
+            sentence = f"{capitalized(str(one))} was declared lost: {why}."
             self._causes[one.member_id] = sentence
-            effects.append(Send(one.member_id, pb.MembershipEvent(refused=lost(sentence))))
+            effects.append(Send(one.member_id, pb.MembershipEvent(refused=lost(WorldCode.DECLARED_LOST, sentence))))
         if not self.present:
             effects.append(WorldEnded(self.world.job, epoch))
         return effects
@@ -299,20 +303,27 @@ class Liveness:
         """Why a claim to be `rank` of that world is false, or "" when it is proven."""
         job = self.world.job
         if not self.runs:
-            return f"Job {job!r} has no running world; epoch {epoch} is over."
+            return coded(WorldCode.EPOCH_OVER, f"Job {job!r} has no running world; epoch {epoch} is over.")
         if epoch != self.world.epoch:
-            return f"Epoch {epoch} of job {job!r} is over; it is in epoch {self.world.epoch} now."
+            now = f"it is in epoch {self.world.epoch} now"
+            return coded(WorldCode.EPOCH_OVER, f"Epoch {epoch} of job {job!r} is over; {now}.")
         one = self.present.get(member_id)
         if one is None:
-            return f"Member {member_id!r} is not part of epoch {epoch} of job {job!r}."
+            return coded(WorldCode.NOT_A_MEMBER, f"Member {member_id!r} is not part of epoch {epoch} of job {job!r}.")
         if one.rank != rank:
-            return f"Member {member_id!r} of job {job!r} is rank {one.rank}, not rank {rank}."
+            other = f"is rank {one.rank}, not rank {rank}"
+            return coded(WorldCode.NOT_A_MEMBER, f"Member {member_id!r} of job {job!r} {other}.")
         return ""
 
 
-def lost(sentence: str) -> pb.Refused:
+def lost(code: WorldCode, sentence: str) -> pb.Refused:
     """The refusal of a member without which its world went on or ended."""
-    return pb.Refused(sentence=sentence, reason=pb.REFUSAL_REASON_LOST)
+    return pb.Refused(sentence=coded(code, sentence), reason=pb.REFUSAL_REASON_LOST)
+
+
+def unknown(code: WorldCode, sentence: str) -> pb.Refused:
+    """The refusal of a member of a world that this coordinator can't tell anything about."""
+    return pb.Refused(sentence=coded(code, sentence), reason=pb.REFUSAL_REASON_UNKNOWN_WORLD)
 
 
 def _is_same(one: pb.JoinRequest, other: pb.JoinRequest) -> bool:

@@ -19,6 +19,7 @@ Whether members live is not known here (liveness.py). The job tells of both (job
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from horovod.base.errors import without_code
 from horovod.base.proofs import is_equal, rejoin_proof
 from horovod.base.words import plural, ranks_in_words, shortened
 from horovod.coordinator.core.ranks import Seat, assign
@@ -86,7 +87,7 @@ class Rendezvous:
         """The process may not wait here; those that do are told why."""
         if not self.waiting:
             return []
-        self._refused = f"{describe(request)} was refused ({sentence.rstrip('.')})"
+        self._refused = f"{describe(request)} was refused ({without_code(sentence).rstrip('.')})"
         return self._tell_progress(now_s)
 
     def withdraw(self, member_id: str, running: Mapping[int, Present]) -> None:
