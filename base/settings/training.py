@@ -81,11 +81,10 @@ class TrainingSettings:
     elastic_timeout_seconds: float = row(
         "HOROVOD_ELASTIC_TIMEOUT",
         600.0,
-        "how long a changed world may take to form again",
+        "how long the members of an elastic job wait for others when too few are left",
         section="params",
         unit="seconds",
         limits=(0, None),
-        no_effect="HOROVOD_START_TIMEOUT says how long a changed world may take",
     )
 
     pin_gpus: bool = row(

@@ -51,6 +51,30 @@ class WorldSettings:
         "name in the coordinator's certificate, where it is not that of the address",
     )
     size: int | None = row("HOROVOD_SIZE", None, "number of processes in the world", **COUNT)
+    min_size: int | None = row(
+        "HOROVOD_MIN_SIZE",
+        None,
+        "fewest processes that a world of this job may have, which makes the job elastic: it goes on without those "
+        "that are lost, and takes in those that come; HOROVOD_SIZE is then how many its first world waits for",
+        section="params",
+        **COUNT,
+    )
+    max_size: int | None = row(
+        "HOROVOD_MAX_SIZE",
+        None,
+        "most processes that a world of an elastic job may have (HOROVOD_MIN_SIZE); further ones wait for a place",
+        section="params",
+        **COUNT,
+    )
+    settle_seconds: float = row(
+        "HOROVOD_ELASTIC_SETTLE_SECONDS",
+        1.0,
+        "how long no other process may have come before the first world of an elastic job begins with fewer than the "
+        "most, and before a running one is told of newcomers",
+        section="params",
+        unit="seconds",
+        limits=(0, 3600),
+    )
     cluster: str = row(
         "HOROVOD_CLUSTER",
         "auto",

@@ -30,6 +30,7 @@ from horovod.coordinator.core.world.effects import (
     Effect,
     Form,
     Gone,
+    HangUp,
     LookLater,
     Record,
     Send,
@@ -170,8 +171,8 @@ class Hub:
     def testified(self, member_id: str, testimony: membership_pb2.Testimony) -> None:
         self._carry_out_for(member_id, self._membership.testified(member_id, testimony, self._clock()))
 
-    def leave(self, member_id: str, reason: str) -> None:
-        self._carry_out_for(member_id, self._membership.leave(member_id, reason, self._clock()))
+    def leave(self, member_id: str, reason: str, returns: bool = False) -> None:
+        self._carry_out_for(member_id, self._membership.leave(member_id, reason, self._clock(), returns))
 
     def lost(self, member_id: str, cause: str) -> None:
         self._carry_out_for(member_id, self._membership.lost(member_id, cause, self._clock()))
@@ -227,6 +228,9 @@ class Hub:
                 self._job_of.pop(effect.member_id, None)
                 if closed := self._events.pop(effect.member_id, None):
                     closed.close()
+            elif isinstance(effect, HangUp):
+                if closed := self._events.pop(effect.member_id, None):
+                    closed.close()
             elif isinstance(effect, Form):
                 self._start(self._form(effect.formation))
             elif isinstance(effect, TellLater):
@@ -263,7 +267,7 @@ class Hub:
             return
         if world is None:
             return
-        effects = self._membership.formed(formation, world.epoch, world.secret)
+        effects = self._membership.formed(formation, world.epoch, world.secret, self._clock())
         if not effects:  # a member went away meanwhile, so the world does not form
             await self._worlds.retract(job, world.guard)
             return

@@ -96,7 +96,7 @@ class MembershipService(MembershipServicer):
             elif message.HasField("testimony"):
                 self._hub.testified(member_id, message.testimony)
             elif message.HasField("leave"):
-                self._hub.leave(member_id, printable(message.leave.reason))
+                self._hub.leave(member_id, printable(message.leave.reason), message.leave.returns)
             else:
                 # A member whose message makes no sense has no use for another stream either.
                 events.fail(grpc.StatusCode.INVALID_ARGUMENT, _NONSENSE)

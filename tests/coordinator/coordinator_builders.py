@@ -72,8 +72,13 @@ def request(
     namespace: str = "",
     start_time: int = 0,
     rejoin: tuple[membership_pb2.World, int] | None = None,
+    sizes: tuple[int, int] | None = None,
+    settle_s: float = 0.0,
+    incarnation: int = 0,
 ) -> membership_pb2.JoinRequest:
-    """rejoin: the world that the process was in, and its rank there, which it proves."""
+    """rejoin: the world that the process was in, and its rank there, which it proves. sizes: of an elastic job; for
+    `size` members its first world waits.
+    """
     proof = None
     if rejoin is not None:
         world, old_rank = rejoin
@@ -95,6 +100,9 @@ def request(
         endpoints=[pb.Endpoint(address="127.0.0.1", port=4000)],
         segment_address=f"segment of {member_id}",
         options=options or {},
+        sizes=membership_pb2.Sizes(fewest=sizes[0], most=sizes[1]) if sizes else None,
+        settle_seconds=settle_s,
+        incarnation=incarnation,
     )
 
 

@@ -5,7 +5,17 @@ from collections.abc import Callable, Sequence
 from coordinator_builders import attach_request, request
 
 from horovod.base.proofs import attach_proof
-from horovod.coordinator.core.world.effects import Close, Effect, Form, Gone, LookLater, Send, TellLater, WorldEnded
+from horovod.coordinator.core.world.effects import (
+    Close,
+    Effect,
+    Form,
+    Gone,
+    HangUp,
+    LookLater,
+    Send,
+    TellLater,
+    WorldEnded,
+)
 from horovod.coordinator.core.world.formation import Formation
 from horovod.coordinator.core.world.membership import Membership
 from horovod.protos.v1 import membership_pb2 as pb
@@ -21,6 +31,7 @@ class Story:
         self.now_s = 0.0
         self.told: dict[str, list[pb.MembershipEvent]] = {}
         self.closed: list[str] = []
+        self.hung_up: list[str] = []
         self.ended: list[tuple[str, int]] = []
         self.gone: list[tuple[int, int]] = []
         self.formations: list[Formation] = []
@@ -47,6 +58,8 @@ class Story:
                         self.membership.received(member_id, event.world.epoch)
                 case Close(member_id):
                     self.closed.append(member_id)
+                case HangUp(member_id):
+                    self.hung_up.append(member_id)
                 case Form(formation):
                     self.formations.append(formation)
                     if not self.hold:
@@ -63,7 +76,7 @@ class Story:
 
     def form(self) -> None:
         self.epoch += 1
-        self.take(self.membership.formed(self.formations[-1], self.epoch, SECRET))
+        self.take(self.membership.formed(self.formations[-1], self.epoch, SECRET, self.now_s))
 
     def pass_time(self, seconds: float, *vouched: str) -> None:
         """With a tick at the end, and progress when it is due."""
@@ -74,8 +87,8 @@ class Story:
         for job in self.membership.jobs():
             self.take(self.membership.tick(job, self.now_s, frozenset(vouched)))
 
-    def leave(self, member_id: str, reason: str = "") -> None:
-        self.take(self.membership.leave(member_id, reason, self.now_s))
+    def leave(self, member_id: str, reason: str = "", returns: bool = False) -> None:
+        self.take(self.membership.leave(member_id, reason, self.now_s, returns))
 
     def lose(self, member_id: str, cause: str = "it was killed") -> None:
         self.take(self.membership.lost(member_id, cause, self.now_s))

@@ -24,6 +24,7 @@ from horovod.worker.runtime import logs
 from horovod.worker.runtime.epoch import Epochs
 from horovod.worker.runtime.errors import MemberLostError, StartError, print_as_a_sentence
 from horovod.worker.runtime.formation import Context
+from horovod.worker.runtime.newcomers import OnNewcomers
 
 __all__ = ["Context", "MemberLostError", "StartError", "current", "init", "is_initialized", "shutdown"]
 
@@ -38,7 +39,15 @@ _parent_pid: int | None = None  # set in a forked child of an initialized proces
 _told: set[str] = set()  # sentences on settings without effect; guarded by _lock
 _session_pid: int | None = None  # the process that has used gRPC, which does not survive a fork
 _end_tracing: Callable[[], None] | None = None
-_epochs = Epochs()  # of this process; a forked child was in none
+_newcomers_listeners: list[OnNewcomers] = []  # grows only
+
+
+def _tell_of_newcomers(epoch: int, count: int) -> None:
+    for listener in _newcomers_listeners:
+        listener(epoch, count)
+
+
+_epochs = Epochs(_tell_of_newcomers)  # of this process; a forked child was in none
 
 
 def init(
@@ -100,13 +109,20 @@ def _begin_tracing() -> None:
         _end_tracing = otel.start("horovod-rank")
 
 
-def shutdown(reason: str = "it called hvd.shutdown()") -> None:
-    """Leaves the world; nothing happens when this process is in none."""
+def when_newcomers_wait(listener: OnNewcomers) -> None:
+    """From now on `listener` is called, by another thread, when processes wait to be taken into the world that this
+    process is in: all of its members are to leave it together and call init() again.
+    """
+    _newcomers_listeners.append(listener)
+
+
+def shutdown(reason: str = "it called hvd.shutdown()", *, returns: bool = False) -> None:
+    """Leaves the world; nothing happens when this process is in none. returns: to join the next one at once."""
     global _context
     with _lock:
         context, _context = _context, None
         if context is not None:
-            _epochs.end(context, reason)
+            _epochs.end(context, reason, returns)
 
 
 def is_initialized() -> bool:
@@ -184,7 +200,7 @@ def _after_fork() -> None:
     _end_tracing = None  # the exporter's threads are not here
     tracing.install(None)
     _lock = threading.RLock()
-    _epochs = Epochs()
+    _epochs = Epochs(_tell_of_newcomers)
     context, _context = _context, None
     if context is None:
         return

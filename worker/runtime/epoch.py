@@ -36,6 +36,7 @@ from horovod.base.settings import Settings
 from horovod.worker.runtime import logs
 from horovod.worker.runtime.errors import MemberLostError, StartError, WorldNeverStoodError
 from horovod.worker.runtime.formation import Context, form, form_alone
+from horovod.worker.runtime.newcomers import OnNewcomers, ignore_newcomers
 from horovod.worker.runtime.plan import usable
 
 if TYPE_CHECKING:
@@ -44,15 +45,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def begin(settings: Settings, process_sets: Sequence[Sequence[int]] = (), last: LastWorld | None = None) -> Context:
+def begin(
+    settings: Settings,
+    process_sets: Sequence[Sequence[int]] = (),
+    last: LastWorld | None = None,
+    on_newcomers: OnNewcomers = ignore_newcomers,
+) -> Context:
     """Blocks until the world stands and this process is connected to all of it; StartError or ValueError otherwise.
 
     process_sets: ranks of the sets to begin with, equal on all ranks; their ids are 1, 2 and so on. last: of the
     world that this process was in before, so that it can prove who it was; keeps the new one, also when the start fails
-    later.
-    """
+    later."""
     settings = usable(settings, process_sets)
-    context = form_alone(settings) if settings.coordinator is None else _form(settings, process_sets, last)
+    context = (
+        form_alone(settings) if settings.coordinator is None else _form(settings, process_sets, last, on_newcomers)
+    )
     try:
         context.timeline.start_as_set()
     except StartError:
@@ -69,17 +76,23 @@ def begin(settings: Settings, process_sets: Sequence[Sequence[int]] = (), last: 
     return context
 
 
-def _form(settings: Settings, process_sets: Sequence[Sequence[int]], last: LastWorld | None) -> Context:
-    deadline = time.monotonic() + settings.start_timeout_seconds
+def _form(
+    settings: Settings,
+    process_sets: Sequence[Sequence[int]],
+    last: LastWorld | None,
+    on_newcomers: OnNewcomers,
+) -> Context:
+    joins_again = settings.min_size is not None and last is not None and last.is_of(settings.coordinator, settings.job)
+    deadline = time.monotonic() + (settings.elastic_timeout_seconds if joins_again else settings.start_timeout_seconds)
     while True:
         try:
-            return form(settings, process_sets, deadline, last)
+            return form(settings, process_sets, deadline, last, on_newcomers)
         except WorldNeverStoodError as error:
             log.info("%s This process joins again.", error)
 
 
-def end(context: Context, reason: str = "") -> None:
-    """Leaves the world in order. Idempotent."""
+def end(context: Context, reason: str = "", returns: bool = False) -> None:
+    """Leaves the world in order. Idempotent. returns: to join the next one of the job at once."""
     world, engine, session = context.world, context.engine, context.session
     if session is not None and (lost := engine.lost_peer()):
         session.member.report_lost(*lost)  # in case the negotiator has not come to it
@@ -90,7 +103,7 @@ def end(context: Context, reason: str = "") -> None:
     if context.negotiator is not None:
         context.negotiator.close()
     if session is not None:
-        session.close(reason)
+        session.close(reason, returns)
     while context.when_closed:
         context.when_closed.pop()()
 
@@ -98,7 +111,8 @@ def end(context: Context, reason: str = "") -> None:
 class Epochs:
     """The epochs of a process's default member, one at a time. Used under the lock of context.py."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_newcomers: OnNewcomers) -> None:
+        self._on_newcomers = on_newcomers
         self._last: LastWorld | None = None
 
     def begin(self, settings: Settings, process_sets: Sequence[Sequence[int]]) -> Context:
@@ -106,15 +120,15 @@ class Epochs:
             from horovod.worker.runtime.past_world import LastWorld  # needs protobuf, which a world of one does without
 
             self._last = LastWorld()
-        context = begin(settings, process_sets, self._last)
+        context = begin(settings, process_sets, self._last, self._on_newcomers)
         _offer_to_c(context)
         logs.know_rank(context.world.rank)
         logs.know_world(context.world.job, context.world.epoch)
         return context
 
-    def end(self, context: Context, reason: str) -> None:
+    def end(self, context: Context, reason: str, returns: bool) -> None:
         _offer_to_c(None)
-        end(context, reason)
+        end(context, reason, returns)
         logs.know_rank(None)
         logs.know_world(context.world.job, None)
 

@@ -22,6 +22,7 @@ from horovod.base.telemetry import tracing
 from horovod.worker.runtime.affinity import background_cpu
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.gpu import cuda_file, nccl_file, nvrtc_file
+from horovod.worker.runtime.newcomers import OnNewcomers
 from horovod.worker.runtime.offers import engine_options, make_offers
 from horovod.worker.runtime.plan import Transport, choose_transport, request_to_join
 from horovod.worker.runtime.process_sets import ProcessSets
@@ -82,8 +83,15 @@ def form_alone(settings: Settings) -> Context:
     return Context(settings, world, _engine(settings, world))
 
 
-def form(settings: Settings, process_sets: Sequence[Sequence[int]], deadline: float, last: LastWorld | None) -> Context:
-    """Joins a world and connects to all of it. StartError where that fails or is not done by `deadline`.
+def form(
+    settings: Settings,
+    process_sets: Sequence[Sequence[int]],
+    deadline: float,
+    last: LastWorld | None,
+    on_newcomers: OnNewcomers,
+) -> Context:
+    """Joins a world and connects to all of it. StartError where that fails or is not done by `deadline`. An elastic job
+    may take longer to have a world that this process can join (Session.join), and has the start timeout to connect.
 
     WorldNeverStoodError where the world is none any more and another one can be joined.
     """
@@ -98,12 +106,15 @@ def form(settings: Settings, process_sets: Sequence[Sequence[int]], deadline: fl
         segment, listeners = make_offers(settings)
         if listeners is not None:
             made.callback(listeners.close)
-        session = _session(settings, token)
-        made.callback(session.close, NOT_CONNECTED)
+        session = _session(settings, token, on_newcomers)
+        # Of an elastic job, all whose connections failed join again: the next world is not to form without them.
+        made.callback(session.close, NOT_CONNECTED, returns=settings.min_size is not None)
         endpoints = listeners.endpoints if listeners else []
         host = membership_pb2.HostIdentity(name=_host(settings), shared_memory_domain=shared_memory_domain())
         request = request_to_join(settings, process_sets, host, endpoints, segment.address if segment else "")
         world = _join(session, settings, request, deadline, last)
+        if settings.min_size is not None:
+            deadline = time.monotonic() + settings.start_timeout_seconds
         transport = choose_transport(settings, world)
         if not transport.sharing:
             segment = None
@@ -132,7 +143,7 @@ def _host(settings: Settings) -> str:
     return settings.hostname or socket.gethostname()
 
 
-def _session(settings: Settings, token: str | None) -> Session:
+def _session(settings: Settings, token: str | None, on_newcomers: OnNewcomers) -> Session:
     from horovod.worker.runtime.session import Session
     from horovod.worker.runtime.tls import ClientTls
 
@@ -144,6 +155,7 @@ def _session(settings: Settings, token: str | None) -> Session:
         keepalive_timeout_seconds=settings.keepalive_timeout_seconds,
         reattach_grace_seconds=settings.reattach_grace_seconds,
         relay=(settings.relay and settings.relay_socket) or "",
+        on_newcomers=on_newcomers,
     )
 
 

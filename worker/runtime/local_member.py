@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 import grpc
 
 from horovod.base.proofs import attach_proof
-from horovod.base.words import printable
+from horovod.base.words import plural, printable
 from horovod.protos.v1 import membership_pb2
 from horovod.worker.runtime.channel import explain, waiting_helps
 from horovod.worker.runtime.departures import Departures, tell
 from horovod.worker.runtime.membership_stream import MembershipStream, MembershipStreams
 from horovod.worker.runtime.negotiation import CoordinatorLink
+from horovod.worker.runtime.newcomers import OnNewcomers, ignore_newcomers
 from horovod.worker.runtime.staying import stay
 from horovod.worker.runtime.witness import lives
 
@@ -42,7 +43,14 @@ class LocalMember:
     the first. All other methods are called by other threads.
     """
 
-    def __init__(self, streams: MembershipStreams, request: membership_pb2.JoinRequest, grace_seconds: float) -> None:
+    def __init__(
+        self,
+        streams: MembershipStreams,
+        request: membership_pb2.JoinRequest,
+        grace_seconds: float,
+        on_newcomers: OnNewcomers = ignore_newcomers,
+    ) -> None:
+        self._on_newcomers = on_newcomers
         self.streams = streams
         self.grace_seconds = grace_seconds
         self._request = request
@@ -59,6 +67,8 @@ class LocalMember:
         self.reason = ""  # why the stream is over
         self.redirect = ""  # where the coordinator sends it
         self.progress: tuple[str, str] | None = None  # what a coordinator waits for, and its address
+        self.parked = False  # it waits beside a world that runs and will take it in
+        self.was_parked = False
         self.goodbye: membership_pb2.Leave | None = None  # for the stream that stands, or the next one
         self.closing = False
         self.lost = ""  # why this process is no member any more, as a sentence; empty while it is or may be again
@@ -129,14 +139,17 @@ class LocalMember:
             if self.attached:
                 self.stream.send(peer_lost=report)
 
-    def close(self, reason: str) -> None:
-        """Leaves in order when there is a world to leave, and ends the channel. Idempotent; never raises."""
+    def close(self, reason: str, returns: bool = False) -> None:
+        """Leaves in order when there is a world to leave, and ends the channel. Idempotent; never raises.
+
+        returns: this process joins again at once.
+        """
         with self.changed:
             self.closing = True
             if self.world is None or self.final:
                 self.final = True
             else:
-                self.goodbye = membership_pb2.Leave(epoch=self.world.epoch, reason=reason)
+                self.goodbye = membership_pb2.Leave(epoch=self.world.epoch, reason=reason, returns=returns)
                 if self.attached:
                     self._say_goodbye()
             self.changed.notify_all()
@@ -179,7 +192,11 @@ class LocalMember:
                 self._fail(removed)
                 self._removed = removed if self.world is not None else ""
             engine = self._engine
+            newcomers = event.newcomers if event.HasField("newcomers") else None
             self.changed.notify_all()
+        if newcomers is not None:
+            log.info("%s to be taken in at the next commit.", f"{plural(newcomers.count, 'further process')} wait")
+            self._on_newcomers(newcomers.epoch, newcomers.count)
         if engine is not None:
             for gone in news:
                 tell(engine, gone)
@@ -226,6 +243,8 @@ class LocalMember:
         match event.WhichOneof("event"):
             case "progress":
                 self.progress = (event.progress.sentence, self.streams.address)
+                self.parked = event.progress.parked
+                self.was_parked = self.was_parked or self.parked
                 log.info("Waiting for the world: %s", event.progress.sentence)
             case "world":
                 return (), self._enter(event.world)

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 def make_offers(settings: Settings) -> tuple[Segment | None, Listeners | None]:
     """For the world: what the transport may need. The listeners are closed by the caller."""
-    if settings.size == 1:
+    if settings.size == 1 and settings.min_size is None:
         return None, None
     segment = None if settings.transport == "tcp" else make_segment(settings)
     return segment, None if settings.transport == "shm" else make_listeners(settings, optional=segment is not None)

@@ -34,8 +34,10 @@ class LastWorld:
     def remember(self, coordinator: str, world: World) -> None:
         self.world = PastWorld(coordinator, world.job, world.epoch, world.rank, world.secret)
 
+    def is_of(self, coordinator: str | None, job: str) -> bool:
+        """Whether this process was in a world of this coordinator and job."""
+        return self.world is not None and (self.world.coordinator, self.world.job) == (coordinator, job)
+
     def rejoin(self, coordinator: str, job: str, member_id: str) -> membership_pb2.Rejoin | None:
         """The proof for another join; None when the last world was none of this coordinator and job."""
-        if self.world is None or (self.world.coordinator, self.world.job) != (coordinator, job):
-            return None
-        return self.world.rejoin(member_id)
+        return self.world.rejoin(member_id) if self.world and self.is_of(coordinator, job) else None

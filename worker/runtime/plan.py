@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from horovod.base.settings import SETTINGS, Settings
+from horovod.base.settings.shared import MAX_SIZE
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.gpu import GPU_OPERATION_NAMES
 from horovod.worker.runtime.offers import choose_hierarchy
@@ -33,27 +34,60 @@ def usable(settings: Settings, process_sets: Sequence[Sequence[int]]) -> Setting
     _tell_of_no_mpi(settings)
     if settings.cpu_operations == "gloo":
         settings = _with_gloo(settings)
-    size = settings.size or 1
+    size = most_members(settings)
     if problem := problem_of(process_sets, size, [range(size)]):
         raise StartError(problem)
     return settings
 
 
+def most_members(settings: Settings) -> int:
+    """How many members the world may have at most."""
+    if settings.min_size is None:
+        return settings.size or 1
+    return MAX_SIZE if settings.max_size is None else settings.max_size
+
+
+def _check_elastic(settings: Settings) -> None:
+    fewest, size, most = settings.min_size, settings.size, settings.max_size
+    if fewest is None:
+        if most is not None:
+            raise StartError(
+                f"HOROVOD_MAX_SIZE={most} is given without HOROVOD_MIN_SIZE, the fewest processes that a world of the "
+                "elastic job may have. Set both, or neither."
+            )
+        return
+    if most is not None and most < fewest:
+        raise StartError(f"HOROVOD_MAX_SIZE={most} is less than HOROVOD_MIN_SIZE={fewest}.")
+    if size is not None and not fewest <= size <= most_members(settings):
+        limit = f"HOROVOD_MIN_SIZE={fewest}" if size < fewest else f"HOROVOD_MAX_SIZE={most}"
+        raise StartError(
+            f"HOROVOD_SIZE={size}, the number of processes for which the first world waits, is "
+            f"{'less' if size < fewest else 'more'} than {limit}."
+        )
+    if settings.coordinator is None:
+        raise StartError(
+            f"HOROVOD_MIN_SIZE={fewest} makes the job elastic, but no coordinator is given, without which no other "
+            "process can come. Start the program with horovodrun, or start horovod-coordinator and give its address to "
+            'hvd.init("host:port") or in HOROVOD_COORDINATOR.'
+        )
+
+
 def _check(settings: Settings) -> None:
     """Refuses settings that are right one by one but not together."""
     size, rank = settings.size, settings.rank
+    _check_elastic(settings)
     if settings.coordinator is None and ((size or 1) > 1 or (rank or 0) > 0):
         wanted = f"HOROVOD_SIZE={size}" if (size or 1) > 1 else f"HOROVOD_RANK={rank}"
         raise StartError(
             f"{wanted}, but no coordinator is given. Start the program with horovodrun, or start horovod-coordinator "
             'and give its address to hvd.init("host:port") or in HOROVOD_COORDINATOR.'
         )
-    if settings.coordinator is not None and size is None:
+    if settings.coordinator is not None and size is None and settings.min_size is None:
         raise StartError(
             f"The coordinator {settings.coordinator} is given, but not how many processes form the world. Set "
             "HOROVOD_SIZE or call hvd.init(..., size=n)."
         )
-    if rank is not None and rank >= (size or 1):
+    if rank is not None and rank >= (size or 1) and settings.min_size is None:
         raise StartError(f"HOROVOD_RANK={rank} is not a rank of a world of HOROVOD_SIZE={size or 1} processes.")
     if settings.cpu_operations in ("mpi", "ccl"):
         library = {"mpi": "MPI", "ccl": "oneCCL"}[settings.cpu_operations]
@@ -114,7 +148,17 @@ def request_to_join(
         endpoints=[types_pb2.Endpoint(address=e.address, port=e.port, interface=e.interface) for e in endpoints],
         segment_address=segment_address,
         options=options,
+        sizes=_sizes(settings),
+        settle_seconds=settings.settle_seconds if settings.min_size is not None else 0.0,
     )
+
+
+def _sizes(settings: Settings) -> membership_pb2.Sizes | None:
+    from horovod.protos.v1 import membership_pb2
+
+    if settings.min_size is None:
+        return None
+    return membership_pb2.Sizes(fewest=settings.min_size, most=most_members(settings))
 
 
 def _in_short(process_sets: list[list[int]]) -> str:

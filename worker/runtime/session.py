@@ -21,6 +21,7 @@ from horovod.worker.runtime.coordinators import Connection, Coordinators
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.local_member import LEAVE_SECONDS, LocalMember
 from horovod.worker.runtime.membership_stream import MembershipStreams
+from horovod.worker.runtime.newcomers import OnNewcomers, ignore_newcomers
 from horovod.worker.runtime.probe import probe
 from horovod.worker.runtime.staying import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS
 from horovod.worker.runtime.tls import ClientTls
@@ -51,10 +52,12 @@ class Session:
         keepalive_timeout_seconds: float = 20.0,
         reattach_grace_seconds: float = 10.0,
         relay: str = "",
+        on_newcomers: OnNewcomers = ignore_newcomers,
     ) -> None:
         self.coordinators = Coordinators(address, token, tls, keepalive_timeout_seconds, relay)
         self.streams = MembershipStreams(self.coordinators)
         self._grace_seconds = reattach_grace_seconds
+        self._on_newcomers = on_newcomers
         self._attempt: LocalMember | None = None  # the latest
         self._progress: tuple[str, str] | None = None  # what a coordinator waited for, and its address
 
@@ -72,9 +75,11 @@ class Session:
     def join(self, make_request: Callable[[], membership_pb2.JoinRequest], deadline: float) -> World:
         """Waits for the world; StartError with a sentence when it does not stand by `deadline` (time.monotonic()).
 
-        `make_request` is called for each attempt.
+        `make_request` is called for each attempt. The time in which this process is parked does not count: a world
+        runs, and will take it in.
         """
         started = time.monotonic()
+        patience = deadline - started
         delay = FIRST_RETRY_SECONDS
         warned = False
         reasons: dict[str, str] = {}  # the latest of each coordinator
@@ -83,6 +88,8 @@ class Session:
             outcome = self._try(make_request(), deadline, started)
             if isinstance(outcome, World):
                 return outcome
+            if self.member.was_parked:
+                deadline = time.monotonic() + patience
             redirect = self.member.redirect
             if redirect and self.coordinators.lead(redirect):
                 continue
@@ -112,11 +119,16 @@ class Session:
         connection = self.coordinators.current
         metadata = (*connection.metadata(), *tracing.headers())
         self._attempt = None  # an attempt that can't begin has no stream that close() could end
-        attempt = LocalMember(self.streams, request, self._grace_seconds)
+        attempt = LocalMember(self.streams, request, self._grace_seconds, self._on_newcomers)
         attempt.start(metadata)
         self._attempt = attempt
         with attempt.changed:
-            attempt.changed.wait_for(attempt.is_decided, max(0.0, deadline - time.monotonic()))
+            patience = deadline - time.monotonic()
+            while not attempt.changed.wait_for(attempt.is_decided, max(0.0, deadline - time.monotonic())):
+                if not attempt.parked:
+                    break
+                attempt.changed.wait_for(lambda: attempt.is_decided() or not attempt.parked)
+                deadline = time.monotonic() + patience
             self._progress = attempt.progress or self._progress
             if attempt.world is not None:
                 connection.credential.confirm()
@@ -142,12 +154,15 @@ class Session:
             "give them more time with HOROVOD_START_TIMEOUT."
         )
 
-    def close(self, reason: str = "") -> None:
-        """Leaves in order when there is a world to leave, and ends the channel. Idempotent; never raises."""
+    def close(self, reason: str = "", returns: bool = False) -> None:
+        """Leaves in order when there is a world to leave, and ends the channel. Idempotent; never raises.
+
+        returns: this process joins again at once.
+        """
         if self._attempt is None:
             self.coordinators.close()
         else:
-            self._attempt.close(reason)
+            self._attempt.close(reason, returns)
         self.streams.grpc_threads.join(LEAVE_SECONDS)
 
 

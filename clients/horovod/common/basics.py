@@ -70,6 +70,8 @@ def init(
     coordinator: str | None = None,
     job: str | None = None,
     size: int | None = None,
+    min_size: int | None = None,
+    max_size: int | None = None,
     rank: int | None = None,
     token: str | None = None,
     transport: str | None = None,
@@ -90,6 +92,9 @@ def init(
         process_sets: hvd.ProcessSet objects to register at once, the same in the same order on all ranks; or "dynamic",
             which allows hvd.add_process_set() and hvd.remove_process_set() later (HOROVOD_DYNAMIC_PROCESS_SETS=1).
         coordinator: the same as a str in `comm`.
+        min_size, max_size: make the job elastic (HOROVOD_MIN_SIZE, HOROVOD_MAX_SIZE): a world has at least and at most
+            so many processes, goes on without those that are lost and takes in those that come. `size` is then for how
+            many the first world waits. Without it, that begins once nobody new has come for a while.
         job, size, rank, token, transport, network_interfaces, start_timeout_seconds: beat the environment variables
             HOROVOD_JOB, HOROVOD_SIZE, HOROVOD_RANK, HOROVOD_TOKEN, HOROVOD_TRANSPORT, HOROVOD_NETWORK_INTERFACES and
             HOROVOD_START_TIMEOUT.
@@ -115,6 +120,8 @@ def init(
         "coordinator": coordinator,
         "job": job,
         "size": size,
+        "min_size": min_size,
+        "max_size": max_size,
         "rank": rank,
         "token": token,
         "transport": transport,
@@ -150,7 +157,7 @@ def join_again() -> None:
     """
     if _last_init is None:
         raise ValueError("Horovod has not been initialized; use hvd.init().")
-    shutdown()
+    _leave(returns=True)
     while not is_initialized():
         try:
             init(**_last_init)
@@ -195,7 +202,12 @@ def shutdown() -> None:
         False
         >>> hvd.init()
     """
-    _context.shutdown()
+    _leave()
+
+
+def _leave(returns: bool = False) -> None:
+    reason = "it joins the next world" if returns else "it called hvd.shutdown()"
+    _context.shutdown(reason, returns=returns)
     if not is_initialized():
         global_process_set.ranks = None
         forget_all()

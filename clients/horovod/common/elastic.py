@@ -19,13 +19,16 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable
 from enum import IntFlag
 from typing import Any, Final
 
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from horovod.worker.runtime.context import current, is_initialized, when_newcomers_wait
 
 __all__ = ["HostUpdateResult", "NotificationManager", "ObjectState", "State", "notification_manager", "run_fn"]
 
@@ -177,18 +180,21 @@ class ObjectState(State):
 class NotificationManager:
     """Passes news about hosts on to the states that are in training.
 
-    Nothing in this version finds out by itself that hosts came or went. Code that knows (a launcher's thread in the
-    process of rank 0) calls `handle_hosts_updated`.
+    The news come from the coordinator, when processes wait to be taken into an elastic world, and from code that knows
+    and calls `handle_hosts_updated`.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards _listeners; not held while they are called
+        self._lock = threading.Lock()  # guards the fields; not held while listeners are called
+        self._awaiting_epoch = 0  # the epoch of the last world to which newcomers were announced
+        self._latest = 0.0
         self._listeners: list[State] = []
 
     def register_listener(self, listener: State) -> None:
         """From now on `listener` is called with all news."""
         with self._lock:
             self._listeners.append(listener)
+        self.tell_again(listener)
 
     def remove_listener(self, listener: State) -> None:
         """Undoes one `register_listener`; does nothing for a listener that is not registered."""
@@ -197,6 +203,27 @@ class NotificationManager:
                 if known is listener:
                     del self._listeners[index]
                     return
+
+    def newcomers_wait(self, epoch: int, count: int) -> None:
+        """So many processes wait to be taken into the world of this epoch, which this process is in or is to enter."""
+        with self._lock:
+            self._awaiting_epoch = epoch
+        self.handle_hosts_updated(self._now(), HostUpdateResult.added)
+
+    def tell_again(self, listener: State) -> None:
+        """Tells this listener what it may have missed of newcomers to the world that this process is in: they are
+        announced once, which may be before anybody listens, or while `listener` still forgets an earlier world.
+        """
+        with self._lock:
+            epoch = self._awaiting_epoch
+        if epoch and is_initialized() and current().world.epoch == epoch:
+            listener.on_hosts_updated(self._now(), HostUpdateResult.added)
+
+    def _now(self) -> float:
+        """Later than all before, also when the clock was set back: a state takes no notice of older news."""
+        with self._lock:
+            self._latest = max(time.time(), math.nextafter(self._latest, math.inf))
+            return self._latest
 
     def handle_hosts_updated(self, timestamp: float, update_res: HostUpdateResult) -> None:
         """Tells all listeners; those of rank 0 interrupt all ranks at their next commit() or check_host_updates().
@@ -212,6 +239,7 @@ class NotificationManager:
 
 
 notification_manager: Final = NotificationManager()
+when_newcomers_wait(notification_manager.newcomers_wait)
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
@@ -230,6 +258,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                 try:
                     if is_new_world:
                         state.on_reset()
+                        notification_manager.tell_again(state)
                     state.sync()
                     return func(state, *args, **kwargs)
                 except HorovodInternalError as error:

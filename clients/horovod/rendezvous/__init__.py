@@ -33,8 +33,8 @@ _SIZE_IS_GIVEN = ("kubernetes",)  # these do not tell how many processes there a
 def task_of(settings: Settings, environ: Mapping[str, str]) -> Task | None:
     """What a launcher says of this process; None where none started it together with others, or where `settings` say
     who it is themselves (size or rank) or HOROVOD_CLUSTER=none. ValueError where variables contradict themselves."""
-    if settings.cluster == "none" or settings.rank is not None:
-        return None
+    if settings.cluster == "none" or settings.rank is not None or settings.min_size is not None:
+        return None  # who is in an elastic world changes: no launcher's numbers say it
     names = tuple(CLUSTERS) if settings.cluster == "auto" else (settings.cluster,)
     if settings.size is not None:
         names = tuple(name for name in names if name in _SIZE_IS_GIVEN)

@@ -4,6 +4,7 @@ The bounds keep a broken or hostile member harmless.
 """
 
 import ipaddress
+from collections.abc import Mapping
 
 from horovod.base.errors import WorldCode, coded
 from horovod.base.limits import MAX_WORLD_MESSAGE_BYTES
@@ -12,12 +13,14 @@ from horovod.coordinator import PROTOCOL_VERSION
 from horovod.protos.v1 import membership_pb2 as pb
 from horovod.protos.v1 import types_pb2
 
+from .sizes import sizes_of, sizes_of_world
 from .waiting import Waiting, bytes_of
 
 MAX_SIZE = 1 << 16
 MAX_NAME_LENGTH = 256
 MAX_VALUE_LENGTH = 4096
 MAX_ENTRIES = 256
+MAX_SETTLE_S = 3600
 
 
 def refusal_of(request: pb.JoinRequest) -> str:
@@ -38,17 +41,8 @@ def refusal_of(request: pb.JoinRequest) -> str:
                 f"The {what} in a join request must be 1 to {MAX_NAME_LENGTH} printable characters, but it is "
                 f"{text[:80]!r}.",
             )
-    if not 1 <= request.size <= MAX_SIZE:
-        return coded(
-            WorldCode.INVALID_SIZE,
-            f"The size of a world must be 1 to {MAX_SIZE}, but {who} asks for {request.size}; see HOROVOD_SIZE.",
-        )
-    if rank is not None and rank >= request.size:
-        return coded(
-            WorldCode.INVALID_RANK,
-            f"{capitalized(who)} asks for a rank outside 0 to {request.size - 1}, the ranks of a world of size "
-            f"{request.size}; see HOROVOD_RANK and HOROVOD_SIZE.",
-        )
+    if refusal := _refusal_of_sizes(request, who):
+        return refusal
     texts = [
         request.host.shared_memory_domain,
         request.segment_address,
@@ -86,6 +80,43 @@ def refusal_of(request: pb.JoinRequest) -> str:
     return ""
 
 
+def _refusal_of_sizes(request: pb.JoinRequest, who: str) -> str:
+    size, sizes = request.size, sizes_of(request)
+    if sizes.is_elastic:
+        if not 1 <= sizes.fewest <= sizes.most <= MAX_SIZE:
+            return coded(
+                WorldCode.INVALID_SIZE,
+                f"The fewest and the most members of an elastic job must be numbers from 1 to {MAX_SIZE}, the smaller "
+                f"one first, but {who} asks for {sizes.fewest} and {sizes.most}; see HOROVOD_MIN_SIZE and "
+                "HOROVOD_MAX_SIZE.",
+            )
+        if size and not sizes.fewest <= size <= sizes.most:
+            return coded(
+                WorldCode.INVALID_SIZE,
+                f"{capitalized(who)} waits for a first world of {plural(size, 'member')}, but worlds of its job have "
+                f"{sizes}; see HOROVOD_SIZE, HOROVOD_MIN_SIZE and HOROVOD_MAX_SIZE.",
+            )
+        if not 0 <= request.settle_seconds <= MAX_SETTLE_S:
+            return coded(
+                WorldCode.INVALID_REQUEST,
+                f"The settle time of an elastic job must be 0 to {MAX_SETTLE_S} seconds, but {who} asks for "
+                f"{request.settle_seconds:g}; see HOROVOD_ELASTIC_SETTLE_SECONDS.",
+            )
+        return ""
+    if not 1 <= size <= MAX_SIZE:
+        return coded(
+            WorldCode.INVALID_SIZE,
+            f"The size of a world must be 1 to {MAX_SIZE}, but {who} asks for {size}; see HOROVOD_SIZE.",
+        )
+    if request.HasField("requested_rank") and request.requested_rank >= size:
+        return coded(
+            WorldCode.INVALID_RANK,
+            f"{capitalized(who)} asks for a rank outside 0 to {size - 1}, the ranks of a world of size "
+            f"{size}; see HOROVOD_RANK and HOROVOD_SIZE.",
+        )
+    return ""
+
+
 def _problem_of(endpoint: types_pb2.Endpoint) -> str:
     """Why no member could connect to the endpoint, or ""."""
     if not 0 < endpoint.port < 1 << 16:
@@ -117,20 +148,24 @@ def conflict_with(waiting: Waiting, request: pb.JoinRequest) -> str:
     first = waiting.first
     if first is None:
         return ""
-    if request.size != first.size:
+    sizes = sizes_of(first)
+    if (its := sizes_of(request)) != sizes:
+        variables = "HOROVOD_MIN_SIZE and HOROVOD_MAX_SIZE" if its.is_elastic or sizes.is_elastic else "HOROVOD_SIZE"
+        fixed = " always" if its.is_elastic != sizes.is_elastic and not sizes.is_elastic else ""
         return coded(
             WorldCode.MEMBERS_DISAGREE,
-            f"{capitalized(describe(request))} expects {plural(request.size, 'member')} in job {request.job!r}, but "
-            f"{describe(first)} expects {first.size}; start every process with the same HOROVOD_SIZE.",
+            f"{capitalized(describe(request))} expects {its} in job {request.job!r}, but "
+            f"{describe(first)}{fixed} expects {sizes if its.is_elastic or sizes.is_elastic else sizes.most}; start "
+            f"every process with the same {variables}.",
         )
-    if len(waiting) >= first.size:
+    if len(waiting) >= sizes.most and not sizes.is_elastic:
         who = shortened([describe(member) for member in waiting.requests.values()], 4)
         return coded(
             WorldCode.TOO_MANY_MEMBERS,
             f"Job {request.job!r} already has its {plural(first.size, 'member')}: {who}. Start no more processes than "
             "HOROVOD_SIZE says, or give this job another name (HOROVOD_JOB).",
         )
-    if request.HasField("requested_rank") != first.HasField("requested_rank"):
+    if request.HasField("requested_rank") != first.HasField("requested_rank") and not sizes.is_elastic:
         asks, does_not = (request, first) if request.HasField("requested_rank") else (first, request)
         return coded(
             WorldCode.INVALID_RANK,
@@ -143,14 +178,8 @@ def conflict_with(waiting: Waiting, request: pb.JoinRequest) -> str:
             f"Rank {request.requested_rank} of job {request.job!r} is asked for twice, by {describe(other)} and "
             f"by {describe(request)}; give every process its own HOROVOD_RANK.",
         )
-    for name in sorted({*first.options, *request.options}):
-        theirs, ours = first.options.get(name), request.options.get(name)
-        if theirs != ours:
-            return coded(
-                WorldCode.MEMBERS_DISAGREE,
-                f"The members of job {request.job!r} must agree on {name}, but {describe(first)} has "
-                f"{_option(theirs)} and {describe(request)} has {_option(ours)}.",
-            )
+    if difference := _difference_of_options(first.options, describe(first), request):
+        return difference
     if waiting.bytes + bytes_of(request) > MAX_WORLD_MESSAGE_BYTES // 2:
         return coded(
             WorldCode.WORLD_TOO_LARGE,
@@ -158,6 +187,31 @@ def conflict_with(waiting: Waiting, request: pb.JoinRequest) -> str:
             f"{describe(request)}, the addresses and names of {plural(len(waiting) + 1, 'member')} take more than "
             f"{MAX_WORLD_MESSAGE_BYTES >> 21} MiB. Name fewer interfaces with HOROVOD_NETWORK_INTERFACES.",
         )
+    return ""
+
+
+def conflict_with_world(world: pb.World, request: pb.JoinRequest) -> str:
+    """Why `request` can't be taken in by the running world of an elastic job, or ""."""
+    its, sizes = sizes_of(request), sizes_of_world(world)
+    if its != sizes:
+        return coded(
+            WorldCode.MEMBERS_DISAGREE,
+            f"{capitalized(describe(request))} expects {its} in job {request.job!r}, which runs in epoch {world.epoch} "
+            f"and has {sizes}; start every process with the same HOROVOD_MIN_SIZE and HOROVOD_MAX_SIZE, or give this "
+            "job another name (HOROVOD_JOB).",
+        )
+    return _difference_of_options(world.options, f"the world of epoch {world.epoch}", request)
+
+
+def _difference_of_options(options: Mapping[str, str], who: str, request: pb.JoinRequest) -> str:
+    for name in sorted({*options, *request.options}):
+        theirs, ours = options.get(name), request.options.get(name)
+        if theirs != ours:
+            return coded(
+                WorldCode.MEMBERS_DISAGREE,
+                f"The members of job {request.job!r} must agree on {name}, but {who} has "
+                f"{_option(theirs)} and {describe(request)} has {_option(ours)}.",
+            )
     return ""
 
 

@@ -36,20 +36,27 @@ class Formation:
             epoch=epoch,
             members=members,
             secret=secret,
-            options=next(iter(self.requests.values())).options,
+            options=self._first.options,
             hosts=hosts.messages,
             local_ranks=[place.local_rank for place in self.places],
             cross_ranks=[place.cross_rank for place in self.places],
+            sizes=self._first.sizes if self._first.HasField("sizes") else None,
         )
+
+    @property
+    def _first(self) -> pb.JoinRequest:
+        return next(iter(self.requests.values()))
 
     def record(self, epoch: int, secret: bytes) -> pb.WorldRecord:
         """What the store keeps of the world."""
         requests = [self.requests[place.member_id] for place in self.places]
         incarnations = [request.incarnation for request in requests]
+        slots = [request.requested_rank + 1 if request.HasField("requested_rank") else 0 for request in requests]
         return pb.WorldRecord(
             world=self.world(epoch, secret),
             processes=[request.process for request in requests],
             incarnations=incarnations if any(incarnations) else [],
+            slots=slots if self._first.HasField("sizes") and any(slots) else [],
         )
 
 
@@ -68,6 +75,8 @@ def requests_of(record: pb.WorldRecord) -> list[pb.JoinRequest]:
             options=world.options,
             process=record.processes[rank] if rank < len(record.processes) else None,
             incarnation=record.incarnations[rank] if rank < len(record.incarnations) else 0,
+            requested_rank=record.slots[rank] - 1 if rank < len(record.slots) and record.slots[rank] else None,
+            sizes=world.sizes if world.HasField("sizes") else None,
         )
         for rank, member in enumerate(world.members)
     ]

@@ -1,12 +1,12 @@
 """One job: the rendezvous of its next world beside the liveness of its last one, which may still run.
 
-Invariant: a process of the job either waits (rendezvous.py) or is present in the running world (liveness.py). Whoever
-ceases to be either goes through `remove`, which alone lets both halves know: a rank that is gone is no longer waited
-for, and one who waited gives its claim back.
+Invariant: a process of the job either waits (rendezvous.py), or is present in the running world (liveness.py), or has
+left that and is expected to join again (rendezvous.py). Whoever ceases to be any of these goes through `remove`, which
+alone lets both halves know: a rank that is gone is no longer waited for, and one who waited gives its claim back.
 
 A process that has no proof that it belongs to the running world can neither end nor enter one that is complete: it is
 refused, because it belongs to another job or was started once too often. It may wait while a member of the world is
-away; if that one comes back, it is refused then.
+away; if that one comes back, it is refused then. Of an elastic job, it waits until the members take it in.
 
 A coordinator that takes over from another one begins with what that had written down (`restored`): all members of the
 world are away and come back. A process that joins instead, and is one of them by its pid and start time, never heard of
@@ -26,12 +26,13 @@ from horovod.coordinator.core.attendance import Attendance
 from horovod.coordinator.core.ending import RankEnded
 from horovod.protos.v1 import membership_pb2 as pb
 
-from .checks import describe
-from .effects import Close, Effect, Record, Send, WorldEnded
+from .checks import conflict_with_world, describe
+from .effects import Close, Effect, HangUp, Record, Send, WorldEnded
 from .formation import Formation
 from .life import NEVER_HEARD_OF_ITS_WORLD
 from .liveness import Finding, Liveness, Loss, lost, unknown
 from .rendezvous import LastWorld, Rendezvous
+from .sizes import sizes_of_world
 
 
 class JobMembership:
@@ -60,8 +61,8 @@ class JobMembership:
 
     @property
     def is_over(self) -> bool:
-        """Nobody is in a world of the job, or waits for one."""
-        return not self.rendezvous.waiting and not self.liveness.runs
+        """Nobody is in a world of the job, waits for one, or is on the way from one to the next."""
+        return not self.rendezvous.waiting and not self.liveness.runs and not self.rendezvous.returning
 
     def _is_whole(self) -> bool:
         """True when a world runs of which no member is gone, has joined again, or is suspected."""
@@ -87,7 +88,7 @@ class JobMembership:
         if not request.incarnation or not request.HasField("requested_rank"):
             return []
         members = [self.rendezvous.waiting.by_rank.get(rank)]
-        if (present := self.liveness.by_rank.get(rank)) is not None:
+        if (present := self.liveness.started_as(rank)) is not None:
             members.append(present.request)
         return [one for one in members if one is not None and one.incarnation]
 
@@ -116,9 +117,16 @@ class JobMembership:
                 WorldCode.REPLACED,
                 f"{capitalized(describe(request))} was replaced: {describe(successor)} was started later in its place.",
             )
-        if claim is None and self._is_whole():
+        if claim is None and self.liveness.runs and self._is_elastic:
+            if conflict := conflict_with_world(self.liveness.world, request):
+                return conflict
+        elif claim is None and self._is_whole():
             return self._already_runs()
         return self.rendezvous.conflict_with(request)
+
+    @property
+    def _is_elastic(self) -> bool:
+        return sizes_of_world(self.liveness.world).is_elastic
 
     def _already_runs(self) -> str:
         present = self.liveness.present
@@ -143,18 +151,22 @@ class JobMembership:
                 effects += self.remove(member_id, "its world can't be", now_s)
         return effects
 
-    def formed(self, formation: Formation, epoch: int, secret: bytes) -> list[Effect]:
+    def formed(self, formation: Formation, epoch: int, secret: bytes, now_s: float) -> list[Effect]:
         """As `Membership.formed`."""
         if not self.rendezvous.is_forming(formation):
             return []
         effects: list[Effect] = []
+        later = self.rendezvous.leftover(formation)
         if self.liveness.runs:
             # Only members that have joined again are left: their goodbyes are late and change nothing.
             effects += [Close(member_id) for member_id in self.liveness.present]
             effects.append(WorldEnded(self.name, self.liveness.world.epoch))
         self._run(Liveness(formation.world(epoch, secret), formation.requests, self._has_agent))
         event = pb.MembershipEvent(world=self.liveness.world)
-        return [*effects, *(Send(member_id, event) for member_id in self.liveness.present)]
+        effects += [Send(member_id, event) for member_id in self.liveness.present]
+        for request in later:
+            effects += self.rendezvous.admit(request, None, now_s)
+        return effects
 
     # -- coming back -------------------------------------------------------------------------------------------------
 
@@ -175,7 +187,9 @@ class JobMembership:
     ) -> tuple[pb.Refused | None, list[Effect]]:
         """As `Membership.attach`, for a member that `may_attach`."""
         refused, effects = self.liveness.attach(attach, nonce, proof)
-        if refused is None and self._is_whole():
+        if refused is None and self._is_elastic:
+            effects = [*effects, *self.rendezvous.announced_to(attach.member_id)]
+        elif refused is None and self._is_whole():
             # Every member is connected, so the world goes on: those that wait for its end are refused.
             no = pb.MembershipEvent(refused=pb.Refused(sentence=self._already_runs()))
             for member_id in list(self.rendezvous.waiting.requests):
@@ -186,17 +200,22 @@ class JobMembership:
     # -- evidence ----------------------------------------------------------------------------------------------------
 
     def disconnected(self, member_id: str, now_s: float) -> list[Effect]:
+        if member_id in self.rendezvous.returning:
+            return []
         if member_id in self.rendezvous.waiting:
             return self.remove(member_id, "its stream ended", now_s)
         return self._follow(self.liveness.disconnected(member_id, now_s), now_s)
 
     def process_ended(self, member_id: str, cause: str, now_s: float) -> list[Effect]:
-        if member_id in self.rendezvous.waiting:
+        if member_id in self.rendezvous.waiting or member_id in self.rendezvous.returning:
             return self.remove(member_id, cause, now_s)
         return self._follow(self.liveness.process_ended(member_id, cause, now_s), now_s)
 
     def rank_ended(self, ended: RankEnded, now_s: float) -> list[Effect]:
-        return self._follow(self.liveness.rank_ended(ended, now_s), now_s)
+        effects: list[Effect] = []
+        for one in self.rendezvous.returning_as(ended):
+            effects += self.remove(one.member_id, ended.cause, now_s)
+        return effects + self._follow(self.liveness.rank_ended(ended, now_s), now_s)
 
     def peer_lost(self, witness_id: str, report: pb.PeerLost, now_s: float) -> list[Effect]:
         return self._follow(self.liveness.peer_lost(witness_id, report, now_s), now_s)
@@ -207,7 +226,9 @@ class JobMembership:
     def tick(self, now_s: float, grace_s: float, vouched: Set[str]) -> list[Effect]:
         losses = self.liveness.overdue(now_s, grace_s, vouched, is_waited_for=len(self.rendezvous.waiting) > 0)
         effects = self._follow(losses, now_s)
-        return effects + self.liveness.probe_suspected(vouched)
+        for member_id in self.rendezvous.overdue(now_s):
+            effects += self.remove(member_id, "it did not join again", now_s)
+        return effects + self.rendezvous.settle(now_s) + self.liveness.probe_suspected(vouched)
 
     def _follow(self, findings: Sequence[Finding], now_s: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -220,6 +241,15 @@ class JobMembership:
 
     # -- going -------------------------------------------------------------------------------------------------------
 
+    def leave(self, member_id: str, cause: str, now_s: float, returns: bool) -> list[Effect]:
+        """An orderly goodbye. `cause` as in `remove`. returns: as in `Membership.leave`."""
+        one = self.liveness.present.get(member_id)
+        if one is None or not returns or not self._is_elastic or one.rank not in self.rendezvous.awaited:
+            return self.remove(member_id, cause, now_s, orderly=True)
+        told = self.liveness.remove(one, cause, orderly=True, never_stood=False)
+        self.rendezvous.comes_back(one, now_s)
+        return [Record(self.name), *told, HangUp(member_id)]
+
     def remove(
         self, member_id: str, cause: str, now_s: float, *, orderly: bool = False, never_stood: bool = False
     ) -> list[Effect]:
@@ -227,6 +257,8 @@ class JobMembership:
         effects: list[Effect] = []
         if member_id in self.rendezvous.waiting:
             self.rendezvous.withdraw(member_id, self.liveness.by_rank)
+        elif member_id in self.rendezvous.returning:
+            self.rendezvous.gives_up(member_id)
         elif (one := self.liveness.present.get(member_id)) is not None:
             told = self.liveness.remove(one, cause, orderly=orderly, never_stood=never_stood)
             self.rendezvous.released(one.rank)
@@ -236,8 +268,8 @@ class JobMembership:
     # -- questions ---------------------------------------------------------------------------------------------------
 
     def members(self) -> list[str]:
-        """Those that wait, and those in the running world."""
-        return [*self.rendezvous.waiting.requests, *self.liveness.present]
+        """Those that wait, those in the running world, and those on the way from one world to the next."""
+        return [*self.rendezvous.waiting.requests, *self.liveness.present, *self.rendezvous.returning]
 
     def attendance(self) -> Attendance:
         """Which hosts of its world, or of those who wait for one, have ranks here."""

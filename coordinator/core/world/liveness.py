@@ -68,6 +68,8 @@ class Liveness:
             if namespace := one.request.process.namespace:
                 self._by_namespace.setdefault(namespace, []).append(one)
         self.by_rank = {one.rank: one for one in self.present.values()}
+        # By the rank that its launcher gave it, each member, also those that are gone.
+        self._by_slot = {one.started_as: one for one in self.present.values()}
 
     @classmethod
     def restored(
@@ -154,7 +156,7 @@ class Liveness:
 
     def rank_ended(self, ended: RankEnded, now_s: float) -> Sequence[Finding]:
         """An agent says that a process ended which it had started as a rank."""
-        one = self._started_as(ended)
+        one = self._ended(ended)
         return self._judge(one, one.life.agent_saw_its_end(ended.cause, now_s), now_s) if one is not None else []
 
     def peer_lost(self, witness_id: str, report: pb.PeerLost, now_s: float) -> Sequence[Finding]:
@@ -184,11 +186,16 @@ class Liveness:
             return None
         return witness, one
 
-    def _started_as(self, ended: RankEnded) -> Present | None:
+    def started_as(self, rank: int) -> Present | None:
+        """The member whose launcher gave it this rank."""
+        one = self._by_slot.get(rank)
+        return one if one is not None and one.member_id in self.present else None
+
+    def _ended(self, ended: RankEnded) -> Present | None:
         """The member whose process an agent saw end, or that ran below that process and has the rank given to it."""
-        if ended.rank in self.gone:
+        one = self._by_slot.get(ended.rank)
+        if one is not None and one.member_id not in self.present:
             return None
-        one = self.by_rank.get(ended.rank)
         if one is None or one.request.pid != ended.pid:
             same = (other for other in self.present.values() if other.request.pid == ended.pid)
             one = next((other for other in same if other.request.host.name == ended.host), one)

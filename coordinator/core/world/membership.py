@@ -5,8 +5,9 @@ Of each job, rendezvous.py knows who forms its next world and when, and liveness
 Every method takes the time it needs as an argument and returns effects: what to send to whom. The caller carries
 them out in order and feeds `formed` with an epoch from the store, where it grows by compare-and-swap.
 
-Invariant: `_job_of` has exactly the members that wait or are present, each until the effect Close says that it is none
-any more. A job is known while it has one; the last worlds of jobs that are over are remembered for those who come late.
+Invariant: `_job_of` has exactly the members that wait, are present or are on their way from one world to the next, each
+until the effect Close says that it is none any more. A job is known while it has one; the last worlds of jobs that are
+over are remembered for those who come late.
 """
 
 from collections import OrderedDict
@@ -91,10 +92,10 @@ class Membership:
         job = self._jobs.get(formation.job)
         return self._settled(job, job.unformable(formation, sentence, now_s)) if job else []
 
-    def formed(self, formation: Formation, epoch: int, secret: bytes) -> list[Effect]:
+    def formed(self, formation: Formation, epoch: int, secret: bytes, now_s: float) -> list[Effect]:
         """The store gave `formation` its epoch. Nothing happens when it is no longer forming (the epoch is skipped)."""
         job = self._jobs.get(formation.job)
-        effects = self._settled(job, job.formed(formation, epoch, secret)) if job else []
+        effects = self._settled(job, job.formed(formation, epoch, secret, now_s)) if job else []
         if job and effects:
             self._remember(job)
         return effects
@@ -190,10 +191,13 @@ class Membership:
 
     # -- going -------------------------------------------------------------------------------------------------------
 
-    def leave(self, member_id: str, reason: str, now_s: float) -> list[Effect]:
-        """An orderly goodbye. Unknown members are ignored: a goodbye may come after its world has ended."""
+    def leave(self, member_id: str, reason: str, now_s: float, returns: bool = False) -> list[Effect]:
+        """An orderly goodbye. Unknown members are ignored: a goodbye may come after its world has ended.
+
+        returns: it joins again at once, so that the next world of an elastic job has it.
+        """
         cause = reason or "it called hvd.shutdown() or ended"
-        effects = self._about(member_id, lambda job: job.remove(member_id, cause, now_s, orderly=True))
+        effects = self._about(member_id, lambda job: job.leave(member_id, cause, now_s, returns))
         return effects or [Close(member_id)]
 
     def lost(self, member_id: str, cause: str, now_s: float) -> list[Effect]:

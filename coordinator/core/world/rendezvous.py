@@ -1,17 +1,29 @@
 """The rendezvous of one job: who forms its next world, and when.
 
-    join ----> waiting --(size members, none left of the old world)--> forming --(epoch from the store)--> world
-                 ^                                                          |
-                 +--------------- a member went away meanwhile -------------+
+    join ----> waiting --(enough members, none left of the old world)--> forming --(epoch from the store)--> world
+                 ^                                                            |
+                 +--------------- a member went away meanwhile ---------------+
 
 A member is one process and one attempt (its member id); after shutdown() and init() the same process is a new
 member, which proves by the old world's secret who it was: it claims its rank of that world. So that fast processes can
 already join again while the goodbye of slow ones is still under way, joiners wait until every member of the old world
 is gone or has itself joined again.
 
-Invariant: `awaited` has each rank of the running world whose member is there and which nobody who waits has claimed. A
-world forms only while `awaited` is empty, and of exactly the members that waited when it began to form: if one of them
-goes away, the formation is void, and another one begins when the job has its size again.
+Members of an elastic job that leave their world to join the next one say so. `returning` has each of them until it
+waits, its process has ended, or RETURN_S have passed: without it, the first of them to join again would make a world
+alone.
+
+Invariant: `awaited` has each rank of the running world whose member is there or returning, and which nobody who waits
+has claimed. A world forms only while `awaited` is empty, and of members that waited when it began to form: if one of
+those that wait goes away, the formation is void, and another one begins when there are enough again.
+
+How many are enough: of a job of fixed size, exactly as many. Of an elastic job, as many as there may be at most; or the
+fewest, where members of the last world are among them, which are not to wait for anybody else; or as many as its
+launcher said it has started; or the fewest, when nobody new has come for the settle time.
+
+A newcomer to an elastic job that runs waits too, with all members awaited: they are told (`Newcomers`), once nobody new
+has come for the settle time and if there is a place, and join again at their next commit. Who comes beyond the most
+members waits until another one is lost. So a spare process is one that waits.
 
 Whether members live is not known here (liveness.py). The job tells of both (job_membership.py).
 """
@@ -22,14 +34,19 @@ from dataclasses import dataclass, field
 from horovod.base.errors import without_code
 from horovod.base.proofs import is_equal, rejoin_proof
 from horovod.base.words import plural, ranks_in_words, shortened
+from horovod.coordinator.core.ending import RankEnded
 from horovod.coordinator.core.ranks import Seat, assign
 from horovod.protos.v1 import membership_pb2 as pb
 
-from .checks import conflict_with, describe
-from .effects import Effect, Form, Send, TellLater
+from .checks import MAX_SIZE, conflict_with, describe
+from .effects import Close, Effect, Form, LookLater, Send, TellLater
 from .formation import Formation
 from .present import Present
+from .sizes import Sizes, sizes_of
 from .waiting import Waiting
+
+# Seconds that a member may take to join again. That takes less than 0.1 s where processors are free.
+RETURN_S = 20.0
 
 
 @dataclass
@@ -50,8 +67,11 @@ class Rendezvous:
         self.waiting = Waiting()
         self.forming: Formation | None = None
         self.awaited = dict(running)
+        self.returning: dict[str, tuple[Present, float]] = {}  # by member id; until when it is awaited
         self._job = job
         self._refused = ""  # why the last process that tried to join was refused, for the members that wait
+        self._settled_at_s: float | None = None  # of an elastic job: until then others may follow the last newcomer
+        self._announced = False  # the members of the running world have been told that newcomers wait
 
     # -- who ---------------------------------------------------------------------------------------------------------
 
@@ -78,10 +98,15 @@ class Rendezvous:
     def admit(self, request: pb.JoinRequest, claim: int | None, now_s: float) -> list[Effect]:
         """The process waits for the next world. claim: the rank of the last world that it has proved to have been."""
         self.waiting.add(request, claim)
-        if claim is not None:
-            self.awaited.pop(claim, None)
+        effects: list[Effect] = []
+        old = self.awaited.pop(claim, None) if claim is not None else None
+        if old is not None and self.returning.pop(old.member_id, None) is not None:
+            effects.append(Close(old.member_id))
         self._refused = ""
-        return self.advance(now_s)
+        if sizes_of(request).is_elastic and claim is None:
+            self._settled_at_s = now_s + request.settle_seconds
+            effects.append(LookLater(self._job, request.settle_seconds))
+        return [*effects, *self.advance(now_s)]
 
     def refuse(self, request: pb.JoinRequest, sentence: str, now_s: float) -> list[Effect]:
         """The process may not wait here; those that do are told why."""
@@ -97,6 +122,23 @@ class Rendezvous:
             self.awaited[claim] = one
         self.forming = None
 
+    def comes_back(self, one: Present, now_s: float) -> None:
+        """A member of the running world has left it and joins again."""
+        self.returning[one.member_id] = one, now_s + RETURN_S
+
+    def gives_up(self, member_id: str) -> None:
+        """One of `returning` does not join again."""
+        self.awaited.pop(self.returning.pop(member_id)[0].rank, None)
+
+    def overdue(self, now_s: float) -> list[str]:
+        """Those of `returning` that have taken too long."""
+        return [member_id for member_id, (_, until_s) in self.returning.items() if now_s >= until_s]
+
+    def returning_as(self, ended: RankEnded) -> list[Present]:
+        """Those of `returning` whose process has ended, as an agent says."""
+        members = [one for one, _ in self.returning.values()]
+        return [one for one in members if ended.host == one.request.host.name and ended.pid == one.request.pid]
+
     def released(self, rank: int) -> None:
         """This rank of the running world is gone, so that nobody waits for it any more."""
         self.awaited.pop(rank, None)
@@ -106,25 +148,64 @@ class Rendezvous:
     def advance(self, now_s: float) -> list[Effect]:
         """Forms the next world if it can, else tells the waiting members what is missing."""
         first = self.waiting.first
-        if self.forming is None and first is not None and len(self.waiting) == first.size and not self.awaited:
-            places = assign(self._seats())
+        if self.forming is None and first is not None and not self.awaited and self._are_enough(first, now_s):
+            members = self._members(first)
+            elastic = sizes_of(first).is_elastic  # its launcher's numbers of processes are no ranks
+            places = assign([Seat(one.member_id, one.host.name, None if elastic else _rank(one)) for one in members])
             if isinstance(places, tuple):
-                self.forming = Formation(self._job, dict(self.waiting.requests), places)
+                self.forming = Formation(self._job, {one.member_id: one for one in members}, places)
                 return [Form(self.forming)]
             # join() refuses every request that could lead here; to wait in words is still better than to crash.
             self._refused = places
         return self._tell_progress(now_s)
 
-    def _seats(self) -> list[Seat]:
-        """The waiting members in rank order: those of the last world keep their order, others follow as they came."""
-        order = dict.fromkeys([self.waiting.claims[rank] for rank in sorted(self.waiting.claims)])
-        order.update(dict.fromkeys(self.waiting.requests))
-        seats = []
-        for member_id in order:
-            request = self.waiting.requests[member_id]
-            rank = request.requested_rank if request.HasField("requested_rank") else None
-            seats.append(Seat(member_id, request.host.name, rank))
-        return seats
+    def _are_enough(self, first: pb.JoinRequest, now_s: float) -> bool:
+        sizes, count = sizes_of(first), len(self.waiting)
+        if count >= sizes.most:
+            return True
+        if not sizes.is_elastic or count < sizes.fewest:
+            return False
+        if self.waiting.claims:
+            return True
+        if self.waiting.expected:
+            return count >= self.waiting.expected
+        return self._settled_at_s is None or now_s >= self._settled_at_s
+
+    def _members(self, first: pb.JoinRequest) -> list[pb.JoinRequest]:
+        """Those that the world has, in rank order: those of the last world keep their order; others follow in the order
+        of the numbers that a launcher gave them, and then as they came.
+        """
+        waiting = self.waiting
+        old = [waiting.requests[waiting.claims[rank]] for rank in sorted(waiting.claims)]
+        new = [request for member_id, request in waiting.requests.items() if member_id not in waiting.claim_of]
+        new.sort(key=lambda request: request.requested_rank if request.HasField("requested_rank") else MAX_SIZE)
+        return [*old, *new][: sizes_of(first).most]
+
+    def settle(self, now_s: float) -> list[Effect]:
+        """To be called when time has passed: a world may form, or newcomers may be announced, since no others came."""
+        if self._settled_at_s is None or now_s < self._settled_at_s:
+            return []
+        self._settled_at_s = None
+        return [*self.advance(now_s), *self._announce()]
+
+    def _announce(self) -> list[Effect]:
+        """Tells the members of the running world that newcomers wait for whom there is a place."""
+        first = self.waiting.first
+        if first is None or self._announced or len(self.awaited) + len(self.waiting.claims) >= sizes_of(first).most:
+            return []
+        self._announced = True
+        return [effect for one in self.awaited.values() for effect in self.announced_to(one.member_id)]
+
+    def announced_to(self, member_id: str) -> list[Effect]:
+        """What a member of the running world is told of newcomers, if the others were told."""
+        count = len(self.waiting) - len(self.waiting.claims)
+        if not self._announced or not count or self.last is None:
+            return []
+        return [Send(member_id, pb.MembershipEvent(newcomers=pb.Newcomers(epoch=self.last.epoch, count=count)))]
+
+    def leftover(self, formation: Formation) -> list[pb.JoinRequest]:
+        """Those that wait, and for whom there is no place in the world that forms."""
+        return [one for member_id, one in self.waiting.requests.items() if member_id not in formation.requests]
 
     def is_forming(self, formation: Formation) -> bool:
         """False once a member of `formation` has gone away, so that its world does not form."""
@@ -161,22 +242,44 @@ class Rendezvous:
         news = [one for one in self.waiting.requests if told.get(one) != sentence]
         told.update(dict.fromkeys(news, sentence))
         event = pb.MembershipEvent(progress=pb.Progress(sentence=sentence))
-        return [Send(member_id, event) for member_id in news]
+        first = self.waiting.first
+        if first is None or not self.awaited or not sizes_of(first).is_elastic:
+            return [Send(member_id, event) for member_id in news]
+        parked = pb.MembershipEvent(progress=pb.Progress(sentence=sentence, parked=True))
+        return [Send(one, event if one in self.waiting.claim_of else parked) for one in news]
 
     def progress(self) -> str:
         """What the waiting members wait for, as a sentence; "" while they wait for the store alone."""
         first = self.waiting.first
         if first is None or self.forming is not None:
             return ""
-        missing = first.size - len(self.waiting)
+        sizes = sizes_of(first)
+        fewest = self.waiting.expected or sizes.fewest
+        missing = max(0, fewest - len(self.waiting))
         parts: list[str] = []
-        if missing and first.HasField("requested_rank"):
+        if sizes.is_elastic and self.awaited and not self.waiting.claims:
+            return self._parked_in_words(sizes)
+        if missing and first.HasField("requested_rank") and not sizes.is_elastic:
             parts.append(f"waiting for {ranks_in_words(set(range(first.size)) - self.waiting.by_rank.keys())}")
         elif missing:
             parts.append(f"waiting for {missing} more")
+        elif self._settled_at_s is not None and not self.waiting.claims:
+            parts.append("waiting for others that may still come")
         if self.awaited and self.last:
             who = shortened([str(one) for one in self.awaited.values()], 4)
             parts.append(f"waiting until the world of epoch {self.last.epoch} has ended, which still has {who}")
         if self._refused:
             parts.append(self._refused)
-        return f"{len(self.waiting)} of {plural(first.size, 'member')} of job {self._job!r} joined; {'; '.join(parts)}."
+        return f"{len(self.waiting)} of {sizes} of job {self._job!r} joined; {'; '.join(parts)}."
+
+    def _parked_in_words(self, sizes: Sizes) -> str:
+        assert self.last is not None
+        members = f"{plural(len(self.awaited), 'member')} in epoch {self.last.epoch}"
+        who = plural(len(self.waiting), "process")
+        if len(self.awaited) >= sizes.most:
+            return f"Job {self._job!r} runs with {members}, the most that it may have; {who} wait for a place."
+        return f"Job {self._job!r} runs with {members}, which take in the {who} that wait at their next commit."
+
+
+def _rank(request: pb.JoinRequest) -> int | None:
+    return request.requested_rank if request.HasField("requested_rank") else None

@@ -18,6 +18,7 @@ class Waiting:
     told: dict[str, str] = field(default_factory=dict)  # member id -> the progress sentence that it was sent last
     told_at_s: float | None = None
     tell_later: bool = False  # an effect TellLater has been returned and its time has not come
+    expected: int = 0  # for how many members the first world of an elastic job waits; 0: nobody has said so
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -32,6 +33,7 @@ class Waiting:
     def add(self, request: pb.JoinRequest, claim: int | None) -> None:
         self.requests[request.member_id] = request
         self.bytes += bytes_of(request)
+        self.expected = max(self.expected, request.size)
         if request.HasField("requested_rank"):
             self.by_rank[request.requested_rank] = request
         if claim is not None:

@@ -1,0 +1,263 @@
+"""Worlds of elastic jobs: when one forms, who is in it, and how it changes. Without clock and socket."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from error_codes import ends_with
+from membership_story import Story
+
+from horovod.base.errors import WorldCode, code_of
+from horovod.protos.v1 import membership_pb2 as pb
+
+
+class Elastic(Story):
+    """Of one elastic job. A process has a letter; each of its attempts to join is a member: the letter and a number."""
+
+    def __init__(self, fewest: int = 1, most: int = 4, size: int = 0, settle_s: float = 1.0) -> None:
+        super().__init__()
+        self._request = {"sizes": (fewest, most), "size": size, "settle_s": settle_s}
+        self._attempts: dict[str, int] = {}
+
+    def member(self, name: str) -> str:
+        return f"{name}{self._attempts[name]}"
+
+    def come(self, name: str, **fields: object) -> str:
+        """The process joins, as the member of its last world where it was in one. The refusal, or ""."""
+        old = self.member(name) if name in self._attempts else None
+        self._attempts[name] = self._attempts.get(name, 0) + 1
+        if old is not None and self.has_world(old):
+            fields["rejoin"] = old
+        return self.join(self.member(name), **{"pid": sum(name.encode()), **self._request, **fields})
+
+    def come_all(self, names: str, **fields: object) -> None:
+        for name in names:
+            assert self.come(name, **fields) == ""
+
+    def go(self, name: str) -> None:
+        """The process leaves its world, to join the next one."""
+        self.leave(self.member(name), returns=True)
+
+    def again(self, names: str) -> None:
+        """All leave before the first of them joins again."""
+        for name in names:
+            self.go(name)
+        for name in names:
+            assert self.come(name) == ""
+
+    def names(self, name: str) -> str:
+        """The members of the latest world of the process, by rank."""
+        return "".join(one.member_id[0] for one in self.world(self.member(name)).members)
+
+    def newcomers(self, name: str) -> list[int]:
+        events = self.told.get(self.member(name), [])
+        return [event.newcomers.count for event in events if event.HasField("newcomers")]
+
+    def parked(self, name: str) -> list[bool]:
+        events = self.told.get(self.member(name), [])
+        return [event.progress.parked for event in events if event.HasField("progress")]
+
+
+# -- the first world ---------------------------------------------------------------------------------------------------
+def test_it_begins_at_once_with_the_most() -> None:
+    story = Elastic(most=3)
+    story.come_all("abc")
+    assert story.names("c") == "abc"
+    assert story.world("a1").sizes == pb.Sizes(fewest=1, most=3)
+
+
+def test_it_begins_with_fewer_once_nobody_new_has_come_for_the_settle_time() -> None:
+    story = Elastic(fewest=2, settle_s=1.0)
+    story.come_all("a")
+    story.pass_time(5.0)
+    story.come_all("b")
+    story.pass_time(0.9)
+    story.come_all("c")
+    story.pass_time(0.9)
+    assert not story.has_world("a1")
+    assert story.looks[-1] == (pytest.approx(6.9), "digits")
+    story.pass_time(0.2)
+    assert story.names("a") == "abc"
+
+
+def test_it_waits_for_as_many_as_its_launcher_has_started() -> None:
+    story = Elastic(fewest=1, size=3)
+    story.come_all("ab")
+    story.pass_time(100.0)
+    assert not story.has_world("a1")
+    assert "waiting for 1 more" in story.progress("a1")[-1]
+    story.come_all("c")
+    assert story.names("a") == "abc"
+
+
+def test_the_numbers_of_a_launcher_order_it() -> None:
+    story = Elastic(most=3)
+    for name, number in [("b", 4), ("c", 7), ("a", 2)]:
+        story.come(name, rank=number)
+    assert story.names("a") == "abc"
+
+
+# -- members are lost --------------------------------------------------------------------------------------------------
+def test_the_others_go_on_without_waiting() -> None:
+    story = Elastic(most=4)
+    story.come_all("abcd")
+    story.lose("a1")
+    story.lose("c1")
+    assert [gone.rank for gone in story.goodbyes("b1")] == [0, 2]
+    story.go("b")
+    story.come("b")
+    assert not story.has_world("b2")  # d is in the world still
+    story.go("d")
+    assert not story.has_world("b2")  # and now on its way
+    story.come("d")
+    assert story.names("b") == story.names("d") == "bd"
+    assert story.ended == [("digits", 1)]
+
+
+def test_too_few_wait_for_others() -> None:
+    story = Elastic(fewest=2, most=2)
+    story.come_all("ab")
+    story.lose("a1")
+    story.again("b")
+    story.pass_time(5.0)
+    assert not story.has_world("b2")
+    assert story.parked("b") == [False]
+    story.come_all("c")
+    assert story.names("c") == "bc"
+
+
+def test_one_that_is_lost_on_its_way_is_not_waited_for() -> None:
+    story = Elastic(most=3)
+    story.come_all("abc")
+    story.go("a")
+    story.go("b")
+    story.come("a")
+    story.lose("c1")
+    assert not story.has_world("a2")
+    story.take(story.membership.process_ended("b1", "its process ended", story.now_s))
+    assert story.names("a") == "a"
+
+
+def test_one_that_does_not_join_again_is_waited_for_a_while() -> None:
+    story = Elastic(most=2)
+    story.come_all("ab")
+    story.again("a")
+    story.go("b")
+    assert story.hung_up == ["a1", "b1"]
+    story.pass_time(19.0)
+    assert not story.has_world("a2")
+    story.pass_time(2.0)
+    assert story.names("a") == "a"
+    assert {"a1", "b1"} <= set(story.closed)
+
+
+def test_one_that_leaves_for_good_is_not_waited_for() -> None:
+    story = Elastic(most=3)
+    story.come_all("abc")
+    story.leave("b1", "the script ended")
+    story.again("ac")
+    assert story.names("a") == "ac"
+
+
+# -- others come -------------------------------------------------------------------------------------------------------
+def test_newcomers_are_parked_and_taken_in_together() -> None:
+    story = Elastic(most=4, settle_s=1.0)
+    story.come_all("ab")
+    story.pass_time(1.0)
+    story.come_all("c", host="node-b")
+    story.pass_time(0.5)
+    story.come_all("d")
+    story.pass_time(0.9)
+    assert story.newcomers("a") == []
+    story.pass_time(0.2)
+    assert story.newcomers("a") == story.newcomers("b") == [2]
+    assert story.parked("c")[-1]
+    assert story.parked("d")[-1]
+    story.again("ba")
+    assert story.names("c") == "abdc"  # host by host, the longest-standing first
+    assert story.newcomers("a") == []
+
+
+def test_who_comes_beyond_the_most_waits_for_a_place() -> None:
+    story = Elastic(most=2)
+    story.come_all("ab")
+    story.come_all("c")
+    story.pass_time(10.0)
+    assert story.newcomers("a") == []
+    assert "for a place" in story.progress("c1")[-1]
+    story.lose("b1")
+    story.again("a")
+    assert story.names("c") == "ac"
+
+
+def test_a_first_world_leaves_over_who_came_too_late() -> None:
+    story = Elastic(most=2)
+    story.hold = True
+    story.come_all("abc")
+    story.form()
+    assert story.names("a") == "ab"
+    story.hold = False
+    assert not story.has_world("c1")
+    assert story.parked("c")[-1]
+
+
+def test_a_member_whose_stream_was_away_is_told_of_newcomers_when_it_is_back() -> None:
+    story = Elastic(most=3)
+    story.come_all("ab")
+    story.pass_time(1.1)
+    story.disconnect("a1")
+    story.come_all("c")
+    story.pass_time(1.1)
+    assert story.told["a1"].pop().HasField("newcomers")  # it was away
+    assert story.attach("a1", pid=sum(b"a")) is None
+    assert story.newcomers("a") == [1]
+
+
+def test_a_newcomer_that_goes_away_changes_nothing() -> None:
+    story = Elastic(most=3)
+    story.come_all("ab")
+    story.pass_time(1.1)
+    story.come_all("c")
+    story.pass_time(1.1)
+    story.disconnect("c1")
+    story.again("ab")
+    assert story.names("a") == "ab"
+
+
+def test_a_later_process_of_a_slot_shows_that_the_earlier_one_is_gone() -> None:
+    story = Elastic(most=2, size=2)
+    story.come("a", rank=0, incarnation=1)
+    story.come("b", rank=1, incarnation=1)
+    story.come("c", rank=0, incarnation=2)
+    assert [gone.rank for gone in story.goodbyes("b1")] == [0]
+    story.again("b")
+    assert story.names("c") == "bc"
+    assert code_of(story.come("d", rank=0, incarnation=1)) is WorldCode.REPLACED
+
+
+# -- who does not fit --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("fields", "code", "facts"),
+    [
+        ({"sizes": (3, 2)}, WorldCode.INVALID_SIZE, ("3 and 2",)),
+        ({"sizes": (0, 2)}, WorldCode.INVALID_SIZE, ("0 and 2",)),
+        ({"size": 9}, WorldCode.INVALID_SIZE, ("9 members", "1 to 4")),
+        ({"settle_s": float("nan")}, WorldCode.INVALID_REQUEST, ("nan",)),
+        ({"sizes": (1, 3)}, WorldCode.MEMBERS_DISAGREE, ("1 to 3", "1 to 4", "HOROVOD_MAX_SIZE")),
+        ({"sizes": None, "size": 2}, WorldCode.MEMBERS_DISAGREE, ("2 members", "1 to 4")),
+        ({"options": {"fusion": "2"}}, WorldCode.MEMBERS_DISAGREE, ("fusion",)),
+    ],
+)
+@pytest.mark.parametrize("runs", [False, True])
+def test_who_does_not_fit_is_refused(
+    fields: dict[str, object], code: WorldCode, facts: tuple[str, ...], runs: bool
+) -> None:
+    story = Elastic(settle_s=0.0 if runs else 1.0)
+    story.come_all("a")
+    story.pass_time(0.1)
+    assert story.has_world("a1") is runs
+    refusal = story.come("b", **fields)
+    assert code_of(refusal) is code
+    assert re.search(ends_with(code, *facts), refusal)
+    assert story.goodbyes("a1") == []

@@ -1,0 +1,174 @@
+"""Elastic training in real worlds that shrink and grow: the survivors keep their processes and train as if alone.
+
+Each step takes the gradient of the same 12 rows, whatever the number of ranks that share them. So training in any
+sequence of worlds gives the weights of one process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tiers
+from worlds import World
+
+BATCHES = 12
+ROWS = 12  # of a batch; 1 to 4 ranks share them evenly
+KILLED_AT = 5
+WAITS_AT = 8  # for the world to have its size again, where it grows
+
+Incident = Callable[[Any], None]
+
+
+def _model_and_rows() -> tuple[Any, Any]:
+    import torch
+
+    generator = torch.Generator().manual_seed(7)
+    rows = torch.randn(BATCHES, ROWS, 8, dtype=torch.float64, generator=generator)
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)).double()
+    return model, rows
+
+
+def _alone() -> list[Any]:
+    """The weights after training in one process, without Horovod."""
+    import torch
+
+    model, rows = _model_and_rows()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for batch in rows:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+    return [parameter.tolist() for parameter in model.parameters()]
+
+
+def _train(incident: Incident, grows_to: int = 0) -> dict[str, Any]:
+    import torch
+
+    import horovod.torch as hvd
+
+    hvd.init()
+    model, rows = _model_and_rows()
+    torch.manual_seed(os.getpid())
+    for parameter in model.parameters():
+        if hvd.rank() > 0:  # what a newcomer begins with must not matter
+            torch.nn.init.normal_(parameter)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model.named_parameters()
+    )
+    worlds = [(hvd.rank(), hvd.size())]
+    state = hvd.elastic.TorchState(model, optimizer, batch=0, seen=[])
+    state.register_reset_callbacks([lambda: worlds.append((hvd.rank(), hvd.size()))])
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while state.batch < BATCHES:
+            while state.batch == WAITS_AT and hvd.size() < grows_to:
+                time.sleep(0.01)  # training takes its time meanwhile
+                state.commit()
+            optimizer.zero_grad()
+            share = rows[state.batch].chunk(hvd.size())[hvd.rank()]
+            model(share).square().mean().backward()
+            incident(state)
+            optimizer.step()
+            state.seen.append(state.batch)
+            state.batch += 1
+            state.commit()
+
+    train(state)
+    weights = [parameter.tolist() for parameter in model.parameters()]
+    return {"weights": weights, "worlds": worlds, "seen": state.seen, "pid": os.getpid()}
+
+
+def _be_killed(victims: list[int], grows_to: int = 0, dies_joining: int | None = None, lives: str = "") -> Any:
+    """The victims die in a step, and `dies_joining` while the next world forms. In place of one, another may come."""
+    from horovod.worker.runtime import formation
+
+    number = int(os.environ["HOROVOD_RANK"])
+    is_first = True
+    if number in victims and lives:
+        with open(f"{lives}{number}", "a+") as file:
+            is_first = file.tell() == 0
+            file.write("x")
+
+    def incident(state: Any) -> None:
+        if state.batch == KILLED_AT and is_first and number in victims:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if state.batch == KILLED_AT and number == dies_joining:
+            formation.choose_transport = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+
+    return _train(incident, grows_to)
+
+
+def _elastic(size: int, transport: str, fewest: int = 1) -> World:
+    # The forked processes come a moment after each other: the first world waits for all of them.
+    environment = {"HOROVOD_MIN_SIZE": str(fewest), "HOROVOD_MAX_SIZE": str(size)}
+    return World(size, transport, {**environment, "HOROVOD_ELASTIC_SETTLE_SECONDS": "0.1"})
+
+
+def _assert_trained_as_one(result: dict[str, Any]) -> None:
+    import numpy as np
+
+    assert result["seen"] == list(range(BATCHES))
+    for ours, expected in zip(result["weights"], _alone(), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-9)
+
+
+@pytest.mark.longer
+@pytest.mark.parametrize(
+    ("size", "victims", "dies_joining", "transport"),
+    tiers.some(
+        [
+            *((3, [0], None, "shm"), (2, [0], None, "tcp"), (2, [1], None, "shm"), (4, [1, 2], None, "hosts")),
+            *((4, [2, 3], None, "hosts"), (3, [1], 0, "shm"), (4, [0], 3, "tcp"), (4, [0, 1, 2], None, "shm")),
+        ],
+        4,
+    ),
+)
+def test_the_survivors_go_on(size: int, victims: list[int], dies_joining: int | None, transport: str) -> None:
+    with _elastic(size, transport) as world:
+        pids = world.pids
+        outcomes = world.outcomes(_be_killed, victims, dies_joining=dies_joining)
+    dead = {*victims, dies_joining}
+    left = [rank for rank in range(size) if rank not in dead]
+    assert [outcome.text for outcome in outcomes] == [""] * size
+    for rank, outcome in enumerate(outcomes):
+        if rank in dead:
+            assert outcome.exit_code == -signal.SIGKILL
+            continue
+        assert outcome.value["pid"] == pids[rank]
+        assert outcome.value["worlds"][0] == (rank, size)
+        assert outcome.value["worlds"][-1] == (left.index(rank), len(left))
+        _assert_trained_as_one(outcome.value)
+
+
+@pytest.mark.longer
+@pytest.mark.parametrize(
+    ("size", "victim", "transport"), tiers.some([(3, 0, "shm"), (2, 1, "tcp"), (4, 1, "hosts"), (2, 0, "shm")], 2)
+)
+def test_a_process_in_the_place_of_a_lost_one_is_taken_in(
+    size: int, victim: int, transport: str, tmp_path: Any
+) -> None:
+    with _elastic(size, transport) as world:
+        outcomes = world.outcomes(
+            _be_killed, [victim], size, lives=str(tmp_path / "lives"), before_replacing=[lambda: None]
+        )
+    assert [outcome.text for outcome in outcomes] == [""] * size
+    for rank, outcome in enumerate(outcomes):
+        _assert_trained_as_one(outcome.value)
+        ranks = [size for _, size in outcome.value["worlds"]]
+        assert ranks == ([size] if rank == victim else [size, size - 1, size])
+    assert outcomes[victim].value["worlds"][-1][0] == size - 1 or transport == "hosts"  # after those that survived
+
+
+def test_too_few_are_left() -> None:
+    """Those who wait for others say what for, and end after the elastic timeout."""
+    environment = {"HOROVOD_MIN_SIZE": "2", "HOROVOD_MAX_SIZE": "2", "HOROVOD_ELASTIC_TIMEOUT": "1"}
+    with World(2, "shm", environment) as world:
+        outcomes = world.outcomes(_be_killed, [1])
+    assert "waiting for 1 more" in str(outcomes[0].error)
