@@ -256,6 +256,44 @@ def test_handlers_of_ones_own(pair: World) -> None:
     assert pair.run(_registry) == [[(0, 1), (0, 1)]] * 2
 
 
+def _furthest() -> tuple[list[float], int]:
+    import torch
+
+    import horovod.torch as hvd
+
+    model = torch.nn.Linear(1, 1, bias=False)
+    state = hvd.elastic.TorchState(model, batch=0)
+    state.sync()
+    if hvd.rank() == 1:  # rank 0 was interrupted before it had saved this commit
+        state.check_host_updates = lambda: None
+        torch.nn.init.constant_(model.weight, 7.0)
+        state.batch = 1
+        state.commit()
+    torch.nn.init.constant_(model.weight, 9.0)
+    state.restore()
+    state.sync()
+    return model.weight.flatten().tolist(), state.batch
+
+
+def test_the_state_comes_from_the_rank_that_has_committed_most_often(pair: World) -> None:
+    assert pair.run(_furthest) == [([7.0], 1)] * 2
+
+
+def _other_names() -> str:
+    import horovod.torch as hvd
+
+    state = hvd.elastic.TorchState(**{"batch": 0, "loss" if hvd.rank() else "losses": 0})
+    with pytest.raises(ValueError, match="loss, losses") as error:
+        state.sync()
+    return str(error.value)
+
+
+def test_states_of_other_names(pair: World) -> None:
+    first, second = pair.run(_other_names)
+    assert first == second
+    assert "rank 1" in first
+
+
 # -- training that goes on ---------------------------------------------------------------------------------------------
 class Rejoining(logging.Handler):
     """Writes to a FIFO when this process has joined again and waits for others: once in each attempt."""

@@ -21,16 +21,18 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> A
     return objects.broadcast_object(obj, root_rank, name, global_process_set)
 
 
+def allgather_object(obj: Any, name: str) -> list[Any]:
+    return objects.allgather_object(obj, name, global_process_set)
+
+
 class VariablesState(ObjectState):
     """Variables beside plain values. A subclass says which (`_variables`) and how they are sent.
 
-    `sync` makes all ranks equal to rank 0, or, when rank 0 is new in a training that others were in already, to the
-    lowest rank of these. Afterwards everything counts as saved.
+    `sync` makes all ranks equal to rank 0, or, in a training that some of them were in already, to the one of these
+    that has committed most often. Afterwards everything counts as saved.
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        self._synced = False
-        self._source = 0
         self._saved_variables: list[Any] = []
         super().__init__(broadcast_object, rank, **kwargs)
         self.save()
@@ -57,15 +59,10 @@ class VariablesState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        synced = objects.allgather_object(self._synced, "elastic.synced", global_process_set)
-        self._source = synced.index(True) if True in synced else 0
+        self._choose_source(allgather_object)
         self._broadcast_variables(self._source)
         super().sync()
         self._saved_variables = self._values()
-        self._synced = True
-
-    def _sync_source(self) -> int:
-        return self._source
 
 
 class KerasState(VariablesState):
@@ -76,8 +73,8 @@ class KerasState(VariablesState):
         optimizer: that of the model, if None is given.
         kwargs: plain values, the same names on all ranks.
 
-    `sync` makes all ranks equal to rank 0, or, when rank 0 is new in a training that others were in already, to the
-    lowest rank of these. Afterwards everything counts as saved.
+    `sync` makes all ranks equal to rank 0, or, in a training that some of them were in already, to the one of these
+    that has committed most often. Afterwards everything counts as saved.
     """
 
     _hvd_keras: Any  # the Keras module of the model: see classes.py

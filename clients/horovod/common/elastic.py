@@ -59,6 +59,7 @@ class State:
         # Filled by the thread that delivers notifications, emptied by the one that trains.
         self._host_messages: queue.SimpleQueue[tuple[float, HostUpdateResult]] = queue.SimpleQueue()
         self._last_updated_timestamp = 0.0
+        self._commits = 0  # in the training so far, of which other processes may have done some
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
         """Functions to call, in this order, in each new world before `sync`; for example to adapt the learning rate."""
@@ -81,6 +82,7 @@ class State:
         Raises what these two raise.
         """
         self.save()
+        self._commits += 1
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
@@ -137,6 +139,8 @@ class ObjectState(State):
 
     def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
         super().__init__(bcast_object, get_rank)
+        self._synced = False  # whether this process has the state of a training, not only its own beginning
+        self._source = 0
         self._saved_state: dict[str, Any] = dict(kwargs)
         self.__dict__.update(kwargs)
         ObjectState.save(self)
@@ -148,15 +152,37 @@ class ObjectState(State):
         self.__dict__.update(self._copied(self._saved_state))
 
     def sync(self) -> None:
-        source = self._sync_source()
+        source = self._source
         live = {name: getattr(self, name) for name in self._saved_state} if self._rank() == source else None
         received = self._bcast_object(live, root_rank=source)
         self.__dict__.update(received)
         self._saved_state = self._copied(received)
+        self._synced = True
 
-    def _sync_source(self) -> int:
-        """The rank whose state counts, the same on all ranks."""
-        return 0
+    def _choose_source(self, allgather_object: Callable[[Any, str], list[Any]], names: Iterable[str] = ()) -> None:
+        """Finds the rank from which `sync` sends, the same on all ranks. A collective of that function.
+
+        A process that is new in a training that others were in already is never asked. Of the others, the one that has
+        committed most often counts: a rank may have been lost when some of them had already saved the last commit.
+        Without others, it is rank 0. names: of what the state holds beside plain values.
+
+        Raises:
+            ValueError: on all ranks, when the states hold different names.
+        """
+        mine = (self._synced, self._commits, sorted({*self._saved_state, *names}))
+        everyone = allgather_object(mine, "elastic.synced")
+        first = everyone[0][2]
+        for other, (_, _, theirs) in enumerate(everyone):
+            if theirs != first:
+                only = sorted(set(theirs).symmetric_difference(first))
+                raise ValueError(
+                    f"The elastic states of rank 0 and rank {other} hold different names: {', '.join(only)} is not in "
+                    "both. Give the state the same names on all ranks."
+                )
+        progress = [(synced, commits) for synced, commits, _ in everyone]
+        most = max(progress)
+        self._source = progress.index(most) if most[0] else 0
+        self._commits = progress[self._source][1]
 
     def _kept(self) -> Iterable[Any]:
         """Objects that copies of the values share with the values, because they must not be copied."""

@@ -33,8 +33,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     Before `func` starts, the state is made equal on all ranks. When a collective in it fails because a rank was lost,
     the state goes back to its last commit; when hosts come or go (HostsUpdatedInterrupt from `state.commit()`), nothing
-    is undone. Then this process leaves the world and calls hvd.init() again with the arguments it had; once there are
-    as many processes as before, the state is made equal again and `func` called again.
+    is undone. Then this process leaves the world and calls hvd.init() again with the arguments it had; once the
+    next world stands, the state is made equal again and `func` called again. That of an elastic job (HOROVOD_MIN_SIZE)
+    has those that are left and those that have come, that of any other as many processes as before.
 
     Functions that were traced stay, and ask for the numbers of the world when they run. Between hvd.init() and `func` a
     script must run no collective. Process sets that were added after hvd.init() are gone in the next world; add them,
@@ -77,8 +78,8 @@ class TensorFlowState(VariablesState):
         session: of a v1 graph, or the default one.
         kwargs: plain values, the same names on all ranks.
 
-    `sync` broadcasts from rank 0, or, when rank 0 is new in a training that others were in already, from the lowest of
-    these. Example:
+    `sync` broadcasts from rank 0, or, in a training that some ranks were in already, from the one of these that has
+    committed most often. Example:
 
         >>> state = hvd.elastic.TensorFlowState([weight], batch=0)
         >>> state.commit()

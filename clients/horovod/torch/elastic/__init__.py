@@ -29,9 +29,12 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     Before `func` starts, the state is made equal on all ranks. When a collective in it fails (HorovodInternalError: a
     rank was lost), the state goes back to its last commit; when hosts come or go (HostsUpdatedInterrupt from
     `state.commit()`), nothing is undone. Then this process leaves the world and calls hvd.init() again with the
-    arguments it had; once there are as many processes as before, the state is made equal again and `func` called again.
-    Who starts a process in place of a lost one gives it the same HOROVOD_RANK; the others wait for it for
-    HOROVOD_START_TIMEOUT seconds.
+    arguments it had; once the next world stands, the state is made equal again and `func` called again.
+
+    The next world of an elastic job (HOROVOD_MIN_SIZE, HOROVOD_MAX_SIZE) has those that are left and those that have
+    come; where they are too few, they wait for others for HOROVOD_ELASTIC_TIMEOUT seconds. That of any other job has as
+    many processes as before: who starts one in place of a lost one gives it the same HOROVOD_RANK, and the others wait
+    for it for HOROVOD_START_TIMEOUT seconds.
 
     Between hvd.init() and `func` a script must run no collective, because a process that joins later would have nobody
     to run it with. Process sets that were added after hvd.init() are gone in the next world; add them in a callback of

@@ -199,8 +199,9 @@ class TorchState(ObjectState):
         >>> state.epoch
         7
 
-    `sync` makes all ranks equal to rank 0, or, when rank 0 is new in a training that others were in already, to the
-    lowest rank of these: a replaced rank 0 does not throw away what was learnt. Afterwards everything counts as saved.
+    `sync` makes all ranks equal to rank 0, or, in a training that some of them were in already, to the one of these
+    that has committed most often: a replaced rank 0 does not throw away what was learnt. Afterwards everything counts
+    as saved.
 
     Args:
         model: a torch.nn.Module, the same on all ranks but for its values.
@@ -220,8 +221,6 @@ class TorchState(ObjectState):
         super().__init__(
             broadcast_object, rank, **{name: value for name, value in values.items() if name not in handlers}
         )
-        self._synced = False  # whether this process has the state of a training, not only its own beginning
-        self._source = 0
         self.__dict__.update({name: handler.value for name, handler in handlers.items()})
         self._handlers = handlers
         self._refer_to_each_other()
@@ -263,19 +262,10 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        self._source = self._choose_source()
+        self._choose_source(allgather_object, self._handlers)
         for _, handler in sorted(self._handlers.items()):  # an order that does not depend on how they were given
             handler.root_rank = self._source
             handler.sync()
         super().sync()
         for handler in self._handlers.values():
             handler.save()
-        self._synced = True
-
-    def _sync_source(self) -> int:
-        return self._source
-
-    def _choose_source(self) -> int:
-        """Rank 0, unless it is new where others are not. A collective."""
-        synced = allgather_object(self._synced, "elastic.synced")
-        return synced.index(True) if True in synced else 0
