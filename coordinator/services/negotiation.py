@@ -7,7 +7,7 @@ import grpc
 from horovod.base.telemetry import tracing
 from horovod.base.words import printable
 from horovod.coordinator.core.agreement.budget import TooMuchError
-from horovod.coordinator.core.agreement.negotiation import ContradictionError
+from horovod.coordinator.core.agreement.takeover import ContradictionError
 from horovod.protos.v1 import negotiation_pb2 as pb
 from horovod.protos.v1.negotiation_pb2_grpc import NegotiationServicer
 

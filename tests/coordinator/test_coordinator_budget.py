@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -12,7 +13,9 @@ import grpc
 import pytest
 from coordinator_builders import ALLGATHER, FLOAT32, message, op
 from coordinator_client import Crew
+from error_codes import ends_with
 
+from horovod.base.errors import OperationCode
 from horovod.coordinator.core.agreement.budget import (
     MAX_MEMBER_BYTES,
     Budget,
@@ -59,8 +62,7 @@ def test_operations_that_wait_are_bounded_in_bytes(kind: str) -> None:
     sentence = flood(negotiation, LARGE[kind])
     held = negotiation.budget.of(0)
     assert LIMIT // 2 < held <= LIMIT
-    assert f"holds {held} bytes for rank 0 in epoch 7" in sentence
-    assert f"its limit of {LIMIT} bytes for one rank" in sentence
+    assert re.search(ends_with(OperationCode.TOO_MANY, f" {held} ", "rank 0", "epoch 7", f" {LIMIT} "), sentence)
     # The others go on, with what rank 0 has announced and with more.
     answers = negotiation.receive(1, message([LARGE[kind](0), op("allgather.y", ALLGATHER)]), 0.0)
     assert [decision.plans[0].id for _, decision in answers] == [1]
@@ -76,9 +78,8 @@ def test_all_members_together_are_bounded() -> None:
         flood(negotiation, lambda number, rank=rank: op(f"allreduce.{rank}.{number}"), rank)
     sentence = flood(negotiation, lambda number: op(f"allreduce.2.{number}"), 2)
     assert negotiation.budget.total <= 2 * LIMIT
-    assert f"holds {negotiation.budget.total} bytes for epoch 7" in sentence
-    assert f"of rank 2, which has {negotiation.budget.of(2)} of them" in sentence
-    assert f"its limit of {2 * LIMIT} bytes for one world" in sentence
+    held = f" {negotiation.budget.total} ", f" {negotiation.budget.of(2)} "
+    assert re.search(ends_with(OperationCode.TOO_MANY, *held, "rank 2", "epoch 7", f" {2 * LIMIT} "), sentence)
 
 
 def test_ranks_that_announce_the_same_share_it() -> None:
@@ -110,7 +111,7 @@ def test_sets_of_one_rank_do_not_add_to_its_limit() -> None:
             ops = [op(f"allreduce.{index}", process_set=number) for index in range(20)]
             negotiation.receive(1, negotiation_pb2.NegotiationMessage(process_sets=[change], announce=ops), 0.0)
 
-    with pytest.raises(TooMuchError, match="for rank 1 in epoch 7"):
+    with pytest.raises(TooMuchError, match=ends_with(OperationCode.TOO_MANY, "rank 1", "epoch 7")):
         fill()
     assert negotiation.budget.of(1) <= LIMIT
     assert negotiation.budget.of(0) == 0
@@ -118,11 +119,11 @@ def test_sets_of_one_rank_do_not_add_to_its_limit() -> None:
 
 def test_reports_of_blocked_ranks_count() -> None:
     negotiation = Negotiation(7, 3, member_bytes=LIMIT)
-    with pytest.raises(TooMuchError, match=r"for the report that it waits for .* would exceed"):
+    with pytest.raises(TooMuchError, match=ends_with(OperationCode.TOO_MANY, "rank 0", "allreduce.")):
         negotiation.receive(0, message(blocked=[LARGE["tensors"](number) for number in range(3)]), 0.0)
     unfinished = [negotiation_pb2.Unfinished(name=f"allreduce.{number}") for number in range(1000)]
     report = negotiation_pb2.BlockedReport(unfinished=unfinished)
-    with pytest.raises(TooMuchError, match="for its 1000 unfinished operations would exceed"):
+    with pytest.raises(TooMuchError, match=ends_with(OperationCode.TOO_MANY, "rank 1", "1000 unfinished")):
         negotiation.receive(1, negotiation_pb2.NegotiationMessage(blocked_report=report), 0.0)
     assert max(negotiation.budget.of(rank) for rank in range(3)) <= LIMIT
 
@@ -205,7 +206,7 @@ def test_the_count_is_not_below_what_a_process_takes() -> None:
     """One member could make a coordinator take 221 MB before, and more with operations of many tensors."""
     script = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}
 from test_coordinator_budget import LARGE, flood
 from horovod.coordinator.core.agreement.negotiation import Negotiation
 def resident_bytes():
@@ -239,8 +240,7 @@ def test_a_flood_ends_the_stream_of_its_member_in_words() -> None:
             members[1].announce(*large[first : first + 200])
         code, sentence = members[1].negotiation.failure()
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "bytes for rank 1 in epoch" in sentence
-        assert f"its limit of {MAX_MEMBER_BYTES} bytes for one rank" in sentence
+        assert re.search(ends_with(OperationCode.TOO_MANY, "rank 1", f" {MAX_MEMBER_BYTES} "), sentence)
         members[0].announce(large[0])
         assert members[0].plans(1)
 

@@ -10,6 +10,7 @@ every rank with its value.
 
 from collections.abc import Callable, Mapping, Sequence
 
+from horovod.base.errors import OperationCode, coded
 from horovod.base.words import capitalized, ranks_in_words, values_by_rank
 from horovod.protos.v1 import types_pb2 as pb
 
@@ -41,16 +42,19 @@ def disagreement(ops: Ops, members: Sequence[int]) -> str:
 def _compare(
     ops: Ops, value_of: Callable[[pb.Operation], str], stem: str, phrase: str, advice: str, where: str = ""
 ) -> str:
-    """`<stem>: One rank <phrase> a, but another rank <phrase> b, in <where>: rank 0 has a; rank 1 has b. <advice>`"""
+    """`<stem>: One rank <phrase> a, but another rank <phrase> b, in <where>: rank 0 has a; rank 1 has b. <advice>`, and
+    the code.
+    """
     values = {rank: value_of(op) for rank, op in ops.items()}
     first = values[min(values)]
     other = next((values[rank] for rank in sorted(values) if values[rank] != first), None)
     if other is None:
         return ""
     where = where or _first(ops).name
-    return (
+    return coded(
+        OperationCode.MISMATCHED,
         f"{stem}: One rank {phrase} {first}, but another rank {phrase} {other}, in {where}: "
-        f"{values_by_rank(values)}. {advice}"
+        f"{values_by_rank(values)}. {advice}",
     )
 
 
@@ -158,9 +162,10 @@ def _scalars(ops: Ops, _: Sequence[int]) -> str:
     ranks = [rank for rank, op in ops.items() if any(not tensor.shape for tensor in op.tensors)]
     if not ranks:
         return ""
-    return (
+    return coded(
+        OperationCode.INVALID,
         f"{capitalized(ranks_in_words(ranks))} tried to {type_name(_first(ops))} a rank-zero tensor, in "
-        f"{_first(ops).name}. The tensor needs at least one dimension; use for example tensor.reshape(1)."
+        f"{_first(ops).name}. The tensor needs at least one dimension; use for example tensor.reshape(1).",
     )
 
 
@@ -187,9 +192,10 @@ def _reducescatter_ops(ops: Ops, _: Sequence[int]) -> str:
     op = _first(ops)
     if op.type != pb.OPERATION_TYPE_REDUCESCATTER or op.reduce_op in (pb.REDUCE_OP_AVERAGE, pb.REDUCE_OP_SUM):
         return ""
-    return (
+    return coded(
+        OperationCode.INVALID,
         f"REDUCESCATTER supports Average and Sum only, but {ranks_in_words(ops)} asked for "
-        f"{reduce_name(op.reduce_op)}, in {op.name}."
+        f"{reduce_name(op.reduce_op)}, in {op.name}.",
     )
 
 
@@ -205,9 +211,10 @@ def _roots(ops: Ops, members: Sequence[int]) -> str:
         "Pass the same root_rank on every rank.",
     )
     if not sentence and op.root_rank not in members:
-        sentence = (
+        sentence = coded(
+            OperationCode.INVALID,
             f"The {type_name(op)} root rank {op.root_rank} of {op.name} is not a member of the process set, which has "
-            f"{ranks_in_words(members)}."
+            f"{ranks_in_words(members)}.",
         )
     return sentence
 

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from horovod.base.errors import OperationCode, coded
 from horovod.base.words import values_by_rank
 from horovod.protos.v1 import types_pb2 as pb
 
@@ -240,8 +241,11 @@ def _several_names(
         advice = "Call the same operation under one name on every rank."
     return Disagreement(
         tuple(names),
-        f"Mismatched operations: One rank did {one_way}, but another rank did {another}, {called}: "
-        f"{values_by_rank(what)}. {advice}",
+        coded(
+            OperationCode.MISMATCHED,
+            f"Mismatched operations: One rank did {one_way}, but another rank did {another}, {called}: "
+            f"{values_by_rank(what)}. {advice}",
+        ),
     )
 
 

@@ -8,6 +8,7 @@ with protobuf 7: names count several times, and each tensor and dimension as muc
 No honest member comes near a limit: its operations are a few thousand of some hundred bytes.
 """
 
+from horovod.base.errors import OperationCode, coded
 from horovod.protos.v1 import negotiation_pb2, types_pb2
 
 Answers = list[tuple[tuple[int, ...], negotiation_pb2.Decisions]]  # ranks and what they are to be told
@@ -29,7 +30,7 @@ class TooMuchError(Exception):
     """
 
     def __init__(self, sentence: str) -> None:
-        super().__init__(sentence)
+        super().__init__(coded(OperationCode.TOO_MANY, sentence))
         self.answers: Answers = []
 
 

@@ -29,6 +29,7 @@ never taken for one that hangs. Nor is one whose hosts are cut off from each oth
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from horovod.base.errors import OperationCode, coded
 from horovod.base.words import ranks_in_words, shortened
 
 from .operations import nobody_waits_for
@@ -157,9 +158,10 @@ def _sentence(parted: Mapping[int, Operation], lacking: _Lacking) -> str:
         parts.append(
             f"{ranks_in_words(ranks)} {waits} for {name}{where}, which {ranks_in_words(others)} {have} not started"
         )
-    return (
+    return coded(
+        OperationCode.DEADLOCK,
         f"The ranks submit different operations and wait for each other: {shortened(parts, MAX_PARTS)}. "
         "These are the first operations at which they part. All ranks of a process set must call the same operations; "
         "look for a condition that differs between ranks, such as their number or the length of their data (hvd.join() "
-        "is for ranks with less data)."
+        "is for ranks with less data).",
     )

@@ -15,6 +15,7 @@ Which phase comes next follows from what the ranks say, and saying something aga
 
 from collections.abc import Collection
 
+from horovod.base.errors import OperationCode, coded
 from horovod.base.words import capitalized, ranks_in_words
 from horovod.protos.v1 import negotiation_pb2 as pb
 from horovod.protos.v1 import types_pb2
@@ -97,4 +98,4 @@ class Joining:
         if op.type in ALLOWED or not self.ranks:
             return ""
         stem = f"{type_name(op).capitalize()} is not supported with Join at this time."
-        return f"{stem} {self._sentence()} It was {op.name}."
+        return coded(OperationCode.NOT_WITH_JOIN, f"{stem} {self._sentence()} It was {op.name}.")

@@ -21,6 +21,7 @@ Pure: `receive` maps a rank's message and the time to messages for ranks. Equal 
 
 from collections.abc import Collection, Iterable
 
+from horovod.base.errors import OperationCode, coded
 from horovod.base.words import printable, ranks_in_words
 from horovod.protos.v1 import negotiation_pb2 as pb
 from horovod.protos.v1 import types_pb2
@@ -39,14 +40,10 @@ from .pending import PendingOperations
 from .process_set import Agreed, ProcessSet, set_bytes
 from .stall import Stall, find_stalls
 from .standing import Standings
-from .takeover import Takeover, read
+from .takeover import ContradictionError, Takeover, read
 
 MAX_PENDING = 1 << 16  # operations of one world that wait for a rank or for an id
 MAX_PROCESS_SETS = 1 << 12  # that one world may have at a time
-
-
-class ContradictionError(Exception):
-    """What a member says can't be true in this world; its stream is to be ended with this sentence."""
 
 
 class Negotiation:
@@ -103,7 +100,9 @@ class Negotiation:
         for name, ranks in process_set.waiting().items():
             where = f"The process set of {ranks_in_words(process_set.ranks)}"
             sentence = f"{where} was removed while {printable(name)} waited in it."
-            batch.to(ranks).errors.add(process_set=number, name=name, sentence=sentence)
+            batch.to(ranks).errors.add(
+                process_set=number, name=name, sentence=coded(OperationCode.NO_SUCH_SET, sentence)
+            )
         process_set.clear(self.budget)
         self._failures.forget_set(number)
 
@@ -209,8 +208,6 @@ class Negotiation:
                 takeover.joined(rank, join)
             return
         told = read(message.hello, join, self._id_capacity)
-        if isinstance(told, str):
-            raise ContradictionError(told)
         self.budget.charge(rank, told.bytes, "what it knows of an earlier coordinator")
         takeover.tell(rank, told)
 
@@ -287,11 +284,15 @@ class Negotiation:
         """The process set of `op`, or None after telling the rank what is wrong with it."""
         process_set = self._sets.get(op.process_set)
         if process_set is None:
-            sentence = f"Process set {op.process_set} of {op.name[:200]} is not registered in epoch {self.epoch}."
+            sentence = coded(
+                OperationCode.NO_SUCH_SET,
+                f"Process set {op.process_set} of {op.name[:200]} is not registered in epoch {self.epoch}.",
+            )
         elif rank not in process_set.members:
-            sentence = (
+            sentence = coded(
+                OperationCode.NOT_IN_SET,
                 f"Rank {rank} is not a member of the provided process set: {op.name[:200]} runs in process set "
-                f"{op.process_set}, which has {ranks_in_words(process_set.ranks)}."
+                f"{op.process_set}, which has {ranks_in_words(process_set.ranks)}.",
             )
         else:
             sentence = looked_at(op)[0]

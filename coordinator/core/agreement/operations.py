@@ -8,6 +8,7 @@ first dimension is left out where it may differ between ranks and steps (`uneven
 import functools
 import hashlib
 
+from horovod.base.errors import OperationCode, coded
 from horovod.protos.messages import known_options
 from horovod.protos.v1 import types_pb2 as pb
 
@@ -122,6 +123,11 @@ def is_unnamed(wire_name: str) -> bool:
 
 def defect(op: pb.Operation) -> str:
     """Why `op` makes no sense by itself, whatever the other ranks say; "" if it does."""
+    sentence = _defect(op)
+    return sentence and coded(OperationCode.INVALID, sentence)
+
+
+def _defect(op: pb.Operation) -> str:
     if not 0 < len(op.name) <= MAX_NAME_LENGTH:
         return f"An operation needs a name of 1 to {MAX_NAME_LENGTH} characters, but this one has {len(op.name)}."
     if len(op.tensors) > MAX_TENSORS:

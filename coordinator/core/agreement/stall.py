@@ -13,6 +13,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from horovod.base.errors import OperationCode, coded
 from horovod.base.words import plural, printable
 
 from .blocked import SETTLE_S
@@ -164,8 +165,11 @@ class StallWatch:
         self._ended = True
         return Verdict(
             warning,
-            f'One or more rank (marked by "!") is stalled for longer than {_in_words(shutdown_s)}. Will shutdown.\n'
-            f"{_lines(_by_rank(fatal), marked)}",
+            coded(
+                OperationCode.STALLED,
+                f'One or more rank (marked by "!") is stalled for longer than {_in_words(shutdown_s)}. Will shutdown.\n'
+                f"{_lines(_by_rank(fatal), marked)}",
+            ),
         )
 
 

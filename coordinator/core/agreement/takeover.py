@@ -20,6 +20,7 @@ Pure.
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from horovod.base.errors import OperationCode, coded
 from horovod.protos.v1 import negotiation_pb2 as pb
 
 from .budget import text_bytes
@@ -27,6 +28,13 @@ from .budget import text_bytes
 MAX_FAILED = 64  # errors that one hello may hold
 
 _ID_BYTES = 100  # what an id takes in sets and dictionaries, measured as in budget.py
+
+
+class ContradictionError(Exception):
+    """What a member says can't be true in this world; its stream is to be ended with this sentence."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(coded(OperationCode.CONTRADICTION, sentence))
 
 
 @dataclass
@@ -136,20 +144,20 @@ class Takeover:
         return sorted(joins, key=lambda one: one[1].place if one[1].HasField("place") else len(joins))
 
 
-def read(hello: pb.Hello, join: pb.Join | None, id_capacity: int) -> Told | str:
-    """What a hello says, or the sentence why it can't be true."""
+def read(hello: pb.Hello, join: pb.Join | None, id_capacity: int) -> Told:
+    """What a hello says. Raises ContradictionError."""
     told = Told(rounds_over=hello.rounds_over, last_joined=hello.last_joined, join=join)
     for known in hello.known:
         ids = told.ids.setdefault(known.process_set, set())
         ids.update(known.ids)
         told.recalled.setdefault(known.process_set, set()).update(known.recalled)
         if wrong := [one for one in ids if not 0 < one < id_capacity]:
-            return f"Rank {hello.rank} says that it knows the id {wrong[0]}, which there is not."
+            raise ContradictionError(f"Rank {hello.rank} says that it knows the id {wrong[0]}, which there is not.")
         if not told.recalled[known.process_set] <= ids:
-            return f"Rank {hello.rank} says that ids are recalled that it does not know."
+            raise ContradictionError(f"Rank {hello.rank} says that ids are recalled that it does not know.")
         told.bytes += _ID_BYTES * len(ids)
     if len(hello.failed) > MAX_FAILED:
-        return f"Rank {hello.rank} tells of {len(hello.failed)} errors; {MAX_FAILED} are enough."
+        raise ContradictionError(f"Rank {hello.rank} tells of {len(hello.failed)} errors; {MAX_FAILED} are enough.")
     told.failed = {error.number: error for error in hello.failed if error.number}
     told.bytes += sum(text_bytes(error.name, error.sentence) for error in hello.failed)
     return told
