@@ -6,7 +6,7 @@ import errno
 import resource
 from collections.abc import Iterable, Mapping, Sequence
 
-from .errors import code_of, coded
+from horovod.base.errors import coded_like, without_code
 
 MAX_TEXT_LENGTH = 1000
 
@@ -14,19 +14,12 @@ MAX_TEXT_LENGTH = 1000
 def printable(text: str, limit: int = MAX_TEXT_LENGTH) -> str:
     """`text` from outside as it may stand in a sentence: no longer than `limit`, and nothing in it that a log or a
     terminal would act on. Line breaks, escape sequences and marks that turn the direction of writing become `\\n`,
-    `\\x1b`, `\\u202e`. The code of an error stays where its sentence is cut.
+    `\\x1b`, `\\u202e`. An error that is cut keeps its code.
     """
-    shown = text if len(text) <= limit else _cut(text, limit)
+    shown = text if len(text) <= limit else coded_like(text, f"{without_code(text)[:limit]}...")
     if shown.isprintable():
         return shown
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in shown)
-
-
-def _cut(text: str, limit: int) -> str:
-    code = code_of(text)
-    if code is None:
-        return f"{text[:limit]}..."
-    return coded(code, f"{text[: max(limit - len(code) - 3, 0)]}...")
 
 
 def plural(count: int, noun: str) -> str:

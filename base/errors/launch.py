@@ -6,4 +6,69 @@ from .code import ErrorCode
 class LaunchCode(ErrorCode):
     """A launcher can't start, or the processes that it started failed."""
 
+    WRONG_COMMAND_LINE = (
+        "wrong-command-line",
+        "The command line has something unknown in it, or lacks something. --help shows what there is.",
+    )
+    CONFLICTING_OPTIONS = (
+        "conflicting-options",
+        "Options or arguments exclude or contradict each other, or one needs another one. Leave one out, or change it.",
+    )
+    UNSUPPORTED_OPTION = (
+        "unsupported-option",
+        "An option or argument is for something that is not there, such as MPI. The sentence says what to use instead.",
+    )
+    WRONG_CONFIG_FILE = (
+        "wrong-config-file",
+        "The file of --config-file can't be read, or has something in it that is no setting.",
+    )
+    COMMAND_UNUSABLE = (
+        "command-unusable",
+        "The program to run does not exist, or can't be executed. Give its path, or put its interpreter before it.",
+    )
+    PROGRAM_ON_STDIN = (
+        "program-on-stdin",
+        "The command reads its program from stdin, where none is or where not all ranks can read. Put it into a file.",
+    )
+    PROCESS_NOT_STARTED = (
+        "process-not-started",
+        "The operating system refuses a new process: a limit is reached, or the current directory is gone.",
+    )
+    TOO_FEW_GPUS = (
+        "too-few-gpus",
+        "There are fewer GPUs than processes that are to have one each. Start fewer, or leave --pin-gpus out.",
+    )
+    OUTPUT_UNUSABLE = (
+        "output-unusable",
+        "What ranks print can't be written: a folder can't be used, or the reader of stdout or stderr has gone.",
+    )
+    MISSING_PROGRAM = (
+        "missing-program",
+        "A program or a package that the launcher needs is not installed on this host. Install it.",
+    )
     UNKNOWN_HOST = ("unknown-host", "A host has no address, or does not answer. Check the name and the network.")
+    SSH_HOST_KEY = (
+        "ssh-host-key",
+        "ssh does not know the key of a host, or knows another one. Compare it, and take or forget it.",
+    )
+    SSH_LOGIN_REFUSED = (
+        "ssh-login-refused",
+        "A host does not let ssh in. It must work without a password; -i names another key.",
+    )
+    HOST_INSTALLATION = (
+        "host-installation",
+        "A host has no Python, no Horovod, or another version of it. Install the same on all hosts.",
+    )
+    NO_AGENT_ON_HOST = (
+        "no-agent-on-host",
+        "The agent of a host did not start or register. The sentence has what the agent or ssh has said.",
+    )
+    RANK_FAILED = (
+        "rank-failed",
+        "A process of the job failed or was lost, or left no result. What it has printed says more.",
+    )
+    FUNCTION_RAISED = ("function-raised", "The function of horovod.run raised an exception, whose traceback is shown.")
+    CERTIFICATE_FILES = (
+        "certificate-files",
+        "`horovodrun certs` can't read, write or renew a file, or would have to overwrite one.",
+    )

@@ -20,7 +20,7 @@ class OperationCode(ErrorCode):
         "invalid-operation",
         "A call makes no sense on any rank: its tensors, root or reduction. Correct it where the operation is called.",
     )
-    NOT_IN_SET = ("not-in-process-set", "A rank called an operation of a process set to which it does not belong.")
+    NOT_A_MEMBER = ("not-a-member", "A rank called an operation of a process set to which it does not belong.")
     NO_SUCH_SET = (
         "no-such-process-set",
         "The process set is not registered, or was removed. Add it on all ranks first.",

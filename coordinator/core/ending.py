@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from horovod.base.errors import without_code
 from horovod.base.words import capitalized, joined, ranks_in_words
 
 # A rank that dies takes its peers down with it, and the end of a peer may be reported first. The end of the rank itself
@@ -112,7 +113,7 @@ def _with_verb(ranks: list[int], ended: str, noun: str) -> str:
 def how(outcome: Outcome) -> str:
     """Completes `rank 1 ...`."""
     if outcome.lost:
-        return f"is lost: {outcome.lost}"
+        return f"is lost: {without_code(outcome.lost)}"
     code = outcome.code
     if code is None:
         return "did not end even after SIGKILL (it waits in the kernel, often for a file system or a device)"
@@ -131,7 +132,7 @@ def _in_words(code: int) -> str:
 
 def rank_ended(job: str, host: str, outcome: Outcome) -> RankEnded:
     """The event for the rank's world that follows from how the rank ended."""
-    cause = outcome.lost or "its agent saw its process end"
+    cause = without_code(outcome.lost) or "its agent saw its process end"
     if not outcome.lost and outcome.code is not None:
         cause = f"{cause}: {_in_words(outcome.code)}"
     return RankEnded(job, outcome.rank, host, outcome.pid, cause, outcome.incarnation)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from horovod.base.errors import ClusterCode, coded
 from horovod.coordinator.core.world.checks import MAX_SIZE
 
 MAX_BUCKETS = 2 * MAX_SIZE  # buckets of each kind; full buckets, which limit nothing, are forgotten first
@@ -85,8 +86,9 @@ class RateLimits:
 
 
 def _too_fast(who: str, what: str, rate: Rate) -> str:
-    return (
+    return coded(
+        ClusterCode.TOO_MANY_MESSAGES,
         f"More {what} come from {who} than any training needs (above {rate.burst:.0f} at once, {rate.per_s:.0f} each "
         "second are served). Ranks should announce operations under names that come back in each step; where they do, "
-        "please report this."
+        "please report this.",
     )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from error_codes import ends_with
+
+from horovod.base.errors import ClusterCode, LaunchCode, code_of, coded
 from horovod.coordinator.core.cluster.cluster import Cluster
 from horovod.coordinator.core.cluster.effects import Command, Save
 from horovod.coordinator.core.cluster.job import refusal_of
@@ -145,7 +149,7 @@ def test_hosts_that_do_not_reach_each_other_run_nothing() -> None:
         targets = [] if agent == "h1" else probe.targets
         story.do(story.cluster.reached(agent, probe.probe, targets, story.now_s, story.now_s))
     assert story.state("j") == FAILED
-    assert "h1 can't connect to h2 at 10.0.0.2 (eth0)" in story.sentence("j")
+    assert re.search(ends_with(ClusterCode.HOSTS_UNREACHABLE, "h1", "h2", "10.0.0.2 (eth0)"), story.sentence("j"))
     assert "start" not in [kind for _, kind in story.told()]
 
 
@@ -224,7 +228,7 @@ def test_the_first_failure_ends_the_ranks_on_all_hosts() -> None:
     story.report("h2", "j", {2: 1, 3: 1}, over=True)
     record = story.saved["j"]
     assert (record.state, record.exit_code) == (FAILED, 3)
-    assert record.sentence.startswith("Rank 1 on host h1 (pid 1001) ended with exit code 3")
+    assert re.search(ends_with(LaunchCode.RANK_FAILED, "Rank 1", "h1", 1001, "exit code 3"), record.sentence)
 
 
 def test_a_report_that_comes_twice_changes_nothing() -> None:
@@ -248,9 +252,7 @@ def test_a_host_that_stays_away_is_lost() -> None:
     story.report("h1", "j", {0: 1, 1: 1}, over=True)
     record = story.saved["j"]
     assert (record.state, record.exit_code) == (FAILED, 255)
-    assert record.sentence.startswith(
-        "Rank 2 on host h2 (pid 1002) is lost: host h2 has had no connection to the coordinator for 10 s; after that "
-    )
+    assert re.search(ends_with(LaunchCode.RANK_FAILED, "Rank 2", "host h2", 1002, "10 s"), record.sentence)
 
 
 def test_a_host_that_comes_back_goes_on() -> None:
@@ -317,9 +319,8 @@ def test_a_wall_clock_that_jumps_ends_nothing() -> None:
         story.report("h2", "j", {2: -15, 3: -15}, over=True)
         assert story.state("j") == FAILED
         assert story.cluster.jobs["j"].record.exit_code == 7
-        assert story.sentence("j") == (
-            "Rank 0 on host h1 (pid 1000) ended with exit code 7; after that ranks 1-3 were stopped by this launcher."
-        )
+        failed = ends_with(LaunchCode.RANK_FAILED, "Rank 0", "h1", 1000, "exit code 7", "ranks 1-3")
+        assert re.search(failed, story.sentence("j"))
 
 
 def test_the_environment_is_erased_with_the_end() -> None:
@@ -395,7 +396,16 @@ def test_an_agent_that_can_not_start_it() -> None:
     story.submit("j", 2)
     story.report("h1", "j", {}, over=True, error="host h1 can't start it: no space left on device")
     assert story.saved["j"].state == FAILED
-    assert "Rank 0 on host h1 is lost: host h1 can't start it: no space left" in story.sentence("j")
+    assert re.search(ends_with(LaunchCode.RANK_FAILED, "Rank 0", "h1", "no space left"), story.sentence("j"))
+
+
+def test_the_code_of_what_an_agent_says_is_that_of_the_job() -> None:
+    story = Story()
+    story.agent("h1")
+    story.submit("j", 2)
+    error = coded(ClusterCode.CODE_NOT_HERE, "the coordinator does not have its code any more")
+    story.report("h1", "j", {}, over=True, error=error)
+    assert re.search(ends_with(ClusterCode.CODE_NOT_HERE, "Rank 0", "h1", "any more."), story.sentence("j"))
 
 
 def test_agents_that_are_refused() -> None:
@@ -405,10 +415,11 @@ def test_agents_that_are_refused() -> None:
     refused = story.cluster.refuses(same)
     assert refused is not None
     assert not refused.final
+    assert code_of(refused.sentence) is ClusterCode.AGENT_NAME_TAKEN
     old = story.cluster.refuses(pb.Register(protocol_version=2, version="0.9", name="h2"))
     assert old is not None
     assert old.final
-    assert "host h2 has Horovod 0.9 (protocol 2), but this coordinator has version 1.0" in old.sentence
+    assert re.search(ends_with(ClusterCode.AGENT_VERSION, "h2", "0.9", "1.0", "protocol 2"), old.sentence)
 
 
 def test_a_host_that_drains_gets_no_more_jobs() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
+from error_codes import ends_with
 from test_cluster import ENDING, FAILED, QUEUED, RUNNING, SUCCEEDED, Story, report
 
+from horovod.base.errors import LaunchCode
 from horovod.coordinator.core.attendance import Attendance
 from horovod.coordinator.core.cluster.effects import Notice
 from horovod.coordinator.core.cluster.execution import MOST_STARTS
@@ -173,7 +177,7 @@ def test_a_job_that_starts_nowhere_fails_in_the_end() -> None:
         story.fails_to_start("h1", "j")
         story.tick(1000)
     assert story.state("j") == FAILED
-    assert NO_SPACE in story.sentence("j")
+    assert re.search(ends_with(LaunchCode.RANK_FAILED, "h1", NO_SPACE), story.sentence("j"))
 
 
 def test_a_job_some_of_which_may_run_on_another_host_fails() -> None:
@@ -189,7 +193,7 @@ def test_a_job_some_of_which_may_run_on_another_host_fails() -> None:
     assert story.state("l") == ENDING
     story.report("h1", "l", {0: -15, 1: -15}, over=True)
     assert story.state("l") == FAILED
-    assert NO_SPACE in story.sentence("l")
+    assert re.search(ends_with(LaunchCode.RANK_FAILED, "h2", NO_SPACE), story.sentence("l"))
 
 
 def test_a_host_that_says_it_is_unfit_gets_nothing_until_it_says_otherwise() -> None:

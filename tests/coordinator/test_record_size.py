@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
+from error_codes import ends_with
 from test_cluster import FAILED, QUEUED, RUNNING, Story, running_on_two
 
+from horovod.base.errors import ClusterCode, coded
 from horovod.coordinator.core.cluster.job import refusal_of
 from horovod.coordinator.core.cluster.record_size import LISTED_BYTES, MAX_RECORD_BYTES, listed, room_for, stored
 from horovod.protos.v1 import agents_pb2 as pb
@@ -29,6 +32,9 @@ def test_what_is_long_is_named(spec: jobs_pb2.JobSpec, words: list[str]) -> None
     spec.processes = spec.processes or 1
     for word in words:
         assert word in refusal_of(spec)
+
+
+UNKEPT = coded(ClusterCode.TOO_LARGE_FOR_STORE, "It can't be kept.")
 
 
 def test_thousands_of_processes_have_room() -> None:
@@ -79,7 +85,7 @@ def test_a_job_that_the_names_of_its_hosts_make_too_long_ends_and_the_next_one_r
     story.submit("next", 1)
     story.agent("h" + "1" * 300, slots=1)
     assert story.state("large") == FAILED
-    assert "It can't be recorded: its description and the names of its 1 hosts" in story.sentence("large")
+    assert re.search(ends_with(ClusterCode.JOB_TOO_LARGE, "1 hosts"), story.sentence("large"))
     assert story.saved["large"].sentence == story.sentence("large")
     assert not story.saved["large"].shares
     assert story.state("next") == RUNNING
@@ -100,14 +106,14 @@ def test_a_job_that_the_store_does_not_take_is_no_job() -> None:
 def test_a_running_job_that_can_not_be_kept_any_more_is_ended() -> None:
     story = running_on_two()
     story.cluster.jobs["j"].record.spec.environment["SECRET"] = "s"
-    story.do(story.cluster.unkept("j", "It can't be kept.", story.now_s, story.wall_s))
+    story.do(story.cluster.unkept("j", UNKEPT, story.now_s, story.wall_s))
     assert sorted(story.told()) == [("h1", "end"), ("h2", "end")]
     assert not story.saved["j"].spec.environment
     story.do(story.cluster.unkept("j", "Once more.", story.now_s, story.wall_s))
     assert story.told() == []
     story.report("h1", "j", {0: -15, 1: -15}, over=True)
     story.report("h2", "j", {2: -15, 3: -15}, over=True)
-    assert (story.state("j"), story.sentence("j")) == (FAILED, "It can't be kept.")
+    assert (story.state("j"), story.sentence("j")) == (FAILED, UNKEPT)
     assert story.saved["j"].state == FAILED
     assert [kind for _, kind in story.told()] == ["forget", "forget"]
 
@@ -117,8 +123,8 @@ def test_what_was_not_started_of_a_job_that_can_not_be_kept_is_over() -> None:
     story = Story()
     story.agent("h1")
     story.submit("j", 2)
-    story.do(story.cluster.unkept("j", "It can't be kept.", story.now_s, story.wall_s))
-    assert (story.state("j"), story.sentence("j")) == (FAILED, "It can't be kept.")
+    story.do(story.cluster.unkept("j", UNKEPT, story.now_s, story.wall_s))
+    assert (story.state("j"), story.sentence("j")) == (FAILED, UNKEPT)
     story.told()
     story.do(story.cluster.report("h1", report_of(running=2), story.now_s, story.wall_s))
     assert story.told() == [("h1", "signal")]

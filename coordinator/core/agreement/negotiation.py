@@ -290,7 +290,7 @@ class Negotiation:
             )
         elif rank not in process_set.members:
             sentence = coded(
-                OperationCode.NOT_IN_SET,
+                OperationCode.NOT_A_MEMBER,
                 f"Rank {rank} is not a member of the provided process set: {op.name[:200]} runs in process set "
                 f"{op.process_set}, which has {ranks_in_words(process_set.ranks)}.",
             )

@@ -18,6 +18,7 @@ Pure: time is an argument, effects are what the caller is to do, in their order 
 
 from collections.abc import Iterable, Sequence
 
+from horovod.base.errors import ClusterCode, coded, without_code
 from horovod.base.words import printable
 from horovod.coordinator.core.attendance import Attendance
 from horovod.protos.v1 import agents_pb2 as pb
@@ -93,18 +94,19 @@ class Cluster:
         """Why this agent can't register now; None when it can."""
         name, here = printable(register.name), f"this coordinator has version {self.version}"
         if register.protocol_version != self._protocol_version or register.version != self.version:
-            return pb.NotRegistered(
-                sentence=f"The agent of host {name} has Horovod {printable(register.version)} (protocol "
+            sentence = (
+                f"The agent of host {name} has Horovod {printable(register.version)} (protocol "
                 f"{register.protocol_version}), but {here} (protocol {self._protocol_version}): install the same on "
-                "both.",
-                final=True,
+                "both."
             )
+            return pb.NotRegistered(sentence=coded(ClusterCode.AGENT_VERSION, sentence), final=True)
         known = self.agents.get(register.name)
         if known and known.is_connected and known.register.instance != register.instance:
-            return pb.NotRegistered(
-                sentence=f"An agent named {name} is registered already, from another process. Give this one another "
-                "--name, or wait until the coordinator has seen that the other one is gone."
+            sentence = (
+                f"An agent named {name} is registered already, from another process. Give this one another --name, or "
+                "wait until the coordinator has seen that the other one is gone."
             )
+            return pb.NotRegistered(sentence=coded(ClusterCode.AGENT_NAME_TAKEN, sentence))
         return None
 
     def attach(self, register: pb.Register, now_s: float, wall_s: float) -> list[Effect]:
@@ -114,7 +116,7 @@ class Cluster:
         agent = self.agents[name] = Agent(name, register, is_draining=register.draining)
         if known is not None and known.register.instance == register.instance:
             agent.fitness = known.fitness
-        agent.fitness.told(printable(register.unfit))
+        agent.fitness.told(without_code(printable(register.unfit)))
         self._reachability.forget(name)
         effects: list[Effect] = []
         told = {report.job: report for report in register.jobs}
@@ -156,7 +158,7 @@ class Cluster:
 
     def fitness(self, name: str, unfit: str, now_s: float, wall_s: float) -> list[Effect]:
         """The agent says whether its host can start jobs."""
-        fitness, unfit = self.agents[name].fitness, printable(unfit)
+        fitness, unfit = self.agents[name].fitness, without_code(printable(unfit))
         notice = f"Host {name} is set aside: {unfit}." if unfit else f"Host {name} can start jobs again."
         is_news = bool(unfit) != bool(fitness.unfit)
         fitness.told(unfit)

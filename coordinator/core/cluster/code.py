@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from horovod.base.errors import ClusterCode, coded
 from horovod.protos.v1 import jobs_pb2
 
 CHUNK_BYTES = 512 << 10  # etcd takes values of up to 1.5 MiB
@@ -63,9 +64,10 @@ class Archives:
             going.append(name)
             left += self.known[name].size
         if left < code.size:
-            return (
+            return coded(
+                ClusterCode.NO_ROOM_FOR_CODE,
                 f"There is no room for {code.size:,} bytes of code: at most {self.total_bytes >> 20} MiB are kept, and "
-                "jobs that are not over need what is there. Submit it again when some of them have ended."
+                "jobs that are not over need what is there. Submit it again when some of them have ended.",
             )
         return going
 
@@ -82,7 +84,8 @@ def chunk_size(size: int, index: int) -> int:
 def refusal_of(code: jobs_pb2.Code) -> str:
     """Why this can't be an archive, as a sentence; empty when it can."""
     if not _NAME.fullmatch(code.sha256):
-        return "The name of the code is no SHA-256 in hexadecimal."
+        return coded(ClusterCode.INVALID_JOB, "The name of the code is no SHA-256 in hexadecimal.")
     if not 0 < code.size <= MAX_CODE_BYTES:
-        return f"The code has {code.size:,} bytes: expected from 1 to {MAX_CODE_BYTES >> 20} MiB."
+        sentence = f"The code has {code.size:,} bytes: expected from 1 to {MAX_CODE_BYTES >> 20} MiB."
+        return coded(ClusterCode.CODE_TOO_LARGE, sentence)
     return ""

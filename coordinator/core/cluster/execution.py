@@ -12,6 +12,7 @@ These functions change the job, and the fitness of the agent that reports. Their
 (scheduler.py), since slots may have become free.
 """
 
+from horovod.base.errors import without_code
 from horovod.base.words import printable
 from horovod.coordinator.core.elastic.decision import Observed, decide
 from horovod.coordinator.core.elastic.target import Phase
@@ -35,7 +36,7 @@ def reported(
     effects: list[Effect] = []
     record = job.record
     if report.over and report.host_fault:
-        effects += _could_not_start(job, agent, printable(report.error), now_s)
+        effects += _could_not_start(job, agent, without_code(printable(report.error)), now_s)
         if record.state == jobs_pb2.JOB_STATE_QUEUED:
             return effects
     elif report.ranks:

@@ -3,6 +3,7 @@
 from collections.abc import Set
 from dataclasses import dataclass, field
 
+from horovod.base.errors import ClusterCode, LaunchCode, code_of, coded
 from horovod.base.words import capitalized, plural, ranks_in_words, uncapitalized
 from horovod.coordinator.core.attendance import Attendance
 from horovod.coordinator.core.elastic.target import Target
@@ -88,9 +89,11 @@ class ClusterJob:
         elif failure := first_failure(ends):
             record.state = jobs_pb2.JOB_STATE_FAILED
             record.exit_code = exit_code(failure.code)
-            record.sentence = record.sentence or explain(ends, self.hosts()[::each], noun) or ""
+            sentence = record.sentence or explain(ends, self.hosts()[::each], noun) or ""
+            error = code_of(sentence) or code_of(failure.lost) or LaunchCode.RANK_FAILED
             if which := lines.in_words(record):
-                record.sentence = f"{capitalized(which)} failed: {uncapitalized(record.sentence)}"
+                sentence = f"{capitalized(which)} failed: {uncapitalized(sentence)}"
+            record.sentence = coded(error, sentence)
         elif len(ends) * each < record.spec.processes:
             record.state = jobs_pb2.JOB_STATE_FAILED  # `sentence` says why it could not be started
             record.exit_code = 1
@@ -145,14 +148,20 @@ def resources_of(spec: jobs_pb2.JobSpec) -> Resources:
 
 def refusal_of(spec: jobs_pb2.JobSpec) -> str:
     """Why this job could not be run on any hosts, as a sentence; empty when it could."""
+    if sentence := _contradiction(spec):
+        return coded(ClusterCode.INVALID_JOB, sentence)
+    if spec.code.sha256 and (sentence := code.refusal_of(spec.code)):
+        return sentence
+    return record_size.refusal_of(spec)
+
+
+def _contradiction(spec: jobs_pb2.JobSpec) -> str:
     if not spec.command and not spec.lines:
         return "The job has no command."
     if sentence := lines.refusal_of(spec):
         return sentence
     if not 1 <= spec.processes <= MAX_PROCESSES:
         return f"A job has from 1 to {MAX_PROCESSES} processes, not {spec.processes}."
-    if spec.code.sha256 and (sentence := code.refusal_of(spec.code)):
-        return sentence
     each = lines.per_worker(spec)
     if spec.processes % each:
         return f"{plural(spec.processes, 'process')} can't be dealt out to workers of {each} processes each."
@@ -167,4 +176,4 @@ def refusal_of(spec: jobs_pb2.JobSpec) -> str:
         return "The job names a host twice."
     if spec.hosts and (slots := sum(host.slots for host in spec.hosts)) < spec.processes:
         return f"The job asks for {spec.processes} processes on hosts with {slots} slots."
-    return record_size.refusal_of(spec)
+    return ""

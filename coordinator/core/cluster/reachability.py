@@ -8,6 +8,7 @@ to be answers there. An interface is usable for a job when every other host of t
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from horovod.base.errors import ClusterCode, coded
 from horovod.base.words import joined, shortened
 from horovod.protos.v1 import agents_pb2 as pb
 
@@ -113,8 +114,9 @@ class Reachability:
                     failed.append(f"no address of {one.name} ({at}) is reached by all of {joined(others)}")
         if failed:
             text = "; ".join(failed[:4])
-            return Found(
-                unreachable=f"The hosts do not reach each other: {text}. Look at routes and firewalls between them, or "
-                "choose other hosts."
+            sentence = (
+                f"The hosts do not reach each other: {text}. Look at routes and firewalls between them, or choose "
+                "other hosts."
             )
+            return Found(unreachable=coded(ClusterCode.HOSTS_UNREACHABLE, sentence))
         return Found(interfaces=chosen)

@@ -5,6 +5,7 @@ taken only if its description leaves room for the shortest form of all that, and
 takes is written in that form (`stored`). The coordinator that made it goes on with all of it in memory.
 """
 
+from horovod.base.errors import ClusterCode, coded, coded_like, without_code
 from horovod.protos.v1 import jobs_pb2
 
 MAX_RECORD_BYTES = 1_450_000  # what a store takes (store/base.py), without the key
@@ -34,7 +35,8 @@ def refusal_of(spec: jobs_pb2.JobSpec) -> str:
     if size <= room:
         return ""
     if room <= 0:
-        return f"A job of {spec.processes} processes can't be recorded: start it in parts."
+        sentence = f"A job of {spec.processes} processes can't be recorded: start it in parts."
+        return coded(ClusterCode.JOB_TOO_LARGE, sentence)
     parts = {
         "environment": sum(len(name.encode()) + len(value.encode()) for name, value in spec.environment.items()),
         "command": sum(len(word.encode()) for word in spec.command),
@@ -46,9 +48,10 @@ def refusal_of(spec: jobs_pb2.JobSpec) -> str:
     if largest == "environment":
         longest = max(spec.environment, key=lambda name: len(spec.environment[name]))
         remedy = f"Leave out what the job need not have, as in `env -u {longest[:100]} horovodrun ...`."
-    return (
+    return coded(
+        ClusterCode.JOB_TOO_LARGE,
         f"The description of the job has {size:,} bytes, {parts[largest]:,} of them in its {largest}: with "
-        f"{spec.processes} process(es) it may have {room:,}. {remedy}"
+        f"{spec.processes} process(es) it may have {room:,}. {remedy}",
     )
 
 
@@ -58,9 +61,11 @@ def refusal_of_placed(record: jobs_pb2.JobRecord) -> str:
     room = room_for(record.spec.processes, len(record.shares), record.spec.policy.replaces_failed)
     if size <= room:
         return ""
-    return (
+    return coded(
+        ClusterCode.JOB_TOO_LARGE,
         f"It can't be recorded: its description and the names of its {len(record.shares)} hosts, of their GPUs and "
-        f"interfaces have {size:,} bytes, but with {record.spec.processes} process(es) a job may have {max(0, room):,}."
+        f"interfaces have {size:,} bytes, but with {record.spec.processes} process(es) a job may have "
+        f"{max(0, room):,}.",
     )
 
 
@@ -85,7 +90,7 @@ def _short(record: jobs_pb2.JobRecord) -> jobs_pb2.JobRecord:
     del short.spec.hosts[:]
     short.spec.environment.clear()
     short.spec.labels.clear()
-    short.sentence = short.sentence[:1000]
+    short.sentence = _cut(short.sentence, 1000)
     for name in ("name", "directory", "user", "python_environment", "project"):
         setattr(short.spec, name, getattr(short.spec, name)[:200])
     words = [word[:200] for word in short.spec.command[:20]]
@@ -102,7 +107,7 @@ def _short(record: jobs_pb2.JobRecord) -> jobs_pb2.JobRecord:
 def _shortest(record: jobs_pb2.JobRecord) -> jobs_pb2.JobRecord:
     short = jobs_pb2.JobRecord()
     short.CopyFrom(record)
-    short.sentence = record.sentence[:_MAX_SENTENCE]
+    short.sentence = _cut(record.sentence, _MAX_SENTENCE)
     told = 0
     for outcome in short.outcomes:
         if not 0 < outcome.pid < 1 << 31:
@@ -111,3 +116,8 @@ def _shortest(record: jobs_pb2.JobRecord) -> jobs_pb2.JobRecord:
             outcome.lost = outcome.lost[:_MAX_CAUSE] if told < _TOLD_LOSSES else _UNTOLD
             told += 1
     return short
+
+
+def _cut(sentence: str, limit: int) -> str:
+    """Its first characters, and its code."""
+    return sentence if len(sentence) <= limit else coded_like(sentence, without_code(sentence)[:limit])

@@ -13,6 +13,7 @@ Pure: the time is an argument, in seconds of any clock that all coordinators of 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from horovod.base.errors import ClusterCode, LaunchCode, coded
 from horovod.base.words import plural
 
 from .target import OnFailure, Phase, Slot, Target
@@ -45,16 +46,16 @@ def decide(now_s: float, target: Target, observed: Observed) -> tuple[Target, st
     ends = {one.slot: one for one in observed.exits if _is_of(one, target)}
     failed = [one for one in ends.values() if one.failed]
     if failed and target.rules.on_failure is OnFailure.END:
-        return _ended(target, f"{_in_words(failed[0], target)}, so the job ends.")
+        return _failed(target, f"{_in_words(failed[0], target)}, so the job ends.")
     done = [one for one in ends.values() if not one.failed]
     if failed and (target.phase is Phase.FINISHES or done):
-        return _ended(target, f"{_in_words(failed[0], target)}, and others have ended well, so the job ends.")
+        return _failed(target, f"{_in_words(failed[0], target)}, and others have ended well, so the job ends.")
     if target.phase is Phase.FINISHES or done:
         return _finishing(target, ends, done)
     count = target.replacements + len(failed)
     if target.rules.most_replacements is not None and count > target.rules.most_replacements:
         often = f"{plural(target.replacements, 'process')} {'was' if target.replacements == 1 else 'were'}"
-        return _ended(target, f"{_in_words(failed[0], target)}, and {often} replaced before, as many as may be.")
+        return _failed(target, f"{_in_words(failed[0], target)}, and {often} replaced before, as many as may be.")
     return _filled(now_s, target, count, failed, dict(observed.room))
 
 
@@ -70,6 +71,10 @@ def _in_words(one: Exit, target: Target) -> str:
 def _ended(target: Target, sentence: str) -> tuple[Target, str]:
     ended = replace(target, slots=(), phase=Phase.ENDS, generation=target.generation + 1, short_since_s=None)
     return ended, sentence
+
+
+def _failed(target: Target, sentence: str) -> tuple[Target, str]:
+    return _ended(target, coded(LaunchCode.RANK_FAILED, sentence))
 
 
 def _finishing(target: Target, ends: Mapping[int, Exit], done: Sequence[Exit]) -> tuple[Target, str]:
@@ -117,7 +122,7 @@ def _filled(
         since_s = now_s if target.short_since_s is None else target.short_since_s
         if now_s - since_s >= rules.patience_s:
             sentences.append(f"Of at least {plural(rules.fewest, 'process')} there are {len(slots)}: the job ends.")
-            return _ended(target, " ".join(sentences))
+            return _ended(target, coded(ClusterCode.TOO_FEW_PROCESSES, " ".join(sentences)))
     new = tuple(slots[number] for number in sorted(slots))
     if new != target.slots:
         target = replace(target, slots=new, generation=generation)
