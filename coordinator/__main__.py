@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from horovod.base.errors import SettingCode, coded
 from horovod.base.telemetry import otel
 from horovod.base.telemetry.logs import JsonFormatter
 from horovod.base.tokens import read_token
@@ -74,13 +75,15 @@ def _advertised(given: str | None, address: ListenAddress, *, shared: bool) -> s
     if given is not None:
         advertised = ListenAddress.parse(given)
         if advertised.port == 0:
-            raise ValueError(f"--advertise {given} needs a port from 1 to 65535.")
+            sentence = f"--advertise {given} needs a port from 1 to 65535."
+            raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
         return str(advertised)
     if shared and address.is_wildcard():
-        raise ValueError(
+        sentence = (
             f"Coordinators of one store send training processes to each other, and {address} tells nobody where to go. "
             "Add --advertise HOST:PORT with an address under which the others reach this one."
         )
+        raise ValueError(coded(SettingCode.MISSING_SETTING, sentence))
     return None
 
 
@@ -188,7 +191,8 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0.001 <= value <= 10_000_000:
-        raise argparse.ArgumentTypeError(f"expected seconds from 0.001 to 10000000, not {text!r}")
+        sentence = f"expected seconds from 0.001 to 10000000, not {text!r}"
+        raise argparse.ArgumentTypeError(coded(SettingCode.INVALID_SETTING, sentence))
     return value
 
 
@@ -198,17 +202,19 @@ def _tls(arguments: argparse.Namespace) -> ServerTls | None:
     )  # fmt: skip
     if not cert and not key:
         if client_ca:
-            raise ValueError(
+            raise _missing(
                 "--tls-client-ca needs --tls-cert and --tls-key: clients are asked for theirs over TLS only."
             )
         if peer_ca:
-            raise ValueError(
-                "--tls-peer-ca needs --tls-cert and --tls-key: coordinators speak TLS with each other then."
-            )
+            raise _missing("--tls-peer-ca needs --tls-cert and --tls-key: coordinators speak TLS with each other then.")
         return None
     if not cert or not key:
-        raise ValueError("--tls-cert and --tls-key belong together; only one of them is given.")
+        raise _missing("--tls-cert and --tls-key belong together; only one of them is given.")
     return ServerTls(cert, key, client_ca, peer_ca)
+
+
+def _missing(sentence: str) -> ValueError:
+    return ValueError(coded(SettingCode.MISSING_SETTING, sentence))
 
 
 def _level(arguments: argparse.Namespace) -> int:
@@ -218,7 +224,7 @@ def _level(arguments: argparse.Namespace) -> int:
 def _web(arguments: argparse.Namespace, tls: ServerTls | None) -> tuple[str | None, str | None]:
     """Where to show pages, and the token for them; ValueError with a sentence."""
     if arguments.web_tls and tls is None:
-        raise ValueError("--web-tls shows pages with the certificate of --tls-cert and --tls-key, which are missing.")
+        raise _missing("--web-tls shows pages with the certificate of --tls-cert and --tls-key, which are missing.")
     if arguments.web_listen is None:
         return None, None
     without_host = arguments.web_listen.removeprefix(":")

@@ -7,6 +7,8 @@ import resource
 import socket
 from dataclasses import dataclass
 
+from horovod.base.errors import ClusterCode, SettingCode, coded
+
 
 @dataclass(frozen=True)
 class ListenAddress:
@@ -19,10 +21,11 @@ class ListenAddress:
     @classmethod
     def parse(cls, text: str) -> "ListenAddress":
         """Raises ValueError with a sentence."""
-        wrong = ValueError(
+        sentence = (
             f"Can't listen on {text!r}: expected HOST:PORT with a port from 0 to 65535, for example 127.0.0.1:29400 or "
             "[::1]:29400."
         )
+        wrong = ValueError(coded(SettingCode.INVALID_SETTING, sentence))
         host, colon, port_text = text.rpartition(":")
         if not colon or not port_text.isascii() or not port_text.isdigit() or int(port_text) > 65535:
             raise wrong
@@ -63,7 +66,8 @@ class ListenAddress:
             errno.EADDRNOTAVAIL: "no network interface of this host has that address; `ip address` lists them",
             errno.EACCES: "that port needs more permissions. Choose a port above 1023",
         }.get(number, reason_of(number))
-        return OSError(number, f"Can't listen on {self}: {why}.")
+        code = ClusterCode.PORT_IN_USE if number == errno.EADDRINUSE else ClusterCode.CANNOT_LISTEN
+        return OSError(number, coded(code, f"Can't listen on {self}: {why}."))
 
     def resolved(self) -> list[str]:
         """The numeric addresses. Raises OSError when the host name is unknown."""
@@ -71,9 +75,8 @@ class ListenAddress:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise OSError(
-                errno.EADDRNOTAVAIL, f"Can't listen on {self}: unknown host {self.host!r} ({reason})."
-            ) from error
+            sentence = f"Can't listen on {self}: unknown host {self.host!r} ({reason})."
+            raise OSError(errno.EADDRNOTAVAIL, coded(ClusterCode.CANNOT_LISTEN, sentence)) from error
         return sorted({str(entry[4][0]).partition("%")[0] for entry in found})
 
 

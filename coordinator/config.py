@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from horovod.base.errors import SettingCode, coded
+
 from .core.agreement.deadlock import USUAL_TIMES, DeadlockTimes
 from .exposure import TLS_ADVICE
 from .limits import Limits
@@ -52,6 +54,5 @@ class CoordinatorConfig:
 
     def __post_init__(self) -> None:
         if self.web_tls and self.tls is None:
-            raise ValueError(
-                "web_tls=True shows the pages with the coordinator's certificate, and it has none: give tls=."
-            )
+            sentence = "web_tls=True shows the pages with the coordinator's certificate, and it has none: give tls=."
+            raise ValueError(coded(SettingCode.MISSING_SETTING, sentence))

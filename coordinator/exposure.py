@@ -7,6 +7,8 @@ authority signed; readers of its pages show a token of their own. A token withou
 
 from __future__ import annotations
 
+from horovod.base.errors import AccessCode, coded
+
 from .address import ListenAddress
 from .tls import ServerTls
 
@@ -29,12 +31,13 @@ def check_exposure(
                 f"The coordinator at {address} serves everybody who can reach it, and who takes part in a training can "
                 "make its processes do as it likes."
             )
-        raise ValueError(
+        sentence = (
             f"Refusing to listen on {address} without a token, since other hosts could take part in the "
             "training. Give the same secret to the coordinator (--token-file FILE) and to the processes "
             "(HOROVOD_TOKEN_FILE or HOROVOD_TOKEN), ask for certificates (--tls-client-ca FILE), listen on 127.0.0.1, "
             "or accept the risk with --insecure."
         )
+        raise ValueError(coded(AccessCode.EXPOSED, sentence))
     if tls is None:
         return (
             f"The coordinator at {address} asks for a token, but without TLS the token travels in the clear: whoever "
@@ -50,11 +53,12 @@ def check_web_exposure(address: ListenAddress, token: str | None, tls: bool, ins
     if token is None:
         if insecure:
             return f"Everybody who can reach {address} may read which jobs run, who is in them and their metrics."
-        raise ValueError(
+        sentence = (
             f"Refusing to show jobs and metrics on {address}, where other hosts can connect, without a token. Give one "
             "for readers (--web-token-file FILE, and the same to Prometheus as its credentials_file), use --web-listen "
             f"127.0.0.1:{address.port}, which only this host can connect to, or accept the risk with --insecure."
         )
+        raise ValueError(coded(AccessCode.EXPOSED, sentence))
     if not tls:
         return (
             f"The pages at {address} ask for a token, but without TLS it travels in the clear: whoever can read the "

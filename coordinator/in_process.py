@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 
+from horovod.base.errors import ClusterCode, coded
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
 
@@ -96,4 +97,4 @@ class InProcessScheduler:
                         return record
         finally:
             self._hub.unfollow(follower)
-        raise RuntimeError("The coordinator ended before the job.")
+        raise RuntimeError(coded(ClusterCode.COORDINATOR_ENDS, "The coordinator ended before the job."))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import grpc
 
 from horovod import __version__
+from horovod.base.errors import AccessCode, coded
 from horovod.base.job_tokens import MIN_CLUSTER_TOKEN_LENGTH, job_token
 from horovod.base.limits import MAX_WORLD_MESSAGE_BYTES
 from horovod.base.tokens import MAX_TOKEN_LENGTH, is_token
@@ -48,10 +49,11 @@ _OPTIONS = (
 
 def check_token(token: str | None) -> None:
     if token is not None and not is_token(token):
-        raise ValueError(
+        sentence = (
             "The token for a coordinator is not usable: expected one line of ASCII text without spaces, "
             f"{MAX_TOKEN_LENGTH} characters at most."
         )
+        raise ValueError(coded(AccessCode.UNUSABLE_TOKEN, sentence))
 
 
 def make_peers(config: CoordinatorConfig, address: ListenAddress, is_shared: bool) -> Peers:

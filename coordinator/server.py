@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 
+from horovod.base.errors import ClusterCode, EngineCode, coded
 from horovod.base.tasks import end_tasks
 from horovod.base.telemetry import Registry
 
@@ -135,14 +136,14 @@ class CoordinatorServer:
     def registry(self) -> Registry:
         """The metrics; after `start`."""
         if self._hub is None:
-            raise RuntimeError("The coordinator does not run; call start() first.")
+            raise _not_running("The coordinator does not run; call start() first.")
         return self._hub.metrics.registry
 
     @property
     def cluster(self) -> ClusterHub:
         """What schedules jobs; after `start`."""
         if self._cluster is None:
-            raise RuntimeError("The coordinator does not run; call start() first.")
+            raise _not_running("The coordinator does not run; call start() first.")
         return self._cluster
 
     def overview(self) -> list[JobOverview]:
@@ -191,7 +192,7 @@ class EmbeddedCoordinator:
     def address(self) -> str:
         """host:port that members connect to."""
         if self._thread is None or self._server is None:
-            raise RuntimeError("The embedded coordinator does not run; call start() first.")
+            raise _not_running("The embedded coordinator does not run; call start() first.")
         return str(ListenAddress(ListenAddress.parse(self.config.listen).host, self._server.port))
 
     @property
@@ -202,14 +203,14 @@ class EmbeddedCoordinator:
     def scheduler(self) -> InProcessScheduler:
         """For a launcher in this process, in whose event loop this is called."""
         if self._loop is None or self._server is None:
-            raise RuntimeError("The embedded coordinator does not run; call start() first.")
+            raise _not_running("The embedded coordinator does not run; call start() first.")
         return InProcessScheduler(self._server.cluster, self._loop)
 
     @property
     def web_address(self) -> str:
         """Where its pages are, "http://127.0.0.1:41234"; only with `web_listen`."""
         if self.config.web_listen is None or self._server is None or not self._server.web_port:
-            raise RuntimeError("The embedded coordinator shows no pages; give it web_listen and call start().")
+            raise _not_running("The embedded coordinator shows no pages; give it web_listen and call start().")
         scheme = "https" if self.config.web_tls else "http"
         return f"{scheme}://{ListenAddress(ListenAddress.parse(self.config.web_listen).host, self._server.web_port)}"
 
@@ -221,13 +222,14 @@ class EmbeddedCoordinator:
     def start(self) -> "EmbeddedCoordinator":
         """Raises ValueError or OSError as CoordinatorServer.start does."""
         if self._thread is not None:
-            raise RuntimeError("The embedded coordinator runs already.")
+            raise _not_running("The embedded coordinator runs already.")
         shows_token = self._makes_token and ListenAddress.parse(self.config.listen).is_loopback()
         try:
             self._loop = asyncio.new_event_loop()
         except OSError as error:
             number = error.errno or errno.EMFILE
-            raise OSError(number, f"The coordinator cannot be started: {reason_of(number)}.") from error
+            sentence = f"The coordinator cannot be started: {reason_of(number)}."
+            raise OSError(number, coded(EngineCode.TOO_MANY_OPEN_FILES, sentence)) from error
         quiet(self._loop)
         self._thread = threading.Thread(target=self._loop.run_forever, name="horovod-coordinator", daemon=True)
         self._thread.start()
@@ -280,3 +282,7 @@ class EmbeddedCoordinator:
 async def _cancel_all_tasks() -> None:
     tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     await end_tasks(tasks)
+
+
+def _not_running(sentence: str) -> RuntimeError:
+    return RuntimeError(coded(ClusterCode.NOT_RUNNING, sentence))

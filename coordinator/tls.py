@@ -18,6 +18,7 @@ from typing import Any
 
 import grpc
 
+from horovod.base.errors import AccessCode, SettingCode, coded, without_code
 from horovod.base.tls import (
     EXPIRED,
     NOT_YET_VALID,
@@ -49,7 +50,8 @@ class ServerTls:
 
     def __post_init__(self) -> None:
         if not self.cert or not self.key:
-            raise ValueError("TLS needs a certificate and its key; only one of them is given.")
+            sentence = "TLS needs a certificate and its key; only one of them is given."
+            raise ValueError(coded(SettingCode.MISSING_SETTING, sentence))
 
     def credentials(self) -> grpc.ServerCredentials:
         """Follows the files from now on. Raises OSError with a sentence when they can't be used."""
@@ -81,10 +83,11 @@ class ServerTls:
         host: the name or address under which the others reach this one. Raises ValueError or OSError, with a sentence.
         """
         if (authority := self.peer_ca or self.client_ca) is None:
-            raise ValueError(
+            sentence = (
                 "Coordinators of one store ask each other which of them serves a job, and over TLS each has to know "
                 "the others by their certificates. Name the authority that has signed them: --tls-peer-ca FILE."
             )
+            raise ValueError(coded(SettingCode.MISSING_SETTING, sentence))
         _check_authority(authority)
         server, client = self._server_context(), self.peer_context()
         try:
@@ -94,8 +97,7 @@ class ServerTls:
                 OTHER_NAME: f"is not for {host!r}. Make one for that name, or name another with --advertise",
                 OTHER_ADDRESS: f"is not for {host!r}. Make one for that address, or name another with --advertise",
             }.get(error.verify_code, f"is not signed by an authority in {authority!r}: {error.verify_message}")
-            raise OSError(
-                errno.EINVAL,
+            raise _untrusted(
                 f"Other coordinators of the store would not believe this one: the certificate {self.cert!r} {why}.",
             ) from error
         if self.client_ca is None:
@@ -105,8 +107,7 @@ class ServerTls:
         try:
             shake_hands(server, client, host)
         except ssl.SSLError as error:
-            raise OSError(
-                errno.EINVAL,
+            raise _untrusted(
                 "Other coordinators of the store ask for a certificate (--tls-client-ca), and they would not take "
                 f"{self.cert!r}: {getattr(error, 'verify_message', None) or _reason(error)}. It has to be signed by an "
                 f"authority in {self.client_ca!r}, and to be for clients as well as for servers.",
@@ -171,7 +172,7 @@ class _Follower:
             self._seen = stamp  # before they are read: what is written meanwhile is read the next time
             loaded = self._files.load()
         except OSError as error:
-            sentence = error.strerror or str(error)
+            sentence = without_code(error.strerror or str(error))
             if sentence != self._told:
                 self._told = sentence
                 _log.warning("%s The certificate from before stays in use.", sentence)
@@ -186,7 +187,7 @@ def _read(name: str, what: str) -> bytes:
         with open(name, "rb") as file:
             return file.read()
     except OSError as error:
-        raise OSError(error.errno, f"Can't read the {what} {name!r}: {error.strerror}.") from error
+        raise _unusable(f"Can't read the {what} {name!r}: {error.strerror}.", error.errno) from error
 
 
 def _check_pair(cert: str, key: str) -> None:
@@ -195,7 +196,7 @@ def _check_pair(cert: str, key: str) -> None:
     try:
         server.load_cert_chain(cert, key, password=no_password)
     except (ssl.SSLError, ValueError) as error:
-        raise OSError(errno.EINVAL, f"{_pair(cert, key)} can't be used: {_reason(error)}.") from error
+        raise _unusable(f"{_pair(cert, key)} can't be used: {_reason(error)}.") from error
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False  # by which names clients know the coordinator is not known here
     client.load_verify_locations(cert)
@@ -208,9 +209,9 @@ def _check_pair(cert: str, key: str) -> None:
             NOT_YET_VALID: "is not valid yet; check the clock of this host",
         }
         why = when.get(error.verify_code, f"can't be used by a server: {error.verify_message}")
-        raise OSError(errno.EINVAL, f"The certificate {cert!r} {why}.") from error
+        raise _untrusted(f"The certificate {cert!r} {why}.") from error
     except ssl.SSLError as error:
-        raise OSError(errno.EINVAL, f"{_pair(cert, key)} can't be used: {_reason(error)}.") from error
+        raise _unusable(f"{_pair(cert, key)} can't be used: {_reason(error)}.") from error
 
 
 def _check_authority(name: str) -> None:
@@ -218,7 +219,7 @@ def _check_authority(name: str) -> None:
     try:
         context.load_verify_locations(name)
     except ssl.SSLError as error:
-        raise OSError(errno.EINVAL, f"The certificate authority {name!r} can't be used: {_reason(error)}.") from error
+        raise _unusable(f"The certificate authority {name!r} can't be used: {_reason(error)}.") from error
 
 
 def _warn_of_readers(key: str) -> None:
@@ -246,3 +247,11 @@ def _reason(error: Exception) -> str:
         return _NOT_PEM
     reason = getattr(error, "reason", None) or str(error)
     return known.get(reason, reason)
+
+
+def _unusable(sentence: str, number: int | None = errno.EINVAL) -> OSError:
+    return OSError(number, coded(AccessCode.UNUSABLE_CERTIFICATE, sentence))
+
+
+def _untrusted(sentence: str) -> OSError:
+    return OSError(errno.EINVAL, coded(AccessCode.UNTRUSTED_CERTIFICATE, sentence))

@@ -23,6 +23,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
+from horovod.base.errors import AccessCode, coded
 from horovod.base.tokens import file_name, folders, network_namespace
 
 LOCK_TIMEOUT_S = 10.0
@@ -53,11 +54,11 @@ class TokenFiles:
             deadline = time.monotonic() + LOCK_TIMEOUT_S
             while not _try_to_lock(folder):
                 if time.monotonic() > deadline:
-                    raise OSError(
-                        errno.EAGAIN,
+                    sentence = (
                         f"Can't keep the coordinator's token in {str(self._folder)!r}: another coordinator of this "
-                        f"user has been starting for {LOCK_TIMEOUT_S:.0f} s; stop it, or give this one a --token-file.",
+                        f"user has been starting for {LOCK_TIMEOUT_S:.0f} s; stop it, or give this one a --token-file."
                     )
+                    raise OSError(errno.EAGAIN, coded(AccessCode.TOKEN_NOT_KEPT, sentence))
                 await asyncio.sleep(_LOCK_POLL_S)
             yield
         finally:
@@ -154,9 +155,9 @@ def _is_mine(status: os.stat_result) -> bool:
 
 
 def _cannot_keep(folder: Path, error: OSError) -> OSError:
-    return OSError(
-        error.errno,
+    sentence = (
         f"Can't keep the coordinator's token in {str(folder)!r}, where processes of this user look for it: "
         f"{error.strerror}. Set XDG_RUNTIME_DIR to a directory of your own, or give the coordinator a token yourself "
-        "(--token-file FILE, and HOROVOD_TOKEN_FILE for the processes).",
+        "(--token-file FILE, and HOROVOD_TOKEN_FILE for the processes)."
     )
+    return OSError(error.errno, coded(AccessCode.TOKEN_NOT_KEPT, sentence))

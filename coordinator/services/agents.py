@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
+from horovod.base.errors import ClusterCode, coded
 from horovod.base.words import printable
 from horovod.coordinator.store import StoreError
 from horovod.protos.v1 import agents_pb2 as pb
@@ -35,7 +36,8 @@ class AgentsService:
         except StoreError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"The store does not give the code now: {error}")
         if data is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "The coordinator does not have this code.")
+            sentence = coded(ClusterCode.CODE_NOT_HERE, "The coordinator does not have this code.")
+            await context.abort(grpc.StatusCode.NOT_FOUND, sentence)
         return jobs_pb2.CodeChunk(index=request.index, data=data or b"")
 
     async def Connected(  # noqa: N802
@@ -49,7 +51,8 @@ class AgentsService:
     ) -> None:
         first = await first_message(request_iterator, context, "what the agent registers")
         if not first.HasField("register") or not first.register.name:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The first message must register an agent by name.")
+            sentence = coded(ClusterCode.WRONG_MESSAGE, "The first message must register an agent by name.")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, sentence)
         await self._access.admit(context, None)
         await check_serving(self._hub, context, first.register.name)
         commands: CommandOutbox = Outbox(MAX_COMMANDS)

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from horovod.base.errors import AccessCode, coded
 from horovod.base.job_tokens import job_of
 from horovod.base.words import printable
 from horovod.coordinator.core.rates import RateLimits
@@ -64,24 +65,27 @@ class Access:
         own = self.job_of(_authorization(context.invocation_metadata()))
         if own not in (None, job):
             about = "the cluster" if job is None else f"job {_shown(job)}"
-            await context.abort(
-                grpc.StatusCode.PERMISSION_DENIED,
+            sentence = (
                 f"The token is that of job {_shown(own)}, and the call is about {about}. Set HOROVOD_JOB to the job of "
-                "the token, or HOROVOD_TOKEN to the token of this job.",
+                "the token, or HOROVOD_TOKEN to the token of this job."
             )
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, coded(AccessCode.OTHER_JOB, sentence))
 
     def refusal(self, authorization: bytes | None, method: str) -> str:
         """The sentence why a call with this header may not reach the method, or ""."""
         if self._token is None or method.startswith(HEALTH):
             return ""
         if authorization is None:
-            return _SENTENCE.format(what="the call carried none")
+            return coded(AccessCode.WRONG_TOKEN, _SENTENCE.format(what="the call carried none"))
         if hmac.compare_digest(authorization, f"{_SCHEME}{self._token}".encode()):
             return ""
         if (job := self.job_of(authorization)) is None:
-            return _SENTENCE.format(what="the call carried another one")
+            return coded(AccessCode.WRONG_TOKEN, _SENTENCE.format(what="the call carried another one"))
         if method not in OF_ONE_JOB:
-            return f"{method} is not for the holder of the token of one job ({_shown(job)}); it asks for the cluster's."
+            sentence = (
+                f"{method} is not for the holder of the token of one job ({_shown(job)}); it asks for the cluster's."
+            )
+            return coded(AccessCode.OTHER_JOB, sentence)
         return ""
 
     def job_of(self, authorization: bytes | None) -> str | None:

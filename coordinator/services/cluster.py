@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import grpc
 
+from horovod.base.errors import ClusterCode, coded, without_code
 from horovod.base.tasks import end_tasks
 from horovod.base.words import printable
 from horovod.coordinator import PROTOCOL_VERSION
@@ -109,7 +110,7 @@ class ClusterHub:
         if self._serving is not None:
             await end_tasks([self._serving])  # first, or this coordinator might lead again
         await self._leading.resign()
-        self._end("The coordinator is stopping.")
+        self._end(coded(ClusterCode.COORDINATOR_ENDS, "The coordinator is stopping."))
         await end_tasks(self._watches)
 
     @property
@@ -167,7 +168,8 @@ class ClusterHub:
             _log.info("Refused: %s", refused.sentence)
             return refused
         if older := self._agents.get(register.name):
-            older.fail(grpc.StatusCode.ABORTED, "This agent opened a newer stream.")
+            sentence = coded(ClusterCode.NEWER_STREAM, "This agent opened a newer stream.")
+            older.fail(grpc.StatusCode.ABORTED, sentence)
             self._forget_readers(register.name)
         self._agents[register.name] = commands
         commands.put(pb.AgentCommand(registered=pb.Registered(probe_secret=self._probe_secret)))
@@ -190,7 +192,7 @@ class ClusterHub:
             follower = self._reader(name, message.output.reader)
             if follower and not follower.output(name, message.output.output):
                 sentence = f"More output than was asked for comes from host {printable(name)}: a bug of its agent."
-                raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, sentence)
+                raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, coded(ClusterCode.TOO_MANY_MESSAGES, sentence))
         elif message.HasField("log_end"):
             if follower := self._reader(name, message.log_end.reader):
                 del self._readers[message.log_end.reader]
@@ -224,7 +226,8 @@ class ClusterHub:
             return sentence
         if not (job := self.cluster.submitted(spec.submission)):
             if spec.code.sha256 and not self.code.archives.has(spec.code.sha256):
-                return "The code of this job is not here, or not any more: upload it first."
+                sentence = "The code of this job is not here, or not any more: upload it first."
+                return coded(ClusterCode.CODE_NOT_HERE, sentence)
             job_id = job_id or self._new_id(spec)
             self._do(self.cluster.submit(job_id, spec, self._clock(), self._wall_clock()))
             job = self.cluster.jobs[job_id]
@@ -332,7 +335,8 @@ class ClusterHub:
         """The record of the job as people see it."""
         shown = public(job.record)
         if (trouble := self._lanes.trouble(job.record.id)) and not job.is_over:
-            shown.sentence = f"{shown.sentence} The store does not take what has happened to it yet: {trouble}".strip()
+            before = without_code(shown.sentence)
+            shown.sentence = f"{before} The store does not take what has happened to it yet: {trouble}".strip()
         return shown
 
     def _changed(self, job_id: str) -> None:

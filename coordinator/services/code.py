@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 
 import grpc
 
+from horovod.base.errors import ClusterCode, coded
 from horovod.coordinator.core.cluster.code import Archives, chunk_size, chunks_of, refusal_of
 from horovod.coordinator.store import Guard, Store
 from horovod.coordinator.store.code import archive_key, archive_value, chunk_key, read_archives
@@ -52,12 +53,14 @@ class CodeShelf:
             if chunk.index not in found.missing:
                 return found
             if len(chunk.data) != chunk_size(code.size, chunk.index):
-                raise RefusedError(INVALID, f"Chunk {chunk.index} of the code has a wrong length.")
+                sentence = f"Chunk {chunk.index} of the code has a wrong length."
+                raise RefusedError(INVALID, coded(ClusterCode.CODE_DAMAGED, sentence))
             if code.sha256 not in self.archives.known:
                 await self._begin(code)
             archive = self.archives.known[code.sha256]
             if archive.size != code.size:
-                raise RefusedError(INVALID, "Another client sends code of that name with another length.")
+                sentence = "Another client sends code of that name with another length."
+                raise RefusedError(INVALID, coded(ClusterCode.CODE_DAMAGED, sentence))
             await self._store.put(chunk_key(code.sha256, chunk.index), chunk.data, guard=self._guard())
             if archive.missing == {chunk.index}:
                 await self._finish(code)
@@ -88,7 +91,8 @@ class CodeShelf:
                 await asyncio.to_thread(digest.update, entry.value)
         if digest.hexdigest() != code.sha256:
             await self._remove(code.sha256)
-            raise RefusedError(INVALID, "The code is not what its name says: something on the way has changed it.")
+            sentence = "The code is not what its name says: something on the way has changed it."
+            raise RefusedError(INVALID, coded(ClusterCode.CODE_DAMAGED, sentence))
         await self._store.put(archive_key(code.sha256), archive_value(code.size, complete=True), guard=self._guard())
 
     async def _remove(self, name: str) -> None:

@@ -16,6 +16,8 @@ from typing import Any
 import grpc
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
+from horovod.base.errors import ClusterCode, coded
+
 from .streams import Context
 
 PREFIX = "/grpc.health.v1.Health/"
@@ -32,7 +34,8 @@ def add_health_to_server(obstacle: Callable[[], Awaitable[str]], server: grpc.ai
 
     async def check(request: StringValue, context: Context) -> Int32Value:
         if request.value not in SERVICES:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "This coordinator has no such service.")
+            sentence = coded(ClusterCode.WRONG_MESSAGE, "This coordinator has no such service.")
+            await context.abort(grpc.StatusCode.NOT_FOUND, sentence)
         return await state()
 
     async def watch(request: StringValue, context: Context) -> AsyncIterator[Int32Value]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 
+from horovod.base.errors import ClusterCode, coded, coded_like, without_code
 from horovod.base.tasks import end_tasks
 from horovod.base.telemetry.logs import about
 from horovod.coordinator.core.agreement.budget import TooMuchError
@@ -51,7 +52,7 @@ from .outcomes import Outcomes
 from .peers import Peers
 from .processes import ProcessWatch
 from .serving import LEASE_S, Serving
-from .session import DecisionsOutbox, NegotiationSession
+from .session import DecisionsOutbox, NegotiationSession, epoch_over, newer_stream
 from .streams import RefusedError
 from .ticks import Ticks
 from .worlds import StoredWorlds
@@ -150,7 +151,7 @@ class Hub:
             return refused
         _log.info("Rank %d of job %r is attached again.", attach.rank, attach.job, extra=told)
         if older := self._events.get(attach.member_id):
-            older.fail(grpc.StatusCode.ABORTED, f"Rank {attach.rank} opened a newer stream.")
+            older.fail(grpc.StatusCode.ABORTED, newer_stream(attach.rank))
         self._admit(attach.member_id, attach.job, attach.pid, attach.process, events)
         self._carry_out(attach.job, effects)
         return None
@@ -261,7 +262,9 @@ class Hub:
         try:
             world = await self._worlds.publish(formation)
         except TooLargeError as error:
-            sentence = f"The world of job {job!r} is larger than the coordinator's store takes: {error}"
+            sentence = coded_like(
+                error, f"The world of job {job!r} is larger than the coordinator's store takes: {without_code(error)}"
+            )
             _log.error("%s", sentence, extra=about(job))
             self._carry_out(job, self._membership.unformable(formation, sentence, self._clock()))
             return
@@ -272,7 +275,7 @@ class Hub:
             await self._worlds.retract(job, world.guard)
             return
         if old := self._sessions.pop(job, None):
-            old.end(f"Epoch {old.epoch} of job {old.job!r} is over.")
+            old.end(epoch_over(old.epoch, old.job))
         options = next(iter(formation.requests.values())).options
         negotiation = Negotiation(
             world.epoch,
@@ -322,7 +325,7 @@ class Hub:
             del self._sessions[ended.job]
             if not self._sessions:
                 self._empty.set()
-            session.end(f"Epoch {session.epoch} of job {session.job!r} is over.")
+            session.end(epoch_over(session.epoch, session.job))
 
     # -- other coordinators --------------------------------------------------------------------------------------------
 
@@ -358,7 +361,8 @@ class Hub:
         """Another coordinator serves the job from now on. Sends the members to it, and forgets the job."""
         self._held.pop(job, None)
         self._worlds.forget(job)
-        sentence = f"Job {job!r} is served by {address or 'another coordinator'} now."
+        where = address or "another coordinator"
+        sentence = coded(ClusterCode.NOT_SERVED_HERE, f"Job {job!r} is served by {where} now.")
         if (session := self._sessions.pop(job, None)) is not None:
             session.end(sentence, grpc.StatusCode.UNAVAILABLE)
             if not self._sessions:
@@ -373,7 +377,7 @@ class Hub:
 
     def _cut_off(self) -> None:
         """Ends the members' streams because this coordinator can't write to the store. They try others first."""
-        self._fail_all("The coordinator can't reach its store; another one may.")
+        self._fail_all(coded(ClusterCode.STORE_FAILED, "The coordinator can't reach its store; another one may."))
 
     def _fail_all(self, sentence: str) -> None:
         for events in self._events.values():
@@ -393,14 +397,14 @@ class Hub:
         if term == 0 or hello.term != term:
             # Its membership stream finds out who serves the job, and then it comes again.
             sentence = f"Rank {hello.rank} of job {hello.job!r} is not attached to this coordinator."
-            return RefusedError(grpc.StatusCode.UNAVAILABLE, sentence)
+            return RefusedError(grpc.StatusCode.UNAVAILABLE, coded(ClusterCode.NOT_SERVED_HERE, sentence))
         sentence = self._membership.stranger(hello.job, message.epoch, hello.member_id, hello.rank)
         session = self._sessions.get(hello.job)
         if sentence or session is None:
-            sentence = sentence or f"Epoch {message.epoch} of job {hello.job!r} is over."
+            sentence = sentence or epoch_over(message.epoch, hello.job)
             return RefusedError(grpc.StatusCode.FAILED_PRECONDITION, sentence)
         if old := session.streams.get(hello.rank):
-            old.fail(grpc.StatusCode.ABORTED, f"Rank {hello.rank} opened a newer stream.")
+            old.fail(grpc.StatusCode.ABORTED, newer_stream(hello.rank))
         session.streams[hello.rank] = decisions
         if session.shutdown:
             session.tell_shutdown(hello.rank)
@@ -478,7 +482,7 @@ class Hub:
         """Ends all streams in words. What members do next is theirs to decide; the store keeps their world."""
         self._stopping = True
         self._processes.close()
-        self._fail_all("The coordinator is stopping.")
+        self._fail_all(coded(ClusterCode.COORDINATOR_ENDS, "The coordinator is stopping."))
         await end_tasks(self._tasks)
         await self.serving.stop()
 

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from horovod.base.errors import ClusterCode, coded
 from horovod.base.words import printable
 from horovod.coordinator.store import StoreError, TooLargeError, WritesRefusedError
 from horovod.protos.v1 import jobs_pb2 as pb
@@ -84,7 +85,8 @@ class JobsService:
 
         def receive(message: pb.FollowMessage) -> None:
             if not message.HasField("taken"):
-                raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, "A follower says what it has taken only.")
+                sentence = coded(ClusterCode.WRONG_MESSAGE, "A follower says what it has taken only.")
+                raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, sentence)
             self._hub.taken(follower, message.taken)
 
         try:
@@ -103,7 +105,8 @@ class JobsService:
     async def Signal(self, request: pb.SignalRequest, context: Context) -> pb.JobRecord:  # noqa: N802
         await self._access.admit(context, None, request.ByteSize())
         if request.signal not in _SIGNALS:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"There is no signal {request.signal}.")
+            sentence = coded(ClusterCode.WRONG_MESSAGE, f"There is no signal {request.signal}.")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, sentence)
         await check_serving(self._hub, context)
         record = await self._decided(context, self._hub.signal(request.job, request.signal, request.stop))
         if record is None:
@@ -130,9 +133,10 @@ def _status_of(error: StoreError) -> grpc.StatusCode:
 
 def unknown(job: str) -> str:
     """The sentence for a job that does not exist."""
-    return (
+    return coded(
+        ClusterCode.UNKNOWN_JOB,
         f"There is no job {printable(job, MAX_SHOWN)!r} here: `horovodrun ps` shows those that there are. The last 200 "
-        "that are over are kept."
+        "that are over are kept.",
     )
 
 

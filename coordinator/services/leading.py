@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 from google.protobuf.message import DecodeError
 
+from horovod.base.errors import ClusterCode, code_of, coded, without_code
 from horovod.coordinator.store import Entry, Guard, LeaseLostError, Store, StoreError
 from horovod.coordinator.store.base import MISSING
 from horovod.coordinator.store.holding import holds, take
@@ -32,7 +33,10 @@ from .peers import Peers
 LEADER = "cluster/leader"
 LEASE_S = 4.0
 RETRY_S = 0.3
-ANOTHER = "Another coordinator of this store serves agents and jobs, or did until a moment ago."
+ANOTHER = coded(
+    ClusterCode.NOT_SERVED_HERE,
+    "Another coordinator of this store serves agents and jobs, or did until a moment ago.",
+)
 TURN_S = 15.0
 COMPLAINT_S = 10.0  # for so long after its report an agent does not count as connected to the leader
 
@@ -94,8 +98,9 @@ class Leading:
                 self._told = ""
                 self.why_not = ANOTHER
             except (StoreError, asyncio.TimeoutError) as error:
-                reason = error or "the store does not answer."
-                self.why_not = f"No coordinator can begin to serve agents and jobs: {reason}"
+                reason = without_code(error) or "the store does not answer."
+                sentence = f"No coordinator can begin to serve agents and jobs: {reason}"
+                self.why_not = coded(code_of(error) or ClusterCode.STORE_FAILED, sentence)
                 if self.why_not != self._told:
                     self._told = self.why_not
                     _log.warning("%s", self.why_not)
@@ -137,7 +142,8 @@ class Leading:
         """This coordinator leads no more: its lease is lost, or a write was refused because another one leads."""
         if self.leads:
             self.leads = False
-            self._end("Another coordinator serves agents and jobs from now on.")
+            sentence = "Another coordinator serves agents and jobs from now on."
+            self._end(coded(ClusterCode.NOT_SERVED_HERE, sentence))
 
     async def resign(self) -> None:
         """Gives the lease up, so that another coordinator may lead at once."""

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import grpc
 
+from horovod.base.errors import ClusterCode, coded, coded_like, without_code
 from horovod.base.tasks import end_tasks
 from horovod.base.telemetry import tracing
 from horovod.base.words import printable
@@ -26,7 +27,10 @@ from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, 
 TOLD_AFTER_S = 1.0  # a process that waits so long to join is told why
 MAX_EVENTS = 1 << 16  # a world may lose all its members at once
 
-_NONSENSE = "After joining, a member says that it has its world, what it knows of its peers, and its goodbye only."
+_NONSENSE = coded(
+    ClusterCode.WRONG_MESSAGE,
+    "After joining, a member says that it has its world, what it knows of its peers, and its goodbye only.",
+)
 
 
 class MembershipService(MembershipServicer):
@@ -45,7 +49,8 @@ class MembershipService(MembershipServicer):
         elif first.HasField("attach"):
             member_id, job = first.attach.member_id, first.attach.job
         else:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The first message must be a join request.")
+            sentence = coded(ClusterCode.WRONG_MESSAGE, "The first message must be a join request.")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, sentence)
         await self._access.admit(context, job)
         relayed = self._sending.repeats.of(str(dict(context.invocation_metadata() or ()).get(RELAY, "")))
         if relayed.is_relayed:
@@ -123,12 +128,14 @@ class MembershipService(MembershipServicer):
                     await context.write(pb.MembershipEvent(progress=pb.Progress(sentence=sentence)))
                 address = await asking
         except StoreError as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, f"{error} Without it no job can be served.")
+            sentence = coded_like(error, f"{without_code(error)} Without it no job can be served.")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, sentence)
         finally:
             await end_tasks([asking])
         if address:
             await context.write(pb.MembershipEvent(redirect=pb.Redirect(address=address)))
-            await context.abort(grpc.StatusCode.UNAVAILABLE, f"The job is served by {address}.")
+            sentence = coded(ClusterCode.NOT_SERVED_HERE, f"The job is served by {address}.")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, sentence)
 
     async def Serves(self, request: pb.ServesRequest, context: Context) -> pb.ServesAnswer:  # noqa: N802
         await self._access.admit(context, None)

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import grpc
 
+from horovod.base.errors import ClusterCode, OperationCode, coded
 from horovod.base.telemetry import tracing
 from horovod.base.words import printable
 from horovod.coordinator.core.agreement.budget import TooMuchError
@@ -33,7 +34,8 @@ class NegotiationService(NegotiationServicer):
     ) -> None:
         first = await first_message(request_iterator, context, "a hello")
         if not first.HasField("hello"):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The first message must have a hello.")
+            sentence = coded(ClusterCode.WRONG_MESSAGE, "The first message must have a hello.")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, sentence)
         await self._access.admit(context, first.hello.job)
         parent = tracing.from_metadata(context.invocation_metadata())
         decisions: DecisionsOutbox = Outbox(MAX_DECISIONS)
@@ -56,7 +58,7 @@ class NegotiationService(NegotiationServicer):
                 sentence = (
                     f"Rank {rank} speaks of epoch {message.epoch}, but its stream belongs to epoch {session.epoch}."
                 )
-                raise RefusedError(grpc.StatusCode.FAILED_PRECONDITION, sentence)
+                raise RefusedError(grpc.StatusCode.FAILED_PRECONDITION, coded(OperationCode.CONTRADICTION, sentence))
             if decisions.ended.is_set():
                 return  # the world is over or the rank has opened a newer stream
             nonlocal span

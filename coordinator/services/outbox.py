@@ -6,6 +6,8 @@ from typing import Generic, TypeVar
 
 import grpc
 
+from horovod.base.errors import ClusterCode, coded
+
 T = TypeVar("T")
 
 
@@ -22,7 +24,8 @@ class Outbox(Generic[T]):
         if self.ended.is_set():
             return
         if len(self._items) >= self._limit:
-            self.fail(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._limit} messages wait to be read; the peer is stuck.")
+            sentence = f"{self._limit} messages wait to be read; the peer is stuck."
+            self.fail(grpc.StatusCode.RESOURCE_EXHAUSTED, coded(ClusterCode.TOO_MANY_MESSAGES, sentence))
             return
         self._items.append(item)
         self._news.set()

@@ -15,6 +15,8 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from horovod.base.errors import ClusterCode, coded
+
 from .repeats import Repeats
 
 KEPT = 8
@@ -113,7 +115,7 @@ def call_handler(servicer: Any, request: type[Message]) -> grpc.RpcMethodHandler
         try:
             message = request.FromString(data)
         except DecodeError:
-            sentence = "The request is damaged or of another protocol."
+            sentence = coded(ClusterCode.WRONG_MESSAGE, "The request is damaged or of another protocol.")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, sentence)
         return await servicer(message, context)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from horovod.base.errors import ClusterCode, WorldCode, coded
 from horovod.base.telemetry.logs import about
 from horovod.coordinator.core.agreement.budget import Answers
 from horovod.coordinator.core.agreement.negotiation import Negotiation
@@ -80,3 +81,13 @@ class NegotiationSession:
         for stream in self.streams.values():
             stream.fail(code, sentence)
         self.streams.clear()
+
+
+def newer_stream(rank: int) -> str:
+    """The sentence with which an older stream of the rank ends."""
+    return coded(ClusterCode.NEWER_STREAM, f"Rank {rank} opened a newer stream.")
+
+
+def epoch_over(epoch: int, job: str) -> str:
+    """The sentence for the ranks of a world that has ended."""
+    return coded(WorldCode.EPOCH_OVER, f"Epoch {epoch} of job {job!r} is over.")

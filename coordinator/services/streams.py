@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from horovod.base.errors import ClusterCode, EngineCode, coded
 from horovod.coordinator.core.rates import RateLimits
 from horovod.coordinator.store import StoreError
 
@@ -42,13 +43,13 @@ async def first_message(requests: AsyncIterator[Request], context: Context, what
         return await _within(requests, FIRST_MESSAGE_TIMEOUT_S)
     except StopAsyncIteration:
         sentence = f"The stream ended before its first message, which must be {what}."
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, sentence)
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, coded(ClusterCode.WRONG_MESSAGE, sentence))
     except asyncio.TimeoutError:
         sentence = f"No message came in {FIRST_MESSAGE_TIMEOUT_S:.0f} s; the first one must be {what}."
-        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, sentence)
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, coded(ClusterCode.WRONG_MESSAGE, sentence))
     except DecodeError:
         sentence = f"The first message is damaged or of another protocol; it must be {what}."
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, sentence)
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, coded(ClusterCode.WRONG_MESSAGE, sentence))
 
 
 async def _within(requests: AsyncIterator[Request], limit_s: float) -> Request:
@@ -75,9 +76,10 @@ async def _within(requests: AsyncIterator[Request], limit_s: float) -> Request:
 def own_error(error: Exception, who: str) -> str:
     """The sentence for the peer after an error of the coordinator itself, which is logged with its traceback."""
     _log.error("An error of the coordinator itself ended the stream of %s. Please report it.", who, exc_info=error)
-    return (
+    return coded(
+        EngineCode.INTERNAL,
         f"The coordinator failed at a message of {who}: {type(error).__name__}, an error of its own, which its log "
-        "tells more of. Please report it."
+        "tells more of. Please report it.",
     )
 
 
@@ -125,7 +127,8 @@ async def converse(
                 return
             except Exception:
                 _log.debug("The stream of %s could not be read.", who, exc_info=True)
-                outbox.fail(grpc.StatusCode.INVALID_ARGUMENT, "The coordinator could not make sense of a message.")
+                sentence = coded(ClusterCode.WRONG_MESSAGE, "The coordinator could not make sense of a message.")
+                outbox.fail(grpc.StatusCode.INVALID_ARGUMENT, sentence)
                 return
             if limits and (sentence := limits.message(who, request.ByteSize(), time.monotonic())):
                 outbox.fail(grpc.StatusCode.RESOURCE_EXHAUSTED, sentence)

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from horovod.base.errors import without_code
 from horovod.base.telemetry.logs import about
 from horovod.coordinator.core.world.effects import Effect, Record
 from horovod.coordinator.core.world.formation import Formation
@@ -134,5 +135,5 @@ class StoredWorlds:
         if is_news:
             _log.warning("Job %r %s: %s", job, how, error, extra=about(job))
         why = NO_WRITES if isinstance(error, WritesRefusedError) else NO_ANSWER
-        self._do(job, self._membership.hindered(job, f"{why} {error}"))
+        self._do(job, self._membership.hindered(job, f"{why} {without_code(error)}"))
         await asyncio.sleep(STORE_RETRY_S)

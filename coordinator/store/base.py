@@ -18,6 +18,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from horovod.base.errors import ClusterCode, ErrorCode, coded
+
 MISSING = 0  # the revision of a key that does not exist
 # Of the key and the value of one write, on every store. etcd takes requests of 1.5 MiB unless told otherwise; what is
 # left of that is for the names of guards and of clusters.
@@ -27,29 +29,46 @@ MAX_WRITE_BYTES = 1_500_000
 class StoreError(Exception):
     """The store can't be reached or does not do what it should."""
 
+    code: ErrorCode | None = ClusterCode.STORE_FAILED  # None: no person meets it
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence if self.code is None else coded(self.code, sentence))
+
 
 class CompactedError(StoreError):
     """A watch wants changes that are no longer kept."""
+
+    code = None
 
 
 class FencedError(StoreError):
     """The guard of a write does not hold: its key has been written by another client since."""
 
+    code = None
+
 
 class LeaseLostError(StoreError):
     """The lease ended before this call."""
+
+    code = None
 
 
 class TooLargeError(StoreError):
     """The value of a write is longer than the store takes."""
 
+    code = ClusterCode.TOO_LARGE_FOR_STORE
+
 
 class UncertainError(StoreError):
     """The answer to a write was lost, so that it may have happened or not."""
 
+    code = ClusterCode.STORE_WRITE_UNSURE
+
 
 class WritesRefusedError(StoreError):
     """The store takes no writes until a person does something; the sentence says what."""
+
+    code = ClusterCode.STORE_TAKES_NO_WRITES
 
 
 def check_size(key: str, value: bytes) -> None:

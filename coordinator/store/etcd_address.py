@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
+from horovod.base.errors import SettingCode, coded
+
 SCHEME = "etcd"
 DEFAULT_PREFIX = "horovod/"
 OPTIONS = ("ca", "cert", "key", "user", "password_file", "prefix")
@@ -34,13 +36,13 @@ class EtcdAddress:
         example = "etcd://h1:2379,h2:2379?ca=ca.pem"
         parts = urlsplit(text)
         if parts.scheme != SCHEME or parts.path or parts.fragment or "@" in parts.netloc:
-            raise ValueError(f"The store {text!r} is no address of etcd; expected something like {example!r}.")
+            raise _invalid(f"The store {text!r} is no address of etcd; expected something like {example!r}.")
         endpoints = [endpoint for endpoint in parts.netloc.split(",") if endpoint]
         if not endpoints:
-            raise ValueError(f"The store {text!r} names no host; expected something like {example!r}.")
+            raise _invalid(f"The store {text!r} names no host; expected something like {example!r}.")
         for endpoint in endpoints:
             if not _is_endpoint(endpoint):
-                raise ValueError(f"The store {text!r} has {endpoint!r} where HOST:PORT is expected, like h1:2379.")
+                raise _invalid(f"The store {text!r} has {endpoint!r} where HOST:PORT is expected, like h1:2379.")
         try:
             pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         except ValueError:
@@ -48,15 +50,17 @@ class EtcdAddress:
         options = dict(pairs)
         for name, value in pairs:
             if name not in OPTIONS or not value:
-                raise ValueError(
+                raise _invalid(
                     f"The store {text!r} has {name!r} after the '?', without a value or unknown; "
                     f"there are {', '.join(OPTIONS)}, each as name=value, with '&' between them."
                 )
         for one, other in (("cert", "key"), ("key", "cert"), ("user", "password_file"), ("password_file", "user")):
             if one in options and other not in options:
-                raise ValueError(f"The store {text!r} gives {one!r} without {other!r}; each needs the other.")
+                sentence = f"The store {text!r} gives {one!r} without {other!r}; each needs the other."
+                raise ValueError(coded(SettingCode.MISSING_SETTING, sentence))
         if "cert" in options and "ca" not in options:
-            raise ValueError(f"The store {text!r} gives 'cert' without 'ca', the file that etcd is known by.")
+            sentence = f"The store {text!r} gives 'cert' without 'ca', the file that etcd is known by."
+            raise ValueError(coded(SettingCode.MISSING_SETTING, sentence))
         password_file = Path(options["password_file"]) if "password_file" in options else None
         if password_file is not None:
             _read(password_file)
@@ -88,4 +92,9 @@ def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise ValueError(f"{file}, which the store's address names, can't be read: {error.strerror}.") from None
+        sentence = f"{file}, which the store's address names, can't be read: {error.strerror}."
+        raise ValueError(coded(SettingCode.UNUSABLE_FILE, sentence)) from None
+
+
+def _invalid(sentence: str) -> ValueError:
+    return ValueError(coded(SettingCode.INVALID_SETTING, sentence))

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from horovod.base.errors import SettingCode, coded
+
 from .base import Store
 from .memory import MemoryStore
 
@@ -18,15 +20,15 @@ def open_store(text: str) -> Store:
         from .sqlite import SqliteStore
 
         if not (path := text.removeprefix(SQLITE)) or path.endswith("/"):
-            raise ValueError(
-                f"The store {text!r} names no file; expected something like 'sqlite:/var/lib/horovod/store'."
-            )
+            sentence = f"The store {text!r} names no file; expected something like 'sqlite:/var/lib/horovod/store'."
+            raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
         return SqliteStore(Path(path))
     if text.startswith(ETCD):
         from .etcd import EtcdStore
         from .etcd_address import EtcdAddress
 
         return EtcdStore(EtcdAddress.parse(text))
-    raise ValueError(
+    sentence = (
         f"There is no store {text!r}; expected 'memory:', 'sqlite:PATH' or something like 'etcd://h1:2379,h2:2379'."
     )
+    raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))

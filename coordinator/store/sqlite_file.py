@@ -16,6 +16,8 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from horovod.base.errors import ClusterCode, ErrorCode, coded
+
 from .base import MISSING, Change, Entry, FencedError, Guard, StoreError, UncertainError, WritesRefusedError
 
 _APPLICATION_ID = 0x68766473  # "hvds"
@@ -132,9 +134,11 @@ class SqliteFile:
         if is_new := application == 0 and not run("SELECT 1 FROM sqlite_master").fetchone():
             run(f"PRAGMA page_size = {_PAGE_BYTES}")
         elif application != _APPLICATION_ID:
-            raise _unusable(self._path, "it is a database of another program; give the store a file of its own")
+            why = "it is a database of another program; give the store a file of its own"
+            raise _unusable(self._path, why, code=ClusterCode.STORE_FOREIGN)
         elif version != _FORMAT:
-            raise _unusable(self._path, f"another version of Horovod has written it (format {version}, here {_FORMAT})")
+            why = f"another version of Horovod has written it (format {version}, here {_FORMAT})"
+            raise _unusable(self._path, why, code=ClusterCode.STORE_FOREIGN)
         run("PRAGMA journal_mode = WAL")
         run("PRAGMA synchronous = FULL")
         run("PRAGMA secure_delete = ON")
@@ -264,6 +268,7 @@ def _why_not_opened(path: Path, error: sqlite3.Error) -> OSError:
             "another process uses it. A store of this kind is for one coordinator; several need etcd (--store "
             "etcd://...)",
             errno.EBUSY,
+            ClusterCode.STORE_IN_USE,
         )
     if "readonly" in text or "unable to open" in text:
         return _unusable(path, f"{NOT_WRITABLE} ({text})", errno.EROFS)
@@ -275,9 +280,12 @@ def _why_not_opened(path: Path, error: sqlite3.Error) -> OSError:
         path,
         f"it is damaged, or is no such store ({text}). Restore it from a backup, or move it and {path.name}-wal away "
         "to begin with an empty one; jobs that run are not known then, and their agents end them",
-        errno.EINVAL,
+        code=ClusterCode.STORE_DAMAGED,
     )
 
 
-def _unusable(path: Path, why: str, number: int | None = errno.EINVAL) -> OSError:
-    return OSError(number or errno.EINVAL, f"The store {path} can't be used: {why}.")
+def _unusable(
+    path: Path, why: str, number: int | None = errno.EINVAL, code: ErrorCode = ClusterCode.STORE_UNUSABLE
+) -> OSError:
+    sentence = f"The store {path} can't be used: {why}."
+    return OSError(number or errno.EINVAL, coded(code, sentence))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from horovod.base.errors import coded_like, without_code
 from horovod.base.words import plural, printable
 from horovod.coordinator.core.world.overview import JobOverview
 
@@ -24,7 +25,11 @@ table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.2em .6e
 
 def page_of(jobs: Iterable[JobOverview], listening: str, obstacle: str) -> str:
     jobs = sorted(jobs, key=lambda job: job.name)
-    state = f'<b class="bad">{_text(obstacle.rstrip("."))}</b>' if obstacle else "its store answers"
+    state = (
+        f'<b class="bad">{_text(coded_like(obstacle, without_code(obstacle).rstrip(".")))}</b>'
+        if obstacle
+        else "its store answers"
+    )
     parts = [
         _HEAD,
         "<h1>horovod coordinator</h1>\n",

@@ -8,11 +8,12 @@ import asyncio
 import logging
 import time
 
+from horovod.base.errors import ClusterCode, coded
 from horovod.coordinator.store import Store, StoreError, WritesRefusedError
 
 ANSWER_S = 2.0  # a store that takes longer does not answer
 KEEP_S = 1.0
-NO_ANSWER = "The store does not answer."
+NO_ANSWER = coded(ClusterCode.STORE_FAILED, "The store does not answer.")
 # A write that never happens, since nothing has this revision, is refused all the same where the store takes none.
 _KEY = "ready"
 _NO_REVISION = (1 << 62) - 1

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
 
+from horovod.base.errors import ClusterCode, coded
 from horovod.base.telemetry import Registry
 from horovod.base.telemetry.http import Answer, WebServer
 from horovod.base.telemetry.prometheus import CONTENT_TYPE, text_of
@@ -19,7 +20,7 @@ from horovod.coordinator.core.world.overview import JobOverview
 from .page import page_of
 from .ready import NO_ANSWER
 
-NO_WRITES = "The store takes no writes; the status page and the log say why."
+NO_WRITES = coded(ClusterCode.STORE_TAKES_NO_WRITES, "The store takes no writes; the status page and the log say why.")
 
 
 @dataclass(frozen=True)

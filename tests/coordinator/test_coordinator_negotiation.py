@@ -363,7 +363,7 @@ def test_process_sets_have_members_and_ids_of_their_own() -> None:
     ranks = Ranks(3)
     ranks.negotiation.add_process_set(1, [2, 0])
     ranks.say(1, op(process_set=1))
-    expected = ends_with(OperationCode.NOT_IN_SET, "Rank 1 is not a member of the provided process set", "0 and 2")
+    expected = ends_with(OperationCode.NOT_A_MEMBER, "Rank 1 is not a member of the provided process set", "0 and 2")
     assert re.search(expected, ranks.errors[1]["allreduce.x"])
     ranks.say(0, op(process_set=1))
     ranks.say(2, op(process_set=1))

@@ -1,6 +1,7 @@
 """An error of the coordinator itself is told, in its log and to the member whose message met it; a peer's is not."""
 
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +9,9 @@ import grpc
 import pytest
 from coordinator_builders import message, op
 from coordinator_client import Crew, Stream
+from error_codes import ends_with
 
+from horovod.base.errors import EngineCode
 from horovod.coordinator.core.agreement.negotiation import Negotiation
 from horovod.coordinator.core.world.membership import Membership
 from horovod.coordinator.server import EmbeddedCoordinator
@@ -31,10 +34,10 @@ def errors_in(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 
 def check(caplog: pytest.LogCaptureFixture, code: grpc.StatusCode, sentence: str, who: str) -> None:
     assert code is grpc.StatusCode.INTERNAL
-    assert f"The coordinator failed at a message of {who}: LookupError, an error of its own" in sentence
+    assert re.search(ends_with(EngineCode.INTERNAL, who, "LookupError"), sentence)
     (record,) = errors_in(caplog)
     assert record.levelno == logging.ERROR
-    assert record.getMessage().startswith(f"An error of the coordinator itself ended the stream of {who}.")
+    assert who in record.getMessage()
     assert record.exc_info is not None
     assert record.exc_info[0] is LookupError
     assert record.exc_info[2] is not None

@@ -6,17 +6,19 @@ tests/extended/coordinator has a cluster whose nodes die, stop and come back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import etcd_server
 import pytest
 import trustme
+from error_codes import ends_with
 from etcd_server import Etcd, ctl
 from resources import eventually
 from tcp_proxy import Proxy
 from test_store_conformance import WAIT_S, take
 
+from horovod.base.errors import ClusterCode, SettingCode
 from horovod.coordinator.store import CompactedError, Store, StoreError, UncertainError, open_store
 from horovod.coordinator.store.base import MISSING
 from horovod.coordinator.store.etcd import EtcdStore
@@ -59,7 +61,7 @@ def test_nobody_takes_his_own_lost_answer_for_anothers_write(one: Etcd) -> None:
             writing = asyncio.create_task(store.put_if("lost/a", b"2", first.revision))
             await asyncio.to_thread(_await_value, one, "lost/a", "2")
             proxy.cut()
-            with pytest.raises(UncertainError, match="did not answer whether a write was done"):
+            with pytest.raises(UncertainError, match=ends_with(ClusterCode.STORE_WRITE_UNSURE, "etcd at ")):
                 await writing
             entry = await store.get("lost/a")
             assert entry is not None
@@ -141,7 +143,7 @@ async def _writes(store: Store) -> None:
 
 
 async def _is_refused(store: Store) -> None:
-    with pytest.raises(StoreError, match="can't be reached"):
+    with pytest.raises(StoreError, match=ends_with(ClusterCode.STORE_FAILED, "etcd at ")):
         await store.get("a")
 
 
@@ -176,7 +178,7 @@ def test_users_log_in_again_when_they_have_to(tmp_path: Path) -> None:
         password.write_text("wrong")
 
         async def refused(store: Store) -> None:
-            with pytest.raises(StoreError, match=r"refuses: .*authentication failed"):
+            with pytest.raises(StoreError, match=ends_with(ClusterCode.STORE_FAILED, "authentication failed")):
                 await store.get("a")
 
         with_store(f"{etcd.url}?user=root&password_file={password}", refused)
@@ -184,38 +186,38 @@ def test_users_log_in_again_when_they_have_to(tmp_path: Path) -> None:
 
 
 async def _is_not_let_in(store: Store) -> None:
-    with pytest.raises(StoreError, match=r"refuses: .*user name is empty"):
+    with pytest.raises(StoreError, match=ends_with(ClusterCode.STORE_FAILED, "user name is empty")):
         await store.put("a", b"1")
 
 
 # -- addresses ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "code", "facts"),
     [
-        ("redis://h:1", "There is no store 'redis://h:1'"),
-        ("etcd://", "names no host"),
-        ("etcd://h1", "has 'h1' where HOST:PORT is expected"),
-        ("etcd://h1:2379,h2:x", "has 'h2:x' where HOST:PORT is expected"),
-        ("etcd://me@h1:2379", "is no address of etcd"),
-        ("etcd://h1:2379/path", "is no address of etcd"),
-        ("etcd://h1:2379?tls=yes", "has 'tls' after the '?'"),
-        ("etcd://h1:2379?ca", "has 'ca' after the '?'"),
-        ("etcd://h1:2379?ca=/does/not/exist", "/does/not/exist, which the store's address names, can't be read"),
-        ("etcd://h1:2379?ca=/dev/null&cert=/dev/null", "gives 'cert' without 'key'"),
-        ("etcd://h1:2379?cert=/dev/null&key=/dev/null", "gives 'cert' without 'ca'"),
-        ("etcd://h1:2379?user=me", "gives 'user' without 'password_file'"),
+        ("redis://h:1", SettingCode.INVALID_SETTING, ("'redis://h:1'", "'sqlite:PATH'")),
+        ("etcd://", SettingCode.INVALID_SETTING, ("'etcd://'", "'etcd://h1:2379,")),
+        ("etcd://h1", SettingCode.INVALID_SETTING, ("'h1'", "HOST:PORT")),
+        ("etcd://h1:2379,h2:x", SettingCode.INVALID_SETTING, ("'h2:x'", "HOST:PORT")),
+        ("etcd://me@h1:2379", SettingCode.INVALID_SETTING, ("'etcd://me@h1:2379'", "'etcd://h1:2379,")),
+        ("etcd://h1:2379/path", SettingCode.INVALID_SETTING, ("'etcd://h1:2379/path'", "'etcd://h1:2379,")),
+        ("etcd://h1:2379?tls=yes", SettingCode.INVALID_SETTING, ("'tls'", "password_file")),
+        ("etcd://h1:2379?ca", SettingCode.INVALID_SETTING, ("'ca'", "password_file")),
+        ("etcd://h1:2379?ca=/does/not/exist", SettingCode.UNUSABLE_FILE, ("/does/not/exist", "No such file")),
+        ("etcd://h1:2379?ca=/dev/null&cert=/dev/null", SettingCode.MISSING_SETTING, ("'cert'", "'key'")),
+        ("etcd://h1:2379?cert=/dev/null&key=/dev/null", SettingCode.MISSING_SETTING, ("'cert'", "'ca'")),
+        ("etcd://h1:2379?user=me", SettingCode.MISSING_SETTING, ("'user'", "'password_file'")),
     ],
 )
-def test_addresses_that_make_no_sense(text: str, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence.replace("?", r"\?")):
+def test_addresses_that_make_no_sense(text: str, code: SettingCode, facts: Sequence[str]) -> None:
+    with pytest.raises(ValueError, match=ends_with(code, *facts)):
         open_store(text)
 
 
 def test_nobody_listens_there() -> None:
     async def body(store: Store) -> None:
-        with pytest.raises(StoreError, match=r"etcd at 127.0.0.1:9 can't be reached: .*refused"):
+        with pytest.raises(StoreError, match=ends_with(ClusterCode.STORE_FAILED, "127.0.0.1:9", "refused")):
             await store.get("a")
-        with pytest.raises(StoreError, match="can't be reached: no connection"):
+        with pytest.raises(StoreError, match=ends_with(ClusterCode.STORE_FAILED, "127.0.0.1:9")):
             await store.put("a", b"1")
 
     with_store("etcd://127.0.0.1:9", body, SHORT_S)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from resources import eventually
 
+from horovod.base.errors import ClusterCode, code_of
 from horovod.coordinator import PROTOCOL_VERSION
 from horovod.coordinator.services.cluster import ClusterHub, CommandOutbox, NotServingError
 from horovod.coordinator.services.follower import Follower
@@ -193,7 +194,7 @@ def test_a_repeated_submission_is_found_before_its_code_is_looked_for() -> None:
         again.code.sha256, again.code.size = "0" * 64, 1
         assert await hub.submit(again) == first
         again.submission = "t"
-        assert "upload it first" in str(await hub.submit(again))
+        assert code_of(str(await hub.submit(again))) is ClusterCode.CODE_NOT_HERE
 
     with_hub(body)
 

@@ -256,7 +256,7 @@ def gathers_with_a_rank_that_has_joined(ranks: Ranks) -> None:
             call_of_no_member,
             (
                 "Rank 0 is not a member of the provided process set: allreduce.x runs in process set 1, which has "
-                "ranks 1 and 2. [not-in-process-set]"
+                "ranks 1 and 2. [not-a-member]"
             ),
         ),
         (

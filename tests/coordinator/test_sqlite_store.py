@@ -6,7 +6,9 @@ What it has in common with other stores is in test_store_conformance.py.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import re
 import signal
 import sqlite3
 import stat
@@ -18,9 +20,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from error_codes import ends_with
 from other_user import OTHER_USER, start_as_other_user
 from test_store_conformance import WAIT_S, take
 
+from horovod.base.errors import ClusterCode, SettingCode
 from horovod.coordinator.__main__ import main as coordinator
 from horovod.coordinator.store import (
     CompactedError,
@@ -145,12 +149,12 @@ def test_a_lease_that_nobody_keeps_after_a_restart_ends(path: Path) -> None:
 def test_a_second_coordinator_is_refused_and_the_first_goes_on(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def body(store: SqliteStore) -> None:
         await store.put("a", b"1")
-        with pytest.raises(OSError, match=r"another process uses it.*for one coordinator"):
+        with pytest.raises(OSError, match=ends_with(ClusterCode.STORE_IN_USE, path)):
             await asyncio.to_thread(SqliteStore, path)
         command = [sys.executable, "-m", "horovod.coordinator", "--listen", "127.0.0.1:0", "--store", f"sqlite:{path}"]
         second = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
         assert second.returncode == 1
-        assert f"The store {path} can't be used: another process uses it" in second.stderr
+        assert re.search(ends_with(ClusterCode.STORE_IN_USE, path), second.stderr)
         shell = sqlite3.connect(path, timeout=0)
         with pytest.raises(sqlite3.OperationalError, match="locked"):
             shell.execute("DELETE FROM entries")
@@ -242,19 +246,31 @@ def _execute(path: Path, statement: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "sentence"),
+    ("spoil", "code", "number", "fact"),
     [
-        (lambda path: path.write_bytes(b"no database at all" * 100), "it is damaged, or is no such store"),
-        (_overwrite, "it is damaged, or is no such store"),
-        (lambda path: _execute(path, "PRAGMA user_version = 99"), r"another version .*\(format 99, here 1\)"),
-        (lambda path: (path.unlink(), path.mkdir()), "it is no regular file"),
-        (lambda path: (path.unlink(), path.symlink_to("elsewhere")), "it is no regular file"),
-        (lambda path: (path.unlink(), path.parent.chmod(0o777)), "other users may change its directory"),
-        (lambda path: (path.unlink(), path.parent.rmdir()), "its directory .* can't be used: No such file"),
-        (lambda path: (path.unlink(), _execute(path, "CREATE TABLE t (x)")), "a database of another program"),
+        (lambda path: path.write_bytes(b"no database at all" * 100), ClusterCode.STORE_DAMAGED, errno.EINVAL, ""),
+        (_overwrite, ClusterCode.STORE_DAMAGED, errno.EINVAL, ""),
+        (
+            lambda path: _execute(path, "PRAGMA user_version = 99"),
+            ClusterCode.STORE_FOREIGN,
+            errno.EINVAL,
+            "99, here 1",
+        ),
+        (lambda path: (path.unlink(), path.mkdir()), ClusterCode.STORE_UNUSABLE, errno.EINVAL, ""),
+        (lambda path: (path.unlink(), path.symlink_to("elsewhere")), ClusterCode.STORE_UNUSABLE, errno.EINVAL, ""),
+        (lambda path: (path.unlink(), path.parent.chmod(0o777)), ClusterCode.STORE_UNUSABLE, errno.EPERM, "chmod go-w"),
+        (lambda path: (path.unlink(), path.parent.rmdir()), ClusterCode.STORE_UNUSABLE, errno.ENOENT, "No such file"),
+        (
+            lambda path: (path.unlink(), _execute(path, "CREATE TABLE t (x)")),
+            ClusterCode.STORE_FOREIGN,
+            errno.EINVAL,
+            "",
+        ),
     ],
 )
-def test_a_file_that_can_not_be_used_is_said_so(tmp_path: Path, spoil: Callable[[Path], object], sentence: str) -> None:
+def test_a_file_that_can_not_be_used_is_said_so(
+    tmp_path: Path, spoil: Callable[[Path], object], code: ClusterCode, number: int, fact: str
+) -> None:
     folder = tmp_path / "folder"
     folder.mkdir(mode=0o700)
     path = folder / "store"
@@ -263,16 +279,18 @@ def test_a_file_that_can_not_be_used_is_said_so(tmp_path: Path, spoil: Callable[
         for number in range(100):
             await store.put(f"{number}", b"x" * 4000)
 
-    with_store(path, body) if "damaged" in sentence else with_store(path, lambda store: store.put("a", b""))
+    is_large = code is ClusterCode.STORE_DAMAGED
+    with_store(path, body) if is_large else with_store(path, lambda store: store.put("a", b""))
     spoil(path)
-    with pytest.raises(OSError, match=sentence):
+    with pytest.raises(OSError, match=ends_with(code, path, fact)) as error:
         open_store(f"sqlite:{path}")
+    assert error.value.errno == number
 
 
 @pytest.mark.parametrize("text", ["sqlite:", "sqlite:/var/lib/"])
 def test_a_store_without_a_file(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert coordinator(["--store", text]) == 2
-    assert "names no file; expected something like 'sqlite:/" in capsys.readouterr().err
+    assert re.search(ends_with(SettingCode.INVALID_SETTING, repr(text), "'sqlite:/"), capsys.readouterr().err)
 
 
 def test_another_users_file_is_not_used(path: Path) -> None:
@@ -280,7 +298,7 @@ def test_another_users_file_is_not_used(path: Path) -> None:
         pytest.skip("only root can give a file to another user")
     path.touch(mode=0o600)
     os.chown(path, OTHER_USER, OTHER_USER)
-    with pytest.raises(OSError, match=f"belongs to another user \\(uid {OTHER_USER}\\)"):
+    with pytest.raises(OSError, match=ends_with(ClusterCode.STORE_UNUSABLE, path, f"uid {OTHER_USER}")):
         SqliteStore(path)
 
 
@@ -301,7 +319,7 @@ except OSError as error:
         for file in (folder, path):
             os.chown(file, OTHER_USER, OTHER_USER)
         out, err = reader.communicate("", timeout=60)
-        assert "it or its directory can't be written to: see to their permissions" in out, err
+        assert re.search(ends_with(ClusterCode.STORE_UNUSABLE, path, "permissions"), out), err
 
 
 # -- no space ----------------------------------------------------------------------------------------------------------
@@ -319,11 +337,13 @@ def test_a_store_that_is_full_says_so_reads_on_and_goes_on_by_itself(path: Path)
                 await store.put(f"filling/{number}", b"x" * 20_000)
                 number += 1
 
-        with pytest.raises(WritesRefusedError, match="takes no writes: there is no space left"):
+        with pytest.raises(
+            WritesRefusedError, match=ends_with(ClusterCode.STORE_TAKES_NO_WRITES, path, f"{1 << 18:,} bytes")
+        ):
             await fill()
         assert number > 5
         ready = await Readiness(store)()
-        assert "takes no writes: there is no space left" in ready
+        assert re.search(ends_with(ClusterCode.STORE_TAKES_NO_WRITES, path), ready)
         assert (await store.get("filling/0")) is not None
         assert (await store.get(f"filling/{number}")) is None
         _, revision = await store.range("")

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from horovod.base.errors import ClusterCode
+
 FILLS = """
 import asyncio, sys
 from pathlib import Path
+from horovod.base.errors import ClusterCode, code_of
 from horovod.coordinator.store import WritesRefusedError
 from horovod.coordinator.store.sqlite import SqliteStore
 from horovod.coordinator.web.ready import Readiness
@@ -29,7 +32,7 @@ async def main():
     except WritesRefusedError as error:
         print(error)
     assert written > 5
-    assert "no space left" in await Readiness(store)()
+    assert code_of(await Readiness(store)()) is ClusterCode.STORE_TAKES_NO_WRITES
     assert len((await store.range(""))[0]) == written
     ballast.unlink()
     await store.put("more", b"x" * 20_000)
@@ -54,7 +57,7 @@ def test_a_full_disk_refuses_writes_until_there_is_space(tmp_path: Path) -> None
     python = shlex.quote(sys.executable)
     done = on_small_disk(tmp_path, f"{python} -c {shlex.quote(FILLS)} {shlex.quote(str(tmp_path))}")
     assert done.returncode == 0, done.stderr
-    assert "takes no writes: there is no space left for it on its disk" in done.stdout
+    assert f"[{ClusterCode.STORE_TAKES_NO_WRITES}]" in done.stdout
 
 
 def test_a_disk_that_may_only_be_read_is_said_so_at_the_start(tmp_path: Path) -> None:
