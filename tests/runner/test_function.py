@@ -13,9 +13,11 @@ from typing import Any
 
 import psutil
 import pytest
+from error_codes import ends_with
 from launching import still_alive
 
 import horovod
+from horovod.base.errors import ErrorCode, LaunchCode, SettingCode
 
 
 def by_value(function: Any) -> Any:
@@ -74,10 +76,9 @@ def fail_on_one() -> None:
 
 
 def test_an_exception_names_its_rank_and_shows_its_traceback() -> None:
-    with pytest.raises(RuntimeError, match=r"^Rank 1 on host \S+ raised LookupError: no such batch\n") as error:
+    facts = ["Rank 1", "LookupError: no such batch\n", "Traceback (most recent call last)", "in fail_on_one"]
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.FUNCTION_RAISED, *facts)):
         horovod.run(by_value(fail_on_one), num_proc=2)
-    assert "Traceback (most recent call last)" in str(error.value)
-    assert "in fail_on_one" in str(error.value)
 
 
 def test_the_earliest_exception_is_the_one_that_is_told(tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ def test_the_earliest_exception_is_the_one_that_is_told(tmp_path: Path) -> None:
         os.open(ended, os.O_WRONLY)  # open until this process ends
         raise KeyError("the consequence")
 
-    with pytest.raises(RuntimeError, match=r"Rank 1 on host .* raised CauseError: at last"):
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.FUNCTION_RAISED, "Rank 1", "CauseError: at last")):
         horovod.run(by_value(fail), num_proc=2)
 
 
@@ -116,20 +117,15 @@ def end_badly(how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
-    [
-        ("killed", r"Rank 1 on host \S+ \(pid \d+\) ended by signal 9 \(SIGKILL\)"),
-        ("exit 3", r"Rank 1 on host \S+ \(pid \d+\) ended with exit code 3"),
-        ("exit 0", r"Rank 1 on host \S+ ended with exit code 0 before the function returned"),
-    ],
+    ("how", "facts"), [("killed", ["(pid ", "(SIGKILL)"]), ("exit 3", ["(pid ", "code 3"]), ("exit 0", ["code 0"])]
 )
-def test_a_rank_that_ends_without_an_answer(how: str, words: str) -> None:
-    with pytest.raises(RuntimeError, match=words):
+def test_a_rank_that_ends_without_an_answer(how: str, facts: list[str]) -> None:
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.RANK_FAILED, "Rank 1", *facts)):
         horovod.run(by_value(end_badly), (how,), num_proc=2)
 
 
 def test_a_result_that_cannot_be_sent_names_its_rank() -> None:
-    with pytest.raises(RuntimeError, match=r"Rank 0 on host .* raised TypeError: cannot pickle"):
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.FUNCTION_RAISED, "Rank 0", "TypeError: cannot pickle")):
         horovod.run(by_value(threading.Lock))
 
 
@@ -214,25 +210,40 @@ def test_another_interpreter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "code", "facts"),
+    [
+        ({"hosts": "a:1", "hostfile": "f"}, LaunchCode.CONFLICTING_OPTIONS, ["hosts ", "hostfile"]),
+        ({"use_gloo": True, "use_mpi": True}, LaunchCode.CONFLICTING_OPTIONS, ["use_gloo", "use_mpi"]),
+        ({"use_mpi": True}, LaunchCode.UNSUPPORTED_OPTION, ["use_mpi"]),
+        ({"mpi_args": "-x"}, LaunchCode.UNSUPPORTED_OPTION, ["mpi_args"]),
+        ({"num_proc": 0}, SettingCode.INVALID_SETTING, ["num_proc", "not 0."]),
+        ({"num_proc": 10**8}, SettingCode.INVALID_SETTING, ["num_proc", "65536", "not 100000000."]),
+        ({"cooldown_range": (0, 5)}, SettingCode.INVALID_SETTING, ["cooldown_range", "1 to 3600", "not 0 5."]),
+        (
+            {"hosts": "a:1", "host_discovery_script": "s"},
+            LaunchCode.CONFLICTING_OPTIONS,
+            ["host_discovery_script", "hostfile"],
+        ),
+        ({"num_proc": 2, "min_num_proc": 1, "hosts": "a:2"}, LaunchCode.CONFLICTING_OPTIONS, ["1 is given"]),
+    ],
+)
+def test_arguments_that_make_no_sense(arguments: dict[str, Any], code: ErrorCode, facts: list[str]) -> None:
+    with pytest.raises(ValueError, match=ends_with(code, *facts)):
+        horovod.run(print, **arguments)
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"hosts": "a:1", "hostfile": "f"}, "hosts and hostfile exclude each other"),
-        ({"use_gloo": True, "use_mpi": True}, "use_gloo and use_mpi exclude each other"),
-        ({"use_mpi": True}, "no MPI"),
-        ({"num_proc": 0}, "num_proc must be an integer >= 1, not 0"),
-        ({"num_proc": 10**8}, "num_proc must be at most 65536, not 100000000"),
         (
             {"num_proc": 3, "hosts": "localhost:2"},
             r"Requested more processes \(3\) than there are available slots \(2\)",
         ),
         ({"hosts": "localhost"}, "'localhost' in the host list"),
         ({"start_timeout": -1}, "start_timeout must be >= 0"),
-        ({"cooldown_range": (0, 5)}, "cooldown_range must be two numbers of seconds from 1 to 3600"),
-        ({"hosts": "a:1", "host_discovery_script": "s"}, "host_discovery_script excludes hosts and hostfile"),
-        ({"num_proc": 2, "min_num_proc": 1, "hosts": "a:2"}, "needs at least 2 of them"),
     ],
 )
-def test_arguments_that_make_no_sense(arguments: dict[str, Any], words: str) -> None:
+def test_hosts_and_settings_are_checked_as_on_the_command_line(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         horovod.run(print, **arguments)
 
@@ -240,7 +251,7 @@ def test_arguments_that_make_no_sense(arguments: dict[str, Any], words: str) -> 
 @pytest.mark.parametrize("arguments", [{"min_num_proc": 1}, {"host_discovery_script": "true"}, {"min_np": 1}])
 @pytest.mark.filterwarnings("ignore:min_np is deprecated")
 def test_elastic_jobs_cannot_be_started_yet(arguments: dict[str, Any]) -> None:
-    with pytest.raises(NotImplementedError, match=r"Elastic jobs can't be started .* yet, so .* leave it out for"):
+    with pytest.raises(NotImplementedError, match=next(iter(arguments)).replace("min_np", "min_num_proc")):
         horovod.run(print, **arguments)
 
 
@@ -274,7 +285,7 @@ def test_the_parameters_are_those_of_earlier_versions() -> None:
 )
 def test_old_names_are_deprecated(old: str, value: Any, new: str) -> None:
     said = pytest.warns(DeprecationWarning, match=f"^{old} is deprecated, use {new}")
-    with said, pytest.raises(ValueError, match="exclude each other"):
+    with said, pytest.raises(ValueError, match=ends_with(LaunchCode.CONFLICTING_OPTIONS)):
         horovod.run(print, hosts="a:1", hostfile="f", **{old: value})
 
 

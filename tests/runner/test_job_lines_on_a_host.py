@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from error_codes import ends_with
 
+from horovod.base.errors import ClusterCode
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.worker.agent.lines import lines_of, workers_of
 from horovod.worker.agent.workspaces import Workspaces
@@ -59,7 +62,7 @@ def test_a_directory_goes_before_the_folders_of_workers(tmp_path: Path) -> None:
 
 def test_programs_of_a_python_environment_come_first(tmp_path: Path) -> None:
     start = share(python_environment=str(tmp_path))
-    with pytest.raises(ValueError, match=r"there is no Python environment '.*/bin/python' does not exist"):
+    with pytest.raises(ValueError, match=ends_with(ClusterCode.NO_PYTHON_ENVIRONMENT, f"'{tmp_path}/bin/python'")):
         lines_of(start, OWN, [tmp_path] * 2, coordinator="c:1", host="h2")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").touch()
@@ -86,12 +89,9 @@ def test_a_file_with_mistakes_is_not_submitted(
     file.write_text("worker: 1\nworkers: 0\nrun: [a]\n")
     done = horovodrun("submit", "--coordinator", "127.0.0.1:1", str(file))
     assert done.returncode == 2
-    assert done.stderr == (
-        f"horovodrun: {file}, line 1: unknown key 'worker'; did you mean 'workers'?\n"
-        f"{file}, line 2: 'workers' is 0: expected a whole number from 1 to 65536.\n"
-    )
+    facts = [f"horovodrun: {file}, line 1: ", "'worker'", f"\n{file}, line 2: ", "'workers'"]
+    assert re.search(ends_with(ClusterCode.WRONG_JOB_FILE, *facts), done.stderr)
+    assert done.stderr.count("\n") == 2
     done = horovodrun("submit", "--coordinator", "127.0.0.1:1", str(tmp_path / "none.yaml"))
-    assert (done.returncode, done.stderr) == (
-        2,
-        f"horovodrun: The job file {str(tmp_path / 'none.yaml')!r} can't be read: No such file or directory.\n",
-    )
+    assert done.returncode == 2
+    assert re.search(ends_with(ClusterCode.WRONG_JOB_FILE, str(tmp_path / "none.yaml"), "No such file"), done.stderr)

@@ -10,10 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+from error_codes import ends_with
 from hypothesis import given
 from hypothesis import strategies as st
 from resources import eventually
 
+from horovod.base.errors import LaunchCode
 from horovod.worker.agent.output import UPDATE_INTERVAL_S, Console, LineSplitter, Piece, Writer
 
 DEADLINE_S = 60
@@ -144,7 +146,8 @@ def test_files_hold_the_bytes_as_they_came(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"--output-filename '.*file' is not usable as the folder for output"):
+    facts = ["--output-filename", f"'{tmp_path}/file'"]
+    with pytest.raises(ValueError, match=ends_with(LaunchCode.OUTPUT_UNUSABLE, *facts)):
         Pipes(directory=tmp_path / "file", size=1)
     assert not [thread for thread in threading.enumerate() if thread.name == "horovod-output"]
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from launching import DEADLINE_S, LAUNCHER
 
+from horovod.base.errors import LaunchCode, code_of
 from horovod.launch.console.standard_input import reads_program
 
 READ = "print(repr(sys.stdin.read()))"
@@ -113,14 +114,14 @@ def _closed() -> None:
 def test_no_program_on_stdin_is_refused(options: dict[str, Any]) -> None:
     done = _run("-np", "2", sys.executable, "-", **options)
     assert done.returncode == 2
-    assert b"reads its program from stdin, and there is nothing on stdin" in done.stderr
+    assert code_of(done.stderr.decode()) is LaunchCode.PROGRAM_ON_STDIN
 
 
 @pytest.mark.parametrize("where", [["-H", "other-host:1,b:1"], ["--coordinator", "127.0.0.1:1"]])
 def test_a_program_on_stdin_for_other_hosts_is_refused(where: list[str]) -> None:
     done = _run("-np", "2", *where, sys.executable, "-", given=PROGRAM)
     assert done.returncode == 2
-    assert b"which reaches only ranks that horovodrun starts on this host itself" in done.stderr
+    assert code_of(done.stderr.decode()) is LaunchCode.PROGRAM_ON_STDIN
 
 
 def test_data_for_other_hosts_is_told(tmp_path: Path) -> None:

@@ -16,11 +16,12 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
 from horovod import __version__
+from horovod.base.errors import ClusterCode, EngineCode, LaunchCode, code_of, coded
 from horovod.base.setting import split_address
 from horovod.base.settings import resolve
 from horovod.base.words import reason_of
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             order = json.loads(sys.stdin.readline())
         except ValueError:
-            return _fail("There is no order on stdin.", EXIT_USAGE)
+            return _fail(coded(LaunchCode.WRONG_COMMAND_LINE, "There is no order on stdin."), EXIT_USAGE)
         arguments.name, arguments.slots = order["name"], order["slots"]
     logging.basicConfig(
         level=logging.INFO if arguments.verbose else logging.WARNING,
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, StartError) as error:
         return _fail(str(error), EXIT_USAGE)
     except OSError as error:
-        return _fail(reason_of(error), EXIT_FAILED)
+        return _fail(coded(code_of(error) or EngineCode.INTERNAL, reason_of(error)), EXIT_FAILED)
     return _fail(sentence, EXIT_FAILED) if sentence else 0
 
 
@@ -138,17 +139,23 @@ def default_state(name: str) -> Path:
 def _addresses(text: str) -> list[str]:
     found = [part.strip() for part in text.split(",") if part.strip()]
     if not found:
-        raise ValueError(
+        sentence = (
             "There is no coordinator to serve: give --coordinator host:port, or several separated by commas (or "
             "HOROVOD_COORDINATOR)."
         )
+        raise ValueError(coded(ClusterCode.NO_COORDINATOR_NAMED, sentence))
     for address in found:
         split_address(address, "--coordinator")
     return found
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        super().error(coded(LaunchCode.WRONG_COMMAND_LINE, message))
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="horovod-worker",
         description="Serves this host to a coordinator: starts, watches and ends training processes, and keeps their "
         "output. SIGTERM drains: the agent ends when the jobs that run have ended; a second signal ends them.",

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod import __version__
+from horovod.base.errors import LaunchCode, coded
 from horovod.base.setting import split_address
 from horovod.base.settings import variables
 from horovod.worker.agent.daemon import Daemon, Host
@@ -46,7 +47,8 @@ async def _serve(host: Host, order: Mapping[str, Any], environ: Mapping[str, str
 
     address = await reachable(likeliest_first(order["coordinators"], environ))
     if address is None:
-        return f"This host does not reach the launcher at any of {', '.join(order['coordinators'])}."
+        sentence = f"This host does not reach the launcher at any of {', '.join(order['coordinators'])}."
+        return coded(LaunchCode.UNKNOWN_HOST, sentence)
     tls: ClientTls | None = None
     if "ca" in order:
         file = host.state / "ca.pem"

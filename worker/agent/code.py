@@ -20,6 +20,8 @@ import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+from horovod.base.errors import ClusterCode, coded
+
 MAX_ENTRIES = 100_000
 MAX_UNPACKED_BYTES = 1 << 30
 CACHE_BYTES = 1 << 30
@@ -46,7 +48,7 @@ class CodeCache:
         wanted: whether the job that the code is for is still to be started.
         """
         if not _NAME.fullmatch(name):
-            raise ValueError("the name of its code is no SHA-256")
+            raise _damaged("the name of its code is no SHA-256")
         lock = self._locks.setdefault(name, asyncio.Lock())
         async with lock:
             path = await self._archive(name, size, wanted)
@@ -68,11 +70,11 @@ class CodeCache:
                         raise ValueError("it was ended while its code was fetched")
                     data = await self._fetch(name, index)
                     if not data or got + len(data) > size:
-                        raise ValueError("its code is longer or shorter than it was said to be")
+                        raise _damaged("its code is longer or shorter than it was said to be")
                     await asyncio.to_thread(file.write, data)
                     got, index = got + len(data), index + 1
             if not await asyncio.to_thread(_is_whole, Path(temporary), name):
-                raise ValueError("its code is not what its name says: something on the way has changed it")
+                raise _damaged("its code is not what its name says: something on the way has changed it")
             os.replace(temporary, path)
         finally:
             with contextlib.suppress(FileNotFoundError):
@@ -121,12 +123,16 @@ def unpack(archive: Path, folder: Path, *, max_entries: int = MAX_ENTRIES, max_b
             _write(tar, folder, max_entries, max_bytes)
     except (tarfile.TarError, EOFError, ValueError, zlib.error) as error:
         _empty(folder)
-        raise ValueError(f"its code can't be unpacked: {error}") from None
+        raise _damaged(f"its code can't be unpacked: {error}") from None
     except OSError as error:
         _empty(folder)
         if error.errno is None:  # an error of zlib or gzip, not of the system
-            raise ValueError(f"its code can't be unpacked: {error}") from None
+            raise _damaged(f"its code can't be unpacked: {error}") from None
         raise
+
+
+def _damaged(why: str) -> ValueError:
+    return ValueError(coded(ClusterCode.CODE_DAMAGED, why))
 
 
 class _Bounded:

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from horovod.base.errors import ClusterCode, coded, without_code
 from horovod.base.words import printable
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1.agents_pb2_grpc import AgentsStub
@@ -105,7 +106,7 @@ class CoordinatorStream:
                 return end.reason
             if not end.leader and end.reason not in told and len(told) < MOST_TOLD:
                 told.add(end.reason)
-                log.warning("%s Trying again.", end.reason)
+                log.warning("%s Trying again.", without_code(end.reason))
             if search.turn(end.has_answered, end.leader):
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, LAST_RETRY_S)
@@ -128,9 +129,10 @@ class CoordinatorStream:
                 except grpc.aio.AioRpcError as error:
                     reason = explain(error.code(), printable(error.details() or ""), address, bool(metadata))
                     if error.code() is grpc.StatusCode.NOT_FOUND:
-                        raise OSError(0, "the coordinator does not have its code any more") from None
+                        why = "the coordinator does not have its code any more"
+                        raise OSError(0, coded(ClusterCode.CODE_NOT_HERE, why)) from None
             if loop.time() > give_up_at:
-                raise OSError(0, f"its code can't be fetched: {reason}")
+                raise OSError(0, coded(ClusterCode.CLUSTER_SILENT, f"its code can't be fetched: {reason}"))
             await asyncio.sleep(FIRST_RETRY_S * 4)
 
     def _credential(self, address: str) -> Credential:
@@ -204,5 +206,5 @@ async def _refusal(call: Any, address: str, has_token: bool) -> _End:
     if leader is not None:
         return _End(f"The coordinator at {address} serves no agents: {details}", leader=printable(leader))
     if status is grpc.StatusCode.UNAVAILABLE or broke_in_write(status, details):
-        return _End(f"The coordinator at {address} can't be reached ({details}).", has_answered=False)
+        return _End(f"The coordinator at {address} can't be reached ({without_code(details)}).", has_answered=False)
     return _End(explain(status, details, address, has_token), is_final=not waiting_helps(status))

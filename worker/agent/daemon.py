@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from horovod.base.errors import ClusterCode, coded, coded_like, without_code
 from horovod.base.setting import split_address
 from horovod.base.tasks import end_tasks
 from horovod.base.words import reason_of
@@ -256,7 +257,7 @@ class Daemon:
             host_fault = host_fault or (isinstance(error, OSError) and error.errno in HOST_ERRORS)
             del self._starting[start.job]
             report = pb.JobReport(job=start.job, over=True, host_fault=host_fault)
-            report.error = f"host {self.host.name} can't start it: {text}{file}"
+            report.error = coded_like(text, f"host {self.host.name} can't start it: {without_code(text)}{file}")
             self._unstarted[start.job] = report
             self._stream.send(report=report)
             self._look_for_room()
@@ -443,10 +444,11 @@ def _only_one(state: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(
+            sentence = (
                 f"Another agent uses {str(state)!r}. Several agents on one host need names of their own (--name) or "
                 "folders of their own (--state-dir)."
-            ) from None
+            )
+            raise ValueError(coded(ClusterCode.AGENT_RUNS_ALREADY, sentence)) from None
         yield
     finally:
         os.close(descriptor)

@@ -17,6 +17,7 @@ import sys
 
 NOT_EXECUTABLE = 126  # the exit codes that shells use for this
 NOT_FOUND = 127
+_CODE = "command-unusable"  # that of horovod.base.errors, which is not the standard library's
 _PR_SET_PDEATHSIG = 1  # prctl(2); survives exec, except of set-user-id programs
 
 
@@ -37,7 +38,7 @@ def main(gate: int, launcher: int, command: list[str]) -> int:
     try:
         os.execvp(command[0], command)  # noqa: S606  (no shell is wanted)
     except OSError as error:
-        print(f"{command[0]!r} cannot be started: {error.strerror}.", file=sys.stderr)
+        print(f"{command[0]!r} cannot be started: {error.strerror}. [{_CODE}]", file=sys.stderr)
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
 
 

@@ -42,12 +42,15 @@ def pinned(slots: Sequence[Slot]) -> list[Slot]:
         return []
     devices, where = visible_gpus(slots[0].environ)
     if len(devices) < len(slots):
+        from horovod.base.errors import LaunchCode, coded  # not at the top: the script has the standard library only
+
         found = f"{len(devices)} ({', '.join(devices)})" if devices else "none"
-        raise ValueError(
+        sentence = (
             f"Each of {len(slots)} processes is to have a GPU of its own (HOROVOD_PIN_GPUS), but there are {found}: "
             f"{where}. Start fewer processes, or leave --pin-gpus out and let the program choose. A GPU that is "
             f"divided (MIG) counts as one: name its parts in {_VISIBLE}."
         )
+        raise ValueError(coded(LaunchCode.TOO_FEW_GPUS, sentence))
     return [
         dataclasses.replace(slot, environ={**slot.environ, _VISIBLE: device})
         for slot, device in zip(slots, devices, strict=False)

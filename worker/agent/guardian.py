@@ -21,6 +21,7 @@ import sys
 import time
 
 if __name__ != "__main__":  # imported by the launcher, not run as the helper
+    from horovod.base.errors import LaunchCode, coded
     from horovod.base.words import reason_of
 
 DEFAULT_GRACE_S = 2.0
@@ -162,11 +163,11 @@ class Guardian:
             if not poll.poll(start_timeout_s * 1000):
                 self._kill()
                 os.close(self._pipe)
-                raise OSError(
-                    errno.ETIMEDOUT,
+                sentence = (
                     f"The helper that ends processes when their launcher is killed (pid {self._process.pid}) did not "
-                    f"start within {start_timeout_s:g} s.",
+                    f"start within {start_timeout_s:g} s."
                 )
+                raise OSError(errno.ETIMEDOUT, coded(LaunchCode.PROCESS_NOT_STARTED, sentence))
             ready.read(1)
 
     @property
@@ -213,7 +214,8 @@ class Guardian:
 
 
 def _cannot_start(error: OSError) -> OSError:
-    return OSError(error.errno, f"The helper that ends processes cannot be started: {reason_of(error)}.")
+    sentence = f"The helper that ends processes cannot be started: {reason_of(error)}."
+    return OSError(error.errno, coded(LaunchCode.PROCESS_NOT_STARTED, sentence))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from horovod.base.errors import ClusterCode, coded
 from horovod.base.settings import resolve, variables
 from horovod.protos.v1 import agents_pb2
 from horovod.worker.agent.environment import inherited, slots_of
@@ -77,7 +78,8 @@ def _with_environment(own: Mapping[str, str], path: str) -> Mapping[str, str]:
         return own
     programs = Path(path) / "bin"
     if not (programs / "python").exists():
-        raise ValueError(f"there is no Python environment {path!r}: {str(programs / 'python')!r} does not exist")
+        why = f"there is no Python environment {path!r}: {str(programs / 'python')!r} does not exist"
+        raise ValueError(coded(ClusterCode.NO_PYTHON_ENVIRONMENT, why))
     without = {name: value for name, value in own.items() if name != "PYTHONHOME"}
     path_variable = f"{programs}:{own.get('PATH', '/usr/local/bin:/usr/bin:/bin')}"
     return {**without, "VIRTUAL_ENV": path, "PATH": path_variable}

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
+from horovod.base.errors import LaunchCode, coded
 from horovod.base.telemetry.logs import line_of
 
 Stream = Literal["stdout", "stderr"]
@@ -352,7 +353,8 @@ class Console:
         except OSError as error:
             for descriptor in self._files.values():
                 os.close(descriptor)
-            raise ValueError(
+            sentence = (
                 f"--output-filename {str(directory)!r} is not usable as the folder for output: {error.strerror} "
                 f"({error.filename})."
-            ) from error
+            )
+            raise ValueError(coded(LaunchCode.OUTPUT_UNUSABLE, sentence)) from error

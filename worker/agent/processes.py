@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from horovod.base.errors import LaunchCode, coded
 from horovod.base.words import reason_of
 from horovod.worker.agent.guardian import Guardian, session_members, signal_session
 from horovod.worker.agent.output import Sink, Stream
@@ -228,4 +229,5 @@ class TrainingProcess:
 
 def _cannot_start(rank: int, error: OSError) -> OSError:
     file = f" ({error.filename})" if error.filename else ""
-    return OSError(error.errno, f"rank {rank} cannot be started: {reason_of(error)}{file}")
+    why = f"rank {rank} cannot be started: {reason_of(error)}{file}"
+    return OSError(error.errno, coded(LaunchCode.PROCESS_NOT_STARTED, why))

@@ -24,6 +24,7 @@ from typing import Any
 
 import grpc
 
+from horovod.base.errors import ClusterCode, coded
 from horovod.base.limits import MAX_WORLD_MESSAGE_BYTES
 from horovod.base.setting import split_address
 from horovod.worker.agent.repeated import RELAY, Repeated
@@ -170,9 +171,11 @@ class Relay:
         try:
             pings = float(timeout), float(ping)
         except ValueError:
-            raise ValueError(f"{PINGS}={timeout!r} is not usable: expected two numbers of seconds.") from None
+            sentence = f"{PINGS}={timeout!r} is not usable: expected two numbers of seconds."
+            raise ValueError(coded(ClusterCode.RELAY_REFUSED, sentence)) from None
         if not all(0 < seconds < 1e9 for seconds in pings):
-            raise ValueError(f"{PINGS} names {pings[0]:g} and {pings[1]:g} s: expected two positive numbers.")
+            sentence = f"{PINGS} names {pings[0]:g} and {pings[1]:g} s: expected two positive numbers."
+            raise ValueError(coded(ClusterCode.RELAY_REFUSED, sentence))
         return self._key_of(address, *pings)
 
     def _key_of(self, address: str, timeout_s: float, ping_s: float) -> _Key:
@@ -182,7 +185,8 @@ class Relay:
         found = self._upstreams.get(key)
         if found is None:
             if len(self._upstreams) >= MAX_CHANNELS and not is_own:
-                raise StartError(f"The agent relays to {MAX_CHANNELS} coordinators already.")
+                sentence = f"The agent relays to {MAX_CHANNELS} coordinators already."
+                raise StartError(coded(ClusterCode.RELAY_REFUSED, sentence))
             address, timeout_s, ping_s, _ = key
             found = self._upstreams[key] = _Upstream(open_aio_channel(address, self._tls, timeout_s, ping_s))
         found.calls += 1

@@ -7,6 +7,7 @@ from collections import OrderedDict
 
 from google.protobuf.message import DecodeError
 
+from horovod.base.errors import ClusterCode, coded
 from horovod.base.limits import MAX_WORLD_MESSAGE_BYTES
 from horovod.protos.v1.relay_pb2 import RelayFrame
 
@@ -33,12 +34,14 @@ class Repeated:
         try:
             frame = RelayFrame.FromString(message[len(MARK) :])
         except DecodeError:
-            raise ValueError("The coordinator has sent what this version's relay can't read.") from None
+            sentence = "The coordinator has sent what this version's relay can't read."
+            raise ValueError(coded(ClusterCode.RELAY_REFUSED, sentence)) from None
         if frame.message:
             self._kept[frame.key] = frame.message
             asyncio.get_running_loop().call_later(KEPT_S, self._kept.pop, frame.key, None)
             while len(self._kept) > 1 and sum(map(len, self._kept.values())) > KEPT_BYTES:
                 self._kept.popitem(last=False)
         if frame.key not in self._kept:
-            raise ValueError("The agent's relay does not have a message any more that the coordinator wants repeated.")
+            sentence = "The agent's relay does not have a message any more that the coordinator wants repeated."
+            raise ValueError(coded(ClusterCode.RELAY_REFUSED, sentence))
         return self._kept[frame.key]

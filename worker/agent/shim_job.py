@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+from horovod.base.errors import LaunchCode, coded
 from horovod.protos.v1 import agents_pb2
 from horovod.worker.agent.shim import LINE_LIMIT_BYTES, OVER, SOCKET, Order, short_path
 from horovod.worker.agent.supervisor import Slot
@@ -197,10 +198,12 @@ class ShimJob:
             ready = await asyncio.wait_for(process.stdout.read(1), START_TIMEOUT_S)
         except asyncio.TimeoutError:
             process.kill()
-            raise OSError(0, f"the process that keeps its ranks did not start within {START_TIMEOUT_S:g} s") from None
+            why = f"the process that keeps its ranks did not start within {START_TIMEOUT_S:g} s"
+            raise OSError(0, coded(LaunchCode.PROCESS_NOT_STARTED, why)) from None
         if not ready:
             said = (await process.stderr.read()).decode(errors="replace").strip().rpartition("\n")[2]
-            raise OSError(0, f"the process that keeps its ranks can't be started: {said}")
+            why = f"the process that keeps its ranks can't be started: {said}"
+            raise OSError(0, coded(LaunchCode.PROCESS_NOT_STARTED, why))
 
     def _stay_held(self) -> None:
         if self._release is not None:

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from horovod.base.errors import EngineCode, LaunchCode, code_of, coded, without_code
 from horovod.base.settings import ROWS, resolve
 from horovod.base.telemetry.logs import line_of
 from horovod.base.words import is_out_of_descriptors, joined, reason_of
@@ -87,7 +88,11 @@ def run_commandline(argv: Sequence[str] | None = None) -> None:
         # RefusedError, ValueError and OSError carry a sentence for users; the type helps with others only.
         known = isinstance(error, RefusedError | ValueError | OSError | RuntimeError)
         text = f"{_in_words(error)}." if isinstance(error, OSError) else str(error)
-        _say(text if known else f"{type(error).__name__}: {error} (--verbose shows where).", args)
+        if not known:
+            text = f"{type(error).__name__}: {without_code(error)} (--verbose shows where)."
+        if not known or isinstance(error, OSError):
+            text = coded(code_of(error) or EngineCode.INTERNAL, text)
+        _say(text, args)
         code = error.code if isinstance(error, RefusedError) else _USAGE if isinstance(error, ValueError) else _FAILED
     if code != 0:
         sys.exit(code)
@@ -104,10 +109,10 @@ def _parse_and_warn(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _in_words(error: OSError) -> str:
-    """The error without a full stop. Errors of our own hold a sentence, those of system calls a number."""
+    """The error without its code and full stop. Errors of our own hold a sentence, those of system calls a number."""
     if error.strerror and error.strerror != os.strerror(error.errno or 0):
-        return error.strerror.rstrip(".")
-    return reason_of(error) if is_out_of_descriptors(error) else str(error).rstrip(".")
+        return without_code(error.strerror).rstrip(".")
+    return reason_of(error) if is_out_of_descriptors(error) else without_code(error).rstrip(".")
 
 
 def _open_standard_descriptors() -> None:
@@ -192,7 +197,9 @@ def _launch_here(
                     lambda: run_job(job, console, guardian, control.attach, progress, args.replacement)
                 )
             except OSError as error:
-                raise RefusedError(f"The job could not be started: {_in_words(error)}.", _FAILED) from error
+                sentence = f"The job could not be started: {_in_words(error)}."
+                sentence = coded(code_of(error) or LaunchCode.PROCESS_NOT_STARTED, sentence)
+                raise RefusedError(sentence, _FAILED) from error
             finally:
                 console.close(timeout_s=1)
     if control.code is not None:
@@ -262,7 +269,7 @@ def _check_elastic(args: argparse.Namespace, count: int, host_count: int | None)
     try:
         args.replacement = request.replacement(count, _ELASTIC_FLAGS)
     except NotImplementedError as error:
-        raise RefusedError(str(error)) from error
+        raise RefusedError(coded(LaunchCode.UNSUPPORTED_OPTION, str(error))) from error
     if given:
         remedy = "" if request.elastic else " --min-np or --host-discovery-script would make it elastic."
         _say(f"{joined(given)} {'has' if len(given) == 1 else 'have'} no effect: this job has a fixed size.{remedy}")
@@ -275,11 +282,13 @@ def _check_command(program: str, environ: Mapping[str, str]) -> None:
     path = Path(program)
     if os.sep not in program:
         hint = f"; to run the file here write ./{program} or python {program}" if path.exists() else ""
-        raise RefusedError(f"The command {program!r} was not found on PATH{hint}.", NOT_FOUND)
-    if not path.exists():
-        raise RefusedError(f"The command {program!r} does not exist.", NOT_FOUND)
-    reason = "is a folder" if path.is_dir() else "is not executable (chmod +x, or put python before it)"
-    raise RefusedError(f"The command {program!r} {reason}.", NOT_EXECUTABLE)
+        reason, code = f"was not found on PATH{hint}", NOT_FOUND
+    elif not path.exists():
+        reason, code = "does not exist", NOT_FOUND
+    else:
+        reason = "is a folder" if path.is_dir() else "is not executable (chmod +x, or put python before it)"
+        code = NOT_EXECUTABLE
+    raise RefusedError(coded(LaunchCode.COMMAND_UNUSABLE, f"The command {program!r} {reason}."), code)
 
 
 def _say(sentence: str, args: argparse.Namespace | None = None) -> None:

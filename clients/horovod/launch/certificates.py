@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from horovod.base.errors import LaunchCode, SettingCode, coded
+
 if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -32,10 +34,11 @@ def make(folder: Path, hosts: Sequence[str], days: int) -> str:
     names = _names(hosts)
     there = [file.name for name in (AUTHORITY, COORDINATOR, CLIENT) for file in _files(folder, name) if file.exists()]
     if there:
-        raise ValueError(
+        sentence = (
             f"{folder} holds {', '.join(there)} already, and nothing is overwritten. Renew what the authority there "
             "has signed with --renew, or name another folder."
         )
+        raise ValueError(coded(LaunchCode.CERTIFICATE_FILES, sentence))
     with _sentences(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         authority = _authority()
@@ -54,10 +57,11 @@ def renew(folder: Path, hosts: Sequence[str], days: int) -> str:
         names = names or _names_of(_load(folder, COORDINATOR).certificate)
     left = authority.certificate.not_valid_after_utc - datetime.datetime.now(datetime.timezone.utc)
     if left.days < days:
-        raise ValueError(
+        sentence = (
             f"The authority {folder}/ca.pem itself ends in {left.days} days, so nothing that it signs can count for "
             f"{days}. Give fewer --days, or make another authority in another folder."
         )
+        raise ValueError(coded(LaunchCode.CERTIFICATE_FILES, sentence))
     with _sentences(folder):
         for name, pair in _leaves(authority, names, days).items():
             _write(folder, name, pair)
@@ -151,9 +155,8 @@ def _names(hosts: Sequence[str]) -> list[x509.GeneralName]:
             names.append(x509.IPAddress(ipaddress.ip_address(host.strip("[]"))))
         except ValueError:
             if not _is_name(host):
-                raise ValueError(
-                    f"--hosts has {host!r}: expected names and numeric addresses, without ports."
-                ) from None
+                sentence = f"--hosts has {host!r}: expected names and numeric addresses, without ports."
+                raise ValueError(coded(SettingCode.INVALID_SETTING, sentence)) from None
             names.append(x509.DNSName(host))
     return names
 
@@ -210,25 +213,30 @@ def _sentences(folder: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise ValueError(
+        sentence = (
             f"{error.filename} is not there; without --renew `horovodrun certs {folder} --hosts NAMES` makes all anew."
-        ) from error
+        )
+        raise ValueError(coded(LaunchCode.CERTIFICATE_FILES, sentence)) from error
     except OSError as error:
-        raise OSError(error.errno, f"Can't use {error.filename or folder}: {error.strerror}.") from error
+        sentence = f"Can't use {error.filename or folder}: {error.strerror}."
+        raise OSError(error.errno, coded(LaunchCode.CERTIFICATE_FILES, sentence)) from error
     except ValueError as error:
-        raise ValueError(f"A file in {folder} can't be used: {error}.") from error
+        sentence = f"A file in {folder} can't be used: {error}."
+        raise ValueError(coded(LaunchCode.CERTIFICATE_FILES, sentence)) from error
 
 
 def _check(days: int) -> None:
     if not 1 <= days <= MAX_DAYS:
-        raise ValueError(f"--days must be from 1 to {MAX_DAYS}, not {days}.")
+        sentence = f"--days must be from 1 to {MAX_DAYS}, not {days}."
+        raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
     try:
         import cryptography  # noqa: F401 - only whether it is there
     except ImportError as error:
-        raise RuntimeError(
+        sentence = (
             "Certificates are made by the package cryptography, which is not installed: pip install 'horovod[tls]'. "
             "Certificates of any other authority do as well."
-        ) from error
+        )
+        raise RuntimeError(coded(LaunchCode.MISSING_PROGRAM, sentence)) from error
 
 
 def _what_to_do(folder: Path, hosts: Sequence[str], days: int) -> str:

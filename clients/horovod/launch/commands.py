@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from horovod.base.errors import LaunchCode, coded
 from horovod.launch.command_line.flags import Parser
 
 _FAILED = 1
@@ -40,7 +41,8 @@ def _certs(args: argparse.Namespace) -> str:
     if args.renew:
         return renew(folder, hosts, args.days)
     if not hosts:
-        raise ValueError("--hosts is missing: name the hosts and addresses of the coordinator, like node-a,10.0.0.1.")
+        sentence = "--hosts is missing: name the hosts and addresses of the coordinator, like node-a,10.0.0.1."
+        raise ValueError(coded(LaunchCode.WRONG_COMMAND_LINE, sentence))
     return make(folder, hosts, args.days)
 
 

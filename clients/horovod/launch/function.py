@@ -18,6 +18,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from horovod.base.errors import ErrorCode, LaunchCode, SettingCode, coded
 from horovod.base.settings import MAX_SIZE, ROWS, resolve
 from horovod.launch import task
 from horovod.launch.command_line.flags import interface_variable
@@ -86,20 +87,22 @@ def run(
     interfaces = _names(_renamed("network_interface", network_interface, "network_interfaces", None))
     interfaces += _names(network_interfaces)
     if hosts is not None and hostfile is not None:
-        raise ValueError("hosts and hostfile exclude each other: give one of them.")
+        raise _refused(LaunchCode.CONFLICTING_OPTIONS, "hosts and hostfile exclude each other: give one of them.")
     if use_gloo and use_mpi:
-        raise ValueError("use_gloo and use_mpi exclude each other: give one of them.")
+        raise _refused(LaunchCode.CONFLICTING_OPTIONS, "use_gloo and use_mpi exclude each other: give one of them.")
     if use_mpi or mpi_args:
-        raise ValueError("There is no MPI in this build: leave use_mpi and mpi_args out, horovod.run needs none.")
+        sentence = "There is no MPI in this build: leave use_mpi and mpi_args out, horovod.run needs none."
+        raise _refused(LaunchCode.UNSUPPORTED_OPTION, sentence)
     if isinstance(num_proc, bool) or not isinstance(num_proc, int) or num_proc < 1:
-        raise ValueError(f"num_proc must be an integer >= 1, not {num_proc!r}.")
+        raise _refused(SettingCode.INVALID_SETTING, f"num_proc must be an integer >= 1, not {num_proc!r}.")
     if num_proc > MAX_SIZE:
-        raise ValueError(f"num_proc must be at most {MAX_SIZE}, not {num_proc}.")
+        raise _refused(SettingCode.INVALID_SETTING, f"num_proc must be at most {MAX_SIZE}, not {num_proc}.")
     if not callable(func):
-        raise ValueError(f"func must be callable, not {type(func).__name__}.")
+        raise _refused(SettingCode.INVALID_SETTING, f"func must be callable, not {type(func).__name__}.")
     found = parse_hosts(hosts) if hosts else parse_hostfile(hostfile) if hostfile else None
     if host_discovery_script is not None and found is not None:
-        raise ValueError("host_discovery_script excludes hosts and hostfile: the script names the hosts.")
+        sentence = "host_discovery_script excludes hosts and hostfile: the script names the hosts."
+        raise _refused(LaunchCode.CONFLICTING_OPTIONS, sentence)
     request = ElasticRequest(min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script)
     request.check(num_proc, len(found) if found is not None else None, _ELASTIC_NAMES)
     if request.elastic:
@@ -217,13 +220,16 @@ def _results(exchange: task.Exchange, record: JobRecord, hosts: Sequence[str]) -
         # A process takes a while to end after its exception, and a peer that noticed may be faster: the clock decides.
         raised = [rank for rank, result in left.items() if result.error is not None]
         if first.rank not in raised:
-            raise RuntimeError(explain(exits, hosts))
+            raise RuntimeError(coded(LaunchCode.RANK_FAILED, explain(exits, hosts) or ""))
         rank = min(raised, key=lambda rank: left[rank].at_s)
-        result = left[rank]
-        raise RuntimeError(f"Rank {rank} on host {hosts[rank]} raised {result.error}\n\n{result.traceback}")
+        raise RuntimeError(task.raised(rank, hosts[rank], left[rank]))
     if silent := [rank for rank in range(len(hosts)) if rank not in left]:
         raise RuntimeError(task.no_result(silent[0], hosts[silent[0]]))
     return [pickle.loads(left[rank].value) for rank in range(len(hosts))]  # noqa: S301
+
+
+def _refused(code: ErrorCode, sentence: str) -> ValueError:
+    return ValueError(coded(code, sentence))
 
 
 def _names(given: Sequence[str] | str | None) -> list[str]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
+from horovod.base.errors import EngineCode, LaunchCode, coded, without_code
 from horovod.base.settings import ROWS, resolve
 
 if TYPE_CHECKING:
@@ -112,17 +113,26 @@ def _pieces(descriptor: int, length: int) -> Iterator[bytes]:
     while length:
         piece = os.pread(descriptor, min(length, 1 << 30), at)
         if not piece:
-            raise EOFError("The file of horovod.run is shorter than it says.")
+            raise EOFError(coded(EngineCode.INTERNAL, "The file of horovod.run is shorter than it says."))
         yield piece
         length, at = length - len(piece), at + len(piece)
 
 
 def no_result(rank: int, host: str) -> str:
     """The sentence for a rank that ended well and left none."""
-    return (
+    return coded(
+        LaunchCode.RANK_FAILED,
         f"Rank {rank} on host {host} ended with exit code 0 before the function returned: there is no result. Does the "
-        "function call sys.exit or os._exit?"
+        "function call sys.exit or os._exit?",
     )
+
+
+def raised(rank: int, host: str, result: Result) -> str:
+    """What to say of a rank whose function raised. The code stands in a line of its own: behind the last line of the
+    traceback it would look like a part of the exception's text.
+    """
+    error = without_code(result.error or "")
+    return f"Rank {rank} on host {host} raised {error}\n\n{result.traceback}[{LaunchCode.FUNCTION_RAISED}]"
 
 
 class _Files:

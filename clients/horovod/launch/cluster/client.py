@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from horovod.base.errors import ClusterCode, code_of, coded, without_code
 from horovod.base.setting import split_address
 from horovod.base.settings import resolve
 from horovod.base.words import printable
@@ -85,15 +86,15 @@ class ClusterClient:
 
     async def submit(self, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord:
         """Submits one job, even if the call has to be repeated until an answer comes."""
-        if sentence := refusal_of(spec):  # before it is sent: what is much too long is refused by gRPC, without a word
-            raise ClusterError(sentence)
+        _check_size(spec)  # before it is sent: what is much too long is refused by gRPC, without a word
         named = jobs_pb2.JobSpec()
         named.CopyFrom(spec)
         named.submission = named.submission or secrets.token_hex(16)
         try:
             return await self._ask(lambda stub, more: stub.Submit(named, **more))
         except UnansweredError as error:
-            raise ClusterError(f"{error} The job may have been taken: `horovodrun ps` will show it.") from None
+            sentence = f"{without_code(error)} The job may have been taken: `horovodrun ps` will show it."
+            raise ClusterError(coded(code_of(error) or ClusterCode.CLUSTER_SILENT, sentence)) from None
 
     async def signal(self, job: str, signum: int, stop: bool = True) -> jobs_pb2.JobRecord:
         request = jobs_pb2.SignalRequest(job=job, signal=signum, stop=stop)
@@ -101,8 +102,7 @@ class ClusterClient:
 
     async def place(self, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord:
         """Where the job would run now."""
-        if sentence := refusal_of(spec):
-            raise ClusterError(sentence)
+        _check_size(spec)
         return await self._ask(lambda stub, more: stub.Place(spec, **more))
 
     async def find_code(self, code: jobs_pb2.Code) -> jobs_pb2.CodeFound:
@@ -157,10 +157,11 @@ class ClusterClient:
             if heard:  # the coordinator was there until now, even if it sent nothing for long
                 give_up_at = loop.time() + self._patience_s
             if loop.time() > give_up_at:
-                raise ClusterError(
+                sentence = (
                     f"No coordinator answers at {self._addresses} since {self._patience_s:g} s. The job "
                     f"goes on without this launcher: `horovodrun logs -f {request.job}` shows more when one is there."
                 )
+                raise ClusterError(coded(ClusterCode.CLUSTER_SILENT, sentence))
             await asyncio.sleep(_RETRY_S)
 
     @staticmethod
@@ -192,9 +193,9 @@ class ClusterClient:
                     raise UnansweredError(str(refused)) if was_asked else refused from None
                 was_asked = was_asked or waiting_helps(error.code())  # otherwise the call was refused unread
                 if loop.time() > give_up_at:
-                    raise UnansweredError(
-                        f"The coordinator at {self._addresses} did not answer: {printable(details)}."
-                    ) from None
+                    why = without_code(printable(details))
+                    sentence = f"The coordinator at {self._addresses} did not answer: {why}."
+                    raise UnansweredError(coded(ClusterCode.CLUSTER_SILENT, sentence)) from None
             await asyncio.sleep(_RETRY_S)
 
     @property
@@ -214,11 +215,13 @@ class ClusterClient:
         text, leader = printable(details), leader_in(trailing)
         broke = broke_in_write(code, details)
         if code in _FINAL:
-            raise ClusterError(text)
+            raise ClusterError(coded(code_of(text) or ClusterCode.CLUSTER_REFUSES, text))
         if not waiting_helps(code) and not broke:
             self._refusals[self._search.address] = explain(code, text, self._search.address, with_token=True)
             if self._refusals.keys() >= set(self._search.addresses):
-                raise ClusterError(" ".join(dict.fromkeys(self._refusals.values())))
+                refusals = dict.fromkeys(self._refusals.values())
+                sentence = " ".join(without_code(refusal) for refusal in refusals)
+                raise ClusterError(coded(code_of(next(iter(refusals))) or ClusterCode.CLUSTER_REFUSES, sentence))
         if was_served:  # a stream may break by itself: the same one is asked once more
             self._search.served()
         else:
@@ -304,6 +307,11 @@ class FollowedJob:
             self._console.note(f"horovodrun: {error}")
 
 
+def _check_size(spec: jobs_pb2.JobSpec) -> None:
+    if sentence := refusal_of(spec):
+        raise ClusterError(coded(code_of(sentence) or ClusterCode.CLUSTER_REFUSES, sentence))
+
+
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
     """Called in the writer's thread."""
     with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -314,7 +322,8 @@ def coordinators_of(text: str, source: str) -> list[str]:
     """The addresses in `a:29400,b:29400`; ValueError naming `source`."""
     found = [part.strip() for part in text.split(",") if part.strip()]
     if not found:
-        raise ValueError(f"{source} names no coordinator: expected host:port, or several separated by commas.")
+        sentence = f"{source} names no coordinator: expected host:port, or several separated by commas."
+        raise ValueError(coded(ClusterCode.NO_COORDINATOR_NAMED, sentence))
     for address in found:
         split_address(address, source)
     return found

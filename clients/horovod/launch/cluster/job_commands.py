@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from horovod.base.errors import ClusterCode, coded
 from horovod.base.settings import ROWS
 from horovod.launch.cluster.job_file.submit import add_options, words_of
 from horovod.protos.v1 import jobs_pb2
@@ -66,7 +67,8 @@ def _access(args: argparse.Namespace) -> Any:
 
     given = args.coordinator or ROWS["coordinator"].text(os.environ)
     if not given.strip():
-        raise ValueError("Which coordinator? Name it with --coordinator host:port, or in HOROVOD_COORDINATOR.")
+        sentence = "Which coordinator? Name it with --coordinator host:port, or in HOROVOD_COORDINATOR."
+        raise ValueError(coded(ClusterCode.NO_COORDINATOR_NAMED, sentence))
     return Access.of(coordinators_of(given, "--coordinator" if args.coordinator else "HOROVOD_COORDINATOR"), os.environ)
 
 
@@ -233,7 +235,8 @@ def _wait(args: argparse.Namespace) -> int:
     try:
         _ask(args, wait)
     except asyncio.TimeoutError:
-        print(f"horovodrun: job {args.job} is not over after {args.timeout:g} s.", file=sys.stderr)
+        sentence = f"horovodrun: job {args.job} is not over after {args.timeout:g} s."
+        print(coded(ClusterCode.JOB_NOT_OVER, sentence), file=sys.stderr)
         return 124
     code, sentence = outcome_of(latest[-1])
     if sentence:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from horovod.base.errors import LaunchCode, coded
 from horovod.base.words import joined, ranks_in_words
 from horovod.launch.cluster.client import Access, ClusterClient, FollowedJob, coordinators_of, exported
 from horovod.launch.console.control import Control, without_loop
@@ -61,7 +62,8 @@ def launch_on_agents(args: argparse.Namespace, environ: Mapping[str, str], hosts
     access = Access.of(coordinators_of(args.coordinator, "--coordinator"), environ)
     count = args.num_proc or sum(slots for _, slots in hosts)
     if not count:
-        raise ValueError("-np is missing: say how many processes to start, for example -np 2.")
+        sentence = "-np is missing: say how many processes to start, for example -np 2."
+        raise ValueError(coded(LaunchCode.WRONG_COMMAND_LINE, sentence))
     if hosts:
         fill([HostSlots(*host) for host in hosts], count)  # raises when the hosts have too few slots
     args.num_proc = count

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from horovod.base.errors import LaunchCode, coded
 from horovod.base.setting import Setting
 from horovod.base.settings import SETTINGS
 
@@ -20,17 +21,15 @@ def read_config(path: str | Path) -> dict[str, str]:
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ValueError(f"{where} cannot be read: {error.strerror}.") from error
+        raise _wrong(f"{where} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"{where} cannot be read: it is not UTF-8 text.") from error
+        raise _wrong(f"{where} cannot be read: it is not UTF-8 text.") from error
     except yaml.YAMLError as error:
-        raise ValueError(f"{where} is not YAML: {' '.join(str(error).split())}.") from error
+        raise _wrong(f"{where} is not YAML: {' '.join(str(error).split())}.") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ValueError(
-            f"{where} holds {type(content).__name__}: expected sections such as `params:` with keys below."
-        )
+        raise _wrong(f"{where} holds {type(content).__name__}: expected sections such as `params:` with keys below.")
     rows = {setting.yaml: setting for setting in SETTINGS if setting.yaml}
     sections = {name.partition(".")[0] for name in rows}
     environ: dict[str, str] = {}
@@ -38,18 +37,22 @@ def read_config(path: str | Path) -> dict[str, str]:
         if section == "controller":
             _check_controller(keys, where)
         elif section not in sections:
-            raise ValueError(f"{where} has the unknown key {section!r}{_hint(section, {*sections, 'controller'})}")
+            raise _wrong(f"{where} has the unknown key {section!r}{_hint(section, {*sections, 'controller'})}")
         elif isinstance(keys, dict):
             for key, value in keys.items():
                 name = f"{section}.{key}"
                 if name not in rows:
                     known = {row.partition(".")[2] for row in rows if row.startswith(f"{section}.")}
-                    raise ValueError(f"{where} has the unknown key {name!r}{_hint(str(key), known)}.")
+                    raise _wrong(f"{where} has the unknown key {name!r}{_hint(str(key), known)}.")
                 if value is not None:
                     environ[rows[name].env] = _text(rows[name], value, f"{name} in {path}")
         elif keys is not None:
-            raise ValueError(f"{where} has {section!r} with the value {keys!r}: expected keys below it.")
+            raise _wrong(f"{where} has {section!r} with the value {keys!r}: expected keys below it.")
     return environ
+
+
+def _wrong(sentence: str) -> ValueError:
+    return ValueError(coded(LaunchCode.WRONG_CONFIG_FILE, sentence))
 
 
 def _text(setting: Setting, value: Any, source: str) -> str:
@@ -62,9 +65,9 @@ def _text(setting: Setting, value: Any, source: str) -> str:
 
 def _check_controller(value: Any, where: str) -> None:
     if value not in _CONTROLLERS:
-        raise ValueError(f"{where} asks for the controller {value!r}: expected one of {', '.join(_CONTROLLERS)}.")
+        raise _wrong(f"{where} asks for the controller {value!r}: expected one of {', '.join(_CONTROLLERS)}.")
     if value == "mpi":
-        raise ValueError(f"{where} asks for the controller 'mpi', which is not built: leave the key out or write gloo.")
+        raise _wrong(f"{where} asks for the controller 'mpi', which is not built: leave the key out or write gloo.")
 
 
 def _hint(word: object, known: set[str]) -> str:

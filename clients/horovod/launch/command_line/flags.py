@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from horovod import __version__
+from horovod.base.errors import LaunchCode, SettingCode, code_of, coded, without_code
 from horovod.base.setting import Setting
 from horovod.base.settings import MAX_SIZE, ROWS, SETTINGS
 from horovod.launch.command_line.job_flags import add_job_flags
@@ -54,7 +55,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exits with 2."""
-        self.exit(2, f"{self.prog}: {message[:1].upper()}{message[1:].rstrip('.')} (see {self.prog} --help).\n")
+        said = without_code(message).rstrip(".")
+        sentence = f"{self.prog}: {said[:1].upper()}{said[1:]} (see {self.prog} --help)."
+        self.exit(2, f"{coded(code_of(message) or LaunchCode.WRONG_COMMAND_LINE, sentence)}\n")
 
 
 def make_parser() -> Parser:
@@ -149,7 +152,8 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     named = {"-H": args.hosts, "-hostfile": args.hostfile, "--host-discovery-script": args.host_discovery_script}
     given = [flag for flag, value in named.items() if value is not None]
     if len(given) > 1:
-        parser.error(f"{' and '.join(given)} exclude each other: name the hosts in one of them")
+        sentence = f"{' and '.join(given)} exclude each other: name the hosts in one of them"
+        parser.error(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
     if not args.command:
         parser.error("there is no command to run: write it last, for example horovodrun -np 2 python train.py")
     _check_numbers(args)
@@ -161,10 +165,10 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
 def _check_numbers(args: argparse.Namespace) -> None:
     if args.num_proc is not None and not 1 <= args.num_proc <= MAX_SIZE:
         limit = ">= 1" if args.num_proc < 1 else f"at most {MAX_SIZE}"
-        raise ValueError(f"-np must be {limit}, not {args.num_proc}.")
+        raise ValueError(coded(SettingCode.INVALID_SETTING, f"-np must be {limit}, not {args.num_proc}."))
     for dest, flag in _NOT_NEGATIVE.items():
         if (value := getattr(args, dest)) is not None and value < 0:
-            raise ValueError(f"{flag} must be >= 0, not {value}.")
+            raise ValueError(coded(SettingCode.INVALID_SETTING, f"{flag} must be >= 0, not {value}."))
 
 
 def warn_deprecated(old: str, new: str) -> None:
@@ -198,7 +202,7 @@ def refusal(args: argparse.Namespace) -> str | None:
     """The sentence for the first option that cannot be had."""
     for dest, reason in _REFUSED.items():
         if getattr(args, dest) not in (None, False):
-            return f"--{dest.replace('_', '-')} is not usable: {reason}."
+            return coded(LaunchCode.UNSUPPORTED_OPTION, f"--{dest.replace('_', '-')} is not usable: {reason}.")
     return None
 
 

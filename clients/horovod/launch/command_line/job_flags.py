@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 
+from horovod.base.errors import LaunchCode, coded
 from horovod.base.settings import ROWS
 
 
@@ -37,7 +38,8 @@ def misplaced(args: argparse.Namespace) -> str:
     }
     for flag, value in given.items():
         if value:
-            return f"{flag} is for jobs on registered agents: name their coordinator with --coordinator host:port."
+            sentence = f"{flag} is for jobs on registered agents: name their coordinator with --coordinator host:port."
+            return coded(LaunchCode.CONFLICTING_OPTIONS, sentence)
     return ""
 
 

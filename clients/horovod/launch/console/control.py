@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
+from horovod.base.errors import LaunchCode, coded
 from horovod.launch.console.python_streams import PythonStreams
 from horovod.worker.agent.output import Console
 
@@ -142,5 +143,6 @@ class Control:
         elif self.code is None:
             self.code = _PIPE_CLOSED if error.errno == errno.EPIPE else _FAILED
             stream = self._streams[descriptor]
-            self.sentence = f"Nobody takes {stream} any more ({error.strerror}), so the ranks were stopped."
+            sentence = f"Nobody takes {stream} any more ({error.strerror}), so the ranks were stopped."
+            self.sentence = coded(LaunchCode.OUTPUT_UNUSABLE, sentence)
             self._agent.stop(signal.SIGTERM)

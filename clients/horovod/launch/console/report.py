@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from horovod.base.errors import ClusterCode, LaunchCode, code_of, coded
 from horovod.coordinator.core.cluster.job import OVER
 from horovod.protos.v1 import jobs_pb2
 from horovod.worker.agent.output import Console
@@ -18,8 +19,13 @@ def outcome_of(record: jobs_pb2.JobRecord) -> tuple[int, str]:
     if record.state == jobs_pb2.JOB_STATE_SUCCEEDED:
         return 0, ""
     if record.state not in OVER:
-        return 1, f"The coordinator ended the stream before job {record.id} was over: see `horovodrun ps`."
-    return record.exit_code or 1, record.sentence
+        sentence = f"The coordinator ended the stream before job {record.id} was over: see `horovodrun ps`."
+        return 1, coded(ClusterCode.CLUSTER_SILENT, sentence)
+    sentence = record.sentence
+    # Coordinators of earlier releases tell no code.
+    if record.state == jobs_pb2.JOB_STATE_FAILED and sentence and code_of(sentence) is None:
+        sentence = coded(LaunchCode.RANK_FAILED, sentence)
+    return record.exit_code or 1, sentence
 
 
 async def last_lines(console: Console, stopping: Callable[[], bool]) -> None:

@@ -19,6 +19,8 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from horovod.base.errors import LaunchCode, coded
+
 PROGRAM_LIMIT_BYTES: Final = 64 << 20
 _STDIN: Final = 0
 _SAID_AFTER_S: Final = 2.0
@@ -78,9 +80,10 @@ def refusal_elsewhere(command: Sequence[str]) -> str | None:
     """Why ranks that are not started here can't run this command."""
     if not reads_program(command):
         return None
-    return (
+    return coded(
+        LaunchCode.PROGRAM_ON_STDIN,
         f"{' '.join(command)!r} reads its program from stdin, which reaches only ranks that horovodrun starts on this "
-        "host itself. Write it to a file that every host can read, and run that."
+        "host itself. Write it to a file that every host can read, and run that.",
     )
 
 
@@ -116,7 +119,7 @@ def of_ranks(command: Sequence[str], count: int, say: Callable[[str], None]) -> 
         return
     shown = " ".join(command)
     if terminal:
-        raise ValueError(
+        raise _refused(
             f"{shown!r} reads its program from stdin, which is a terminal; {count} processes can't share it. Name a "
             "file with the program, or give it on stdin: horovodrun ... python - < train.py."
         )
@@ -138,6 +141,10 @@ def _in_foreground() -> bool:
         return False
 
 
+def _refused(sentence: str) -> ValueError:
+    return ValueError(coded(LaunchCode.PROGRAM_ON_STDIN, sentence))
+
+
 def _read_all(shown: str, say: Callable[[str], None]) -> int:
     """The descriptor of a file without a name, into which all of stdin was copied."""
     program = os.memfd_create("horovodrun-stdin")
@@ -148,11 +155,11 @@ def _read_all(shown: str, say: Callable[[str], None]) -> int:
         while piece := os.read(_STDIN, _PIECE):
             size += len(piece)
             if size > PROGRAM_LIMIT_BYTES:
-                raise ValueError(f"The program on stdin has more than {PROGRAM_LIMIT_BYTES >> 20} MB; give data apart.")
+                raise _refused(f"The program on stdin has more than {PROGRAM_LIMIT_BYTES >> 20} MB; give data apart.")
             with open(program, "ab", closefd=False) as file:
                 file.write(piece)
         if not size:
-            raise ValueError(
+            raise _refused(
                 f"{shown!r} reads its program from stdin, and there is nothing on stdin: no rank would run anything."
             )
     except BaseException:

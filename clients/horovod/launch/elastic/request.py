@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from horovod.base.errors import LaunchCode, SettingCode, coded
+
 _COOLDOWN_LIMIT_S = 3600
 # By default. A program that fails at its start would else be started without end.
 REPLACEMENTS_PER_PROCESS = 3
@@ -69,27 +71,32 @@ class ElasticRequest:
         for field in ("min_num_proc", "max_num_proc", "slots", "reset_limit"):
             value = getattr(self, field)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                raise ValueError(f"{names[field]} must be >= 0, not {value!r}.")
+                sentence = f"{names[field]} must be >= 0, not {value!r}."
+                raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
             if value is not None and value >= 1 << 32:
-                raise ValueError(f"{names[field]} must be below 2 ** 32, not {value}.")
+                sentence = f"{names[field]} must be below 2 ** 32, not {value}."
+                raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
         self._check_cooldown(names["cooldown_range"])
         if not self.elastic:
             return
         if self.min_num_proc is not None and self.min_num_proc > num_proc:
-            raise ValueError(
+            sentence = (
                 f"{names['min_num_proc']} must be at most {names['num_proc']}, {num_proc}, not {self.min_num_proc}."
             )
+            raise ValueError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
         if self.max_num_proc is not None and self.max_num_proc < num_proc:
-            raise ValueError(
+            sentence = (
                 f"{names['max_num_proc']} must be at least {names['num_proc']}, {num_proc}, not {self.max_num_proc}."
             )
+            raise ValueError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
         sizes = {num_proc, self.min_num_proc or num_proc, self.max_num_proc or num_proc}
         is_fixed = self.host_discovery_script is None and len(sizes) == 1
         if host_count is not None and host_count < 2 and not is_fixed:
-            raise ValueError(
+            sentence = (
                 f"An elastic job on a fixed list of hosts needs at least 2 of them, and {host_count} is given: name "
                 f"more, or let a program name them ({names['host_discovery_script']})."
             )
+            raise ValueError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
         self._check_script(names["host_discovery_script"])
 
     def _check_cooldown(self, name: str) -> None:
@@ -97,13 +104,15 @@ class ElasticRequest:
         if given is None:
             return
         if len(given) != 2 or not 1 <= given[0] <= given[1] <= _COOLDOWN_LIMIT_S:
-            raise ValueError(
+            sentence = (
                 f"{name} must be two numbers of seconds from 1 to {_COOLDOWN_LIMIT_S}, the smaller one first, not "
                 f"{' '.join(map(str, given))}."
             )
+            raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
 
     def _check_script(self, name: str) -> None:
         script = self.host_discovery_script
         if script is not None and shutil.which(script) is None:
             reason = "is not executable (chmod +x)" if os.path.exists(script) else "does not exist"
-            raise ValueError(f"{name} names {script!r}, which {reason}: expected a program that prints host:slots.")
+            sentence = f"{name} names {script!r}, which {reason}: expected a program that prints host:slots."
+            raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))

@@ -12,6 +12,7 @@ from typing import Any
 
 import cloudpickle
 
+from horovod.base.errors import LaunchCode, code_of, coded
 from horovod.base.settings import resolve
 from horovod.coordinator.services.exchange import Exchange
 from horovod.launch import task
@@ -75,11 +76,9 @@ class FunctionOnHosts:
             # The clocks of hosts differ, so the first of the exceptions is the one that arrived first.
             raised = next((rank for rank, result in arrived.items() if result.error is not None), None)
             if raised is None or _was_killed(self._record):
-                raise RuntimeError(self._record.sentence or "The job was ended.")
-            result = arrived[raised]
-            raise RuntimeError(
-                f"Rank {raised} on host {self._names[raised]} raised {result.error}\n\n{result.traceback}"
-            )
+                sentence = self._record.sentence or "The job was ended."
+                raise RuntimeError(coded(code_of(sentence) or LaunchCode.RANK_FAILED, sentence))
+            raise RuntimeError(task.raised(raised, self._names[raised], arrived[raised]))
         if silent := [rank for rank in range(len(self._names)) if rank not in arrived]:
             raise RuntimeError(task.no_result(silent[0], self._names[silent[0]]))
         return [pickle.loads(arrived[rank].value) for rank in range(len(self._names))]  # noqa: S301

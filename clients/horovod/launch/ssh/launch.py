@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from horovod.base.errors import LaunchCode, code_of, coded, without_code
 from horovod.base.settings import Settings, resolve
 from horovod.coordinator.config import CoordinatorConfig
 from horovod.coordinator.limits import Limits
@@ -108,14 +109,15 @@ class HostAgents:
         found = await asyncio.gather(*(self._bring_up(host, host.name in elsewhere, at_once) for host in self._hosts))
         failed = [(host.name, why) for host, why in zip(self._hosts, found, strict=True) if why]
         if failed:
-            lines = "".join(f"\n  {name}: {why}." for name, why in failed)
+            lines = "".join(f"\n  {name}: {without_code(why)}." for name, why in failed)
             count = f"{len(failed)} of {len(self._hosts)} hosts" if len(self._hosts) > 1 else "the host"
-            raise RuntimeError(
-                f"could not connect to some hosts via ssh: no agent on {count}, so nothing was run:{lines}"
-            )
+            sentence = f"could not connect to some hosts via ssh: no agent on {count}, so nothing was run:{lines}"
+            codes = {code_of(why) for _, why in failed}
+            code = codes.pop() if len(codes) == 1 else None
+            raise RuntimeError(coded(code or LaunchCode.NO_AGENT_ON_HOST, sentence))
 
     async def _bring_up(self, host: HostSlots, is_remote: bool, at_once: asyncio.Semaphore) -> str:
-        """Starts an agent and waits until it is registered. Returns "", or why it is not."""
+        """Starts an agent and waits until it is registered. Returns "", or why it is not, with a code."""
         name = shown_name(host.name)
         order = {**self._order, "name": name, "slots": host.slots}
         command = self._ssh.command(host.name, self._remote_command) if is_remote else local_command()
@@ -135,9 +137,8 @@ class HostAgents:
                 return ""
             if agent.ended.is_set():
                 return agent.why()
-        return f"its agent did not register within {self._start_timeout_s:g} s (--start-timeout gives it more)" + (
-            f"; it said: {agent.said[-1]}" if agent.said else ""
-        )
+        why = f"its agent did not register within {self._start_timeout_s:g} s (--start-timeout gives it more)"
+        return coded(LaunchCode.NO_AGENT_ON_HOST, why + (f"; it said: {agent.said[-1]}" if agent.said else ""))
 
     async def _leave(self) -> None:
         for agent in self._agents:

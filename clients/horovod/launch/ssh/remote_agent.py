@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from horovod import __version__
+from horovod.base.errors import LaunchCode, code_of, coded, without_code
 from horovod.base.words import printable
 
 CONNECT_TIMEOUT_S = 10
@@ -134,12 +135,9 @@ class RemoteAgent:
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
     def why(self) -> str:
-        """Why it did not start, or is gone, without a full stop."""
+        """Why it did not start, or is gone, without a full stop, but with a code."""
         code = self.process.returncode
-        return explain(self.host, code, self.said) if self.is_remote else f"its agent ended with {code}: {self._tail()}"
-
-    def _tail(self) -> str:
-        return " / ".join(self.said[-3:]) or "it said nothing"
+        return explain(self.host, code, self.said) if self.is_remote else _ended(code, self.said)
 
     async def _read_stdout(self) -> None:
         assert self.process.stdout is not None
@@ -162,47 +160,59 @@ class RemoteAgent:
 
 
 def explain(host: str, code: int | None, said: Sequence[str]) -> str:
-    """One clear line for an agent that could not be started by ssh, without a full stop."""
-    text = " / ".join(said[-3:])
+    """One clear line for an agent that could not be started by ssh, without a full stop, but with a code."""
     last = said[-1] if said else "ssh said nothing"
     if code == NO_PYTHON:
-        return f"there is no Python there: neither {last} nor python3"
+        return coded(LaunchCode.HOST_INSTALLATION, f"there is no Python there: neither {last} nor python3")
     if code == NO_HOROVOD:
-        return f"Horovod is not installed there: {last}. Install version {__version__} for the Python that ssh finds"
+        why = f"Horovod is not installed there: {last}. Install version {__version__} for the Python that ssh finds"
+        return coded(LaunchCode.HOST_INSTALLATION, why)
     if code == OTHER_VERSION:
-        return f"Horovod has version {last} there, but {__version__} here: install the same on both"
+        why = f"Horovod has version {last} there, but {__version__} here: install the same on both"
+        return coded(LaunchCode.HOST_INSTALLATION, why)
     if code == 255:
-        return _of_ssh(host, text, last)
-    return f"its agent ended with {code}: {text or 'it said nothing'}"
+        return _of_ssh(host, " / ".join(said[-3:]), last)
+    return _ended(code, said)
+
+
+def _ended(code: int | None, said: Sequence[str]) -> str:
+    """An agent that had begun to run says itself why it has ended, and with which code."""
+    text = " / ".join(said[-3:])
+    why = f"its agent ended with {code}: {without_code(text) or 'it said nothing'}"
+    return coded(code_of(text) or LaunchCode.NO_AGENT_ON_HOST, why)
 
 
 def _of_ssh(host: str, text: str, last: str) -> str:
     lower = text.lower()
     if "remote host identification has changed" in lower or ("host key for" in lower and "changed" in lower):
-        return (
+        return coded(
+            LaunchCode.SSH_HOST_KEY,
             "its host key is another one than in known_hosts. If that is as it should be, "
-            f"`ssh-keygen -R {host}` forgets the old one"
+            f"`ssh-keygen -R {host}` forgets the old one",
         )
     if "host key verification failed" in lower or "no matching host key" in lower:
-        return (
+        return coded(
+            LaunchCode.SSH_HOST_KEY,
             f"its host key is not known. Connect once by `ssh {host}` and compare it, or take unknown keys with "
-            "--ssh-host-keys accept-new"
+            "--ssh-host-keys accept-new",
         )
     if "permission denied" in lower or "too many authentication failures" in lower:
-        return f"it refuses the key ({last}). `ssh {host}` must work without a password; -i names another key"
+        why = f"it refuses the key ({last}). `ssh {host}` must work without a password; -i names another key"
+        return coded(LaunchCode.SSH_LOGIN_REFUSED, why)
     if "could not resolve" in lower:
-        return f"its name is not known here ({last})"
+        return coded(LaunchCode.UNKNOWN_HOST, f"its name is not known here ({last})")
     if any(
         word in lower for word in ("timed out", "refused", "no route", "unreachable", "closed by", "not responding")
     ):
-        return f"it can't be reached ({last}). -p names another port of sshd"
-    return f"ssh failed: {text or last}"
+        return coded(LaunchCode.UNKNOWN_HOST, f"it can't be reached ({last}). -p names another port of sshd")
+    return coded(LaunchCode.NO_AGENT_ON_HOST, f"ssh failed: {text or last}")
 
 
 def check_ssh() -> None:
     """ValueError where this host has no ssh."""
     if shutil.which("ssh") is None:
-        raise ValueError("There is no `ssh` on this host, which starts processes on others: install openssh-client.")
+        sentence = "There is no `ssh` on this host, which starts processes on others: install openssh-client."
+        raise ValueError(coded(LaunchCode.MISSING_PROGRAM, sentence))
 
 
 def local_command() -> list[str]:
@@ -215,4 +225,5 @@ def working_directory() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError:
-        raise ValueError("The current directory does not exist any more: change to another one.") from None
+        sentence = "The current directory does not exist any more: change to another one."
+        raise ValueError(coded(LaunchCode.PROCESS_NOT_STARTED, sentence)) from None

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from horovod.base.errors import ClusterCode, coded
 from horovod.coordinator.core.cluster.code import MAX_CODE_BYTES
 from horovod.launch.cluster.job_file.ignore import IGNORE_FILE, Ignored
 from horovod.worker.agent.code import MAX_ENTRIES, MAX_UNPACKED_BYTES, leads_out
@@ -39,7 +40,7 @@ def pack(folder: Path, where: str) -> Archive:
     where: which line of which file asks for it.
     """
     if not folder.is_dir():
-        raise ValueError(f"{where}: there is no folder {str(folder)!r}.")
+        raise ValueError(coded(ClusterCode.CODE_NOT_PACKED, f"{where}: there is no folder {str(folder)!r}."))
     packed = _Limited(where)
     count = total = 0
     path = folder
@@ -53,8 +54,11 @@ def pack(folder: Path, where: str) -> Archive:
                 count, total = count + 1, total + info.size
                 if count > MAX_ENTRIES or total > MAX_UNPACKED_BYTES:
                     raise ValueError(
-                        f"{where}: the code has more than {MAX_ENTRIES:,} entries or {MAX_UNPACKED_BYTES >> 20} MiB."
-                        f" {_ADVICE}"
+                        coded(
+                            ClusterCode.CODE_TOO_LARGE,
+                            f"{where}: the code has more than {MAX_ENTRIES:,} entries or {MAX_UNPACKED_BYTES >> 20} "
+                            f"MiB. {_ADVICE}",
+                        )
                     )
                 if info.isreg():
                     with path.open("rb") as file:  # which is read in pieces, and no further than the archive may grow
@@ -62,8 +66,9 @@ def pack(folder: Path, where: str) -> Archive:
                 else:
                     tar.addfile(info)
         except OSError as error:
-            sentence = f"{str(error.filename or path)!r} can't be packed: {error.strerror or error}"
-            raise ValueError(f"{where}: {sentence.rstrip('.')}.") from error
+            what = f"{str(error.filename or path)!r} can't be packed: {error.strerror or error}"
+            sentence = f"{where}: {what.rstrip('.')}."
+            raise ValueError(coded(ClusterCode.CODE_NOT_PACKED, sentence)) from error
     return Archive(packed.getvalue(), count)
 
 
@@ -93,14 +98,16 @@ def _entry(path: Path, name: str, where: str) -> tarfile.TarInfo:
     elif stat.S_ISLNK(mode):
         info.type, info.linkname, info.mode = tarfile.SYMTYPE, os.readlink(path), 0o777
         if leads_out(name, info.linkname):
-            raise ValueError(
+            sentence = (
                 f"{where}: {name!r} is a link to {info.linkname!r}, outside of the code, which other hosts do not "
                 f"have. Put a copy there, or name it in {IGNORE_FILE}."
             )
+            raise ValueError(coded(ClusterCode.CODE_NOT_PACKED, sentence))
     elif stat.S_ISREG(mode):
         info.size = status.st_size
     else:
-        raise ValueError(f"{where}: {name!r} is neither a file nor a folder nor a link. Name it in {IGNORE_FILE}.")
+        sentence = f"{where}: {name!r} is neither a file nor a folder nor a link. Name it in {IGNORE_FILE}."
+        raise ValueError(coded(ClusterCode.CODE_NOT_PACKED, sentence))
     return info
 
 
@@ -118,4 +125,5 @@ class _Limited(io.BytesIO):
         return count
 
     def _full(self) -> None:
-        raise ValueError(f"{self._where}: the code has more than {MAX_CODE_BYTES >> 20} MiB when packed. {_ADVICE}")
+        sentence = f"{self._where}: the code has more than {MAX_CODE_BYTES >> 20} MiB when packed. {_ADVICE}"
+        raise ValueError(coded(ClusterCode.CODE_TOO_LARGE, sentence))

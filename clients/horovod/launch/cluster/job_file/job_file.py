@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from horovod.base.errors import LaunchCode
 from horovod.launch.cluster.job_file.located import LineError, Located, load
 from horovod.launch.cluster.job_file.schema import check
 from horovod.protos.v1 import jobs_pb2
@@ -24,8 +25,9 @@ _LOOK = """
 import importlib.util, sys
 missing = [name for name in sys.argv[2:] if importlib.util.find_spec(name) is None]
 if missing:
-    sys.exit(f"The job file asks for {sys.argv[1]}, but {sys.executable} has no {' and no '.join(missing)}.")
-"""
+    sentence = f"The job file asks for {sys.argv[1]}, but {sys.executable} has no {' and no '.join(missing)}."
+    sys.exit(sentence + " [CODE]")
+""".replace("CODE", LaunchCode.HOST_INSTALLATION)
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,14 @@ from typing import Any
 
 import yaml
 
+from horovod.base.errors import ClusterCode, coded
+
 
 class LineError(ValueError):
-    """Something is wrong with a line. `problems` has one sentence for each."""
+    """Something is wrong with a line. `problems` has one sentence for each, without a code."""
 
     def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
+        super().__init__(coded(ClusterCode.WRONG_JOB_FILE, "\n".join(problems)))
         self.problems = problems
 
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from horovod.base.errors import ClusterCode, code_of, coded
 from horovod.base.words import capitalized, plural
 from horovod.coordinator.core.cluster import lines
 from horovod.launch.cluster.client import Access, ClusterClient, ClusterError, FollowedJob
 from horovod.launch.cluster.job_file.archive import Archive, pack
 from horovod.launch.cluster.job_file.job_file import JobFile
-from horovod.launch.cluster.job_file.located import LineError
 from horovod.launch.cluster.launch import OnChange, OnStart, attended, in_words, show, user_name
 from horovod.protos.v1 import jobs_pb2
 from horovod.worker.agent.output import Console
@@ -58,12 +58,12 @@ def submit(args: argparse.Namespace, access: Callable[[argparse.Namespace], Acce
 
 
 def read(path: str) -> JobFile:
+    """ValueError with sentences for a file that can't be read, or makes no sense."""
     try:
         return JobFile.read(Path(path))
-    except LineError as error:
-        raise ValueError("\n".join(error.problems)) from None
     except OSError as error:
-        raise ValueError(f"The job file {path!r} can't be read: {error.strerror}.") from None
+        sentence = f"The job file {path!r} can't be read: {error.strerror}."
+        raise ValueError(coded(ClusterCode.WRONG_JOB_FILE, sentence)) from None
 
 
 async def _submitted(access: Access, spec: jobs_pb2.JobSpec, archive: Archive | None) -> jobs_pb2.JobRecord:
@@ -78,7 +78,7 @@ async def _with_code(cluster: ClusterClient, spec: jobs_pb2.JobSpec, archive: Ar
         try:
             return await cluster.submit(spec)
         except RuntimeError as error:
-            if archive is None or not left or "upload it" not in str(error):
+            if archive is None or not left or code_of(error) is not ClusterCode.CODE_NOT_HERE:
                 raise
     raise AssertionError
 
@@ -93,7 +93,8 @@ async def upload(cluster: ClusterClient, archive: Archive) -> None:
         index = found.missing[0]
         part = archive.content[index * found.chunk_bytes : (index + 1) * found.chunk_bytes]
         found = await cluster.put_code(jobs_pb2.CodeChunk(code=code, index=index, data=part))
-    raise ClusterError("The code does not arrive whole: coordinators have changed several times. Submit it again.")
+    sentence = "The code does not arrive whole: coordinators have changed several times. Submit it again."
+    raise ClusterError(coded(ClusterCode.CODE_NOT_HERE, sentence))
 
 
 async def _placement(access: Access, spec: jobs_pb2.JobSpec, archive: Archive | None) -> str:
