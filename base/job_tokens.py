@@ -13,6 +13,8 @@ import binascii
 import hashlib
 import hmac
 
+from horovod.base.errors import AccessCode, SettingCode, coded
+
 PREFIX = "hvdjob1"
 # Who has a job's token can try cluster tokens against it, so a short one would be found.
 MIN_CLUSTER_TOKEN_LENGTH = 16
@@ -22,11 +24,15 @@ def job_token(cluster_token: str, job: str) -> str:
     """Raises ValueError with a sentence when the cluster's token could be found by trying."""
     if len(cluster_token) < MIN_CLUSTER_TOKEN_LENGTH:
         raise ValueError(
-            f"The cluster's token has {len(cluster_token)} characters, so the holder of a job's token could find it by "
-            f"trying. Use a random one of {MIN_CLUSTER_TOKEN_LENGTH} or more, for example of `openssl rand -hex 32`."
+            coded(
+                AccessCode.WEAK_TOKEN,
+                f"The cluster's token has {len(cluster_token)} characters, so the holder of a job's token could find "
+                f"it by trying. Use a random one of {MIN_CLUSTER_TOKEN_LENGTH} or more, for example of `openssl rand "
+                "-hex 32`.",
+            )
         )
     if not job:
-        raise ValueError("A job's token needs the name of the job (HOROVOD_JOB).")
+        raise ValueError(coded(SettingCode.MISSING_SETTING, "A job's token needs the name of the job (HOROVOD_JOB)."))
     return f"{PREFIX}.{_text(job.encode())}.{_text(_proof(cluster_token, job))}"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from horovod.base.errors import SettingCode, coded
 from horovod.base.tokens import MAX_TOKEN_LENGTH, is_token
 
 Kind = Literal["int", "float", "bool", "text", "list", "choice", "address", "addresses", "token"]
@@ -107,7 +108,8 @@ class Setting:
             checked = row.check(value, source)
         except ValueError as error:
             if self.kind in ("int", "float") and str(value).strip().startswith("-"):
-                raise ValueError(f"{source} must be >= 0, not {value}.") from error
+                sentence = f"{source} must be >= 0, not {value}."
+                raise ValueError(coded(SettingCode.INVALID_SETTING, sentence)) from error
             raise
         return environment_text(checked * scale if scale != 1 else checked)
 
@@ -156,7 +158,8 @@ class Setting:
     def _bad(self, where: str, value: object) -> ValueError:
         shown = "" if self.secret else f"={value!r}"
         default = "" if self.default in (None, ()) else f"; leave it out for {environment_text(self.default)}"
-        return ValueError(f"{where}{shown} is not usable: expected {self.expected()}{default}.")
+        sentence = f"{where}{shown} is not usable: expected {self.expected()}{default}."
+        return ValueError(coded(SettingCode.INVALID_SETTING, sentence))
 
 
 def row(
@@ -223,12 +226,18 @@ def split_address(text: str, source: str) -> tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         raise ValueError(
-            f"{source}={text!r} is not usable: write an IPv6 address in brackets, for example [::1]:29400."
+            coded(
+                SettingCode.INVALID_SETTING,
+                f"{source}={text!r} is not usable: write an IPv6 address in brackets, for example [::1]:29400.",
+            )
         )
     usable = colon and host and not any(c.isspace() or c in "/@,[]" for c in host)
     if not usable or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(
-            f"{source}={text!r} is not usable: expected host:port with a port from 1 to 65535, "
-            "for example 127.0.0.1:29400."
+            coded(
+                SettingCode.INVALID_SETTING,
+                f"{source}={text!r} is not usable: expected host:port with a port from 1 to 65535, "
+                "for example 127.0.0.1:29400.",
+            )
         )
     return host, int(port)

@@ -16,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from horovod.base.errors import AccessCode, code_of, coded
+
 MAX_TOKEN_LENGTH = 4096  # gRPC refuses headers above 8 KiB
 READ_TIMEOUT_S = 10.0  # for a pipe whose writer is slow
 
@@ -38,17 +40,17 @@ def read_token(path: str, setting: str = "") -> str:
         try:
             status = os.fstat(descriptor)
             if stat.S_ISDIR(status.st_mode):
-                raise IsADirectoryError(errno.EISDIR, f"Can't read {where}: it is a directory.")
+                raise _unusable(errno.EISDIR, f"Can't read {where}: it is a directory.")
             content = _read(descriptor, where)
         finally:
             os.close(descriptor)
     except OSError as error:
-        if error.strerror and error.strerror.startswith("Can't read"):
+        if code_of(error.strerror or "") is AccessCode.UNUSABLE_TOKEN:
             raise
-        raise OSError(error.errno, f"Can't read {where}: {error.strerror}.") from error
+        raise _unusable(error.errno, f"Can't read {where}: {error.strerror}.") from error
     token = content.decode("latin-1").strip()
     if not is_token(token):
-        raise OSError(
+        raise _unusable(
             errno.EINVAL,
             f"{where[0].upper()}{where[1:]} must hold one line of ASCII text without spaces, {MAX_TOKEN_LENGTH} "
             f"characters at most, but it {'is empty' if not token else 'does not'}.",
@@ -71,12 +73,17 @@ def _read(descriptor: int, where: str) -> bytes:
     poll.register(descriptor, select.POLLIN)
     while len(content) <= 2 * MAX_TOKEN_LENGTH:
         if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            raise TimeoutError(errno.ETIMEDOUT, f"Can't read {where}: it had no end after {READ_TIMEOUT_S:.0f} s.")
+            raise _unusable(errno.ETIMEDOUT, f"Can't read {where}: it had no end after {READ_TIMEOUT_S:.0f} s.")
         data = os.read(descriptor, 2 * MAX_TOKEN_LENGTH)
         if not data:
             break
         content += data
     return content
+
+
+def _unusable(number: int | None, sentence: str) -> OSError:
+    """Of the class that Python has for this number: IsADirectoryError, TimeoutError."""
+    return OSError(number, coded(AccessCode.UNUSABLE_TOKEN, sentence))
 
 
 # -- the files that processes of this user find ------------------------------------------------------------------------

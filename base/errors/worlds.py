@@ -16,16 +16,11 @@ class WorldCode(ErrorCode):
     )
     INVALID_REQUEST = (
         "invalid-join-request",
-        "A name, an option or a text in a request to join is one that no coordinator takes. Shorten or correct it.",
+        "A request to join has a name, size, address or text that no coordinator takes. Correct what the sentence names.",
     )
-    INVALID_SIZE = ("invalid-world-size", "A world can't have so many members. Correct HOROVOD_SIZE.")
     INVALID_RANK = (
         "invalid-rank",
         "A rank is outside of its world, is asked for twice, or only some processes ask for one. Correct HOROVOD_RANK.",
-    )
-    INVALID_ADDRESS = (
-        "invalid-address",
-        "A member offers an address to which nobody can connect. Choose others with HOROVOD_NETWORK_INTERFACES.",
     )
     MEMBERS_DISAGREE = (
         "members-disagree",
@@ -50,7 +45,46 @@ class WorldCode(ErrorCode):
         "unknown-world",
         "The coordinator was restarted and can't tell who the members of this world are. Start the job again.",
     )
-    NOT_A_MEMBER = ("not-a-member", "A process did not prove that it is the member which it says that it is.")
+    UNPROVEN_MEMBER = ("unproven-member", "A process did not prove that it is the member which it says that it is.")
+    INCOMPLETE_WORLD = (
+        "incomplete-world",
+        "Not all processes came in time. Start the missing ones, or give them more time with HOROVOD_START_TIMEOUT.",
+    )
+    COORDINATOR_UNREACHABLE = (
+        "coordinator-unreachable",
+        "No coordinator answers, or the connection to it broke. Check its address, and that it runs.",
+    )
+    COORDINATOR_REFUSED = ("coordinator-refused", "The coordinator ended a call. The sentence says why.")
+    NOT_A_COORDINATOR = (
+        "not-a-coordinator",
+        "Another program answers where a coordinator should, or one of another version. Check HOROVOD_COORDINATOR.",
+    )
+    UNREACHABLE_PEER = (
+        "unreachable-peer",
+        "Members of a world can't connect to each other. Check firewalls and HOROVOD_NETWORK_INTERFACES.",
+    )
+    NO_INTERFACE = (
+        "no-network-interface",
+        "A host has no network interface that can be used, or not the one that HOROVOD_NETWORK_INTERFACES names.",
+    )
+    NO_SHARED_MEMORY = (
+        "no-shared-memory",
+        "HOROVOD_TRANSPORT=shm asks for memory that the ranks can't share. Use HOROVOD_TRANSPORT=auto or tcp.",
+    )
+    INVALID_PROCESS_SET = ("invalid-process-set", "A process set is none, or has ranks that the world does not have.")
+    DUPLICATE_PROCESS_SET = ("duplicate-process-set", "A process set of these ranks exists already. Use that one.")
+    PROCESS_SETS_DISAGREE = (
+        "process-sets-disagree",
+        "Ranks add or remove different process sets. Let all ranks do the same in the same order.",
+    )
+    PROCESS_SET_IN_USE = (
+        "process-set-in-use",
+        "A process set can't be removed while operations run in it. Synchronize their handles first.",
+    )
+    STATIC_PROCESS_SETS = (
+        "static-process-sets",
+        "Process sets can't be added or removed in this world. Set HOROVOD_DYNAMIC_PROCESS_SETS=1 on all ranks.",
+    )
     NOT_CONNECTED = (
         "not-connected",
         "A member could not connect to its peers and left the world before it stood. See the error of that process.",

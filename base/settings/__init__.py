@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from horovod.base.errors import SettingCode, coded
 from horovod.base.setting import Setting, environment_text, rows
 
 from .backends import BackendSettings
@@ -91,5 +92,6 @@ def resolve(environ: Mapping[str, str] | None = None, explicit: Mapping[str, Any
             values[setting.name] = setting.parse(text)
     if given:
         known = ", ".join(setting.name for setting in SETTINGS)
-        raise ValueError(f"There is no setting named {', '.join(sorted(given))}; settings are: {known}.")
+        sentence = f"There is no setting named {', '.join(sorted(given))}; settings are: {known}."
+        raise ValueError(coded(SettingCode.UNKNOWN_SETTING, sentence))
     return Settings(**values)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 
 import pytest
+from error_codes import ends_with
 
+from horovod.base.errors import WorldCode
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.host import Interface, choose_interfaces, interfaces, is_loopback, shared_memory_domain
 
@@ -40,14 +43,16 @@ def test_wanted_ones_win_in_the_order_given():
     ]
 
 
-@pytest.mark.parametrize(("wanted", "state"), [("ib0", "does not exist"), ("eth2", "is down"), ("eth3", "no address")])
-def test_a_wanted_one_that_is_not_usable_is_refused_with_those_that_are(wanted, state):
-    with pytest.raises(StartError, match=f"{wanted}.*{state}.*lo, eth0, eth1, docker0, virbr0"):
+@pytest.mark.parametrize("wanted", ["ib0", "eth2", "eth3"])
+def test_a_wanted_one_that_is_not_usable_is_refused_with_those_that_are(wanted):
+    with pytest.raises(
+        StartError, match=ends_with(WorldCode.NO_INTERFACE, repr(wanted), "lo, eth0, eth1, docker0, virbr0")
+    ):
         choose_interfaces(ALL, ("eth0", wanted))
 
 
 def test_no_interface_at_all():
-    with pytest.raises(StartError, match="no network interface"):
+    with pytest.raises(StartError, match=ends_with(WorldCode.NO_INTERFACE, socket.gethostname())):
         choose_interfaces((DOWN, BARE))
 
 

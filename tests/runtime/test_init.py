@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import threading
 from collections.abc import Iterator
 
 import pytest
+from error_codes import ends_with
 from resources import descriptors, eventually, threads
 from runtime_harness import Program, allreduce_all, form_threads, threads_of_streams, world
 
+from horovod.base.errors import SettingCode, WorldCode
 from horovod.common import basics as hvd
 from horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.worker.runtime import local_member
@@ -64,30 +67,38 @@ def test_calls_without_a_world(call, when):
     if when == "after shutdown":
         hvd.init()
         hvd.shutdown()
-    with pytest.raises(ValueError, match=r"^Horovod has not been initialized; use hvd\.init\(\)\.$"):
+    with pytest.raises(
+        ValueError, match=r"^Horovod has not been initialized; use hvd\.init\(\)\. \[not-initialized\]$"
+    ):
         call()
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("environment", "arguments", "sentence"),
+    ("environment", "arguments", "code", "fact"),
     [
-        ({"HOROVOD_SIZE": "2"}, {}, "HOROVOD_SIZE=2, but no coordinator is given.*horovodrun"),
-        ({}, {"size": 2}, "no coordinator is given"),
-        ({"HOROVOD_RANK": "1"}, {}, "HOROVOD_RANK=1, but no coordinator is given"),
-        ({"HOROVOD_COORDINATOR": "localhost:1"}, {}, "not how many processes"),
-        ({"HOROVOD_COORDINATOR": "localhost:1", "HOROVOD_SIZE": "2", "HOROVOD_RANK": "2"}, {}, "not a rank of a world"),
-        ({"HOROVOD_SIZE": "x"}, {}, "HOROVOD_SIZE='x'"),
-        ({}, {"comm": "localhost"}, "coordinator='localhost' is not usable: expected host:port"),
-        ({"HOROVOD_COORDINATOR": "h:0"}, {}, "HOROVOD_COORDINATOR='h:0'"),
-        ({}, {"network_interfaces": 3}, "network_interfaces=3"),
+        ({"HOROVOD_SIZE": "2"}, {}, SettingCode.MISSING_SETTING, "HOROVOD_SIZE=2,"),
+        ({}, {"size": 2}, SettingCode.MISSING_SETTING, "HOROVOD_SIZE=2,"),
+        ({"HOROVOD_RANK": "1"}, {}, SettingCode.MISSING_SETTING, "HOROVOD_RANK=1,"),
+        ({"HOROVOD_COORDINATOR": "localhost:1"}, {}, SettingCode.MISSING_SETTING, "localhost:1"),
+        (
+            {"HOROVOD_COORDINATOR": "localhost:1", "HOROVOD_SIZE": "2", "HOROVOD_RANK": "2"},
+            {},
+            SettingCode.CONFLICTING_SETTINGS,
+            "HOROVOD_RANK=2",
+        ),
+        ({"HOROVOD_SIZE": "x"}, {}, SettingCode.INVALID_SETTING, "HOROVOD_SIZE='x'"),
+        ({}, {"comm": "localhost"}, SettingCode.INVALID_SETTING, "coordinator='localhost'"),
+        ({"HOROVOD_COORDINATOR": "h:0"}, {}, SettingCode.INVALID_SETTING, "HOROVOD_COORDINATOR='h:0'"),
+        ({}, {"network_interfaces": 3}, SettingCode.INVALID_SETTING, "network_interfaces=3"),
     ],
 )
-def test_what_cannot_be_started_is_said(monkeypatch, environment, arguments, sentence):
+def test_what_cannot_be_started_is_said(monkeypatch, environment, arguments, code, fact):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=rf"^Horovod initialization failed\. .*{sentence}"):
+    with pytest.raises(ValueError, match=ends_with(code, fact)) as caught:
         hvd.init(**arguments)
+    assert str(caught.value).startswith("Horovod initialization failed. ")
     assert not hvd.is_initialized()
 
 
@@ -98,22 +109,22 @@ class Intracomm:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "code", "facts"),
     [
-        ({"comm": Intracomm()}, "MPI communicator"),
-        ({"comm": 3}, "expected a list of ranks or the coordinator's address"),
-        ({"comm": [0.5]}, "expected a list of ranks"),
-        ({"comm": [0, 1]}, r"all ranks \(here \[0\]\)"),
-        ({"comm": [1]}, "some ranks only"),
-        ({"comm": "h:1", "coordinator": "h:2"}, "Two coordinators"),
-        ({"process_sets": "static"}, "'dynamic'"),
-        ({"process_sets": [[0]]}, "expected a list of hvd.ProcessSet"),
-        ({"process_sets": [ProcessSet([0])]}, "duplicate process set"),
-        ({"process_sets": [ProcessSet([1])]}, "ranks of this world are 0 to 0"),
+        ({"comm": Intracomm()}, SettingCode.UNSUPPORTED, ["MPI"]),
+        ({"comm": 3}, SettingCode.INVALID_SETTING, ["comm=3"]),
+        ({"comm": [0.5]}, SettingCode.INVALID_SETTING, ["comm=[0.5]"]),
+        ({"comm": [0, 1]}, SettingCode.UNSUPPORTED, ["comm=[0, 1]", "[0]"]),
+        ({"comm": [1]}, SettingCode.UNSUPPORTED, ["comm=[1]", "[0]"]),
+        ({"comm": "h:1", "coordinator": "h:2"}, SettingCode.CONFLICTING_SETTINGS, ["'h:1'", "'h:2'"]),
+        ({"process_sets": "static"}, WorldCode.INVALID_PROCESS_SET, ["process_sets='static'"]),
+        ({"process_sets": [[0]]}, WorldCode.INVALID_PROCESS_SET, ["process_sets=[[0]]"]),
+        ({"process_sets": [ProcessSet([0])]}, WorldCode.DUPLICATE_PROCESS_SET, ["[0]"]),
+        ({"process_sets": [ProcessSet([1])]}, WorldCode.INVALID_PROCESS_SET, ["[1]", "0 to 0"]),
     ],
 )
-def test_wrong_arguments(arguments, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_wrong_arguments(arguments, code, facts):
+    with pytest.raises(ValueError, match=ends_with(code, *facts)):
         hvd.init(**arguments)
     assert not hvd.is_initialized()
 
@@ -126,7 +137,7 @@ def test_arguments_that_ask_for_what_there_is(arguments):
 
 def test_process_sets_that_are_not_dynamic_say_so():
     hvd.init()
-    with pytest.raises(ValueError, match="HOROVOD_DYNAMIC_PROCESS_SETS=1"):
+    with pytest.raises(ValueError, match=ends_with(WorldCode.STATIC_PROCESS_SETS, "HOROVOD_DYNAMIC_PROCESS_SETS=1")):
         add_process_set([0])
     assert not remove_process_set(global_process_set)
     assert not remove_process_set(ProcessSet([0]))
@@ -134,7 +145,7 @@ def test_process_sets_that_are_not_dynamic_say_so():
 
 def test_a_timeline_needs_the_variable():
     hvd.init()
-    with pytest.raises(ValueError, match="HOROVOD_TIMELINE"):
+    with pytest.raises(ValueError, match=ends_with(SettingCode.MISSING_SETTING, "HOROVOD_TIMELINE")):
         hvd.start_timeline("file")
     hvd.stop_timeline()
 
@@ -205,8 +216,7 @@ def test_shared_memory_that_is_asked_for_but_impossible_is_refused(coordinator):
     script = "\ntry: hvd.init()\nexcept ValueError as error: print(error)"
     with Program(script, **common, HOROVOD_HOSTNAME="a") as one, Program(script, **common, HOROVOD_HOSTNAME="b") as two:
         for text in (one.finish(), two.finish()):
-            assert "HOROVOD_TRANSPORT=shm is not possible" in text
-            assert "another host" in text
+            assert re.search(ends_with(WorldCode.NO_SHARED_MEMORY, "HOROVOD_TRANSPORT=shm", "host a", "host b"), text)
 
 
 def test_settings_that_must_agree(coordinator):
@@ -214,8 +224,9 @@ def test_settings_that_must_agree(coordinator):
     common = {"HOROVOD_COORDINATOR": coordinator.address, "HOROVOD_SIZE": "2", "HOROVOD_START_TIMEOUT": "6"}
     script = "\nprint('ready', flush=True)\ntry: hvd.init()\nexcept ValueError as error: print(error)"
     with Program(script, **common) as one, Program(script, **common, HOROVOD_FUSION_THRESHOLD="0") as other:
-        texts = one.finish() + other.finish()
-    assert "must agree on fusion_threshold_bytes" in texts
+        texts = [one.finish(), other.finish()]
+    disagree = ends_with(WorldCode.MEMBERS_DISAGREE, "fusion_threshold_bytes", "'0'")
+    assert any(re.search(disagree, text) for text in texts), texts
 
 
 def test_the_second_identical_step_sends_nothing(coordinator):
@@ -256,10 +267,11 @@ def test_a_rank_that_ends_is_named_by_the_others(coordinator, transport, end):
 def test_without_its_coordinator_a_world_goes_on_with_what_it_knows(coordinator, transport):
     with world(coordinator.address, 2, transport=transport, reattach_grace_seconds=0.5) as contexts:
         assert allreduce_all(contexts, "known") == [2.0, 2.0]
+        address = coordinator.address
         coordinator.stop()
         assert allreduce_all(contexts, "known") == [2.0, 2.0]
         # HorovodInternalError for users; in this process nobody may have told the engine of that class yet.
-        with pytest.raises(RuntimeError, match=r"allreduce\.new.*coordinator at 127.*(unreachable|ended)"):
+        with pytest.raises(RuntimeError, match=rf"allreduce\.new.*{re.escape(address)}"):
             allreduce_all(contexts, "new")
 
 
@@ -293,7 +305,7 @@ def test_nothing_is_left_after_many_worlds(coordinator, transport):
 
 def test_a_failed_start_leaves_nothing(coordinator):
     def fail() -> None:
-        with pytest.raises(StartError, match="not complete"):
+        with pytest.raises(StartError, match=ends_with(WorldCode.INCOMPLETE_WORLD)):
             form_threads(coordinator.address, 1, size=2, start_timeout_seconds=0.3)
 
     fail()
@@ -310,9 +322,8 @@ def test_a_failed_start_leaves_nothing(coordinator):
 
 def test_a_protocol_of_another_version_is_refused(coordinator, monkeypatch):
     monkeypatch.setattr(local_member, "PROTOCOL_VERSION", 99)
-    with pytest.raises(ValueError, match="99") as caught:
+    with pytest.raises(ValueError, match=ends_with(WorldCode.OTHER_VERSION, "99", coordinator.address)):
         hvd.init(coordinator.address, size=2)
-    assert coordinator.address in str(caught.value)
 
 
 def test_processes_keep_their_ranks_over_shutdown_and_init(coordinator):

@@ -15,7 +15,9 @@ from dataclasses import replace
 
 import pytest
 import tiers
+from error_codes import ends_with
 
+from horovod.base.errors import WorldCode
 from horovod.worker.runtime import mesh
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.handshake import CONFIRM_BYTES, GREETING_BYTES, WELCOME_BYTES, Connecting
@@ -201,31 +203,29 @@ def test_nobody_there_is_a_sentence_with_the_addresses_tried(ranks):
         refusing.bind(("127.0.0.1", 0))
         port = refusing.getsockname()[1]
         world.see(0, endpoints=(Endpoint("127.0.0.1", port, "eth0"),))
-        with pytest.raises(StartError) as caught:
+        tried = f"127.0.0.1:{port} (eth0): Connection refused"
+        unreachable = ends_with(WorldCode.UNREACHABLE_PEER, "Rank 1 (pid 101)", "rank 0 (pid 100)", tried)
+        with pytest.raises(StartError, match=unreachable):
             world.connect(1, seconds=0.2).result()
-    text = str(caught.value)
-    assert text.startswith("Rank 1 (pid 101) on host node-a cannot connect to rank 0 (pid 100) on host node-a.")
-    assert f"127.0.0.1:{port} (eth0): Connection refused" in text
-    assert "HOROVOD_NETWORK_INTERFACES" in text
 
 
 def test_a_peer_that_never_comes_is_a_sentence(ranks):
     world = ranks(3)
-    with pytest.raises(StartError, match=r"waited in vain for rank 1 .*\(lo\).*Ranks \[2\] are missing too"):
+    with pytest.raises(StartError, match=ends_with(WorldCode.UNREACHABLE_PEER, "rank 1 ", "(lo)", "[2]")):
         world.connect(0, seconds=0.1).result()
 
 
 def test_a_peer_without_an_address_is_a_sentence(ranks):
     world = ranks(2)
     world.see(0, endpoints=())
-    with pytest.raises(StartError, match=r"rank 0 .* offers no address"):
+    with pytest.raises(StartError, match=ends_with(WorldCode.MEMBERS_DISAGREE, "rank 0 ", "HOROVOD_TRANSPORT")):
         world.connect(1).result()
 
 
 def test_an_address_that_is_none_is_a_sentence(ranks):
     world = ranks(2)
     world.see(0, endpoints=(Endpoint("not-an-address.invalid", 70000),))
-    with pytest.raises(StartError, match="not-an-address"):
+    with pytest.raises(StartError, match=ends_with(WorldCode.UNREACHABLE_PEER, "not-an-address.invalid:70000")):
         world.connect(1, seconds=0.1).result()
 
 
@@ -240,7 +240,7 @@ def test_check_ends_the_wait(ranks):
 
 
 def test_no_address_to_listen_on():
-    with pytest.raises(StartError, match=r"cannot listen.*192\.0\.2\.1 \(eth9\)"):
+    with pytest.raises(StartError, match=ends_with(WorldCode.NO_INTERFACE, "192.0.2.1 (eth9)")):
         Listeners([Interface("eth9", ("192.0.2.1",))])
 
 
@@ -412,7 +412,7 @@ def test_a_connection_cut_in_the_confirmation_fails_on_both_sides(ranks, reset):
             with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionResetError):
                 sock.settimeout(10)
                 assert sock.recv(1) == b""
-            with pytest.raises(StartError, match="waited in vain for rank 1"):
+            with pytest.raises(StartError, match=ends_with(WorldCode.UNREACHABLE_PEER, "rank 1 ")):
                 listening.result()
     assert [cutter.connections for cutter in cutters] == [1] * CONFIRM_BYTES
 
@@ -473,7 +473,9 @@ def test_somebody_else_at_the_address_is_not_a_peer(ranks):
         thread = threading.Thread(target=serve)
         thread.start()
         world.see(0, endpoints=(Endpoint("127.0.0.1", echo.getsockname()[1], "eth0"),))
-        with pytest.raises(StartError, match="did not prove that it belongs to this world"):
+        with pytest.raises(
+            StartError, match=ends_with(WorldCode.UNREACHABLE_PEER, "it did not prove that it belongs to this world")
+        ):
             world.connect(1, seconds=0.2).result()
         echo.shutdown(socket.SHUT_RDWR)
         thread.join()

@@ -8,8 +8,10 @@ import sys
 import threading
 
 import pytest
+from error_codes import ends_with
 
 import horovod.runner
+from horovod.base.errors import TrainingCode
 from horovod.common import basics, compatibility, util
 from horovod.common.process_sets import ProcessSet, register
 from horovod.runner.common.util.env import get_env_rank_and_size
@@ -44,7 +46,7 @@ def test_basics_as_an_object() -> None:
     assert found.gloo_built() == basics.gloo_built()
     with pytest.raises(AttributeError):
         _ = found.no_such_function
-    with pytest.raises(ValueError, match="has not been initialized"):
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.NOT_INITIALIZED)):
         found._get_process_set_ids_and_ranks()
     found.init()
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 
 import pytest
 from certificates import Authority
+from error_codes import ends_with
 from resources import eventually
 from runtime_harness import threads_of_streams
 from test_runtime_session import answering, echo, refusal, request
 
+from horovod.base.errors import AccessCode, SettingCode, WorldCode, code_of
 from horovod.base.settings import Settings, resolve
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.tls import ServerTls
@@ -23,6 +26,7 @@ from horovod.worker.runtime.renewed_channel import RenewedChannel
 from horovod.worker.runtime.session import Session
 from horovod.worker.runtime.tls import ClientTls
 
+UNUSABLE = AccessCode.UNUSABLE_CERTIFICATE
 LONG_AGO = datetime.datetime(2020, 1, 1)
 FAR_AHEAD = datetime.datetime(2090, 1, 1)
 
@@ -57,40 +61,40 @@ def test_tls_and_mtls(ours: Authority) -> None:
 def test_a_token_is_asked_for_over_tls_too(ours: Authority) -> None:
     with EmbeddedCoordinator(tls=ours.server(mutual=True), token="right") as coordinator:
         text = refusal(coordinator.address, token="wrong", tls=ours.client(cert=True))
-        assert "asks for a token, but the call carried another one" in text
+        assert code_of(text) is AccessCode.WRONG_TOKEN
 
 
 def test_another_name(ours: Authority) -> None:
     with EmbeddedCoordinator(tls=ours.server("node-a.cluster"), token="t") as coordinator:
         text = refusal(coordinator.address, token="t", tls=ours.client())
-        assert f"The coordinator at {coordinator.address} has a certificate that is not for '127.0.0.1'." in text
-        assert "HOROVOD_TLS_SERVER_NAME" in text
+        facts = (coordinator.address, "'127.0.0.1'", "HOROVOD_TLS_SERVER_NAME")
+        assert re.search(ends_with(AccessCode.UNTRUSTED_CERTIFICATE, *facts), text)
         joins(coordinator.address, "t", ours.client(server_name="node-a.cluster"))
 
 
 def test_an_authority_that_is_not_known(ours: Authority, other: Authority) -> None:
     with EmbeddedCoordinator(tls=ours.server(), token="t") as coordinator:
         text = refusal(coordinator.address, token="t", tls=other.client())
-        assert f"has a certificate that no authority in {other.file!r} has signed. Set HOROVOD_TLS_CA" in text
+        assert re.search(ends_with(AccessCode.UNTRUSTED_CERTIFICATE, repr(other.file), "HOROVOD_TLS_CA"), text)
 
 
 def test_a_process_without_tls(ours: Authority) -> None:
     with EmbeddedCoordinator(tls=ours.server(), token="t") as coordinator:
         text = refusal(coordinator.address, token="t")
-        assert "speaks TLS, which this process was not told to use. Set HOROVOD_TLS_CA" in text
+        assert re.search(ends_with(AccessCode.TLS_ON_ONE_SIDE, "Set HOROVOD_TLS_CA"), text)
 
 
 def test_a_coordinator_without_tls(ours: Authority) -> None:
     with EmbeddedCoordinator(token="t") as coordinator:
         text = refusal(coordinator.address, token="t", tls=ours.client())
-        assert "does not speak TLS. Start it with --tls-cert and --tls-key" in text
+        assert re.search(ends_with(AccessCode.TLS_ON_ONE_SIDE, "--tls-cert", "--tls-key"), text)
 
 
 def test_no_grpc_behind_tls(ours: Authority) -> None:
     pair = ours.issue("web", "127.0.0.1")
     context = ours_web(pair.cert, pair.key)
     with answering(lambda client: echo(context.wrap_socket(client, server_side=True))) as address:
-        assert "is not a Horovod coordinator" in refusal(address, tls=ours.client())
+        assert code_of(refusal(address, tls=ours.client())) is WorldCode.NOT_A_COORDINATOR
 
 
 def ours_web(cert: str, key: str) -> Any:
@@ -102,21 +106,18 @@ def ours_web(cert: str, key: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("which", "expected"),
-    [
-        ("none", "one that asks for a certificate; this process has none. Set HOROVOD_TLS_CERT and HOROVOD_TLS_KEY"),
-        ("expired", "does not take the certificate of this process, since it has expired"),
-        ("foreign", "Set HOROVOD_TLS_CERT to one that the authority of its --tls-client-ca has signed"),
-    ],
+    ("which", "fact"),
+    [("none", "HOROVOD_TLS_CERT and HOROVOD_TLS_KEY"), ("expired", "expired"), ("foreign", "foreign")],
 )
-def test_certificates_of_members(ours: Authority, other: Authority, which: str, expected: str) -> None:
+def test_certificates_of_members(ours: Authority, other: Authority, which: str, fact: str) -> None:
     tls = ours.client()
     if which != "none":
         more = {"not_before": LONG_AGO, "not_after": LONG_AGO + datetime.timedelta(1)} if which == "expired" else {}
         pair = (other if which == "foreign" else ours).issue(which, "member.test", **more)
         tls = ClientTls(ours.file, pair.cert, pair.key)
     with EmbeddedCoordinator(tls=ours.server(mutual=True), token="t") as coordinator:
-        assert expected in refusal(coordinator.address, token="t", tls=tls)
+        text = refusal(coordinator.address, token="t", tls=tls)
+        assert re.search(ends_with(AccessCode.REFUSED_CERTIFICATE, coordinator.address, fact), text)
 
 
 def test_a_certificate_that_expires_while_the_coordinator_runs(ours: Authority, tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ def test_a_certificate_that_expires_while_the_coordinator_runs(ours: Authority, 
     context = ours_web(pair.cert, pair.key)
     with answering(lambda client: echo(context.wrap_socket(client, server_side=True))) as address:
         text = refusal(address, tls=ours.client())
-        assert "has a certificate that has expired. Renew it there" in text
+        assert re.search(ends_with(AccessCode.UNTRUSTED_CERTIFICATE, address, "expired"), text)
 
 
 # -- rotation ----------------------------------------------------------------------------------------------------------
@@ -149,7 +150,8 @@ def test_the_coordinator_takes_new_files(tmp_path: Path, other: Authority, caplo
         assert "the key is not that of the certificate. The certificate from before stays in use." in caplog.text
         Path(tls.key).write_bytes(Path(renewed.key).read_bytes())
         joins(coordinator.address, "t", other.client())
-        assert "no authority in" in refusal(coordinator.address, token="t", tls=first.client())
+        text = refusal(coordinator.address, token="t", tls=first.client())
+        assert re.search(ends_with(AccessCode.UNTRUSTED_CERTIFICATE, repr(first.file)), text)
         Path(tls.key).unlink()
         joins(coordinator.address, "t", other.client())
         assert "Can't read" not in caplog.text or "stays in use" in caplog.text
@@ -188,15 +190,16 @@ def test_settings(ours: Authority, tmp_path: Path) -> None:
     assert ClientTls.of(resolve(given)) == ClientTls(ours.file, pair.cert, pair.key)
     junk = tmp_path / "junk.pem"
     junk.write_text("nothing")
-    for changes, expected in (
-        ({"HOROVOD_TLS_CA": ""}, "need HOROVOD_TLS_CA"),
-        ({"HOROVOD_TLS_KEY": ""}, "HOROVOD_TLS_CERT and HOROVOD_TLS_KEY belong together"),
-        ({"HOROVOD_TLS_CA": str(tmp_path / "none")}, "No such file or directory"),
-        ({"HOROVOD_TLS_CA": str(junk)}, "holds no certificate in PEM"),
-        ({"HOROVOD_TLS_CERT": str(junk)}, "one of them is not in PEM"),
-        ({"HOROVOD_TLS_KEY": ours.issue("another", "x.test").key}, "the key is not that of the certificate"),
+    other_key = ours.issue("another", "x.test").key
+    for changes, code, facts in (
+        ({"HOROVOD_TLS_CA": ""}, SettingCode.MISSING_SETTING, ["HOROVOD_TLS_CA"]),
+        ({"HOROVOD_TLS_KEY": ""}, SettingCode.MISSING_SETTING, ["HOROVOD_TLS_CERT", "HOROVOD_TLS_KEY"]),
+        ({"HOROVOD_TLS_CA": str(tmp_path / "none")}, UNUSABLE, [tmp_path / "none", "No such file or directory"]),
+        ({"HOROVOD_TLS_CA": str(junk)}, UNUSABLE, ["HOROVOD_TLS_CA", junk]),
+        ({"HOROVOD_TLS_CERT": str(junk)}, UNUSABLE, [junk, pair.key]),
+        ({"HOROVOD_TLS_KEY": other_key}, UNUSABLE, [pair.cert, other_key]),
     ):
-        with pytest.raises(StartError, match=expected):
+        with pytest.raises(StartError, match=ends_with(code, *facts)):
             checked(resolve({**given, **changes}))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -16,9 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from error_codes import ends_with
 from runtime_harness import Program, close_all, form_threads
 
 from horovod.base import tokens
+from horovod.base.errors import AccessCode, SettingCode, code_of
 from horovod.base.settings import resolve
 from horovod.base.tokens import read_token
 from horovod.coordinator import token as kept
@@ -30,6 +33,8 @@ from horovod.worker.runtime import port_owner
 from horovod.worker.runtime import token as found
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.port_owner import owners
+
+UNUSABLE = AccessCode.UNUSABLE_TOKEN
 
 
 @pytest.fixture(autouse=True)
@@ -61,31 +66,32 @@ def reading(path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "expected"),
     [
         ("secret\n", "secret"),
         ("  spaced \r\n\n", "spaced"),
         ("x" * 4096, "x" * 4096),
-        ("", "but it is empty."),
-        ("\n", "but it is empty."),
-        ("two words", "must hold one line of ASCII text without spaces"),
-        ("two\nlines", "must hold one line of ASCII text without spaces"),
-        ("caf\u00e9", "must hold one line of ASCII text without spaces"),
-        ("x" * 4097, "4096 characters at most"),
-        ("x" * 100_000, "4096 characters at most"),
+        ("", UNUSABLE),
+        ("\n", UNUSABLE),
+        ("two words", UNUSABLE),
+        ("two\nlines", UNUSABLE),
+        ("caf\u00e9", UNUSABLE),
+        ("x" * 4097, UNUSABLE),
+        ("x" * 100_000, UNUSABLE),
     ],
 )
-def test_what_is_in_a_token_file(content: str, words: str, tmp_path: Path) -> None:
+def test_what_is_in_a_token_file(content: str, expected: str | AccessCode, tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(content, encoding="utf-8")
     path.chmod(0o600)
-    assert words in reading(path)
+    said = reading(path)
+    assert (code_of(said) or said) == expected
 
 
 def test_a_directory_and_a_missing_file(tmp_path: Path) -> None:
-    for path, words in ((tmp_path, "it is a directory"), (tmp_path / "none", "No such file or directory")):
-        assert reading(path) == f"Can't read the token file {str(path)!r}: {words}."
-        with pytest.raises(StartError, match=r"\(HOROVOD_TOKEN_FILE\): " + words):
+    for path in (tmp_path, tmp_path / "none"):
+        assert re.search(ends_with(UNUSABLE, path), reading(path))
+        with pytest.raises(StartError, match=ends_with(UNUSABLE, path, "(HOROVOD_TOKEN_FILE)")):
             found.given_token(resolve({"HOROVOD_TOKEN_FILE": str(path)}))
 
 
@@ -121,7 +127,7 @@ def test_members_find_the_token_and_strangers_do_not_get_in(folder: Path) -> Non
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert file.read_text().strip() == coordinator.token
         close_all(form_threads(coordinator.address, 2))
-        with pytest.raises(StartError, match="refused the token of this process"):
+        with pytest.raises(StartError, match=ends_with(AccessCode.WRONG_TOKEN, coordinator.address)):
             form_threads(coordinator.address, 1, token="guessed")
     assert list(folder.iterdir()) == []
 
@@ -145,9 +151,8 @@ def test_a_given_token_is_in_no_file(folder: Path) -> None:
     with EmbeddedCoordinator(token="given") as coordinator:
         assert coordinator.token == "given"
         assert not folder.exists()
-        with pytest.raises(StartError) as error:
+        with pytest.raises(StartError, match=ends_with(AccessCode.WRONG_TOKEN, "HOROVOD_TOKEN_FILE")):
             form_threads(coordinator.address, 1)
-        assert "HOROVOD_TOKEN_FILE" in str(error.value)
 
 
 @pytest.mark.parametrize("token", ["", "two words", "caf\u00e9", "x" * 4097])
@@ -266,9 +271,8 @@ def test_a_file_that_others_may_have_made_is_not_used(spoil: Callable[[Path], No
     with EmbeddedCoordinator() as coordinator:
         (file,) = folder.iterdir()
         spoil(file)
-        with pytest.raises(StartError, match="expected a plain file that its owner alone can read and write") as error:
+        with pytest.raises(StartError, match=ends_with(AccessCode.NOT_PRIVATE, file)):
             metadata(coordinator.address)
-        assert str(file) in str(error.value)
 
 
 def test_a_link_in_place_of_the_file_is_replaced_and_not_followed(folder: Path, tmp_path: Path) -> None:
@@ -305,7 +309,7 @@ def test_an_answer_from_where_nobody_is_seen_to_listen_is_not_believed(monkeypat
     """As where the kernel forwards a port to another host."""
     with EmbeddedCoordinator(insecure=True) as coordinator:
         monkeypatch.setattr(found, "owners", lambda addresses, port: set())
-        with pytest.raises(StartError, match="It can't be told whose coordinator answers"):
+        with pytest.raises(StartError, match=ends_with(AccessCode.UNKNOWN_OWNER, coordinator.address)):
             form_threads(coordinator.address, 1)
 
 
@@ -343,7 +347,7 @@ def test_the_token_may_stand_in_a_file(tmp_path: Path) -> None:
             assert program.finish() == "1"
     assert given() is None
     assert given(HOROVOD_TOKEN="secret", HOROVOD_TOKEN_FILE=str(file)) == "secret"
-    with pytest.raises(StartError, match="hold two different tokens") as error:
+    with pytest.raises(StartError, match=ends_with(SettingCode.CONFLICTING_SETTINGS, file)) as error:
         given(HOROVOD_TOKEN="another", HOROVOD_TOKEN_FILE=str(file))
     assert "secret" not in str(error.value)
     assert "another" not in str(error.value)
@@ -361,7 +365,7 @@ def test_ranks_of_a_launcher_get_its_token_and_no_file() -> None:
 @pytest.mark.parametrize("token", ["two words", "caf\u00e9", "tab\there", "line\nbreak", "x" * 4097])
 def test_a_malformed_token_is_named_and_not_shown(token: str) -> None:
     for make in (lambda: resolve({"HOROVOD_TOKEN": token}), lambda: resolve({}, {"token": token})):
-        with pytest.raises(ValueError, match=r"(?i)token is not usable: expected one line of ASCII text") as error:
+        with pytest.raises(ValueError, match=ends_with(SettingCode.INVALID_SETTING)) as error:
             make()
         assert token not in str(error.value)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from error_codes import ends_with
 
 from horovod.base import settings
+from horovod.base.errors import SettingCode
 from horovod.base.setting import split_address
 from horovod.base.settings import SETTINGS, Settings, resolve
 from horovod.coordinator.core.world import checks
@@ -56,18 +58,17 @@ def test_an_empty_variable_counts_as_unset():
     ],
 )
 def test_a_bad_value_is_named_with_what_is_expected(variable, value, expected):
-    with pytest.raises(ValueError, match=variable) as caught:
+    with pytest.raises(
+        ValueError, match=ends_with(SettingCode.INVALID_SETTING, f"{variable}={value.strip()!r}", expected)
+    ):
         resolve({variable: value})
-    assert repr(value.strip()) in str(caught.value)
-    assert expected in str(caught.value)
-    assert str(caught.value).endswith(".")
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("size", 2.5), ("size", True), ("job", 3), ("job", ""), ("network_interfaces", [])]
 )
 def test_a_bad_argument_is_named(name, value):
-    with pytest.raises(ValueError, match=f"^{name}="):
+    with pytest.raises(ValueError, match=ends_with(SettingCode.INVALID_SETTING, f"{name}={value!r}")):
         resolve({}, {name: value})
 
 
@@ -77,12 +78,12 @@ def test_members_and_coordinator_agree_on_the_largest_world():
 
 
 def test_an_unknown_argument_is_refused():
-    with pytest.raises(ValueError, match="no setting named sise"):
+    with pytest.raises(ValueError, match=ends_with(SettingCode.UNKNOWN_SETTING, "sise")):
         resolve({}, {"sise": 2})
 
 
 def test_a_token_is_never_printed():
-    with pytest.raises(ValueError, match=r"^token is not usable") as caught:
+    with pytest.raises(ValueError, match=ends_with(SettingCode.INVALID_SETTING, "token")) as caught:
         resolve({}, {"token": 271828})
     assert "271828" not in str(caught.value)
 

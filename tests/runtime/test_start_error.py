@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
+from error_codes import ends_with
+
+from horovod.base.errors import SettingCode
 
 FAILING = "import horovod.common.basics as hvd; hvd.init()"
 
@@ -21,8 +25,9 @@ def run(code: str, **extra: str) -> subprocess.CompletedProcess[str]:
 def test_one_sentence_and_no_traceback() -> None:
     ended = run(FAILING, HOROVOD_SIZE="2")
     assert ended.returncode == 1
-    assert ended.stderr.startswith("horovod: Horovod initialization failed. HOROVOD_SIZE=2, but no coordinator")
-    assert "Traceback" not in ended.stderr
+    assert ended.stderr.startswith("horovod: Horovod initialization failed. ")
+    assert re.search(ends_with(SettingCode.MISSING_SETTING, "HOROVOD_SIZE=2"), ended.stderr)
+    assert ended.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("level", ["debug", "trace"])

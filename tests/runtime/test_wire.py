@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from error_codes import ends_with
 from runtime_harness import allreduce_all, close_all, form_threads, world
 from test_handshake import sides
 
 from horovod._core import DType, OpSpec, OpType
+from horovod.base.errors import WorldCode
 from horovod.base.settings import WIRE_MODES, resolve
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.worker.runtime.epoch import begin
@@ -101,7 +104,8 @@ def test_ranks_must_agree_on_it(coordinator: EmbeddedCoordinator) -> None:
     with ThreadPoolExecutor(2) as pool:
         ends = [pool.submit(start, mode) for mode in ("encrypted", "plain")]
         errors = [end.exception(60) for end in ends]
-    assert any(isinstance(error, StartError) and "wire" in str(error) for error in errors)
+    disagree = ends_with(WorldCode.MEMBERS_DISAGREE, "wire", "'plain'", "'encrypted'")
+    assert any(isinstance(error, StartError) and re.search(disagree, str(error)) for error in errors)
 
 
 def test_nccl_is_not_chosen_by_itself() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from horovod.base.errors import SettingCode, coded
 from horovod.worker.runtime.errors import StartError
 
 
@@ -18,14 +19,20 @@ def background_cpu(entries: Sequence[str], local_rank: int, local_size: int) -> 
         return -1
     if len(entries) not in (1, local_size):
         raise StartError(
-            f"HOROVOD_THREAD_AFFINITY names {len(entries)} processors for {local_size} ranks on this host; give one "
-            "for each local rank, or one for all."
+            coded(
+                SettingCode.INVALID_SETTING,
+                f"HOROVOD_THREAD_AFFINITY names {len(entries)} processors for {local_size} ranks on this host; give "
+                "one for each local rank, or one for all.",
+            )
         )
     entry = entries[local_rank] if len(entries) > 1 else entries[0]
     allowed = os.sched_getaffinity(0)
     if not entry.isdecimal() or int(entry) not in allowed:
         raise StartError(
-            f"HOROVOD_THREAD_AFFINITY asks for processor '{entry}', which this process may not use; it may use "
-            f"{', '.join(map(str, sorted(allowed)))}."
+            coded(
+                SettingCode.INVALID_SETTING,
+                f"HOROVOD_THREAD_AFFINITY asks for processor '{entry}', which this process may not use; it may use "
+                f"{', '.join(map(str, sorted(allowed)))}.",
+            )
         )
     return int(entry)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from horovod.base.errors import AccessCode, ErrorCode, WorldCode, code_of, coded, without_code
 from horovod.base.limits import KEEPALIVE_S, MAX_WORLD_MESSAGE_BYTES, ping_options
 from horovod.base.words import printable
 from horovod.worker.runtime.renewed_channel import RenewedChannel
@@ -103,24 +104,33 @@ def broke_in_write(code: grpc.StatusCode, details: str) -> bool:
 
 def explain(code: grpc.StatusCode, details: str, address: str, with_token: bool) -> str:
     """The sentence for a call that the coordinator ended with a status."""
-    details = details.strip() or "without a reason"
+    said = code_of(details)
+    details = without_code(details).strip() or "without a reason"
     end = "" if details.endswith((".", "!", "?")) else "."
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         which = "the token of this process" if with_token else "this process, which has no token"
-        return (
-            f"The coordinator at {address} refused {which}: {details}{end} Set HOROVOD_TOKEN to the token of its job."
+        return coded(
+            said or AccessCode.WRONG_TOKEN,
+            f"The coordinator at {address} refused {which}: {details}{end} Set HOROVOD_TOKEN to the token of its job.",
         )
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return (
+        return coded(
+            said or WorldCode.NOT_A_COORDINATOR,
             f"The gRPC server at {address} is not a Horovod coordinator ({details}). Check the host and the port in "
-            "HOROVOD_COORDINATOR."
+            "HOROVOD_COORDINATOR.",
         )
     if code is grpc.StatusCode.INTERNAL:
-        return (
+        return coded(
+            said or WorldCode.NOT_A_COORDINATOR,
             f"What the server at {address} answered is not understood ({details}). Check that it is a Horovod "
-            "coordinator of this version."
+            "coordinator of this version.",
         )
-    return f"The coordinator at {address} ended the call: {details}{end}"
+    return coded(said or _ended_with(code), f"The coordinator at {address} ended the call: {details}{end}")
+
+
+def _ended_with(code: grpc.StatusCode) -> ErrorCode:
+    """For a status to which no coordinator gave a code: it may come from gRPC, or from a proxy on the way."""
+    return WorldCode.COORDINATOR_UNREACHABLE if waiting_helps(code) else WorldCode.COORDINATOR_REFUSED
 
 
 def status_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:

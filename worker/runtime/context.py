@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from horovod.base.errors import EngineCode, TrainingCode, coded, without_code
 from horovod.base.settings import SETTINGS, Settings, misspelt, resolve
 from horovod.base.telemetry import otel, tracing
 from horovod.worker.runtime import logs
@@ -28,7 +29,7 @@ from horovod.worker.runtime.newcomers import OnNewcomers
 
 __all__ = ["Context", "MemberLostError", "StartError", "current", "init", "is_initialized", "shutdown"]
 
-NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
+NOT_INITIALIZED = coded(TrainingCode.NOT_INITIALIZED, "Horovod has not been initialized; use hvd.init().")
 
 log = logging.getLogger(__name__)
 
@@ -90,9 +91,12 @@ def _join(settings: Settings, process_sets: Sequence[Sequence[int]]) -> Context:
     if settings.coordinator is not None:
         if _session_pid not in (None, os.getpid()):
             raise StartError(
-                f"This process (pid {os.getpid()}) is a forked child of process {_session_pid}, which called "
-                "hvd.init(), and such a child cannot join a world. Start processes with the 'spawn' method of "
-                "multiprocessing, or call hvd.init() in the child only."
+                coded(
+                    EngineCode.FORKED_CHILD,
+                    f"This process (pid {os.getpid()}) is a forked child of process {_session_pid}, which called "
+                    "hvd.init(), and such a child cannot join a world. Start processes with the 'spawn' method of "
+                    "multiprocessing, or call hvd.init() in the child only.",
+                )
             )
         _session_pid = os.getpid()
     _register_hooks()
@@ -138,16 +142,18 @@ def current() -> Context:
     """The context of this process. ValueError when there is none."""
     context = _context
     if context is None:
-        raise ValueError(NOT_INITIALIZED + _because_of_fork())
+        raise ValueError(_why_not_initialized())
     return context
 
 
-def _because_of_fork() -> str:
+def _why_not_initialized() -> str:
     if _parent_pid is None:
-        return ""
-    return (
-        f" This process (pid {os.getpid()}) is a forked child of process {_parent_pid}, which called hvd.init(); "
-        "a world cannot be used from a forked child. Call Horovod in the process that called hvd.init() only."
+        return NOT_INITIALIZED
+    return coded(
+        EngineCode.FORKED_CHILD,
+        f"{without_code(NOT_INITIALIZED)} This process (pid {os.getpid()}) is a forked child of process {_parent_pid}, "
+        "which called hvd.init(); a world cannot be used from a forked child. Call Horovod in the process that called "
+        "hvd.init() only.",
     )
 
 
@@ -190,7 +196,7 @@ def _leave_at_exit() -> None:
     if error is None or hasattr(sys, "ps1"):
         shutdown("its program ended")
     else:
-        text = str(error).strip().split("\n", 1)[0][:200]
+        text = without_code(error).strip().split("\n", 1)[0][:200]
         shutdown(f"its program ended with {type(error).__name__}{': ' + text if text else ''}")
 
 

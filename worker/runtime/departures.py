@@ -6,13 +6,15 @@ import contextlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from horovod.base.errors import OperationCode, WorldCode, code_of, coded
 from horovod.protos.v1 import membership_pb2
 from horovod.worker.runtime.errors import MemberLostError, WorldNeverStoodError
 
 if TYPE_CHECKING:
     from horovod._core import Engine
 
-NOT_CONNECTED = "it could not connect to the other members"  # why a member leaves a world that never stood
+# Why a member leaves a world that never stood. The code comes back with the news that it has left.
+NOT_CONNECTED = coded(WorldCode.NOT_CONNECTED, "it could not connect to the other members")
 
 
 class Departures:
@@ -29,7 +31,7 @@ class Departures:
             known = self._orderly.get(gone.rank)
             if gone.epoch != epoch or known in (False, gone.orderly):  # a loss is worse than a goodbye
                 continue
-            gone.sentence = gone.sentence or f"Rank {gone.rank} is gone, without a reason."
+            gone.sentence = _coded(gone)
             self._orderly[gone.rank] = gone.orderly
             news.append(gone)
         self.all += news
@@ -40,13 +42,22 @@ class Departures:
 
         A member leaves in order only after all others are connected to it, unless it says NOT_CONNECTED.
         """
-        needed = (gone.sentence for gone in self.all if not gone.orderly or NOT_CONNECTED in gone.sentence)
-        return next(needed, "")
+        for gone in self.all:
+            if not gone.orderly or code_of(gone.sentence) is WorldCode.NOT_CONNECTED:
+                return gone.sentence
+        return ""
 
     def error(self, sentence: str) -> MemberLostError:
         """What ends the start with this sentence: where the world never stood, all may join again."""
         never_stood = any(gone.never_stood for gone in self.all)
         return WorldNeverStoodError(sentence) if never_stood else MemberLostError(sentence)
+
+
+def _coded(gone: membership_pb2.MemberGone) -> str:
+    """Why operations fail that need this rank."""
+    sentence = gone.sentence or f"Rank {gone.rank} is gone, without a reason."
+    usual = OperationCode.SHUT_DOWN if gone.orderly else OperationCode.PEER_LOST
+    return coded(code_of(sentence) or usual, sentence)
 
 
 def tell(engine: Engine, gone: membership_pb2.MemberGone) -> None:

@@ -32,6 +32,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from horovod.base.errors import without_code
 from horovod.base.settings import Settings
 from horovod.worker.runtime import logs
 from horovod.worker.runtime.errors import MemberLostError, StartError, WorldNeverStoodError
@@ -88,7 +89,7 @@ def _form(
         try:
             return form(settings, process_sets, deadline, last, on_newcomers)
         except WorldNeverStoodError as error:
-            log.info("%s This process joins again.", error)
+            log.info("%s This process joins again.", without_code(error))
 
 
 def end(context: Context, reason: str = "", returns: bool = False) -> None:

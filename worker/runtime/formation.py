@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from horovod.base.errors import WorldCode, coded
 from horovod.base.settings import Settings
 from horovod.base.telemetry import tracing
 from horovod.worker.runtime.affinity import background_cpu
@@ -207,8 +208,11 @@ def _connect(
     with tracing.span("horovod.connect", rank=world.rank):
         if listeners is None:
             raise StartError(
-                f"{world.why_not_shared_memory()}, so TCP is needed, but {world.label(world.rank)} has no network "
-                "interface to listen on."
+                coded(
+                    WorldCode.NO_INTERFACE,
+                    f"{world.why_not_shared_memory()}, so TCP is needed, but {world.label(world.rank)} has no network "
+                    "interface to listen on.",
+                )
             )
         hosts, placement, options = transport.hosts, world.placement(), engine_options(settings)
         sockets = connect_peers(
@@ -260,9 +264,12 @@ def _await_peers(segment: Segment, peers: int, world: World, member: LocalMember
         member.check()
         if time.monotonic() > deadline:
             raise StartError(
-                f"{peers - attached} of {peers} other ranks did not open the shared memory of "
-                f"{world.label(world.rank)} in time. Give them more with HOROVOD_START_TIMEOUT, or set "
-                "HOROVOD_TRANSPORT=tcp."
+                coded(
+                    WorldCode.UNREACHABLE_PEER,
+                    f"{peers - attached} of {peers} other ranks did not open the shared memory of "
+                    f"{world.label(world.rank)} in time. Give them more with HOROVOD_START_TIMEOUT, or set "
+                    "HOROVOD_TRANSPORT=tcp.",
+                )
             )
 
 

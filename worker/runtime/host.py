@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from horovod.base.errors import WorldCode, coded
 from horovod.worker.runtime.errors import StartError
 
 # Interfaces that lead to containers or virtual machines of this host only; peers elsewhere have the same addresses.
@@ -75,8 +76,11 @@ def choose_interfaces(
             if name not in by_name:
                 state = "is down or has no address" if any(i.name == name for i in available) else "does not exist"
                 raise StartError(
-                    f"HOROVOD_NETWORK_INTERFACES names {name!r}, which {state} on host {socket.gethostname()}; usable "
-                    f"are: {', '.join(by_name) or 'none'}."
+                    coded(
+                        WorldCode.NO_INTERFACE,
+                        f"HOROVOD_NETWORK_INTERFACES names {name!r}, which {state} on host {socket.gethostname()}; "
+                        f"usable are: {', '.join(by_name) or 'none'}.",
+                    )
                 )
         return tuple(by_name[name] for name in dict.fromkeys(wanted))
     loopback = tuple(i for i in usable if i.is_loopback)
@@ -84,8 +88,11 @@ def choose_interfaces(
     chosen = loopback if coordinator_on_loopback and loopback else outside or loopback
     if not chosen:
         raise StartError(
-            f"Host {socket.gethostname()} has no network interface that is up and has an address, so its ranks cannot "
-            "connect over TCP. Bring one up (at least lo), or name one with HOROVOD_NETWORK_INTERFACES."
+            coded(
+                WorldCode.NO_INTERFACE,
+                f"Host {socket.gethostname()} has no network interface that is up and has an address, so its ranks "
+                "cannot connect over TCP. Bring one up (at least lo), or name one with HOROVOD_NETWORK_INTERFACES.",
+            )
         )
     return chosen
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from horovod.base.errors import WorldCode, code_of, coded, without_code
 from horovod.base.proofs import attach_proof
 from horovod.base.words import plural, printable
 from horovod.protos.v1 import membership_pb2
@@ -216,11 +217,12 @@ class LocalMember:
                 self.final = self.world is None and not waiting_helps(code)
             self.ended = True
             if self.world is not None and not self.closing:
-                log.info("The membership stream to the coordinator at %s ended: %s", self.streams.address, self.reason)
+                why = without_code(self.reason)
+                log.info("The membership stream to the coordinator at %s ended: %s", self.streams.address, why)
                 if self.final:
                     self.lost = self.reason
                     if not self._removed:
-                        log.warning("%s Operations that every rank knows go on.", self.reason)
+                        log.warning("%s Operations that every rank knows go on.", why)
             self.changed.notify_all()
 
     def attach_request(self) -> membership_pb2.Attach:
@@ -273,12 +275,18 @@ class LocalMember:
             self.attached = True
             self.stream.send(received=membership_pb2.WorldReceived(epoch=world.epoch))
         elif world.epoch != self.world.epoch:
-            return f"The coordinator at {self.streams.address} started epoch {world.epoch} without this process."
+            return coded(
+                WorldCode.DECLARED_LOST,
+                f"The coordinator at {self.streams.address} started epoch {world.epoch} without this process.",
+            )
         return ""
 
     def _refuse(self, refused: membership_pb2.Refused) -> str:
         sentence = refused.sentence or "no reason was given."
-        sentence = f"The coordinator at {self.streams.address} refused this process: {sentence}"
+        sentence = coded(
+            code_of(sentence) or WorldCode.COORDINATOR_REFUSED,
+            f"The coordinator at {self.streams.address} refused this process: {sentence}",
+        )
         if refused.reason != membership_pb2.REFUSAL_REASON_UNKNOWN_WORLD:
             return sentence
         self._fail(sentence)  # the coordinator was restarted: what the ranks agreed goes on without it

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from horovod.base.errors import EngineCode, WorldCode, coded
 from horovod.base.words import is_out_of_descriptors, reason_of
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.handshake import Connecting, Greeting, Handshake, Listening, StrangerError
@@ -52,14 +53,16 @@ class Listeners:
                 except OSError as error:  # for example IPv6 switched off; one address that works is enough
                     if is_out_of_descriptors(error):
                         self.close()
-                        raise StartError(
-                            f"Host {socket.gethostname()} cannot listen for its peers: {reason_of(error)}."
-                        ) from error
+                        sentence = f"Host {socket.gethostname()} cannot listen for its peers: {reason_of(error)}."
+                        raise StartError(coded(EngineCode.TOO_MANY_OPEN_FILES, sentence)) from error
                     problems.append(f"{address} ({interface.name}): {error.strerror or error}")
         if not self.sockets:
             raise StartError(
-                f"Host {socket.gethostname()} cannot listen for its peers on any address: {'; '.join(problems)}. "
-                "Choose other interfaces with HOROVOD_NETWORK_INTERFACES."
+                coded(
+                    WorldCode.NO_INTERFACE,
+                    f"Host {socket.gethostname()} cannot listen for its peers on any address: {'; '.join(problems)}. "
+                    "Choose other interfaces with HOROVOD_NETWORK_INTERFACES.",
+                )
             )
 
     def _listen(self, address: str, interface: str, backlog: int) -> None:
@@ -173,14 +176,17 @@ class _Assembly:
         for (rank, _), slot in self._slots.items():
             if rank < self._world.rank and not slot.endpoints:
                 raise StartError(
-                    f"{self._world.label(rank)} offers no address for TCP connections; start all ranks with the same "
-                    "HOROVOD_TRANSPORT."
+                    coded(
+                        WorldCode.MEMBERS_DISAGREE,
+                        f"{self._world.label(rank)} offers no address for TCP connections; start all ranks with the "
+                        "same HOROVOD_TRANSPORT.",
+                    )
                 )
         while any(slot.proven is None for slot in self._slots.values()):
             check()
             now = time.monotonic()
             if now >= deadline:
-                raise StartError(self._why_incomplete())
+                raise StartError(coded(WorldCode.UNREACHABLE_PEER, self._why_incomplete()))
             self._start_attempts(now)
             self._expire(now)
             for key, _ in self._selector.select(self._pause(now, deadline)):
@@ -279,7 +285,8 @@ class _Assembly:
         """Frees a descriptor that a stranger holds; StartError when none does."""
         if not self._inbound:
             me = self._world.label(self._world.rank)
-            raise StartError(f"{me[0].upper()}{me[1:]} cannot {what} its peers: {reason_of(error)}.") from error
+            sentence = f"{me[0].upper()}{me[1:]} cannot {what} its peers: {reason_of(error)}."
+            raise StartError(coded(EngineCode.TOO_MANY_OPEN_FILES, sentence)) from error
         self._drop(next(iter(self._inbound)), "too many open files")
 
     def _admit(self, greeting: Greeting) -> None:

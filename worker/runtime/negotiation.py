@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import grpc
 
+from horovod.base.errors import EngineCode, OperationCode, WorldCode, code_of, coded, coded_like, without_code
 from horovod.base.words import printable, printable_lines
 from horovod.protos.v1 import negotiation_pb2, negotiation_pb2_grpc, types_pb2
 from horovod.worker.runtime.channel import status_of, waiting_helps
@@ -328,12 +329,15 @@ class Negotiator:
                     return
             if broken_since is None or self._decided_at > began or now - began > self._grace_seconds:
                 broken_since = now
-                log.info("The negotiation stream to the coordinator at %s is broken: %s.", link.address, cause)
+                why = without_code(cause)
+                log.info("The negotiation stream to the coordinator at %s is broken: %s.", link.address, why)
+            said = without_code(cause)
             if not waiting_helps(code):
-                self._refuse(f"the coordinator at {link.address} ended the negotiation: {cause}")
+                why = f"the coordinator at {link.address} ended the negotiation: {said}"
+                self._refuse(coded(code_of(cause) or WorldCode.COORDINATOR_REFUSED, why))
                 return
             if self._is_overdue(broken_since):
-                self._give_up(f"the coordinator at {link.address} is unreachable ({cause})")
+                self._give_up(f"the coordinator at {link.address} is unreachable ({said})")
                 return
             with self._changed:
                 seconds = RETRY_SECONDS if now - began < RETRY_SECONDS else FIRST_RETRY_SECONDS
@@ -345,7 +349,9 @@ class Negotiator:
             if (link := self._session.link(RETRY_SECONDS)) is not None:
                 return link
             if self._session.lost:
-                self._refuse(f"this process is no member any more: {self._session.lost}".rstrip("."))
+                lost = self._session.lost
+                why = f"this process is no member any more: {without_code(lost).rstrip('.')}"
+                self._refuse(coded_like(lost, why))
                 return None
             broken_since = broken_since or time.monotonic()
             if self._is_overdue(broken_since):
@@ -377,14 +383,16 @@ class Negotiator:
                     log.info("Decisions for term %d were ignored; this is term %d.", decisions.term, link.term)
         except grpc.RpcError as error:
             code, details = status_of(error)
-            return code, details.strip().rstrip(".") or code.name
+            return code, coded_like(details, without_code(details).strip().rstrip(".") or code.name)
         except Exception as error:
             # The ranks would no longer hold the same decisions.
             log.exception("Applying a decision failed.")
             self._call.cancel()
-            cause = f"a decision of the coordinator at {link.address} cannot be applied: {error}"
-            self._engine.abort(f"The ranks cannot agree any more, because {cause.rstrip('.')}.")
-            return grpc.StatusCode.INTERNAL, cause
+            said = without_code(error).rstrip(".")
+            cause = f"a decision of the coordinator at {link.address} cannot be applied: {said}"
+            sentence = f"The ranks cannot agree any more, because {cause}."
+            self._engine.abort(coded(EngineCode.INTERNAL, sentence))
+            return grpc.StatusCode.INTERNAL, coded(EngineCode.INTERNAL, cause)
         return grpc.StatusCode.UNAVAILABLE, "it ended the negotiation stream"
 
     def _apply(self, decisions: negotiation_pb2.Decisions) -> None:
@@ -433,13 +441,17 @@ class Negotiator:
             names = [name for _, name in self._undecided] or ["hvd.join()" if self._join else "operations"]
         which = f"{names[0]!r}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
         self._engine.abort(
-            f"The ranks cannot agree on {which}, first used now, because {cause}. Start the job again when the "
-            "coordinator runs."
+            coded(
+                code_of(cause) or WorldCode.COORDINATOR_UNREACHABLE,
+                f"The ranks cannot agree on {which}, first used now, because {without_code(cause)}. Start the job "
+                "again when the coordinator runs.",
+            )
         )
 
 
 def _in_words(error: negotiation_pb2.OperationError) -> tuple[int, str, str]:
-    sentence = error.sentence or f"The coordinator refuses {error.name!r} and does not say why."
+    unsaid = f"The coordinator refuses {error.name!r} and does not say why."
+    sentence = error.sentence or coded(OperationCode.MISMATCHED, unsaid)
     return error.process_set, error.name, printable_lines(sentence, MAX_SENTENCE)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from horovod.base.errors import WorldCode, code_of, coded
 from horovod.base.setting import split_address, split_addresses
 from horovod.base.settings import SETTINGS, WIRE_MODES, Settings
 from horovod.worker.runtime.errors import StartError
@@ -36,7 +37,8 @@ def make_segment(settings: Settings) -> Segment | None:
         return Segment(options=engine_options(settings))
     except Exception as error:
         if settings.transport == "shm":
-            raise StartError(f"HOROVOD_TRANSPORT=shm is not possible: {error}") from error
+            code = code_of(error) or WorldCode.NO_SHARED_MEMORY
+            raise StartError(coded(code, f"HOROVOD_TRANSPORT=shm is not possible: {error}")) from error
         log.warning("TCP is used instead of shared memory: %s", error)
         return None
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from horovod.base.errors import SettingCode, WorldCode, code_of, coded, without_code
 from horovod.base.settings import SETTINGS, Settings
 from horovod.base.settings.shared import MAX_SIZE
 from horovod.worker.runtime.errors import StartError
@@ -79,21 +80,31 @@ def _check(settings: Settings) -> None:
     if settings.coordinator is None and ((size or 1) > 1 or (rank or 0) > 0):
         wanted = f"HOROVOD_SIZE={size}" if (size or 1) > 1 else f"HOROVOD_RANK={rank}"
         raise StartError(
-            f"{wanted}, but no coordinator is given. Start the program with horovodrun, or start horovod-coordinator "
-            'and give its address to hvd.init("host:port") or in HOROVOD_COORDINATOR.'
+            coded(
+                SettingCode.MISSING_SETTING,
+                f"{wanted}, but no coordinator is given. Start the program with horovodrun, or start "
+                'horovod-coordinator and give its address to hvd.init("host:port") or in HOROVOD_COORDINATOR.',
+            )
         )
     if settings.coordinator is not None and size is None and settings.min_size is None:
         raise StartError(
-            f"The coordinator {settings.coordinator} is given, but not how many processes form the world. Set "
-            "HOROVOD_SIZE or call hvd.init(..., size=n)."
+            coded(
+                SettingCode.MISSING_SETTING,
+                f"The coordinator {settings.coordinator} is given, but not how many processes form the world. Set "
+                "HOROVOD_SIZE or call hvd.init(..., size=n).",
+            )
         )
     if rank is not None and rank >= (size or 1) and settings.min_size is None:
-        raise StartError(f"HOROVOD_RANK={rank} is not a rank of a world of HOROVOD_SIZE={size or 1} processes.")
+        sentence = f"HOROVOD_RANK={rank} is not a rank of a world of HOROVOD_SIZE={size or 1} processes."
+        raise StartError(coded(SettingCode.CONFLICTING_SETTINGS, sentence))
     if settings.cpu_operations in ("mpi", "ccl"):
         library = {"mpi": "MPI", "ccl": "oneCCL"}[settings.cpu_operations]
         raise StartError(
-            f"HOROVOD_CPU_OPERATIONS={settings.cpu_operations} is not possible: this version of Horovod can't use "
-            f"{library}. Use native (the default, which needs nothing) or gloo."
+            coded(
+                SettingCode.UNSUPPORTED,
+                f"HOROVOD_CPU_OPERATIONS={settings.cpu_operations} is not possible: this version of Horovod can't use "
+                f"{library}. Use native (the default, which needs nothing) or gloo.",
+            )
         )
 
 
@@ -113,13 +124,19 @@ def _with_gloo(settings: Settings) -> Settings:
 
     if obstacle := gloo_obstacle():
         raise StartError(
-            f"HOROVOD_CPU_OPERATIONS=gloo is not possible: {obstacle} Without HOROVOD_CPU_OPERATIONS Horovod uses its "
-            "own algorithms, which need nothing."
+            coded(
+                code_of(obstacle) or SettingCode.UNSUPPORTED,
+                f"HOROVOD_CPU_OPERATIONS=gloo is not possible: {without_code(obstacle)} Without HOROVOD_CPU_OPERATIONS "
+                "Horovod uses its own algorithms, which need nothing.",
+            )
         )
     if settings.transport == "shm":
         raise StartError(
-            "HOROVOD_CPU_OPERATIONS=gloo works over TCP, but HOROVOD_TRANSPORT=shm asks for shared memory. Leave one "
-            "of them out."
+            coded(
+                SettingCode.CONFLICTING_SETTINGS,
+                "HOROVOD_CPU_OPERATIONS=gloo works over TCP, but HOROVOD_TRANSPORT=shm asks for shared memory. Leave "
+                "one of them out.",
+            )
         )
     return dataclasses.replace(settings, transport="tcp")
 
@@ -201,6 +218,7 @@ def choose_transport(settings: Settings, world: World) -> Transport:
     if world.size > 1 and settings.transport != "tcp":
         obstacle = world.why_not_shared_memory()
         if obstacle is not None and settings.transport == "shm":
-            raise StartError(f"HOROVOD_TRANSPORT=shm is not possible: {obstacle}. Use HOROVOD_TRANSPORT=auto or tcp.")
+            sentence = f"HOROVOD_TRANSPORT=shm is not possible: {obstacle}. Use HOROVOD_TRANSPORT=auto or tcp."
+            raise StartError(coded(WorldCode.NO_SHARED_MEMORY, sentence))
         shared = obstacle is None
     return Transport(world.rank, world.size, shared, [] if shared else choose_hierarchy(settings, world))

@@ -11,6 +11,7 @@ import socket
 import ssl
 from dataclasses import dataclass
 
+from horovod.base.errors import AccessCode, ErrorCode, WorldCode
 from horovod.base.words import reason_of
 from horovod.worker.runtime.tls import ClientTls, explained, not_welcome, speaks_tls
 
@@ -27,6 +28,7 @@ class Finding:
 
     words: str
     remedy: str = _CHECK_ADDRESS
+    code: ErrorCode = WorldCode.COORDINATOR_UNREACHABLE
     hopeless: bool = False  # it will not become a coordinator by waiting
     speaks_grpc: bool = False
 
@@ -35,6 +37,7 @@ _SILENT = Finding("closes connections without an answer")
 _SPEAKS_TLS = Finding(
     "speaks TLS, which this process was not told to use",
     "Set HOROVOD_TLS_CA to the file of the certificate authority by which that coordinator is known.",
+    AccessCode.TLS_ON_ONE_SIDE,
     hopeless=True,
 )
 
@@ -88,4 +91,5 @@ def judge(answer: bytes) -> Finding:
         return _SILENT
     if answer[:1] in (b"\x15", b"\x16") and answer[1:2] == b"\x03":
         return _SPEAKS_TLS
-    return Finding(f"is not a Horovod coordinator: it answered {answer!r}", hopeless=True)
+    words = f"is not a Horovod coordinator: it answered {answer!r}"
+    return Finding(words, code=WorldCode.NOT_A_COORDINATOR, hopeless=True)

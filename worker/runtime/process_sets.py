@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from horovod.base.errors import EngineCode, WorldCode, code_of, coded
 from horovod.base.settings import Settings
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.offers import choose_hierarchy, engine_options, make_listeners
@@ -92,7 +93,7 @@ class ProcessSets:
                 raise ValueError(problem)
             self._raise_trouble(said)
             if any(len(answer["offers"]) != len(sets) for answer in said):
-                raise StartError(f"A rank offers another number of process sets than it adds. {_SAME_VERSION}")
+                raise _other_version("A rank offers another number of process sets than it adds.")
             numbers = list(range(self._next_number, self._next_number + len(sets)))
             self._next_number += len(sets)
             done = False
@@ -130,8 +131,11 @@ class ProcessSets:
             busy = [f"rank {rank} has {answer['pending']}" for rank, answer in enumerate(said) if answer["pending"]]
             if busy:
                 raise ValueError(
-                    f"The process set of ranks {entry.ranks} cannot be removed while operations run in it: "
-                    f"{_joined(busy)}. Synchronize their handles on all ranks first."
+                    coded(
+                        WorldCode.PROCESS_SET_IN_USE,
+                        f"The process set of ranks {entry.ranks} cannot be removed while operations run in it: "
+                        f"{_joined(busy)}. Synchronize their handles on all ranks first.",
+                    )
                 )
             del self._by_id[set_id]
             self._forget(entry.number)
@@ -156,14 +160,17 @@ class ProcessSets:
             who.setdefault(what, []).append(rank)
         if len(who) > 1:
             told = "; ".join(f"{_ranks(ranks)} {what}" for what, ranks in who.items())
-            raise ValueError(f"The ranks do not agree on their process sets: {told}. {_ADVICE}")
+            sentence = f"The ranks do not agree on their process sets: {told}. {_ADVICE}"
+            raise ValueError(coded(WorldCode.PROCESS_SETS_DISAGREE, sentence))
 
     def _raise_trouble(self, said: list[dict[str, Any]]) -> None:
         for rank, answer in enumerate(said):
-            if answer["trouble"]:
+            if trouble := answer["trouble"]:
                 raise StartError(
-                    f"A process set cannot be formed, because it failed on {self._world.label(rank)}: "
-                    f"{answer['trouble']}"
+                    coded(
+                        code_of(trouble) or EngineCode.INTERNAL,
+                        f"A process set cannot be formed, because it failed on {self._world.label(rank)}: {trouble}",
+                    )
                 )
 
     # -- connect -------------------------------------------------------------------------------------------------------
@@ -257,17 +264,23 @@ def problem_of(sets: Sequence[Sequence[int]], size: int, known: Sequence[Sequenc
     seen = [list(ranks) for ranks in known]
     for ranks in map(list, sets):
         if not ranks:
-            return "A process set needs at least one rank, but it was given none."
+            return coded(WorldCode.INVALID_PROCESS_SET, "A process set needs at least one rank, but it was given none.")
         if len(set(ranks)) != len(ranks):
-            return f"A process set has each rank once, but it was given the ranks {ranks}."
+            return coded(
+                WorldCode.INVALID_PROCESS_SET, f"A process set has each rank once, but it was given the ranks {ranks}."
+            )
         if min(ranks) < 0 or max(ranks) >= size:
-            return (
+            return coded(
+                WorldCode.INVALID_PROCESS_SET,
                 f"A process set was given the ranks {ranks}, but the ranks of this world are 0 to {size - 1}. "
-                "Choose among those, or start more processes."
+                "Choose among those, or start more processes.",
             )
         if ranks in seen:
             which = "the global process set has" if len(ranks) == size else "another process set has"
-            return f"Attempted to add a duplicate process set: {which} the same ranks {ranks} already."
+            return coded(
+                WorldCode.DUPLICATE_PROCESS_SET,
+                f"Attempted to add a duplicate process set: {which} the same ranks {ranks} already.",
+            )
         seen.append(ranks)
     return ""
 
@@ -287,13 +300,15 @@ def read_answers(everything: memoryview, size: int, expected: Collection[str]) -
                 with contextlib.suppress(ValueError, RecursionError):
                     said = json.loads(bytes(text))
         if not isinstance(said, dict) or not _is_answer(said, expected):
-            raise StartError(
-                f"What rank {len(answers)} or one before it says about process sets makes no sense. {_SAME_VERSION}"
-            )
+            raise _other_version(f"What rank {len(answers)} or one before it says about process sets makes no sense.")
         answers.append(said)
     if len(answers) != size:
-        raise StartError(f"{len(answers)} of {size} ranks spoke about process sets. {_SAME_VERSION}")
+        raise _other_version(f"{len(answers)} of {size} ranks spoke about process sets.")
     return answers
+
+
+def _other_version(sentence: str) -> StartError:
+    return StartError(coded(WorldCode.OTHER_VERSION, f"{sentence} {_SAME_VERSION}"))
 
 
 def _is_answer(said: dict[str, Any], expected: Collection[str]) -> bool:

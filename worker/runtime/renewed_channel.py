@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 
+from horovod.base.errors import without_code
 from horovod.worker.runtime.errors import StartError
 
 UNARY_SECONDS = (
@@ -113,7 +114,7 @@ class RenewedChannel(grpc.Channel):
         try:
             channel = self._make()
         except StartError as error:  # a pair of files that is half written; it is looked at again when it changes
-            log.warning("%s The certificate from before stays in use.", error)
+            log.warning("%s The certificate from before stays in use.", without_code(error))
         else:
             self._latest.replaced_at = time.monotonic()
             self._older.append(self._latest)

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from horovod.base.errors import WorldCode, coded, coded_like, without_code
 from horovod.base.telemetry import tracing
 from horovod.protos.v1 import membership_pb2
 from horovod.worker.runtime.channel import resolve
@@ -97,19 +98,19 @@ class Session:
             if final and not self.member.heard:
                 refusals[self.address] = reason
                 final = all(address in refusals for address in self.coordinators.addresses)
-                reason = " ".join(dict.fromkeys(refusals.values())) if final else reason
+                reason = _together(refusals, reason) if final else reason
             if final:
                 raise StartError(reason)
             reasons[self.address] = reason
             waits = self.coordinators.turn()
             left = deadline - time.monotonic()
             if left <= (delay if waits else 0.0):
-                told = " ".join(dict.fromkeys(reasons.values()))
-                raise StartError(f"{told} Gave up after {time.monotonic() - started:.0f} s.")
+                told = without_code(_together(reasons, reason))
+                raise StartError(coded_like(reason, f"{told} Gave up after {time.monotonic() - started:.0f} s."))
             if not waits:
                 continue
             if not warned:
-                log.warning("%s Trying for another %.0f s.", reason, left)
+                log.warning("%s Trying for another %.0f s.", without_code(reason), left)
                 warned = True
             time.sleep(delay)
             delay = min(2 * delay, LAST_RETRY_SECONDS)
@@ -148,10 +149,11 @@ class Session:
     def _too_late(self, request: membership_pb2.JoinRequest, seconds: float) -> str:
         sentence, at = self._progress or ("", self.address)
         state = sentence.strip().rstrip(".") or "it did not say what it waits for"
-        return (
+        return coded(
+            WorldCode.INCOMPLETE_WORLD,
             f"The world of job {request.job!r} was not complete after {seconds:.0f} s; the coordinator at "
             f"{at} says: {state}. Start the missing processes with the same job, size and coordinator, or "
-            "give them more time with HOROVOD_START_TIMEOUT."
+            "give them more time with HOROVOD_START_TIMEOUT.",
         )
 
     def close(self, reason: str = "", returns: bool = False) -> None:
@@ -166,10 +168,16 @@ class Session:
         self.streams.grpc_threads.join(LEAVE_SECONDS)
 
 
+def _together(reasons: Mapping[str, str], latest: str) -> str:
+    """Those of all coordinators, each once, with the code of the latest one."""
+    return coded_like(latest, " ".join(dict.fromkeys(map(without_code, reasons.values()))))
+
+
 def _probe(connection: Connection, deadline: float, reason: str, ended: bool) -> _NoWorld | None:
     """What is at the address of a coordinator that has said nothing; None where that explains nothing."""
     seconds = min(PROBE_SECONDS, max(0.2, deadline - time.monotonic()))
     finding = probe(connection.host, connection.port, seconds, connection.tls)
     if ended or not finding.speaks_grpc:
-        return _NoWorld(f"The coordinator at {connection.address} {finding.words}. {finding.remedy}", finding.hopeless)
+        sentence = f"The coordinator at {connection.address} {finding.words}. {finding.remedy}"
+        return _NoWorld(coded(finding.code, sentence), finding.hopeless)
     return _NoWorld(reason, is_final=True) if finding.hopeless else None

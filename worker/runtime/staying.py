@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from horovod.base.errors import without_code
 from horovod.worker.runtime.channel import resolve
 from horovod.worker.runtime.errors import StartError
 
@@ -64,7 +65,7 @@ def stay(member: LocalMember) -> None:
                 "The coordinator at %s can't be reached: %s Operations that every rank knows go on; this process "
                 "keeps trying to come back.",
                 member.streams.address,
-                member.reason,
+                without_code(member.reason),
             )
 
 

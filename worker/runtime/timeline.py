@@ -11,6 +11,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Final
 
+from horovod.base.errors import EngineCode, SettingCode, code_of, coded, without_code
 from horovod.base.settings import Settings
 from horovod.worker.runtime.errors import StartError
 
@@ -38,17 +39,23 @@ class Timeline:
         try:
             self.start(path, self._settings.timeline_mark_cycles)
         except ValueError as error:
-            raise StartError(f"HOROVOD_TIMELINE={path} is not possible on rank 0: {error}") from error
+            code = code_of(error) or EngineCode.TIMELINE
+            raise StartError(coded(code, f"HOROVOD_TIMELINE={path} is not possible on rank 0: {error}")) from error
 
     def start(self, path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
         """Begins a file on rank 0, after completing the one that is written. ValueError when it can't be written."""
         if self._settings.timeline is None:
             raise ValueError(
-                "hvd.start_timeline() needs HOROVOD_TIMELINE to be set before hvd.init(): to a path, or to DYNAMIC."
+                coded(
+                    SettingCode.MISSING_SETTING,
+                    "hvd.start_timeline() needs HOROVOD_TIMELINE to be set before hvd.init(): to a path, or to "
+                    "DYNAMIC.",
+                )
             )
         name = os.fspath(path)
         if not isinstance(name, str) or not name or "\0" in name:
-            raise ValueError(f"The timeline file {path!r} can't be written: expected the path of a file.")
+            sentence = f"The timeline file {path!r} can't be written: expected the path of a file."
+            raise ValueError(coded(EngineCode.TIMELINE, sentence))
         if self._writes:
             self._engine.start_timeline(name, mark_cycles, time.time_ns() // 1000)
 
@@ -56,7 +63,7 @@ class Timeline:
         """Completes the file; returns False when there is none."""
         running, problem = self._engine.stop_timeline()
         if problem:
-            log.warning("The timeline is not complete. %s", problem)
+            log.warning("The timeline is not complete. %s", without_code(problem))
         return running
 
     def stop_as_asked(self) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from horovod.base.errors import AccessCode, ErrorCode, SettingCode, coded
 from horovod.base.settings import Settings
 from horovod.base.tls import (
     EXPIRED,
@@ -45,12 +46,16 @@ class ClientTls:
         if settings.tls_ca is None:
             if settings.tls_cert or settings.tls_key or settings.tls_server_name:
                 raise StartError(
-                    "HOROVOD_TLS_CERT, HOROVOD_TLS_KEY and HOROVOD_TLS_SERVER_NAME need HOROVOD_TLS_CA, the file of "
-                    "the certificate authority by which the coordinator is known; without it there is no TLS."
+                    coded(
+                        SettingCode.MISSING_SETTING,
+                        "HOROVOD_TLS_CERT, HOROVOD_TLS_KEY and HOROVOD_TLS_SERVER_NAME need HOROVOD_TLS_CA, the file "
+                        "of the certificate authority by which the coordinator is known; without it there is no TLS.",
+                    )
                 )
             return None
         if (settings.tls_cert is None) != (settings.tls_key is None):
-            raise StartError("HOROVOD_TLS_CERT and HOROVOD_TLS_KEY belong together; only one of them is given.")
+            sentence = "HOROVOD_TLS_CERT and HOROVOD_TLS_KEY belong together; only one of them is given."
+            raise StartError(coded(SettingCode.MISSING_SETTING, sentence))
         return cls(settings.tls_ca, settings.tls_cert, settings.tls_key, settings.tls_server_name)
 
     def checked_credentials(self) -> grpc.ChannelCredentials:
@@ -68,7 +73,8 @@ class ClientTls:
         try:
             context.load_verify_locations(self.ca)
         except ssl.SSLError as error:
-            raise StartError(f"HOROVOD_TLS_CA={self.ca!r} holds no certificate in PEM.") from error
+            sentence = f"HOROVOD_TLS_CA={self.ca!r} holds no certificate in PEM."
+            raise StartError(coded(AccessCode.UNUSABLE_CERTIFICATE, sentence)) from error
         if self.cert and self.key:
             _read(self.cert, "HOROVOD_TLS_CERT")
             _read(self.key, "HOROVOD_TLS_KEY")
@@ -76,8 +82,11 @@ class ClientTls:
                 context.load_cert_chain(self.cert, self.key, password=no_password)
             except (ssl.SSLError, ValueError) as error:
                 raise StartError(
-                    f"HOROVOD_TLS_CERT={self.cert!r} and HOROVOD_TLS_KEY={self.key!r} can't be used together: "
-                    f"{_reason(error)}."
+                    coded(
+                        AccessCode.UNUSABLE_CERTIFICATE,
+                        f"HOROVOD_TLS_CERT={self.cert!r} and HOROVOD_TLS_KEY={self.key!r} can't be used together: "
+                        f"{_reason(error)}.",
+                    )
                 ) from error
         return context
 
@@ -89,8 +98,8 @@ class ClientTls:
             return ()
 
 
-def explained(error: ssl.SSLError, tls: ClientTls, name: str) -> tuple[str, str]:
-    """What is wrong, to end "The coordinator at host:port ...", and what to do about it, as a sentence."""
+def explained(error: ssl.SSLError, tls: ClientTls, name: str) -> tuple[str, str, ErrorCode]:
+    """What is wrong, to end "The coordinator at host:port ..."; what to do about it, as a sentence; and its code."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _about_their_certificate(error, tls, name)
     reason = (error.reason or "").upper()
@@ -98,11 +107,13 @@ def explained(error: ssl.SSLError, tls: ClientTls, name: str) -> tuple[str, str]
         return (
             "does not speak TLS",
             "Start it with --tls-cert and --tls-key, or leave HOROVOD_TLS_CA out of the settings of this process.",
+            AccessCode.TLS_ON_ONE_SIDE,
         )
-    return f"ended the TLS handshake: {_reason(error)}", "Check HOROVOD_TLS_CA, HOROVOD_TLS_CERT and HOROVOD_TLS_KEY."
+    todo = "Check HOROVOD_TLS_CA, HOROVOD_TLS_CERT and HOROVOD_TLS_KEY."
+    return f"ended the TLS handshake: {_reason(error)}", todo, AccessCode.TLS_HANDSHAKE
 
 
-def not_welcome(tls: ClientTls) -> tuple[str, str]:
+def not_welcome(tls: ClientTls) -> tuple[str, str, ErrorCode]:
     """As `explained`, for a server that completes a handshake and then ends the connection.
 
     In TLS 1.3 a client has finished before the server looks at its certificate, and gRPC does not say what it found.
@@ -111,12 +122,18 @@ def not_welcome(tls: ClientTls) -> tuple[str, str]:
         return (
             "ended the connection after the TLS handshake, as one that asks for a certificate; this process has none",
             "Set HOROVOD_TLS_CERT and HOROVOD_TLS_KEY to one that the authority of its --tls-client-ca has signed.",
+            AccessCode.REFUSED_CERTIFICATE,
         )
     if why := _why_useless(tls.cert, tls.key):
-        return f"does not take the certificate of this process, since it {why}", f"See HOROVOD_TLS_CERT={tls.cert!r}."
+        return (
+            f"does not take the certificate of this process, since it {why}",
+            f"See HOROVOD_TLS_CERT={tls.cert!r}.",
+            AccessCode.REFUSED_CERTIFICATE,
+        )
     return (
         f"does not take the certificate {tls.cert!r} of this process",
         "Set HOROVOD_TLS_CERT to one that the authority of its --tls-client-ca has signed, for clients.",
+        AccessCode.REFUSED_CERTIFICATE,
     )
 
 
@@ -132,7 +149,13 @@ def speaks_tls(plain: socket.socket) -> bool:
         return False
 
 
-def _about_their_certificate(error: ssl.SSLCertVerificationError, tls: ClientTls, name: str) -> tuple[str, str]:
+def _about_their_certificate(
+    error: ssl.SSLCertVerificationError, tls: ClientTls, name: str
+) -> tuple[str, str, ErrorCode]:
+    return *_in_words(error, tls, name), AccessCode.UNTRUSTED_CERTIFICATE
+
+
+def _in_words(error: ssl.SSLCertVerificationError, tls: ClientTls, name: str) -> tuple[str, str]:
     code = error.verify_code
     if code == EXPIRED:
         return (
@@ -181,7 +204,8 @@ def _read(name: str, variable: str) -> bytes:
         with open(name, "rb") as file:
             return file.read()
     except OSError as error:
-        raise StartError(f"Can't read {variable}={name!r}: {error.strerror}.") from error
+        sentence = f"Can't read {variable}={name!r}: {error.strerror}."
+        raise StartError(coded(AccessCode.UNUSABLE_CERTIFICATE, sentence)) from error
 
 
 def _reason(error: Exception) -> str:

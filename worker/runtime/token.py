@@ -18,6 +18,7 @@ import pwd
 import stat
 from pathlib import Path
 
+from horovod.base.errors import AccessCode, SettingCode, coded
 from horovod.base.setting import split_address
 from horovod.base.settings import Settings
 from horovod.base.tokens import MAX_TOKEN_LENGTH, file_name, folders, is_token, read_token
@@ -36,8 +37,11 @@ def given_token(settings: Settings) -> str | None:
         raise StartError(error.strerror or str(error)) from error
     if settings.token not in (None, token):
         raise StartError(
-            f"HOROVOD_TOKEN and HOROVOD_TOKEN_FILE={settings.token_file!r} hold two different tokens. Leave one of "
-            "them out."
+            coded(
+                SettingCode.CONFLICTING_SETTINGS,
+                f"HOROVOD_TOKEN and HOROVOD_TOKEN_FILE={settings.token_file!r} hold two different tokens. Leave one of "
+                "them out.",
+            )
         )
     return token
 
@@ -66,9 +70,12 @@ class Credential:
         """The world stands. StartError unless the coordinator is still the one that the attempt was meant for."""
         if self._looks and not self._check_owner():
             raise StartError(
-                f"It can't be told whose coordinator answers at {self._address}: no process listens there that is seen "
-                "from here. Where connections are forwarded, give the coordinator's token in HOROVOD_TOKEN or "
-                "HOROVOD_TOKEN_FILE."
+                coded(
+                    AccessCode.UNKNOWN_OWNER,
+                    f"It can't be told whose coordinator answers at {self._address}: no process listens there that is "
+                    "seen from here. Where connections are forwarded, give the coordinator's token in HOROVOD_TOKEN or "
+                    "HOROVOD_TOKEN_FILE.",
+                )
             )
 
     def _check_owner(self) -> bool:
@@ -77,16 +84,22 @@ class Credential:
             found = owners(addresses_of(self._host), self._port)
         except OSError as error:
             raise StartError(
-                f"It can't be told whose process listens at {self._address} ({error}), and a coordinator of another "
-                "user could make this process do as it likes. Give the coordinator's token in HOROVOD_TOKEN or "
-                "HOROVOD_TOKEN_FILE."
+                coded(
+                    AccessCode.UNKNOWN_OWNER,
+                    f"It can't be told whose process listens at {self._address} ({error}), and a coordinator of "
+                    "another user could make this process do as it likes. Give the coordinator's token in "
+                    "HOROVOD_TOKEN or HOROVOD_TOKEN_FILE.",
+                )
             ) from error
         if strangers := sorted(found - {os.geteuid()}):
             raise StartError(
-                f"What listens at {self._address} belongs to {_user(strangers[0])}, but this process to "
-                f"{_user(os.geteuid())}, and a coordinator of another user could make it do as it likes. Choose "
-                "another port for your own coordinator, or, to take part in the job of that one, set HOROVOD_TOKEN or "
-                "HOROVOD_TOKEN_FILE to the token that it was started with."
+                coded(
+                    AccessCode.OTHER_USER,
+                    f"What listens at {self._address} belongs to {_user(strangers[0])}, but this process to "
+                    f"{_user(os.geteuid())}, and a coordinator of another user could make it do as it likes. Choose "
+                    "another port for your own coordinator, or, to take part in the job of that one, set HOROVOD_TOKEN "
+                    "or HOROVOD_TOKEN_FILE to the token that it was started with.",
+                )
             )
         return bool(found)
 
@@ -132,6 +145,9 @@ def _private_token(path: Path) -> str | None:
 
 def _not_private(path: Path) -> StartError:
     return StartError(
-        f"The coordinator's token in {str(path)!r} is not usable: expected a plain file that its owner alone can read "
-        "and write (mode 0600). Remove it and start the coordinator again."
+        coded(
+            AccessCode.NOT_PRIVATE,
+            f"The coordinator's token in {str(path)!r} is not usable: expected a plain file that its owner alone can "
+            "read and write (mode 0600). Remove it and start the coordinator again.",
+        )
     )

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from horovod.base.errors import EngineCode, coded
 from horovod.base.words import printable
 from horovod.worker.runtime.errors import StartError
 
@@ -183,8 +184,11 @@ class _Subset(World):
 
 def _unusable(message: membership_pb2.World, problem: str) -> StartError:
     return StartError(
-        f"The coordinator sent a world (job {message.job!r}, epoch {message.epoch}) that is not usable: "
-        f"{problem}. This is a bug of the coordinator; please report it."
+        coded(
+            EngineCode.INTERNAL,
+            f"The coordinator sent a world (job {message.job!r}, epoch {message.epoch}) that is not usable: "
+            f"{problem}. This is a bug of the coordinator; please report it.",
+        )
     )
 
 

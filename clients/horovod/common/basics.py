@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from horovod import _core
 from horovod._core import ReduceOp
+from horovod.base.errors import SettingCode, WorldCode, coded, without_code
 from horovod.base.settings import Settings, resolve
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet, forget_all, global_process_set, register
@@ -109,7 +110,8 @@ def init(
     ranks: list[int] | None = None
     if isinstance(comm, str):
         if coordinator is not None and coordinator != comm:
-            raise ValueError(f"Two coordinators are given to hvd.init(): {comm!r} and coordinator={coordinator!r}.")
+            sentence = f"Two coordinators are given to hvd.init(): {comm!r} and coordinator={coordinator!r}."
+            raise ValueError(coded(SettingCode.CONFLICTING_SETTINGS, sentence))
         coordinator = comm
     elif comm is not None:
         ranks = _ranks(comm)
@@ -135,8 +137,11 @@ def init(
         everyone = list(range(size_of_world(resolve(explicit=given))))
         if sorted(ranks) != everyone:
             raise ValueError(
-                f"hvd.init(comm={ranks}) asks for a world of some ranks only, which needs MPI, and this build has "
-                f"none. Leave comm out to use all ranks (here {everyone})."
+                coded(
+                    SettingCode.UNSUPPORTED,
+                    f"hvd.init(comm={ranks}) asks for a world of some ranks only, which needs MPI, and this build has "
+                    f"none. Leave comm out to use all ranks (here {everyone}).",
+                )
             )
     _core.set_error_types(HorovodInternalError)
     forget_all()  # of a world that ended without hvd.shutdown()
@@ -156,22 +161,28 @@ def join_again() -> None:
     Raises ValueError: init() was never called, or "Horovod initialization failed. ..." as it does.
     """
     if _last_init is None:
-        raise ValueError("Horovod has not been initialized; use hvd.init().")
+        raise ValueError(_context.NOT_INITIALIZED)
     _leave(returns=True)
     while not is_initialized():
         try:
             init(**_last_init)
         except MemberLostError as error:
-            log.warning("A member was lost before the next world stood; joining again. %s", error)
+            log.warning("A member was lost before the next world stood; joining again. %s", without_code(error))
 
 
 def _ranks(comm: object) -> list[int]:
     if (type(comm).__module__ or "").split(".")[0] == "mpi4py":
         raise ValueError(
-            "hvd.init(comm=...) got an MPI communicator, but this build of Horovod has no MPI. Leave comm out and "
-            "start the program with horovodrun or with a coordinator."
+            coded(
+                SettingCode.UNSUPPORTED,
+                "hvd.init(comm=...) got an MPI communicator, but this build of Horovod has no MPI. Leave comm out and "
+                "start the program with horovodrun or with a coordinator.",
+            )
         )
-    wrong = f"hvd.init(comm={comm!r}) is not usable: expected a list of ranks or the coordinator's address host:port."
+    wrong = coded(
+        SettingCode.INVALID_SETTING,
+        f"hvd.init(comm={comm!r}) is not usable: expected a list of ranks or the coordinator's address host:port.",
+    )
     if not isinstance(comm, Iterable):
         raise ValueError(wrong)
     ranks = list(comm)
@@ -188,7 +199,12 @@ def _process_sets(given: object) -> tuple[list[ProcessSet], bool]:
         return [], True
     if isinstance(given, list) and all(isinstance(one, ProcessSet) for one in given):
         return [one for one in given if one is not global_process_set], False
-    raise ValueError(f"hvd.init(process_sets={given!r}) is not usable: expected a list of hvd.ProcessSet or 'dynamic'.")
+    raise ValueError(
+        coded(
+            WorldCode.INVALID_PROCESS_SET,
+            f"hvd.init(process_sets={given!r}) is not usable: expected a list of hvd.ProcessSet or 'dynamic'.",
+        )
+    )
 
 
 def shutdown() -> None:
@@ -284,7 +300,7 @@ def mpi_threads_supported() -> NoReturn:
     'no MPI'
     """
     current()
-    raise ValueError("Horovod MPI is not enabled: this build has no MPI.")
+    raise ValueError(coded(SettingCode.UNSUPPORTED, "Horovod MPI is not enabled: this build has no MPI."))
 
 
 def mpi_enabled() -> bool:

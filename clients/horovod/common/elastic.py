@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable
 from enum import IntFlag
 from typing import Any, Final
 
+from horovod.base.errors import TrainingCode, coded
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from horovod.worker.runtime.context import current, is_initialized, when_newcomers_wait
 
@@ -197,8 +198,11 @@ class ObjectState(State):
                 copies[name] = copy.deepcopy(value, memo)
             except Exception as error:  # of any class: objects define how they are copied
                 raise ValueError(
-                    f"{type(self).__name__} can't save its attribute {name!r}, a {type(value).__name__} "
-                    f"({type(error).__name__}: {error}). Keep what can be copied in it, for example a state_dict."
+                    coded(
+                        TrainingCode.UNCOPYABLE_STATE,
+                        f"{type(self).__name__} can't save its attribute {name!r}, a {type(value).__name__} "
+                        f"({type(error).__name__}: {error}). Keep what can be copied in it, for example a state_dict.",
+                    )
                 ) from error
         return copies
 

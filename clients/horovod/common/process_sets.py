@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
 
+from horovod.base.errors import OperationCode, WorldCode, coded
 from horovod.worker.runtime.context import Context, current
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
@@ -37,7 +38,9 @@ class ProcessSet:
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
         if type(ranks_or_comm).__module__.split(".")[0] == "mpi4py":
             raise NotImplementedError("A process set from an MPI communicator needs MPI, which this build has not.")
-        wrong = f"ProcessSet({ranks_or_comm!r}) is not usable: expected ranks as integers."
+        wrong = coded(
+            WorldCode.INVALID_PROCESS_SET, f"ProcessSet({ranks_or_comm!r}) is not usable: expected ranks as integers."
+        )
         if isinstance(ranks_or_comm, str | bytes) or not isinstance(ranks_or_comm, Iterable):
             raise ValueError(wrong)
         ranks = list(ranks_or_comm)
@@ -59,7 +62,7 @@ class ProcessSet:
             return None
         mine = current().world.rank
         if mine not in self.ranks:
-            raise ValueError("Process is not part of provided process set.")
+            raise ValueError(coded(OperationCode.NOT_A_MEMBER, "Process is not part of provided process set."))
         return self.ranks.index(mine)
 
     def included(self) -> bool | None:
@@ -140,7 +143,12 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         HorovodInternalError: a rank was lost meanwhile.
     """
     if not isinstance(process_set, ProcessSet):
-        raise ValueError(f"hvd.remove_process_set({process_set!r}) is not usable: expected an hvd.ProcessSet.")
+        raise ValueError(
+            coded(
+                WorldCode.INVALID_PROCESS_SET,
+                f"hvd.remove_process_set({process_set!r}) is not usable: expected an hvd.ProcessSet.",
+            )
+        )
     set_id = process_set.process_set_id
     if set_id is None or set_id == 0:
         return False
@@ -183,6 +191,9 @@ def forget_all() -> None:
 def _check_dynamic(context: Context, function: str) -> None:
     if not context.settings.dynamic_process_sets:
         raise ValueError(
-            f"hvd.{function}() needs dynamic process sets, which are off. Set HOROVOD_DYNAMIC_PROCESS_SETS=1 or call "
-            'hvd.init(process_sets="dynamic"), on all ranks.'
+            coded(
+                WorldCode.STATIC_PROCESS_SETS,
+                f"hvd.{function}() needs dynamic process sets, which are off. Set HOROVOD_DYNAMIC_PROCESS_SETS=1 or "
+                'call hvd.init(process_sets="dynamic"), on all ranks.',
+            )
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from horovod.base.errors import SettingCode, coded
 from horovod.base.settings import Settings
 from horovod.rendezvous import jsrun, kubernetes, openmpi, pbs, pmi, slurm, torchrun
 from horovod.rendezvous.task import Task
@@ -44,7 +45,10 @@ def task_of(settings: Settings, environ: Mapping[str, str]) -> Task | None:
     found = next((task for name in names if (task := CLUSTERS[name](environ)) is not None), None)
     if found is None and settings.cluster != "auto":
         raise ValueError(
-            f"HOROVOD_CLUSTER={settings.cluster}, but this process has none of the variables by which such a launcher "
-            "would tell its rank."
+            coded(
+                SettingCode.LAUNCHER_VARIABLES,
+                f"HOROVOD_CLUSTER={settings.cluster}, but this process has none of the variables by which such a "
+                "launcher would tell its rank.",
+            )
         )
     return found if found is not None and found.size > 1 else None

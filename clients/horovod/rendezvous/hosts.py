@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from horovod.base.errors import SettingCode, coded
+
 _ENTRY = re.compile(r"([\w.-]+):([0-9]+)", re.ASCII)
 _LINE = re.compile(r"([\w.-]+)(?:\s+slots\s*=\s*([0-9]+))?", re.ASCII)
 
@@ -30,7 +32,10 @@ def parse_hosts(text: str) -> tuple[HostSlots, ...]:
         match = _ENTRY.fullmatch(entry.strip())
         if match is None:
             raise ValueError(
-                f"{entry.strip()!r} in the host list {text!r} is not usable: expected host:slots, as in h1:2,h2:4."
+                coded(
+                    SettingCode.INVALID_HOSTS,
+                    f"{entry.strip()!r} in the host list {text!r} is not usable: expected host:slots, as in h1:2,h2:4.",
+                )
             )
         found.append(HostSlots(match[1], int(match[2])))
     return _merge(found, f"the host list {text!r}")
@@ -45,7 +50,8 @@ def parse_hostfile(path: str | Path) -> tuple[HostSlots, ...]:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ValueError(f"The host file {str(path)!r} cannot be read: {reason}.") from error
+        sentence = f"The host file {str(path)!r} cannot be read: {reason}."
+        raise ValueError(coded(SettingCode.UNUSABLE_FILE, sentence)) from error
     found = []
     for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()
@@ -54,12 +60,16 @@ def parse_hostfile(path: str | Path) -> tuple[HostSlots, ...]:
         match = _LINE.fullmatch(text)
         if match is None:
             raise ValueError(
-                f"Line {number} of the host file {str(path)!r} is {text!r}, which is not usable: expected "
-                "host slots=count, for example h1 slots=2."
+                coded(
+                    SettingCode.INVALID_HOSTS,
+                    f"Line {number} of the host file {str(path)!r} is {text!r}, which is not usable: expected "
+                    "host slots=count, for example h1 slots=2.",
+                )
             )
         found.append(HostSlots(match[1], int(match[2] or 1)))
     if not found:
-        raise ValueError(f"The host file {str(path)!r} names no host: expected lines such as h1 slots=2.")
+        sentence = f"The host file {str(path)!r} names no host: expected lines such as h1 slots=2."
+        raise ValueError(coded(SettingCode.INVALID_HOSTS, sentence))
     return _merge(found, f"the host file {str(path)!r}")
 
 
@@ -67,10 +77,13 @@ def fill(hosts: Sequence[HostSlots], count: int) -> tuple[str, ...]:
     """The host of each of `count` processes, host by host."""
     available = sum(host.slots for host in hosts)
     if count > available:
+        slots = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
         raise ValueError(
-            f"Requested more processes ({count}) than there are available slots ({available}) on "
-            + ", ".join(f"{host.name}:{host.slots}" for host in hosts)
-            + "; ask for fewer with -np or give the hosts more slots."
+            coded(
+                SettingCode.TOO_FEW_SLOTS,
+                f"Requested more processes ({count}) than there are available slots ({available}) on {slots}; ask for "
+                "fewer with -np or give the hosts more slots.",
+            )
         )
     names = (host.name for host in hosts for _ in range(host.slots))
     return tuple(islice(names, count))
@@ -98,6 +111,7 @@ def _merge(found: Sequence[HostSlots], where: str) -> tuple[HostSlots, ...]:
     slots: dict[str, int] = {}
     for host in found:
         if host.slots < 1:
-            raise ValueError(f"Host {host.name!r} in {where} has 0 slots: expected at least 1, or leave the host out.")
+            sentence = f"Host {host.name!r} in {where} has 0 slots: expected at least 1, or leave the host out."
+            raise ValueError(coded(SettingCode.INVALID_HOSTS, sentence))
         slots[host.name] = slots.get(host.name, 0) + host.slots
     return tuple(HostSlots(name, count) for name, count in slots.items())

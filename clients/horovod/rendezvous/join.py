@@ -29,6 +29,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from horovod.base.errors import SettingCode, WorldCode, code_of, coded, without_code
 from horovod.base.settings import Settings
 from horovod.rendezvous import task_of
 from horovod.rendezvous.meeting import Meeting, Published, folder, publish, read
@@ -103,7 +104,7 @@ def _meet(task: Task, settings: Settings) -> _Met:
         elif task.first_host is not None and (token := given_token(settings)) is not None:
             _met = _meet_between_hosts(task, task.first_host, token, settings)
         else:
-            raise StartError(_what_is_missing(task))
+            raise StartError(coded(SettingCode.MISSING_SETTING, _what_is_missing(task)))
     return _met
 
 
@@ -119,21 +120,30 @@ def _meet_on_this_host(task: Task, settings: Settings) -> _Met:
         except FileExistsError as error:
             coordinator.stop()
             raise StartError(
-                f"{_they(task)}, and another process is rank 0 of them already. A program that a rank starts inherits "
-                "the launcher's variables: set HOROVOD_CLUSTER=none for it."
+                coded(
+                    SettingCode.LAUNCHER_VARIABLES,
+                    f"{_they(task)}, and another process is rank 0 of them already. A program that a rank starts "
+                    "inherits the launcher's variables: set HOROVOD_CLUSTER=none for it.",
+                )
             ) from error
         except OSError as error:
             coordinator.stop()
             raise StartError(
-                f"{_they(task)}, but can't write the file {path}, by which the others find it: {error.strerror}."
+                coded(
+                    SettingCode.UNUSABLE_FILE,
+                    f"{_they(task)}, but can't write the file {path}, by which the others find it: {error.strerror}.",
+                )
             ) from error
         return _Met(os.getpid(), coordinator.address, token, coordinator, published)
     deadline = time.monotonic() + settings.start_timeout_seconds
     while (meeting := read(path)) is None:
         if time.monotonic() > deadline:
             raise StartError(
-                f"{_they(task)}, but rank 0 did not call hvd.init() within {settings.start_timeout_seconds:g} s of "
-                f"rank {task.rank}. See what rank 0 does, or give it more time with HOROVOD_START_TIMEOUT."
+                coded(
+                    WorldCode.INCOMPLETE_WORLD,
+                    f"{_they(task)}, but rank 0 did not call hvd.init() within {settings.start_timeout_seconds:g} s of "
+                    f"rank {task.rank}. See what rank 0 does, or give it more time with HOROVOD_START_TIMEOUT.",
+                )
             )
         time.sleep(_LOOK_S)
     return _Met(os.getpid(), meeting.address, meeting.token)
@@ -148,8 +158,11 @@ def _ancestor(task: Task) -> list[str]:
             if task.ancestor in parent.name():
                 return [str(parent.pid), str(parent.create_time())]
     raise StartError(
-        f"{_they(task)}, but its variables do not name the run, so the processes can't find each other. Start "
-        f"horovod-coordinator and give them HOROVOD_COORDINATOR ({task.variable_option}), or use horovodrun."
+        coded(
+            SettingCode.LAUNCHER_VARIABLES,
+            f"{_they(task)}, but its variables do not name the run, so the processes can't find each other. Start "
+            f"horovod-coordinator and give them HOROVOD_COORDINATOR ({task.variable_option}), or use horovodrun.",
+        )
     )
 
 
@@ -177,9 +190,12 @@ def _tls(task: Task, settings: Settings) -> ServerTls | None:
         return None
     if own.cert is None or own.key is None:
         raise StartError(
-            f"{_they(task)}, and rank 0 opens the coordinator: with HOROVOD_TLS_CA it needs a certificate, too, for "
-            "servers and for its host's name (HOROVOD_TLS_CERT and HOROVOD_TLS_KEY; `horovodrun certs DIR --hosts "
-            "NAMES` makes coordinator.pem for both)."
+            coded(
+                SettingCode.MISSING_SETTING,
+                f"{_they(task)}, and rank 0 opens the coordinator: with HOROVOD_TLS_CA it needs a certificate, too, "
+                "for servers and for its host's name (HOROVOD_TLS_CERT and HOROVOD_TLS_KEY; `horovodrun certs DIR "
+                "--hosts NAMES` makes coordinator.pem for both).",
+            )
         )
     return ServerTls(own.cert, own.key, own.ca)
 
@@ -194,9 +210,12 @@ def _await_listener(task: Task, host: str, port: int, deadline: float) -> None:
             unknown = isinstance(error, socket.gaierror) and not task.name_may_come
             if time.monotonic() > deadline or unknown:
                 raise StartError(
-                    f"{_they(task)}, and rank 0 should open a coordinator at {host}:{port}, which can't be reached "
-                    f"({error.strerror or error}). See what rank 0 does and whether that host lets others connect, or "
-                    "give rank 0 more time with HOROVOD_START_TIMEOUT."
+                    coded(
+                        WorldCode.INCOMPLETE_WORLD,
+                        f"{_they(task)}, and rank 0 should open a coordinator at {host}:{port}, which can't be reached "
+                        f"({error.strerror or error}). See what rank 0 does and whether that host lets others connect, "
+                        "or give rank 0 more time with HOROVOD_START_TIMEOUT.",
+                    )
                 ) from error
         time.sleep(_CONNECT_AGAIN_S)
 
@@ -242,9 +261,13 @@ def _open(listen: str, token: str, tls: ServerTls | None = None) -> EmbeddedCoor
     try:
         coordinator = EmbeddedCoordinator.of(CoordinatorConfig(listen, token, tls=tls)).start()
     except OSError as error:
+        why = error.strerror or str(error)
         raise StartError(
-            f"Rank 0 can't open a coordinator for the others. {error.strerror or error} Or start horovod-coordinator "
-            "and set HOROVOD_COORDINATOR and HOROVOD_TOKEN."
+            coded(
+                code_of(why) or WorldCode.COORDINATOR_UNREACHABLE,
+                f"Rank 0 can't open a coordinator for the others. {without_code(why)} Or start horovod-coordinator "
+                "and set HOROVOD_COORDINATOR and HOROVOD_TOKEN.",
+            )
         ) from error
     atexit.register(_at_exit)
     os.register_at_fork(after_in_child=_after_fork)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping
 
+from horovod.base.errors import SettingCode, coded
 from horovod.rendezvous.task import Task, number
 
 _OPTION = "`env:` in the pod's template"
@@ -23,9 +24,12 @@ def find(environ: Mapping[str, str], full_name: Callable[[str], str] = socket.ge
     size = number(environ, "HOROVOD_SIZE")
     if size is None:
         raise ValueError(
-            f"This is the pod of index {rank} in an indexed Job of Kubernetes (JOB_COMPLETION_INDEX), which is not "
-            f"told how many pods there are: set HOROVOD_SIZE to the Job's spec.completions ({_OPTION}), or "
-            "HOROVOD_CLUSTER=none for pods that train alone."
+            coded(
+                SettingCode.MISSING_SETTING,
+                f"This is the pod of index {rank} in an indexed Job of Kubernetes (JOB_COMPLETION_INDEX), which is not "
+                f"told how many pods there are: set HOROVOD_SIZE to the Job's spec.completions ({_OPTION}), or "
+                "HOROVOD_CLUSTER=none for pods that train alone.",
+            )
         )
     job, own = _job_and_name(environ.get("HOSTNAME", ""), rank)
     domain = full_name(own).partition(".")[2] if own else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from horovod.base.errors import SettingCode, coded
 from horovod.rendezvous.hosts import HostSlots, parse_hosts
 
 _HOSTS = "LSB_MCPU_HOSTS"
@@ -25,8 +26,11 @@ def allocated(environ: Mapping[str, str]) -> tuple[HostSlots, ...]:
         hosts = parse_hosts(",".join(f"{name}:{count}" for name, count in zip(words[::2], words[1::2], strict=True)))
     except ValueError as error:
         raise ValueError(
-            f"{_HOSTS}={environ[_HOSTS]!r} is not usable: expected host slots host slots, as LSF writes it. Give -np "
-            "and -H yourself."
+            coded(
+                SettingCode.LAUNCHER_VARIABLES,
+                f"{_HOSTS}={environ[_HOSTS]!r} is not usable: expected host slots host slots, as LSF writes it. Give "
+                "-np and -H yourself.",
+            )
         ) from error
     batch_host_apart = len(hosts) > 1 and hosts[0].slots == 1 and min(host.slots for host in hosts[1:]) > 1
     return hosts[1:] if batch_host_apart else hosts

@@ -19,6 +19,7 @@ import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from horovod.base.errors import AccessCode, code_of, coded
 from horovod.worker.runtime.errors import StartError
 
 
@@ -56,7 +57,10 @@ def folder() -> Path:
         return made_folder()
     except OSError as error:
         raise StartError(
-            f"The processes of this job can't tell each other where their coordinator is. {error.strerror}"
+            coded(
+                code_of(error.strerror or "") or AccessCode.NOT_PRIVATE,
+                f"The processes of this job can't tell each other where their coordinator is. {error.strerror}",
+            )
         ) from error
 
 

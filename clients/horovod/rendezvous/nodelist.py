@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from horovod.base.errors import SettingCode, coded
+
 # Up to the first comma outside of brackets.
 _FIRST = re.compile(r"(?:[^\[\],]|\[[^\[\]]*\])+(?=,|\Z)")
 _BRACKETS = re.compile(r"\[([0-9]+)(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*\]")
@@ -16,7 +18,10 @@ def first_node(nodes: str) -> str:
     name = _BRACKETS.sub(r"\1", entry[0]) if entry else ""
     if not name or not re.fullmatch(r"[\w.-]+", name, re.ASCII):
         raise ValueError(
-            f"SLURM_STEP_NODELIST={nodes!r} is not usable: expected names of hosts as Slurm writes them, for example "
-            "node[01-04]. Set HOROVOD_COORDINATOR and HOROVOD_TOKEN, or HOROVOD_CLUSTER=none."
+            coded(
+                SettingCode.LAUNCHER_VARIABLES,
+                f"SLURM_STEP_NODELIST={nodes!r} is not usable: expected names of hosts as Slurm writes them, for "
+                "example node[01-04]. Set HOROVOD_COORDINATOR and HOROVOD_TOKEN, or HOROVOD_CLUSTER=none.",
+            )
         )
     return name

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from horovod.base.errors import SettingCode, coded
 from horovod.rendezvous.hosts import parse_hostfile
 from horovod.rendezvous.task import Task, number
 
@@ -33,16 +34,24 @@ def find(environ: Mapping[str, str]) -> Task | None:
         hosts = parse_hostfile(file)
     except ValueError as error:
         raise ValueError(
-            f"This process was started by pbsdsh on host number {node} of a PBS job, where {file or 'PBS_NODEFILE'}, "
-            f"which tells how many there are, can't be read. {_COPY} HOROVOD_CLUSTER=none lets processes train alone."
+            coded(
+                SettingCode.LAUNCHER_VARIABLES,
+                f"This process was started by pbsdsh on host number {node} of a PBS job, where "
+                f"{file or 'PBS_NODEFILE'}, which tells how many there are, can't be read. {_COPY} "
+                "HOROVOD_CLUSTER=none lets processes train alone.",
+            )
         ) from error
     rank, size = number(environ, "PBS_VNODENUM"), number(environ, "PBS_NP")
     if rank is None or size is None:
         rank, size = node, len(hosts)
         if any(host.slots > 1 for host in hosts):
             raise ValueError(
-                "pbsdsh does not tell the processes of one host apart, and this job has several for a host: ask for "
-                f"one (`qsub -l select=HOSTS:mpiprocs=1`), {_INSTEAD}. HOROVOD_CLUSTER=none lets processes train alone."
+                coded(
+                    SettingCode.LAUNCHER_VARIABLES,
+                    "pbsdsh does not tell the processes of one host apart, and this job has several for a host: ask "
+                    f"for one (`qsub -l select=HOSTS:mpiprocs=1`), {_INSTEAD}. HOROVOD_CLUSTER=none lets processes "
+                    "train alone.",
+                )
             )
     return Task(
         launcher="pbsdsh",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from horovod.base.errors import SettingCode, coded
 from horovod.rendezvous.task import Task, number
 
 _OPTION = "mpiexec -genv HOROVOD_COORDINATOR HOST:29400 -genv HOROVOD_TOKEN ..."
@@ -25,8 +26,11 @@ def find(environ: Mapping[str, str]) -> Task | None:
     rank = number(environ, "PMIX_RANK")
     if rank:  # rank 0 may be alone
         raise ValueError(
-            f"This process was started as rank {rank} by PMIx (PMIX_RANK), which does not tell how many there are. "
-            "Start horovod-coordinator and set HOROVOD_COORDINATOR and HOROVOD_SIZE, start the program with "
-            "horovodrun, or set HOROVOD_CLUSTER=none for processes that train alone."
+            coded(
+                SettingCode.LAUNCHER_VARIABLES,
+                f"This process was started as rank {rank} by PMIx (PMIX_RANK), which does not tell how many there are. "
+                "Start horovod-coordinator and set HOROVOD_COORDINATOR and HOROVOD_SIZE, start the program with "
+                "horovodrun, or set HOROVOD_CLUSTER=none for processes that train alone.",
+            )
         )
     return None

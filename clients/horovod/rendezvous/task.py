@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from horovod.base.errors import SettingCode, coded
+
 
 @dataclass(frozen=True)
 class Task:
@@ -28,8 +30,11 @@ class Task:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
             raise ValueError(
-                f"{self.launcher} says that this process is rank {self.rank} of {self.size}, which cannot be. Set "
-                "HOROVOD_CLUSTER=none, or HOROVOD_COORDINATOR, HOROVOD_RANK and HOROVOD_SIZE yourself."
+                coded(
+                    SettingCode.LAUNCHER_VARIABLES,
+                    f"{self.launcher} says that this process is rank {self.rank} of {self.size}, which cannot be. Set "
+                    "HOROVOD_CLUSTER=none, or HOROVOD_COORDINATOR, HOROVOD_RANK and HOROVOD_SIZE yourself.",
+                )
             )
 
 
@@ -40,7 +45,10 @@ def number(environ: Mapping[str, str], name: str) -> int | None:
         return None
     if not text.isascii() or not text.isdigit():
         raise ValueError(
-            f"{name}={text!r} is not usable: a launcher sets it to a number. If no launcher did, unset it or set "
-            "HOROVOD_CLUSTER=none."
+            coded(
+                SettingCode.LAUNCHER_VARIABLES,
+                f"{name}={text!r} is not usable: a launcher sets it to a number. If no launcher did, unset it or set "
+                "HOROVOD_CLUSTER=none.",
+            )
         )
     return int(text)

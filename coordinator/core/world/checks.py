@@ -72,7 +72,7 @@ def refusal_of(request: pb.JoinRequest) -> str:
     for endpoint in request.endpoints:
         if problem := _problem_of(endpoint):
             return coded(
-                WorldCode.INVALID_ADDRESS,
+                WorldCode.INVALID_REQUEST,
                 f"{capitalized(who)} offers to be reached at {endpoint.address[:80]!r} and port "
                 f"{endpoint.port}, but {problem}. Its network interfaces must have numeric addresses that others can "
                 "connect to; see HOROVOD_NETWORK_INTERFACES.",

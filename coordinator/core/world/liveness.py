@@ -128,7 +128,7 @@ class Liveness:
         """A member that may come back answered the challenge."""
         if not is_equal(proof, attach_proof(self.world.secret, attach, nonce)):
             sentence = f"Whoever asks for the place of rank {attach.rank} of job {attach.job!r} did not prove to be it."
-            return unknown(WorldCode.NOT_A_MEMBER, sentence), []
+            return unknown(WorldCode.UNPROVEN_MEMBER, sentence), []
         one = self.present[attach.member_id]
         one.life.attached()
         if not one.life.needs_watching():
@@ -316,10 +316,11 @@ class Liveness:
             return coded(WorldCode.EPOCH_OVER, f"Epoch {epoch} of job {job!r} is over; {now}.")
         one = self.present.get(member_id)
         if one is None:
-            return coded(WorldCode.NOT_A_MEMBER, f"Member {member_id!r} is not part of epoch {epoch} of job {job!r}.")
+            none = f"Member {member_id!r} is not part of epoch {epoch} of job {job!r}."
+            return coded(WorldCode.UNPROVEN_MEMBER, none)
         if one.rank != rank:
             other = f"is rank {one.rank}, not rank {rank}"
-            return coded(WorldCode.NOT_A_MEMBER, f"Member {member_id!r} of job {job!r} {other}.")
+            return coded(WorldCode.UNPROVEN_MEMBER, f"Member {member_id!r} of job {job!r} {other}.")
         return ""
 
 
