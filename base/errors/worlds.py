@@ -16,7 +16,7 @@ class WorldCode(ErrorCode):
     )
     INVALID_REQUEST = (
         "invalid-join-request",
-        "A request to join has a name, size, address or text that no coordinator takes. Correct what the sentence names.",
+        "A request to join has a name, size, address or text that no coordinator takes. The sentence names it.",
     )
     INVALID_RANK = (
         "invalid-rank",
