@@ -20,11 +20,6 @@ class OperationCode(ErrorCode):
         "invalid-operation",
         "A call makes no sense on any rank: its tensors, root or reduction. Correct it where the operation is called.",
     )
-    NOT_A_MEMBER = ("not-a-member", "A rank called an operation of a process set to which it does not belong.")
-    NO_SUCH_SET = (
-        "no-such-process-set",
-        "The process set is not registered, or was removed. Add it on all ranks first.",
-    )
     NOT_WITH_JOIN = (
         "not-with-join",
         "While a rank is in hvd.join(), only allreduce runs in the global process set. Call the others before.",
@@ -40,4 +35,45 @@ class OperationCode(ErrorCode):
     CONTRADICTION = (
         "contradiction",
         "A rank says what cannot be true of its world. Let all ranks register the same process sets, in one order.",
+    )
+
+    # What was given to be sent.
+    NOT_A_TENSOR = (
+        "not-a-tensor",
+        "A tensor of the framework was expected. Convert what you have, or send it with broadcast_object.",
+    )
+    UNSUPPORTED_DTYPE = ("unsupported-dtype", "Tensors of this data type can't be sent. Convert the tensor first.")
+    UNSUPPORTED_LAYOUT = (
+        "unsupported-layout",
+        "The call takes tensors of another layout, dense or sparse. Convert the tensor, or use the other call.",
+    )
+    UNSUPPORTED_DEVICE = (
+        "unsupported-device",
+        "Tensors on this device can't be sent. Move the tensor to the CPU, or provide what the sentence names.",
+    )
+    NOT_CONTIGUOUS = ("not-contiguous", "The elements of a tensor do not lie one after another. Call .contiguous().")
+    SEVERAL_DEVICES = ("several-devices", "Tensors of one grouped call are on different devices. Move them to one.")
+    NO_ROWS = ("no-rows", "A scalar has no rows to gather, scatter or exchange. Give it a dimension, or use allreduce.")
+    UNPICKLABLE = ("unpicklable-object", "A Python object can't be sent because pickle refuses it. Send its contents.")
+
+    # What was asked for.
+    UNKNOWN_REDUCTION = ("unknown-reduction", "`op` is none of the reductions that Horovod has, such as hvd.Average.")
+    UNDEFINED_REDUCTION = (
+        "undefined-reduction",
+        "This reduction does not exist for this operation, data type or process set. Use hvd.Average or hvd.Sum.",
+    )
+    INVALID_ROOT = ("invalid-root", "`root_rank` is not the global rank of a process that takes part.")
+    INVALID_SPLITS = (
+        "invalid-splits",
+        "The rows of a tensor can't be shared out to the ranks like that. Pass one number of rows for each rank.",
+    )
+    UNREGISTERED_SET = (
+        "unregistered-process-set",
+        "All ranks must pass a process set to hvd.init() or hvd.add_process_set() before it is used.",
+    )
+    NOT_IN_SET = ("not-in-process-set", "A rank called an operation of a process set to which it does not belong.")
+    UNKNOWN_HANDLE = ("unknown-handle", "A handle is none, or the result was taken already. Use each handle once.")
+    NOT_COMPILABLE = (
+        "not-compilable",
+        "XLA or tf.vectorized_map can't take this call over. Give tensors static shapes, or do without the two here.",
     )

@@ -11,3 +11,65 @@ class TrainingCode(ErrorCode):
         "uncopyable-state",
         "An attribute of an elastic state can't be copied, and so not saved. Keep what can be copied, as a state_dict.",
     )
+    INVALID_ARGUMENT = (
+        "invalid-argument",
+        "An argument has a type or a value that it can't have. The sentence says what is expected.",
+    )
+    CONTRADICTORY_ARGUMENTS = ("contradictory-arguments", "Two arguments do not go together. Change one of them.")
+    INVALID_NAMES = (
+        "invalid-parameter-names",
+        "Names of parameters are not unique, not for all, or no names. Pass model.named_parameters().",
+    )
+    INVALID_GROUPS = ("invalid-groups", "`groups` must be a number or lists of parameters, each in one list at most.")
+    INVALID_COMPRESSOR = (
+        "invalid-compressor",
+        "A GradientCompressor does not do what its base class asks of `reduce`, or was passed as a class.",
+    )
+    INVALID_SHAPE = ("invalid-input-shape", "A layer got a batch of a shape that it can't normalize.")
+    DIFFERENT_MODELS = (
+        "different-models",
+        "Models or optimizers of the ranks have different parameters. Build them alike on all ranks.",
+    )
+    SPARSE_GRADIENT = (
+        "sparse-gradient",
+        "A gradient is sparse where only dense ones can be reduced. Pass sparse_as_dense=True.",
+    )
+    UNSUPPORTED_OPTIMIZER = ("unsupported-optimizer", "This can't be done with this kind of optimizer. Use another.")
+    NOT_DISTRIBUTED = (
+        "not-distributed",
+        "An optimizer was made or copied in a way that lost what distributes it. Pass it to hvd.DistributedOptimizer.",
+    )
+    NOT_BUILT = ("model-not-built", "A model has no weights yet. Build it, or call it with a batch, before that.")
+    GRADIENTS_IN_FLIGHT = (
+        "gradients-in-flight",
+        "Gradients are being reduced. Call optimizer.synchronize() or optimizer.step() first.",
+    )
+    CHANGED_GRADIENTS = (
+        "changed-gradients",
+        "Gradients were changed or dropped while they were being reduced. Call optimizer.synchronize() before that.",
+    )
+    TOO_MANY_PASSES = (
+        "too-many-passes",
+        "More backward passes were made before a step than announced. Increase backward_passes_per_step.",
+    )
+    MADE_SEVERAL_TIMES = (
+        "gradient-made-several-times",
+        "A backward pass makes a gradient again that is being reduced. Pass use_reentrant=False to checkpoint().",
+    )
+    ADASUM_OVERLAP = (
+        "adasum-overlap",
+        "Steps are taken in backward(), so the script may change nothing after it. Unset HOROVOD_ADASUM_OVERLAP.",
+    )
+    NO_GRAPH = (
+        "no-graph",
+        "The call needs a v1 graph or its session. Use broadcast_variables where TensorFlow runs eagerly.",
+    )
+    DATA_SERVICE_UNREACHABLE = (
+        "data-service-unreachable",
+        "The tf.data service has ended, or the configuration is not that of its job. Start it, and use its file.",
+    )
+    DATA_SERVICE_INCOMPLETE = (
+        "data-service-incomplete",
+        "Processes of the tf.data service did not come in time. Start all of them, or raise the timeout.",
+    )
+    FORKED_ITERATION = ("forked-iteration", "A forked child can't go on with its parent's iteration. Begin a new one.")

@@ -68,6 +68,12 @@ const TensorReader* reader_of(PyObject* given) {
   return given && given != Py_None ? &Remembered<TensorReader>::of(given) : nullptr;
 }
 
+// A refusal of a framework, with the name of the operation before the code that it ends with.
+std::string with_the_name(std::string refusal, const std::string& name) {
+  const size_t code = refusal.ends_with(']') ? refusal.rfind(" [") : std::string::npos;
+  return refusal.insert(std::min(code, refusal.size()), " It was given as '" + name + "'.");
+}
+
 // watch: the owners are to tell at the end whether the memory is still theirs.
 std::shared_ptr<Submission> make_submission(PyObject* const* given, bool watch, Owners& owners) {
   auto submission = std::make_shared<Submission>();
@@ -92,7 +98,7 @@ std::shared_ptr<Submission> make_submission(PyObject* const* given, bool watch, 
     }
   } catch (const py::error_already_set& refusal) {  // the framework's own words know no operation
     if (!refusal.matches(PyExc_ValueError) || spec.name.find(".noname") != std::string::npos) throw;
-    throw py::value_error(py::str(refusal.value()).cast<std::string>() + " It was given as '" + spec.name + "'.");
+    throw py::value_error(with_the_name(py::str(refusal.value()).cast<std::string>(), spec.name));
   }
   if (given[kSplits] && given[kSplits] != Py_None) {
     submission->splits = py::handle(given[kSplits]).cast<std::vector<int32_t>>();

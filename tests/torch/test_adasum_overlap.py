@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from error_codes import ends_with
 from worlds import Keeper, World
+
+from horovod.base.errors import TrainingCode
 
 OVERLAP = {"HOROVOD_ADASUM_OVERLAP": "1"}
 
@@ -217,16 +221,16 @@ def _interfered(how: str) -> tuple[str, list[list[float]]]:
 
 
 INTERFERENCE = {
-    "clip": "The gradient of parameter '{how}.0.weight' was changed between backward",
-    "replace": "The gradient of parameter '{how}.0.bias' was replaced between",
-    "model.zero_grad": "The gradient of parameter '{how}.0.weight' was replaced between",
-    "rate": "Option 'lr' of parameter group 0 was changed between",
-    "weight": "Parameter '{how}.0.weight' was changed between",
-    "scaler": "GradScaler calls step()",
-    "scaler.unscale_": "GradScaler calls step()",
-    "second pass": "For several passes in a step pass backward_passes_per_step",
-    "zero_grad": "before optimizer.step(), which GradScaler skips",
-    "hook": "has hooks around its steps",
+    "clip": ends_with(TrainingCode.ADASUM_OVERLAP, "gradient", "'clip.0.weight'", "changed"),
+    "replace": ends_with(TrainingCode.ADASUM_OVERLAP, "gradient", "'replace.0.bias'", "replaced"),
+    "model.zero_grad": ends_with(TrainingCode.ADASUM_OVERLAP, "gradient", "'model.zero_grad.0.weight'", "replaced"),
+    "rate": ends_with(TrainingCode.ADASUM_OVERLAP, "'lr'", "group 0"),
+    "weight": ends_with(TrainingCode.ADASUM_OVERLAP, "Parameter 'weight.0.weight'"),
+    "scaler": ends_with(TrainingCode.ADASUM_OVERLAP, "GradScaler", "step()"),
+    "scaler.unscale_": ends_with(TrainingCode.ADASUM_OVERLAP, "GradScaler", "step()"),
+    "second pass": ends_with(TrainingCode.TOO_MANY_PASSES, "'second pass.", "backward_passes_per_step"),
+    "zero_grad": ends_with(TrainingCode.ADASUM_OVERLAP, "optimizer.zero_grad()", "GradScaler"),
+    "hook": ends_with(TrainingCode.ADASUM_OVERLAP, "register_step_pre_hook"),
 }
 
 
@@ -234,7 +238,7 @@ INTERFERENCE = {
 def test_interference_is_an_error(overlapping: World, how: str) -> None:
     results = overlapping.run(_interfered, how)
     for text, parameters in results:
-        assert INTERFERENCE[how].format(how=how) in text
+        assert re.search(INTERFERENCE[how], text), text
         assert "HOROVOD_ADASUM_OVERLAP" in text
         assert parameters == results[0][1]
 
@@ -249,7 +253,7 @@ def _refused() -> None:
 
     parameters = [torch.nn.Parameter(torch.ones(2))]
     for make in (torch.optim.LBFGS, Own):
-        with pytest.raises(ValueError, match=rf"of .*\.{make.__name__} it is not known that such steps are"):
+        with pytest.raises(ValueError, match=ends_with(TrainingCode.UNSUPPORTED_OPTIMIZER, make.__qualname__)):
             hvd.DistributedOptimizer(make(parameters, lr=0.1), op=hvd.Adasum)
 
 

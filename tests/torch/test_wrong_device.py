@@ -6,7 +6,10 @@ import warnings
 from typing import Any
 
 import pytest
+from error_codes import ends_with
 from worlds import World
+
+from horovod.base.errors import OperationCode
 
 
 def _model() -> Any:
@@ -28,7 +31,9 @@ def _warned(expect_error: bool, **options: Any) -> list[str]:
         )
     assert all(one.filename == __file__ for one in caught), "the line of the user's call"
     if expect_error:
-        with pytest.raises(ValueError, match=r"The gradient of '1\.(weight|bias)' can't be reduced: .* on device meta"):
+        with pytest.raises(
+            ValueError, match=ends_with(OperationCode.UNSUPPORTED_DEVICE, "gradient of '1.", "device meta")
+        ):
             model[1](torch.ones(1, 2, device="meta")).sum().backward()
         optimizer.load_state_dict(optimizer.state_dict())
     hvd.barrier()
@@ -58,7 +63,7 @@ def _right() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
-    with pytest.raises(ValueError, match=r"entry '1\.bias' is on device meta, which has no memory"):
+    with pytest.raises(ValueError, match=ends_with(OperationCode.UNSUPPORTED_DEVICE, "'1.bias'", "device meta")):
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.barrier()
     return hvd.size()

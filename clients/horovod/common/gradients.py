@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from horovod.base.errors import OperationCode, TrainingCode, coded
 from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.ops.specs import registered_number
 from horovod.common.process_sets import ProcessSet, global_process_set
@@ -39,11 +40,22 @@ class Reduction:
 
     def __post_init__(self) -> None:
         if self.op not in (Average, Sum, Adasum):
-            raise ValueError(f"op={self.op!r} is not one of hvd.Average, hvd.Sum and hvd.Adasum.")
+            raise ValueError(
+                coded(
+                    OperationCode.UNKNOWN_REDUCTION,
+                    f"op={self.op!r} is not one of hvd.Average, hvd.Sum and hvd.Adasum.",
+                )
+            )
         if self.gradient_predivide_factor != 1.0 and self.op != Average:
-            raise ValueError("gradient_predivide_factor not supported with op != Average.")
+            raise ValueError(
+                coded(
+                    TrainingCode.CONTRADICTORY_ARGUMENTS, "gradient_predivide_factor not supported with op != Average."
+                )
+            )
         if self.op == Adasum and self.process_set is not global_process_set:
-            raise NotImplementedError("Adasum does not support non-global process sets.")
+            raise NotImplementedError(
+                coded(OperationCode.UNDEFINED_REDUCTION, "Adasum does not support non-global process sets.")
+            )
         _check_groups(self.groups)
 
     @property
@@ -99,19 +111,33 @@ def groups_of(groups: Any, num_groups: int) -> Any:
 
 def check_passes(backward_passes_per_step: int) -> None:
     if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
-        raise ValueError(f"backward_passes_per_step must be a positive integer, not {backward_passes_per_step!r}.")
+        raise ValueError(
+            coded(
+                TrainingCode.INVALID_ARGUMENT,
+                f"backward_passes_per_step must be a positive integer, not {backward_passes_per_step!r}.",
+            )
+        )
 
 
 def _check_groups(groups: Any) -> None:
     if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0):
         return
     if isinstance(groups, int | str) or not isinstance(groups, Iterable):
-        raise ValueError("groups should be a non-negative integer or a list of lists of variables.")
+        raise ValueError(
+            coded(
+                TrainingCode.INVALID_GROUPS, "groups should be a non-negative integer or a list of lists of variables."
+            )
+        )
     seen: set[int] = set()
     for group in groups:
         if not isinstance(group, list | tuple):
-            raise ValueError(f"groups must consist of lists of variables, but one element is a {type(group).__name__}.")
+            raise ValueError(
+                coded(
+                    TrainingCode.INVALID_GROUPS,
+                    f"groups must consist of lists of variables, but one element is a {type(group).__name__}.",
+                )
+            )
         for variable in group:
             if identity(variable) in seen:
-                raise ValueError("A variable can only appear once in groups.")
+                raise ValueError(coded(TrainingCode.INVALID_GROUPS, "A variable can only appear once in groups."))
             seen.add(identity(variable))

@@ -62,7 +62,7 @@ class ProcessSet:
             return None
         mine = current().world.rank
         if mine not in self.ranks:
-            raise ValueError(coded(OperationCode.NOT_A_MEMBER, "Process is not part of provided process set."))
+            raise ValueError(coded(OperationCode.NOT_IN_SET, "Process is not part of provided process set."))
         return self.ranks.index(mine)
 
     def included(self) -> bool | None:

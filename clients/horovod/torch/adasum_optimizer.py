@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Adasum
 from horovod.torch.adasum_overlap import REMEDY, StepsInBackward
 from horovod.torch.compression import Compressor, GradientCompressor
@@ -61,7 +62,12 @@ class AdasumOptimizer(WrappedOptimizer):
 
     def skip_synchronize(self) -> contextlib.AbstractContextManager[None]:
         """AssertionError: without the combination the ranks' parameters would part."""
-        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+        raise AssertionError(
+            coded(
+                TrainingCode.UNSUPPORTED_OPTIMIZER,
+                "Skipping synchronization is not supported when using Adasum optimizer.",
+            )
+        )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes this rank's own step, then combines the changes of all ranks; every rank must call it equally often.
@@ -95,8 +101,11 @@ class AdasumOptimizer(WrappedOptimizer):
         """Clears the gradients. AssertionError where the backward pass has begun a step that has not ended."""
         if self._hvd_steps is not None and self._hvd_steps.in_flight:
             raise AssertionError(
-                "optimizer.zero_grad() was called after loss.backward() and before optimizer.step(), which GradScaler "
-                f"skips where gradients are infinite; but the step has begun. {REMEDY}"
+                coded(
+                    TrainingCode.ADASUM_OVERLAP,
+                    "optimizer.zero_grad() was called after loss.backward() and before optimizer.step(), which "
+                    f"GradScaler skips where gradients are infinite; but the step has begun. {REMEDY}",
+                )
             )
         if self._hvd_steps is not None:
             self._hvd_steps.restart()

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Adasum
 from horovod.common.ops.handles import AnyHandle
 from horovod.torch.end_of_backward import EndOfBackward
@@ -67,9 +68,12 @@ def check_one_by_one(optimizer: torch.optim.Optimizer) -> None:
     if type(optimizer) not in _ONE_BY_ONE:
         kind = type(optimizer)
         raise ValueError(
-            f"HOROVOD_ADASUM_OVERLAP takes the step of each parameter by itself, and of "
-            f"{kind.__module__}.{kind.__qualname__} it is not known that such steps are those of step(). Unset it, or "
-            f"use one of {', '.join(known.__name__ for known in _ONE_BY_ONE)} of torch.optim."
+            coded(
+                TrainingCode.UNSUPPORTED_OPTIMIZER,
+                f"HOROVOD_ADASUM_OVERLAP takes the step of each parameter by itself, and of "
+                f"{kind.__module__}.{kind.__qualname__} it is not known that such steps are those of step(). Unset it, "
+                f"or use one of {', '.join(known.__name__ for known in _ONE_BY_ONE)} of torch.optim.",
+            )
         )
 
 
@@ -135,9 +139,12 @@ class StepsInBackward:
                 return
             if slot.queued:
                 raise AssertionError(
-                    f"A backward pass has made a gradient of parameter {slot.name!r}, whose step was taken in an "
-                    "earlier pass and has not ended in optimizer.step(). For several passes in a step pass "
-                    f"backward_passes_per_step. GradScaler skips steps. {REMEDY}"
+                    coded(
+                        TrainingCode.TOO_MANY_PASSES,
+                        f"A backward pass has made a gradient of parameter {slot.name!r}, whose step was taken in an "
+                        "earlier pass and has not ended in optimizer.step(). For several passes in a step pass "
+                        f"backward_passes_per_step. GradScaler skips steps. {REMEDY}",
+                    )
                 )
             if slot.was_cleared():
                 slot.countdown = steps.passes
@@ -146,7 +153,11 @@ class StepsInBackward:
             if slot.countdown > 0:
                 return
             if not steps._end.expect():
-                raise AssertionError(f"Compiled autograd does not tell when backward() ends. {REMEDY}")
+                raise AssertionError(
+                    coded(
+                        TrainingCode.ADASUM_OVERLAP, f"Compiled autograd does not tell when backward() ends. {REMEDY}"
+                    )
+                )
             steps._take(slot)
 
         # Compiled autograd must call this as it is: what it does is outside of what can be traced.
@@ -188,8 +199,11 @@ class StepsInBackward:
         """The user's class steps `copy` as it would `parameter`, whose state it uses and keeps."""
         if _has_step_hooks(optimizer):
             raise AssertionError(
-                "The optimizer has hooks around its steps (register_step_pre_hook or register_step_post_hook), which "
-                f"would run for each parameter. {REMEDY}"
+                coded(
+                    TrainingCode.ADASUM_OVERLAP,
+                    "The optimizer has hooks around its steps (register_step_pre_hook or register_step_post_hook), "
+                    f"which would run for each parameter. {REMEDY}",
+                )
             )
         alone: Any = object.__new__(self._kind)
         alone.__dict__.update(optimizer.__dict__)
@@ -221,10 +235,15 @@ class StepsInBackward:
                     self._slots[key].parameter.add_(optimizer._hvd_compression.decompress(synchronize(handle), context))
             if called_by_grad_scaler:
                 raise AssertionError(
-                    f"GradScaler calls step(): the gradients were scaled when they were used. {REMEDY}"
+                    coded(
+                        TrainingCode.ADASUM_OVERLAP,
+                        f"GradScaler calls step(): the gradients were scaled when they were used. {REMEDY}",
+                    )
                 )
             if change is not None:
-                raise AssertionError(f"{change} between backward() and optimizer.step(). {REMEDY}")
+                raise AssertionError(
+                    coded(TrainingCode.ADASUM_OVERLAP, f"{change} between backward() and optimizer.step(). {REMEDY}")
+                )
         finally:
             self.reset()
 

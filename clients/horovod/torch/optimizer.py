@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from horovod.base.errors import OperationCode, TrainingCode, coded
 from horovod.common.basics import Adasum, Average, Sum, is_initialized
 from horovod.common.ops.specs import registered_number
 from horovod.common.process_sets import ProcessSet, global_process_set, of_ranks
@@ -137,8 +138,11 @@ class _DistributedOptimizer(WrappedOptimizer):
         """
         if self._hvd_reducer.in_flight:
             raise AssertionError(
-                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
-                "optimizer.synchronize(). This is prohibited as it can cause a race condition."
+                coded(
+                    TrainingCode.GRADIENTS_IN_FLIGHT,
+                    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
+                    "optimizer.synchronize(). This is prohibited as it can cause a race condition.",
+                )
             )
         self._hvd_reducer.restart()
         self._hvd_synchronized = False
@@ -232,7 +236,9 @@ def DistributedOptimizer(  # noqa: N802
         )
         return optimizer
     if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average.")
+        raise ValueError(
+            coded(TrainingCode.CONTRADICTORY_ARGUMENTS, "gradient_predivide_factor not supported with op != Average.")
+        )
     if num_groups != 0:
         warnings.warn(
             "Parameter `num_groups` has been replaced by `groups` and will be removed.",
@@ -248,7 +254,9 @@ def DistributedOptimizer(  # noqa: N802
     )
     if op == Adasum:
         if process_set is not global_process_set:
-            raise NotImplementedError("Adasum does not support non-global process sets.")
+            raise NotImplementedError(
+                coded(OperationCode.UNDEFINED_REDUCTION, "Adasum does not support non-global process sets.")
+            )
         if current().world.size > 1:
             named = _named(optimizer, named_parameters)
             warn_of_wrong_devices(named)
@@ -330,58 +338,87 @@ def _named(
     named = list(named_parameters)
     if any(not isinstance(pair, tuple) for pair in named):
         raise ValueError(
-            "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
-            "model.named_parameters()."
+            coded(
+                TrainingCode.INVALID_NAMES,
+                "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
+                "model.named_parameters().",
+            )
         )
     duplicates = sorted(name for name, count in Counter(name for name, _ in named).items() if count > 1)
     if duplicates:
         raise ValueError(
-            f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}"
+            coded(
+                TrainingCode.INVALID_NAMES,
+                f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}",
+            )
         )
     own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     unnamed = own - {id(parameter) for _, parameter in named}
     if unnamed:
         raise ValueError(
-            "named_parameters was specified, but one or more model parameters were not named. Python object ids: "
-            f"{', '.join(str(number) for number in sorted(unnamed))}"
+            coded(
+                TrainingCode.INVALID_NAMES,
+                "named_parameters was specified, but one or more model parameters were not named. Python object ids: "
+                f"{', '.join(str(number) for number in sorted(unnamed))}",
+            )
         )
     return [pair for pair in named if id(pair[1]) in own]
 
 
 def _check_passes(passes: int) -> None:
     if passes <= 0:
-        raise ValueError("backward_passes_per_step must be > 0")
+        raise ValueError(coded(TrainingCode.INVALID_ARGUMENT, "backward_passes_per_step must be > 0"))
 
 
 def _check_compression(compression: Any, op: int, groups: Any) -> None:
     if isinstance(compression, type) and issubclass(compression, GradientCompressor):
         raise ValueError(
-            f"compression is the class {compression.__name__}, which has memory; pass an instance of it, one for each "
-            f"optimizer: compression={compression.__name__}(...)."
+            coded(
+                TrainingCode.INVALID_COMPRESSOR,
+                f"compression is the class {compression.__name__}, which has memory; pass an instance of it, one for "
+                f"each optimizer: compression={compression.__name__}(...).",
+            )
         )
     if isinstance(compression, GradientCompressor):
         name = type(compression).__name__
         if op not in (Average, Sum):
-            raise ValueError(f"{name} is a GradientCompressor, which needs op=hvd.Average or op=hvd.Sum.")
+            raise ValueError(
+                coded(
+                    TrainingCode.CONTRADICTORY_ARGUMENTS,
+                    f"{name} is a GradientCompressor, which needs op=hvd.Average or op=hvd.Sum.",
+                )
+            )
         if groups is not None:
-            raise ValueError(f"{name} reduces each gradient on its own; leave out groups.")
+            raise ValueError(
+                coded(
+                    TrainingCode.CONTRADICTORY_ARGUMENTS, f"{name} reduces each gradient on its own; leave out groups."
+                )
+            )
 
 
 def _check_groups(groups: Any) -> None:
     if groups is None:
         return
     if not (isinstance(groups, list) or (isinstance(groups, int) and groups > 0)):
-        raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
+        raise ValueError(
+            coded(
+                TrainingCode.INVALID_GROUPS,
+                "groups should be a non-negative integer or a list of list of torch.Tensor.",
+            )
+        )
     if isinstance(groups, list):
         seen: set[int] = set()
         for group in groups:
             for parameter in group:
                 if not isinstance(parameter, torch.Tensor):
                     raise ValueError(
-                        f"groups must consist of torch.Tensor, but one element is a {type(parameter).__name__}."
+                        coded(
+                            TrainingCode.INVALID_GROUPS,
+                            f"groups must consist of torch.Tensor, but one element is a {type(parameter).__name__}.",
+                        )
                     )
                 if id(parameter) in seen:
-                    raise ValueError("A parameter can only appear once in groups.")
+                    raise ValueError(coded(TrainingCode.INVALID_GROUPS, "A parameter can only appear once in groups."))
                 seen.add(id(parameter))
 
 
@@ -399,9 +436,12 @@ def _partition(
     for rank, names in zip(ranks, orders, strict=True):
         if differing := sorted(set(names) ^ set(order)):
             raise ValueError(
-                f"With groups={groups}, all ranks must have trainable parameters of the same names, but "
-                f"{differing[0]!r} is one on rank {rank if differing[0] in names else ranks[0]} and not on rank "
-                f"{ranks[0] if differing[0] in names else rank}."
+                coded(
+                    TrainingCode.DIFFERENT_MODELS,
+                    f"With groups={groups}, all ranks must have trainable parameters of the same names, but "
+                    f"{differing[0]!r} is one on rank {rank if differing[0] in names else ranks[0]} and not on rank "
+                    f"{ranks[0] if differing[0] in names else rank}.",
+                )
             )
     length, longer = divmod(len(order), groups)
     parts = []

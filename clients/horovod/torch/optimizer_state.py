@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from horovod.base.errors import TrainingCode, coded
 from horovod.common.ops.collectives import check_root
 from horovod.common.process_sets import global_process_set
 from horovod.torch.objects import broadcast_object
@@ -61,7 +62,7 @@ def broadcast_optimizer_state(
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         # Its state is a history of one rank's own closure calls.
-        raise ValueError("cannot broadcast torch.optim.LBFGS state")
+        raise ValueError(coded(TrainingCode.UNSUPPORTED_OPTIMIZER, "cannot broadcast torch.optim.LBFGS state"))
     check_root(root_rank, global_process_set)
     is_root = current().world.rank == root_rank
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -81,9 +82,12 @@ def broadcast_optimizer_state(
         sizes = [len(group["params"]) for group in optimizer.param_groups]
         if sizes != [count for count, _ in groups]:
             raise ValueError(
-                f"broadcast_optimizer_state: this rank's optimizer has parameter groups of {sizes} parameters, but on "
-                f"root rank {root_rank} they have {[count for count, _ in groups]}. "
-                "Build the same optimizer on all ranks."
+                coded(
+                    TrainingCode.DIFFERENT_MODELS,
+                    f"broadcast_optimizer_state: this rank's optimizer has parameter groups of {sizes} parameters, but "
+                    f"on root rank {root_rank} they have {[count for count, _ in groups]}. "
+                    "Build the same optimizer on all ranks.",
+                )
             )
         for group, (_, description) in zip(optimizer.param_groups, groups, strict=True):
             group.update(_rebuild(description, _options(group), torch.device("cpu"), tensors))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from horovod.base.errors import OperationCode, TrainingCode, coded
 from horovod.common.ops.handles import AnyHandle
 from horovod.torch.handles import synchronize
 from horovod.torch.ops.broadcast import broadcast_async_
@@ -57,15 +58,26 @@ def _named(params: Any) -> list[tuple[str | None, torch.Tensor]]:
         entries = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
     else:
         raise ValueError(
-            f"invalid params of type: {type(params).__name__}. Pass a state_dict, model.named_parameters() or a list "
-            "of tensors."
+            coded(
+                TrainingCode.INVALID_ARGUMENT,
+                f"invalid params of type: {type(params).__name__}. Pass a state_dict, model.named_parameters() or a "
+                "list of tensors.",
+            )
         )
     for name, tensor in entries:
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(
-                f"broadcast_parameters: entry {name!r} is a {type(tensor).__name__}, not a tensor. "
-                "Send such values with hvd.broadcast_object."
+                coded(
+                    OperationCode.NOT_A_TENSOR,
+                    f"broadcast_parameters: entry {name!r} is a {type(tensor).__name__}, not a tensor. "
+                    "Send such values with hvd.broadcast_object.",
+                )
             )
         if (obstacle := device_obstacle(tensor.device)) is not None:
-            raise ValueError(f"broadcast_parameters: entry {name!r} is on device {tensor.device}, {obstacle}")
+            raise ValueError(
+                coded(
+                    OperationCode.UNSUPPORTED_DEVICE,
+                    f"broadcast_parameters: entry {name!r} is on device {tensor.device}, {obstacle}",
+                )
+            )
     return entries

@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import torch
 
+from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Average
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.ops.all_made import AllMade, all_made
@@ -40,9 +41,10 @@ from horovod.torch.slots import Slot
 from horovod.torch.step_errors import Report, sentence
 from horovod.worker.runtime.context import current
 
-TOO_MANY_PASSES: Final = (
+TOO_MANY_PASSES: Final = coded(
+    TrainingCode.TOO_MANY_PASSES,
     "Gradients were computed more than backward_passes_per_step times before call to step(). "
-    "Increase backward_passes_per_step to accumulate gradients locally."
+    "Increase backward_passes_per_step to accumulate gradients locally.",
 )
 
 
@@ -330,8 +332,11 @@ class GradientReducer:
             self._settle()
         elif self._active:
             raise AssertionError(
-                "optimizer.step() was called inside optimizer.skip_synchronize() while gradients were being reduced. "
-                "Call optimizer.synchronize() after loss.backward(), on all ranks."
+                coded(
+                    TrainingCode.GRADIENTS_IN_FLIGHT,
+                    "optimizer.step() was called inside optimizer.skip_synchronize() while gradients were being "
+                    "reduced. Call optimizer.synchronize() after loss.backward(), on all ranks.",
+                )
             )
 
     def restart(self) -> None:
@@ -364,7 +369,7 @@ class GradientReducer:
             with contextlib.suppress(HorovodInternalError):  # a rank has called hvd.join()
                 everybody = allgather_object(report, f"{self._all_made.wire}.reports", self._process_set)
                 reports = dict(zip(ranks, everybody, strict=True))
-        raise AssertionError(sentence(self.steps + 1, reports, len(self._slots)))
+        raise AssertionError(coded(TrainingCode.CHANGED_GRADIENTS, sentence(self.steps + 1, reports, len(self._slots))))
 
     def _start_parts_of_groups(self) -> None:
         for group in self._groups:
@@ -415,10 +420,11 @@ class GradientReducer:
 
 
 def _made_several_times(name: str) -> str:
-    return (
+    return coded(
+        TrainingCode.MADE_SEVERAL_TIMES,
         f"A backward pass made the gradient of parameter {name!r} several times, and earlier passes did once, so it is "
         "being reduced already. torch.utils.checkpoint(use_reentrant=True) runs a backward pass of its own for each "
-        "use of a parameter; pass use_reentrant=False."
+        "use of a parameter; pass use_reentrant=False.",
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 import torch
 
 from horovod._core import Handle
+from horovod.base.errors import TrainingCode, coded
 from horovod.torch.compression import GradientCompressor
 from horovod.torch.handles import synchronize
 
@@ -32,7 +33,10 @@ class Rounds:
         self._generator = compressor.reduce(name, gradient)
         if not isinstance(self._generator, Generator):
             raise ValueError(
-                f"{self._says()} is no generator; it must yield tensors to reduce and return the gradient."
+                coded(
+                    TrainingCode.INVALID_COMPRESSOR,
+                    f"{self._says()} is no generator; it must yield tensors to reduce and return the gradient.",
+                )
             )
 
     def advance(self, quiet: bool) -> torch.Tensor | None:
@@ -49,7 +53,12 @@ class Rounds:
         except StopIteration as end:
             return self._checked(end.value)
         if not isinstance(travelling, torch.Tensor):
-            raise ValueError(f"{self._says()} yields a {type(travelling).__name__}; it must yield tensors to reduce.")
+            raise ValueError(
+                coded(
+                    TrainingCode.INVALID_COMPRESSOR,
+                    f"{self._says()} yields a {type(travelling).__name__}; it must yield tensors to reduce.",
+                )
+            )
         wire = f"allreduce.{self._name}" if self._count == 0 else f"allreduce.{self._name}.round{self._count}"
         self._count += 1
         self._handle = self._submit(travelling, wire, quiet)
@@ -59,8 +68,11 @@ class Rounds:
         if not isinstance(gradient, torch.Tensor) or gradient.shape != self._gradient.shape:
             found = f"shape {list(gradient.shape)}" if isinstance(gradient, torch.Tensor) else type(gradient).__name__
             raise ValueError(
-                f"{self._says()} returned {found}; it must return the reduced gradient, a tensor of shape "
-                f"{list(self._gradient.shape)}."
+                coded(
+                    TrainingCode.INVALID_COMPRESSOR,
+                    f"{self._says()} returned {found}; it must return the reduced gradient, a tensor of shape "
+                    f"{list(self._gradient.shape)}.",
+                )
             )
         return gradient
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from horovod._core import Handle
+from horovod.base.errors import TrainingCode, coded
 from horovod.common.ops.buckets import Group
 from horovod.common.process_sets import ProcessSet
 from horovod.torch.compression import Compressor, GradientCompressor, NoneCompressor
@@ -114,8 +115,11 @@ class Sender:
             assert gradient is not None
             if gradient.layout is not torch.strided and not self._sparse_as_dense:
                 raise ValueError(
-                    f"The gradient of parameter {slot.name!r} is sparse, but groups reduce dense gradients only. "
-                    "Leave the parameter out of groups, or pass sparse_as_dense=True."
+                    coded(
+                        TrainingCode.SPARSE_GRADIENT,
+                        f"The gradient of parameter {slot.name!r} is sparse, but groups reduce dense gradients only. "
+                        "Leave the parameter out of groups, or pass sparse_as_dense=True.",
+                    )
                 )
             if self._same is not None:
                 self._same.before(slot.parameter, gradient)

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Sum, size
 from horovod.torch.ops import allgather, allreduce
 
@@ -38,9 +39,18 @@ class SyncBatchNorm(_BatchNorm):
 
     def _check_input_dim(self, input: torch.Tensor) -> None:  # noqa: A002  (torch's name)
         if input.dim() < 2:
-            raise ValueError(f"SyncBatchNorm expected at least 2D input (got {input.dim()}D input).")
+            raise ValueError(
+                coded(
+                    TrainingCode.INVALID_SHAPE, f"SyncBatchNorm expected at least 2D input (got {input.dim()}D input)."
+                )
+            )
         if input.size(1) != self.num_features:
-            raise ValueError(f"SyncBatchNorm expected {self.num_features} channels (got {input.size(1)}).")
+            raise ValueError(
+                coded(
+                    TrainingCode.INVALID_SHAPE,
+                    f"SyncBatchNorm expected {self.num_features} channels (got {input.size(1)}).",
+                )
+            )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
         self._check_input_dim(input)
@@ -101,8 +111,11 @@ class _Normalize(torch.autograd.Function):
         # A rank with two values or more knows without looking: on a GPU the host would wait for all that is queued.
         if own_count < 2 and count < 2:
             raise ValueError(
-                f"SyncBatchNorm expected more than 1 value per channel when training, got {int(count)} on all ranks "
-                f"together (this rank's input has shape {list(batch.shape)})."
+                coded(
+                    TrainingCode.INVALID_SHAPE,
+                    f"SyncBatchNorm expected more than 1 value per channel when training, got {int(count)} on all "
+                    f"ranks together (this rank's input has shape {list(batch.shape)}).",
+                )
             )
         mean = (counts * means).sum(0) / count
         variance = (squares + counts * (means - mean).square()).sum(0) / count

@@ -12,6 +12,7 @@ import torch
 import torch.utils.dlpack
 
 from horovod._core import DType, TensorReader
+from horovod.base.errors import OperationCode, coded, without_code
 from horovod.common.ops.framework import Span
 from horovod.common.ops.grouped import GroupedCollectives
 from horovod.worker.runtime.context import current, is_initialized
@@ -105,18 +106,29 @@ def _device_span(tensor: torch.Tensor, code: int) -> Span:
 def refusal(tensor: Any) -> Exception:
     """Why the engine can't take `tensor`; the message says what to do."""
     if not isinstance(tensor, torch.Tensor):
-        return ValueError(f"A torch.Tensor is required, not {type(tensor).__name__}.")
+        return ValueError(
+            coded(OperationCode.NOT_A_TENSOR, f"A torch.Tensor is required, not {type(tensor).__name__}.")
+        )
     if tensor.layout is not _strided:
         return ValueError(
-            f"Tensor layout {tensor.layout} is not supported: use hvd.sparse_allreduce_async for sparse tensors, "
-            "or make it dense with .to_dense()."
+            coded(
+                OperationCode.UNSUPPORTED_LAYOUT,
+                f"Tensor layout {tensor.layout} is not supported: use hvd.sparse_allreduce_async for sparse tensors, "
+                "or make it dense with .to_dense().",
+            )
         )
     if tensor.dtype not in DTYPE_CODES:
         advice = " Use torch.view_as_real(tensor)." if tensor.dtype.is_complex else ""
-        return ValueError(f"Tensor type {tensor.dtype} is not supported.{advice}")
+        return ValueError(
+            coded(OperationCode.UNSUPPORTED_DTYPE, f"Tensor type {tensor.dtype} is not supported.{advice}")
+        )
     if (obstacle := device_obstacle(tensor.device)) is not None:
-        return ValueError(f"The tensor is on device {tensor.device}, {obstacle}")
-    return ValueError("Tensor is required to be contiguous. Call .contiguous() on it first.")
+        return ValueError(
+            coded(OperationCode.UNSUPPORTED_DEVICE, f"The tensor is on device {tensor.device}, {obstacle}")
+        )
+    return ValueError(
+        coded(OperationCode.NOT_CONTIGUOUS, "Tensor is required to be contiguous. Call .contiguous() on it first.")
+    )
 
 
 def device_obstacle(device: torch.device) -> str | None:
@@ -128,7 +140,7 @@ def device_obstacle(device: torch.device) -> str | None:
     if device.type != "cuda":
         return "which is not supported by this version: move it to the CPU with .cpu() first."
     missing = gpu_obstacle(current().settings if is_initialized() else None)
-    return f"and can't be communicated there. {missing}" if missing else None
+    return f"and can't be communicated there. {without_code(missing)}" if missing else None
 
 
 COLLECTIVES: Final = GroupedCollectives[torch.Tensor](TorchFramework())

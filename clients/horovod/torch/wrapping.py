@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from horovod.base.errors import TrainingCode, coded
 from horovod.common.process_sets import ProcessSet
 from horovod.torch.compression import Compressor, GradientCompressor
 
@@ -59,9 +60,13 @@ class WrappedOptimizer(_Base):
         if "_hvd_original" not in self.__dict__:
             base = type(self).__bases__[-1]
             raise TypeError(
-                f"{base.__name__}(...) was called with the class of a distributed optimizer, as type(optimizer)(...) "
-                f"does. Make a {base.__module__}.{base.__qualname__} and pass it to hvd.DistributedOptimizer, or copy "
-                "the distributed optimizer together with its model: copy.deepcopy((model, optimizer))."
+                coded(
+                    TrainingCode.NOT_DISTRIBUTED,
+                    f"{base.__name__}(...) was called with the class of a distributed optimizer, as "
+                    f"type(optimizer)(...) does. Make a {base.__module__}.{base.__qualname__} and pass it to "
+                    "hvd.DistributedOptimizer, or copy the distributed optimizer together with its model: "
+                    "copy.deepcopy((model, optimizer)).",
+                )
             )
         super().__init__(*args, **kwargs)
 

@@ -101,7 +101,7 @@ class Negotiation:
             where = f"The process set of {ranks_in_words(process_set.ranks)}"
             sentence = f"{where} was removed while {printable(name)} waited in it."
             batch.to(ranks).errors.add(
-                process_set=number, name=name, sentence=coded(OperationCode.NO_SUCH_SET, sentence)
+                process_set=number, name=name, sentence=coded(OperationCode.UNREGISTERED_SET, sentence)
             )
         process_set.clear(self.budget)
         self._failures.forget_set(number)
@@ -285,12 +285,12 @@ class Negotiation:
         process_set = self._sets.get(op.process_set)
         if process_set is None:
             sentence = coded(
-                OperationCode.NO_SUCH_SET,
+                OperationCode.UNREGISTERED_SET,
                 f"Process set {op.process_set} of {op.name[:200]} is not registered in epoch {self.epoch}.",
             )
         elif rank not in process_set.members:
             sentence = coded(
-                OperationCode.NOT_A_MEMBER,
+                OperationCode.NOT_IN_SET,
                 f"Rank {rank} is not a member of the provided process set: {op.name[:200]} runs in process set "
                 f"{op.process_set}, which has {ranks_in_words(process_set.ranks)}.",
             )

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from horovod._core import DType, Handle, OpSpec, OpType
+from horovod.base.errors import OperationCode, coded
 from horovod.common.basics import Average, Sum
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.ops import questions
@@ -159,7 +160,7 @@ class AllMade:
 
     def _wait(self) -> None:
         if self._world is None:
-            raise HorovodInternalError("Horovod has been shut down.")
+            raise HorovodInternalError(coded(OperationCode.SHUT_DOWN, "Horovod has been shut down."))
         if self._handle is None:
             return  # this rank is the only one
         handle, self._handle = self._handle, None

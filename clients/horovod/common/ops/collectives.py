@@ -12,6 +12,7 @@ from numbers import Integral
 from typing import Any, Final, Generic, TypeVar
 
 from horovod._core import OP_TRAITS, Handle, OpSpec, OpType
+from horovod.base.errors import OperationCode, TrainingCode, coded, coded_like, without_code
 from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.ops.framework import Framework
@@ -176,22 +177,37 @@ class Collectives(Generic[T]):
         if splits is None:
             if shape[0] % size:
                 raise ValueError(
-                    f"Alltoall: the first dimension of the tensor ({shape[0]}) is not divisible by the number of ranks "
-                    f"({size}). Pass splits to send unequal parts."
+                    coded(
+                        OperationCode.INVALID_SPLITS,
+                        f"Alltoall: the first dimension of the tensor ({shape[0]}) is not divisible by the number of "
+                        f"ranks ({size}). Pass splits to send unequal parts.",
+                    )
                 )
             return None
         try:
             rows = [operator.index(count) for count in splits]
         except TypeError:
-            raise ValueError(f"Alltoall: splits must be whole numbers, not {splits!r}.") from None
+            raise ValueError(
+                coded(OperationCode.INVALID_SPLITS, f"Alltoall: splits must be whole numbers, not {splits!r}.")
+            ) from None
         if len(rows) != size:
-            raise ValueError(f"Alltoall: splits has {len(rows)} entries, but {size} ranks take part.")
+            raise ValueError(
+                coded(
+                    OperationCode.INVALID_SPLITS,
+                    f"Alltoall: splits has {len(rows)} entries, but {size} ranks take part.",
+                )
+            )
         if min(rows) < 0:
-            raise ValueError(f"Alltoall: splits must not be negative, but they are {rows}.")
+            raise ValueError(
+                coded(OperationCode.INVALID_SPLITS, f"Alltoall: splits must not be negative, but they are {rows}.")
+            )
         if sum(rows) > shape[0]:
             raise ValueError(
-                f"Alltoall: splits sum to {sum(rows)}, which is more than the first dimension of the tensor "
-                f"({shape[0]})."
+                coded(
+                    OperationCode.INVALID_SPLITS,
+                    f"Alltoall: splits sum to {sum(rows)}, which is more than the first dimension of the tensor "
+                    f"({shape[0]}).",
+                )
             )
         return rows
 
@@ -214,8 +230,11 @@ class Collectives(Generic[T]):
         """The spec of a reducescatter of `tensor`, after its checks."""
         if not self.framework.shape(tensor):
             raise ValueError(
-                "Reducescatter: the tensor is a scalar, which has no rows to scatter. Use hvd.allreduce, or give it a "
-                "dimension with tensor.reshape(1)."
+                coded(
+                    OperationCode.NO_ROWS,
+                    "Reducescatter: the tensor is a scalar, which has no rows to scatter. Use hvd.allreduce, or give "
+                    "it a dimension with tensor.reshape(1).",
+                )
             )
         if op != Average and op != Sum:
             self._refuse_scatter(op)
@@ -225,9 +244,16 @@ class Collectives(Generic[T]):
     @staticmethod
     def _refuse_scatter(op: int) -> None:
         if op == Adasum:
-            raise NotImplementedError("Reducescatter does not support op=hvd.Adasum. Use hvd.Average or hvd.Sum.")
+            raise NotImplementedError(
+                coded(
+                    OperationCode.UNDEFINED_REDUCTION,
+                    "Reducescatter does not support op=hvd.Adasum. Use hvd.Average or hvd.Sum.",
+                )
+            )
         check_reduction(op, None, global_process_set, "Reducescatter")
-        raise HorovodInternalError("Reducescatter supports op=hvd.Average and op=hvd.Sum only.")
+        raise HorovodInternalError(
+            coded(OperationCode.UNDEFINED_REDUCTION, "Reducescatter supports op=hvd.Average and op=hvd.Sum only.")
+        )
 
     # -- types without calls of their own ------------------------------------------------------------------------------
     def run(
@@ -284,7 +310,9 @@ def barrier(process_set: ProcessSet) -> None:
 
 def join(device: int) -> int:
     if not isinstance(device, int):
-        raise TypeError(f"device must be the index of a GPU or -1, not {device!r}.")
+        raise TypeError(
+            coded(TrainingCode.INVALID_ARGUMENT, f"device must be the index of a GPU or -1, not {device!r}.")
+        )
     last = current().engine.join(device)
     joined()
     return last
@@ -296,16 +324,24 @@ def check_root(root_rank: int, process_set: ProcessSet, operation: str = "Broadc
     size = current().world.size
     if not (isinstance(root_rank, (int, Integral)) and 0 <= root_rank < size):
         raise ValueError(
-            f"{operation}: root_rank {root_rank!r} is not a rank of this world: ranks go from 0 to {size - 1}."
+            coded(
+                OperationCode.INVALID_ROOT,
+                f"{operation}: root_rank {root_rank!r} is not a rank of this world: ranks go from 0 to {size - 1}.",
+            )
         )
     if number and root_rank not in (process_set.ranks or ()):
         raise ValueError(
-            f"{operation}: root_rank {root_rank} is not a member of the provided process set "
-            f"(ranks {process_set.ranks}); root_rank is a global rank."
+            coded(
+                OperationCode.INVALID_ROOT,
+                f"{operation}: root_rank {root_rank} is not a member of the provided process set "
+                f"(ranks {process_set.ranks}); root_rank is a global rank.",
+            )
         )
     return number
 
 
 def named(refusal: ValueError, operation: str, name: str | None) -> ValueError:
     """The same with the name under which the tensor was given, as the engine adds it where it reads tensors itself."""
-    return refusal if name is None else ValueError(f"{refusal} It was given as '{operation}.{name}'.")
+    if name is None:
+        return refusal
+    return ValueError(coded_like(refusal, f"{without_code(refusal)} It was given as '{operation}.{name}'."))

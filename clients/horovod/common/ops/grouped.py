@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from horovod._core import Handle, OpSpec
+from horovod.base.errors import OperationCode, coded
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.ops.collectives import ALLGATHER, Collectives, named
 from horovod.common.ops.handles import AnyHandle, PartedHandle
@@ -112,7 +113,9 @@ class GroupedCollectives(Collectives[T]):
         devices = {self.framework.device(tensor) for tensor in tensors}
         if len(devices) > 1:
             found = ", ".join(sorted(str(device) for device in devices))
-            raise HorovodInternalError(f"Tensors in list must be on same device. Found: {found}.")
+            raise HorovodInternalError(
+                coded(OperationCode.SEVERAL_DEVICES, f"Tensors in list must be on same device. Found: {found}.")
+            )
 
     def _check(self, tensors: Sequence[T], operation: str, name: str | None) -> None:
         """Refuses what can't travel before any part is on its way."""

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from horovod._core import Handle
+from horovod.base.errors import OperationCode, coded
 
 CurrentStream: TypeAlias = Callable[[int], int]
 
@@ -36,7 +37,12 @@ class PartedHandle:
 
     def done(self) -> bool:
         if self._parts is None:
-            raise ValueError(f"Handle {self!r} was not created or has been cleared: it was synchronized before.")
+            raise ValueError(
+                coded(
+                    OperationCode.UNKNOWN_HANDLE,
+                    f"Handle {self!r} was not created or has been cleared: it was synchronized before.",
+                )
+            )
         return all(part.done() for part in self._parts[len(self._results) :])
 
     def result(self, current_stream: CurrentStream) -> Any:
@@ -63,7 +69,7 @@ def _result_of(handle: Handle, current_stream: CurrentStream) -> Any:
 
 def poll(handle: Any) -> bool:
     if not isinstance(handle, (Handle, PartedHandle)):
-        raise ValueError(f"Handle {handle!r} was not created or has been cleared.")
+        raise ValueError(coded(OperationCode.UNKNOWN_HANDLE, f"Handle {handle!r} was not created or has been cleared."))
     return handle.done()
 
 

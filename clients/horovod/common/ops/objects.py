@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 import cloudpickle
 
 from horovod._core import DType
+from horovod.base.errors import OperationCode, coded, without_code
 from horovod.common.ops.collectives import ALLGATHER, BROADCAST, check_root
 from horovod.common.ops.framework import Span
 from horovod.common.ops.specs import set_number, spec
@@ -101,9 +102,9 @@ def _pickled(obj: Any, function: str) -> tuple[bytes, Exception | None]:
         world = current().world
         sentence = (
             f"{function}: rank {world.rank} can't pickle its object, a {type(obj).__name__} "
-            f"({type(error).__name__}: {error}). Send what can be pickled, for example a state_dict."
+            f"({type(error).__name__}: {without_code(error)}). Send what can be pickled, for example a state_dict."
         )
-        return cloudpickle.dumps(_Failed(sentence)), error
+        return cloudpickle.dumps(_Failed(coded(OperationCode.UNPICKLABLE, sentence))), error
 
 
 def _loads(payload: memoryview) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from horovod.base.errors import OperationCode, coded
 from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.ops.collectives import Collectives
 from horovod.common.ops.handles import synchronize
@@ -22,9 +23,18 @@ def start_sparse(
     The function that it returns waits for the indices and values of all ranks, and says by what to divide the values.
     """
     if op == Adasum:
-        raise NotImplementedError("The Adasum reduction does not support sparse tensors; see sparse_as_dense.")
+        raise NotImplementedError(
+            coded(
+                OperationCode.UNDEFINED_REDUCTION,
+                "The Adasum reduction does not support sparse tensors; see sparse_as_dense.",
+            )
+        )
     if op not in (Average, Sum):
-        raise ValueError("sparse_allreduce_async supports op=hvd.Average and op=hvd.Sum only.")
+        raise ValueError(
+            coded(
+                OperationCode.UNDEFINED_REDUCTION, "sparse_allreduce_async supports op=hvd.Average and op=hvd.Sum only."
+            )
+        )
     all_indices = collectives.allgather_async(indices, f"{name}.indices", process_set)
     all_values = collectives.allgather_async(values, f"{name}.values", process_set)
     members = set_size(process_set) if op == Average else 1

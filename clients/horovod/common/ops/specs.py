@@ -7,6 +7,7 @@ import warnings
 from typing import Final
 
 from horovod._core import DType, OpSpec, ReduceOp
+from horovod.base.errors import OperationCode, TrainingCode, coded
 from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.worker.runtime.context import current
@@ -43,7 +44,12 @@ def reduce_op(op: int | None, average: bool | None = None) -> int:
     """What `op` and the deprecated `average` together ask for. Average is the default."""
     if average is not None:
         if op is not None:
-            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+            raise ValueError(
+                coded(
+                    TrainingCode.CONTRADICTORY_ARGUMENTS,
+                    "The op parameter supersedes average. Please provide only one of them.",
+                )
+            )
         warnings.warn(
             "Parameter `average` has been replaced with `op` and will be removed: use op=hvd.Average or op=hvd.Sum.",
             DeprecationWarning,
@@ -57,11 +63,18 @@ def check_reduction(op: int, dtype: int | None, process_set: ProcessSet, operati
     """Refuses a reduction that does not exist, or not for tensors of this dtype in `process_set`."""
     if op == Adasum:
         if process_set is not global_process_set:
-            raise NotImplementedError(f"{operation}: hvd.Adasum works with the global process set only.")
+            raise NotImplementedError(
+                coded(
+                    OperationCode.UNDEFINED_REDUCTION,
+                    f"{operation}: hvd.Adasum works with the global process set only.",
+                )
+            )
         if dtype not in _FLOATING:
-            raise ValueError(f"{operation}: hvd.Adasum needs a floating-point tensor.")
+            raise ValueError(
+                coded(OperationCode.UNDEFINED_REDUCTION, f"{operation}: hvd.Adasum needs a floating-point tensor.")
+            )
     elif op not in _REDUCTIONS:
-        raise ValueError(f"{operation}: op={op!r} is not one of hvd.{_NAMES}.")
+        raise ValueError(coded(OperationCode.UNKNOWN_REDUCTION, f"{operation}: op={op!r} is not one of hvd.{_NAMES}."))
 
 
 def set_number(process_set: ProcessSet, operation: str) -> int:
@@ -71,8 +84,11 @@ def set_number(process_set: ProcessSet, operation: str) -> int:
     number = registered_number(process_set, operation)
     if not process_set.included():
         raise ValueError(
-            f"{operation}: Rank {current().world.rank} is not a member of the provided process set "
-            f"(ranks {process_set.ranks})."
+            coded(
+                OperationCode.NOT_IN_SET,
+                f"{operation}: Rank {current().world.rank} is not a member of the provided process set "
+                f"(ranks {process_set.ranks}).",
+            )
         )
     return number
 
@@ -80,12 +96,20 @@ def set_number(process_set: ProcessSet, operation: str) -> int:
 def registered_number(process_set: ProcessSet, operation: str) -> int:
     """The engine's number of a process set of this world, also on a rank that is not a member; or ValueError."""
     if not isinstance(process_set, ProcessSet):
-        raise ValueError(f"process_set must be an hvd.ProcessSet, not {type(process_set).__name__}.")
+        raise ValueError(
+            coded(
+                TrainingCode.INVALID_ARGUMENT,
+                f"process_set must be an hvd.ProcessSet, not {type(process_set).__name__}.",
+            )
+        )
     number = current().process_sets.number(process_set.process_set_id, process_set.ranks)
     if number is None:
         raise ValueError(
-            f"{operation}: {process_set} is not registered. Pass it to hvd.init(process_sets=[...]) "
-            "or to hvd.add_process_set() on every rank first."
+            coded(
+                OperationCode.UNREGISTERED_SET,
+                f"{operation}: {process_set} is not registered. Pass it to hvd.init(process_sets=[...]) "
+                "or to hvd.add_process_set() on every rank first.",
+            )
         )
     return number
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from horovod.base.errors import OperationCode, coded
 from horovod.common.ops.handles import AnyHandle
 from horovod.common.ops.specs import gradient_name
 from horovod.common.process_sets import ProcessSet, global_process_set
@@ -80,8 +81,11 @@ def _numbers(splits: Sequence[int] | torch.Tensor | None) -> Sequence[int] | Non
         return splits
     if splits.dtype != torch.int32 or splits.dim() != 1:
         raise ValueError(
-            f"Alltoall: splits must be a one-dimensional tensor of torch.int32, not {splits.dim()}-dimensional "
-            f"of {splits.dtype}."
+            coded(
+                OperationCode.INVALID_SPLITS,
+                f"Alltoall: splits must be a one-dimensional tensor of torch.int32, not {splits.dim()}-dimensional "
+                f"of {splits.dtype}.",
+            )
         )
     numbers: list[int] = splits.cpu().tolist()
     return numbers

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from horovod.base.errors import OperationCode, coded
 from horovod.common.ops.sparse import start_sparse
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.tensors import COLLECTIVES
@@ -36,7 +37,12 @@ def sparse_allreduce_async(
         HorovodInternalError: by the returned function; the ranks do not agree, or a rank was lost.
     """
     if tensor.layout is not torch.sparse_coo:
-        raise ValueError(f"sparse_allreduce_async needs a sparse COO tensor, not one of layout {tensor.layout}.")
+        raise ValueError(
+            coded(
+                OperationCode.UNSUPPORTED_LAYOUT,
+                f"sparse_allreduce_async needs a sparse COO tensor, not one of layout {tensor.layout}.",
+            )
+        )
     size = tensor.size()
     indices, values = tensor._indices().t().contiguous(), tensor._values().detach().contiguous()
     gathered = start_sparse(COLLECTIVES, indices, values, name, op, process_set)
