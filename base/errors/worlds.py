@@ -18,6 +18,10 @@ class WorldCode(ErrorCode):
         "invalid-join-request",
         "A request to join has a name, size, address or text that no coordinator takes. The sentence names it.",
     )
+    INVALID_SIZE = (
+        "invalid-world-size",
+        "A world can't have so many members. Correct HOROVOD_SIZE, HOROVOD_MIN_SIZE and HOROVOD_MAX_SIZE.",
+    )
     INVALID_RANK = (
         "invalid-rank",
         "A rank is outside of its world, is asked for twice, or only some processes ask for one. Correct HOROVOD_RANK.",

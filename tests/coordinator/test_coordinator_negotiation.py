@@ -414,7 +414,8 @@ def test_who_waits_in_a_set_when_it_is_removed_is_told() -> None:
     ranks.say(1, op(process_set=1))
     tell(ranks, 0, change(1, 0, 1, removed=True))
     assert [errors.keys() for errors in ranks.errors] == [set(), {"allreduce.x"}, set()]
-    assert re.search(ends_with(OperationCode.UNREGISTERED_SET, "0 and 1", "allreduce.x"), ranks.errors[1]["allreduce.x"])
+    pattern = ends_with(OperationCode.UNREGISTERED_SET, "0 and 1", "allreduce.x")
+    assert re.search(pattern, ranks.errors[1]["allreduce.x"])
 
 
 @pytest.mark.parametrize(

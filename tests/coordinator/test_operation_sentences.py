@@ -250,18 +250,18 @@ def gathers_with_a_rank_that_has_joined(ranks: Ranks) -> None:
         ),
         (
             lambda ranks: ranks.say(0, op(process_set=3)),
-            "Process set 3 of allreduce.x is not registered in epoch 1. [no-such-process-set]",
+            "Process set 3 of allreduce.x is not registered in epoch 1. [unregistered-process-set]",
         ),
         (
             call_of_no_member,
             (
                 "Rank 0 is not a member of the provided process set: allreduce.x runs in process set 1, which has "
-                "ranks 1 and 2. [not-a-member]"
+                "ranks 1 and 2. [not-in-process-set]"
             ),
         ),
         (
             waits_in_a_set_that_is_removed,
-            "The process set of ranks 0 and 1 was removed while allreduce.x waited in it. [no-such-process-set]",
+            "The process set of ranks 0 and 1 was removed while allreduce.x waited in it. [unregistered-process-set]",
         ),
         (
             gathers_with_a_rank_that_has_joined,

@@ -81,7 +81,7 @@ def test_membership_of_a_registered_set():
         mine.process_set_id, theirs.process_set_id = 5, 6
         assert (mine.size(), mine.rank(), mine.included()) == (1, 0, True)
         assert (theirs.size(), theirs.included()) == (1, False)
-        with pytest.raises(ValueError, match=r"^Process is not part of provided process set\. \[not-a-member\]$"):
+        with pytest.raises(ValueError, match=r"^Process is not part of provided process set\. \[not-in-process-set\]$"):
             theirs.rank()
     finally:
         basics.shutdown()
