@@ -74,9 +74,8 @@ class TrainingSettings:
     elastic: bool = row(
         "HOROVOD_ELASTIC",
         False,
-        "set by elastic launchers",
+        "1 in processes of a job whose size may change, for programs that ask",
         launcher=True,
-        no_effect="elastic jobs are not available yet",
     )
     elastic_timeout_seconds: float = row(
         "HOROVOD_ELASTIC_TIMEOUT",

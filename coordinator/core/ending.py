@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -83,7 +83,7 @@ def _was_killed(outcome: Outcome) -> bool:
     return outcome.code is not None and outcome.code < 0 and not outcome.stopped
 
 
-def explain(outcomes: Sequence[Outcome], hosts: Sequence[str], noun: str = "rank") -> str | None:
+def explain(outcomes: Sequence[Outcome], hosts: Mapping[int, str] | Sequence[str], noun: str = "rank") -> str | None:
     """Which rank failed first and how the others ended; None when none failed. hosts[rank] is the rank's host.
 
     noun: what `outcomes` are of, "rank" or "worker".

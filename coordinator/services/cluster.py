@@ -283,7 +283,7 @@ class ClusterHub:
         agent_of = job.hosts()
         by_agent: dict[str, jobs_pb2.Taken] = {}
         for one in taken.ranks:
-            if one.rank < len(agent_of):
+            if one.rank in agent_of:
                 by_agent.setdefault(agent_of[one.rank], jobs_pb2.Taken()).ranks.append(one)
         for agent, part in by_agent.items():
             follower.taken(agent, part)
@@ -350,7 +350,7 @@ class ClusterHub:
         if job.is_over:
             self._told.pop(job_id, None)
         for follower in list(self._followers.get(job_id, ())):
-            for reader in follower.begin_anew() if not job.record.shares else ():
+            for reader in follower.begin_anew() if not job.record.shares else follower.moved(job.record):
                 self._readers.pop(reader, None)
             follower.changed(self._shown(job))
             self._sync(follower)

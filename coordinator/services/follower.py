@@ -49,6 +49,12 @@ class Follower:
         self.readers.clear()
         return readers
 
+    def moved(self, record: jobs_pb2.JobRecord) -> list[int]:
+        """The job has hosts no more that it had, and may have them again: returns the readers that it had there."""
+        agents = {share.agent for share in record.shares}
+        self._done &= agents
+        return [self.readers.pop(agent) for agent in set(self.readers) - agents]
+
     def output(self, agent: str, output: jobs_pb2.Output) -> bool:
         """False, and nothing is passed on, when the agent sends far more than the reader has room for."""
         ahead = self._ahead.get(agent, 0) + len(output.data) + OUTPUT_COST

@@ -76,7 +76,7 @@ def test_it_begins_with_fewer_once_nobody_new_has_come_for_the_settle_time() -> 
     story.come_all("c")
     story.pass_time(0.9)
     assert not story.has_world("a1")
-    assert story.looks[-1] == (pytest.approx(6.9), "digits")
+    assert story.looks[-2] == (pytest.approx(6.9), "digits")
     story.pass_time(0.2)
     assert story.names("a") == "abc"
 
@@ -84,11 +84,20 @@ def test_it_begins_with_fewer_once_nobody_new_has_come_for_the_settle_time() -> 
 def test_it_waits_for_as_many_as_its_launcher_has_started() -> None:
     story = Elastic(fewest=1, size=3)
     story.come_all("ab")
-    story.pass_time(100.0)
+    story.pass_time(9.0)
     assert not story.has_world("a1")
     assert "waiting for 1 more" in story.progress("a1")[-1]
     story.come_all("c")
     assert story.names("a") == "abc"
+
+
+def test_it_begins_without_those_that_are_too_late() -> None:
+    story = Elastic(fewest=2, size=3)
+    story.come_all("ab")
+    story.pass_time(11.0)
+    assert story.names("a") == "ab"
+    story.come_all("c")
+    assert story.parked("c")[-1]
 
 
 def test_the_numbers_of_a_launcher_order_it() -> None:

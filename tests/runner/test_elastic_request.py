@@ -89,17 +89,21 @@ def test_a_fixed_size_means_that_failed_processes_are_replaced() -> None:
     assert check(max_num_proc=4).replacement(4, NAMES) is None
     assert check(min_num_proc=4).replacement(4, NAMES) == Replacement(12)
     assert check(min_num_proc=4, max_num_proc=4, reset_limit=0).replacement(4, NAMES) == Replacement(0)
-    for given in ({"min_num_proc": 3}, {"min_num_proc": 4, "max_num_proc": 5}, {"host_discovery_script": "true"}):
-        with pytest.raises(NotImplementedError, match=list(given)[-1]):
-            check(**given).replacement(4, NAMES)
 
 
-def test_the_command_says_that_sizes_do_not_change_yet(capsys: pytest.CaptureFixture[str]) -> None:
-    for argv in (["--min-np", "1"], ["--host-discovery-script", "true", "--slots", "2"]):
-        code, text = said(capsys, *argv)
-        assert code == 2
-        assert re.search(ends_with(LaunchCode.UNSUPPORTED_OPTION, argv[0]), text)
-        assert text.count("\n") == 1
+def test_other_sizes_are_those_of_an_elastic_job() -> None:
+    assert check(min_num_proc=3).replacement(4, NAMES) == Replacement(12, (3, None))
+    assert check(min_num_proc=0, max_num_proc=4).replacement(4, NAMES) == Replacement(12, (1, 4))
+    several = check(min_num_proc=4, max_num_proc=5, reset_limit=1).replacement(4, NAMES)
+    assert several == Replacement(1, (4, 5))
+    assert [several.slots(4, room) for room in (4, 5, 9)] == [4, 5, 5]
+
+
+def test_the_command_says_that_no_program_finds_hosts_yet(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = said(capsys, "--host-discovery-script", "true", "--slots", "2")
+    assert code == 2
+    assert re.search(ends_with(LaunchCode.UNSUPPORTED_OPTION, "--host-discovery-script"), text)
+    assert text.count("\n") == 1
 
 
 def test_the_command_checks_first(capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,11 +65,10 @@ def _exactly(sentence: str) -> str:
             ),
         ),
         (
-            ["-np", "2", "--min-np", "1", "true"],
+            ["-np", "2", "--host-discovery-script", "true", "true"],
             (
-                "Jobs whose size changes can't be started yet, so --min-np can't be used in this way: leave it out for "
-                "a job that ends with its first failed process, or give --min-np the number of -np, and processes that "
-                "fail are replaced. [unsupported-option]"
+                "Hosts can't be found by a program yet, so --host-discovery-script can't be used: name all of them, "
+                "and give --min-np and --max-np for a job that goes on without those that are lost. [unsupported-option]"
             ),
         ),
         (

@@ -156,7 +156,6 @@ def _launch(args: argparse.Namespace) -> int:
         from horovod.launch.ssh.launch import launch_on_hosts
 
         _check_stdin_elsewhere(args.command)
-        args.num_proc = len(names)
         used = [HostSlots(name, names.count(name)) for name in dict.fromkeys(names)]
         return launch_on_hosts(args, environ, used, sys.executable)
     _check_command(args.command[0], environ)
@@ -175,7 +174,8 @@ def _launch_here(
         from horovod.launch.local.job import LocalJob, run_job, share_of_cores, threads_in_words
 
         threads = share_of_cores(environ, len(names))
-        job = LocalJob(args.command, names, {**environ, **threads, **terminal_size(environ)}, stdin=stdin)
+        own = {**environ, **threads, **terminal_size(environ)}
+        job = LocalJob(args.command, names, own, stdin=stdin, processes=args.num_proc)
         streams = PythonStreams()
         directory = Path(args.output_filename) if args.output_filename else None
         console = Console(
@@ -243,11 +243,17 @@ def _environment(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _hosts(args: argparse.Namespace) -> tuple[str, ...]:
-    """The host of every rank. ValueError for what can't be, RefusedError for what can't be had."""
+    """The host of every rank that there may be, of which there are `args.num_proc` at first.
+
+    ValueError for what can't be, RefusedError for what can't be had.
+    """
     hosts = _named_hosts(args)
     count = args.num_proc or sum(host.slots for host in hosts or ())
     _check_elastic(args, count, len(hosts) if hosts is not None else None)
-    return fill(hosts or (HostSlots("localhost", count),), count)
+    args.num_proc = count
+    hosts = hosts or (HostSlots("localhost", count),)
+    room = args.replacement.slots(count, sum(host.slots for host in hosts)) if args.replacement else count
+    return fill(hosts, max(count, room))
 
 
 def _named_hosts(args: argparse.Namespace) -> tuple[HostSlots, ...] | None:
@@ -272,7 +278,9 @@ def _check_elastic(args: argparse.Namespace, count: int, host_count: int | None)
         raise RefusedError(coded(LaunchCode.UNSUPPORTED_OPTION, str(error))) from error
     if given:
         remedy = "" if request.elastic else " --min-np or --host-discovery-script would make it elastic."
-        _say(f"{joined(given)} {'has' if len(given) == 1 else 'have'} no effect: this job has a fixed size.{remedy}")
+        sizes = args.replacement.sizes if args.replacement else None
+        reason = "this job has a fixed size" if sizes is None else "no program finds its hosts"
+        _say(f"{joined(given)} {'has' if len(given) == 1 else 'have'} no effect: {reason}.{remedy}")
 
 
 def _check_command(program: str, environ: Mapping[str, str]) -> None:

@@ -12,15 +12,17 @@ from .job import hosts_of
 def start(record: jobs_pb2.JobRecord, share: jobs_pb2.Share) -> pb.AgentCommand:
     """Start the ranks of that share, in the incarnations that the record names."""
     spec = record.spec
-    places = assign([Seat(str(rank), host) for rank, host in enumerate(hosts_of(record))])
+    host_of = hosts_of(record)
+    places = assign([Seat(str(slot), host) for slot, host in host_of.items()])
     assert not isinstance(places, str)  # only members that ask for a rank can be refused
+    place_of = {int(place.member_id): place for place in places}
     each = len(share.gpus) // len(share.slots)
     started = pb.StartShare(
         job=record.id,
         command=spec.command,
         environment=spec.environment,
         directory=spec.directory,
-        size=spec.processes,
+        size=len(host_of),
         interfaces=share.interfaces,
         hold=spec.attended,
         lines=spec.lines,
@@ -30,7 +32,7 @@ def start(record: jobs_pb2.JobRecord, share: jobs_pb2.Share) -> pb.AgentCommand:
         replaces_failed=spec.policy.replaces_failed,
     )
     for index, rank in enumerate(share.slots):
-        at = places[rank]
+        at = place_of[rank]
         started.ranks.add(
             rank=rank,
             local_rank=at.local_rank,

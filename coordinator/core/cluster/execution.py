@@ -24,6 +24,7 @@ from .agent import Agent
 from .effects import Command, Effect, Notice
 from .job import ClusterJob, rank_ends
 from .outcomes import incarnations, known
+from .sizes import is_elastic
 from .target_record import exits_of
 
 MOST_STARTS = 5  # attempts to start one job. A job that no host can start would otherwise set all of them aside.
@@ -135,9 +136,21 @@ def _judged(job: ClusterJob, wall_s: float) -> list[Effect]:
     """Saves a job some of whose ranks have ended; and what that means for the others."""
     record = job.record
     effects = _decided(job, wall_s) if record.state == jobs_pb2.JOB_STATE_RUNNING else []
-    if all(share.over for share in record.shares):
+    waits = record.state == jobs_pb2.JOB_STATE_RUNNING and is_elastic(record.spec) and not record.finishes
+    if all(share.over for share in record.shares) and not (waits and not record.shares):
         return job.finish(wall_s)
     return [*job.saved(), *effects]
+
+
+def looked_at(job: ClusterJob, wall_s: float) -> list[Effect]:
+    """Time has passed for an elastic job that runs: it may have had too few processes for too long."""
+    if job.target.short_since_s is None or job.record.state != jobs_pb2.JOB_STATE_RUNNING:
+        return []
+    generation = job.record.generation
+    effects = _decided(job, wall_s)
+    if job.record.generation == generation:
+        return []
+    return job.finish(wall_s) if not job.record.shares else [*job.saved(), *effects]
 
 
 def _decided(job: ClusterJob, wall_s: float) -> list[Command]:
@@ -147,7 +160,10 @@ def _decided(job: ClusterJob, wall_s: float) -> list[Command]:
     target, sentence = decide(wall_s, job.target, Observed(exits_of(record)))
     if target is job.target or not (replaces or target.phase is Phase.ENDS):
         return []
+    is_news = target.generation != job.target.generation
     job.obey(target)
+    if not is_news:  # it is short of processes, as before
+        return []
     if replaces:
         record.sentence = sentence
     if target.phase is Phase.ENDS:

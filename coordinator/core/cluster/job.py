@@ -1,6 +1,6 @@
 """A job that was submitted to a cluster: its record, the resources that it needs, and how it ended, in a sentence."""
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from horovod.base.errors import ClusterCode, LaunchCode, code_of, coded
@@ -14,11 +14,11 @@ from . import code, lines, record_size
 from .effects import Changed, Effect, Save
 from .outcomes import RankExit, incarnation_of, latest
 from .placement import Resources
+from .sizes import MAX_PROCESSES, is_elastic, processes_of, sizes_of
 from .target_record import target_of, write_target
 
 OVER = (jobs_pb2.JOB_STATE_SUCCEEDED, jobs_pb2.JOB_STATE_FAILED, jobs_pb2.JOB_STATE_STOPPED)
 MAX_SUBMISSION = 64
-MAX_PROCESSES = 1 << 16
 
 
 @dataclass
@@ -55,8 +55,8 @@ class ClusterJob:
     def share_of(self, agent: str) -> jobs_pb2.Share | None:
         return next((share for share in self.record.shares if share.agent == agent), None)
 
-    def hosts(self) -> list[str]:
-        """The host of every rank, by rank."""
+    def hosts(self) -> dict[int, str]:
+        """The host of every slot."""
         return hosts_of(self.record)
 
     def saved(self, is_new: bool = False) -> list[Effect]:
@@ -89,12 +89,12 @@ class ClusterJob:
         elif failure := first_failure(ends):
             record.state = jobs_pb2.JOB_STATE_FAILED
             record.exit_code = exit_code(failure.code)
-            sentence = record.sentence or explain(ends, self.hosts()[::each], noun) or ""
+            sentence = record.sentence or explain(ends, _hosts_of_all(self.hosts(), each), noun) or ""
             error = code_of(sentence) or code_of(failure.lost) or LaunchCode.RANK_FAILED
             if which := lines.in_words(record):
                 sentence = f"{capitalized(which)} failed: {uncapitalized(sentence)}"
             record.sentence = coded(error, sentence)
-        elif len(ends) * each < record.spec.processes:
+        elif len(ends) * each < (1 if is_elastic(record.spec) else record.spec.processes):
             record.state = jobs_pb2.JOB_STATE_FAILED  # `sentence` says why it could not be started
             record.exit_code = 1
         else:
@@ -103,9 +103,14 @@ class ClusterJob:
         return self.saved()
 
 
-def hosts_of(record: jobs_pb2.JobRecord) -> list[str]:
-    """The host of every rank, by rank."""
-    return [host for _, host in sorted((slot, share.agent) for share in record.shares for slot in share.slots)]
+def hosts_of(record: jobs_pb2.JobRecord) -> dict[int, str]:
+    """The host of every slot, in the order of their numbers."""
+    return dict(sorted((slot, share.agent) for share in record.shares for slot in share.slots))
+
+
+def _hosts_of_all(host_of: Mapping[int, str], each: int) -> dict[int, str]:
+    """each: how many slots count as one, as those of one worker do."""
+    return {slot // each: host for slot, host in host_of.items()}
 
 
 def describe(record: jobs_pb2.JobRecord) -> str:
@@ -114,7 +119,7 @@ def describe(record: jobs_pb2.JobRecord) -> str:
     state = jobs_pb2.JobState.Name(record.state).removeprefix("JOB_STATE_").lower()
     if record.state == jobs_pb2.JOB_STATE_RUNNING and (line := lines.in_words(record)):
         state += f" {line}"
-    text = f"Job {record.id} of {plural(record.spec.processes, 'rank')} is {state}"
+    text = f"Job {record.id} of {plural(processes_of(record), 'rank')} is {state}"
     if not where or record.state in OVER:
         return f"{text}. {record.sentence}"
     return f"{text}: {where}. {record.sentence}".removesuffix(". ")
@@ -129,7 +134,7 @@ def rank_ends(record: jobs_pb2.JobRecord, but: Set[tuple[int, int]] = frozenset(
         return []
     host_of = hosts_of(record)
     new = (outcome for outcome in record.outcomes if (outcome.rank, incarnation_of(outcome)) not in but)
-    found = [outcome for outcome in new if outcome.rank < len(host_of)]
+    found = [outcome for outcome in new if outcome.rank in host_of]
     return [rank_ended(record.id, host_of[outcome.rank], RankExit.of(outcome)) for outcome in found]
 
 
@@ -155,6 +160,23 @@ def refusal_of(spec: jobs_pb2.JobSpec) -> str:
     return record_size.refusal_of(spec)
 
 
+def _contradiction_of_sizes(spec: jobs_pb2.JobSpec) -> str:
+    policy = spec.policy
+    if not is_elastic(spec):
+        return "A job has a greatest number of processes, but no fewest." if policy.most else ""
+    sizes = sizes_of(spec)
+    if not sizes.fewest <= spec.processes <= sizes.most <= MAX_PROCESSES:
+        return (
+            f"A job that begins with {plural(spec.processes, 'process')} can't have {sizes.fewest} to {sizes.most} of "
+            "them."
+        )
+    if not policy.replaces_failed or lines.per_worker(spec) > 1:
+        return "A job whose size changes has failed processes replaced, and workers of one process."
+    if not 0 <= policy.patience_seconds < 1e9:
+        return f"A patience of {policy.patience_seconds:g} seconds makes no sense."
+    return ""
+
+
 def _contradiction(spec: jobs_pb2.JobSpec) -> str:
     if not spec.command and not spec.lines:
         return "The job has no command."
@@ -162,6 +184,8 @@ def _contradiction(spec: jobs_pb2.JobSpec) -> str:
         return sentence
     if not 1 <= spec.processes <= MAX_PROCESSES:
         return f"A job has from 1 to {MAX_PROCESSES} processes, not {spec.processes}."
+    if sentence := _contradiction_of_sizes(spec):
+        return sentence
     each = lines.per_worker(spec)
     if spec.processes % each:
         return f"{plural(spec.processes, 'process')} can't be dealt out to workers of {each} processes each."

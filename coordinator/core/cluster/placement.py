@@ -90,7 +90,7 @@ def place(wanted: Resources, hosts: Sequence[Capacity]) -> tuple[Part, ...] | st
     """The parts in rank order, or why the hosts can't hold the job."""
     if wanted.hosts:
         return _in_order(wanted, {host.name: host for host in hosts})
-    fitting = {host.name: _processes_that_fit(wanted, host) for host in hosts}
+    fitting = {host.name: processes_that_fit(wanted, host) for host in hosts}
     by_name = {host.name: host for host in hosts}
     counts: dict[str, int] = {}
     left = wanted.processes
@@ -120,7 +120,7 @@ def _in_order(wanted: Resources, by_name: Mapping[str, Capacity]) -> tuple[Part,
         host = by_name.get(name)
         if host is None:
             return f"it is to run on host {name}, whose agent is not there."
-        most = min(slots // wanted.slots_together * wanted.together, _processes_that_fit(wanted, host))
+        most = min(slots // wanted.slots_together * wanted.together, processes_that_fit(wanted, host))
         total += most
         if (count := min(left, most)) > 0:
             counts.append((name, count))
@@ -138,7 +138,7 @@ def _dealt(wanted: Resources, by_name: Mapping[str, Capacity], counts: Sequence[
     return tuple(parts)
 
 
-def _processes_that_fit(wanted: Resources, host: Capacity) -> int:
+def processes_that_fit(wanted: Resources, host: Capacity) -> int:
     """How many processes of the job fit on the host. Workers are not divided between hosts."""
     if any(host.labels.get(key) != value for key, value in wanted.labels.items()):
         return 0
@@ -154,7 +154,7 @@ def _processes_that_fit(wanted: Resources, host: Capacity) -> int:
 
 def _too_little(wanted: Resources, hosts: Sequence[Capacity], total: int) -> str:
     in_order = sorted(hosts, key=lambda host: natural(host.name))
-    shown = [f"{host.name}:{_processes_that_fit(wanted, host) // wanted.together}" for host in in_order]
+    shown = [f"{host.name}:{processes_that_fit(wanted, host) // wanted.together}" for host in in_order]
     where = f" ({shortened(shown, SHOWN_HOSTS)})" if shown else ""
     on_hosts = f"on {plural(len(hosts), 'host')}{where}"
     return f"it asks for {wanted}, and there is room for {total // wanted.together} {on_hosts}."

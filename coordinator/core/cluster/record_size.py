@@ -8,6 +8,8 @@ takes is written in that form (`stored`). The coordinator that made it goes on w
 from horovod.base.errors import ClusterCode, coded, coded_like, without_code
 from horovod.protos.v1 import jobs_pb2
 
+from .sizes import processes_of
+
 MAX_RECORD_BYTES = 1_450_000  # what a store takes (store/base.py), without the key
 _OUTCOME_BYTES = 32  # bytes of one process's outcome in the shortest form
 _SLOT_BYTES = 4  # bytes of its slot in a share
@@ -58,13 +60,14 @@ def refusal_of(spec: jobs_pb2.JobSpec) -> str:
 def refusal_of_placed(record: jobs_pb2.JobRecord) -> str:
     """The same for a job that has been given its hosts."""
     size = record.ByteSize()
-    room = room_for(record.spec.processes, len(record.shares), record.spec.policy.replaces_failed)
+    processes = processes_of(record)
+    room = room_for(processes, len(record.shares), record.spec.policy.replaces_failed)
     if size <= room:
         return ""
     return coded(
         ClusterCode.JOB_TOO_LARGE,
         f"It can't be recorded: its description and the names of its {len(record.shares)} hosts, of their GPUs and "
-        f"interfaces have {size:,} bytes, but with {record.spec.processes} process(es) a job may have "
+        f"interfaces have {size:,} bytes, but with {processes} process(es) a job may have "
         f"{max(0, room):,}.",
     )
 

@@ -13,16 +13,20 @@ reaches whom.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from horovod.base.words import shortened
+from horovod.coordinator.core.elastic.decision import Observed, decide
+from horovod.coordinator.core.elastic.target import Phase
 from horovod.protos.v1 import jobs_pb2
 
-from . import commands, lines, record_size
+from . import commands, execution, lines, record_size
 from .agent import Agent
 from .effects import Changed, Command, Effect
 from .job import ClusterJob, resources_of
-from .placement import Capacity, Part, Resources, place
+from .placement import Capacity, Part, Resources, natural, place, processes_that_fit
 from .reachability import Reachability
+from .sizes import MAX_PROCESSES, is_elastic, sizes_of
 
 
 class Scheduler:
@@ -42,6 +46,16 @@ class Scheduler:
         for job in self._in_state(jobs_pb2.JOB_STATE_CONNECTING):
             if job.record.state == jobs_pb2.JOB_STATE_CONNECTING:
                 effects += self._connect(job, now_s, wall_s)
+        effects += self._queued(now_s, wall_s)
+        for job in self._in_state(jobs_pb2.JOB_STATE_RUNNING):
+            if is_elastic(job.record.spec):
+                effects += execution.looked_at(job, wall_s)
+                effects += self._grown(job, now_s, wall_s)
+        return effects
+
+    def _queued(self, now_s: float, wall_s: float) -> list[Effect]:
+        """Places the jobs that wait, as far as there is room."""
+        effects: list[Effect] = []
         first_waiting = ""
         for job in self._in_state(jobs_pb2.JOB_STATE_QUEUED):
             if job.record.state != jobs_pb2.JOB_STATE_QUEUED:
@@ -50,7 +64,7 @@ class Scheduler:
             if first_waiting:
                 effects += _waits(job, f"It waits behind job {first_waiting}.")
                 continue
-            placed = place(wanted, [self._free(agent) for agent in self._usable()])
+            placed = self._place(job.record.spec, wanted)
             if isinstance(placed, str):
                 if isinstance(most := self._most(wanted), str):
                     effects += _waits(job, f"It waits for more hosts: {most}{self._set_aside()}")
@@ -67,7 +81,7 @@ class Scheduler:
         wanted = resources_of(spec)
         waiting = self._in_state(jobs_pb2.JOB_STATE_QUEUED)
         able = (job for job in waiting if not isinstance(self._most(resources_of(job.record.spec)), str))
-        placed = place(wanted, [self._free(agent) for agent in self._usable()])
+        placed = self._place(spec, wanted)
         if isinstance(placed, str):
             more = "more hosts" if isinstance(self._most(wanted), str) else "room"
             record.sentence = f"It would wait for {more}: {placed}"
@@ -79,6 +93,17 @@ class Scheduler:
 
     def free_slots(self, name: str) -> int:
         return max(0, self._free(self._agents[name]).slots)
+
+    def _place(self, spec: jobs_pb2.JobSpec, wanted: Resources) -> Sequence[Part] | str:
+        """Where the job can go now. An elastic one gets as many slots as it may have, if there is room for them."""
+        free = [self._free(agent) for agent in self._usable()]
+        placed = place(wanted, free)
+        if isinstance(placed, str) or not is_elastic(spec):
+            return placed
+        for count in range(min(sizes_of(spec).most, sum(host.slots for host in free)), wanted.processes, -1):
+            if not isinstance(more := place(replace(wanted, processes=count), free), str):
+                return more
+        return placed
 
     # -- room --------------------------------------------------------------------------------------------------------
 
@@ -151,6 +176,64 @@ class Scheduler:
         record.started_at = wall_s
         starts = [Command(share.agent, commands.start(record, share)) for share in record.shares]
         return [*effects, *job.saved(), *starts]
+
+    def _grown(self, job: ClusterJob, now_s: float, wall_s: float) -> list[Effect]:
+        """Gives a running job that has fewer processes than it may have a further host, if one has room for it."""
+        record, effects = job.record, list[Effect]()
+        missing = job.target.rules.most - len(job.target.slots)
+        if record.state != jobs_pb2.JOB_STATE_RUNNING or job.target.phase is not Phase.RUNS or missing <= 0:
+            return []
+        there = [self._agents[share.agent] for share in record.shares if share.agent in self._agents]
+        for agent in sorted(self._usable(), key=lambda one: natural(one.name)):
+            if job.share_of(agent.name) is not None or record.id in agent.strays or not agent.is_connected:
+                continue
+            wanted = replace(resources_of(record.spec), processes=1)
+            most = processes_that_fit(wanted, self._free(agent))
+            if not (count := min(missing, most, _may_have(record.spec, agent.name))):
+                continue
+            found = self._reachability.between([*there, agent], now_s)
+            effects += [Command(name, command) for name, command in found.probes]
+            if not found.is_complete or found.unreachable or not _share_interfaces(record, found.interfaces):
+                continue
+            return [*effects, *self._grow(job, agent, count, found.interfaces, wall_s)]
+        return effects
+
+    def _grow(
+        self, job: ClusterJob, agent: Agent, count: int, interfaces: Mapping[str, Sequence[str]], wall_s: float
+    ) -> list[Effect]:
+        record = job.record
+        target, sentence = decide(wall_s, job.target, Observed(room={agent.name: count}))
+        slots = [slot for slot in target.slots if slot.number not in job.target.by_number]
+        if not slots:
+            return []
+        before = jobs_pb2.JobRecord()
+        before.CopyFrom(record)
+        gpus = self._free(agent).gpus[: len(slots) * record.spec.needs.gpus]
+        share = record.shares.add(
+            agent=agent.name,
+            slots=[slot.number for slot in slots],
+            gpus=gpus,
+            interfaces=interfaces.get(agent.name, ()),
+            orphan_grace_seconds=agent.register.orphan_grace_seconds,
+        )
+        if record_size.refusal_of_placed(record):  # it is as large as a record can be
+            record.CopyFrom(before)
+            return []
+        job.obey(target)
+        record.sentence = sentence
+        return [*job.saved(), Command(agent.name, commands.start(record, share))]
+
+
+def _may_have(spec: jobs_pb2.JobSpec, host: str) -> int:
+    """So many processes may the job have on that host at most."""
+    if not spec.hosts:
+        return MAX_PROCESSES
+    return next((one.slots for one in spec.hosts if one.name == host), 0)
+
+
+def _share_interfaces(record: jobs_pb2.JobRecord, found: Mapping[str, Sequence[str]]) -> bool:
+    """Whether each host of the job is reached from a further one over interfaces on which its processes listen."""
+    return all(not share.interfaces or set(share.interfaces) & set(found[share.agent]) for share in record.shares)
 
 
 def _waits(job: ClusterJob, sentence: str) -> list[Effect]:

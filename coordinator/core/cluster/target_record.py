@@ -7,6 +7,7 @@ from horovod.coordinator.core.ending import how
 from horovod.protos.v1 import jobs_pb2
 
 from .outcomes import RankExit, forget_replaced, incarnation_of, incarnations, latest
+from .sizes import sizes_of
 
 _ENDS = (
     jobs_pb2.JOB_STATE_ENDING,
@@ -17,10 +18,12 @@ _ENDS = (
 
 
 def target_of(record: jobs_pb2.JobRecord) -> Target:
-    """The target of a job that has its hosts. Its size is fixed: every job has as many slots as it asked for."""
-    size, policy = record.spec.processes, record.spec.policy
-    most = policy.most_replacements if policy.HasField("most_replacements") else None
-    rules = Rules(size, size, OnFailure.REPLACE if policy.replaces_failed else OnFailure.END, most)
+    """The target of a job that has its hosts."""
+    policy = record.spec.policy
+    replacements = policy.most_replacements if policy.HasField("most_replacements") else None
+    on_failure = OnFailure.REPLACE if policy.replaces_failed else OnFailure.END
+    sizes = sizes_of(record.spec)
+    rules = Rules(sizes.fewest, sizes.most, on_failure, replacements, policy.patience_seconds)
     agents = {number: share.agent for share in record.shares for number in share.slots}
     ended = {one.rank for one in latest(record)} if record.finishes else frozenset()
     slots = tuple(
@@ -41,10 +44,22 @@ def write_target(record: jobs_pb2.JobRecord, target: Target) -> None:
     elif target.phase is Phase.FINISHES:
         record.finishes = True
     else:
-        for share in record.shares:
-            slots = [target.by_number[number] for number in share.slots]
-            share.incarnations[:] = [slot.incarnation for slot in slots] if target.generation > 1 else []
+        _write_slots(record, target)
         forget_replaced(record)
+
+
+def _write_slots(record: jobs_pb2.JobRecord, target: Target) -> None:
+    """A share whose host is lost goes with its slots; slots on further hosts are shares that `grow` has made."""
+    kept = []
+    for share in record.shares:
+        slots = [target.by_number[number] for number in share.slots if number in target.by_number]
+        if any(slot.host == share.agent for slot in slots):
+            share.incarnations[:] = [slot.incarnation for slot in slots] if target.generation > 1 else []
+            kept.append(share)
+    if len(kept) < len(record.shares):
+        copies = jobs_pb2.JobRecord(shares=kept)
+        del record.shares[:]
+        record.shares.extend(copies.shares)
 
 
 def exits_of(record: jobs_pb2.JobRecord) -> list[Exit]:

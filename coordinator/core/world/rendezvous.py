@@ -19,7 +19,8 @@ those that wait goes away, the formation is void, and another one begins when th
 
 How many are enough: of a job of fixed size, exactly as many. Of an elastic job, as many as there may be at most; or the
 fewest, where members of the last world are among them, which are not to wait for anybody else; or as many as its
-launcher said it has started; or the fewest, when nobody new has come for the settle time.
+launcher said it has started; or the fewest, when nobody new has come for the settle time (for SLOW_START times as long
+where the launcher has started more).
 
 A newcomer to an elastic job that runs waits too, with all members awaited: they are told (`Newcomers`), once nobody new
 has come for the settle time and if there is a place, and join again at their next commit. Who comes beyond the most
@@ -47,6 +48,7 @@ from .waiting import Waiting
 
 # Seconds that a member may take to join again. That takes less than 0.1 s where processors are free.
 RETURN_S = 20.0
+SLOW_START = 10  # processes that were started together come as far apart as so many settle times
 
 
 @dataclass
@@ -70,7 +72,9 @@ class Rendezvous:
         self.returning: dict[str, tuple[Present, float]] = {}  # by member id; until when it is awaited
         self._job = job
         self._refused = ""  # why the last process that tried to join was refused, for the members that wait
-        self._settled_at_s: float | None = None  # of an elastic job: until then others may follow the last newcomer
+        # Of an elastic job: until when others may follow the last newcomer, and those that a launcher has started.
+        self._settled_at_s: float | None = None
+        self._late_at_s: float | None = None
         self._announced = False  # the members of the running world have been told that newcomers wait
 
     # -- who ---------------------------------------------------------------------------------------------------------
@@ -105,7 +109,8 @@ class Rendezvous:
         self._refused = ""
         if sizes_of(request).is_elastic and claim is None:
             self._settled_at_s = now_s + request.settle_seconds
-            effects.append(LookLater(self._job, request.settle_seconds))
+            self._late_at_s = now_s + SLOW_START * request.settle_seconds
+            effects += [LookLater(self._job, until_s - now_s) for until_s in (self._settled_at_s, self._late_at_s)]
         return [*effects, *self.advance(now_s)]
 
     def refuse(self, request: pb.JoinRequest, sentence: str, now_s: float) -> list[Effect]:
@@ -167,9 +172,9 @@ class Rendezvous:
             return False
         if self.waiting.claims:
             return True
-        if self.waiting.expected:
-            return count >= self.waiting.expected
-        return self._settled_at_s is None or now_s >= self._settled_at_s
+        if self.waiting.expected and count < self.waiting.expected:
+            return self._late_at_s is None or now_s >= self._late_at_s
+        return bool(self.waiting.expected) or self._settled_at_s is None or now_s >= self._settled_at_s
 
     def _members(self, first: pb.JoinRequest) -> list[pb.JoinRequest]:
         """Those that the world has, in rank order: those of the last world keep their order; others follow in the order
@@ -183,10 +188,14 @@ class Rendezvous:
 
     def settle(self, now_s: float) -> list[Effect]:
         """To be called when time has passed: a world may form, or newcomers may be announced, since no others came."""
-        if self._settled_at_s is None or now_s < self._settled_at_s:
-            return []
-        self._settled_at_s = None
-        return [*self.advance(now_s), *self._announce()]
+        effects: list[Effect] = []
+        if self._settled_at_s is not None and now_s >= self._settled_at_s:
+            self._settled_at_s = None
+            effects += [*self.advance(now_s), *self._announce()]
+        if self._late_at_s is not None and now_s >= self._late_at_s:
+            self._late_at_s = None
+            effects += self.advance(now_s)
+        return effects
 
     def _announce(self) -> list[Effect]:
         """Tells the members of the running world that newcomers wait for whom there is a place."""

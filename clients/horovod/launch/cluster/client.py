@@ -269,7 +269,7 @@ class FollowedJob:
         loop = asyncio.get_running_loop()
         self._console.room = lambda: _call(loop, self._room.set)
         await self._cluster.follow(request, self._on_change, self._on_output)
-        for rank in range(self.record.spec.processes):
+        for rank in {*range(self.record.spec.processes), *(slot for one in self.record.shares for slot in one.slots)}:
             self._console.finish(rank, "stdout")
             self._console.finish(rank, "stderr")
         return self.record

@@ -18,7 +18,7 @@ from horovod.launch.console.control import Control, without_loop
 from horovod.launch.console.python_streams import PythonStreams
 from horovod.launch.console.report import last_lines, outcome_of
 from horovod.launch.console.terminal import terminal_size
-from horovod.launch.elastic.policy import write_policy
+from horovod.launch.elastic.policy import elastic_variables, write_policy
 from horovod.launch.observed import traced
 from horovod.protos.v1 import jobs_pb2
 from horovod.rendezvous.hosts import HostSlots, fill
@@ -33,7 +33,7 @@ def job_of(args: argparse.Namespace, environ: Mapping[str, str], hosts: Sequence
     spec = jobs_pb2.JobSpec(
         name=args.job_name or "",
         command=args.command,
-        environment=exported(environ),
+        environment=exported({**environ, **elastic_variables(args.replacement)}),
         directory=os.getcwd(),
         processes=args.num_proc,
         labels=dict(args.label),
@@ -45,7 +45,7 @@ def job_of(args: argparse.Namespace, environ: Mapping[str, str], hosts: Sequence
     spec.needs.memory_bytes = int((args.memory_gb_per_process or 0.0) * 2**30)
     for name, slots in hosts:
         spec.hosts.add(name=name, slots=slots)
-    write_policy(spec, args.replacement)
+    write_policy(spec, args.replacement, environ)
     return spec
 
 

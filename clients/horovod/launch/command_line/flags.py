@@ -100,7 +100,7 @@ def make_parser() -> Parser:
 
     # --min-np or --host-discovery-script makes a job elastic: its failed processes are replaced. The others have no
     # meaning without one of them.
-    elastic = parser.add_argument_group("elastic jobs (of a fixed size yet: --min-np equal to -np)")
+    elastic = parser.add_argument_group("elastic jobs")
     elastic.add_argument(
         "--min-np", "--min-num-proc", dest="min_num_proc", type=int, metavar="N", help="go on with so many; default -np"
     )

@@ -1,13 +1,30 @@
-"""How failed processes are replaced, as the scheduler is told it: the policy in the description of a job."""
+"""What an elastic job is, as the scheduler and its processes are told: a policy in its description, and variables."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from horovod.base.settings import resolve, variables
 from horovod.launch.elastic.request import Replacement
 from horovod.protos.v1 import jobs_pb2
 
 
-def write_policy(spec: jobs_pb2.JobSpec, replacement: Replacement | None) -> None:
-    """Writes it into the job. None: the job ends with its first failed process."""
-    if replacement is not None:
-        spec.policy.replaces_failed = True
-        spec.policy.most_replacements = replacement.most
+def write_policy(spec: jobs_pb2.JobSpec, replacement: Replacement | None, environ: Mapping[str, str]) -> None:
+    """Writes it into the job, of which `environ` is. replacement: None where it ends with its first failed process."""
+    if replacement is None:
+        return
+    policy = spec.policy
+    policy.replaces_failed = True
+    policy.most_replacements = replacement.most
+    if replacement.sizes is not None:
+        fewest, most = replacement.sizes
+        policy.fewest, policy.most = fewest, most or 0
+        policy.patience_seconds = resolve(environ).elastic_timeout_seconds
+
+
+def elastic_variables(replacement: Replacement | None) -> dict[str, str]:
+    """Of each process: how many members its worlds may have."""
+    if replacement is None or replacement.sizes is None:
+        return {}
+    fewest, most = replacement.sizes
+    return variables(elastic=True, min_size=fewest, **({} if most is None else {"max_size": most}))

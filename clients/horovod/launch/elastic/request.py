@@ -13,17 +13,27 @@ _COOLDOWN_LIMIT_S = 3600
 # By default. A program that fails at its start would else be started without end.
 REPLACEMENTS_PER_PROCESS = 3
 NOT_YET = (
-    "Jobs whose size changes can't be started yet, so {given} can't be used in this way: leave it out for a job that "
-    "ends with its first failed process, or give {min_num_proc} the number of {num_proc}, and processes that fail are "
-    "replaced."
+    "Hosts can't be found by a program yet, so {given} can't be used: name all of them, and give {min_num_proc} and "
+    "{max_num_proc} for a job that goes on without those that are lost."
 )
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """Processes that fail are replaced, so often at most in the job's life."""
+    """Processes that fail are replaced.
+
+    most: so often in the job's life. sizes: the fewest and the most processes of a job whose size may change; None: it
+    does not. The most may be None, which is no limit.
+    """
 
     most: int
+    sizes: tuple[int, int | None] | None = None
+
+    def slots(self, processes: int, room: int) -> int:
+        """How many of `room` slots a job may use that begins with so many processes."""
+        if self.sizes is None:
+            return processes
+        return room if self.sizes[1] is None else min(room, self.sizes[1])
 
 
 @dataclass(frozen=True)
@@ -45,16 +55,16 @@ class ElasticRequest:
     def replacement(self, num_proc: int, names: dict[str, str]) -> Replacement | None:
         """How failed processes are replaced; None: the first failed process ends the job.
 
-        Call `check` before. Raises NotImplementedError for a job whose size may change.
+        Call `check` before. Raises NotImplementedError for a script that finds hosts.
         """
         if not self.elastic:
             return None
         if self.host_discovery_script is not None:
             raise NotImplementedError(NOT_YET.format(given=names["host_discovery_script"], **names))
-        for field in ("min_num_proc", "max_num_proc"):
-            if getattr(self, field) not in (None, num_proc):
-                raise NotImplementedError(NOT_YET.format(given=names[field], **names))
-        return Replacement(REPLACEMENTS_PER_PROCESS * num_proc if self.reset_limit is None else self.reset_limit)
+        most = REPLACEMENTS_PER_PROCESS * num_proc if self.reset_limit is None else self.reset_limit
+        fewest = max(1, num_proc if self.min_num_proc is None else self.min_num_proc)
+        is_fixed = fewest == num_proc and self.max_num_proc in (None, num_proc)
+        return Replacement(most, None if is_fixed else (fewest, self.max_num_proc))
 
     def without_effect(self) -> list[str]:
         """The fields that were given and are about hosts that come and go."""

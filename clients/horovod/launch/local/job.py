@@ -20,7 +20,7 @@ from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.launch.console.control import SignalTarget
 from horovod.launch.console.progress import Progress, Seen, seen_by
 from horovod.launch.console.report import last_lines
-from horovod.launch.elastic.policy import write_policy
+from horovod.launch.elastic.policy import elastic_variables, write_policy
 from horovod.launch.elastic.request import Replacement
 from horovod.launch.local.own_machine import OwnMachine, Shares
 from horovod.launch.observed import pages_of, traced
@@ -35,13 +35,17 @@ from horovod.worker.rank_environment import JobOnHost, rank_environment
 
 @dataclass(frozen=True)
 class LocalJob:
-    """A job all of whose ranks run on this machine: what to run. `hosts` has a name of it for every rank."""
+    """A job all of whose ranks run on this machine: what to run. `hosts` has a name of it for every rank.
+
+    processes: how many there are at first, of a job whose size may change; 0: one for each of `hosts`.
+    """
 
     command: Sequence[str]
     hosts: Sequence[str]
     environ: Mapping[str, str]
     descriptors: Sequence[Sequence[int]] = ()  # for each rank, the descriptors that it inherits
     stdin: Sequence[int | None] = ()  # for each rank, its stdin; None: an empty one. (): empty ones for all
+    processes: int = 0
 
     @property
     def host_names(self) -> list[str]:
@@ -95,13 +99,14 @@ def run_job(
     settings = resolve(job.environ)
     limits = Limits(settings.keepalive_timeout_seconds, settings.reattach_grace_seconds)
     config = CoordinatorConfig(token=token, limits=limits, **pages_of(settings))
-    spec = JobSpec(command=job.command[:1], processes=len(job.hosts))  # a record has no room for a long command
-    write_policy(spec, replacement)
+    # A record has no room for a long command.
+    spec = JobSpec(command=job.command[:1], processes=job.processes or len(job.hosts))
+    write_policy(spec, replacement, job.environ)
     with (
         EmbeddedCoordinator.of(config) as coordinator,
         traced(len(job.hosts), coordinator.server.registry if coordinator.server else None) as trace,
     ):
-        traced_job = dataclasses.replace(job, environ={**job.environ, **trace})
+        traced_job = dataclasses.replace(job, environ={**job.environ, **trace, **elastic_variables(replacement)})
 
         told = 0  # the generation of which the user knows
 
