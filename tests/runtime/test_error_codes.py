@@ -15,9 +15,11 @@ from horovod.base.errors import (
     WorldCode,
     code_of,
     coded,
+    coded_like,
     without_code,
 )
 from horovod.base.errors.page import markdown
+from horovod.base.words import printable
 from horovod.common.exceptions import HorovodInternalError
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +38,13 @@ def test_a_sentence_around_another_one_has_one_code() -> None:
     inner = coded(LaunchCode.UNKNOWN_HOST, "There is no host named 'b'.")
     outer = coded(WorldCode.JOB_RUNS_ALREADY, f"Rank 1 was refused: {inner}")
     assert outer == "Rank 1 was refused: There is no host named 'b'. [job-runs-already]"
+
+
+def test_another_sentence_about_the_same_fault_keeps_its_code() -> None:
+    inner = coded(LaunchCode.UNKNOWN_HOST, "There is no host named 'b'.")
+    assert coded_like(inner, "The job waits for host 'b'.") == "The job waits for host 'b'. [unknown-host]"
+    assert coded_like("It rains.", "The job waits.") == "The job waits."
+    assert printable(inner, 8) == "There is... [unknown-host]"
 
 
 @pytest.mark.parametrize(

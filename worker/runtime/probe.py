@@ -11,7 +11,7 @@ import socket
 import ssl
 from dataclasses import dataclass
 
-from horovod.base.errors import AccessCode, ErrorCode, WorldCode
+from horovod.base.errors import AccessCode, ErrorCode, WorldCode, coded
 from horovod.base.words import reason_of
 from horovod.worker.runtime.tls import ClientTls, explained, not_welcome, speaks_tls
 
@@ -31,6 +31,9 @@ class Finding:
     code: ErrorCode = WorldCode.COORDINATOR_UNREACHABLE
     hopeless: bool = False  # it will not become a coordinator by waiting
     speaks_grpc: bool = False
+
+    def sentence(self, address: str) -> str:
+        return coded(self.code, f"The coordinator at {address} {self.words}. {self.remedy}")
 
 
 _SILENT = Finding("closes connections without an answer")

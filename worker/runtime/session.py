@@ -178,6 +178,5 @@ def _probe(connection: Connection, deadline: float, reason: str, ended: bool) ->
     seconds = min(PROBE_SECONDS, max(0.2, deadline - time.monotonic()))
     finding = probe(connection.host, connection.port, seconds, connection.tls)
     if ended or not finding.speaks_grpc:
-        sentence = f"The coordinator at {connection.address} {finding.words}. {finding.remedy}"
-        return _NoWorld(coded(finding.code, sentence), finding.hopeless)
+        return _NoWorld(finding.sentence(connection.address), finding.hopeless)
     return _NoWorld(reason, is_final=True) if finding.hopeless else None
