@@ -128,7 +128,7 @@ except MemberLostError as error:
     code, out, err = launch(*agents.options, "-np", "3", *program(source), environ=agents.environ).finish()
     assert code == 128 + signal.SIGKILL, err
     heard = sorted(re.sub(r"pid \d+", "pid P", line) for line in out.splitlines())
-    saw = "Rank 1 (pid P) on host h1 was lost: its agent saw its process end: signal 9 (SIGKILL)."
+    saw = "Rank 1 (pid P) on host h1 was lost: its agent saw its process end: signal 9 (SIGKILL). [peer-lost]"
     assert heard == [f"[{rank}]<stdout>:{saw}" for rank in (0, 2)]
 
 
