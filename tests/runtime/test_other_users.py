@@ -81,9 +81,7 @@ def test_another_user_can_not_join_first(coordinator: EmbeddedCoordinator) -> No
     assert f"uid {OTHER_USER}" in out, err
     assert "files: Permission denied" in out
     assert "joined:" not in out
-    assert "refused: UNAUTHENTICATED The coordinator asks for a token, but the call carried none." in out
-    assert "refused: UNAUTHENTICATED The coordinator asks for a token, but the call carried another one." in out
-    assert "HOROVOD_TOKEN_FILE" in out
+    assert out.count("refused: UNAUTHENTICATED ") == out.count("HOROVOD_TOKEN_FILE") == 2  # no token, another one
     # The user's own processes come in without a word about tokens.
     common = {"HOROVOD_COORDINATOR": coordinator.address, "HOROVOD_SIZE": "2"}
     script = "\nhvd.init()\nprint(hvd.rank(), hvd.size(), allreduce('x'))"
@@ -132,7 +130,7 @@ def test_a_folder_that_another_user_made_first_is_not_used(public_folder: Path) 
         timeout=60,
     )
     assert run.returncode == 1
-    assert f"Can't keep the coordinator's token in {str(made)!r}" in run.stderr
-    assert f"it belongs to uid {OTHER_USER}" in run.stderr
+    assert repr(str(made)) in run.stderr
+    assert f"uid {OTHER_USER}" in run.stderr
     assert "--token-file FILE" in run.stderr
     assert run.stderr.count("\n") == 1

@@ -11,8 +11,8 @@ import socket
 import ssl
 from dataclasses import dataclass
 
-from horovod.base.errors import AccessCode, ErrorCode, WorldCode, coded
-from horovod.base.words import reason_of
+from horovod.base.errors import AccessCode, EngineCode, ErrorCode, WorldCode, coded
+from horovod.base.words import is_out_of_descriptors, reason_of
 from horovod.worker.runtime.tls import ClientTls, explained, not_welcome, speaks_tls
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -82,7 +82,8 @@ def _look(host: str, port: int, timeout_seconds: float, tls: ClientTls | None) -
     except TimeoutError:
         return Finding("does not answer")
     except OSError as error:
-        return Finding(f"cannot be reached: {reason_of(error)}")
+        code = EngineCode.TOO_MANY_OPEN_FILES if is_out_of_descriptors(error) else WorldCode.COORDINATOR_UNREACHABLE
+        return Finding(f"cannot be reached: {reason_of(error)}", code=code)
     return judge(answer)
 
 
