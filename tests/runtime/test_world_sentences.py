@@ -17,7 +17,7 @@ from horovod.common.process_sets import ProcessSet, remove_process_set
 from horovod.protos.v1 import membership_pb2 as pb
 from horovod.worker.runtime.channel import explain
 from horovod.worker.runtime.context import current
-from horovod.worker.runtime.departures import Departures
+from horovod.worker.runtime.departures import NOT_CONNECTED, Departures
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.host import Interface, choose_interfaces
 from horovod.worker.runtime.plan import choose_transport
@@ -130,6 +130,19 @@ def test_of_a_member_without_which_its_world_went_on() -> None:
     )
     assert story.membership.stranger("digits", 1, "first", 1) == (
         "Member 'first' of job 'digits' is rank 0, not rank 1. [unproven-member]"
+    )
+
+
+def test_of_a_member_that_leaves_because_it_could_not_connect() -> None:
+    """Its goodbye is one in order, and yet ends the start of the others."""
+    story = Story()
+    for name, pid in (("first", 6), ("second", 7)):
+        story.join(name, pid=pid)
+    story.leave("second", NOT_CONNECTED)
+    departures = Departures()
+    departures.hear([story.told["first"][-1].gone], 1)
+    assert departures.needed() == (
+        "Rank 1 (pid 7) on host node-a left: it could not connect to the other members. [not-connected]"
     )
 
 
