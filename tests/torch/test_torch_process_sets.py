@@ -288,7 +288,7 @@ def test_a_set_in_use_is_not_removed(dynamic: World) -> None:
     for sentence in dynamic.run(_remove_too_early):
         assert sentence == (
             "The process set of ranks [0, 1] cannot be removed while operations run in it: rank 1 has 1. "
-            "Synchronize their handles on all ranks first."
+            "Synchronize their handles on all ranks first. [process-set-in-use]"
         )
 
 
