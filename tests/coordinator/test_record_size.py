@@ -15,6 +15,8 @@ from horovod.coordinator.core.cluster.record_size import LISTED_BYTES, MAX_RECOR
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
 
+UNKEPT = coded(ClusterCode.TOO_LARGE_FOR_STORE, "It can't be kept.")
+
 LONG = "x" * 1_500_000
 
 
@@ -32,9 +34,6 @@ def test_what_is_long_is_named(spec: jobs_pb2.JobSpec, words: list[str]) -> None
     spec.processes = spec.processes or 1
     for word in words:
         assert word in refusal_of(spec)
-
-
-UNKEPT = coded(ClusterCode.TOO_LARGE_FOR_STORE, "It can't be kept.")
 
 
 def test_thousands_of_processes_have_room() -> None:
