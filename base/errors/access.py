@@ -12,10 +12,7 @@ class AccessCode(ErrorCode):
     NOT_PRIVATE = ("not-private", "Other users could have written a file that must be its owner's alone. Remove it.")
     OTHER_USER = (
         "other-user",
-        (
-            "Another user's process listens where this one looks for its coordinator. Choose another port, or give a "
-            "token."
-        ),
+        "Another user's process listens where this one looks for its coordinator. Choose another port or give a token.",
     )
     UNKNOWN_OWNER = ("unknown-owner", "It can't be told whose process listens on an address. Give a token.")
     UNUSABLE_CERTIFICATE = (

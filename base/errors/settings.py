@@ -22,8 +22,5 @@ class SettingCode(ErrorCode):
     TOO_FEW_SLOTS = ("too-few-slots", "More processes are asked for than the hosts have slots.")
     LAUNCHER_VARIABLES = (
         "launcher-variables",
-        (
-            "The variables that another launcher gave this process are incomplete, or not meant for it. Set "
-            "HOROVOD_CLUSTER=none, or say yourself what they should."
-        ),
+        "Variables of another launcher are incomplete or not for this process. HOROVOD_CLUSTER=none ignores them.",
     )

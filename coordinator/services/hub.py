@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from horovod.base.errors import ClusterCode, coded, coded_like, without_code
+from horovod.base.errors import ClusterCode, WorldCode, coded
 from horovod.base.tasks import end_tasks
 from horovod.base.telemetry.logs import about
 from horovod.coordinator.core.agreement.budget import TooMuchError
@@ -262,9 +262,8 @@ class Hub:
         try:
             world = await self._worlds.publish(formation)
         except TooLargeError as error:
-            sentence = coded_like(
-                error, f"The world of job {job!r} is larger than the coordinator's store takes: {without_code(error)}"
-            )
+            sentence = f"The world of job {job!r} is larger than the coordinator's store takes: {error}"
+            sentence = coded(WorldCode.WORLD_TOO_LARGE, sentence)
             _log.error("%s", sentence, extra=about(job))
             self._carry_out(job, self._membership.unformable(formation, sentence, self._clock()))
             return

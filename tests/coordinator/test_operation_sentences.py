@@ -111,21 +111,21 @@ PAIR = (FLOAT32, [2]), (FLOAT32, [3])
             [op("a", ALLGATHER, shape=[]), op("a", ALLGATHER, shape=[])],
             (
                 "Ranks 0 and 1 tried to ALLGATHER a rank-zero tensor, in a. The tensor needs at least one dimension; "
-                "use for example tensor.reshape(1). [invalid-operation]"
+                "use for example tensor.reshape(1). [no-rows]"
             ),
         ),
         (
             [op("a", ALLTOALL, shape=[2]), op("a", ALLTOALL, shape=[])],
             (
                 "Rank 1 tried to ALLTOALL a rank-zero tensor, in a. The tensor needs at least one dimension; use for "
-                "example tensor.reshape(1). [invalid-operation]"
+                "example tensor.reshape(1). [no-rows]"
             ),
         ),
         (
             [op("r", REDUCESCATTER, shape=[])] * 2,
             (
                 "Ranks 0 and 1 tried to REDUCESCATTER a rank-zero tensor, in r. The tensor needs at least one "
-                "dimension; use for example tensor.reshape(1). [invalid-operation]"
+                "dimension; use for example tensor.reshape(1). [no-rows]"
             ),
         ),
         (
@@ -146,7 +146,7 @@ PAIR = (FLOAT32, [2]), (FLOAT32, [3])
         ),
         (
             [op("r", REDUCESCATTER, reduce_op=MIN)] * 2,
-            "REDUCESCATTER supports Average and Sum only, but ranks 0 and 1 asked for Min, in r. [invalid-operation]",
+            "REDUCESCATTER supports Average and Sum only, but ranks 0 and 1 asked for Min, in r. [undefined-reduction]",
         ),
         (
             [op("b", BROADCAST, root=1), op("b", BROADCAST, root=0)],
@@ -159,7 +159,7 @@ PAIR = (FLOAT32, [2]), (FLOAT32, [3])
             [op("b", BROADCAST, root=2)] * 2,
             (
                 "The BROADCAST root rank 2 of b is not a member of the process set, which has ranks 0 and 1. "
-                "[invalid-operation]"
+                "[invalid-root]"
             ),
         ),
         (

@@ -16,7 +16,7 @@ from coordinator_builders import request
 from error_codes import ends_with
 from etcd_server import Etcd, ctl
 
-from horovod.base.errors import ClusterCode, code_of
+from horovod.base.errors import ClusterCode, WorldCode, code_of
 from horovod.coordinator import PROTOCOL_VERSION
 from horovod.coordinator.core.cluster.record_size import MAX_RECORD_BYTES
 from horovod.coordinator.services.cluster import ClusterHub, CommandOutbox
@@ -336,7 +336,7 @@ def test_members_of_a_world_that_this_store_does_not_take_are_refused_and_other_
     async def body(store: Store, hub: Hub) -> None:
         for box in await join(hub, "large", 400):
             sentence = (await event(box, "refused")).refused.sentence
-            assert re.search(ends_with(ClusterCode.TOO_LARGE_FOR_STORE, "'large'"), sentence)
+            assert re.search(ends_with(WorldCode.WORLD_TOO_LARGE, "'large'"), sentence)
             assert await box.take() == []  # the stream is over
         (box,) = await join(hub, "small", 1)
         assert (await event(box, "world")).world.epoch == 1

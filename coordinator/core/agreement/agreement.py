@@ -163,7 +163,7 @@ def _scalars(ops: Ops, _: Sequence[int]) -> str:
     if not ranks:
         return ""
     return coded(
-        OperationCode.INVALID,
+        OperationCode.NO_ROWS,
         f"{capitalized(ranks_in_words(ranks))} tried to {type_name(_first(ops))} a rank-zero tensor, in "
         f"{_first(ops).name}. The tensor needs at least one dimension; use for example tensor.reshape(1).",
     )
@@ -193,7 +193,7 @@ def _reducescatter_ops(ops: Ops, _: Sequence[int]) -> str:
     if op.type != pb.OPERATION_TYPE_REDUCESCATTER or op.reduce_op in (pb.REDUCE_OP_AVERAGE, pb.REDUCE_OP_SUM):
         return ""
     return coded(
-        OperationCode.INVALID,
+        OperationCode.UNDEFINED_REDUCTION,
         f"REDUCESCATTER supports Average and Sum only, but {ranks_in_words(ops)} asked for "
         f"{reduce_name(op.reduce_op)}, in {op.name}.",
     )
@@ -212,7 +212,7 @@ def _roots(ops: Ops, members: Sequence[int]) -> str:
     )
     if not sentence and op.root_rank not in members:
         sentence = coded(
-            OperationCode.INVALID,
+            OperationCode.INVALID_ROOT,
             f"The {type_name(op)} root rank {op.root_rank} of {op.name} is not a member of the process set, which has "
             f"{ranks_in_words(members)}.",
         )

@@ -1,0 +1,80 @@
+"""Jobs whose size changes, with real processes: they go on without what is killed, and take in what comes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import psutil
+from agents import Agents
+from launching import Launched
+from test_replaced_processes import ELASTIC
+
+Run = Callable[..., CompletedProcess[str]]
+Launch = Callable[..., Launched]
+Program = Callable[[str], list[str]]
+
+# Steps until one is taken in a world of two members again, with a commit after each.
+CHANGES = {
+    "class Steps": "FIRST_SAYS\nclass Steps",
+    "lambda value, root_rank=0: value": "first_says",
+    "self.steps = self.saved = 0": "self.steps = self.saved = self.last_size = 0",
+    "while state.steps < 6:": "while state.steps < 6 or state.last_size < 2:",
+    "        state.steps += 1\n": "        state.steps += 1\n        state.last_size = hvd.size()\n",
+    "assert total(1) == 2": "assert total(1) == hvd.size()",
+    "        state.save()\n": "        state.commit()\n",
+    'print("step", state.steps, os.getpid(), flush=True)': 'print("step", state.steps, hvd.size(), flush=True)',
+    "    hvd.shutdown()\n    hvd.init()\n": "    hvd.join_again()\n",
+}
+FIRST_SAYS = """
+from horovod.common.elastic import HostUpdateResult
+
+def first_says(news, root_rank=0):
+    "What rank 0 has heard of hosts that came."
+    return bool(total(int(news[0] and hvd.rank() == 0))), HostUpdateResult.added
+"""
+
+
+def source(dies: str) -> str:
+    text = ELASTIC
+    for old, new in CHANGES.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text.replace("FIRST_SAYS", FIRST_SAYS).replace("DIES", dies)
+
+
+def sizes(out: str, rank: int) -> list[int]:
+    """Those of the worlds in which this rank has taken steps, each once for worlds that follow each other."""
+    found = [int(size) for size in re.findall(rf"\[{rank}\]<stdout>:step \d+ (\d)", out)]
+    return [size for place, size in enumerate(found) if place == 0 or found[place - 1] != size]
+
+
+def test_a_job_goes_on_alone_and_takes_in_who_replaces_the_killed_one(horovodrun: Run, program: Program) -> None:
+    done = horovodrun("-np", "2", "--min-np", "1", *program(source("os.kill(os.getpid(), signal.SIGKILL)")))
+    assert done.returncode == 0, done.stderr
+    assert sizes(done.stdout, rank=0) == [2, 1, 2]
+    assert done.stdout.count("took") == 2
+
+
+def test_a_job_loses_a_host_and_grows_on_another(tmp_path: Path, launch: Launch, program: Program) -> None:
+    with Agents(tmp_path) as agents:
+        agents.add("h1", slots=1)
+        agents.add("h2", slots=1)
+        options = [*agents.options, "-np", "2", "--min-np", "1", "--max-np", "2"]
+        launched = launch(*options, *program(source("print('pid', os.getpid(), flush=True)")), environ=agents.environ)
+        said: list[str] = []
+        while not any("[1]<stdout>:pid" in line for line in said):
+            said += launched.lines(1)
+        pid = int(next(line for line in said if "[1]<stdout>:pid" in line).rpartition(" ")[2])
+        agents.processes["h2"].kill()  # the host is gone: its agent, and the process that it has started
+        psutil.Process(pid).kill()
+        while not any(line.endswith(" 1") for line in said if "[0]<stdout>:step" in line):
+            said += launched.lines(1)
+        agents.add("h3", slots=1)
+        code, out, err = launched.finish()
+    assert code == 0, err
+    text = "\n".join([*said, out])
+    assert sizes(text, rank=0) == [2, 1, 2]
+    assert "There is room for 1 further process." in err
