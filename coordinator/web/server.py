@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from horovod.base.errors import ClusterCode, coded
+from horovod.base.errors import ClusterCode, code_of, coded
 from horovod.base.telemetry import Registry
 from horovod.base.telemetry.http import Answer, WebServer
 from horovod.base.telemetry.prometheus import CONTENT_TYPE, text_of
@@ -48,7 +48,7 @@ def web_server(shown: Shown, token: str | None) -> WebServer:
 
     async def readyz() -> Answer:
         if obstacle := await shown.obstacle():  # which names hosts and files: not for everybody
-            sentence = obstacle if obstacle == NO_ANSWER else NO_WRITES
+            sentence = NO_WRITES if code_of(obstacle) is ClusterCode.STORE_TAKES_NO_WRITES else NO_ANSWER
             return Answer(f"{sentence}\n", HTTPStatus.SERVICE_UNAVAILABLE)
         return Answer("ok\n")
 
