@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from horovod.base.errors import WorldCode, coded
 from horovod.base.words import ranks_in_words
 
 
@@ -39,16 +40,18 @@ def assign(seats: Sequence[Seat]) -> tuple[Place, ...] | str:
     """Places in rank order, or the sentence why the requested ranks can't be honoured."""
     requested = [seat.requested_rank for seat in seats if seat.requested_rank is not None]
     if requested and len(requested) != len(seats):
-        return (
+        return coded(
+            WorldCode.INVALID_RANK,
             f"{len(requested)} of {len(seats)} members asked for a rank; either all of them do (HOROVOD_RANK, set by a "
-            "launcher) or none."
+            "launcher) or none.",
         )
     if requested:
         missing = set(range(len(seats))) - set(requested)
         if missing:
-            return (
+            return coded(
+                WorldCode.INVALID_RANK,
                 f"The members asked for {ranks_in_words(requested)}, so nobody is {ranks_in_words(missing)}; "
-                f"each rank from 0 to {len(seats) - 1} must be asked for exactly once."
+                f"each rank from 0 to {len(seats) - 1} must be asked for exactly once.",
             )
         order = sorted(seats, key=lambda seat: seat.requested_rank or 0)
     else:
