@@ -311,10 +311,8 @@ class Hub:
         if session is None or session.epoch != gone.epoch:
             return
         if stream := session.streams.pop(gone.rank, None):
-            stream.fail(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"Rank {gone.rank} is no longer part of epoch {gone.epoch} of job {gone.job!r}.",
-            )
+            sentence = f"Rank {gone.rank} is no longer part of epoch {gone.epoch} of job {gone.job!r}."
+            stream.fail(grpc.StatusCode.FAILED_PRECONDITION, coded(WorldCode.EPOCH_OVER, sentence))
         session.reports.pop(gone.rank, None)
         session.send(session.negotiation.forget(gone.rank, self._clock()))
 

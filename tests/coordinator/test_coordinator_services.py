@@ -14,7 +14,7 @@ from coordinator_client import Crew, Stream
 from error_codes import ends_with
 from resources import eventually
 
-from horovod.base.errors import AccessCode, ClusterCode, OperationCode, code_of
+from horovod.base.errors import AccessCode, ClusterCode, OperationCode, WorldCode, code_of
 from horovod.coordinator.core.world.life import EXECUTED, PROCESS_ENDED
 from horovod.coordinator.core.world.membership import Membership
 from horovod.coordinator.limits import Limits
@@ -370,7 +370,7 @@ def test_the_negotiation_ends_with_its_member(crew: Crew) -> None:
     members[0].leave()
     code, sentence = members[0].negotiation.failure()
     assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert "Rank 0 is no longer part of epoch" in sentence
+    assert re.search(ends_with(WorldCode.EPOCH_OVER, "Rank 0", f"epoch {members[1].world.epoch}"), sentence)
     members[1].announce(op("allreduce.y"))  # goes on, and waits
     members[1].leave()
     assert members[1].negotiation.failure()[0] is grpc.StatusCode.FAILED_PRECONDITION
