@@ -63,16 +63,13 @@ class OperationCode(ErrorCode):
         "This reduction does not exist for this operation, data type or process set. Use hvd.Average or hvd.Sum.",
     )
     INVALID_ROOT = ("invalid-root", "`root_rank` is not the global rank of a process that takes part.")
-    INVALID_SPLITS = (
-        "invalid-splits",
-        "The rows of a tensor can't be shared out to the ranks like that. Pass one number of rows for each rank.",
-    )
-    UNREGISTERED_SET = (
-        "unregistered-process-set",
-        "All ranks must pass a process set to hvd.init() or hvd.add_process_set() before it is used.",
+    WRONG_SPLITS = ("wrong-splits", "The splits of an alltoall don't fit its tensor and the number of ranks.")
+    NO_SUCH_SET = (
+        "no-such-process-set",
+        "The process set is not registered, or was removed. Add it on all ranks first.",
     )
     NOT_IN_SET = ("not-in-process-set", "A rank called an operation of a process set to which it does not belong.")
-    UNKNOWN_HANDLE = ("unknown-handle", "A handle is none, or the result was taken already. Use each handle once.")
+    CLEARED_HANDLE = ("cleared-handle", "The handle has given its result already. Synchronize each handle once.")
     NOT_COMPILABLE = (
         "not-compilable",
         "XLA or tf.vectorized_map can't take this call over. Give tensors static shapes, or do without the two here.",

@@ -122,7 +122,7 @@ def rows(rank: int) -> None:
     output, received = OPS.alltoall(np.array([10, 11, 12]) + 100 * rank, [1, 2], None, everyone)
     same(output, [10, 110] if rank == 0 else [11, 12, 111, 112])
     assert received == ([1, 1] if rank == 0 else [2, 2])
-    assert code_of(refused(OPS.alltoall, np.ones(2), [1], None, everyone)) is OperationCode.INVALID_SPLITS
+    assert code_of(refused(OPS.alltoall, np.ones(2), [1], None, everyone)) is OperationCode.WRONG_SPLITS
     mine = np.array([rank])
     same(OPS.broadcast(mine, 1, None, everyone), [1])
     same(mine, [rank])

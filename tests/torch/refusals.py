@@ -94,24 +94,24 @@ REFUSED: Cases = {
     ),
     "too many splits": (
         lambda hvd: hvd.alltoall(X, [0] * (hvd.size() + 1)),
-        lambda hvd: ends_with(OperationCode.INVALID_SPLITS, f"{hvd.size() + 1} entries", f"{hvd.size()} ranks"),
+        lambda hvd: ends_with(OperationCode.WRONG_SPLITS, f"{hvd.size() + 1} entries", f"{hvd.size()} ranks"),
     ),
     "splits too large": (
         lambda hvd: hvd.alltoall(X, [5] * hvd.size()),
-        lambda hvd: ends_with(OperationCode.INVALID_SPLITS, f"sum to {5 * hvd.size()}", "(4)"),
+        lambda hvd: ends_with(OperationCode.WRONG_SPLITS, f"sum to {5 * hvd.size()}", "(4)"),
     ),
-    "negative splits": (lambda hvd: hvd.alltoall(X, [-1] * hvd.size()), ends_with(OperationCode.INVALID_SPLITS, "[-1")),
+    "negative splits": (lambda hvd: hvd.alltoall(X, [-1] * hvd.size()), ends_with(OperationCode.WRONG_SPLITS, "[-1")),
     "splits of another type": (
         lambda hvd: hvd.alltoall(X, torch.tensor([4])),
-        ends_with(OperationCode.INVALID_SPLITS, "torch.int32", "torch.int64"),
+        ends_with(OperationCode.WRONG_SPLITS, "torch.int32", "torch.int64"),
     ),
     "splits that are no numbers of rows": (
         lambda hvd: hvd.alltoall(X, [3.5] * hvd.size()),
-        ends_with(OperationCode.INVALID_SPLITS, "[3.5"),
+        ends_with(OperationCode.WRONG_SPLITS, "[3.5"),
     ),
     "two-dimensional splits": (
         lambda hvd: hvd.alltoall(X, torch.ones(1, 1, dtype=torch.int32)),
-        ends_with(OperationCode.INVALID_SPLITS, "2-dimensional"),
+        ends_with(OperationCode.WRONG_SPLITS, "2-dimensional"),
     ),
     "a group of letters": (lambda hvd: hvd.grouped_allreduce("ab"), ends_with(OperationCode.NOT_A_TENSOR, "not str")),
     "a group with a number": (
@@ -134,20 +134,20 @@ REFUSED: Cases = {
         lambda hvd: hvd.grouped_allreduce([X], True, op=hvd.Sum),
         ends_with(TrainingCode.CONTRADICTORY_ARGUMENTS, SUPERSEDES),
     ),
-    "no handle": (lambda hvd: hvd.poll(None), ends_with(OperationCode.UNKNOWN_HANDLE, "None")),
+    "no handle": (lambda hvd: hvd.poll(None), ends_with(OperationCode.CLEARED_HANDLE, "None")),
     "no process set": (
         lambda hvd: hvd.allreduce(X, process_set=1),
         ends_with(TrainingCode.INVALID_ARGUMENT, "not int"),
     ),
     "unregistered set": (
         lambda hvd: hvd.allreduce(X, process_set=hvd.ProcessSet([0, 1, 5])),
-        ends_with(OperationCode.UNREGISTERED_SET, "Allreduce", "[0, 1, 5]"),
+        ends_with(OperationCode.NO_SUCH_SET, "Allreduce", "[0, 1, 5]"),
     ),
     "unregistered set, barrier": (
         lambda hvd: hvd.barrier(process_set=hvd.ProcessSet([0, 1, 5])),
-        ends_with(OperationCode.UNREGISTERED_SET, "Barrier", "[0, 1, 5]"),
+        ends_with(OperationCode.NO_SUCH_SET, "Barrier", "[0, 1, 5]"),
     ),
-    "handle that never was": (lambda hvd: hvd.poll(12345), ends_with(OperationCode.UNKNOWN_HANDLE, "12345")),
+    "handle that never was": (lambda hvd: hvd.poll(12345), ends_with(OperationCode.CLEARED_HANDLE, "12345")),
 }
 
 # What the coordinator refuses where there are several ranks, the engine by itself where there is one.

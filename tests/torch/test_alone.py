@@ -152,7 +152,7 @@ def test_interrupted_wait_for_several_parts_goes_on_where_it_was() -> None:
     assert hvd.poll(handle)
     assert hvd.synchronize(handle) == (70, 80)
     assert hvd.synchronize(handle) is None
-    with pytest.raises(ValueError, match=ends_with(OperationCode.UNKNOWN_HANDLE)):
+    with pytest.raises(ValueError, match=ends_with(OperationCode.CLEARED_HANDLE)):
         hvd.poll(handle)
 
 

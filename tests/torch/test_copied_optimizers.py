@@ -285,7 +285,7 @@ def _in_a_set() -> None:
     hvd.init()
     other, other_optimizer = pickle.loads(pickled)
     other(rows()).sum().backward()
-    with pytest.raises(ValueError, match=ends_with(OperationCode.UNREGISTERED_SET, "ranks=[1]")):
+    with pytest.raises(ValueError, match=ends_with(OperationCode.NO_SUCH_SET, "ranks=[1]")):
         other_optimizer.step()
 
 

@@ -121,7 +121,7 @@ def _operations(ranks: list[int]) -> Any:
         with pytest.raises(ValueError, match=ends_with(OperationCode.INVALID_ROOT, f"root_rank {outside}", ranks)):
             hvd.broadcast(torch.ones(1), outside, process_set=chosen)
     hvd.remove_process_set(chosen)
-    with pytest.raises(ValueError, match=ends_with(OperationCode.UNREGISTERED_SET)):
+    with pytest.raises(ValueError, match=ends_with(OperationCode.NO_SUCH_SET)):
         hvd.allreduce(torch.ones(1), process_set=chosen)
     return results
 
@@ -225,7 +225,7 @@ def _optimize(ranks: list[int]) -> tuple[list[float], int]:
             optimizer.step()
     operations = current().counters()["submitted"] - submitted - asked.total()
     hvd.remove_process_set(chosen)
-    with pytest.raises(ValueError, match=ends_with(OperationCode.UNREGISTERED_SET)):
+    with pytest.raises(ValueError, match=ends_with(OperationCode.NO_SUCH_SET)):
         hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), process_set=chosen)
     return weight.tolist(), operations
 

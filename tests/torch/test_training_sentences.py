@@ -86,16 +86,16 @@ OPERATIONS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: hvd.alltoall(torch.ones(3)),
         (
             "Alltoall: the first dimension of the tensor (3) is not divisible by the number of ranks (2). Pass "
-            "splits to send unequal parts. [invalid-splits]"
+            "splits to send unequal parts. [wrong-splits]"
         ),
     ),
     "number of splits": (
         lambda: hvd.alltoall(X, [4]),
-        "Alltoall: splits has 1 entries, but 2 ranks take part. [invalid-splits]",
+        "Alltoall: splits has 1 entries, but 2 ranks take part. [wrong-splits]",
     ),
     "sum of splits": (
         lambda: hvd.alltoall(X, [3, 3]),
-        "Alltoall: splits sum to 6, which is more than the first dimension of the tensor (4). [invalid-splits]",
+        "Alltoall: splits sum to 6, which is more than the first dimension of the tensor (4). [wrong-splits]",
     ),
     "scalar": (
         lambda: hvd.reducescatter(torch.tensor(1.0)),
@@ -108,12 +108,12 @@ OPERATIONS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: hvd.barrier(process_set=hvd.ProcessSet([0, 5])),
         (
             "Barrier: ProcessSet(process_set_id=None, ranks=[0, 5], mpi_comm=None) is not registered. Pass it to "
-            "hvd.init(process_sets=[...]) or to hvd.add_process_set() on every rank first. [unregistered-process-set]"
+            "hvd.init(process_sets=[...]) or to hvd.add_process_set() on every rank first. [no-such-process-set]"
         ),
     ),
     "no handle": (
         lambda: hvd.poll(12345),
-        "Handle 12345 was not created or has been cleared. [unknown-handle]",
+        "Handle 12345 was not created or has been cleared. [cleared-handle]",
     ),
 }
 

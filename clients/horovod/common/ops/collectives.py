@@ -178,7 +178,7 @@ class Collectives(Generic[T]):
             if shape[0] % size:
                 raise ValueError(
                     coded(
-                        OperationCode.INVALID_SPLITS,
+                        OperationCode.WRONG_SPLITS,
                         f"Alltoall: the first dimension of the tensor ({shape[0]}) is not divisible by the number of "
                         f"ranks ({size}). Pass splits to send unequal parts.",
                     )
@@ -188,23 +188,23 @@ class Collectives(Generic[T]):
             rows = [operator.index(count) for count in splits]
         except TypeError:
             raise ValueError(
-                coded(OperationCode.INVALID_SPLITS, f"Alltoall: splits must be whole numbers, not {splits!r}.")
+                coded(OperationCode.WRONG_SPLITS, f"Alltoall: splits must be whole numbers, not {splits!r}.")
             ) from None
         if len(rows) != size:
             raise ValueError(
                 coded(
-                    OperationCode.INVALID_SPLITS,
+                    OperationCode.WRONG_SPLITS,
                     f"Alltoall: splits has {len(rows)} entries, but {size} ranks take part.",
                 )
             )
         if min(rows) < 0:
             raise ValueError(
-                coded(OperationCode.INVALID_SPLITS, f"Alltoall: splits must not be negative, but they are {rows}.")
+                coded(OperationCode.WRONG_SPLITS, f"Alltoall: splits must not be negative, but they are {rows}.")
             )
         if sum(rows) > shape[0]:
             raise ValueError(
                 coded(
-                    OperationCode.INVALID_SPLITS,
+                    OperationCode.WRONG_SPLITS,
                     f"Alltoall: splits sum to {sum(rows)}, which is more than the first dimension of the tensor "
                     f"({shape[0]}).",
                 )

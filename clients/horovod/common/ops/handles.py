@@ -39,7 +39,7 @@ class PartedHandle:
         if self._parts is None:
             raise ValueError(
                 coded(
-                    OperationCode.UNKNOWN_HANDLE,
+                    OperationCode.CLEARED_HANDLE,
                     f"Handle {self!r} was not created or has been cleared: it was synchronized before.",
                 )
             )
@@ -69,7 +69,7 @@ def _result_of(handle: Handle, current_stream: CurrentStream) -> Any:
 
 def poll(handle: Any) -> bool:
     if not isinstance(handle, (Handle, PartedHandle)):
-        raise ValueError(coded(OperationCode.UNKNOWN_HANDLE, f"Handle {handle!r} was not created or has been cleared."))
+        raise ValueError(coded(OperationCode.CLEARED_HANDLE, f"Handle {handle!r} was not created or has been cleared."))
     return handle.done()
 
 

@@ -106,7 +106,7 @@ def registered_number(process_set: ProcessSet, operation: str) -> int:
     if number is None:
         raise ValueError(
             coded(
-                OperationCode.UNREGISTERED_SET,
+                OperationCode.NO_SUCH_SET,
                 f"{operation}: {process_set} is not registered. Pass it to hvd.init(process_sets=[...]) "
                 "or to hvd.add_process_set() on every rank first.",
             )

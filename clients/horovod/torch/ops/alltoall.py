@@ -82,7 +82,7 @@ def _numbers(splits: Sequence[int] | torch.Tensor | None) -> Sequence[int] | Non
     if splits.dtype != torch.int32 or splits.dim() != 1:
         raise ValueError(
             coded(
-                OperationCode.INVALID_SPLITS,
+                OperationCode.WRONG_SPLITS,
                 f"Alltoall: splits must be a one-dimensional tensor of torch.int32, not {splits.dim()}-dimensional "
                 f"of {splits.dtype}.",
             )
