@@ -9,7 +9,9 @@ from __future__ import annotations
 import enum
 import re
 
-_AT_THE_END = re.compile(r"\s\[([a-z0-9-]+)\]\s*\Z")
+# Behind the message of a node TensorFlow puts which one it was: ` [Op:HorovodAllreduce] name: x`, or a line
+# `[[{{node x}}]]` and more lines. The message of an assertion is in brackets itself.
+_AT_THE_END = re.compile(r"\s\[([a-z0-9-]+)\](?:\s*\Z|(?=\]?\s+\[Op:|\]?\s+\[\[\{\{node ))")
 _BY_WORD: dict[str, ErrorCode] = {}
 
 

@@ -30,6 +30,10 @@ class TrainingCode(ErrorCode):
         "different-models",
         "Models or optimizers of the ranks have different parameters. Build them alike on all ranks.",
     )
+    DIFFERENT_ORDER = (
+        "different-order",
+        "Models of one function were made, or are used, in another order on each rank. Use the same order on all.",
+    )
     SPARSE_GRADIENT = (
         "sparse-gradient",
         "A gradient is sparse where only dense ones can be reduced. Pass sparse_as_dense=True.",

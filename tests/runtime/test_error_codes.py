@@ -47,6 +47,15 @@ def test_another_sentence_about_the_same_fault_keeps_its_code() -> None:
     assert printable(inner, 8) == "There is... [unknown-host]"
 
 
+@pytest.mark.parametrize("behind", [" [Op:HorovodAllreduce] name: x", "\n\t [[{{node x}}]]\n\nOriginal stack trace"])
+def test_a_text_in_which_tensorflow_names_its_node(behind: str) -> None:
+    text = coded(OperationCode.PEER_LOST, "Rank 1 was lost.") + behind
+    assert code_of(text) is OperationCode.PEER_LOST
+    assert without_code(text) == "Rank 1 was lost." + behind
+    assert re.search(ends_with(OperationCode.PEER_LOST, "Rank 1"), text)
+    assert not re.search(ends_with(OperationCode.SHUT_DOWN), text)
+
+
 @pytest.mark.parametrize(
     "text", ["", "Rank 1 was lost.", "in [unknown-host] or not", "the value [no-such-code]", "x[deadlock]"]
 )

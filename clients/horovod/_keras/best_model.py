@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from horovod.base.errors import TrainingCode, coded
+
 
 class BestModel:
     """The mixin; Keras's ModelCheckpoint comes second."""
@@ -31,5 +33,10 @@ class BestModel:
 
     def _save_model(self, *arguments: Any, **options: Any) -> None:
         if self.filepath is None:
-            raise ValueError("BestModelCheckpoint does not know where to save to. Set its attribute `filepath` first.")
+            raise ValueError(
+                coded(
+                    TrainingCode.INVALID_ARGUMENT,
+                    "BestModelCheckpoint does not know where to save to. Set its attribute `filepath` first.",
+                )
+            )
         super()._save_model(*arguments, **options)  # type: ignore[misc]

@@ -10,6 +10,7 @@ import numpy as np
 from horovod._keras.backends import backend_of
 from horovod._keras.classes import CallbackMixin
 from horovod._keras.state import build_optimizer, state_of
+from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Average, rank, size
 from horovod.common.gradients import identity
 from horovod.common.process_sets import global_process_set
@@ -58,7 +59,12 @@ class BroadcastGlobalVariablesCallback(_OfAKeras):
     def register_local_var(self, var: Any) -> None:
         """This variable stays what it is on each rank."""
         if not hasattr(var, "assign"):
-            raise ValueError(f"local_variables must be variables, but one element is a {type(var).__name__}.")
+            raise ValueError(
+                coded(
+                    TrainingCode.INVALID_ARGUMENT,
+                    f"local_variables must be variables, but one element is a {type(var).__name__}.",
+                )
+            )
         self.local_variables[identity(var)] = var
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -129,7 +135,11 @@ class LearningRateScheduleCallback(_OfAKeras):
     ) -> None:
         super().__init__()
         if initial_lr is None:
-            raise ValueError("Parameter `initial_lr` is required: the learning rate at epoch 0.")
+            raise ValueError(
+                coded(
+                    TrainingCode.INVALID_ARGUMENT, "Parameter `initial_lr` is required: the learning rate at epoch 0."
+                )
+            )
         self.initial_lr = initial_lr
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch
@@ -148,8 +158,11 @@ class LearningRateScheduleCallback(_OfAKeras):
             self.steps_per_epoch = (self.params or {}).get("steps")
             if not self.steps_per_epoch:
                 raise ValueError(
-                    "Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch parameter "
-                    f"to the {type(self).__name__}() or upgrade to a data set of known size."
+                    coded(
+                        TrainingCode.INVALID_ARGUMENT,
+                        "Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch "
+                        f"parameter to the {type(self).__name__}() or upgrade to a data set of known size.",
+                    )
                 )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

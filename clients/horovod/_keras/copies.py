@@ -15,6 +15,7 @@ from typing import Any
 
 from horovod._keras.kinds import distributed_keras
 from horovod._keras.optimizer import Distribution
+from horovod.base.errors import TrainingCode, coded
 from horovod.common.gradients import Reduction, identity
 
 _MARK = "_hvd_copies_are_distributed"
@@ -51,8 +52,12 @@ class HowDistributed:
             local = [place[variable] for variable in distribution.local]
         except KeyError:
             raise ValueError(
-                f"This {type(optimizer).__name__} has variables in `groups` or registered as local ones, and a copy "
-                "can't know which of its own these are. Copy the model that has the optimizer, after it is built."
+                coded(
+                    TrainingCode.NOT_DISTRIBUTED,
+                    f"This {type(optimizer).__name__} has variables in `groups` or registered as local ones, and a "
+                    "copy can't know which of its own these are. Copy the model that has the optimizer, after it is "
+                    "built.",
+                )
             ) from None
         return cls(reduction, distribution.passes, distribution.average, depth, groups, local)
 

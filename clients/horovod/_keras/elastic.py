@@ -9,6 +9,7 @@ import numpy as np
 from horovod._keras.backends import backend_of
 from horovod._keras.classes import CallbackMixin
 from horovod._keras.state import build_optimizer, state_of
+from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import rank
 from horovod.common.elastic import ObjectState
 from horovod.common.ops import objects
@@ -82,8 +83,11 @@ class KerasState(VariablesState):
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
         if not model.built:
             raise ValueError(
-                "The model must be built first, so that it has weights to keep: call model.build(input_shape), or it "
-                "with a batch."
+                coded(
+                    TrainingCode.NOT_BUILT,
+                    "The model must be built first, so that it has weights to keep: call model.build(input_shape), or "
+                    "it with a batch.",
+                )
             )
         self.model = model
         self.optimizer = optimizer or getattr(model, "optimizer", None)

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from horovod._keras.backends import backend_of
+from horovod.base.errors import TrainingCode, coded
 from horovod.common.gradients import Reduction
 
 
@@ -34,7 +35,12 @@ def distributed_keras(
         from horovod._keras.tf_keras import distribute_tf_keras
 
         return distribute_tf_keras(optimizer, reduction, passes, average, tensorflow_backend, name)
-    raise ValueError(f"hvd.DistributedOptimizer needs an optimizer of Keras, not {type(optimizer).__name__}.")
+    raise ValueError(
+        coded(
+            TrainingCode.UNSUPPORTED_OPTIMIZER,
+            f"hvd.DistributedOptimizer needs an optimizer of Keras, not {type(optimizer).__name__}.",
+        )
+    )
 
 
 def register_local_var(optimizer: Any, variable: Any) -> None:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from horovod.base.errors import OperationCode, TrainingCode, coded
 from horovod.common.basics import Average, Sum
 from horovod.common.gradients import Reduction, check_passes, identity
 
@@ -25,7 +26,11 @@ class Distribution:
     def __init__(self, reduction: Reduction, passes: int, average: bool, backend: Any) -> None:
         check_passes(passes)
         if reduction.op not in (Average, Sum):
-            raise ValueError("A Keras optimizer supports op=hvd.Average and op=hvd.Sum only.")
+            raise ValueError(
+                coded(
+                    OperationCode.UNDEFINED_REDUCTION, "A Keras optimizer supports op=hvd.Average and op=hvd.Sum only."
+                )
+            )
         if reduction.compression is None:
             reduction = replace(reduction, compression=backend.no_compression)
         self.reduction = reduction
@@ -130,8 +135,11 @@ class _DistributedOptimizer:
 def _of(optimizer: Any) -> Distribution:
     if optimizer._hvd is None:
         raise ValueError(
-            f"This {type(optimizer).__name__} was made from the configuration of a distributed optimizer and is not "
-            "distributed itself. Pass it to hvd.DistributedOptimizer."
+            coded(
+                TrainingCode.NOT_DISTRIBUTED,
+                f"This {type(optimizer).__name__} was made from the configuration of a distributed optimizer and is "
+                "not distributed itself. Pass it to hvd.DistributedOptimizer.",
+            )
         )
     distribution: Distribution = optimizer._hvd
     return distribution

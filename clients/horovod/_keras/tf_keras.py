@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod._keras.optimizer import Distribution, _of, distribute
+from horovod.base.errors import TrainingCode, coded
 from horovod.common.gradients import Reduction
 from horovod.tensorflow.autograph import as_it_is
 
@@ -101,7 +102,12 @@ class _DistributedOptimizer(_Reducing):
     def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Any:
         """Pairs of this rank's gradients and variables, as optimizers of Keras 2 had it; `apply_gradients` reduces."""
         if grad_loss is not None:
-            raise ValueError("tf_keras.optimizers.Optimizer takes no grad_loss; multiply the loss by it.")
+            raise ValueError(
+                coded(
+                    TrainingCode.INVALID_ARGUMENT,
+                    "tf_keras.optimizers.Optimizer takes no grad_loss; multiply the loss by it.",
+                )
+            )
         return self.compute_gradients(loss, var_list, tape)  # type: ignore[attr-defined]
 
     def _hvd_build(self, variables: list[Any]) -> None:

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from horovod.base.errors import TrainingCode, coded
 from horovod.data.prefetch import Prefetch
 
 __all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]
@@ -61,7 +62,12 @@ class AsyncDataLoaderMixin:
         self, async_loader_queue_size: int = 64, debug_data_loader: bool = False, *args: Any, **kwargs: Any
     ) -> None:
         if async_loader_queue_size < 0:
-            raise ValueError(f"async_loader_queue_size must be 0 or more, not {async_loader_queue_size}.")
+            raise ValueError(
+                coded(
+                    TrainingCode.INVALID_ARGUMENT,
+                    f"async_loader_queue_size must be 0 or more, not {async_loader_queue_size}.",
+                )
+            )
         self.async_loader_queue_size = async_loader_queue_size
         self.debug_data_loader = debug_data_loader
         self._hvd_running: list[Prefetch] = []

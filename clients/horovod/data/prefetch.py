@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from horovod.base.errors import TrainingCode, coded
+
 # How long the exit of the interpreter waits for an item that is being made. Threads inside native code should have left
 # it before the interpreter goes away.
 _EXIT_SECONDS: Final = 1.0
@@ -51,8 +53,11 @@ class Prefetch:
     def __next__(self) -> Any:
         if os.getpid() != self._pid:
             raise RuntimeError(
-                "An iteration over an asynchronous data loader can't go on in a forked child: the thread that makes "
-                "its batches exists in the parent only. Iterate anew."
+                coded(
+                    TrainingCode.FORKED_ITERATION,
+                    "An iteration over an asynchronous data loader can't go on in a forked child: the thread that "
+                    "makes its batches exists in the parent only. Iterate anew.",
+                )
             )
         with self._changed:
             if not self._items and not self._ended:

@@ -23,6 +23,7 @@ except ModuleNotFoundError as error:
 from horovod._keras import api, loading, names
 from horovod._keras.backends import backend_of
 from horovod._keras.names import *  # noqa: F403
+from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Average
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.keras import callbacks as callbacks
@@ -77,8 +78,11 @@ DistributedOptimizer.__doc__ = api.DistributedOptimizer.__doc__
 def broadcast_global_variables(root_rank: int) -> Any:
     """Of v1 sessions, which Keras 3 does not have: raises RuntimeError and says what to use."""
     raise RuntimeError(
-        f"Keras 3 has no global variables (root_rank={root_rank}). Use "
-        "hvd.callbacks.BroadcastGlobalVariablesCallback, or hvd.broadcast_variables of the module of the backend."
+        coded(
+            TrainingCode.NO_GRAPH,
+            f"Keras 3 has no global variables (root_rank={root_rank}). Use "
+            "hvd.callbacks.BroadcastGlobalVariablesCallback, or hvd.broadcast_variables of the module of the backend.",
+        )
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod.base.errors import TrainingCode, coded
 from horovod.tensorflow.autograph import as_it_is
 
 __all__ = ["LocalGradientAggregation"]
@@ -69,8 +70,11 @@ class LocalGradientAggregation:
             return gradient
         if not self._sparse_as_dense:
             raise ValueError(
-                "A gradient is tf.IndexedSlices, as embeddings have, and backward_passes_per_step > 1 sums up dense "
-                "gradients only. Pass sparse_as_dense=True to hvd.DistributedOptimizer."
+                coded(
+                    TrainingCode.SPARSE_GRADIENT,
+                    "A gradient is tf.IndexedSlices, as embeddings have, and backward_passes_per_step > 1 sums up "
+                    "dense gradients only. Pass sparse_as_dense=True to hvd.DistributedOptimizer.",
+                )
             )
         return tf.convert_to_tensor(gradient)
 

@@ -20,6 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod._keras.elastic import KerasState, VariablesState
+from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import join_again
 from horovod.common.elastic import run_fn
 from horovod.common.exceptions import HorovodInternalError
@@ -121,7 +122,11 @@ class TensorFlowState(VariablesState):
     def _run_in_session(self, what: Any) -> Any:
         session = self._session or tf.compat.v1.get_default_session()
         if session is None:
-            raise ValueError("TensorFlowState of a v1 graph needs a session: pass session=, or enter one.")
+            raise ValueError(
+                coded(
+                    TrainingCode.NO_GRAPH, "TensorFlowState of a v1 graph needs a session: pass session=, or enter one."
+                )
+            )
         return session.run(what)
 
 

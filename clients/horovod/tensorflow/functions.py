@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod.base.errors import TrainingCode, coded
 from horovod.common.ops import objects
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow.autograph import as_it_is
@@ -112,8 +113,11 @@ def broadcast_global_variables(root_rank: int) -> Any:
     """
     if tf.executing_eagerly():
         raise RuntimeError(
-            "hvd.broadcast_global_variables() does not support eager execution. Please use "
-            "hvd.broadcast_variables(<model/optimizer variables>) instead."
+            coded(
+                TrainingCode.NO_GRAPH,
+                "hvd.broadcast_global_variables() does not support eager execution. Please use "
+                "hvd.broadcast_variables(<model/optimizer variables>) instead.",
+            )
         )
     return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 

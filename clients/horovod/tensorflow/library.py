@@ -16,6 +16,7 @@ from typing import Any, Final
 import tensorflow as tf
 
 from horovod import _core
+from horovod.base.errors import OperationCode, coded
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.ops.collectives import join
 from horovod.common.ops.specs import set_number, set_size
@@ -50,8 +51,11 @@ def process_set_of(process_set_id: int) -> ProcessSet:
     process_set = global_process_set if process_set_id == 0 else registered(process_set_id)
     if process_set is None:
         raise ValueError(
-            f"There is no process set with id {process_set_id}. Pass it to hvd.init(process_sets=[...]) or to "
-            "hvd.add_process_set() on every rank first."
+            coded(
+                OperationCode.NO_SUCH_SET,
+                f"There is no process set with id {process_set_id}. Pass it to hvd.init(process_sets=[...]) or to "
+                "hvd.add_process_set() on every rank first.",
+            )
         )
     return process_set
 
@@ -76,8 +80,8 @@ _ANSWERS: Final[tuple[Callable[[int], int], ...]] = (
 )
 
 
-def code_of(error: Exception) -> int:
-    """Of the error that TensorFlow has for an error of ours."""
+def tensorflow_code(error: Exception) -> int:
+    """The code of the error that TensorFlow has for an error of ours."""
     codes = tf.errors
     if isinstance(error, ValueError):
         initialized = "has not been initialized" not in str(error)
@@ -90,7 +94,7 @@ def _answer(question: int, process_set_id: int) -> tuple[int, int, str]:
     try:
         return 0, int(_ANSWERS[question](process_set_id)), ""
     except Exception as error:  # nothing may be raised into TensorFlow's thread; what signals raise, the library keeps
-        return code_of(error), 0, (str(error) or type(error).__name__).replace("\0", " ")
+        return tensorflow_code(error), 0, (str(error) or type(error).__name__).replace("\0", " ")
 
 
 # -- loading -----------------------------------------------------------------------------------------------------------

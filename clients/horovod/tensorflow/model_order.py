@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Max
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import xla
@@ -58,11 +59,12 @@ def compared(moved: Sequence[int], process_set_id: int) -> list[Any]:
     own = tf.constant([*moved, *(-by for by in moved)], tf.int32)
     called = named("allreduce", "HorovodAllreduce", "models.order", own, ignore_name_scope=True)
     most = reduce(own, called, Max, 1.0, 1.0, process_set_id)
-    sentence = (
+    sentence = coded(
+        TrainingCode.DIFFERENT_ORDER,
         "The ranks reduce for several models in one function, and not in the same order: that in which the models or "
         "their variables were made is not on all ranks that in which the function uses them. Make the models in the "
         "same order on all ranks, and use them in the same order (a set has none), or train each in a function of its "
-        "own."
+        "own.",
     )
     return [tf.debugging.Assert(tf.reduce_all(tf.equal(most, own)), [sentence])]
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Sum, is_initialized, size
 from horovod.tensorflow.autograph import as_it_is
 from horovod.tensorflow.model_order import Owner, in_order
@@ -28,7 +29,9 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
 
     def __init__(self, fused: bool | None = False, **kwargs: Any) -> None:
         if fused in (True, None):
-            raise ValueError("SyncBatchNormalization does not support fused=True.")
+            raise ValueError(
+                coded(TrainingCode.INVALID_ARGUMENT, "SyncBatchNormalization does not support fused=True.")
+            )
         if not hasattr(tf.keras, "ops"):  # Keras 2
             kwargs["fused"] = False
         kwargs.setdefault("name", None)

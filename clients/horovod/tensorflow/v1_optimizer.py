@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Adasum
 from horovod.common.gradients import Reduction, identity
 from horovod.tensorflow.aggregation import LocalGradientAggregation
@@ -22,11 +23,16 @@ def distributed_v1(
     """A distributed optimizer around `optimizer`. Raises ValueError for what does not go together."""
     if passes > 1 and tf.executing_eagerly():
         raise ValueError(
-            "backward_passes_per_step > 1 is not supported for an optimizer of tf.compat.v1.train that is used "
-            "eagerly. Use an optimizer of Keras."
+            coded(
+                TrainingCode.UNSUPPORTED_OPTIMIZER,
+                "backward_passes_per_step > 1 is not supported for an optimizer of tf.compat.v1.train that is used "
+                "eagerly. Use an optimizer of Keras.",
+            )
         )
     if reduction.op == Adasum and average:
-        raise ValueError("Adasum does not support average_aggregated_gradients.")
+        raise ValueError(
+            coded(TrainingCode.CONTRADICTORY_ARGUMENTS, "Adasum does not support average_aggregated_gradients.")
+        )
     kind = _AdasumOptimizer if reduction.op == Adasum else _DistributedOptimizer
     return kind(optimizer, reduction, passes, average, name, use_locking)
 

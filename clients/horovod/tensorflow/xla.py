@@ -15,6 +15,7 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from horovod._core import OpType
+from horovod.base.errors import OperationCode, coded, without_code
 from horovod.common.ops.specs import set_size
 from horovod.tensorflow import xla_order
 from horovod.tensorflow.dtypes import DTYPES
@@ -49,7 +50,9 @@ def collective(
     Raises NotImplementedError, with what to do, for what XLA can't compile.
     """
     if obstacle := xla_obstacle():
-        raise NotImplementedError(f"{called.wire}: {obstacle} Use jit_compile=False.")
+        raise NotImplementedError(
+            coded(OperationCode.NOT_COMPILABLE, f"{called.wire}: {without_code(obstacle)} Use jit_compile=False.")
+        )
     dtype = DTYPES[tensors[0].dtype]
     shapes = [_static(tensor, called) for tensor in tensors]
     results = [shape if rows is None else [rows(shape[0]), *shape[1:]] for shape in shapes]
@@ -87,8 +90,12 @@ def members(process_set_id: int) -> tuple[int, int]:
 def _static(tensor: tf.Tensor, called: Named) -> list[int]:
     if not tensor.shape.is_fully_defined():
         raise NotImplementedError(
-            f"{called.wire}: the shape {tensor.shape} is not known when the function is traced, which XLA needs. Give "
-            "the tensor a static shape (tf.ensure_shape, drop_remainder=True for batches), or use jit_compile=False."
+            coded(
+                OperationCode.NOT_COMPILABLE,
+                f"{called.wire}: the shape {tensor.shape} is not known when the function is traced, which XLA needs. "
+                "Give the tensor a static shape (tf.ensure_shape, drop_remainder=True for batches), or use "
+                "jit_compile=False.",
+            )
         )
     shape: list[int] = tensor.shape.as_list()
     return shape

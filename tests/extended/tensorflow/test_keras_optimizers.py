@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from error_codes import ends_with
 from worlds import World
+
+from horovod.base.errors import OperationCode, TrainingCode
 
 
 # -- local layers ------------------------------------------------------------------------------------------------------
@@ -43,7 +46,7 @@ def _local_layers(in_function: bool) -> None:
         # d loss / d own = 3 x, of which this rank's part of the average is half; d loss / d common = 2 x.
         assert own.get_weights()[0].item() == pytest.approx(2 - 3 * (rank + 1) / 2), way
         assert common.get_weights()[0].item() == pytest.approx(3 - 2 * 1.5), way
-    with pytest.raises(ValueError, match="local_layers must be"):
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.INVALID_ARGUMENT, "local_layers", "not int")):
         horovod.keras.PartialDistributedOptimizer(keras.optimizers.SGD(), local_layers=[3])
 
 
@@ -178,7 +181,7 @@ def _saved_and_loaded(folder: Path) -> None:
     np.testing.assert_array_equal(weights[0], weights[1])
 
     best = hvd.callbacks.BestModelCheckpoint(monitor="loss")
-    with pytest.raises(ValueError, match="filepath"):
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.INVALID_ARGUMENT, "filepath")):
         loaded.fit(np.ones([4, 3]), np.ones([4, 1]), verbose=0, callbacks=[best])
     best.filepath = str(folder / f"best-{rank}.keras")
     loaded.fit(np.ones([4, 3]), np.ones([4, 1]), verbose=0, callbacks=[best])
@@ -215,7 +218,7 @@ def _sync_batch_norm() -> None:
     np.testing.assert_allclose(own_gradient, gradient[own], rtol=1e-3, atol=1e-5)
     for found, wanted in zip(synced.get_weights(), alone.get_weights(), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match="fused"):
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.INVALID_ARGUMENT, "fused")):
         hvd.SyncBatchNormalization(fused=True)
 
 
@@ -258,18 +261,18 @@ def _refused() -> None:
     import horovod.tensorflow as hvd
 
     sgd = keras.optimizers.SGD
-    with pytest.raises(ValueError, match="predivide"):
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.CONTRADICTORY_ARGUMENTS, "gradient_predivide_factor")):
         hvd.DistributedOptimizer(sgd(), gradient_predivide_factor=2.0, op=hvd.Sum)
-    with pytest.raises(ValueError, match=r"op=hvd\.Average and op=hvd\.Sum only"):
+    with pytest.raises(ValueError, match=ends_with(OperationCode.UNDEFINED_REDUCTION, "Keras")):
         hvd.DistributedOptimizer(sgd(), op=hvd.Adasum)
-    with pytest.raises(ValueError, match="groups should be"):
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.INVALID_GROUPS, "integer")):
         hvd.DistributedGradientTape(tf.GradientTape(), groups=-1)
     variable = tf.Variable(1.0)
-    with pytest.raises(ValueError, match="only appear once"):
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.INVALID_GROUPS, "once")):
         hvd.DistributedGradientTape(tf.GradientTape(), groups=[[variable], [variable]])
-    with pytest.raises(ValueError, match="optimizer of Keras, not int"):
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.UNSUPPORTED_OPTIMIZER, "not int")):
         hvd.DistributedOptimizer(3)
-    with pytest.raises(ValueError, match="positive integer"):
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.INVALID_ARGUMENT, "backward_passes_per_step", "0")):
         horovod.keras.PartialDistributedOptimizer(sgd(), backward_passes_per_step=0)
     with pytest.warns(UserWarning, match="distributed already"):
         hvd.DistributedOptimizer(hvd.DistributedOptimizer(sgd()))
@@ -277,7 +280,7 @@ def _refused() -> None:
         hvd.DistributedOptimizer(sgd(), num_groups=2)
     distributed = hvd.DistributedOptimizer(sgd())
     copy = type(distributed).from_config(distributed.get_config())
-    with pytest.raises(ValueError, match=r"Pass it to hvd\.DistributedOptimizer"):
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.NOT_DISTRIBUTED, "SGD")):
         copy.apply([tf.constant(1.0)], [tf.Variable(1.0)])
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import rank as own_rank
 from horovod.tensorflow.data.rendezvous import Address, Client, host_address
 from horovod.tensorflow.data.waiting import wait_for_file
@@ -43,7 +44,12 @@ class TfDataServiceConfig:
 
     def __post_init__(self) -> None:
         if self.dispatcher_side not in ("compute", "training"):
-            raise ValueError(f'dispatcher_side must be "compute" or "training", not {self.dispatcher_side!r}.')
+            raise ValueError(
+                coded(
+                    TrainingCode.INVALID_ARGUMENT,
+                    f'dispatcher_side must be "compute" or "training", not {self.dispatcher_side!r}.',
+                )
+            )
 
     def compute_client(self, verbose: int = 1) -> Client:
         """Who asks the service; its `shutdown` ends all workers."""
@@ -125,11 +131,18 @@ def send_to_data_service(
     """
     if compute_config.dispatcher_side == "training":
         raise ValueError(
-            "send_to_data_service needs dispatchers that outlive it. With dispatcher_side='training' use: "
-            "with tf_data_service(compute_config, rank) as address."
+            coded(
+                TrainingCode.CONTRADICTORY_ARGUMENTS,
+                "send_to_data_service needs dispatchers that outlive it. With dispatcher_side='training' use: "
+                "with tf_data_service(compute_config, rank) as address.",
+            )
         )
     if round_robin and size is None:
-        raise ValueError("round_robin=True needs size, the number of training processes.")
+        raise ValueError(
+            coded(
+                TrainingCode.CONTRADICTORY_ARGUMENTS, "round_robin=True needs size, the number of training processes."
+            )
+        )
     with tf_data_service(compute_config, rank) as address:
         shared: dict[str, Any] = {}
         if reuse_dataset:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import horovod.tensorflow as hvd
+from horovod.base.errors import TrainingCode, coded
 from horovod.tensorflow.data.compute_service import TfDataServiceConfig, compute_worker_fn
 from horovod.tensorflow.data.rendezvous import Service
 
@@ -29,7 +30,10 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) 
     rank, size = hvd.rank(), hvd.size()
     if size % dispatchers:
         raise ValueError(
-            f"Number of processes ({size}) must be a multiple of the number of dispatchers ({dispatchers})."
+            coded(
+                TrainingCode.INVALID_ARGUMENT,
+                f"Number of processes ({size}) must be a multiple of the number of dispatchers ({dispatchers}).",
+            )
         )
     with contextlib.ExitStack() as stack:
         config = None

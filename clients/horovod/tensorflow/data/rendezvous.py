@@ -20,6 +20,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+from horovod.base.errors import TrainingCode, coded
+
 Address = tuple[str, int]
 
 _HELLO_TIMEOUT_S: Final = 10.0
@@ -67,9 +69,19 @@ class Board:
     def _wait(self, there: Any, request: dict[str, Any], what: str) -> None:
         timeout_s = float(request["timeout"])
         if not self._changed.wait_for(lambda: there() or self._ended, timeout_s):
-            raise TimeoutError(f"The tf.data service has waited {timeout_s:g} s for {what}. Are all processes running?")
+            raise TimeoutError(
+                coded(
+                    TrainingCode.DATA_SERVICE_INCOMPLETE,
+                    f"The tf.data service has waited {timeout_s:g} s for {what}. Are all processes running?",
+                )
+            )
         if not there():
-            raise TimeoutError(f"The tf.data service was shut down while waiting for {what}.")
+            raise TimeoutError(
+                coded(
+                    TrainingCode.DATA_SERVICE_UNREACHABLE,
+                    f"The tf.data service was shut down while waiting for {what}.",
+                )
+            )
 
 
 class Service:
@@ -172,8 +184,11 @@ class Client:
         reply = answer.get("reply", "")
         if not hmac.compare_digest(answer.get("proof", ""), _proof(self._key, challenge + "reply", reply)):
             raise ConnectionError(
-                f"The tf.data service at {self._addresses[0]} has ended, or refused the key. Use the configuration "
-                "that its job has written."
+                coded(
+                    TrainingCode.DATA_SERVICE_UNREACHABLE,
+                    f"The tf.data service at {self._addresses[0]} has ended, or refused the key. Use the configuration "
+                    "that its job has written.",
+                )
             )
         found = json.loads(reply)
         if "error" in found:
@@ -189,7 +204,12 @@ class Client:
                 except OSError as error:
                     problem = error
             if isinstance(problem, ConnectionRefusedError) or time.monotonic() > deadline:
-                raise ConnectionError(f"No tf.data service listens at any of {self._addresses}: {problem}") from problem
+                raise ConnectionError(
+                    coded(
+                        TrainingCode.DATA_SERVICE_UNREACHABLE,
+                        f"No tf.data service listens at any of {self._addresses}: {problem}",
+                    )
+                ) from problem
 
 
 def host_address() -> str:

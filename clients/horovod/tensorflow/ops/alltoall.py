@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod._core import OpType
+from horovod.base.errors import OperationCode, coded
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import xla
 from horovod.tensorflow.library import OPS
@@ -47,7 +48,11 @@ def alltoall(
     equal = splits is None
     if xla.compiling():
         if not equal:
-            raise NotImplementedError("hvd.alltoall with splits has no static shape: use jit_compile=False.")
+            raise NotImplementedError(
+                coded(
+                    OperationCode.NOT_COMPILABLE, "hvd.alltoall with splits has no static shape: use jit_compile=False."
+                )
+            )
         return _exchange_in_xla(tensor, called, process_set_id)
     rows = tf.zeros([0], tf.int32) if equal else tf.cast(tf.convert_to_tensor(splits), tf.int32)
     output, received = _exchange(tensor, rows, called, process_set_id)

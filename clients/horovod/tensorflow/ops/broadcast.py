@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod._core import OpType
+from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Average
 from horovod.common.ops.collectives import check_root
 from horovod.common.process_sets import ProcessSet, global_process_set
@@ -111,7 +112,12 @@ def broadcast_(
     variables = [_variable(one) for one in variables]
     kinds = {_is_resource(one) for one in variables}
     if len(kinds) > 1:
-        raise ValueError("hvd.broadcast_: all variables must be resource variables, or all reference variables.")
+        raise ValueError(
+            coded(
+                TrainingCode.INVALID_ARGUMENT,
+                "hvd.broadcast_: all variables must be resource variables, or all reference variables.",
+            )
+        )
     if not variables:
         return []
     process_set_id = id_of(process_set, "Broadcast")
@@ -132,7 +138,9 @@ def _variable(given: Any) -> Any:
     """The tf.Variable in a keras.Variable."""
     value = given if isinstance(given, tf.Variable) else getattr(given, "value", None)
     if not isinstance(value, tf.Variable):
-        raise ValueError(f"A tf.Variable is required, not {type(given).__name__}.")
+        raise ValueError(
+            coded(TrainingCode.INVALID_ARGUMENT, f"A tf.Variable is required, not {type(given).__name__}.")
+        )
     return value
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod.base.errors import OperationCode, TrainingCode, coded
 from horovod.common.ops.specs import check_reduction
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow.dtypes import DTYPES
@@ -19,7 +20,9 @@ def dense(tensor: Any, operation: str, name: str | None) -> tf.Tensor:
     if made.dtype not in DTYPES:
         remedy = " Send tf.math.real(tensor) and tf.math.imag(tensor)." if made.dtype.is_complex else ""
         given = "" if name is None else f" It was given as '{operation}.{name}'."
-        raise invalid(f"Tensor type {made.dtype.name} is not supported.{remedy}{given}")
+        raise invalid(
+            coded(OperationCode.UNSUPPORTED_DTYPE, f"Tensor type {made.dtype.name} is not supported.{remedy}{given}")
+        )
     return made
 
 
@@ -36,13 +39,21 @@ def id_of(process_set: ProcessSet, operation: str) -> int:
     if process_set is global_process_set:
         return 0
     if not isinstance(process_set, ProcessSet):
-        raise ValueError(f"process_set must be an hvd.ProcessSet, not {type(process_set).__name__}.")
+        raise ValueError(
+            coded(
+                TrainingCode.INVALID_ARGUMENT,
+                f"process_set must be an hvd.ProcessSet, not {type(process_set).__name__}.",
+            )
+        )
     if process_set.process_set_id is None:
         raise UnknownProcessSetError(
             None,
             None,
-            f"{operation}: {process_set} is not registered. Pass it to hvd.init(process_sets=[...]) or to "
-            "hvd.add_process_set() on every rank first.",
+            coded(
+                OperationCode.NO_SUCH_SET,
+                f"{operation}: {process_set} is not registered. Pass it to hvd.init(process_sets=[...]) or to "
+                "hvd.add_process_set() on every rank first.",
+            ),
         )
     return process_set.process_set_id
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from horovod.common.ops import collectives
-from horovod.tensorflow.library import OPS, code_of
+from horovod.tensorflow.library import OPS, tensorflow_code
 
 
 def join() -> tf.Tensor:
@@ -28,5 +28,5 @@ def join() -> tf.Tensor:
     try:
         return tf.constant(collectives.join(-1))  # TensorFlow's wait for a node would keep signals from the main thread
     except Exception as error:
-        of_tensorflow = tf.errors.exception_type_from_error_code(code_of(error))
+        of_tensorflow = tf.errors.exception_type_from_error_code(tensorflow_code(error))
         raise of_tensorflow(None, None, f"{error} [Op:HorovodJoin]") from None

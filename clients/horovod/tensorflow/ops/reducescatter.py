@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod._core import OpType
+from horovod.base.errors import OperationCode, coded
 from horovod.common.basics import Adasum, Average, Max, Min, Product, Sum
 from horovod.common.ops.compression import compressed, compressed_group
 from horovod.common.process_sets import ProcessSet, global_process_set
@@ -145,13 +146,25 @@ def _grouped_reducescatter(
 def _check(op: int, tensor: tf.Tensor, process_set: ProcessSet) -> None:
     if tensor.shape.rank == 0:
         raise ValueError(
-            "Reducescatter: the tensor is a scalar, which has no rows to scatter. Use hvd.allreduce, or give it a "
-            "dimension with tf.reshape(tensor, [1])."
+            coded(
+                OperationCode.NO_ROWS,
+                "Reducescatter: the tensor is a scalar, which has no rows to scatter. Use hvd.allreduce, or give it a "
+                "dimension with tf.reshape(tensor, [1]).",
+            )
         )
     if op == Adasum:
-        raise NotImplementedError("Reducescatter does not support op=hvd.Adasum. Use hvd.Average or hvd.Sum.")
+        raise NotImplementedError(
+            coded(
+                OperationCode.UNDEFINED_REDUCTION,
+                "Reducescatter does not support op=hvd.Adasum. Use hvd.Average or hvd.Sum.",
+            )
+        )
     if op in (Min, Max, Product):
-        raise tf.errors.AbortedError(None, None, "Reducescatter supports op=hvd.Average and op=hvd.Sum only.")
+        raise tf.errors.AbortedError(
+            None,
+            None,
+            coded(OperationCode.UNDEFINED_REDUCTION, "Reducescatter supports op=hvd.Average and op=hvd.Sum only."),
+        )
     check_op(op, tensor, process_set, "Reducescatter")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from horovod.base.errors import OperationCode, TrainingCode, coded
 from horovod.common.basics import Average, Sum
 from horovod.common.process_sets import ProcessSet
 from horovod.tensorflow.compression import Compressor
@@ -26,11 +27,19 @@ def sparse_allreduce(
     """The rows of all ranks with their indices, of which the same may come several times: they add up."""
     if op not in (Average, Sum):
         raise NotImplementedError(
-            "An allreduce of tf.IndexedSlices supports op=hvd.Average and op=hvd.Sum only. Make them dense with "
-            "tf.convert_to_tensor, or use sparse_as_dense=True."
+            coded(
+                OperationCode.UNDEFINED_REDUCTION,
+                "An allreduce of tf.IndexedSlices supports op=hvd.Average and op=hvd.Sum only. Make them dense with "
+                "tf.convert_to_tensor, or use sparse_as_dense=True.",
+            )
         )
     if prescale != 1.0 or postscale != 1.0:
-        raise NotImplementedError("An allreduce of tf.IndexedSlices supports no prescale_factor and postscale_factor.")
+        raise NotImplementedError(
+            coded(
+                TrainingCode.CONTRADICTORY_ARGUMENTS,
+                "An allreduce of tf.IndexedSlices supports no prescale_factor and postscale_factor.",
+            )
+        )
     process_set_id = id_of(process_set, "Allreduce")
     values = dense(slices.values, "allreduce", name)
     called = named("allgather", "HorovodAllreduce", name, values, ignore_name_scope)

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import tensorflow as tf
 from tensorflow.python.ops.parallel_for.pfor import RegisterPFor, wrap
 
+from horovod.base.errors import OperationCode, coded
 from horovod.common.basics import Adasum
 from horovod.tensorflow.library import OPS
 from horovod.tensorflow.names import vectorized
@@ -64,7 +65,12 @@ def _grouped(iterations: Any) -> list[Any]:
 def _alltoall(iterations: Any) -> list[Any]:
     rule = _Rule(OPS.horovod_alltoall, sends_rows=True)
     if iterations.input(1).is_stacked:
-        raise ValueError("hvd.alltoall in tf.vectorized_map needs the same splits in all iterations. Use tf.map_fn.")
+        raise ValueError(
+            coded(
+                OperationCode.NOT_COMPILABLE,
+                "hvd.alltoall in tf.vectorized_map needs the same splits in all iterations. Use tf.map_fn.",
+            )
+        )
     rows, splits = _run(rule, iterations, tensor=_given(rule, iterations, 0), splits=iterations.unstacked_input(1))
     return [*_results(rule, iterations, [rows]), wrap(splits, False)]
 
@@ -97,8 +103,11 @@ def _run(rule: _Rule, iterations: Any, **tensors: Any) -> Any:
     attributes = {name: iterations.get_attr(name) for name in rule.attributes}
     if attributes.get("reduce_op") == Adasum:
         raise ValueError(
-            "op=hvd.Adasum is not the same for several tensors together, as tf.vectorized_map and tape.jacobian need. "
-            "Use tf.map_fn, or tape.jacobian(..., experimental_use_pfor=False)."
+            coded(
+                OperationCode.NOT_COMPILABLE,
+                "op=hvd.Adasum is not the same for several tensors together, as tf.vectorized_map and tape.jacobian "
+                "need. Use tf.map_fn, or tape.jacobian(..., experimental_use_pfor=False).",
+            )
         )
     number = iterations.unstacked_input(len(iterations.op.inputs) - 1)
     called = vectorized(iterations.op)
