@@ -16,7 +16,7 @@ from typing import Any, Final
 import tensorflow as tf
 
 from horovod import _core
-from horovod.base.errors import OperationCode, coded
+from horovod.base.errors import EngineCode, OperationCode, TrainingCode, code_of, coded
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.ops.collectives import join
 from horovod.common.ops.specs import set_number, set_size
@@ -84,8 +84,8 @@ def tensorflow_code(error: Exception) -> int:
     """The code of the error that TensorFlow has for an error of ours."""
     codes = tf.errors
     if isinstance(error, ValueError):
-        initialized = "has not been initialized" not in str(error)
-        return int(codes.INVALID_ARGUMENT if initialized else codes.FAILED_PRECONDITION)
+        no_world = code_of(error) in (TrainingCode.NOT_INITIALIZED, EngineCode.FORKED_CHILD)
+        return int(codes.FAILED_PRECONDITION if no_world else codes.INVALID_ARGUMENT)
     return int(codes.UNKNOWN if isinstance(error, HorovodInternalError) else codes.CANCELLED)
 
 
