@@ -345,7 +345,7 @@ def test_an_id_never_means_two_things_and_nobody_waits_for_ever(steps: list[tupl
 @pytest.mark.parametrize(
     ("broken", "pattern"),
     [
-        (op(process_set=3), ends_with(OperationCode.UNREGISTERED_SET, "set 3", "allreduce.x", "epoch 1")),
+        (op(process_set=3), ends_with(OperationCode.NO_SUCH_SET, "set 3", "allreduce.x", "epoch 1")),
         (op(dtype=99), ends_with(OperationCode.INVALID, "allreduce.x")),  # type: ignore[arg-type]
         (op(shape=[-1]), ends_with(OperationCode.INVALID, "allreduce.x")),
     ],
@@ -404,7 +404,7 @@ def test_a_removed_set_is_gone_whatever_the_order_of_the_ranks() -> None:
     tell(ranks, 2, change(1, 0, 1, removed=True), change(2, 1, 2))
     assert sorted(ranks.negotiation._sets) == [0, 2]
     ranks.say(0, op(process_set=1))
-    assert code_of(ranks.errors[0]["allreduce.x"]) is OperationCode.UNREGISTERED_SET
+    assert code_of(ranks.errors[0]["allreduce.x"]) is OperationCode.NO_SUCH_SET
 
 
 def test_who_waits_in_a_set_when_it_is_removed_is_told() -> None:
@@ -414,7 +414,7 @@ def test_who_waits_in_a_set_when_it_is_removed_is_told() -> None:
     ranks.say(1, op(process_set=1))
     tell(ranks, 0, change(1, 0, 1, removed=True))
     assert [errors.keys() for errors in ranks.errors] == [set(), {"allreduce.x"}, set()]
-    pattern = ends_with(OperationCode.UNREGISTERED_SET, "0 and 1", "allreduce.x")
+    pattern = ends_with(OperationCode.NO_SUCH_SET, "0 and 1", "allreduce.x")
     assert re.search(pattern, ranks.errors[1]["allreduce.x"])
 
 

@@ -250,7 +250,7 @@ def gathers_with_a_rank_that_has_joined(ranks: Ranks) -> None:
         ),
         (
             lambda ranks: ranks.say(0, op(process_set=3)),
-            "Process set 3 of allreduce.x is not registered in epoch 1. [unregistered-process-set]",
+            "Process set 3 of allreduce.x is not registered in epoch 1. [no-such-process-set]",
         ),
         (
             call_of_no_member,
@@ -261,7 +261,7 @@ def gathers_with_a_rank_that_has_joined(ranks: Ranks) -> None:
         ),
         (
             waits_in_a_set_that_is_removed,
-            "The process set of ranks 0 and 1 was removed while allreduce.x waited in it. [unregistered-process-set]",
+            "The process set of ranks 0 and 1 was removed while allreduce.x waited in it. [no-such-process-set]",
         ),
         (
             gathers_with_a_rank_that_has_joined,

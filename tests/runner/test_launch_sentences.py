@@ -68,7 +68,8 @@ def _exactly(sentence: str) -> str:
             ["-np", "2", "--host-discovery-script", "true", "true"],
             (
                 "Hosts can't be found by a program yet, so --host-discovery-script can't be used: name all of them, "
-                "and give --min-np and --max-np for a job that goes on without those that are lost. [unsupported-option]"
+                "and give --min-np and --max-np for a job that goes on without those that are lost. "
+                "[unsupported-option]"
             ),
         ),
         (

@@ -37,7 +37,7 @@ def _life() -> None:
     assert second.process_set_id == 2
     assert (second.size(), second.included()) == (hvd.size() - 1, hvd.rank() != 0)
     if hvd.rank() == 0:
-        with pytest.raises(ValueError, match=r"^Process is not part of provided process set\. \[not-a-member\]$"):
+        with pytest.raises(ValueError, match=r"^Process is not part of provided process set\. \[not-in-process-set\]$"):
             second.rank()
     else:
         assert second.rank() == hvd.rank() - 1

@@ -101,7 +101,7 @@ class Negotiation:
             where = f"The process set of {ranks_in_words(process_set.ranks)}"
             sentence = f"{where} was removed while {printable(name)} waited in it."
             batch.to(ranks).errors.add(
-                process_set=number, name=name, sentence=coded(OperationCode.UNREGISTERED_SET, sentence)
+                process_set=number, name=name, sentence=coded(OperationCode.NO_SUCH_SET, sentence)
             )
         process_set.clear(self.budget)
         self._failures.forget_set(number)
@@ -285,7 +285,7 @@ class Negotiation:
         process_set = self._sets.get(op.process_set)
         if process_set is None:
             sentence = coded(
-                OperationCode.UNREGISTERED_SET,
+                OperationCode.NO_SUCH_SET,
                 f"Process set {op.process_set} of {op.name[:200]} is not registered in epoch {self.epoch}.",
             )
         elif rank not in process_set.members:

@@ -97,6 +97,10 @@ class Scheduler:
     def _place(self, spec: jobs_pb2.JobSpec, wanted: Resources) -> Sequence[Part] | str:
         """Where the job can go now. An elastic one gets as many slots as it may have, if there is room for them."""
         free = [self._free(agent) for agent in self._usable()]
+        if is_elastic(spec) and wanted.hosts:  # those that are not there may come later
+            names = {host.name for host in free}
+            there = tuple((name, slots) for name, slots in wanted.hosts if name in names)
+            wanted = replace(wanted, hosts=there or wanted.hosts)
         placed = place(wanted, free)
         if isinstance(placed, str) or not is_elastic(spec):
             return placed
