@@ -1,12 +1,15 @@
 """Whatever comes from outside reaches a log, a terminal or another member as one line of printable text."""
 
 import logging
+import re
 from collections.abc import Iterator
 
 import pytest
 from coordinator_builders import FLOAT64, message, op, request
 from coordinator_client import Crew
+from error_codes import ends_with
 
+from horovod.base.errors import WorldCode, code_of
 from horovod.base.words import printable, printable_lines
 from horovod.coordinator.core.agreement.negotiation import Negotiation
 from horovod.coordinator.core.world.checks import refusal_of
@@ -46,7 +49,7 @@ def test_the_reason_of_a_goodbye(crew: Crew) -> None:
 def test_names_in_a_join_request(crew: Crew, fields: dict[str, object]) -> None:
     (event,) = crew.member("m0", **fields).membership.rest()
     assert event.refused.sentence.isprintable()
-    assert "printable characters" in event.refused.sentence
+    assert code_of(event.refused.sentence) is WorldCode.INVALID_REQUEST
 
 
 def test_values_of_options(crew: Crew) -> None:
@@ -95,24 +98,23 @@ def with_endpoint(address: str, port: int) -> membership_pb2.JoinRequest:
 
 
 @pytest.mark.parametrize(
-    ("address", "port", "words"),
+    ("address", "port"),
     [
-        ("10.0.0.1", 0, "a port is a number from 1 to 65535"),
-        ("10.0.0.1", 70000, "a port is a number from 1 to 65535"),
-        ("node-b", 4000, "that is no numeric address"),
-        ("", 4000, "that is no numeric address"),
-        (EVIL, 4000, "that is no numeric address"),
-        ("0.0.0.0", 4000, "that is no address to connect to"),
-        ("::", 4000, "that is no address to connect to"),
-        ("224.0.0.1", 4000, "that is no address to connect to"),
+        ("10.0.0.1", 0),
+        ("10.0.0.1", 70000),
+        ("node-b", 4000),
+        ("", 4000),
+        (EVIL, 4000),
+        ("0.0.0.0", 4000),
+        ("::", 4000),
+        ("224.0.0.1", 4000),
     ],
 )
-def test_an_endpoint_that_nobody_can_connect_to_is_refused(address: str, port: int, words: str) -> None:
+def test_an_endpoint_that_nobody_can_connect_to_is_refused(address: str, port: int) -> None:
     """It ended the other members' start before, with a sentence that called it a bug of the coordinator."""
     sentence = refusal_of(with_endpoint(address, port))
-    assert sentence.startswith("Rank 1 (pid ")
-    assert f"on host node-a offers to be reached at {address!r} and port {port}, but {words}." in sentence
-    assert "HOROVOD_NETWORK_INTERFACES" in sentence
+    facts = "Rank 1 (pid ", "node-a", f"{address!r} and port {port}", "HOROVOD_NETWORK_INTERFACES"
+    assert re.search(ends_with(WorldCode.INVALID_REQUEST, *facts), sentence)
     assert sentence.isprintable()
 
 

@@ -4,6 +4,8 @@ import pytest
 from coordinator_builders import request
 from membership_story import Story
 
+from horovod.base.errors import WorldCode, code_of
+
 
 @pytest.fixture
 def story() -> Story:
@@ -16,7 +18,7 @@ def story() -> Story:
 def test_claiming_the_host_and_pids_of_a_running_job_is_not_enough(story: Story) -> None:
     for name, pid in (("x", 1), ("y", 2)):
         refusal = story.join(name, pid=pid, host="node-a", namespace="boot/1", start_time=pid)
-        assert "already runs with 2 members" in refusal
+        assert code_of(refusal) is WorldCode.JOB_RUNS_ALREADY
     assert story.closed == story.ended == []
     assert story.membership.stranger("digits", 1, "a", 0) == ""
 
@@ -40,15 +42,17 @@ def test_a_proof_of_something_else_is_none(story: Story, wrong: str) -> None:
     if wrong == "job":
         assert refusal == "", "a newcomer there"
     else:
-        assert "already runs with 2 members" in refusal
+        assert code_of(refusal) is WorldCode.JOB_RUNS_ALREADY
     assert story.membership.stranger("digits", 1, "a", 0) == ""
 
 
 def test_a_used_member_id_is_refused_with_its_proof(story: Story) -> None:
     assert story.join("c", rejoin="a") == ""
     story.disconnect("c")
-    assert "already in use" in story.join("c", rejoin="a"), "somebody overheard the request and repeats it"
-    assert "already in use" in story.join("a", rejoin="a")
+    assert code_of(story.join("c", rejoin="a")) is WorldCode.MEMBER_ID_IN_USE, (
+        "somebody overheard the request and repeats it"
+    )
+    assert code_of(story.join("a", rejoin="a")) is WorldCode.MEMBER_ID_IN_USE
     assert story.join("d", rejoin="a") == ""
     assert story.join("e", rejoin="b") == ""
     assert [member.member_id for member in story.world("d").members] == ["d", "e"]
@@ -65,7 +69,7 @@ def test_a_newer_attempt_of_a_process_replaces_the_one_that_still_waits(story: S
 def test_a_member_that_joined_again_and_went_away_is_waited_for_as_before(story: Story) -> None:
     story.join("a2", rejoin="a")
     story.disconnect("a2")
-    assert "already runs" in story.join("stranger"), "the world is complete again"
+    assert code_of(story.join("stranger")) is WorldCode.JOB_RUNS_ALREADY, "the world is complete again"
     story.join("b2", rejoin="b")
     assert not story.has_world("b2")
     story.leave("a")
@@ -93,7 +97,7 @@ def test_a_proof_of_the_world_before_the_last_makes_a_newcomer(story: Story) -> 
     old = story.world("a")
     story.join("a2", rejoin="a")
     story.join("b2", rejoin="b")
-    assert "already runs" in story.join("a3", rejoin=(old, 0))
+    assert code_of(story.join("a3", rejoin=(old, 0))) is WorldCode.JOB_RUNS_ALREADY
     story.leave("a2")
     assert story.join("a3", rejoin=(old, 0)) == ""
     story.join("b3", rejoin="b2")
