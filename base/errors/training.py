@@ -34,6 +34,10 @@ class TrainingCode(ErrorCode):
         "different-order",
         "Models of one function were made, or are used, in another order on each rank. Use the same order on all.",
     )
+    DIFFERENT_STATES = (
+        "different-states",
+        "The elastic states of the ranks hold different names. Give the state the same names on all ranks.",
+    )
     SPARSE_GRADIENT = (
         "sparse-gradient",
         "A gradient is sparse where only dense ones can be reduced. Pass sparse_as_dense=True.",

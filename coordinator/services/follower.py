@@ -32,6 +32,7 @@ class Follower:
         self._told_over = False  # whether the last record that was sent is that of a job which is over
         self._done: set[str] = set()  # agents that have sent everything
         self._positions = {one.rank: one.position for one in getattr(request, "from")}
+        self._agent_of: dict[int, str] = {}  # rank -> the agent in whose log its position is
 
     def changed(self, record: jobs_pb2.JobRecord) -> None:
         if self.ended:
@@ -50,9 +51,8 @@ class Follower:
         return readers
 
     def moved(self, record: jobs_pb2.JobRecord) -> list[int]:
-        """The job has hosts no more that it had, and may have them again: returns the readers that it had there."""
+        """The job has lost hosts: returns the readers that it had there."""
         agents = {share.agent for share in record.shares}
-        self._done &= agents
         return [self.readers.pop(agent) for agent in set(self.readers) - agents]
 
     def output(self, agent: str, output: jobs_pb2.Output) -> bool:
@@ -95,6 +95,9 @@ class Follower:
             window_bytes=WINDOW_BYTES,
         )
         for rank in self._of(share):
+            if self._agent_of.setdefault(rank, share.agent) != share.agent:  # its process is another one, elsewhere
+                self._agent_of[rank] = share.agent
+                self._positions[rank] = 0
             getattr(read, "from").add(rank=rank, position=self._positions.get(rank, 0))
         return read
 

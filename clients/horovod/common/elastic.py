@@ -176,10 +176,11 @@ class ObjectState(State):
         for other, (_, _, theirs) in enumerate(everyone):
             if theirs != first:
                 only = sorted(set(theirs).symmetric_difference(first))
-                raise ValueError(
+                sentence = (
                     f"The elastic states of rank 0 and rank {other} hold different names: {', '.join(only)} is not in "
                     "both. Give the state the same names on all ranks."
                 )
+                raise ValueError(coded(TrainingCode.DIFFERENT_STATES, sentence))
         progress = [(synced, commits) for synced, commits, _ in everyone]
         most = max(progress)
         self._source = progress.index(most) if most[0] else 0

@@ -189,7 +189,7 @@ class Scheduler:
             return []
         there = [self._agents[share.agent] for share in record.shares if share.agent in self._agents]
         for agent in sorted(self._usable(), key=lambda one: natural(one.name)):
-            if job.share_of(agent.name) is not None or record.id in agent.strays or not agent.is_connected:
+            if job.share_of(agent.name) is not None or agent.name in record.lost_hosts:
                 continue
             wanted = replace(resources_of(record.spec), processes=1)
             most = processes_that_fit(wanted, self._free(agent))

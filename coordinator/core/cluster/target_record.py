@@ -49,13 +49,17 @@ def write_target(record: jobs_pb2.JobRecord, target: Target) -> None:
 
 
 def _write_slots(record: jobs_pb2.JobRecord, target: Target) -> None:
-    """A share whose host is lost goes with its slots; slots on further hosts are shares that `grow` has made."""
+    """A share whose host is lost goes with its slots, and the job is not given that host again, where something of it may
+    be left. Slots on further hosts are in shares that the scheduler has added.
+    """
     kept = []
     for share in record.shares:
         slots = [target.by_number[number] for number in share.slots if number in target.by_number]
         if any(slot.host == share.agent for slot in slots):
             share.incarnations[:] = [slot.incarnation for slot in slots] if target.generation > 1 else []
             kept.append(share)
+        else:
+            record.lost_hosts.append(share.agent)
     if len(kept) < len(record.shares):
         copies = jobs_pb2.JobRecord(shares=kept)
         del record.shares[:]
