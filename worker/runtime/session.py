@@ -148,7 +148,7 @@ class Session:
 
     def _too_late(self, request: membership_pb2.JoinRequest, seconds: float) -> str:
         sentence, at = self._progress or ("", self.address)
-        state = sentence.strip().rstrip(".") or "it did not say what it waits for"
+        state = without_code(sentence).strip().rstrip(".") or "it did not say what it waits for"
         return coded(
             WorldCode.INCOMPLETE_WORLD,
             f"The world of job {request.job!r} was not complete after {seconds:.0f} s; the coordinator at "
