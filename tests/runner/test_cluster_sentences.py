@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 from horovod.launch import commands
 from horovod.launch.cluster.client import Access, ClusterClient, ClusterError, coordinators_of
 from horovod.launch.cluster.job_file.archive import pack
-from horovod.launch.cluster.job_file.job_file import JobFile
+from horovod.launch.cluster.job_file.job_file import _LOOK, JobFile
 from horovod.launch.cluster.job_file.located import LineError
 from horovod.launch.console.report import outcome_of
 from horovod.protos.v1 import agents_pb2, jobs_pb2
@@ -83,6 +85,16 @@ def test_job_files(text: str, sentences: list[str], tmp_path: Path) -> None:
     whole = "\n".join(f"{path}{sentence}" for sentence in sentences) + " [wrong-job-file]"
     with pytest.raises(LineError, match=_exactly(whole)):
         JobFile.read(path).spec({}, "ada", attended=True)
+
+
+def test_a_framework_that_is_not_there() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _LOOK, "pytorch", "no_such_module", "horovod"], stderr=subprocess.PIPE, text=True
+    )
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"The job file asks for pytorch, but {sys.executable} has no no_such_module. [no-python-environment]\n",
+    )
 
 
 def test_code(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import sys
 
 NOT_EXECUTABLE = 126  # the exit codes that shells use for this
 NOT_FOUND = 127
-_CODE = "command-unusable"  # that of horovod.base.errors, which is not the standard library's
+_CODE = "command-unusable"  # LaunchCode.COMMAND_UNUSABLE, which this script can't import
 _PR_SET_PDEATHSIG = 1  # prctl(2); survives exec, except of set-user-id programs
 
 

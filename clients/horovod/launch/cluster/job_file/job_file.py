@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from horovod.base.errors import LaunchCode
+from horovod.base.errors import ClusterCode
 from horovod.launch.cluster.job_file.located import LineError, Located, load
 from horovod.launch.cluster.job_file.schema import check
 from horovod.protos.v1 import jobs_pb2
@@ -27,7 +27,7 @@ missing = [name for name in sys.argv[2:] if importlib.util.find_spec(name) is No
 if missing:
     sentence = f"The job file asks for {sys.argv[1]}, but {sys.executable} has no {' and no '.join(missing)}."
     sys.exit(sentence + " [CODE]")
-""".replace("CODE", LaunchCode.HOST_INSTALLATION)
+""".replace("CODE", ClusterCode.NO_PYTHON_ENVIRONMENT)
 
 
 @dataclass(frozen=True)
