@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from launching import LAUNCHER
 
 import horovod
 from horovod import __version__
@@ -268,6 +270,13 @@ def test_a_program_on_stdin() -> None:
     assert refusal_elsewhere(["python", "-"]) == (
         "'python -' reads its program from stdin, which reaches only ranks that horovodrun starts on this host "
         "itself. Write it to a file that every host can read, and run that. [program-on-stdin]"
+    )
+    done = subprocess.run(
+        [*LAUNCHER, "-np", "2", "python3", "-"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == (
+        "horovodrun: 'python3 -' reads its program from stdin, and there is nothing on stdin: no rank would run "
+        "anything. [program-on-stdin]\n"
     )
 
 
