@@ -17,24 +17,15 @@ class EngineCode(ErrorCode):
     )
     SHARED_MEMORY = (
         "shared-memory",
-        (
-            "Processes of one host can't share memory, or don't find each other's. Look at the limits of the "
-            "container, and use one release and the same settings in all of them."
-        ),
+        "Processes of one host can't share memory. Use one release and the same settings; see the container's limits.",
     )
     UNEXPECTED_DATA = (
         "unexpected-data",
-        (
-            "A process sent what does not belong to the operation that the others run. Use one release of Horovod and "
-            "the same settings on all hosts; where they are the same, please report it."
-        ),
+        "A rank sent what no other one expects. Use one release and the same settings on all hosts, else report it.",
     )
     TAMPERED_DATA = (
         "tampered-data",
-        (
-            "What came over a sealed connection (HOROVOD_WIRE) is not what was sent. Something between the hosts "
-            "changes it."
-        ),
+        "What came over a sealed connection (HOROVOD_WIRE) is not what was sent. Look between the hosts.",
     )
     MISSING_LIBRARY = (
         "missing-library",
@@ -49,15 +40,12 @@ class EngineCode(ErrorCode):
     )
     NCCL_FAILED = ("nccl-failed", "A call of NCCL failed. Set NCCL_DEBUG=INFO to see more.")
     GLOO_FAILED = ("gloo-failed", "A collective of Gloo failed. Without HOROVOD_CPU_OPERATIONS=gloo it isn't used.")
-    TIMELINE = ("timeline", "The file of the timeline can't be written, or is not complete. See its disk and its path.")
+    TIMELINE = (
+        "timeline",
+        "The file of the timeline can't be written, or is not complete. Check its disk and its path.",
+    )
     STUCK_THREAD = (
         "stuck-thread",
-        (
-            "A thread of this process does not come back from an operation. What it may use is kept until the process "
-            "ends."
-        ),
+        "A thread does not come back from an operation. What it may use is kept until the process ends.",
     )
-    FORKED_CHILD = (
-        "forked-child",
-        "A child that was forked can't use its parent's world. Start it anew, or call init().",
-    )
+    FORKED_CHILD = ("forked-child", "A forked child can't use its parent's world. Start it anew.")

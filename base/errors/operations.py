@@ -74,3 +74,28 @@ class OperationCode(ErrorCode):
         "not-compilable",
         "XLA or tf.vectorized_map can't take this call over. Give tensors static shapes, or do without the two here.",
     )
+    WRONG_TENSOR = (
+        "wrong-tensor",
+        "A tensor can't be sent as it is: its memory, data type or device is wrong, or that of its result.",
+    )
+    MOVED_TENSOR = (
+        "moved-tensor",
+        "A tensor lost its memory while an operation used it. Leave tensors alone until synchronize() has returned.",
+    )
+    WRONG_GPU = (
+        "wrong-gpu",
+        "A rank communicates from one GPU. Choose it before tensors are made, and name it to hvd.join(device).",
+    )
+    GRAPH_CAPTURE = (
+        "graph-capture",
+        "An operation of Horovod can't be part of a CUDA graph. End the capture before, and submit after each replay.",
+    )
+    NAME_IN_FLIGHT = (
+        "name-in-flight",
+        "An operation of this name is under way. Give each one in flight a name of its own, or synchronize it first.",
+    )
+    NO_PROGRESS = (
+        "no-progress",
+        "A rank does not go on in an operation that all have started. It is stopped or overloaded; look at its host.",
+    )
+    INTERRUPTED = ("interrupted", "A signal, such as Ctrl-C, ended the wait of a rank.")

@@ -25,7 +25,7 @@ class [[nodiscard]] Status {
   Status() = default;
   Status(Code code, std::string message) : code_(code), message_(std::move(message)) {}
   // The message carries what kind of fault it is: `error` stands behind `sentence`.
-  Status(Code code, ErrorCode error, std::string sentence) : code_(code), message_(coded(error, std::move(sentence))) {}
+  Status(Code code, ErrorCode error, std::string_view sentence) : code_(code), message_(coded(error, sentence)) {}
 
   bool ok() const { return code_ == Code::ok; }
   Code code() const { return code_; }

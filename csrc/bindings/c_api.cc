@@ -78,7 +78,8 @@ int32_t guarded_call(Body&& body) noexcept {
   }
 }
 
-Status invalid(std::string sentence) { return {Code::invalid_argument, std::move(sentence)}; }
+// A call that is wrong by itself; horovod's own libraries make none.
+Status invalid(std::string_view sentence) { return {Code::invalid_argument, error_code::internal, sentence}; }
 
 // As much of the caller's struct as both sides know.
 template <typename Struct>
@@ -122,7 +123,7 @@ Status read_call(const HorovodCall& call, Submission& submission) {
     HVD_TRY(add_c_tensor(known<HorovodTensor>(at, call.tensor_bytes), submission));
     const bool results_given = !traits_of(spec.type).allocates;
     if (results_given && !submission.spans.back().output && submission.spans.back().count > 0) {
-      return invalid(spec.name + ": a tensor has no memory for its result.");
+      return {Code::invalid_argument, error_code::wrong_tensor, spec.name + ": a tensor has no memory for its result."};
     }
   }
   if (call.splits) submission.splits.assign(call.splits, call.splits + call.split_count);
@@ -135,7 +136,7 @@ Status read_call(const HorovodCall& call, Submission& submission) {
   return {};
 }
 
-Status shut_down() { return {Code::aborted, "Horovod has been shut down."}; }
+Status shut_down() { return {Code::aborted, error_code::shut_down, "Horovod has been shut down."}; }
 
 Status done_of(const HorovodOperation& operation) {
   const Submission& submission = *operation.submission;
@@ -179,7 +180,8 @@ int32_t c_submit(HorovodEngine* engine, const HorovodCall* given, HorovodOperati
     KeepAlive used;
     if (call.unused) used = KeepAlive(call.context, call.unused);
     if (!out && !call.completed) return invalid("Nobody would know of the operation.");
-    if (engine->process != getpid()) return {Code::aborted, "The engine can't be used in a forked child."};
+    if (engine->process != getpid())
+      return {Code::aborted, error_code::forked_child, "The engine can't be used in a forked child."};
     const std::shared_ptr<Engine> living = engine->engine.lock();
     if (!living) return shut_down();
     auto operation = std::make_unique<HorovodOperation>();

@@ -45,7 +45,7 @@ KeepAlive keep_alive(py::object object) {
 std::map<int, wire::Keys> keys_from(const std::map<int, std::string>& given) {
   std::map<int, wire::Keys> keys;
   for (const auto& [descriptor, bytes] : given) {
-    if (bytes.size() != 2 * crypto::kKeyBytes) throw py::value_error("The keys of a connection have 64 bytes.");
+    if (bytes.size() != 2 * crypto::kKeyBytes) refuse(error_code::internal, "The keys of a connection have 64 bytes.");
     wire::Keys& made = keys[descriptor];
     std::memcpy(made.send.data(), bytes.data(), crypto::kKeyBytes);
     std::memcpy(made.receive.data(), bytes.data() + crypto::kKeyBytes, crypto::kKeyBytes);
@@ -66,7 +66,7 @@ PyEngine::PyEngine(int rank, int size, uint64_t epoch, std::vector<std::string> 
                    std::vector<int> hosts, std::vector<int> placement, const std::map<std::string, int64_t>& options,
                    std::string cuda_file, std::string nccl_file, std::string nvrtc_file,
                    const std::map<int, std::string>& wire_keys) {
-  if (static_cast<int>(labels.size()) != size) throw py::value_error("labels must name every rank.");
+  if (static_cast<int>(labels.size()) != size) refuse(error_code::internal, "labels must name every rank.");
   WorldSpec world;
   world.rank = rank;
   world.epoch = epoch;
@@ -254,7 +254,8 @@ namespace {
 
 // Memory is taken for zeros of these shapes, and computed with: no negative ones, and a sum of bytes that is a number.
 void check_tensors(const OpSpec& spec) {
-  if (spec.tensors.empty() && !traits_of(spec.type).no_tensors) throw py::value_error("An operation has no tensors.");
+  if (spec.tensors.empty() && !traits_of(spec.type).no_tensors)
+    refuse(error_code::internal, "An operation has no tensors.");
   int64_t sum = 0;
   for (const TensorSpec& tensor : spec.tensors) {
     auto bytes = static_cast<int64_t>(size_of(tensor.dtype));
@@ -263,7 +264,7 @@ void check_tensors(const OpSpec& spec) {
       fits = fits && dimension >= 0 && !__builtin_mul_overflow(bytes, dimension, &bytes);
     }
     if (!fits || __builtin_add_overflow(sum, bytes, &sum)) {
-      throw py::value_error("A tensor has a shape that can't be.");
+      refuse(error_code::internal, "A tensor has a shape that can't be.");
     }
   }
 }
@@ -277,7 +278,8 @@ void PyEngine::apply_plan(int process_set, const std::string& name, uint32_t id,
         operation.cast<std::tuple<int, std::vector<std::pair<int, std::vector<int64_t>>>, int, double, double, int>>();
     spec = make_spec(kind, reduce_op, prescale, postscale, 0, process_set);
     spec.name = name;
-    if (device < 0 || device > static_cast<int>(DeviceKind::gpu)) throw py::value_error("Unknown kind of device.");
+    if (device < 0 || device > static_cast<int>(DeviceKind::gpu))
+      refuse(error_code::internal, "Unknown kind of device.");
     spec.device = static_cast<DeviceKind>(device);
     for (const auto& [dtype, shape] : tensors) spec.tensors.push_back({dtype_of(dtype), shape});
     check_tensors(spec);
@@ -310,7 +312,7 @@ void PyEngine::apply_recall(int process_set, const std::vector<uint32_t>& ids) {
 }
 
 void PyEngine::apply_join(uint32_t round, const std::vector<int>& ranks, int phase, const std::string& sentence) {
-  if (phase < 0 || phase > static_cast<int>(JoinPhase::over)) throw py::value_error("Unknown phase of a join.");
+  if (phase < 0 || phase > static_cast<int>(JoinPhase::over)) refuse(error_code::internal, "Unknown phase of a join.");
   with_set(0, [&](Communicator& communicator) {
     communicator.apply_join(round, ranks, static_cast<JoinPhase>(phase), sentence);
   });

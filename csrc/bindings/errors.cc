@@ -20,4 +20,6 @@ void raise_status(const Status& status) {
   throw py::error_already_set();
 }
 
+void refuse(ErrorCode error, std::string_view sentence) { throw py::value_error(coded(error, sentence)); }
+
 }  // namespace horovod

@@ -3,6 +3,7 @@
 
 #include <new>
 #include <stdexcept>
+#include <string_view>
 
 #include <pybind11/pybind11.h>
 
@@ -14,6 +15,9 @@ namespace horovod {
 void set_internal_error(const pybind11::object& type);
 
 [[noreturn]] void raise_status(const Status& status);
+
+// Raises ValueError.
+[[noreturn]] void refuse(ErrorCode error, std::string_view sentence);
 
 // Runs what a function of CPython's C API does; an exception of it becomes the pending Python exception and null.
 template <typename Body>

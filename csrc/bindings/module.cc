@@ -33,7 +33,8 @@ PYBIND11_MODULE(_core, module) {
   using namespace horovod;
   module.doc() = "The native engine of horovod (private).";
   module.def("isa", [] { return kernels::isa(); });
-  module.def("gloo_obstacle", [] { return gloo_available().message(); });
+  // A reason for the caller's own sentence.
+  module.def("gloo_obstacle", [] { return without_code(gloo_available().message()); });
   module.def(
       "nccl_version",
       [](const std::string& file) {
@@ -68,7 +69,8 @@ PYBIND11_MODULE(_core, module) {
           return of.empty() || static_cast<int>(of.size()) == size;
         };
         if (rank < 0 || rank >= size || !fits(hosts) || !fits(placement)) {
-          throw py::value_error("The rank must be in the world, and there must be one host for each rank or none.");
+          refuse(error_code::internal,
+                 "The rank must be in the world, and there must be one host for each rank or none.");
         }
         return partners_of(size, rank, hosts, placement, config_from(std::move(options)));
       },
@@ -102,7 +104,8 @@ PYBIND11_MODULE(_core, module) {
 
   py::class_<Output>(module, "Output", py::buffer_protocol())
       .def_buffer([](Output& self) {
-        if (self.buffer.on_device) throw py::buffer_error("The result is on a GPU; take it with dlpack().");
+        if (self.buffer.on_device)
+          throw py::buffer_error(coded(error_code::internal, "The result is on a GPU; take it with dlpack()."));
         return py::buffer_info(self.buffer.data.get(), 1, py::format_descriptor<uint8_t>::format(),
                                static_cast<py::ssize_t>(self.buffer.bytes));
       })

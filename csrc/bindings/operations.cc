@@ -68,18 +68,13 @@ const TensorReader* reader_of(PyObject* given) {
   return given && given != Py_None ? &Remembered<TensorReader>::of(given) : nullptr;
 }
 
-// A refusal of a framework, with the name of the operation before the code that it ends with.
-std::string with_the_name(std::string refusal, const std::string& name) {
-  const size_t code = refusal.ends_with(']') ? refusal.rfind(" [") : std::string::npos;
-  return refusal.insert(std::min(code, refusal.size()), " It was given as '" + name + "'.");
-}
-
 // watch: the owners are to tell at the end whether the memory is still theirs.
 std::shared_ptr<Submission> make_submission(PyObject* const* given, bool watch, Owners& owners) {
   auto submission = std::make_shared<Submission>();
   OpSpec& spec = submission->spec;
   spec.set_arguments(Remembered<PySpec>::of(given[kSpec]).spec);
-  if (!PyUnicode_Check(given[kName])) throw py::type_error("The name of an operation must be a str.");
+  if (!PyUnicode_Check(given[kName]))
+    throw py::type_error(coded(error_code::invalid_operation, "The name of an operation must be a str."));
   Py_ssize_t length = 0;
   const char* const name = PyUnicode_AsUTF8AndSize(given[kName], &length);
   if (!name) throw py::error_already_set();
@@ -98,7 +93,8 @@ std::shared_ptr<Submission> make_submission(PyObject* const* given, bool watch, 
     }
   } catch (const py::error_already_set& refusal) {  // the framework's own words know no operation
     if (!refusal.matches(PyExc_ValueError) || spec.name.find(".noname") != std::string::npos) throw;
-    throw py::value_error(with_the_name(py::str(refusal.value()).cast<std::string>(), spec.name));
+    throw py::value_error(
+        with_more(py::str(refusal.value()).cast<std::string>(), " It was given as '" + spec.name + "'."));
   }
   if (given[kSplits] && given[kSplits] != Py_None) {
     submission->splits = py::handle(given[kSplits]).cast<std::vector<int32_t>>();
@@ -164,7 +160,7 @@ PyObject* done(PyObject* self, PyObject*) {
   return guarded([&] {
     const Handle& handle = handle_of(self);
     if (!handle.submission) {
-      throw py::value_error("The handle was not created or has been cleared: it was synchronized before.");
+      refuse(error_code::cleared_handle, "The handle was not created or has been cleared: it was synchronized before.");
     }
     WaitingThread::count();
     return PyBool_FromLong(handle.engine->over(*handle.submission));

@@ -4,6 +4,8 @@
 
 #include <pybind11/pybind11.h>
 
+#include "bindings/errors.h"
+
 namespace horovod {
 namespace {
 
@@ -41,7 +43,7 @@ Config config_from(Options options) {
       field = static_cast<std::decay_t<decltype(field)>>(option.mapped());
     }
   });
-  if (!options.empty()) throw pybind11::value_error("Unknown engine option '" + options.begin()->first + "'.");
+  if (!options.empty()) refuse(error_code::internal, "Unknown engine option '" + options.begin()->first + "'.");
   return config;
 }
 

@@ -5,6 +5,7 @@
 #include <pybind11/native_enum.h>
 
 #include "base/dtype.h"
+#include "bindings/errors.h"
 #include "engine/communicator.h"
 
 namespace py = pybind11;
@@ -73,9 +74,9 @@ std::string in_words(const OpSpec& spec) {
 }  // namespace
 
 OpSpec make_spec(int type, int reduce_op, double prescale, double postscale, int root, int process_set) {
-  if (type < 0 || type >= kOpTypeCount) throw py::value_error("Unknown kind of operation.");
+  if (type < 0 || type >= kOpTypeCount) refuse(error_code::invalid_operation, "Unknown kind of operation.");
   if (reduce_op < 0 || reduce_op >= kReduceOpCount) {
-    throw py::value_error("Unknown reduce operation " + std::to_string(reduce_op) + ".");
+    refuse(error_code::invalid_operation, "Unknown reduce operation " + std::to_string(reduce_op) + ".");
   }
   OpSpec spec;
   spec.type = static_cast<OpType>(type);

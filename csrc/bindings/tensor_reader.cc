@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "bindings/errors.h"
 #include "bindings/remembered.h"
 
 namespace py = pybind11;
@@ -32,8 +33,8 @@ void read_shape(PyObject* shape, std::vector<int64_t>& into) {
 std::byte* read_addresses(PyObject* tuple, TensorReader::Seen& seen) {
   const Py_ssize_t items = PyTuple_Check(tuple) ? PyTuple_GET_SIZE(tuple) : 0;
   if (items != 4 && items != 6) {
-    throw py::value_error(
-        "A tensor is a tuple (input address, output address, dtype, shape), on a GPU with its number and a stream.");
+    refuse(error_code::internal,
+           "A tensor is a tuple (input address, output address, dtype, shape), on a GPU with its number and a stream.");
   }
   seen.address = address_at(tuple, 0);
   std::byte* const output = address_at(tuple, 1);
@@ -43,7 +44,7 @@ std::byte* read_addresses(PyObject* tuple, TensorReader::Seen& seen) {
   if (items == 6) {
     device = PyLong_AsLong(PyTuple_GET_ITEM(tuple, 4));
     seen.stream = PyLong_AsSize_t(PyTuple_GET_ITEM(tuple, 5));
-    if (device < 0 && !PyErr_Occurred()) throw py::value_error("There is no GPU " + std::to_string(device) + ".");
+    if (device < 0 && !PyErr_Occurred()) refuse(error_code::no_gpu, "There is no GPU " + std::to_string(device) + ".");
   }
   if (PyErr_Occurred()) throw py::error_already_set();
   seen.spec.dtype = dtype_of(dtype);
@@ -53,14 +54,14 @@ std::byte* read_addresses(PyObject* tuple, TensorReader::Seen& seen) {
 
 void put_on_device(Submission& submission, const TensorReader::Seen& seen) {
   if (!submission.on_device) {
-    if (submission.spec.tensors.size() > 1) throw py::value_error(kDevicesDiffer);
+    if (submission.spec.tensors.size() > 1) refuse(error_code::wrong_tensor, kDevicesDiffer);
     submission.spec.device = DeviceKind::gpu;
     submission.on_device = std::make_unique<OnDevice>();
     submission.on_device->ordinal = seen.device;
     submission.on_device->stream = seen.stream;
   }
   if (submission.on_device->ordinal != seen.device || submission.on_device->stream != seen.stream) {
-    throw py::value_error(kDevicesDiffer);
+    refuse(error_code::wrong_tensor, kDevicesDiffer);
   }
 }
 
@@ -145,13 +146,13 @@ void TensorReader::check_unmoved(const Owners& owners, const std::string& name) 
   for (size_t i = 0; i < owners.size(); ++i) {
     const Owner& owner = owners[i];
     if (owner.address == 0 || owner.address == address_of(owner.object)) continue;
-    throw py::value_error(
-        "The memory of " +
-        (owners.size() > 1 ? "one of the " + std::to_string(owners.size()) + " tensors" : "the tensor") + " of " +
-        name +
-        " was given back or moved while the operation was in flight (for example by resize_(), by "
-        "untyped_storage().resize_() or by share_memory_()), so there is no result. Leave tensors alone "
-        "until synchronize() has returned, or pass a copy: tensor.clone().");
+    refuse(error_code::moved_tensor,
+           "The memory of " +
+               (owners.size() > 1 ? "one of the " + std::to_string(owners.size()) + " tensors" : "the tensor") +
+               " of " + name +
+               " was given back or moved while the operation was in flight (for example by resize_(), by "
+               "untyped_storage().resize_() or by share_memory_()), so there is no result. Leave tensors alone "
+               "until synchronize() has returned, or pass a copy: tensor.clone().");
   }
 }
 
@@ -188,7 +189,7 @@ void add_tensor(PyObject* item, const TensorReader* reader, bool watch, Submissi
     reader->read(PyTuple_GET_ITEM(item, 1), output);
     if (output.spec.dtype != seen.spec.dtype || output.spec.elements() != seen.spec.elements() ||
         output.device != seen.device) {
-      throw py::value_error("The tensor for the result must be of the dtype, size and device of the input.");
+      refuse(error_code::wrong_tensor, "The tensor for the result must be of the dtype, size and device of the input.");
     }
     span.output = output.address;
   }
@@ -198,11 +199,12 @@ void add_tensor(PyObject* item, const TensorReader* reader, bool watch, Submissi
   submission.spans.push_back(span);
   if (seen.device >= 0) [[unlikely]]
     put_on_device(submission, seen);
-  if ((seen.device >= 0) != (submission.on_device != nullptr)) throw py::value_error(kDevicesDiffer);
+  if ((seen.device >= 0) != (submission.on_device != nullptr)) refuse(error_code::wrong_tensor, kDevicesDiffer);
 }
 
 DType dtype_of(long number) {
-  if (number < 0 || number >= kDTypeCount) throw py::value_error("Unknown dtype " + std::to_string(number) + ".");
+  if (number < 0 || number >= kDTypeCount)
+    refuse(error_code::internal, "Unknown dtype " + std::to_string(number) + ".");
   return static_cast<DType>(number);
 }
 

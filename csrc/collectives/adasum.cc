@@ -219,8 +219,9 @@ class Adasum {
     const size_t bytes = static_cast<size_t>(most) * item_;
     theirs_.reset(static_cast<std::byte*>(allocate_large(bytes)));
     if (!theirs_) {
-      return {Code::internal, "There is not enough memory for the " + std::to_string(bytes) + " bytes in which " +
-                                  spec_.name + " is computed."};
+      return {Code::internal, error_code::out_of_memory,
+              "There is not enough memory for the " + std::to_string(bytes) + " bytes in which " + spec_.name +
+                  " is computed."};
     }
     const Span span{theirs_.get(), theirs_.get(), most};
     room_ = SpanList({&span, 1}, dtype_);

@@ -56,9 +56,13 @@ std::string disagreement(const OpSpec& spec, int rank) {
 }  // namespace
 
 Status check_alone(const OpSpec& spec, int rank) {
-  std::string sentence = defect(spec);
-  if (sentence.empty()) sentence = disagreement(spec, rank);
-  return sentence.empty() ? Status() : Status(Code::precondition, std::move(sentence));
+  if (const std::string sentence = defect(spec); !sentence.empty()) {
+    return {Code::precondition, error_code::invalid_operation, sentence};
+  }
+  if (const std::string sentence = disagreement(spec, rank); !sentence.empty()) {
+    return {Code::precondition, error_code::no_rows, sentence};
+  }
+  return {};
 }
 
 }  // namespace horovod

@@ -34,7 +34,8 @@ Status dispatch(const Functions<Of>& way, std::type_identity_t<Of> of, Batch bat
   if (traits_of(type).no_tensors) return {};
   const auto function = way[static_cast<size_t>(type)];
   if (function) return function(of, batch);
-  return {Code::internal, std::string("There is no way for ") + name_of(type) + " here; please report this."};
+  return {Code::internal, error_code::internal,
+          std::string("There is no way for ") + name_of(type) + " here; please report this."};
 }
 
 }  // namespace horovod

@@ -13,7 +13,8 @@ namespace horovod {
 namespace {
 
 Status out_of_memory(const Operation& operation) {
-  return {Code::internal, "Not enough memory for the result of " + operation.spec.name + "."};
+  return {Code::internal, error_code::out_of_memory,
+          "Not enough memory for the result of " + operation.spec.name + "."};
 }
 
 // In a world of one every collective is a copy, perhaps scaled.

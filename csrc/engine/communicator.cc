@@ -47,10 +47,11 @@ Status Communicator::submit(const std::shared_ptr<Submission>& submission, Start
   if (!closed_.ok()) return closed_;
   HVD_TRY(join_.refusal(submission->spec));
   if (!table_.submit(submission, effects_)) {
-    return {Code::invalid_argument, "Requested to submit " + submission->spec.name + " on rank " + members_.own_rank() +
-                                        ", a tensor with the same name as another tensor that is currently being "
-                                        "processed. Give each operation in flight a name of its own, or synchronize "
-                                        "the earlier one first."};
+    return {Code::invalid_argument, error_code::name_in_flight,
+            "Requested to submit " + submission->spec.name + " on rank " + members_.own_rank() +
+                ", a tensor with the same name as another tensor that is currently being "
+                "processed. Give each operation in flight a name of its own, or synchronize "
+                "the earlier one first."};
   }
   apply_effects();
   driver_.submitted(lock, submission->spec, start);
@@ -221,8 +222,9 @@ Status Communicator::run(const LogEvent& event) {
   for (const TensorId id : event.ids) {
     Submission* const submission = table_.arrived(id);
     if (!submission) {
-      return {Code::internal, "The order log agreed on id " + std::to_string(id) + " that rank " + members_.own_rank() +
-                                  " did not submit; please report this."};
+      return {Code::internal, error_code::internal,
+              "The order log agreed on id " + std::to_string(id) + " that rank " + members_.own_rank() +
+                  " did not submit; please report this."};
     }
     submission->running.store(true, std::memory_order_release);
     batch_.push_back(submission);

@@ -104,7 +104,8 @@ class Communicator final : private Driver::Work {
   // Leaves in order: what is agreed is finished, everything else fails with `why`. Peers are told `farewell`. Fails
   // when a thread does not come back from an operation though the epoch is over (config's close_timeout_ms): everything
   // that it may still use, this object and the tensors included, must then be kept for ever.
-  Status close(const std::string& farewell, const std::string& why = "Horovod has been shut down.");
+  Status close(const std::string& farewell,
+               const std::string& why = coded(error_code::shut_down, "Horovod has been shut down."));
 
  private:
   // -- Driver::Work

@@ -8,7 +8,7 @@ namespace horovod {
 
 Status Communicator::with_context(const Status& status, const Submission& submission) const {
   return {status.code(),
-          status.message() + " (Rank " + members_.own_rank() + " was running " + submission.spec.name + ".)"};
+          with_more(status.message(), " (Rank " + members_.own_rank() + " was running " + submission.spec.name + ".)")};
 }
 
 void Communicator::end(const Status& status) {
@@ -58,7 +58,7 @@ void Communicator::give_up_locked() {
     if (what.empty() && submission->running.load(std::memory_order_relaxed)) what = submission->spec.name;
   }
   if (what.empty()) what = "an operation";
-  stuck_ = {Code::timeout,
+  stuck_ = {Code::timeout, error_code::stuck_thread,
             members_.labels[rank()] +
                 " has ended its part of the world, but a thread of it is still in the middle of " + what + " after " +
                 std::to_string(config_.close_timeout_ms) +
@@ -80,7 +80,7 @@ Status Communicator::close_alone(const std::string& why) {
 Status Communicator::close(const std::string& farewell, const std::string& why) {
   if (!log_) return close_alone(why);
   bool orderly = false;
-  const Status status(Code::aborted, why + " The operation was not finished by all ranks before.");
+  const Status status(Code::aborted, with_more(why, " The operation was not finished by all ranks before."));
   {
     Driver::Lock lock(driver_.mutex());
     if (!closed_.ok()) return stuck_;

@@ -18,8 +18,9 @@ void Communicator::apply_plan(const std::string& name, TensorId id, const OpSpec
 
 // This rank can't do what the others now do with the id, so the epoch ends.
 void Communicator::refuse_id(const std::string& what, TensorId id) {
-  abort_.raise({Code::internal, "The coordinator " + what + " an id that there is not: " + bad_id(id).message() +
-                                    " Use one release of horovod on all hosts."});
+  abort_.raise({Code::internal, error_code::unexpected_data,
+                "The coordinator " + what + " an id that there is not: " + without_code(bad_id(id).message()) +
+                    " Use one release of horovod on all hosts."});
   if (log_) log_->wake();
 }
 
@@ -93,7 +94,7 @@ Status Communicator::join(int64_t timeout_us, int64_t& ticket, int& last_rank) {
       return {};
     }
     if (const Status& over = ended_.ok() ? closed_ : ended_; !over.ok()) {
-      return {over.code(), over.message() + " (Rank " + members_.own_rank() + " was in hvd.join().)"};
+      return {over.code(), with_more(over.message(), " (Rank " + members_.own_rank() + " was in hvd.join().)")};
     }
     const int64_t left = deadline - now_us();
     if (left <= 0) return {};
@@ -122,7 +123,7 @@ bool Communicator::make_zeros(Submission& zeros) {
   if (spec.device == DeviceKind::gpu) [[unlikely]] {
     Status failed = device_.backend()
                         ? device_.backend()->add_zeros(zeros)
-                        : Status(Code::internal,
+                        : Status(Code::internal, error_code::wrong_gpu,
                                  "it has not used a GPU tensor in this process set, so it does not know on which "
                                  "GPU. Name it: hvd.join(device), or let every rank take part in one operation there "
                                  "before.");
@@ -137,8 +138,9 @@ bool Communicator::make_zeros(Submission& zeros) {
     OutputBuffer input, result;
     input.data = {static_cast<std::byte*>(std::calloc(1, bytes)), std::free};  // never written: costs no pages if large
     if (!input.data || !result.allocate(bytes)) {
-      abort_.raise({Code::internal, "Rank " + members_.own_rank() + " has joined, but has no memory for the " +
-                                        std::to_string(bytes) + " bytes of " + spec.name + "."});
+      abort_.raise({Code::internal, error_code::out_of_memory,
+                    "Rank " + members_.own_rank() + " has joined, but has no memory for the " + std::to_string(bytes) +
+                        " bytes of " + spec.name + "."});
       return false;
     }
     zeros.spans.push_back({input.data.get(), result.data.get(), count});

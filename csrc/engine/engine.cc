@@ -18,14 +18,15 @@ namespace {
 
 Status check_config(const Config& config) {
   if (config.staging_buffer_count < 2 || config.staging_buffer_count > 64) {
-    return {Code::invalid_argument, "staging_buffer_count must be between 2 and 64."};
+    return {Code::invalid_argument, error_code::invalid_setting, "staging_buffer_count must be between 2 and 64."};
   }
   if (config.staging_buffer_bytes < 4096 || config.staging_buffer_bytes % 4096 != 0 ||
       config.staging_buffer_bytes > (64u << 20)) {
-    return {Code::invalid_argument, "staging_buffer_bytes must be a multiple of 4096 between 4096 and 64 MiB."};
+    return {Code::invalid_argument, error_code::invalid_setting,
+            "staging_buffer_bytes must be a multiple of 4096 between 4096 and 64 MiB."};
   }
   if (config.staging_bytes < (16u << 10) || config.staging_bytes > (256u << 20)) {
-    return {Code::invalid_argument, "staging_bytes must be between 16 KiB and 256 MiB."};
+    return {Code::invalid_argument, error_code::invalid_setting, "staging_bytes must be between 16 KiB and 256 MiB."};
   }
   return {};
 }
@@ -47,7 +48,7 @@ std::unique_ptr<Engine> Engine::create(WorldSpec world, const Config& config, St
   const int size = static_cast<int>(world.labels.size());
   if (status = check_config(config); !status.ok()) return nullptr;
   if (world.rank < 0 || world.rank >= size) {
-    status = {Code::invalid_argument,
+    status = {Code::invalid_argument, error_code::internal,
               "Rank " + std::to_string(world.rank) + " is not in a world of " + std::to_string(size) + "."};
     return nullptr;
   }
@@ -57,9 +58,9 @@ std::unique_ptr<Engine> Engine::create(WorldSpec world, const Config& config, St
   engine->labels_ = world.labels;
   if (world.placement.empty()) world.placement.assign(static_cast<size_t>(size), 0);
   if (static_cast<int>(world.placement.size()) != size) {
-    status = {Code::invalid_argument, "The placement of " + std::to_string(world.placement.size()) +
-                                          " ranks is given for " + std::to_string(size) +
-                                          "; there must be one host for each."};
+    status = {Code::invalid_argument, error_code::internal,
+              "The placement of " + std::to_string(world.placement.size()) + " ranks is given for " +
+                  std::to_string(size) + "; there must be one host for each."};
     return nullptr;
   }
   engine->placement_ = std::move(world.placement);
@@ -99,7 +100,8 @@ Status Engine::add_process_set(ProcessSetSpec spec) {
   DescriptorOwner descriptors(spec.sockets);
   const int size = static_cast<int>(labels_.size());
   const auto invalid = [&](const std::string& what) {
-    return Status(Code::invalid_argument, "Process set " + std::to_string(spec.number) + " " + what);
+    return Status(Code::invalid_argument, error_code::internal,
+                  "Process set " + std::to_string(spec.number) + " " + what);
   };
   if (spec.number <= 0) return invalid("needs a number above 0.");
   if (spec.ranks.empty()) return invalid("has no ranks.");
@@ -137,7 +139,7 @@ Status Engine::add_process_set(ProcessSetSpec spec) {
   {
     const std::lock_guard<std::mutex> lock(sets_mutex_);
     if (closed_) {
-      status = {Code::aborted, "Horovod has been shut down."};
+      status = {Code::aborted, error_code::shut_down, "Horovod has been shut down."};
     } else if (!sets_.emplace(spec.number, std::move(made)).second) {
       status = invalid("is registered already.");
     }
@@ -156,8 +158,9 @@ void Engine::remove_process_set(int number) {
   if (removed) {  // closed before it is erased, because wait() must find it as long as it has operations
     const std::string which = "he process set of ranks " + listed(removed->ranks());
     const Status closed =
-        removed->close(labels_[rank_] + " has removed t" + which + ", so operations in it can't complete.",
-                       "T" + which + " has been removed.");
+        removed->close(coded(error_code::no_such_process_set,
+                             labels_[rank_] + " has removed t" + which + ", so operations in it can't complete."),
+                       coded(error_code::no_such_process_set, "T" + which + " has been removed."));
     if (!closed.ok()) {
       is_stuck_.store(true, std::memory_order_release);
       outbox_.note(true, closed.message());
@@ -200,40 +203,51 @@ std::vector<std::shared_ptr<Communicator>> Engine::communicators() const {
 
 Status Engine::route(Submission& submission, std::shared_ptr<Communicator>& communicator) const {
   OpSpec& spec = submission.spec;
-  const auto invalid = [&](const std::string& what) { return Status(Code::invalid_argument, spec.name + ": " + what); };
+  const auto refused = [&](ErrorCode error, const std::string& what) {
+    return Status(Code::invalid_argument, error, spec.name + ": " + what);
+  };
   if (spec.process_set == 0) {
     communicator = global_;
   } else {
     const std::lock_guard<std::mutex> lock(sets_mutex_);
     const auto found = sets_.find(spec.process_set);
     if (found == sets_.end()) {
-      return invalid("process set " + std::to_string(spec.process_set) + " is not registered.");
+      return refused(error_code::no_such_process_set,
+                     "process set " + std::to_string(spec.process_set) + " is not registered.");
     }
     communicator = found->second.communicator;
     if (!communicator) {
-      return invalid("Rank " + std::to_string(rank_) + " is not a member of the provided process set (ranks " +
-                     listed(found->second.ranks) + ").");
+      return refused(error_code::not_in_process_set, "Rank " + std::to_string(rank_) +
+                                                   " is not a member of the provided process set (ranks " +
+                                                   listed(found->second.ranks) + ").");
     }
   }
   const int size = communicator->size();
   if (submission.on_device && !traits_of(spec.type).on_device) {
-    return invalid(std::string(name_of(spec.type)) +
-                   " does not take tensors on a GPU yet. Copy them to the host's memory first.");
+    return refused(
+        error_code::wrong_tensor,
+        std::string(name_of(spec.type)) + " does not take tensors on a GPU yet. Copy them to the host's memory first.");
   }
-  if (spec.tensors.empty() && !traits_of(spec.type).no_tensors) return invalid("there is no tensor.");
+  if (spec.tensors.empty() && !traits_of(spec.type).no_tensors)
+    return refused(error_code::invalid_operation, "there is no tensor.");
   for (size_t i = 0; i < spec.tensors.size(); ++i) {
     const TensorSpec& tensor = spec.tensors[i];
     if (submission.spans[i].count > 0 && submission.spans[i].input == nullptr)
-      return invalid("a tensor has no memory.");
+      return refused(error_code::wrong_tensor, "a tensor has no memory.");
     const bool scalar = tensor.shape.empty();
     if (traits_of(spec.type).reduces) {
       const ReduceOp op = spec.reduce_op;
-      if (Status status = kernels::check_reduction(tensor.dtype, op); !status.ok()) return invalid(status.message());
+      if (const Status status = kernels::check_reduction(tensor.dtype, op); !status.ok()) {
+        return {status.code(), spec.name + ": " + status.message()};
+      }
     }
     if (spec.type == OpType::reducescatter) {
-      if (scalar) return invalid("reducescatter needs a tensor of at least one dimension, not a scalar.");
+      if (scalar) {
+        return refused(error_code::no_rows, "reducescatter needs a tensor of at least one dimension, not a scalar.");
+      }
       if (spec.reduce_op != ReduceOp::sum && spec.reduce_op != ReduceOp::average) {
-        return {Code::precondition, spec.name + ": reducescatter supports Sum and Average only."};
+        return {Code::precondition, error_code::undefined_reduction,
+                spec.name + ": reducescatter supports Sum and Average only."};
       }
     }
   }
@@ -243,10 +257,11 @@ Status Engine::route(Submission& submission, std::shared_ptr<Communicator>& comm
     const std::vector<int>& ranks = communicator->ranks();
     const auto found = std::lower_bound(ranks.begin(), ranks.end(), spec.root);
     if (found == ranks.end() || *found != spec.root) {
-      return invalid("root rank " + std::to_string(spec.root) +
-                     (spec.process_set == 0
-                          ? " is not in the world, whose ranks are 0 to " + std::to_string(size - 1) + "."
-                          : " is not a member of the provided process set (ranks " + listed(ranks) + ")."));
+      return refused(
+          error_code::invalid_root,
+          "root rank " + std::to_string(spec.root) +
+              (spec.process_set == 0 ? " is not in the world, whose ranks are 0 to " + std::to_string(size - 1) + "."
+                                     : " is not a member of the provided process set (ranks " + listed(ranks) + ")."));
     }
     spec.root = static_cast<int>(found - ranks.begin());
   }
@@ -254,27 +269,29 @@ Status Engine::route(Submission& submission, std::shared_ptr<Communicator>& comm
     const int64_t rows = spec.tensors[0].rows();
     if (submission.splits.empty()) {
       if (rows % size != 0) {
-        return invalid("the first dimension (" + std::to_string(rows) +
-                       ") must be a multiple of the number of ranks (" + std::to_string(size) +
-                       ") when no splits are given.");
+        return refused(error_code::wrong_splits, "the first dimension (" + std::to_string(rows) +
+                                                     ") must be a multiple of the number of ranks (" +
+                                                     std::to_string(size) + ") when no splits are given.");
       }
       if (rows / size > std::numeric_limits<int32_t>::max()) {
-        return invalid("each rank would get " + std::to_string(rows / size) +
-                       " rows, more than received_splits can say (2147483647). Use wider rows, or several calls.");
+        return refused(error_code::wrong_splits,
+                       "each rank would get " + std::to_string(rows / size) +
+                           " rows, more than received_splits can say (2147483647). Use wider rows, or several calls.");
       }
     } else {
       if (static_cast<int>(submission.splits.size()) != size) {
-        return invalid("splits has " + std::to_string(submission.splits.size()) + " entries for " +
-                       std::to_string(size) + " ranks.");
+        return refused(error_code::wrong_splits, "splits has " + std::to_string(submission.splits.size()) +
+                                                     " entries for " + std::to_string(size) + " ranks.");
       }
       int64_t sum = 0;
       for (int32_t split : submission.splits) {
-        if (split < 0) return invalid("splits must not be negative.");
+        if (split < 0) return refused(error_code::wrong_splits, "splits must not be negative.");
         sum += split;
       }
       if (sum > rows) {
-        return invalid("the sum of splits (" + std::to_string(sum) + ") is greater than the first dimension (" +
-                       std::to_string(rows) + ").");
+        return refused(error_code::wrong_splits, "the sum of splits (" + std::to_string(sum) +
+                                                     ") is greater than the first dimension (" + std::to_string(rows) +
+                                                     ").");
       }
     }
   }
@@ -383,16 +400,16 @@ Status Engine::ended() const {
   if (abort_.raised()) return abort_.cause();
   const std::lock_guard<std::mutex> lock(sets_mutex_);
   if (!left_.empty()) return {Code::left, left_};
-  return closed_ ? Status(Code::aborted, "Horovod has been shut down.") : Status();
+  return closed_ ? Status(Code::aborted, error_code::shut_down, "Horovod has been shut down.") : Status();
 }
 
 Status Engine::close(const std::string& sentence) {
   if (!global_) return {};  // create() failed early
-  const std::string farewell = sentence.empty()
-                                   ? labels_[rank_] +
-                                         " has shut down (it called hvd.shutdown() or its script ended), so operations "
-                                         "that wait for it can't complete."
-                                   : sentence;
+  const std::string left = sentence.empty() ? labels_[rank_] +
+                                                  " has shut down (it called hvd.shutdown() or its script ended), so "
+                                                  "operations that wait for it can't complete."
+                                            : sentence;
+  const std::string farewell = has_code(left) ? left : coded(error_code::shut_down, left);
   {
     const std::lock_guard<std::mutex> lock(sets_mutex_);
     closed_ = true;
@@ -409,7 +426,8 @@ Status Engine::close(const std::string& sentence) {
   if (stuck != closed.end()) is_stuck_.store(true, std::memory_order_release);
   if (stuck != closed.end()) return *stuck;
   return is_stuck_.load(std::memory_order_acquire)
-             ? Status(Code::timeout, "A thread is still in an operation of a process set that was removed.")
+             ? Status(Code::timeout, error_code::stuck_thread,
+                      "A thread is still in an operation of a process set that was removed.")
              : Status();
 }
 

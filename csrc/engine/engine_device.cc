@@ -24,11 +24,11 @@ Status Engine::prepare_device(Submission& submission, Communicator& communicator
   SharedGpu gpu;
   Status status = open_gpu(ordinal, gpu);
   if (status.ok() && gpu.device->ordinal() != ordinal) {
-    return {Code::invalid_argument, submission.spec.name + ": the tensor is on GPU " + std::to_string(ordinal) +
-                                        ", but rank " + std::to_string(rank_) + " began on GPU " +
-                                        std::to_string(gpu.device->ordinal()) +
-                                        ", and a rank communicates from one GPU. Call "
-                                        "torch.cuda.set_device(hvd.local_rank()) before tensors are made."};
+    return {Code::invalid_argument, error_code::wrong_gpu,
+            submission.spec.name + ": the tensor is on GPU " + std::to_string(ordinal) + ", but rank " +
+                std::to_string(rank_) + " began on GPU " + std::to_string(gpu.device->ordinal()) +
+                ", and a rank communicates from one GPU. Call "
+                "torch.cuda.set_device(hvd.local_rank()) before tensors are made."};
   }
   DeviceWork& work = communicator.device();
   if (status.ok()) status = work.use(gpu);
@@ -60,7 +60,7 @@ Status Engine::hand_over(Submission& submission, uintptr_t stream) {
     bool captured = false;
     HVD_TRY(device->is_captured(reinterpret_cast<cuda::StreamHandle>(stream), captured));
     if (captured) {
-      return {Code::invalid_argument,
+      return {Code::invalid_argument, error_code::graph_capture,
               submission.spec.name +
                   ": the stream that is to wait for its result is being captured into a CUDA graph, which can't wait "
                   "for what is not part of it. Synchronize the operation before the capture begins."};

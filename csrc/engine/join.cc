@@ -25,13 +25,15 @@ void Join::tell(bool without_zeros, Effects& effects) {
 
 Status Join::refusal(const OpSpec& spec) const {
   if (now_.joined) {
-    return {Code::precondition, "Requested to submit " + spec.name + " on rank " + std::to_string(rank_) +
-                                    ", which has called hvd.join(); it takes part in nothing of its own in the global "
-                                    "process set until hvd.join() has returned."};
+    return {Code::precondition, error_code::not_with_join,
+            "Requested to submit " + spec.name + " on rank " + std::to_string(rank_) +
+                ", which has called hvd.join(); it takes part in nothing of its own in the global "
+                "process set until hvd.join() has returned."};
   }
   if (spec.type == OpType::allreduce || now_.others.empty()) return {};
-  return {Code::precondition, capitalized_name_of(spec.type) + " is not supported with Join at this time. " +
-                                  now_.others + " It was " + spec.name + "."};
+  return {Code::precondition, error_code::not_with_join,
+          capitalized_name_of(spec.type) + " is not supported with Join at this time. " + now_.others + " It was " +
+              spec.name + "."};
 }
 
 void Join::apply(const std::vector<int>& ranks, JoinPhase phase, const std::string& sentence, Effects& effects) {

@@ -100,7 +100,8 @@ void MeshOrderLog::withdraw_own(TensorId id) {
 Status MeshOrderLog::count_own(TensorId id, const std::string* bytes) {
   const std::string_view brought = bytes ? std::string_view(*bytes) : std::string_view();
   if (count(0, id, bytes ? &brought : nullptr)) return {};
-  return {Code::internal, "This rank has arrived twice at id " + std::to_string(id) + " of the order log."};
+  return {Code::internal, error_code::internal,
+          "This rank has arrived twice at id " + std::to_string(id) + " of the order log."};
 }
 
 // Returns whether the bytes travel with the id. They don't where there are none, or where the frame is full.

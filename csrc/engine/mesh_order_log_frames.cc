@@ -31,8 +31,9 @@ std::string unexpected(TensorId id) { return "id " + std::to_string(id) + ", whi
 }  // namespace
 
 Status MeshOrderLog::bad_frame(const ControlFrame& frame, const std::string& what) const {
-  return {Code::aborted, "Rank " + std::to_string(frame.peer) + " of the mesh sent " + what +
-                             " in a frame of the order log; this epoch can't go on."};
+  return {Code::aborted, error_code::unexpected_data,
+          "Rank " + std::to_string(frame.peer) + " of the mesh sent " + what +
+              " in a frame of the order log; this epoch can't go on."};
 }
 
 Status MeshOrderLog::handle(ControlFrame& frame) {

@@ -34,7 +34,7 @@ enum class Arrival : uint8_t { counted, withdrawn, last };
 
 // What arrive() and withdraw() answer to an id that does not exist.
 inline Status bad_id(TensorId id) {
-  return {Code::invalid_argument,
+  return {Code::invalid_argument, error_code::unexpected_data,
           "Id " + std::to_string(id) + " is outside of the order log's 0 to " + std::to_string(kMaxIds - 1) + "."};
 }
 

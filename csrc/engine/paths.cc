@@ -25,10 +25,10 @@ constexpr size_t kLeastPartBytes = 64;  // what each rank needs of a buffer at l
 Status make_region(const std::vector<int>& members, int me, const std::vector<std::string>& labels, const Paths& paths,
                    const Config& config, AbortSignal& abort, std::unique_ptr<Region>& region) {
   if (config.staging_buffer_bytes < members.size() * kLeastPartBytes) {
-    return {Code::invalid_argument, "staging_buffer_bytes (HOROVOD_STAGING_BUFFER_BYTES) must be at least " +
-                                        std::to_string(kLeastPartBytes) + " for each of the " +
-                                        std::to_string(members.size()) + " ranks that share memory, but it is " +
-                                        std::to_string(config.staging_buffer_bytes) + "."};
+    return {Code::invalid_argument, error_code::invalid_setting,
+            "staging_buffer_bytes (HOROVOD_STAGING_BUFFER_BYTES) must be at least " + std::to_string(kLeastPartBytes) +
+                " for each of the " + std::to_string(members.size()) + " ranks that share memory, but it is " +
+                std::to_string(config.staging_buffer_bytes) + "."};
   }
   std::vector<std::shared_ptr<Segment>> segments;
   std::vector<std::string> names;
@@ -75,13 +75,15 @@ Status attach_to_peers(Communicator& communicator, std::vector<std::string> labe
     return {};
   }
   if (!paths.hosts.empty() && static_cast<int>(paths.hosts.size()) != size) {
-    return {Code::invalid_argument, std::to_string(paths.hosts.size()) + " hosts are given for " +
-                                        std::to_string(size) + " members; there must be one for each."};
+    return {Code::invalid_argument, error_code::internal,
+            std::to_string(paths.hosts.size()) + " hosts are given for " + std::to_string(size) +
+                " members; there must be one for each."};
   }
   const std::vector<int> partners = partners_of(size, rank, paths.hosts, communicator.placement(), config);
   for (const int partner : partners) {
     if (descriptors.of(partner).empty()) {
-      return {Code::invalid_argument, "There is neither shared memory nor a connection to " + labels[partner] + "."};
+      return {Code::invalid_argument, error_code::internal,
+              "There is neither shared memory nor a connection to " + labels[partner] + "."};
     }
   }
   std::optional<Hosts> hosts;
@@ -89,7 +91,8 @@ Status attach_to_peers(Communicator& communicator, std::vector<std::string> labe
     hosts.emplace(paths.hosts);
     const std::vector<int>& local = hosts->members(hosts->host(rank));
     if (local.size() > 1 && !segments) {
-      return {Code::invalid_argument, labels[rank] + " shares its host, but has no shared memory."};
+      return {Code::invalid_argument, error_code::internal,
+              labels[rank] + " shares its host, but has no shared memory."};
     }
     if (hosts->count() < 2) {
       hosts.reset();  // no order of hosts is needed, and the connections are enough

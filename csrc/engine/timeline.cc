@@ -20,7 +20,7 @@ namespace {
 constexpr size_t kWakeEvents = Timeline::kQueueEvents / 4;  // the writer wakes for so many events
 
 Status failure(Code code, const std::string& path, int error) {
-  return {code, "The timeline file " + path + " can't be written: " + std::strerror(error) + "."};
+  return {code, error_code::timeline, "The timeline file " + path + " can't be written: " + std::strerror(error) + "."};
 }
 
 const char* plane_of(const DataPlane& plane) {
@@ -58,8 +58,8 @@ Status TimelineFile::append(const std::string& elements) {
     const bool ends =
         write(kEnd.data(), kept, end_) == 0 && ::ftruncate(descriptor_, end_ + static_cast<int64_t>(kept)) == 0;
     return {status.code(),
-            status.message() + (ends ? " It ends with what was written before."
-                                     : " It is no valid JSON: even what was begun can't be taken back.")};
+            with_more(status.message(), ends ? " It ends with what was written before."
+                                             : " It is no valid JSON: even what was begun can't be taken back.")};
   }
   end_ += static_cast<int64_t>(opening.size() + elements.size());  // the next elements replace the closing bracket
   return {};
@@ -136,7 +136,7 @@ Status Timeline::end_file(int64_t patience_us, bool& running) {
     written = shared_->written;
   }
   if (late_) {
-    return {Code::timeout,
+    return {Code::timeout, error_code::timeline,
             "The timeline file " + path_ + " is not complete after " + std::to_string(patience_us_ / 1'000) +
                 " ms: its file system does not take the rest. A thread of its own goes on trying, and no "
                 "other file is begun until that is over."};
@@ -179,8 +179,9 @@ void Timeline::write(const std::shared_ptr<Shared>& shared, TimelineTrace trace,
     status = failure(Code::internal, path, errno);
   }
   if (status.ok() && trace.dropped() > 0) {
-    status = {Code::internal, "The timeline could not keep up: " + std::to_string(trace.dropped()) +
-                                  " events are missing, and the file says where."};
+    status = {Code::internal, error_code::timeline,
+              "The timeline could not keep up: " + std::to_string(trace.dropped()) +
+                  " events are missing, and the file says where."};
   }
   const std::lock_guard<std::mutex> lock(shared->mutex);
   shared->written = std::move(status);

@@ -38,23 +38,25 @@ const Table& current_table() {
 
 Status check_reduction(DType dtype, ReduceOp op) {
   if (static_cast<int>(dtype) >= kDTypeCount) {
-    return {Code::invalid_argument,
+    return {Code::invalid_argument, error_code::invalid_operation,
             "Element type number " + std::to_string(static_cast<int>(dtype)) + " is not known."};
   }
   if (static_cast<int>(op) >= kReduceOpCount) {
-    return {Code::invalid_argument, "Reduction number " + std::to_string(static_cast<int>(op)) + " is not known."};
+    return {Code::invalid_argument, error_code::invalid_operation,
+            "Reduction number " + std::to_string(static_cast<int>(op)) + " is not known."};
   }
   if (op == ReduceOp::average && dtype == DType::boolean) {
-    return {Code::invalid_argument,
+    return {Code::invalid_argument, error_code::undefined_reduction,
             "Average of bool is not defined. Use Max (any rank true) or Min (all ranks true), or convert the tensor to "
             "a numeric type first."};
   }
   if (op == ReduceOp::adasum && (!is_floating(dtype) || is_float8(dtype))) {
-    return {Code::invalid_argument, std::string(name_of(op)) + " of " + name_of(dtype) +
-                                        " is not defined. It needs float16, bfloat16, float32 or float64."};
+    return {Code::invalid_argument, error_code::undefined_reduction,
+            std::string(name_of(op)) + " of " + name_of(dtype) +
+                " is not defined. It needs float16, bfloat16, float32 or float64."};
   }
   if (op != ReduceOp::adasum && !current_table().reduce[static_cast<int>(dtype)][static_cast<int>(op)]) {
-    return {Code::invalid_argument,
+    return {Code::invalid_argument, error_code::undefined_reduction,
             std::string(name_of(op)) + " of " + name_of(dtype) + " is not defined. It needs integers or bool."};
   }
   return {};

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error_code.h"
 #include "base/limits.h"
 #include "tensorflow/host.h"
 
@@ -76,6 +77,10 @@ void fail(TF_OpKernelContext* context, int code, const char* sentence) {
   tf.OpKernelContext_Failure(context, status);
 }
 
+void fail(TF_OpKernelContext* context, int code, ErrorCode error, const char* sentence) {
+  fail(context, code, coded(error, sentence).c_str());
+}
+
 // False, and the call has failed.
 bool check(TF_OpKernelContext* context, Status& status) {
   if (!status.ok()) tf.OpKernelContext_Failure(context, status);
@@ -108,7 +113,8 @@ struct Call {
 // -- from a node's inputs to a call of the engine ---------------------------------------------------------------------
 bool read_splits(Call& call, const TF_Tensor* tensor) {
   if (tf.NumDims(tensor) != 1) {
-    fail(call.context, kInvalidArgument, "Alltoall: splits must have one dimension: the number of rows for each rank.");
+    fail(call.context, kInvalidArgument, error_code::wrong_splits,
+         "Alltoall: splits must have one dimension: the number of rows for each rank.");
     return false;
   }
   const auto* const rows = static_cast<const int32_t*>(tf.TensorData(tensor));
@@ -127,7 +133,8 @@ bool read_tensor(Call& call, const TF_Tensor* input) {
   call.shapes.push_back(std::move(shape));
   call.spans.push_back(span);
   if (span.dtype >= 0) return true;
-  fail(call.context, kInvalidArgument, "Horovod can't send tensors of this dtype; cast the tensor first.");
+  fail(call.context, kInvalidArgument, error_code::wrong_tensor,
+       "Horovod can't send tensors of this dtype; cast the tensor first.");
   return false;
 }
 
@@ -375,7 +382,8 @@ void run(HorovodEngine* engine, std::unique_ptr<Call> owned) {
   if (!operation) return;
   while (engine_api->wait(operation, limits::kSignalCheckUs) == HOROVOD_TIMEOUT) {
     if (!interrupted()) continue;
-    fail(context, kCancelled, "A signal has interrupted the wait for other ranks; the operation goes on without it.");
+    fail(context, kCancelled, error_code::interrupted,
+         "A signal has interrupted the wait for other ranks; the operation goes on without it.");
     return engine_api->release(operation);
   }
   give_results(*call, operation);

@@ -3,6 +3,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/error_code.h"
 #include "tensorflow/python_api.h"
 #include "tensorflow/tf_api.h"
 
@@ -65,7 +66,7 @@ void keep(Exception& place, Exception raised) {
 
 Answer ask(Question question, int64_t process_set_id) {
   const PythonLock lock;
-  Answer answer{kCancelled, 0, "Interrupted by a signal."};
+  Answer answer{kCancelled, 0, coded(error_code::interrupted, "Interrupted by a signal.")};
   Exception raised;
   for (int i = 0; i < kTries; ++i) {
     PyObject* const given = python.PyObject_CallFunction(answering, "iL", static_cast<int>(question),

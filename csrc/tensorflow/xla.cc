@@ -23,7 +23,7 @@ std::string register_with_xla() {
   return xla::register_handler(
       get_api(), {[](int64_t process_set_id) { return ask(Question::set_number, process_set_id); },
                   "XLA needs to know the shape of a result when it compiles, so with jit_compile=True all ranks must "
-                  "give the same number of rows. Use jit_compile=False where they do not.",
+                  "give the same number of rows. Use jit_compile=False where they do not. [mismatched-operations]",
                   "This TensorFlow has another version of XLA's custom calls."});
 }
 

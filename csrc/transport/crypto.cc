@@ -49,7 +49,7 @@ Status load(const std::string& file, Library& table) {
     if (!file.empty()) break;
   }
   return {
-      Code::invalid_argument,
+      Code::invalid_argument, error_code::missing_library,
       "HOROVOD_WIRE asks for signed or encrypted connections, but OpenSSL's libcrypto can't be used on this host (" +
           why + "). Install it (libssl3 or openssl-libs), or set HOROVOD_WIRE=plain on all ranks."};
 }

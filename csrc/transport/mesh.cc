@@ -28,13 +28,14 @@ constexpr size_t kMaxSentence = 4096;
 
 Status SocketMesh::open(std::vector<MeshPeer> peers, std::vector<std::vector<Socket>> sockets) {
   if (rank_ < 0 || rank_ >= static_cast<int>(peers.size()) || peers.size() > UINT16_MAX) {
-    return {Code::invalid_argument,
+    return {Code::invalid_argument, error_code::internal,
             "A mesh of " + std::to_string(peers.size()) + " members has no rank " + std::to_string(rank_) + "."};
   }
   wake_fd_ = Socket(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   if (wake_fd_.fd() < 0) {
-    return {Code::internal, std::string("This process can't open an eventfd: ") + std::strerror(errno) +
-                                ". Raise its limit of open files (ulimit -n)."};
+    return {Code::internal, error_code::too_many_open_files,
+            std::string("This process can't open an eventfd: ") + std::strerror(errno) +
+                ". Raise its limit of open files (ulimit -n)."};
   }
   const crypto::Library* library = nullptr;
   if (config_.wire != WireMode::plain) {
@@ -50,14 +51,15 @@ Status SocketMesh::open(std::vector<MeshPeer> peers, std::vector<std::vector<Soc
     if (static_cast<int>(r) == rank_) continue;
     if (!peers[r].partner) continue;
     if (sockets[r].empty()) {
-      return {Code::invalid_argument, "There is no connection to " + peer.label + "."};
+      return {Code::invalid_argument, error_code::internal, "There is no connection to " + peer.label + "."};
     }
     if (library && peers[r].keys.size() != sockets[r].size()) {
-      return {Code::invalid_argument, "There are no keys for the connections to " + peer.label + "."};
+      return {Code::invalid_argument, error_code::internal,
+              "There are no keys for the connections to " + peer.label + "."};
     }
     for (Socket& socket : sockets[r]) {
       if (!wire::prepare_stream(socket.fd(), config_.unreachable_timeout_ms)) {
-        return {Code::invalid_argument,
+        return {Code::invalid_argument, error_code::internal,
                 "A connection to " + peer.label + " is no usable stream socket: " + std::strerror(errno) + "."};
       }
       Connection::Identity identity{
@@ -109,8 +111,9 @@ Status SocketMesh::fail(Status status) {
 Status SocketMesh::departed(const SocketPeer& peer) { return {Code::left, peer.sentence}; }
 
 Status SocketMesh::no_partner(const SocketPeer& peer) {
-  return {Code::internal, "This rank has no connection to " + peer.label +
-                              ", with which an algorithm wants to exchange something; please report this."};
+  return {Code::internal, error_code::internal,
+          "This rank has no connection to " + peer.label +
+              ", with which an algorithm wants to exchange something; please report this."};
 }
 
 // A connection of `peer` is gone and the peer has not said why. Before it is blamed, look for an abort frame that has
@@ -132,11 +135,11 @@ Status SocketMesh::lose(SocketPeer& peer) {
   abort_.note_lost(peer.label, false);
   if (peer.error == ETIMEDOUT || peer.error == EHOSTUNREACH || peer.error == ENETUNREACH) return unreachable(peer);
   const std::string how = peer.error == 0 ? "the other side closed it" : std::strerror(peer.error);
-  return fail({Code::aborted, peer.label + " was lost: its connection ended (" + how + ")."});
+  return fail({Code::aborted, error_code::peer_lost, peer.label + " was lost: its connection ended (" + how + ")."});
 }
 
 Status SocketMesh::unreachable(const SocketPeer& peer) {
-  return fail({Code::aborted,
+  return fail({Code::aborted, error_code::peer_lost,
                peer.label + " was lost: nothing has come from its host for " +
                    std::to_string(config_.unreachable_timeout_ms / 1000) +
                    " s (HOROVOD_UNREACHABLE_TIMEOUT_SECONDS), not even a sign that it lives. That host, this one's "
@@ -160,18 +163,20 @@ Status SocketMesh::timed_out() const {
     waiting += (waiting.empty() ? "" : ", ") + peer.label;
   }
   if (count > 4) waiting += " and " + std::to_string(count - 4) + " more";
-  return {Code::timeout, waiting + (count == 1 ? " has" : " have") + " made no progress for " +
-                             std::to_string(config_.progress_timeout_ms) + " ms in an operation that every rank had " +
-                             "started (" + std::to_string(expected) + " bytes not received" +
-                             (owed > 0 ? ", and it does not take what this rank sends" : "") + ")."};
+  return {Code::timeout, error_code::no_progress,
+          waiting + (count == 1 ? " has" : " have") + " made no progress for " +
+              std::to_string(config_.progress_timeout_ms) + " ms in an operation that every rank had " + "started (" +
+              std::to_string(expected) + " bytes not received" +
+              (owed > 0 ? ", and it does not take what this rank sends" : "") + ")."};
 }
 
 // -- the end ----------------------------------------------------------------------------------------------------------
 
 void SocketMesh::announce_end(ControlKind kind, std::string_view sentence) {
+  const std::string text = shortened(std::string(sentence), kMaxSentence);
   for (SocketPeer& peer : peers_) {
     if (peer.connections.empty() || peer.left || peer.aborted) continue;
-    (void)peer.connections[0]->send_control(kind, {}, sentence.substr(0, kMaxSentence));
+    (void)peer.connections[0]->send_control(kind, {}, text);
     for (const auto& connection : peer.connections) connection->end_output();
   }
 }

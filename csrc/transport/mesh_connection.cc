@@ -91,10 +91,11 @@ ssize_t Connection::take(iovec* pieces, size_t count) {
 }
 
 Status Connection::forged() const {
-  return {Code::aborted, "What came from " + identity_.label + " to " + identity_.own_label +
-                             " is not what was sent: record " + std::to_string(sealed_->received_records()) +
-                             " of the connection has no valid tag (HOROVOD_WIRE). Something between the two changed, "
-                             "repeated, left out or reordered data, so this epoch is over."};
+  return {Code::aborted, error_code::tampered_data,
+          "What came from " + identity_.label + " to " + identity_.own_label + " is not what was sent: record " +
+              std::to_string(sealed_->received_records()) +
+              " of the connection has no valid tag (HOROVOD_WIRE). Something between the two changed, "
+              "repeated, left out or reordered data, so this epoch is over."};
 }
 
 // -- sending ----------------------------------------------------------------------------------------------------------
@@ -372,10 +373,11 @@ Status Connection::parse(std::deque<ControlFrame>& inbox) {
         const Stripe& stripe = incoming_.front();
         const uint64_t length = std::min(stripe.left, kMaxFrameBytes);
         if (header.sequence != stripe.number || header.length != length) {
-          return {Code::aborted, identity_.label + " sent " + std::to_string(header.length) + " bytes of transfer " +
-                                     std::to_string(header.sequence) + " where this rank expected " +
-                                     std::to_string(length) + " bytes of transfer " + std::to_string(stripe.number) +
-                                     ": the ranks do not run the same operation, so this epoch is over."};
+          return {Code::aborted, error_code::unexpected_data,
+                  identity_.label + " sent " + std::to_string(header.length) + " bytes of transfer " +
+                      std::to_string(header.sequence) + " where this rank expected " + std::to_string(length) +
+                      " bytes of transfer " + std::to_string(stripe.number) +
+                      ": the ranks do not run the same operation, so this epoch is over."};
         }
       }
       buffer_begin_ += sizeof(header);
@@ -391,9 +393,9 @@ Status Connection::parse(std::deque<ControlFrame>& inbox) {
     uint32_t count = 0;
     std::memcpy(&count, payload, sizeof(count));
     if (count > kMaxControlIds || sizeof(count) + sizeof(uint32_t) * count > header.length) {
-      return {Code::aborted, identity_.label + " sent a control frame of " + std::to_string(header.length) +
-                                 " bytes that claims to hold " + std::to_string(count) +
-                                 " ids; this epoch can't go on."};
+      return {Code::aborted, error_code::unexpected_data,
+              identity_.label + " sent a control frame of " + std::to_string(header.length) +
+                  " bytes that claims to hold " + std::to_string(count) + " ids; this epoch can't go on."};
     }
     ControlFrame frame;
     frame.peer = identity_.peer;
@@ -410,7 +412,8 @@ Status Connection::parse(std::deque<ControlFrame>& inbox) {
 
 Status Connection::check(const FrameHeader& header) const {
   const auto bad = [this](const std::string& what) {
-    return Status(Code::aborted, identity_.label + " sent " + what + "; this epoch can't go on.");
+    return Status(Code::aborted, error_code::unexpected_data,
+                  identity_.label + " sent " + what + "; this epoch can't go on.");
   };
   if (header.magic != kMagic || header.reserved != 0) return bad("bytes that are no frame of the data plane");
   if (header.epoch != identity_.epoch) {

@@ -97,14 +97,15 @@ Status Region::await_slowly(int member, const std::atomic<uint64_t>& value, uint
     }
     const int64_t limit_us = config_.progress_timeout_ms * 1000;
     if (now - last_sign > limit_us || now - last_change > kMostPatience * limit_us) {
-      Status late(Code::timeout, labels_[member] + " has made no progress for " +
-                                     std::to_string(config_.progress_timeout_ms) +
-                                     " ms in an operation that every rank had started; it is stopped or overloaded.");
+      Status late(Code::timeout, error_code::no_progress,
+                  labels_[member] + " has made no progress for " + std::to_string(config_.progress_timeout_ms) +
+                      " ms in an operation that every rank had started; it is stopped or overloaded.");
       abort_.raise(late);
       return abort_.cause();
     }
     if (t_interrupt_hook && t_interrupt_hook()) {
-      abort_.raise({Code::interrupted, labels_[rank_] + " was interrupted by a signal during an operation."});
+      abort_.raise({Code::interrupted, error_code::interrupted,
+                    labels_[rank_] + " was interrupted by a signal during an operation."});
       return abort_.cause();
     }
   }
@@ -123,7 +124,7 @@ Status Region::check_members() {
         state = static_cast<MemberState>(header.state.load(std::memory_order_acquire));
         if (state == MemberState::running) {
           abort_.note_lost(labels_[member], true);
-          abort_.raise({Code::aborted,
+          abort_.raise({Code::aborted, error_code::peer_lost,
                         labels_[member] + " was lost: its process ended without leaving the job (killed or crashed)."});
           return abort_.cause();
         }
@@ -141,16 +142,16 @@ Status Region::check_members() {
 std::string Region::departure_sentence(int member) const {
   const char* const cause = segments_[member]->header().cause;
   const size_t bytes = strnlen(cause, SegmentHeader::kCauseBytes);
-  return bytes > 0 ? std::string(cause, bytes) : labels_[member] + " has ended without a reason.";
+  if (bytes > 0) return std::string(cause, bytes);
+  return coded(error_code::shut_down, labels_[member] + " has ended without a reason.");
 }
 
 void Region::announce_end(MemberState state, const std::string& sentence) {
   const std::lock_guard<std::mutex> lock(end_mutex_);
   SegmentHeader& header = segments_[rank_]->header();
   if (header.state.load(std::memory_order_relaxed) != static_cast<uint32_t>(MemberState::running)) return;
-  const size_t bytes = std::min(sentence.size(), SegmentHeader::kCauseBytes - 1);
-  std::memcpy(header.cause, sentence.data(), bytes);
-  header.cause[bytes] = '\0';
+  const std::string cause = shortened(sentence, SegmentHeader::kCauseBytes - 1);
+  std::memcpy(header.cause, cause.c_str(), cause.size() + 1);
   header.state.store(static_cast<uint32_t>(state), std::memory_order_release);
   ring_sleepers();
 }

@@ -22,22 +22,26 @@
 namespace horovod {
 namespace {
 
-Status system_error(const std::string& what) { return {Code::internal, what + ": " + std::strerror(errno) + "."}; }
+Status system_error(const std::string& what) {
+  return {Code::internal, error_code::shared_memory, what + ": " + std::strerror(errno) + "."};
+}
 
 // Whether the last call failed for want of descriptors; `status` then says that, instead of naming other causes.
 bool out_of_descriptors(const char* what, Status& status) {
   if (errno == ENFILE) {
-    status = {Code::internal, std::string("Could not ") + what +
-                                  ": all processes of this host together have too many open files (sysctl "
-                                  "fs.file-max)."};
+    status = {Code::internal, error_code::too_many_open_files,
+              std::string("Could not ") + what +
+                  ": all processes of this host together have too many open files (sysctl "
+                  "fs.file-max)."};
     return true;
   }
   if (errno != EMFILE) return false;
   struct rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
-  status = {Code::internal, std::string("Could not ") + what + ": this process has too many open files; its limit is " +
-                                std::to_string(limit.rlim_cur) + ", which `ulimit -n` can raise up to " +
-                                std::to_string(limit.rlim_max) + "."};
+  status = {Code::internal, error_code::too_many_open_files,
+            std::string("Could not ") + what + ": this process has too many open files; its limit is " +
+                std::to_string(limit.rlim_cur) + ", which `ulimit -n` can raise up to " +
+                std::to_string(limit.rlim_max) + "."};
   return true;
 }
 
@@ -123,7 +127,8 @@ std::shared_ptr<Segment> Segment::open(const std::string& address, size_t bytes,
     const auto found = known.segments.find(nonce);
     if (found != known.segments.end()) segment->origin_ = found->second.lock();
     if (!segment->origin_) {
-      status = {Code::internal, "The segment at " + address + " is gone; its owner has left."};
+      status = {Code::internal, error_code::shared_memory,
+                "The segment at " + address + " is gone; its owner has left."};
       return nullptr;
     }
     segment->data_ = segment->origin_->data_;
@@ -145,15 +150,17 @@ std::shared_ptr<Segment> Segment::open(const std::string& address, size_t bytes,
       return nullptr;
     }
     if (static_cast<size_t>(info.st_size) != bytes) {
-      status = {Code::internal, std::string("The shared segment at ") + path + " has " + std::to_string(info.st_size) +
-                                    " bytes where " + std::to_string(bytes) +
-                                    " were expected; do all ranks use the same settings and version?"};
+      status = {Code::internal, error_code::shared_memory,
+                std::string("The shared segment at ") + path + " has " + std::to_string(info.st_size) +
+                    " bytes where " + std::to_string(bytes) +
+                    " were expected; do all ranks use the same settings and version?"};
       return nullptr;
     }
     if (seals < 0 || (seals & kSeals) != kSeals) {
-      status = {Code::internal, std::string("The shared segment at ") + path +
-                                    " is not sealed, so its owner could make it smaller under this process; do all "
-                                    "ranks use the same version?"};
+      status = {Code::internal, error_code::shared_memory,
+                std::string("The shared segment at ") + path +
+                    " is not sealed, so its owner could make it smaller under this process; do all "
+                    "ranks use the same version?"};
       return nullptr;
     }
     void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd_, 0);
@@ -167,13 +174,14 @@ std::shared_ptr<Segment> Segment::open(const std::string& address, size_t bytes,
     segment->mapped_ = true;
     madvise(memory, bytes, MADV_DONTFORK);
   } else {
-    status = {Code::internal, "'" + address + "' is not the address of a shared segment."};
+    status = {Code::internal, error_code::shared_memory, "'" + address + "' is not the address of a shared segment."};
     return nullptr;
   }
   const SegmentHeader& header = segment->header();
   if (header.magic != SegmentHeader::kMagic || header.nonce != nonce || header.bytes != bytes) {
-    status = {Code::internal, "The shared segment at " + address +
-                                  " is not the one its owner announced; its process ended or runs another version."};
+    status = {Code::internal, error_code::shared_memory,
+              "The shared segment at " + address +
+                  " is not the one its owner announced; its process ended or runs another version."};
     return nullptr;
   }
   segment->header().attached.fetch_add(1, std::memory_order_release);

@@ -70,8 +70,9 @@ Status SocketMesh::start(std::span<const Transfer> sends, std::span<const Transf
     const uint64_t bytes = length_of(transfer);
     if (bytes == 0) return {};
     if (transfer.peer < 0 || transfer.peer >= size() || transfer.peer == rank_) {
-      return fail({Code::internal, "A transfer was started with rank " + std::to_string(transfer.peer) +
-                                       " of the mesh, which is not a peer."});
+      return fail(
+          {Code::internal, error_code::internal,
+           "A transfer was started with rank " + std::to_string(transfer.peer) + " of the mesh, which is not a peer."});
     }
     SocketPeer& peer = peers_[transfer.peer];
     if (peer.connections.empty()) return fail(no_partner(peer));
@@ -138,7 +139,8 @@ Status SocketMesh::finish(Flight& flight) {
     if (t_interrupt_hook && now - std::max(asked_us, progress_us) > limits::kSignalCheckUs) {
       asked_us = now;
       if (t_interrupt_hook()) {
-        abort_.raise({Code::interrupted, peers_[rank()].label + " was interrupted by a signal during an operation."});
+        abort_.raise({Code::interrupted, error_code::interrupted,
+                      peers_[rank()].label + " was interrupted by a signal during an operation."});
         return fail(abort_.cause());
       }
     }
@@ -255,13 +257,14 @@ void SocketMesh::note_control(size_t from) {
     ControlFrame& frame = inbox_[i];
     SocketPeer& peer = peers_[frame.peer];
     if (frame.kind == ControlKind::leave) {
-      if (frame.text.find("has shut down") == std::string::npos) {
-        frame.text = peer.label + " has shut down" + (frame.text.empty() ? "." : ": " + frame.text);
+      if (!has_code(frame.text)) {  // else it is a whole sentence
+        frame.text = coded(error_code::shut_down,
+                           peer.label + " has shut down" + (frame.text.empty() ? "." : ": " + frame.text));
       }
       peer.sentence = frame.text;
       peer.left = unwell_ = true;
     } else if (frame.kind == ControlKind::abort) {
-      if (frame.text.empty()) frame.text = peer.label + " ended the epoch.";
+      if (frame.text.empty()) frame.text = coded(error_code::peer_lost, peer.label + " ended the epoch.");
       peer.sentence = frame.text;
       peer.aborted = true;
       (void)fail({Code::aborted, frame.text});
@@ -341,9 +344,9 @@ void SocketMesh::poll_lines(int timeout_ms, PollSource* source) {
 Status SocketMesh::send_control(int peer, ControlKind kind, std::span<const uint32_t> ids, std::string_view text) {
   if (peer < 0 || peer >= size() || peer == rank_ || ids.size() > wire::kMaxControlIds ||
       text.size() > wire::kMaxControlText) {
-    return {Code::internal, "A control frame of " + std::to_string(ids.size()) + " ids and " +
-                                std::to_string(text.size()) + " bytes for rank " + std::to_string(peer) +
-                                " of the mesh can't be sent."};
+    return {Code::internal, error_code::internal,
+            "A control frame of " + std::to_string(ids.size()) + " ids and " + std::to_string(text.size()) +
+                " bytes for rank " + std::to_string(peer) + " of the mesh can't be sent."};
   }
   if (abort_.raised()) return abort_.cause();
   if (peers_[peer].connections.empty()) return no_partner(peers_[peer]);

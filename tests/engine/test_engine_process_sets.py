@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from error_codes import ends_with
 from resources import descriptors, held, leaks
 from world import ALLREDUCE, AVERAGE, BARRIER, EVERY_TRANSPORT, EngineWorld, Member, connect
 
 from horovod._core import OpSpec
+from horovod.base.errors import EngineCode, OperationCode
 
 
 @pytest.fixture(params=EVERY_TRANSPORT)
@@ -144,28 +146,19 @@ def test_a_set_of_one_needs_nobody(world: EngineWorld) -> None:
 
 def test_wrong_use_is_refused_and_leaves_the_engine_usable(world: EngineWorld) -> None:
     number = world.add_set(1, 0, 2)
-    with pytest.raises(ValueError, match=r"x: Rank 1 is not a member of the provided process set \(ranks \[0, 2\]\)"):
+    with pytest.raises(ValueError, match=ends_with(OperationCode.NOT_IN_SET, "x: Rank 1", "[0, 2]")):
         world.members[1].allreduce(full(1), "x", process_set=number)
-    with pytest.raises(ValueError, match="process set 9 is not registered"):
+    with pytest.raises(ValueError, match=ends_with(OperationCode.NO_SUCH_SET, "process set 9")):
         world.members[0].allreduce(full(1), process_set=9)
-    with pytest.raises(ValueError, match=r"root rank 1 is not a member of the provided process set \(ranks \[0, 2\]\)"):
+    with pytest.raises(ValueError, match=ends_with(OperationCode.INVALID_ROOT, "root rank 1", "[0, 2]")):
         world.members[0].broadcast(full(1), 1, process_set=number)
-    with pytest.raises(ValueError, match="splits has 4 entries for 2 ranks"):
+    with pytest.raises(ValueError, match=ends_with(OperationCode.WRONG_SPLITS, "4 ", "2 ranks")):
         world.members[0].alltoall(full(1), [1, 0, 0, 0], process_set=number)
     engine = world.engines[0]
-    for ranks, sentence in [
-        ((0, 4), "rank 4, but the ranks"),
-        ((1, 0), "ascending"),
-        ((0, 0), "ascending"),
-        ((), "no r"),
-    ]:
-        with pytest.raises(ValueError, match=sentence):
-            engine.add_process_set(2, ranks)
-    with pytest.raises(ValueError, match="number above 0"):
-        engine.add_process_set(0, (0,))
-    with pytest.raises(ValueError, match="registered already"):
-        engine.add_process_set(number, (1,))
-    with pytest.raises(ValueError, match="neither shared memory nor a connection to rank 1"):
+    for wrong, ranks in [(2, (0, 4)), (2, (1, 0)), (2, (0, 0)), (2, ()), (0, (0,)), (number, (1,))]:
+        with pytest.raises(ValueError, match=ends_with(EngineCode.INTERNAL, f"Process set {wrong}")):
+            engine.add_process_set(wrong, ranks)
+    with pytest.raises(ValueError, match=ends_with(EngineCode.INTERNAL, "rank 1")):
         engine.add_process_set(2, (0, 1))
     world.run(in_set((0, 2), lambda m: m.allreduce(full(1), process_set=number)))
     world.run(lambda m: m.allreduce(full(1)))
@@ -180,7 +173,7 @@ def test_removing_a_set_ends_it_and_nothing_else(world: EngineWorld) -> None:
         world.remove_set(number)
         world.remove_set(number)  # nothing happens
         for member in world.members:
-            with pytest.raises(ValueError, match=f"process set {number} is not registered"):
+            with pytest.raises(ValueError, match=ends_with(OperationCode.NO_SUCH_SET, f"process set {number}")):
                 member.allreduce(full(1), process_set=number)
     world.run(in_set((0, 1), lambda m: m.allreduce(full(1), process_set=kept)))
     world.run(lambda m: m.allreduce(full(1)))
@@ -197,9 +190,9 @@ def test_what_runs_in_a_removed_set_fails_in_words(world: EngineWorld) -> None:
     assert member.engine.pending(number) == 2
     member.engine.remove_process_set(number)
     for handle in (known, new):
-        with pytest.raises(RuntimeError, match=r"The process set of ranks \[0, 1\] has been removed"):
+        with pytest.raises(RuntimeError, match=ends_with(OperationCode.NO_SUCH_SET, "ranks [0, 1]")):
             member.wait(handle)
-    with pytest.raises(RuntimeError, match=r"rank 0 .* has removed the process set of ranks \[0, 1\]"):
+    with pytest.raises(RuntimeError, match=ends_with(OperationCode.NO_SUCH_SET, "rank 0", "ranks [0, 1]")):
         world.members[1].allreduce(full(1), "allreduce.known", process_set=number)
     world.run(lambda m: m.allreduce(full(1)))
 
@@ -262,9 +255,9 @@ def test_a_rank_that_leaves_is_named_by_those_who_wait_in_a_set(world: EngineWor
     handle = world.members[0].submit(ALLREDUCE, "allreduce.never", [full(1)], [full(1)], process_set=number)
     known = world.members[0].engine.submit(OpSpec(BARRIER, process_set=number), "barrier.noname", [])
     world.engines[1].close()
-    with pytest.raises(RuntimeError, match=r"rank 1 .*on host here has shut down"):
+    with pytest.raises(RuntimeError, match=ends_with(OperationCode.SHUT_DOWN, "rank 1 (thread 1) on host here")):
         known.result()
-    with pytest.raises(RuntimeError, match=r"rank 1 .*on host here has shut down"):
+    with pytest.raises(RuntimeError, match=ends_with(OperationCode.SHUT_DOWN, "rank 1 (thread 1) on host here")):
         world.members[0].wait(handle)
 
 

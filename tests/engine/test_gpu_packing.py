@@ -194,8 +194,7 @@ def test_ranks_without_the_kernel_make_the_same_calls(libraries: StandIns, faili
         assert eventually(lambda: len(world.negotiator.notes) == len(failing))
         for _, worth_saying, sentence in world.negotiator.notes:
             assert worth_saying
-            assert "are packed one by one, which is slower than by one kernel for all: " in sentence
-            assert ("/nowhere/libnvrtc.so.12" if files else "cuModuleLoadData failed with") in sentence
+            assert ("/nowhere/libnvrtc.so.12" if files else "cuModuleLoadData") in sentence
 
 
 def test_the_buffer_is_not_used_again_too_early(pair: GpuWorld) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import re
 import struct
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
+from error_codes import ends_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from world import EngineWorld
 
 from horovod import _core
+from horovod.base.errors import EngineCode
 
 OPTIONS = {"staging_buffer_bytes": 4096, "staging_buffer_count": 2}
 HEADER = struct.Struct("<QQQ")  # magic, nonce, bytes: csrc/transport/segment.h
@@ -42,7 +45,7 @@ def descriptors() -> set[str]:
 
 def refused(address: str) -> str:
     before = descriptors()
-    with pytest.raises(RuntimeError, match=r"rank 1 on host there: .*[.?]$") as caught:
+    with pytest.raises(RuntimeError, match=ends_with(EngineCode.SHARED_MEMORY, "rank 1 on host there")) as caught:
         open_peer(address)
     assert descriptors() <= before, "a descriptor was left open"
     return str(caught.value)
@@ -67,7 +70,7 @@ def test_garbled_addresses(address: str) -> None:
 
 
 def test_no_address() -> None:
-    assert "is not the address of a shared segment" in refused("")
+    assert "''" in refused("")
 
 
 def test_a_process_that_is_gone() -> None:
@@ -76,7 +79,7 @@ def test_a_process_that_is_gone() -> None:
         os._exit(0)
     os.waitpid(process, 0)
     sentence = refused(f"memfd:{process}:3:{1:016x}")
-    assert "its process may have ended" in sentence
+    assert f"/proc/{process}/fd/3" in sentence
     assert "HOROVOD_TRANSPORT=tcp" in sentence
 
 
@@ -84,7 +87,7 @@ def test_an_in_process_segment_whose_owner_has_left() -> None:
     segment = _core.Segment(in_process=True, options=OPTIONS)
     address = segment.address
     del segment
-    assert "is gone" in refused(address)
+    assert address in refused(address)
 
 
 @pytest.fixture
@@ -129,7 +132,7 @@ def test_a_wrong_header(genuine: tuple[str, bytes, int], field: str, bit: int) -
     fd, address = fake(bytes(page), genuine[2])
     if field == "nonce":
         address = address.rsplit(":", 1)[0] + f":{nonce:016x}"
-    assert "is not the one its owner announced" in refused(address)
+    assert address in refused(address)
     os.close(fd)
 
 
@@ -137,7 +140,9 @@ def test_a_wrong_header(genuine: tuple[str, bytes, int], field: str, bit: int) -
 def test_a_wrong_size(genuine: tuple[str, bytes, int], change: int) -> None:
     _, page, size = genuine
     fd, address = fake(page, max(0, size + change))
-    assert f"has {max(0, size + change)} bytes where {size} were expected" in refused(address)
+    sentence = refused(address)
+    assert f" {max(0, size + change)} bytes" in sentence
+    assert f" {size} " in sentence
     os.close(fd)
 
 
@@ -145,7 +150,7 @@ def test_a_wrong_size(genuine: tuple[str, bytes, int], change: int) -> None:
 def test_a_segment_that_its_owner_could_resize(genuine: tuple[str, bytes, int], missing: str) -> None:
     """It would end this process with SIGBUS."""
     fd, address = fake(*genuine[1:], SEALS & ~getattr(fcntl, missing))
-    assert "is not sealed" in refused(address)
+    assert f"/fd/{fd} " in refused(address)
     os.close(fd)
 
 
@@ -187,8 +192,7 @@ print("made")
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stderr
     sentence, after = ended.stdout.splitlines()
-    assert sentence.startswith("Could not create a shared-memory segment: this process has too many open files")
-    assert "ulimit -n" in sentence
+    assert re.search(ends_with(EngineCode.TOO_MANY_OPEN_FILES, "this process", "ulimit -n"), sentence)
     assert after == "made"
 
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from error_codes import ends_with
 from exchange import CPU, CUDA, FUTURE, ONLY_FUTURE, Made, Special, Tensor, offer
 from world import ALLGATHER, ALLREDUCE, ALLREDUCE_SUM, DTYPES, MAX, EngineWorld
 
 from horovod._core import Engine, Handle, OpSpec, TensorReader
+from horovod.base.errors import EngineCode, OperationCode
 
 
 class Described:
@@ -105,9 +107,9 @@ def test_the_result_goes_to_another_tensor_or_to_memory_of_the_engine(engine: En
     assert (array.tolist(), other.tolist()) == ([1, 1, 1], [2, 2, 2])
     double(engine, reader, ((Special(array), Tensor(other)), (Tensor(array), Special(other))))
     for wrong in (np.zeros(2, np.float32), np.zeros(3, np.int32)):
-        with pytest.raises(ValueError, match="must be of the dtype, size and device of the input"):
+        with pytest.raises(ValueError, match=ends_with(OperationCode.WRONG_TENSOR)):
             double(engine, reader, ((Tensor(array), Tensor(wrong)),))
-    with pytest.raises(ValueError, match="must be of the dtype, size and device of the input"):
+    with pytest.raises(ValueError, match=ends_with(OperationCode.WRONG_TENSOR)):
         double(engine, reader, ((Tensor(array), Tensor(other, device_type=CUDA)),))
 
 
@@ -149,6 +151,7 @@ def test_functions_of_another_version_lead_to_older_ones(engine: Engine) -> None
         TensorReader((3,), Described())  # type: ignore[arg-type]
 
 
+INVALID = ends_with(OperationCode.INVALID)
 MISUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "too few": (lambda e: e.submit(ALLREDUCE_SUM, "x"), TypeError, r"submit\(\) is missing its argument 'tensors'"),
     "too many": (lambda e: e.run(*range(12)), TypeError, r"run\(\) takes at most 6 arguments \(12 given\)"),
@@ -159,16 +162,24 @@ MISUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     ),
     "twice": (lambda e: e.run(ALLREDUCE_SUM, "x", (), spec=1), TypeError, "multiple values for argument 'spec'"),
     "no spec": (lambda e: e.run(0, "x", ()), RuntimeError, "Unable to cast"),
-    "unknown kind": (lambda e: OpSpec(9), ValueError, "Unknown kind of operation"),
+    "unknown kind": (lambda e: OpSpec(9), ValueError, INVALID),
     "a large kind": (lambda e: OpSpec(1 << 40), TypeError, "incompatible constructor arguments"),
-    "unknown op": (lambda e: OpSpec(0, op=9), ValueError, "Unknown reduce operation 9"),
-    "no name": (lambda e: e.run(ALLREDUCE_SUM, b"x", ()), TypeError, "The name of an operation must be a str"),
+    "unknown op": (lambda e: OpSpec(0, op=9), ValueError, ends_with(OperationCode.INVALID, "9")),
+    "no name": (lambda e: e.run(ALLREDUCE_SUM, b"x", ()), TypeError, INVALID),
     "no list": (lambda e: e.run(ALLREDUCE_SUM, "x", 5), TypeError, "tensors must be a sequence"),
     "no number": (lambda e: OpSpec(0, prescale="much"), TypeError, "incompatible constructor arguments"),
     "no reader": (lambda e: e.run(ALLREDUCE_SUM, "x", ("t",), reader=1), RuntimeError, "Unable to cast"),
-    "no tensor": (lambda e: e.run(ALLREDUCE_SUM, "x", ("t",)), ValueError, r"A tensor is a tuple \(input address"),
-    "no dtype": (lambda e: e.run(ALLREDUCE_SUM, "x", ((1, 1, 99, (1,)),)), ValueError, "Unknown dtype 99"),
-    "no GPU": (lambda e: e.run(ALLREDUCE_SUM, "x", ((1, 1, 7, (1,), -2, 0),)), ValueError, "There is no GPU -2"),
+    "no tensor": (lambda e: e.run(ALLREDUCE_SUM, "x", ("t",)), ValueError, ends_with(EngineCode.INTERNAL)),
+    "no dtype": (
+        lambda e: e.run(ALLREDUCE_SUM, "x", ((1, 1, 99, (1,)),)),
+        ValueError,
+        ends_with(EngineCode.INTERNAL, "dtype 99"),
+    ),
+    "no GPU": (
+        lambda e: e.run(ALLREDUCE_SUM, "x", ((1, 1, 7, (1,), -2, 0),)),
+        ValueError,
+        ends_with(EngineCode.NO_GPU, "GPU -2"),
+    ),
     "no engine": (lambda e: Engine.run(3, ALLREDUCE_SUM, "x", ()), TypeError, "doesn't apply to a 'int' object"),
     "a spec that is changed": (lambda e: setattr(OpSpec(0), "root", 1), AttributeError, "OpSpec"),
     "a handle by hand": (lambda e: Handle(), TypeError, "cannot create"),

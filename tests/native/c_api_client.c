@@ -14,6 +14,10 @@
     }                                                                                        \
   } while (0)
 
+static int ends_with(const char* text, const char* end) {
+  return strlen(text) >= strlen(end) && strcmp(text + strlen(text) - strlen(end), end) == 0;
+}
+
 enum { kAllreduce = 0, kAllgather = 1, kAlltoall = 3, kReducescatter = 4, kSum = 1, kInt32 = 3, kFloat32 = 7 };
 enum { kChain = 50 };
 
@@ -235,12 +239,12 @@ static int mistakes(Client* client) {
   call.unused = on_unused;
   call.context = client;
   CHECK(api->submit(client->engine, &call, &operation) == HOROVOD_INVALID_ARGUMENT);
-  CHECK(strcmp(api->last_error(), "Unknown dtype 99.") == 0 && operation == NULL);
+  CHECK(ends_with(api->last_error(), " 99. [internal]") && operation == NULL);
   CHECK(client->unused == 1);
   tensor.dtype = kFloat32;
   call.process_set = 7;
   CHECK(api->submit(client->engine, &call, &operation) == HOROVOD_INVALID_ARGUMENT);
-  CHECK(strstr(api->last_error(), "process set 7 is not registered") != NULL && client->unused == 2);
+  CHECK(ends_with(api->last_error(), "[no-such-process-set]") && client->unused == 2);
   call.process_set = 0;
   CHECK(api->submit(client->engine, &call, NULL) == HOROVOD_INVALID_ARGUMENT); /* nobody would know of it */
   tensor.output = NULL;
@@ -349,7 +353,7 @@ int client_after_the_engine(void) {
   HorovodCall call = call_of("allreduce.late", kAllreduce, &tensor);
   CHECK(g_left.unused == 2); /* with the engine the last use of the memory has ended */
   CHECK(api->submit(g_left.engine, &call, &operation) == HOROVOD_ABORTED);
-  CHECK(strcmp(api->last_error(), "Horovod has been shut down.") == 0);
+  CHECK(ends_with(api->last_error(), "[shut-down]"));
   api->release_engine(g_left.engine);
   return 0;
 }

@@ -57,8 +57,9 @@ struct HostsWorld : World {
     return std::make_unique<HostLeaderLog>((*this)[rank], *region, hosts, kThree, aborts[rank]);
   }
   void leave(int rank) {
-    if (regions[rank]) regions[rank]->announce_end(MemberState::left, label_of(rank) + " has shut down.");
-    meshes[rank]->announce_end(ControlKind::leave, label_of(rank) + " has shut down.");
+    const std::string farewell = coded(error_code::shut_down, label_of(rank) + " has shut down.");
+    if (regions[rank]) regions[rank]->announce_end(MemberState::left, farewell);
+    meshes[rank]->announce_end(ControlKind::leave, farewell);
   }
 
   Hosts hosts;

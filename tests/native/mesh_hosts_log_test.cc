@@ -153,7 +153,7 @@ void test_leave() {
           CHECK(event.kind == LogEvent::none);
           status = log->wait(now_us() + 60'000'000);
         }
-        CHECK(status.code() == Code::left && contains(status.message(), label_of(leaver) + " has shut down."));
+        CHECK(status.code() == Code::left && ends_with(status, error_code::shut_down, label_of(leaver)));
       });
     }
   }

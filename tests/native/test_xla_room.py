@@ -6,6 +6,8 @@ import re
 
 from native_builds import ROOT
 
+from horovod.base.errors import code_of
+
 SOURCES = sorted((ROOT / "csrc/xla").glob("*.*"))
 C_INTERFACE = {"bindings/c_client.h", "bindings/c_api.h"}
 
@@ -23,3 +25,11 @@ def test_its_sentences_name_no_framework() -> None:
     assert SOURCES
     for path in SOURCES:
         assert not re.search(r"tensorflow|\bTF_|\bjax\b|jit_compile", path.read_text(), re.IGNORECASE), path
+
+
+def test_the_codes_that_stand_in_its_sentences_are_known() -> None:
+    """It takes its constants from the C interface alone, so these are not those of error_code.h."""
+    for path in (ROOT / "csrc/bindings/c_client.h", ROOT / "csrc/tensorflow/xla.cc"):
+        sentences = re.findall(r'"([^"]* \[[a-z-]+\])"', path.read_text())
+        assert sentences, path
+        assert all(code_of(sentence) for sentence in sentences), sentences

@@ -34,15 +34,16 @@ Status load_compiler(const std::string& file, Compiler& table) {
   const ImportedLibrary from = open_any(file, table.file);
   if (!from.loaded()) {
     return {
-        Code::invalid_argument,
+        Code::invalid_argument, error_code::missing_library,
         "NVIDIA's run-time compiler can't be loaded (" + from.why() +
             "). PyTorch with CUDA brings it (the package nvidia-cuda-nvrtc-cu12, or nvidia-cuda-nvrtc for CUDA 13); "
             "name its libnvrtc.so in HOROVOD_NVRTC_LIBRARY where it is in an unusual place."};
   }
   if (const std::string missing = bind_all(table, from); !missing.empty()) {
-    return {Code::invalid_argument, "The library " + table.file + " lacks " + missing +
-                                        ", which NVIDIA's run-time compiler has since CUDA 11.2. Check what "
-                                        "HOROVOD_NVRTC_LIBRARY names."};
+    return {Code::invalid_argument, error_code::missing_library,
+            "The library " + table.file + " lacks " + missing +
+                ", which NVIDIA's run-time compiler has since CUDA 11.2. Check what "
+                "HOROVOD_NVRTC_LIBRARY names."};
   }
   return {};
 }
@@ -52,7 +53,7 @@ Status failure(const Compiler& with, const char* function, int result, const std
   std::string sentence = "NVIDIA's run-time compiler " + with.file + " failed in " + function + ": " +
                          (text ? text : "no explanation") + " (" + std::to_string(result) + ").";
   if (!log.empty()) sentence += " It says: " + log;
-  return {Code::internal, sentence};
+  return {Code::internal, error_code::gpu_failed, sentence};
 }
 
 template <typename... Arguments, typename... Given>
@@ -72,10 +73,10 @@ Status choose_target(const Compiler& with, int capability, int& target) {
     if (one <= capability && one > target) target = one;
   }
   if (target > 0) return {};
-  return {Code::invalid_argument, "NVIDIA's run-time compiler " + with.file +
-                                      " knows no GPU as old as this one, of compute capability " +
-                                      std::to_string(capability / 10) + "." + std::to_string(capability % 10) +
-                                      ". Name one of CUDA 12 or older in HOROVOD_NVRTC_LIBRARY."};
+  return {Code::invalid_argument, error_code::missing_library,
+          "NVIDIA's run-time compiler " + with.file + " knows no GPU as old as this one, of compute capability " +
+              std::to_string(capability / 10) + "." + std::to_string(capability % 10) +
+              ". Name one of CUDA 12 or older in HOROVOD_NVRTC_LIBRARY."};
 }
 
 // A program of the compiler's, for as long as this lives.

@@ -22,7 +22,7 @@ Copier::Copier(std::shared_ptr<Device> device, bool kernel_wanted, const std::st
   if (status.ok()) return;
   kernel_ = nullptr;
   tell("Small tensors on GPU " + std::to_string(device_->ordinal()) +
-       " are packed one by one, which is slower than by one kernel for all: " + status.message());
+       " are packed one by one, which is slower than by one kernel for all: " + without_code(status.message()));
 }
 
 Copier::~Copier() {

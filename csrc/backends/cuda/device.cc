@@ -60,13 +60,15 @@ std::shared_ptr<Device> Device::open(const Driver& driver, int ordinal, Status& 
   status = driver.call(driver.init, 0u);
   if (status.ok()) status = driver.call(driver.device_count, &count);
   if (!status.ok()) {
-    status = {Code::invalid_argument, "This host has an NVIDIA driver, but no GPU can be used: " + status.message() +
-                                          " Check with nvidia-smi that it works and that this process may use it."};
+    status = {Code::invalid_argument, error_code::no_gpu,
+              "This host has an NVIDIA driver, but no GPU can be used: " + without_code(status.message()) +
+                  " Check with nvidia-smi that it works and that this process may use it."};
     return nullptr;
   }
   if (ordinal < 0 || ordinal >= count) {
-    status = {Code::invalid_argument, "There is no GPU " + std::to_string(ordinal) + ": this process sees " +
-                                          std::to_string(count) + ". CUDA_VISIBLE_DEVICES decides which they are."};
+    status = {Code::invalid_argument, error_code::no_gpu,
+              "There is no GPU " + std::to_string(ordinal) + ": this process sees " + std::to_string(count) +
+                  ". CUDA_VISIBLE_DEVICES decides which they are."};
     return nullptr;
   }
   std::shared_ptr<Device> device(new Device(driver, ordinal));
@@ -164,10 +166,11 @@ Status Device::pool(PoolHandle& pool) {
     PoolHandle made = nullptr;
     const int result = driver_.create_pool(&made, &properties);
     if (result == kNotSupported) {
-      return {Code::internal, "GPU " + std::to_string(ordinal_) +
-                                  " has no memory pools, in which results are allocated (some virtual GPUs have none). "
-                                  "HOROVOD_GPU_OPERATIONS=host does not do without them; copy such tensors to the host "
-                                  "first."};
+      return {Code::internal, error_code::gpu_failed,
+              "GPU " + std::to_string(ordinal_) +
+                  " has no memory pools, in which results are allocated (some virtual GPUs have none). "
+                  "HOROVOD_GPU_OPERATIONS=host does not do without them; copy such tensors to the host "
+                  "first."};
     }
     if (result != 0) return driver_.failure(driver_.create_pool.name, result);
     pool_ = made;
@@ -209,8 +212,9 @@ Status Device::allocate(size_t bytes, const std::shared_ptr<Stream>& stream, Out
   // CUDA allocates nothing for 0 bytes, and a result without memory would be none.
   const int result = driver_.allocate(&address, bytes > 0 ? bytes : 1, from, stream->handle());
   if (result == kOutOfMemory) {
-    return {Code::internal, "GPU " + std::to_string(ordinal_) + " has no memory left for a result of " +
-                                std::to_string(bytes) + " bytes. Free some, or use smaller tensors."};
+    return {Code::internal, error_code::out_of_memory,
+            "GPU " + std::to_string(ordinal_) + " has no memory left for a result of " + std::to_string(bytes) +
+                " bytes. Free some, or use smaller tensors."};
   }
   if (result != 0) return driver_.failure(driver_.allocate.name, result);
   buffer.bytes = bytes;

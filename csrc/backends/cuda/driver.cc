@@ -23,7 +23,7 @@ std::string bind_all(Driver& driver, const ImportedLibrary& library) {
 Status load_driver(const std::string& file, Driver& driver) {
   const ImportedLibrary library = ImportedLibrary::open(file);
   if (!library.loaded()) {
-    return {Code::invalid_argument,
+    return {Code::invalid_argument, error_code::no_gpu,
             "There is no NVIDIA driver on this host: its library can't be loaded (" + library.why() +
                 "). Install the driver, name its libcuda.so.1 in HOROVOD_CUDA_LIBRARY where it is in an unusual place, "
                 "or move the tensors to the CPU."};
@@ -31,15 +31,17 @@ Status load_driver(const std::string& file, Driver& driver) {
   int version = 0;
   const auto find_version = reinterpret_cast<int (*)(int*)>(library.find(driver.version.name));
   if (find_version && find_version(&version) == 0 && version < kOldest) {
-    return {Code::invalid_argument, "The NVIDIA driver on this host (" + file + ") is of CUDA " +
-                                        std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10) +
-                                        ", but GPU tensors need 11.2 or newer. Update the driver, or move the tensors "
-                                        "to the CPU."};
+    return {Code::invalid_argument, error_code::no_gpu,
+            "The NVIDIA driver on this host (" + file + ") is of CUDA " + std::to_string(version / 1000) + "." +
+                std::to_string(version % 1000 / 10) +
+                ", but GPU tensors need 11.2 or newer. Update the driver, or move the tensors "
+                "to the CPU."};
   }
   if (const std::string missing = bind_all(driver, library); !missing.empty()) {
-    return {Code::invalid_argument, "The NVIDIA driver's library " + file + " lacks " + missing +
-                                        ", which GPU tensors need. Update the driver (CUDA 11.2 or newer), or check "
-                                        "what HOROVOD_CUDA_LIBRARY names."};
+    return {Code::invalid_argument, error_code::no_gpu,
+            "The NVIDIA driver's library " + file + " lacks " + missing +
+                ", which GPU tensors need. Update the driver (CUDA 11.2 or newer), or check "
+                "what HOROVOD_CUDA_LIBRARY names."};
   }
   return {};
 }
@@ -51,8 +53,9 @@ Status Driver::failure(const char* function, int result) const {
   const char* text = nullptr;
   if (error_name(result, &name) != 0 || !name) name = "an error without a name";
   if (error_text(result, &text) != 0 || !text) text = "no explanation";
-  return {Code::internal, std::string("CUDA's ") + function + " failed with " + name + " (" + std::to_string(result) +
-                              ": " + text + ")."};
+  return {
+      Code::internal, error_code::gpu_failed,
+      std::string("CUDA's ") + function + " failed with " + name + " (" + std::to_string(result) + ": " + text + ")."};
 }
 
 const Driver* driver(const std::string& file, Status& status) {

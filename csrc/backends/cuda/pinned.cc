@@ -24,9 +24,10 @@ Status PinnedPool::take(std::byte*& buffer) {
   void* memory = nullptr;
   const int result = driver.allocate_pinned(&memory, buffer_bytes_, kPortable);
   if (result == kOutOfMemory) {
-    return {Code::internal, "This host has no memory left that can be page-locked: " + std::to_string(buffer_bytes_) +
-                                " bytes were asked for, through which GPU tensors go. Free some, or raise what limits "
-                                "this process (ulimit -l, or its container)."};
+    return {Code::internal, error_code::out_of_memory,
+            "This host has no memory left that can be page-locked: " + std::to_string(buffer_bytes_) +
+                " bytes were asked for, through which GPU tensors go. Free some, or raise what limits "
+                "this process (ulimit -l, or its container)."};
   }
   if (result != 0) return driver.failure(driver.allocate_pinned.name, result);
   buffer = static_cast<std::byte*>(memory);

@@ -23,7 +23,7 @@ Library load() {
   path = path.substr(0, path.rfind('/') + 1) + kLibrary;
   if (access(path.c_str(), F_OK) != 0) {
     return {nullptr,
-            {Code::invalid_argument,
+            {Code::invalid_argument, error_code::missing_library,
              "This build of Horovod has no Gloo, because Gloo's headers were not there when it was built. Install "
              "libgloo-dev (on Debian and Ubuntu: apt-get install libgloo-dev) and install Horovod again."}};
   }
@@ -32,10 +32,11 @@ Library load() {
   void* make = handle ? dlsym(handle, kFactory) : nullptr;
   if (!make) {
     const char* why = dlerror();
-    return {nullptr,
-            {Code::invalid_argument, std::string("Horovod was built with Gloo, but it can't be loaded here (") +
-                                         (why ? why : "unknown reason") +
-                                         "). Install libgloo-dev again, or install Horovod again without it."}};
+    return {
+        nullptr,
+        {Code::invalid_argument, error_code::missing_library,
+         std::string("Horovod was built with Gloo, but it can't be loaded here (") + (why ? why : "unknown reason") +
+             "). Install libgloo-dev again, or install Horovod again without it."}};
   }
   return {reinterpret_cast<Backend* (*)(Mesh&, AbortSignal&)>(make), {}};
 }
@@ -53,7 +54,8 @@ std::unique_ptr<Backend> make_gloo_backend(Mesh& mesh, AbortSignal& abort, Statu
   status = library().status;
   if (!status.ok()) return nullptr;
   std::unique_ptr<Backend> backend(library().make(mesh, abort));
-  if (!backend) status = {Code::internal, "Gloo could not be started: there is not enough memory."};
+  if (!backend)
+    status = {Code::internal, error_code::out_of_memory, "Gloo could not be started: there is not enough memory."};
   return backend;
 }
 

@@ -65,8 +65,9 @@ class GpuBackend final : public DeviceBackend {
   Status mark_ready(Operation& operation) override {
     const OpSpec& spec = operation.spec;
     if (!nccl_ && (options_.config.nccl_operations & bit(spec.type)) != 0) {
-      return {Code::invalid_argument, spec.name + ": HOROVOD_GPU_OPERATIONS or HOROVOD_GPU_" + name_of(spec.type) +
-                                          " demands NCCL. " + mine_.obstacle};
+      return {Code::invalid_argument, error_code::no_nccl,
+              spec.name + ": HOROVOD_GPU_OPERATIONS or HOROVOD_GPU_" + name_of(spec.type) + " demands NCCL. " +
+                  mine_.obstacle};
     }
     OnDevice& here = *operation.on_device;
     const auto stream = reinterpret_cast<cuda::StreamHandle>(here.stream);
@@ -74,7 +75,7 @@ class GpuBackend final : public DeviceBackend {
     bool captured = false;
     HVD_TRY(device_->record_unless_captured(stream, here.ready, captured));
     if (captured) {
-      return {Code::invalid_argument,
+      return {Code::invalid_argument, error_code::graph_capture,
               spec.name +
                   ": the stream of its tensors is being captured into a CUDA graph, which an operation of Horovod's "
                   "can't be part of: it would run once, now, and not when the graph is replayed. End the capture "

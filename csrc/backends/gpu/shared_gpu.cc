@@ -19,7 +19,7 @@ const nccl::Library* wanted_nccl(const Config& config, std::string& obstacle) {
   }
   Status status;
   const nccl::Library* library = nccl::library(config.nccl_file, status);
-  obstacle = status.message();
+  obstacle = without_code(status.message());
   return library;
 }
 

@@ -136,7 +136,8 @@ class NcclBackend final : public DevicePath {
 
   Status ended() const {
     if (!ended_.load(std::memory_order_acquire)) return {};
-    return peers_.abort->raised() ? peers_.abort->cause() : Status(Code::aborted, "Horovod has been shut down.");
+    return peers_.abort->raised() ? peers_.abort->cause()
+                                  : Status(Code::aborted, error_code::shut_down, "Horovod has been shut down.");
   }
 
   // `stream` goes on when all inputs are there: after the last event of each of the framework's streams, which has
@@ -211,9 +212,10 @@ class NcclBackend final : public DevicePath {
       HVD_TRY(queued.turn->passed(passed));
       if (passed) queued.turn_us = now;
     } else if (now - queued.turn_us > peers_.timeout_us) {
-      return {Code::timeout, peers_.labels[peers_.rank] + " has waited " + std::to_string(peers_.timeout_us / 1000) +
-                                 " ms for NCCL to finish " + queued.name +
-                                 ", which every rank had started: the GPU of another rank is stopped or far behind."};
+      return {Code::timeout, error_code::no_progress,
+              peers_.labels[peers_.rank] + " has waited " + std::to_string(peers_.timeout_us / 1000) +
+                  " ms for NCCL to finish " + queued.name +
+                  ", which every rank had started: the GPU of another rank is stopped or far behind."};
     }
     return {};
   }

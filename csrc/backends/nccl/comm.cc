@@ -15,8 +15,8 @@ struct Outcome {
   char failure[384]{};  // a sentence; empty: it succeeded
 
   void fail(const Status& status) {
-    const std::string& message = status.message();
-    std::memcpy(failure, message.data(), std::min(message.size(), sizeof failure - 1));
+    const std::string message = shortened(status.message(), sizeof failure - 1);
+    std::memcpy(failure, message.data(), message.size());
   }
 };
 
@@ -42,7 +42,7 @@ Status agree(const Peers& peers, const Outcome& mine, UniqueId& id) {
 
 }  // namespace
 
-Status Comm::ended() { return {Code::aborted, "The communicator of NCCL has ended."}; }
+Status Comm::ended() { return {Code::aborted, error_code::shut_down, "The communicator of NCCL has ended."}; }
 
 std::shared_ptr<Comm> Comm::create(const Library& library, std::shared_ptr<cuda::Stream> stream, const Peers& peers,
                                    Status& status) {
@@ -122,8 +122,9 @@ Status Comm::settle(const Peers& peers) {
       if (Status lost = peers.look(); !lost.ok() && lost.code() != Code::left) return lost;
       HVD_TRY(peers.watch());
       if (now > end_us) {
-        return {Code::timeout, "NCCL made no progress for " + std::to_string(peers.timeout_us / 1000) + " ms on " +
-                                   peers.labels[peers.rank] + "."};
+        return {Code::timeout, error_code::no_progress,
+                "NCCL made no progress for " + std::to_string(peers.timeout_us / 1000) + " ms on " +
+                    peers.labels[peers.rank] + "."};
       }
     }
     wait.turn(now);

@@ -29,7 +29,7 @@ Status load(const std::string& file, Library& table) {
   table.file = file;
   const ImportedLibrary from = ImportedLibrary::open(file);
   if (!from.loaded()) {
-    return {Code::invalid_argument,
+    return {Code::invalid_argument, error_code::no_nccl,
             "There is no NCCL on this host: it can't be loaded (" + from.why() +
                 "). PyTorch with CUDA brings it (the package nvidia-nccl-cu12 or newer), or install libnccl2; name the "
                 "file in HOROVOD_NCCL_LIBRARY where it is in an unusual place."};
@@ -37,18 +37,21 @@ Status load(const std::string& file, Library& table) {
   std::string missing;
   table.version.bind(from, missing);
   if (!missing.empty() || table.version(&table.version_code) != kSuccess) {
-    return {Code::invalid_argument, "The library " + file +
-                                        " was loaded, but doesn't tell its version as NCCL does. Check what "
-                                        "HOROVOD_NCCL_LIBRARY names."};
+    return {Code::invalid_argument, error_code::no_nccl,
+            "The library " + file +
+                " was loaded, but doesn't tell its version as NCCL does. Check what "
+                "HOROVOD_NCCL_LIBRARY names."};
   }
   if (table.version_code < kOldest) {
-    return {Code::invalid_argument, "NCCL on this host (" + file + ") is " + in_words(table.version_code) +
-                                        ", but 2.14 or newer is needed, which doesn't block the host. Install a newer "
-                                        "one, or name it in HOROVOD_NCCL_LIBRARY."};
+    return {Code::invalid_argument, error_code::no_nccl,
+            "NCCL on this host (" + file + ") is " + in_words(table.version_code) +
+                ", but 2.14 or newer is needed, which doesn't block the host. Install a newer "
+                "one, or name it in HOROVOD_NCCL_LIBRARY."};
   }
   if (missing = bind_all(table, from); !missing.empty()) {
-    return {Code::invalid_argument, "The library " + file + " says that it is NCCL " + in_words(table.version_code) +
-                                        ", but lacks " + missing + ". Check what HOROVOD_NCCL_LIBRARY names."};
+    return {Code::invalid_argument, error_code::no_nccl,
+            "The library " + file + " says that it is NCCL " + in_words(table.version_code) + ", but lacks " + missing +
+                ". Check what HOROVOD_NCCL_LIBRARY names."};
   }
   return {};
 }
@@ -61,7 +64,7 @@ Status Library::failure(const char* function, int result, CommHandle comm) const
                          std::to_string(result) + ")";
   const char* detail = last_error(comm);
   if (detail && *detail) sentence += "; its last error is \"" + std::string(detail) + "\"";
-  return {Code::internal, sentence + ". NCCL_DEBUG=INFO shows more."};
+  return {Code::internal, error_code::nccl_failed, sentence + ". NCCL_DEBUG=INFO shows more."};
 }
 
 const Library* library(const std::string& file, Status& status) {

@@ -81,8 +81,9 @@ Status adasum(Run& run, Batch batch) {
   }
   OutputBuffer memory;
   if (!memory.allocate(total)) {
-    return {Code::internal, "There is no memory for the " + std::to_string(total) + " bytes of " + run.what +
-                                ", whose Adasum is computed by the host."};
+    return {Code::internal, error_code::out_of_memory,
+            "There is no memory for the " + std::to_string(total) + " bytes of " + run.what +
+                ", whose Adasum is computed by the host."};
   }
   const SpanList list(bytes, DType::uint8);
   HVD_TRY(carry(run, list, memory.data.get(), true));

@@ -166,7 +166,8 @@ Status Reducer::run_blocks() {
   const int64_t blocks = std::ssize(bounds_) - 1;
   const auto depth = static_cast<size_t>(std::min(blocks, kSettleLag + 1));
   scratch_.reset(new (std::nothrow) std::byte[depth * places() * static_cast<size_t>(chunk_ * item_)]);
-  if (!scratch_) return {Code::internal, "There is not enough memory for a reduction's scratch space."};
+  if (!scratch_)
+    return {Code::internal, error_code::out_of_memory, "There is not enough memory for a reduction's scratch space."};
   const auto exists = [&](int64_t block) { return block >= 0 && block < blocks; };
   const int64_t steps = blocks + (gathers() ? kPublishLag + 1 : kSettleLag);
   for (int64_t step = 0; step < steps; ++step) {

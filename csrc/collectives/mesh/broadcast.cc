@@ -66,7 +66,8 @@ Status broadcast(Mesh& mesh, Batch batch) {
   const int n = mesh.size();
   const int root = batch[0]->spec.root;
   if (root < 0 || root >= n) {
-    return {Code::invalid_argument, "Broadcast from rank " + std::to_string(root) + " of " + std::to_string(n) + "."};
+    return {Code::invalid_argument, error_code::internal,
+            "Broadcast from rank " + std::to_string(root) + " of " + std::to_string(n) + "."};
   }
   const SpanList list(batch);
   const int64_t elements = list.elements();

@@ -14,9 +14,10 @@ constexpr size_t kMostReceivedBytes = 64u << 10;  // from all members together
 
 Status check_bytes(const OpSpec& spec, const std::string& sender, const std::string& contribution) {
   if (contribution.size() == spec.bytes()) return {};
-  return {Code::aborted, sender + " of the mesh sent " + std::to_string(contribution.size()) + " bytes for " +
-                             spec.name + ", which has " + std::to_string(spec.bytes()) +
-                             ": the ranks do not run the same operation, so this epoch is over."};
+  return {Code::aborted, error_code::unexpected_data,
+          sender + " of the mesh sent " + std::to_string(contribution.size()) + " bytes for " + spec.name +
+              ", which has " + std::to_string(spec.bytes()) +
+              ": the ranks do not run the same operation, so this epoch is over."};
 }
 
 }  // namespace
@@ -127,9 +128,9 @@ std::string pack_result(const Operation& operation) {
 Status take_result(Operation& operation, std::string_view bytes) {
   const OpSpec& spec = operation.spec;
   if (bytes.size() != spec.bytes()) {
-    return {Code::aborted, "The result of " + spec.name + " came with " + std::to_string(bytes.size()) +
-                               " bytes, but it has " + std::to_string(spec.bytes()) +
-                               ": the ranks do not run the same operation, so this epoch is over."};
+    return {Code::aborted, error_code::unexpected_data,
+            "The result of " + spec.name + " came with " + std::to_string(bytes.size()) + " bytes, but it has " +
+                std::to_string(spec.bytes()) + ": the ranks do not run the same operation, so this epoch is over."};
   }
   const size_t element_bytes = size_of(spec.tensors[0].dtype);
   for (const Span& span : operation.spans) {

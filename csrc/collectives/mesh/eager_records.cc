@@ -24,7 +24,7 @@ Status next_record(int sender, std::string_view& text, uint32_t& id, std::string
   const bool whole = text.size() >= sizeof(head);
   if (whole) std::memcpy(&head, text.data(), sizeof(head));
   if (!whole || head.length > text.size() - sizeof(head)) {
-    return {Code::aborted,
+    return {Code::aborted, error_code::unexpected_data,
             "Rank " + std::to_string(sender) + " of the mesh sent small data that is cut off; this epoch can't go on."};
   }
   id = head.id;

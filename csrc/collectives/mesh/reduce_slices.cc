@@ -85,7 +85,8 @@ Status Reducer::run() {
   most_elements_ = (chunks_ == 1 ? last : std::max(chunk_elements_, last)) / kAlignment * kAlignment + kAlignment;
   const int64_t window = std::min(chunks_, window_);
   scratch_.reset(new (std::nothrow) std::byte[static_cast<size_t>(window * n * most_elements_ * element_bytes_)]);
-  if (!scratch_) return {Code::internal, "There is not enough memory for a reduction's scratch space."};
+  if (!scratch_)
+    return {Code::internal, error_code::out_of_memory, "There is not enough memory for a reduction's scratch space."};
   inputs_.resize(n);
   for (int64_t c = 0; c < window; ++c) HVD_TRY(start_scatter(c));
   for (int64_t c = 0; c < chunks_; ++c) {

@@ -47,7 +47,8 @@ Status slice_rows(Batch batch, int me, int size, RowSlices& rows) {
           if (output.shape.empty()) output.shape = {0};
           output.shape[0] = range.count;
           if (!output.allocate(static_cast<size_t>(span.count) * element_bytes)) {
-            return {Code::internal, "There is not enough memory for the result of " + spec.name + "."};
+            return {Code::internal, error_code::out_of_memory,
+                    "There is not enough memory for the result of " + spec.name + "."};
           }
           span.output = output.data.get();
         }

@@ -35,7 +35,8 @@ Status run_one(Region& region, Operation& operation) {
   }
   int64_t longest = 0;
   if (__builtin_mul_overflow(most, row_bytes, &longest)) {
-    return {Code::internal, "There is no memory for " + std::to_string(most) + " rows of " + operation.spec.name + "."};
+    return {Code::internal, error_code::out_of_memory,
+            "There is no memory for " + std::to_string(most) + " rows of " + operation.spec.name + "."};
   }
   operation.outputs.resize(1);
   HVD_TRY(make_rows(operation, 0, total));

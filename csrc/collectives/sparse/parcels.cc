@@ -93,8 +93,9 @@ Status Parcels::make_room(int distance, const std::vector<uint64_t>& bytes) {
     if (needed[i] == 0) continue;
     OutputBuffer& relay = relays_[i].emplace_back();
     if (!relay.allocate(needed[i])) {
-      return {Code::internal, "There is not enough memory for the " + std::to_string(needed[i]) +
-                                  " bytes of an alltoall that this rank passes on for others."};
+      return {Code::internal, error_code::out_of_memory,
+              "There is not enough memory for the " + std::to_string(needed[i]) +
+                  " bytes of an alltoall that this rank passes on for others."};
     }
     unused[i] = relay.data.get();
   }

@@ -42,9 +42,9 @@ class Scatter {
     if (total == 0) return {};
     room_.reset(static_cast<std::byte*>(allocate_large(static_cast<size_t>(total) * item_)));
     if (!room_) {
-      return {Code::internal, "There is not enough memory for the " +
-                                  std::to_string(static_cast<size_t>(total) * item_) + " bytes in which " + name +
-                                  " is computed."};
+      return {Code::internal, error_code::out_of_memory,
+              "There is not enough memory for the " + std::to_string(static_cast<size_t>(total) * item_) +
+                  " bytes in which " + name + " is computed."};
     }
     for (int64_t begin = 0; begin < longest; begin += run) HVD_TRY(reduce_segment(begin, begin + run));
     return {};

@@ -66,7 +66,8 @@ Status Tree::begin(const SpanList& array, const SpanList& sums, Range range) {
   const int64_t bytes = std::min(pieces.count, kPiecesOnWire) * longest * item_;
   if (!is_folded() && bytes > scratch_bytes_) {
     scratch_.reset(new (std::nothrow) std::byte[static_cast<size_t>(bytes)]);
-    if (!scratch_) return {Code::internal, "There is not enough memory for a reduction's scratch space."};
+    if (!scratch_)
+      return {Code::internal, error_code::out_of_memory, "There is not enough memory for a reduction's scratch space."};
     scratch_bytes_ = bytes;
   }
   // Each member's input is scaled and rounded before it is sent.

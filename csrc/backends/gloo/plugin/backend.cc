@@ -29,7 +29,7 @@ class GlooBackend final : public Backend {
     } catch (const MeshError& error) {
       return error.status;
     } catch (const std::exception& error) {
-      return {Code::internal, std::string("Gloo failed: ") + error.what()};
+      return {Code::internal, error_code::gloo_failed, std::string("Gloo failed: ") + error.what()};
     }
   }
 

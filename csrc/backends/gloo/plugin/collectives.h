@@ -34,7 +34,8 @@ Status alltoall(Run run, Batch batch);       // row counts, then Gloo's alltoall
 Status reducescatter(Run run, Batch batch);  // Gloo's alltoallv; rows are reduced in the order of the ranks
 
 inline Status no_memory(const Operation& operation) {
-  return {Code::internal, "There is not enough memory for the result of " + operation.spec.name + "."};
+  return {Code::internal, error_code::out_of_memory,
+          "There is not enough memory for the result of " + operation.spec.name + "."};
 }
 
 }  // namespace horovod::gloo_plugin

@@ -24,7 +24,8 @@ class Connected final : public ::gloo::transport::Pair {
 
  private:
   [[noreturn]] void refuse() const {
-    link_.fail({Code::internal, "A collective of Gloo asks for a connection of its own, which there is none of."});
+    link_.fail({Code::internal, error_code::gloo_failed,
+                "A collective of Gloo asks for a connection of its own, which there is none of."});
   }
 
   Link& link_;
@@ -55,15 +56,17 @@ MeshBuffer::~MeshBuffer() {
   if (sends_.empty() && receives_.empty()) return;
   // A collective that returns has waited for everything, so it was left by an exception. The mesh lets go of memory
   // only when a transfer is done or when it has failed for good.
-  link_.drop({Code::internal, "Rank " + std::to_string(link_.mesh.rank()) +
-                                  " of the mesh left a collective of Gloo in the middle, so this epoch can't go on."});
+  link_.drop({Code::internal, error_code::gloo_failed,
+              "Rank " + std::to_string(link_.mesh.rank()) +
+                  " of the mesh left a collective of Gloo in the middle, so this epoch can't go on."});
 }
 
 Transfer MeshBuffer::transfer(Message& message, size_t offset, size_t bytes) const {
   if (bytes == kUnspecifiedByteCount) bytes = size - std::min(offset, size);
   if (offset > size || bytes > size - offset) {
-    link_.fail({Code::internal, "Gloo wants to move " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
-                                    " of a buffer of " + std::to_string(size) + "."});
+    link_.fail({Code::internal, error_code::gloo_failed,
+                "Gloo wants to move " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
+                    " of a buffer of " + std::to_string(size) + "."});
   }
   Transfer made;
   made.peer = message.peer;
@@ -85,12 +88,14 @@ void MeshBuffer::recv(int peer, uint64_t slot, size_t offset, size_t bytes) {
 }
 
 void MeshBuffer::recv(std::vector<int>, uint64_t, size_t, size_t) {
-  link_.fail({Code::internal, "A collective of Gloo receives from any rank, which the mesh can't do."});
+  link_.fail({Code::internal, error_code::gloo_failed,
+              "A collective of Gloo receives from any rank, which the mesh can't do."});
 }
 
 MeshBuffer::Message MeshBuffer::await_one(Messages& messages) {
   if (messages.empty()) {
-    link_.fail({Code::internal, "A collective of Gloo waits for a message that it has not started."});
+    link_.fail(
+        {Code::internal, error_code::gloo_failed, "A collective of Gloo waits for a message that it has not started."});
   }
   auto ready =
       std::find_if(messages.begin(), messages.end(), [](const Message& message) { return message.flight.open == 0; });
@@ -112,10 +117,11 @@ bool MeshBuffer::waitSend(int* peer, std::chrono::milliseconds) {
 bool MeshBuffer::waitRecv(int* peer, std::chrono::milliseconds) {
   const Message done = await_one(receives_);
   if (done.wire_slot != done.slot) {
-    link_.fail({Code::aborted, "Rank " + std::to_string(done.peer) + " of the mesh sent message " +
-                                   std::to_string(done.wire_slot) + " of Gloo where " + std::to_string(done.slot) +
-                                   " was expected: the ranks do not run the same "
-                                   "operation or not the same version of Gloo, so this epoch is over."});
+    link_.fail({Code::aborted, error_code::unexpected_data,
+                "Rank " + std::to_string(done.peer) + " of the mesh sent message " + std::to_string(done.wire_slot) +
+                    " of Gloo where " + std::to_string(done.slot) +
+                    " was expected: the ranks do not run the same "
+                    "operation or not the same version of Gloo, so this epoch is over."});
   }
   if (peer) *peer = done.peer;
   return true;
