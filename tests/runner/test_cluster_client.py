@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -10,7 +11,7 @@ import grpc
 import pytest
 from error_codes import ends_with
 
-from horovod.base.errors import ClusterCode, code_of
+from horovod.base.errors import AccessCode, ClusterCode, code_of
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.launch.cluster.client import Access, ClusterClient, ClusterError
 from horovod.protos.v1 import jobs_pb2
@@ -136,9 +137,7 @@ def test_the_wrong_token_for_the_first_of_several_is_no_matter_where_another_one
         with pytest.raises(ClusterError) as caught:
             asyncio.run(ask(first, second, token="wrong"))
         assert type(caught.value) is ClusterError  # nothing was asked for that may have been done
-        for one in (first, second):
-            assert one.address in str(caught.value)
-        assert code_of(caught.value) is not ClusterCode.CLUSTER_SILENT
+        assert re.search(ends_with(AccessCode.WRONG_TOKEN, first.address, second.address), str(caught.value))
 
 
 def test_a_description_that_is_too_long_is_refused_before_it_is_sent() -> None:
@@ -148,7 +147,7 @@ def test_a_description_that_is_too_long_is_refused_before_it_is_sent() -> None:
     async def ask() -> None:
         async with ClusterClient(Access(["127.0.0.1:1"])) as cluster:
             for call in (cluster.submit, cluster.place):
-                with pytest.raises(ClusterError, match=r"9,437,\d+ of them in its command"):
+                with pytest.raises(ClusterError, match=ends_with(ClusterCode.JOB_TOO_LARGE, " 9,437,", "command")):
                     await call(spec)
 
     asyncio.run(ask())

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from error_codes import ends_with
 
-from horovod.base.errors import LaunchCode
+from horovod.base.errors import LaunchCode, SettingCode
 from horovod.launch.command_line.config_file import read_config
 
 FULL = """
@@ -69,19 +69,18 @@ def test_what_should_not_be_there(tmp_path: Path, text: str, facts: list[str]) -
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "facts"),
     [
-        ("params: {cycle_time_ms: -1}", "params.cycle_time_ms in .* must be >= 0, not -1"),
-        ("params: {cache_capacity: many}", "params.cache_capacity in .*='many' is not usable: expected an integer"),
-        ("params: {hierarchical_allreduce: 3}", "params.hierarchical_allreduce in .*=3 is not usable"),
-        ("logging: {level: loud}", "logging.level in .*='loud'"),
+        ("params: {cycle_time_ms: -1}", ["params.cycle_time_ms in ", ">= 0", "-1"]),
+        ("params: {cache_capacity: many}", ["params.cache_capacity in ", "='many'"]),
+        ("params: {hierarchical_allreduce: 3}", ["params.hierarchical_allreduce in ", "=3 "]),
+        ("logging: {level: loud}", ["logging.level in ", "='loud'"]),
     ],
 )
-def test_what_a_setting_can_not_be(tmp_path: Path, text: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words) as error:
+def test_what_a_setting_can_not_be(tmp_path: Path, text: str, facts: list[str]) -> None:
+    with pytest.raises(ValueError, match=ends_with(SettingCode.INVALID_SETTING, "config.yaml", *facts)) as error:
         read_config(config(tmp_path, text))
     assert "\n" not in str(error.value)
-    assert "config.yaml" in str(error.value)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:

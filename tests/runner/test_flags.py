@@ -34,9 +34,10 @@ def test_what_is_not_given_is_not_passed_on() -> None:
 
 
 def test_values_are_checked_by_the_table() -> None:
-    with pytest.raises(ValueError, match="--log-level='loud' is not usable: expected one of trace, debug"):
+    with pytest.raises(ValueError, match=ends_with(SettingCode.INVALID_SETTING, "--log-level='loud'", "trace, debug")):
         environment("--log-level", "loud")
-    with pytest.raises(ValueError, match=r"--autotune-gaussian-process-noise='2'.* from 0 to 1"):
+    facts = ["--autotune-gaussian-process-noise='2'", "0 to 1"]
+    with pytest.raises(ValueError, match=ends_with(SettingCode.INVALID_SETTING, *facts)):
         environment("--autotune-gaussian-process-noise", "2")
 
 
@@ -63,7 +64,7 @@ def test_options_for_interfaces_add_up(argv: list[str], names: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:several names in one --network-interface:DeprecationWarning")
 def test_an_interface_without_a_name_is_a_mistake() -> None:
-    with pytest.raises(ValueError, match="--network-interface='' is not usable: expected names"):
+    with pytest.raises(ValueError, match=ends_with(SettingCode.INVALID_SETTING, "--network-interface=''")):
         environment("--network-interface", ",")
 
 

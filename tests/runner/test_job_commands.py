@@ -13,7 +13,7 @@ import pytest
 from agents import Agents
 from error_codes import ends_with
 
-from horovod.base.errors import ClusterCode, LaunchCode, code_of
+from horovod.base.errors import ClusterCode, LaunchCode
 from horovod.launch.cluster.job_commands import as_table
 from horovod.protos.v1 import jobs_pb2
 
@@ -61,8 +61,7 @@ def test_stopping_and_unknown_jobs(agents: Agents, horovodrun: Run) -> None:
     assert horovodrun("wait", *agents.options, job, environ=agents.environ).returncode == 128 + 15
     done = horovodrun("logs", *agents.options, "no-such", environ=agents.environ)
     assert done.returncode == 1
-    assert "'no-such'" in done.stderr
-    assert code_of(done.stderr) in (ClusterCode.UNKNOWN_JOB, ClusterCode.CLUSTER_REFUSES)
+    assert re.search(ends_with(ClusterCode.UNKNOWN_JOB, "'no-such'"), done.stderr)
 
 
 def test_the_table() -> None:
