@@ -49,8 +49,8 @@ def write_target(record: jobs_pb2.JobRecord, target: Target) -> None:
 
 
 def _write_slots(record: jobs_pb2.JobRecord, target: Target) -> None:
-    """A share whose host is lost goes with its slots. The job is not given that host again, where something of it may be
-    left. Slots on further hosts are in shares that the scheduler has added.
+    """A share whose host is lost goes with its slots. The job is not given that host again: something of it may be left
+    there. Slots on further hosts are in shares that the scheduler has added.
     """
     kept = []
     for share in record.shares:
