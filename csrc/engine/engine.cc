@@ -218,8 +218,8 @@ Status Engine::route(Submission& submission, std::shared_ptr<Communicator>& comm
     communicator = found->second.communicator;
     if (!communicator) {
       return refused(error_code::not_in_process_set, "Rank " + std::to_string(rank_) +
-                                                   " is not a member of the provided process set (ranks " +
-                                                   listed(found->second.ranks) + ").");
+                                                         " is not a member of the provided process set (ranks " +
+                                                         listed(found->second.ranks) + ").");
     }
   }
   const int size = communicator->size();
