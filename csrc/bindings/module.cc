@@ -33,8 +33,7 @@ PYBIND11_MODULE(_core, module) {
   using namespace horovod;
   module.doc() = "The native engine of horovod (private).";
   module.def("isa", [] { return kernels::isa(); });
-  // A reason for the caller's own sentence.
-  module.def("gloo_obstacle", [] { return without_code(gloo_available().message()); });
+  module.def("gloo_obstacle", [] { return gloo_available().message(); });
   module.def(
       "nccl_version",
       [](const std::string& file) {
