@@ -77,7 +77,7 @@ def launch_on_agents(args: argparse.Namespace, environ: Mapping[str, str], hosts
             spec.environment.update(trace)
             return asyncio.run(attended(access, spec, console, on_start, changed))
 
-    return show(args, count, run)
+    return show(args, args.replacement.greatest(count) if args.replacement else count, run)
 
 
 def show(args: argparse.Namespace, size: int, run: Callable[[Console, OnStart, OnChange], jobs_pb2.JobRecord]) -> int:

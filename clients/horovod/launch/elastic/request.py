@@ -29,6 +29,10 @@ class Replacement:
     most: int
     sizes: tuple[int, int | None] | None = None
 
+    def greatest(self, processes: int) -> int:
+        """How many processes such a job has at most, as far as that is limited, or else begins with."""
+        return max(processes, self.sizes[1] or 0) if self.sizes is not None else processes
+
     def slots(self, processes: int, room: int) -> int:
         """How many of `room` slots a job may use that begins with so many processes."""
         if self.sizes is None:

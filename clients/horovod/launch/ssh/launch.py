@@ -173,7 +173,7 @@ def launch_on_hosts(
             note,
         )
 
-    return show(args, spec.processes, run)
+    return show(args, args.replacement.greatest(spec.processes) if args.replacement else spec.processes, run)
 
 
 def run_on_hosts(
