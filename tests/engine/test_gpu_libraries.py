@@ -13,7 +13,7 @@ from error_codes import ends_with
 from native_builds import ROOT, gpu_libraries, run, tool
 
 from horovod import _core
-from horovod.base.errors import EngineCode
+from horovod.base.errors import EngineCode, SettingCode
 from horovod.base.settings import resolve
 from horovod.worker.runtime.gpu import cuda_file, gpu_operations, nccl_file, nvrtc_file
 
@@ -171,5 +171,5 @@ def test_settings_become_bits_by_operation() -> None:
     given = {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_GPU_BROADCAST": "MPI", "HOROVOD_GPU_ALLTOALL": "auto"}
     assert gpu_operations(resolve(given)) == {"nccl_operations": 0b10011, "host_operations": 0b00100}
     for variable in ("HOROVOD_GPU_OPERATIONS", "HOROVOD_GPU_REDUCESCATTER"):
-        with pytest.raises(ValueError, match=f"{variable}.*DDL.*one of auto, nccl, host, mpi, gloo"):
+        with pytest.raises(ValueError, match=ends_with(SettingCode.INVALID_SETTING, variable, "DDL", "nccl")):
             resolve({variable: "DDL"})

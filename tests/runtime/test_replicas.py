@@ -18,6 +18,7 @@ from resources import eventually
 from stopped_jobs import job
 from tcp_proxy import Proxy
 
+from horovod.base.errors import ClusterCode
 from horovod.coordinator.limits import Limits
 from horovod.protos.v1 import membership_pb2, membership_pb2_grpc
 
@@ -89,7 +90,10 @@ def test_one_without_its_store_is_left(etcd: Etcd, log: IO[str]) -> None:
         way.refuse()
         assert eventually(lambda: server_of(etcd.endpoints[0]) == other.address, 60.0)
         ranks.works()
-        with joining(one.address, "late") as late, pytest.raises(grpc.RpcError, match="can't reach its store"):
+        with (
+            joining(one.address, "late") as late,
+            pytest.raises(grpc.RpcError, match=rf"\[{ClusterCode.STORE_FAILED}\]"),
+        ):
             next(late)
         way.admit()
         assert eventually(lambda: said(log, f"Job 'default' was taken over by {other.address}") == 1, 60.0)

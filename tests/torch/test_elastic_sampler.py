@@ -6,8 +6,10 @@ import random
 from typing import Any
 
 import pytest
+from error_codes import ends_with
 from worlds import World
 
+from horovod.base.errors import TrainingCode
 from horovod.torch.elastic import ElasticSampler
 from horovod.torch.elastic import sampler as sampler_module
 
@@ -97,7 +99,7 @@ def test_fewer_left_than_ranks(place: Any, processed: int) -> None:
 
 
 def test_before_init() -> None:
-    with pytest.raises(ValueError, match="has not been initialized"):
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.NOT_INITIALIZED)):
         ElasticSampler(range(3))
 
 

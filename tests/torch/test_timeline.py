@@ -16,7 +16,7 @@ import traces
 from error_codes import ends_with
 from worlds import World
 
-from horovod.base.errors import EngineCode
+from horovod.base.errors import EngineCode, OperationCode
 
 EAGER = {"allreduce.small": True, 'allreduce.la"rge\\\n': False}
 SETTINGS = {"HOROVOD_TIMELINE": "DYNAMIC", "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
@@ -130,7 +130,7 @@ def _mismatch(path: str) -> None:
     import horovod.torch as hvd
 
     hvd.start_timeline(path)
-    with pytest.raises(hvd.HorovodInternalError, match="Mismatched"):
+    with pytest.raises(hvd.HorovodInternalError, match=ends_with(OperationCode.MISMATCHED)):
         hvd.allreduce(torch.ones(2 + hvd.rank()), name="wrong")
     hvd.stop_timeline()
 
@@ -200,7 +200,9 @@ def _files(folder: str) -> None:
     hvd.start_timeline(f"{folder}/2.json")
     reduce("second")
     if hvd.rank() == 0:
-        with pytest.raises(ValueError, match=rf"{folder}/none/x.json can't be written: No such file or directory"):
+        with pytest.raises(
+            ValueError, match=ends_with(EngineCode.TIMELINE, f"{folder}/none/x.json", "No such file or directory")
+        ):
             hvd.start_timeline(f"{folder}/none/x.json")
     else:
         hvd.start_timeline(f"{folder}/none/x.json")  # not the path that counts
@@ -267,12 +269,12 @@ def test_a_path_that_cannot_be_written_is_said(
 
     path = tmp_path / name
     alone.setenv("HOROVOD_TIMELINE", str(path))
-    with pytest.raises(ValueError, match=rf"HOROVOD_TIMELINE={path} is not possible on rank 0: .*{cause}"):
+    with pytest.raises(ValueError, match=ends_with(EngineCode.TIMELINE, f"HOROVOD_TIMELINE={path}", "rank 0", cause)):
         hvd.init()
     assert not hvd.is_initialized()
     alone.setenv("HOROVOD_TIMELINE", "DYNAMIC")
     hvd.init()
-    with pytest.raises(ValueError, match=rf"{path} can't be written: {cause}"):
+    with pytest.raises(ValueError, match=ends_with(EngineCode.TIMELINE, path, cause)):
         hvd.start_timeline(str(path))
     for no_path in ("", "a\0b"):
         with pytest.raises(ValueError, match="expected the path of a file"):

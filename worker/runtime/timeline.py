@@ -11,7 +11,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Final
 
-from horovod.base.errors import EngineCode, SettingCode, code_of, coded, without_code
+from horovod.base.errors import EngineCode, SettingCode, code_of, coded
 from horovod.base.settings import Settings
 from horovod.worker.runtime.errors import StartError
 
@@ -63,7 +63,7 @@ class Timeline:
         """Completes the file; returns False when there is none."""
         running, problem = self._engine.stop_timeline()
         if problem:
-            log.warning("The timeline is not complete. %s", without_code(problem))
+            log.warning("The timeline is not complete. %s", problem)
         return running
 
     def stop_as_asked(self) -> None:

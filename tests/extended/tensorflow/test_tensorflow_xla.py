@@ -138,14 +138,14 @@ def _disagree() -> None:
     def step(x: tf.Tensor) -> tf.Tensor:
         return hvd.allreduce(x, name="not.alike")
 
-    with pytest.raises(tf.errors.FailedPreconditionError, match="Mismatched ALLREDUCE tensor shapes"):
+    with pytest.raises(tf.errors.FailedPreconditionError, match=ends_with(OperationCode.MISMATCHED)):
         step(tf.zeros([1 + hvd.rank()]))
 
     @tf.function(jit_compile=True)
     def gather(x: tf.Tensor) -> tf.Tensor:
         return hvd.allgather(x, name="uneven")
 
-    with pytest.raises(tf.errors.FailedPreconditionError, match="all ranks must give the same number of rows"):
+    with pytest.raises(tf.errors.FailedPreconditionError, match=ends_with(OperationCode.MISMATCHED)):
         gather(tf.zeros([1 + hvd.rank()]))
 
     @tf.function(jit_compile=True, input_signature=[tf.TensorSpec([None])])
