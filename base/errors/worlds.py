@@ -44,6 +44,7 @@ class WorldCode(ErrorCode):
         "declared-lost",
         "The world went on without this process, because it was out of reach for too long. It may join the next world.",
     )
+    JOB_DONE = ("job-done", "An elastic job has done its work while this process waited for a place. Nothing is wrong.")
     EPOCH_OVER = ("epoch-over", "The world that a member names has ended. It may join the next world.")
     UNKNOWN_WORLD = (
         "unknown-world",

@@ -172,8 +172,10 @@ class Hub:
     def testified(self, member_id: str, testimony: membership_pb2.Testimony) -> None:
         self._carry_out_for(member_id, self._membership.testified(member_id, testimony, self._clock()))
 
-    def leave(self, member_id: str, reason: str, returns: bool = False) -> None:
-        self._carry_out_for(member_id, self._membership.leave(member_id, reason, self._clock(), returns))
+    def leave(self, member_id: str, reason: str, *, returns: bool = False, failed: bool = False) -> None:
+        self._carry_out_for(
+            member_id, self._membership.leave(member_id, reason, self._clock(), returns=returns, failed=failed)
+        )
 
     def lost(self, member_id: str, cause: str) -> None:
         self._carry_out_for(member_id, self._membership.lost(member_id, cause, self._clock()))

@@ -101,7 +101,8 @@ class MembershipService(MembershipServicer):
             elif message.HasField("testimony"):
                 self._hub.testified(member_id, message.testimony)
             elif message.HasField("leave"):
-                self._hub.leave(member_id, printable(message.leave.reason), message.leave.returns)
+                leave = message.leave
+                self._hub.leave(member_id, printable(leave.reason), returns=leave.returns, failed=leave.failed)
             else:
                 # A member whose message makes no sense has no use for another stream either.
                 events.fail(grpc.StatusCode.INVALID_ARGUMENT, _NONSENSE)

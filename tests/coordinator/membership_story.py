@@ -87,8 +87,8 @@ class Story:
         for job in self.membership.jobs():
             self.take(self.membership.tick(job, self.now_s, frozenset(vouched)))
 
-    def leave(self, member_id: str, reason: str = "", returns: bool = False) -> None:
-        self.take(self.membership.leave(member_id, reason, self.now_s, returns))
+    def leave(self, member_id: str, reason: str = "", *, returns: bool = False, failed: bool = False) -> None:
+        self.take(self.membership.leave(member_id, reason, self.now_s, returns=returns, failed=failed))
 
     def lose(self, member_id: str, cause: str = "it was killed") -> None:
         self.take(self.membership.lost(member_id, cause, self.now_s))

@@ -116,7 +116,7 @@ FIRST, SECOND = "(pid 4) on host node-a", "(pid 5) on host node-b"
     [
         ({"version": 7}, WorldCode.OTHER_VERSION, [f"version {PROTOCOL_VERSION}", "version 7", f"rank 1 {SECOND}"]),
         ({"size": 3}, WorldCode.MEMBERS_DISAGREE, ["3 members", f"rank 0 {FIRST}", "expects 2", "HOROVOD_SIZE"]),
-        ({"size": 0}, WorldCode.INVALID_REQUEST, ["1 to 65536", "asks for 0"]),
+        ({"size": 0}, WorldCode.INVALID_SIZE, ["1 to 65536", "asks for 0"]),
         ({"rank": 0}, WorldCode.INVALID_RANK, ["Rank 0 of job 'digits'", FIRST, SECOND]),
         ({"rank": 2}, WorldCode.INVALID_RANK, ["0 to 1"]),
         ({"rank": None}, WorldCode.INVALID_RANK, [f"Rank 0 {FIRST}", "process with pid 5 on host node-b"]),

@@ -245,6 +245,36 @@ def test_a_later_process_of_a_slot_shows_that_the_earlier_one_is_gone() -> None:
     assert code_of(story.come("d", rank=0, incarnation=1)) is WorldCode.REPLACED
 
 
+@pytest.mark.parametrize("failed", [False, True])
+def test_who_waits_when_the_work_is_done_does_not_do_it_again(failed: bool) -> None:
+    story = Elastic(most=3)
+    story.come_all("ab")
+    story.pass_time(1.1)
+    story.come_all("c")
+    story.leave("a1", "its program ended", failed=failed)
+    story.lose("b1") if failed else story.leave("b1", "its program ended")
+    story.pass_time(1.1)
+    assert story.has_world("c1") is failed  # where all have failed, others may do better
+    if not failed:
+        (refused,) = [event.refused for event in story.told["c1"] if event.HasField("refused")]
+        assert refused.reason == pb.REFUSAL_REASON_JOB_DONE
+        assert code_of(refused.sentence) is WorldCode.JOB_DONE
+        assert "c1" in story.closed
+        story.come_all("d")  # somebody starts the job anew
+        story.pass_time(1.1)
+        assert story.names("d") == "d"
+
+
+def test_a_member_that_missed_the_end_goes_on() -> None:
+    story = Elastic(most=3)
+    story.come_all("abc")
+    story.come_all("d")
+    story.leave("a1", "its program ended")
+    story.again("c")
+    story.leave("b1", "its program ended")
+    assert story.names("c") == "cd"
+
+
 # -- who does not fit --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("fields", "code", "facts"),

@@ -23,7 +23,7 @@ from horovod.base.settings import SETTINGS, Settings, misspelt, resolve
 from horovod.base.telemetry import otel, tracing
 from horovod.worker.runtime import logs
 from horovod.worker.runtime.epoch import Epochs
-from horovod.worker.runtime.errors import MemberLostError, StartError, print_as_a_sentence
+from horovod.worker.runtime.errors import JobDoneError, MemberLostError, StartError, print_as_a_sentence
 from horovod.worker.runtime.formation import Context
 from horovod.worker.runtime.newcomers import OnNewcomers
 
@@ -78,6 +78,9 @@ def init(
                 log.info("This process is a world of one: no coordinator is given.")
             if _context.world.rank == 0:
                 _tell_unheeded(settings)
+        except JobDoneError as done:
+            log.info("%s", done)
+            raise
         except ValueError as error:
             print_as_a_sentence()
             kind = MemberLostError if isinstance(error, MemberLostError) else StartError
@@ -120,13 +123,16 @@ def when_newcomers_wait(listener: OnNewcomers) -> None:
     _newcomers_listeners.append(listener)
 
 
-def shutdown(reason: str = "it called hvd.shutdown()", *, returns: bool = False) -> None:
-    """Leaves the world; nothing happens when this process is in none. returns: to join the next one at once."""
+def shutdown(reason: str = "it called hvd.shutdown()", *, returns: bool = False, failed: bool = False) -> None:
+    """Leaves the world; nothing happens when this process is in none.
+
+    returns: to join the next one at once. failed: the program has ended with an error.
+    """
     global _context
     with _lock:
         context, _context = _context, None
         if context is not None:
-            _epochs.end(context, reason, returns)
+            _epochs.end(context, reason, returns=returns, failed=failed)
 
 
 def is_initialized() -> bool:
@@ -197,7 +203,7 @@ def _leave_at_exit() -> None:
         shutdown("its program ended")
     else:
         text = without_code(error).strip().split("\n", 1)[0][:200]
-        shutdown(f"its program ended with {type(error).__name__}{': ' + text if text else ''}")
+        shutdown(f"its program ended with {type(error).__name__}{': ' + text if text else ''}", failed=True)
 
 
 def _after_fork() -> None:

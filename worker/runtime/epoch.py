@@ -92,8 +92,11 @@ def _form(
             log.info("%s This process joins again.", without_code(error))
 
 
-def end(context: Context, reason: str = "", returns: bool = False) -> None:
-    """Leaves the world in order. Idempotent. returns: to join the next one of the job at once."""
+def end(context: Context, reason: str = "", *, returns: bool = False, failed: bool = False) -> None:
+    """Leaves the world in order. Idempotent.
+
+    returns: to join the next one of the job at once. failed: its program has ended with an error.
+    """
     world, engine, session = context.world, context.engine, context.session
     if session is not None and (lost := engine.lost_peer()):
         session.member.report_lost(*lost)  # in case the negotiator has not come to it
@@ -104,7 +107,7 @@ def end(context: Context, reason: str = "", returns: bool = False) -> None:
     if context.negotiator is not None:
         context.negotiator.close()
     if session is not None:
-        session.close(reason, returns)
+        session.close(reason, returns=returns, failed=failed)
     while context.when_closed:
         context.when_closed.pop()()
 
@@ -127,9 +130,9 @@ class Epochs:
         logs.know_world(context.world.job, context.world.epoch)
         return context
 
-    def end(self, context: Context, reason: str, returns: bool) -> None:
+    def end(self, context: Context, reason: str, *, returns: bool, failed: bool) -> None:
         _offer_to_c(None)
-        end(context, reason, returns)
+        end(context, reason, returns=returns, failed=failed)
         logs.know_rank(None)
         logs.know_world(context.world.job, None)
 

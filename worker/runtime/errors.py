@@ -13,6 +13,21 @@ class StartError(ValueError):
     """A whole sentence: what was wrong, where, and what to do. A ValueError because hvd.init() promises one."""
 
 
+class JobDoneError(SystemExit):
+    """An elastic job has done its work while this process waited for a place in it.
+
+    As a SystemExit of code 0 it ends the program in order, which has nothing to do; who has something else to do
+    catches it.
+    """
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(0)
+        self.sentence = sentence
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
 class MemberLostError(StartError):
     """Another member was lost before the world stood. A process that joins once more may get another world."""
 

@@ -67,6 +67,7 @@ class LocalMember:
         self.final = False  # another attempt would end in the same way, or nothing is left to be said
         self.reason = ""  # why the stream is over
         self.redirect = ""  # where the coordinator sends it
+        self.is_done = False  # the job has done its work without this process
         self.progress: tuple[str, str] | None = None  # what a coordinator waits for, and its address
         self.parked = False  # it waits beside a world that runs and will take it in
         self.was_parked = False
@@ -140,17 +141,19 @@ class LocalMember:
             if self.attached:
                 self.stream.send(peer_lost=report)
 
-    def close(self, reason: str, returns: bool = False) -> None:
+    def close(self, reason: str, *, returns: bool = False, failed: bool = False) -> None:
         """Leaves in order when there is a world to leave, and ends the channel. Idempotent; never raises.
 
-        returns: this process joins again at once.
+        returns: this process joins again at once. failed: its program has ended with an error.
         """
         with self.changed:
             self.closing = True
             if self.world is None or self.final:
                 self.final = True
             else:
-                self.goodbye = membership_pb2.Leave(epoch=self.world.epoch, reason=reason, returns=returns)
+                self.goodbye = membership_pb2.Leave(
+                    epoch=self.world.epoch, reason=reason, returns=returns, failed=failed
+                )
                 if self.attached:
                     self._say_goodbye()
             self.changed.notify_all()
@@ -282,6 +285,7 @@ class LocalMember:
         return ""
 
     def _refuse(self, refused: membership_pb2.Refused) -> str:
+        self.is_done = refused.reason == membership_pb2.REFUSAL_REASON_JOB_DONE
         sentence = refused.sentence or "no reason was given."
         sentence = coded(
             code_of(sentence) or WorldCode.COORDINATOR_REFUSED,

@@ -19,7 +19,7 @@ from horovod.base.telemetry import tracing
 from horovod.protos.v1 import membership_pb2
 from horovod.worker.runtime.channel import resolve
 from horovod.worker.runtime.coordinators import Connection, Coordinators
-from horovod.worker.runtime.errors import StartError
+from horovod.worker.runtime.errors import JobDoneError, StartError
 from horovod.worker.runtime.local_member import LEAVE_SECONDS, LocalMember
 from horovod.worker.runtime.membership_stream import MembershipStreams
 from horovod.worker.runtime.newcomers import OnNewcomers, ignore_newcomers
@@ -76,8 +76,8 @@ class Session:
     def join(self, make_request: Callable[[], membership_pb2.JoinRequest], deadline: float) -> World:
         """Waits for the world; StartError with a sentence when it does not stand by `deadline` (time.monotonic()).
 
-        `make_request` is called for each attempt. The time in which this process is parked does not count: a world
-        runs, and will take it in.
+        JobDoneError when an elastic job is done without this process. `make_request` is called for each attempt. The time
+        in which this process is parked does not count: a world runs, and will take it in.
         """
         started = time.monotonic()
         patience = deadline - started
@@ -99,6 +99,8 @@ class Session:
                 refusals[self.address] = reason
                 final = all(address in refusals for address in self.coordinators.addresses)
                 reason = _together(refusals, reason) if final else reason
+            if self.member.is_done:
+                raise JobDoneError(reason)
             if final:
                 raise StartError(reason)
             reasons[self.address] = reason
@@ -156,15 +158,15 @@ class Session:
             "give them more time with HOROVOD_START_TIMEOUT.",
         )
 
-    def close(self, reason: str = "", returns: bool = False) -> None:
+    def close(self, reason: str = "", *, returns: bool = False, failed: bool = False) -> None:
         """Leaves in order when there is a world to leave, and ends the channel. Idempotent; never raises.
 
-        returns: this process joins again at once.
+        returns: this process joins again at once. failed: its program has ended with an error.
         """
         if self._attempt is None:
             self.coordinators.close()
         else:
-            self._attempt.close(reason, returns)
+            self._attempt.close(reason, returns=returns, failed=failed)
         self.streams.grpc_threads.join(LEAVE_SECONDS)
 
 

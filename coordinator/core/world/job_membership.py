@@ -42,6 +42,7 @@ class JobMembership:
         """last: the last world that the job had, if that is still remembered. has_agent: as in `Membership`."""
         self.name = name
         self._has_agent = has_agent
+        self._is_done = False  # a member of the last world has left it for good, without an error
         self.liveness = Liveness(pb.World(job=name), {}, has_agent)
         self.rendezvous = Rendezvous(name, last, {})
 
@@ -56,6 +57,7 @@ class JobMembership:
 
     def _run(self, liveness: Liveness) -> None:
         world = liveness.world
+        self._is_done = False
         self.liveness = liveness
         self.rendezvous = Rendezvous(self.name, LastWorld(world.epoch, world.secret), liveness.by_rank)
 
@@ -241,9 +243,10 @@ class JobMembership:
 
     # -- going -------------------------------------------------------------------------------------------------------
 
-    def leave(self, member_id: str, cause: str, now_s: float, returns: bool) -> list[Effect]:
-        """An orderly goodbye. `cause` as in `remove`. returns: as in `Membership.leave`."""
+    def leave(self, member_id: str, cause: str, now_s: float, *, returns: bool, failed: bool) -> list[Effect]:
+        """An orderly goodbye. `cause` as in `remove`. returns, failed: as in `Membership.leave`."""
         one = self.liveness.present.get(member_id)
+        self._is_done = self._is_done or (one is not None and not returns and not failed)
         if one is None or not returns or not self._is_elastic or one.rank not in self.rendezvous.awaited:
             return self.remove(member_id, cause, now_s, orderly=True)
         told = self.liveness.remove(one, cause, orderly=True, never_stood=False)
@@ -263,7 +266,22 @@ class JobMembership:
             told = self.liveness.remove(one, cause, orderly=orderly, never_stood=never_stood)
             self.rendezvous.released(one.rank)
             effects = told if self.is_over else [Record(self.name), *told]
-        return [*effects, Close(member_id), *self.rendezvous.advance(now_s)]
+        return [*effects, Close(member_id), *(self._dismissed() or self.rendezvous.advance(now_s))]
+
+    def _dismissed(self) -> list[Effect]:
+        """Refuses those that wait beside the world of an elastic job that has done its work, and would do it again."""
+        waiting = self.rendezvous.waiting
+        if not self._is_done or not self._is_elastic or self.liveness.runs or self.rendezvous.returning:
+            return []
+        if waiting.claims:  # members of that world, which go on without those that have left it
+            return []
+        sentence = f"The members of job {self.name!r} have done its work, so no further process is needed."
+        refused = pb.Refused(sentence=coded(WorldCode.JOB_DONE, sentence), reason=pb.REFUSAL_REASON_JOB_DONE)
+        effects: list[Effect] = []
+        for member_id in list(waiting.requests):
+            self.rendezvous.withdraw(member_id, {})
+            effects += [Send(member_id, pb.MembershipEvent(refused=refused)), Close(member_id)]
+        return effects
 
     # -- questions ---------------------------------------------------------------------------------------------------
 

@@ -191,13 +191,16 @@ class Membership:
 
     # -- going -------------------------------------------------------------------------------------------------------
 
-    def leave(self, member_id: str, reason: str, now_s: float, returns: bool = False) -> list[Effect]:
+    def leave(
+        self, member_id: str, reason: str, now_s: float, *, returns: bool = False, failed: bool = False
+    ) -> list[Effect]:
         """An orderly goodbye. Unknown members are ignored: a goodbye may come after its world has ended.
 
-        returns: it joins again at once, so that the next world of an elastic job has it.
+        returns: it joins again at once, so that the next world of an elastic job has it. failed: its program ended with
+        an error.
         """
         cause = reason or "it called hvd.shutdown() or ended"
-        effects = self._about(member_id, lambda job: job.leave(member_id, cause, now_s, returns))
+        effects = self._about(member_id, lambda job: job.leave(member_id, cause, now_s, returns=returns, failed=failed))
         return effects or [Close(member_id)]
 
     def lost(self, member_id: str, cause: str, now_s: float) -> list[Effect]:
