@@ -54,7 +54,7 @@ def text_of(act: Callable[[], Any]) -> str:
             {"size": 0},
             (
                 "The size of a world must be 1 to 65536, but the process with pid 7 on host node-a asks for 0; see "
-                "HOROVOD_SIZE. [invalid-join-request]"
+                "HOROVOD_SIZE. [invalid-world-size]"
             ),
         ),
         (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -172,3 +173,26 @@ def test_too_few_are_left() -> None:
     with World(2, "shm", environment) as world:
         outcomes = world.outcomes(_be_killed, [1])
     assert "waiting for 1 more" in str(outcomes[0].error)
+
+
+def test_a_script_that_never_commits_is_told_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a world of one, to which this test says what a coordinator would."""
+    from horovod.common import basics, elastic
+    from horovod.worker.runtime.context import current
+
+    warned = threading.Event()
+    monkeypatch.setattr(elastic, "UNTAKEN_SECONDS", 0.01)
+    monkeypatch.setattr(elastic.log, "warning", lambda text, *values: (said.append(text % values), warned.set()))
+    said: list[str] = []
+    basics.init()
+    try:
+        elastic.notification_manager.newcomers_wait(current().world.epoch + 1, 1)  # of a world that is over
+        elastic.notification_manager.newcomers_wait(current().world.epoch, 2)
+        assert warned.wait(60)
+    finally:
+        basics.shutdown()
+    assert len(said) == 1
+    assert "2 further processes have waited" in said[0]
+    assert "state.commit()" in said[0]

@@ -76,8 +76,8 @@ class Session:
     def join(self, make_request: Callable[[], membership_pb2.JoinRequest], deadline: float) -> World:
         """Waits for the world; StartError with a sentence when it does not stand by `deadline` (time.monotonic()).
 
-        JobDoneError when an elastic job is done without this process. `make_request` is called for each attempt. The time
-        in which this process is parked does not count: a world runs, and will take it in.
+        JobDoneError when an elastic job is done without this process. The time in which this process is parked does not
+        count: a world runs, and will take it in. `make_request` is called for each attempt.
         """
         started = time.monotonic()
         patience = deadline - started

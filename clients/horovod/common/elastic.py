@@ -28,12 +28,15 @@ from enum import IntFlag
 from typing import Any, Final
 
 from horovod.base.errors import TrainingCode, coded
+from horovod.base.words import plural
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from horovod.worker.runtime.context import current, is_initialized, when_newcomers_wait
 
 __all__ = ["HostUpdateResult", "NotificationManager", "ObjectState", "State", "notification_manager", "run_fn"]
 
 log = logging.getLogger(__name__)
+
+UNTAKEN_SECONDS = 60.0  # for so long newcomers may wait for the next commit before somebody says so
 
 
 class HostUpdateResult(IntFlag):
@@ -239,7 +242,26 @@ class NotificationManager:
         """So many processes wait to be taken into the world of this epoch, which this process is in or is to enter."""
         with self._lock:
             self._awaiting_epoch = epoch
+        self._watch(epoch, count)
         self.handle_hosts_updated(self._now(), HostUpdateResult.added)
+
+    def _watch(self, epoch: int, count: int) -> None:
+        """Says so when nothing comes of it: a script that never commits would keep them waiting in silence."""
+        if not is_initialized() or (context := current()).world.epoch != epoch:
+            return
+
+        def warn() -> None:
+            log.warning(
+                "%s for %g s to be taken into this world, and this process has called neither state.commit() nor "
+                "state.check_host_updates() meanwhile. Call one of them on all ranks every few batches.",
+                f"{plural(count, 'further process')} {'has' if count == 1 else 'have'} waited",
+                UNTAKEN_SECONDS,
+            )
+
+        timer = threading.Timer(UNTAKEN_SECONDS, warn)
+        timer.daemon = True
+        timer.start()
+        context.when_closed.append(timer.cancel)
 
     def tell_again(self, listener: State) -> None:
         """Tells this listener what it may have missed of newcomers to the world that this process is in: they are
