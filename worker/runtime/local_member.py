@@ -199,7 +199,8 @@ class LocalMember:
             newcomers = event.newcomers if event.HasField("newcomers") else None
             self.changed.notify_all()
         if newcomers is not None:
-            log.info("%s to be taken in at the next commit.", f"{plural(newcomers.count, 'further process')} wait")
+            verb = "waits" if newcomers.count == 1 else "wait"
+            log.info("%s %s to be taken in at the next commit.", plural(newcomers.count, "further process"), verb)
             self._on_newcomers(newcomers.epoch, newcomers.count)
         if engine is not None:
             for gone in news:

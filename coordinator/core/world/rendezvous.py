@@ -284,10 +284,10 @@ class Rendezvous:
     def _parked_in_words(self, sizes: Sizes) -> str:
         assert self.last is not None
         members = f"{plural(len(self.awaited), 'member')} in epoch {self.last.epoch}"
-        who = plural(len(self.waiting), "process")
+        who = f"{plural(len(self.waiting), 'process')} {'waits' if len(self.waiting) == 1 else 'wait'}"
         if len(self.awaited) >= sizes.most:
-            return f"Job {self._job!r} runs with {members}, the most that it may have; {who} wait for a place."
-        return f"Job {self._job!r} runs with {members}, which take in the {who} that wait at their next commit."
+            return f"Job {self._job!r} runs with {members}, the most that it may have; {who} for a place."
+        return f"Job {self._job!r} runs with {members}; {who} to be taken in at their next commit."
 
 
 def _rank(request: pb.JoinRequest) -> int | None:
