@@ -257,9 +257,9 @@ def test_who_waits_when_the_work_is_done_does_not_do_it_again(failed: bool) -> N
     assert story.has_world("c1") is failed  # where all have failed, others may do better
     if not failed:
         (refused,) = [event.refused for event in story.told["c1"] if event.HasField("refused")]
-        assert refused.reason == pb.REFUSAL_REASON_JOB_DONE
         assert code_of(refused.sentence) is WorldCode.JOB_DONE
         assert "c1" in story.closed
+        assert code_of(story.come("e", rank=2, incarnation=2)) is WorldCode.JOB_DONE  # its launcher did not know yet
         story.come_all("d")  # somebody starts the job anew
         story.pass_time(1.1)
         assert story.names("d") == "d"

@@ -86,3 +86,28 @@ def test_a_job_goes_on_without_a_lost_host_and_grows_on_another(
     assert code == 0, err
     assert sizes("\n".join([*said, out]), rank=0) == [2, 1, 2]
     assert "There is room for 1 further process." in err
+
+
+def test_who_comes_when_the_work_is_done_does_not_do_it_again(
+    horovodrun: Run, program: Program, tmp_path: Path
+) -> None:
+    first = tmp_path / "first"
+    waits = f"""
+import psutil
+if rank == 0:
+    open({str(first)!r}, "w").write(str(os.getpid()))
+elif os.environ["HOROVOD_INCARNATION"] == "2":
+    print("another", flush=True)
+    try:
+        rank_0 = psutil.Process(int(open({str(first)!r}).read()))
+        while rank_0.status() != psutil.STATUS_ZOMBIE:
+            os.sched_yield()
+    except psutil.NoSuchProcess:
+        pass
+"""
+    text = source("os.kill(os.getpid(), signal.SIGKILL)").replace(" or state.last_size < 2", "")
+    done = horovodrun("-np", "2", "--min-np", "1", *program(waits + text))
+    assert done.returncode == 0, done.stderr
+    assert sizes(done.stdout, rank=0) == [2, 1]
+    assert "[1]<stdout>:another" in done.stdout
+    assert done.stdout.count("took") == 1

@@ -286,7 +286,7 @@ class LocalMember:
         return ""
 
     def _refuse(self, refused: membership_pb2.Refused) -> str:
-        self.is_done = refused.reason == membership_pb2.REFUSAL_REASON_JOB_DONE
+        self.is_done = code_of(refused.sentence) is WorldCode.JOB_DONE
         sentence = refused.sentence or "no reason was given."
         sentence = coded(
             code_of(sentence) or WorldCode.COORDINATOR_REFUSED,

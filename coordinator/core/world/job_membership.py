@@ -32,7 +32,7 @@ from .formation import Formation
 from .life import NEVER_HEARD_OF_ITS_WORLD
 from .liveness import Finding, Liveness, Loss, lost, unknown
 from .rendezvous import LastWorld, Rendezvous
-from .sizes import sizes_of_world
+from .sizes import sizes_of, sizes_of_world
 
 
 class JobMembership:
@@ -42,7 +42,6 @@ class JobMembership:
         """last: the last world that the job had, if that is still remembered. has_agent: as in `Membership`."""
         self.name = name
         self._has_agent = has_agent
-        self._is_done = False  # a member of the last world has left it for good, without an error
         self.liveness = Liveness(pb.World(job=name), {}, has_agent)
         self.rendezvous = Rendezvous(name, last, {})
 
@@ -57,7 +56,6 @@ class JobMembership:
 
     def _run(self, liveness: Liveness) -> None:
         world = liveness.world
-        self._is_done = False
         self.liveness = liveness
         self.rendezvous = Rendezvous(self.name, LastWorld(world.epoch, world.secret), liveness.by_rank)
 
@@ -119,6 +117,8 @@ class JobMembership:
                 WorldCode.REPLACED,
                 f"{capitalized(describe(request))} was replaced: {describe(successor)} was started later in its place.",
             )
+        if claim is None and request.incarnation and sizes_of(request).is_elastic and self._work_is_done:
+            return self._done_in_words()  # its launcher started it before it had heard of that; the job is over
         if claim is None and self.liveness.runs and self._is_elastic:
             if conflict := conflict_with_world(self.liveness.world, request):
                 return conflict
@@ -246,7 +246,8 @@ class JobMembership:
     def leave(self, member_id: str, cause: str, now_s: float, *, returns: bool, failed: bool) -> list[Effect]:
         """An orderly goodbye. `cause` as in `remove`. returns, failed: as in `Membership.leave`."""
         one = self.liveness.present.get(member_id)
-        self._is_done = self._is_done or (one is not None and not returns and not failed)
+        if one is not None and not returns and not failed and self.rendezvous.last is not None:
+            self.rendezvous.last.is_done = True
         if one is None or not returns or not self._is_elastic or one.rank not in self.rendezvous.awaited:
             return self.remove(member_id, cause, now_s, orderly=True)
         told = self.liveness.remove(one, cause, orderly=True, never_stood=False)
@@ -268,15 +269,23 @@ class JobMembership:
             effects = told if self.is_over else [Record(self.name), *told]
         return [*effects, Close(member_id), *(self._dismissed() or self.rendezvous.advance(now_s))]
 
+    @property
+    def _work_is_done(self) -> bool:
+        """No member of the last world is left to go on with it, and one of them has done its work."""
+        here = self.rendezvous
+        goes_on = self.liveness.runs or here.returning or here.waiting.claims
+        return here.last is not None and here.last.is_done and not goes_on
+
+    def _done_in_words(self) -> str:
+        sentence = f"The members of job {self.name!r} have done its work, so no further process is needed."
+        return coded(WorldCode.JOB_DONE, sentence)
+
     def _dismissed(self) -> list[Effect]:
         """Refuses those that wait beside the world of an elastic job that has done its work, and would do it again."""
         waiting = self.rendezvous.waiting
-        if not self._is_done or not self._is_elastic or self.liveness.runs or self.rendezvous.returning:
+        if not self._work_is_done or not self._is_elastic:
             return []
-        if waiting.claims:  # members of that world, which go on without those that have left it
-            return []
-        sentence = f"The members of job {self.name!r} have done its work, so no further process is needed."
-        refused = pb.Refused(sentence=coded(WorldCode.JOB_DONE, sentence), reason=pb.REFUSAL_REASON_JOB_DONE)
+        refused = pb.Refused(sentence=self._done_in_words())
         effects: list[Effect] = []
         for member_id in list(waiting.requests):
             self.rendezvous.withdraw(member_id, {})

@@ -58,6 +58,7 @@ class LastWorld:
     epoch: int
     secret: bytes
     used: set[str] = field(default_factory=set)  # member ids that came with a proof; no member id may come twice
+    is_done: bool = False  # a member has left it for good, without an error: its work is done
 
 
 class Rendezvous:
