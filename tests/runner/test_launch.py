@@ -222,7 +222,11 @@ def test_a_script_without_interpreter_is_said_by_its_rank(horovodrun: Run, tmp_p
     [
         (["-np", "2", "--no-such-option", "true"], LaunchCode.WRONG_COMMAND_LINE, "--no-such-option"),
         (["-np", "2", "--detach", "true"], LaunchCode.CONFLICTING_OPTIONS, "--coordinator"),
-        (["-np", "2", "--min-np", "1", "true"], LaunchCode.UNSUPPORTED_OPTION, "--min-np"),
+        (
+            ["-np", "2", "--host-discovery-script", "true", "true"],
+            LaunchCode.UNSUPPORTED_OPTION,
+            "--host-discovery-script",
+        ),
         (["-np", "2", "--mpi", "true"], LaunchCode.UNSUPPORTED_OPTION, "--mpi"),
         (["-np", "2", "--config-file", "/no/such/file", "true"], LaunchCode.WRONG_CONFIG_FILE, "/no/such/file"),
         (["-np", "2", "--output-filename", "/dev/null/x", "true"], LaunchCode.OUTPUT_UNUSABLE, "'/dev/null/x'"),
