@@ -17,7 +17,7 @@ from horovod.base.settings import resolve
 from horovod.worker.runtime import process_sets as module
 from horovod.worker.runtime.epoch import begin
 from horovod.worker.runtime.formation import Context
-from horovod.worker.runtime.process_sets import problem_of
+from horovod.worker.runtime.process_sets import differences_of, initial_sets, problem_of
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,35 @@ def test_sets_that_make_no_sense(sets: list[list[int]], size: int, code: WorldCo
 
 def test_sets_that_do() -> None:
     assert problem_of([[0], [1], [0, 1]], 3, [range(3), [1, 2]]) == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "size", "ranks", "ids"),
+    [
+        ([[0, 1], [2], [1, 2]], 3, [[0, 1], [2], [1, 2]], [1, 2, 3]),
+        ([[0, 1], [2], [1, 2]], 2, [[0, 1], [], [1]], [None, None, 3]),
+        ([[0, 1], [2], [1, 2]], 1, [[0], [], []], [None, None, None]),
+        ([[0, 1], [2], [1, 2]], 9, [[0, 1], [2], [1, 2]], [1, 2, 3]),
+        ([[0, 1, 3], [0, 1, 4]], 3, [[0, 1], [0, 1]], [1, None]),
+        ([[0, 1, 3], [0, 1]], 3, [[0, 1], [0, 1]], [None, 2]),
+        ([], 2, [], []),
+    ],
+)
+def test_what_becomes_of_sets_in_smaller_worlds(
+    asked: list[list[int]], size: int, ranks: list[list[int]], ids: list[int | None]
+) -> None:
+    sets = initial_sets(asked, size)
+    assert ([one.ranks for one in sets], [one.set_id for one in sets]) == (ranks, ids)
+
+
+def test_what_is_said_of_sets_in_smaller_worlds() -> None:
+    asked = [[0, 1], [0, 2], [2], [1]]
+    assert differences_of(asked, initial_sets(asked, 2)) == [
+        "[0, 1] is not registered, because its ranks [0, 1] are all there are or another set",
+        "[0, 2] has only [0]",
+        "[2] is not registered, because it has none of them",
+    ]
+    assert differences_of(asked, initial_sets(asked, 3)) == []
 
 
 def everywhere(contexts: Sequence[Context], act: Callable[[Context], Any]) -> list[Any]:

@@ -17,6 +17,8 @@ import pytest
 import tiers
 from worlds import World
 
+from horovod.base.errors import OperationCode
+
 BATCHES = 12
 ROWS = 12  # of a batch; 1 to 4 ranks share them evenly
 KILLED_AT = 5
@@ -196,3 +198,52 @@ def test_a_script_that_never_commits_is_told_so(
     assert len(said) == 1
     assert "2 further processes have waited" in said[0]
     assert "state.commit()" in said[0]
+
+
+def _train_in_sets() -> list[list[tuple[int | None, list[int] | None, Any]]]:
+    """For each world: the sets, and what an allreduce in them gives."""
+    import torch
+
+    import horovod.torch as hvd
+    from horovod.base.errors import code_of
+    from horovod.common import basics
+
+    sets = [hvd.ProcessSet(ranks) for ranks in ([0, 1], [0, 3], [3])]
+    basics._leave(returns=True)  # the world that stands already has no sets
+    hvd.init(process_sets=sets)
+    worlds = []
+    state = hvd.elastic.TorchState(batch=0)
+
+    def total(process_set: Any) -> Any:
+        try:
+            return hvd.allreduce(torch.ones(1), op=hvd.Sum, name="total", process_set=process_set).item()
+        except ValueError as error:
+            return code_of(error)
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        worlds.append([(one.process_set_id, one.ranks, total(one)) for one in sets])
+        if hvd.size() == 4:
+            hvd.barrier()  # all have these results
+            if hvd.rank() == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            hvd.barrier()
+
+    train(state)
+    hvd.shutdown()
+    assert [(one.process_set_id, one.ranks) for one in sets] == [(None, [0, 1]), (None, [0, 3]), (None, [3])]
+    return worlds
+
+
+def test_process_sets_have_the_ranks_that_are_left() -> None:
+    with _elastic(4, "shm") as world:
+        outcomes = world.outcomes(_train_in_sets)
+    assert [outcome.text for outcome in outcomes] == [""] * 4
+    outside, gone = OperationCode.NOT_IN_SET, OperationCode.NO_SUCH_SET
+    for rank, outcome in enumerate(outcomes[:3]):
+        pair, other = (2.0 if rank < 2 else outside), (2.0 if rank == 0 else outside)
+        alone = 1.0 if rank == 0 else outside
+        assert outcome.value == [
+            [(1, [0, 1], pair), (2, [0, 3], other), (3, [3], outside)],
+            [(1, [0, 1], pair), (2, [0], alone), (None, [], gone)],
+        ]

@@ -54,8 +54,9 @@ def begin(
 ) -> Context:
     """Blocks until the world stands and this process is connected to all of it; StartError or ValueError otherwise.
 
-    process_sets: ranks of the sets to begin with, equal on all ranks; their ids are 1, 2 and so on. last: of the
-    world that this process was in before, so that it can prove who it was; keeps the new one, also when the start fails
+    process_sets: ranks of the sets to begin with, equal on all ranks; their ids are 1, 2 and so on. In a world of an
+    elastic job that has fewer ranks than they, process_sets.initial_sets says what becomes of them. last: of the world
+    that this process was in before, so that it can prove who it was; keeps the new one, also when the start fails
     later."""
     settings = usable(settings, process_sets)
     context = (
@@ -68,7 +69,7 @@ def begin(
         raise
     if process_sets:
         try:
-            context.process_sets.add(process_sets)
+            context.process_sets.begin_with(process_sets)
         except BaseException as error:
             end(context, "its process sets could not be formed")
             if isinstance(error, RuntimeError):

@@ -10,6 +10,9 @@ Adding and removing are collectives of the whole world, over its own data plane:
 A set has two numbers. Its id is public: the smallest that is free, used again after a removal. The engine and the
 coordinator know it by a number that never comes back in an epoch, so nothing that is under way can be taken for
 something of a later set.
+
+The sets that a world begins with (`initial_sets`) have the same ids in all worlds of a job, as traced functions of
+TensorFlow keep them. In a world that has grown smaller, some of these ids may stand for no set.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import ctypes
 import hmac
 import itertools
 import json
+import logging
 import struct
 import threading
 import time
@@ -36,6 +40,8 @@ if TYPE_CHECKING:
     from horovod._core import Engine, Segment
     from horovod.worker.runtime.mesh import Listeners
     from horovod.worker.runtime.negotiation import Negotiator
+
+log = logging.getLogger(__name__)
 
 GLOBAL: Final = 0  # id and number of the set of all ranks
 
@@ -63,6 +69,7 @@ class ProcessSets:
         self._negotiator = negotiator
         self._by_id = {GLOBAL: _Entry(GLOBAL, list(range(world.size)))}
         self._next_number = 1
+        self.initial: list[InitialSet] = []
         self._one_at_a_time = threading.Lock()
 
     def number(self, set_id: int | None, ranks: Sequence[int] | None) -> int | None:
@@ -70,9 +77,20 @@ class ProcessSets:
         entry = self._by_id.get(set_id) if set_id is not None else None
         return entry.number if entry is not None and entry.ranks == ranks else None
 
+    def begin_with(self, asked: Sequence[Sequence[int]]) -> None:
+        """Forms the sets of a new world, as `initial` tells them then. Raises what `add` does."""
+        self.initial = initial_sets(asked, self._world.size)
+        ranks_by_id = {one.set_id: one.ranks for one in self.initial if one.set_id is not None}
+        if self._world.rank == 0 and (differences := differences_of(asked, self.initial)):
+            log.info("Process sets in this world of %d ranks: %s.", self._world.size, "; ".join(differences))
+        if ranks_by_id:
+            self.add(list(ranks_by_id.values()), list(ranks_by_id))
+
     # -- the two collectives -----------------------------------------------------------------------------------------
-    def add(self, sets: Sequence[Sequence[int]]) -> list[int]:
+    def add(self, sets: Sequence[Sequence[int]], with_ids: Sequence[int] = ()) -> list[int]:
         """Forms sets of these (ascending) ranks and returns their ids. All ranks of the world call it with the same.
+
+        with_ids: free ids for the sets, instead of the smallest ones.
 
         ValueError, on every rank, when the ranks do not agree, a set makes no sense or exists already, or cannot be
         connected. The internal error when the epoch ends meanwhile.
@@ -109,9 +127,10 @@ class ProcessSets:
                 if not done:
                     for number in numbers:
                         self._forget(number)
+            kept = {set_id for set_id, one in enumerate(self.initial, 1) if one.set_id is None}  # for a later world
+            free = (one for one in itertools.count(1) if one not in self._by_id and one not in kept)
             ids = []
-            for part, number in zip(parts, numbers, strict=True):
-                set_id = next(one for one in itertools.count(1) if one not in self._by_id)
+            for part, number, set_id in zip(parts, numbers, with_ids or free, strict=False):
                 self._by_id[set_id] = _Entry(number, part.ranks)
                 ids.append(set_id)
             return ids
@@ -257,6 +276,44 @@ class _Part:
         self.listeners: Listeners | None = None
         self.hosts: list[int] = []  # by place, equal for members that share memory although the set needs TCP
         self.offer: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class InitialSet:
+    """A set that a world begins with: those of its ranks that the world has, and its id if they form a set there."""
+
+    ranks: list[int]
+    set_id: int | None
+
+
+def initial_sets(asked: Sequence[Sequence[int]], size: int) -> list[InitialSet]:
+    """What becomes of the sets that a job asks for in a world of `size`, which may have fewer ranks than they. Pure.
+
+    A set consists of those of its ranks that the world has. They form no set of their own where none is left, where
+    they are all ranks of the world, and where another set has the same; of such sets, the first that has all its ranks
+    stays, or else the first. Ids follow from the order of `asked`: a set has the same id in each world that has it.
+    """
+    left = [[rank for rank in ranks if rank < size] for ranks in asked]
+    seen: list[list[int]] = [[], list(range(size))]
+    ids: dict[int, int] = {}
+    complete_first = sorted(range(len(asked)), key=lambda place: len(left[place]) < len(asked[place]))
+    for place in complete_first:
+        if left[place] not in seen:
+            seen.append(left[place])
+            ids[place] = place + 1
+    return [InitialSet(ranks, ids.get(place)) for place, ranks in enumerate(left)]
+
+
+def differences_of(asked: Sequence[Sequence[int]], initial: Sequence[InitialSet]) -> list[str]:
+    """In words, which sets are not as they were asked for."""
+    words = []
+    for ranks, one in zip(map(list, asked), initial, strict=True):
+        if one.set_id is None:
+            why = f"its ranks {one.ranks} are all there are or another set" if one.ranks else "it has none of them"
+            words.append(f"{ranks} is not registered, because {why}")
+        elif one.ranks != ranks:
+            words.append(f"{ranks} has only {one.ranks}")
+    return words
 
 
 def problem_of(sets: Sequence[Sequence[int]], size: int, known: Sequence[Sequence[int]]) -> str:

@@ -14,7 +14,7 @@ from horovod._core import ReduceOp
 from horovod.base.errors import SettingCode, WorldCode, coded, without_code
 from horovod.base.settings import Settings, resolve
 from horovod.common.exceptions import HorovodInternalError
-from horovod.common.process_sets import ProcessSet, forget_all, global_process_set, register
+from horovod.common.process_sets import ProcessSet, begin_with, forget_all, global_process_set
 from horovod.worker.runtime import context as _context
 from horovod.worker.runtime.context import MemberLostError, current, is_initialized
 from horovod.worker.runtime.gpu import cuda_file, nccl_file
@@ -91,7 +91,9 @@ def init(
         comm: "host:port" of the coordinator; or all ranks of the world as a list, which is the default. Other worlds
             need MPI, which this build does not have.
         process_sets: hvd.ProcessSet objects to register at once, the same in the same order on all ranks; or "dynamic",
-            which allows hvd.add_process_set() and hvd.remove_process_set() later (HOROVOD_DYNAMIC_PROCESS_SETS=1).
+            which allows hvd.add_process_set() and hvd.remove_process_set() later (HOROVOD_DYNAMIC_PROCESS_SETS=1). In a
+            world of an elastic job that has fewer ranks than a set, the set has those that are there: see
+            hvd.ProcessSet. Sets that were added later are gone in the next world.
         coordinator: the same as a str in `comm`.
         min_size, max_size: make the job elastic (HOROVOD_MIN_SIZE, HOROVOD_MAX_SIZE): a world has at least and at most
             so many processes, goes on without those that are lost and takes in those that come. `size` is then for how
@@ -145,10 +147,11 @@ def init(
             )
     _core.set_error_types(HorovodInternalError)
     forget_all()  # of a world that ended without hvd.shutdown()
-    world = _context.init([one.ranks or [] for one in sets], joined=joined, **given).world
-    global_process_set.ranks = list(range(world.size))
-    for set_id, process_set in enumerate(sets, 1):
-        register(process_set, set_id)
+    context = _context.init([one.ranks or [] for one in sets], joined=joined, **given)
+    global_process_set.ranks = list(range(context.world.size))
+    # Where another thread's hvd.init() was first, the world has its sets.
+    for process_set, initial in zip(sets, context.process_sets.initial, strict=False):
+        begin_with(process_set, initial.ranks, initial.set_id)
     _last_init = arguments
 
 

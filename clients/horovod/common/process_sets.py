@@ -17,6 +17,7 @@ from horovod.worker.runtime.context import Context, current
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
 
 _registered: dict[int, ProcessSet] = {}  # id -> process set, without the global one
+_asked: dict[ProcessSet, list[int]] = {}  # given to hvd.init(), and smaller in this world -> the ranks it was given
 
 
 class ProcessSet:
@@ -27,6 +28,12 @@ class ProcessSet:
 
         >>> hvd.ProcessSet([2, 0])
         ProcessSet(process_set_id=None, ranks=[0, 2], mpi_comm=None)
+
+    A world of an elastic job (hvd.init(min_size=...)) may have fewer ranks than a set that was given to hvd.init(). The
+    set then consists of those of its ranks that the world has, and `ranks` are these. It is not registered, and can't
+    be used, where none is left, where they are all ranks of the world, or where another set has the same. In a world
+    that has all of its ranks it is what it was. Ranks are numbers in a world: a process may be a member in one world
+    and not in the next, so make a DistributedOptimizer over a set anew in a reset callback of the state.
 
     Raises ValueError for what is not a list of whole numbers, NotImplementedError for an MPI communicator.
     """
@@ -165,6 +172,14 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
+def begin_with(process_set: ProcessSet, ranks: list[int], set_id: int | None) -> None:
+    """Notes which ranks a set that was given to hvd.init() has in the new world; set_id None: it is not registered."""
+    if process_set.ranks is not None and process_set.ranks != ranks:
+        _asked[process_set], process_set.ranks = process_set.ranks, ranks
+    if set_id is not None:
+        register(process_set, set_id)
+
+
 def register(process_set: ProcessSet, set_id: int) -> None:
     """Notes that the runtime has formed this set."""
     process_set.process_set_id = set_id
@@ -182,10 +197,13 @@ def registered_sets() -> dict[int, ProcessSet]:
 
 
 def forget_all() -> None:
-    """After shutdown no set is registered any more."""
+    """After shutdown no set is registered any more, and each has the ranks that it was given."""
     for process_set in _registered.values():
         process_set.process_set_id = None
     _registered.clear()
+    for process_set, ranks in _asked.items():
+        process_set.ranks = ranks
+    _asked.clear()
 
 
 def _check_dynamic(context: Context, function: str) -> None:
