@@ -52,6 +52,11 @@ class Settings(
 ):
     """All settings of one process, checked. None means not given."""
 
+    @property
+    def may_grow(self) -> bool:
+        """Whether a later world of the job may have more processes: then one that is alone is not to stay so."""
+        return self.elastic or self.min_size is not None
+
 
 SETTINGS: tuple[Setting, ...] = rows(Settings)
 ROWS: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}

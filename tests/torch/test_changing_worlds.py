@@ -200,6 +200,26 @@ def test_a_script_that_never_commits_is_told_so(
     assert "state.commit()" in said[0]
 
 
+def _submitted_alone() -> int:
+    import torch
+
+    import horovod.torch as hvd
+    from horovod.worker.runtime.context import current
+
+    hvd.init()
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+    before = current().counters()["submitted"]
+    weight.sum().backward()
+    optimizer.step()
+    return current().counters()["submitted"] - before
+
+
+def test_an_optimizer_that_is_made_by_one_reduces_because_others_may_come() -> None:
+    with World(1, "shm", {"HOROVOD_MIN_SIZE": "1", "HOROVOD_MAX_SIZE": "2"}) as world:
+        assert world.run(_submitted_alone) == [1]
+
+
 def _train_in_sets() -> list[list[tuple[int | None, list[int] | None, Any]]]:
     """For each world: the sets, and what an allreduce in them gives."""
     import torch

@@ -75,7 +75,7 @@ class Reduction:
         context = current()
         if self.process_set is not global_process_set:
             registered_number(self.process_set, "hvd.DistributedOptimizer")
-        return bool(self.process_set.included()) and (self.members() > 1 or context.settings.elastic)
+        return bool(self.process_set.included()) and (self.members() > 1 or context.settings.may_grow)
 
     def members(self) -> int:
         """The number of ranks over which gradients are reduced."""

@@ -298,7 +298,7 @@ def wrap(optimizer: torch.optim.Optimizer, named: Named, arguments: Arguments) -
 def _has_others(arguments: Arguments) -> bool:
     """Whether there is anyone to reduce with. An elastic job that starts with one rank may grow."""
     context = current()
-    return bool(arguments.process_set.included()) and (context.world.size > 1 or context.settings.elastic)
+    return bool(arguments.process_set.included()) and (context.world.size > 1 or context.settings.may_grow)
 
 
 def _reducer(named: Named, arguments: Arguments) -> GradientReducer:
