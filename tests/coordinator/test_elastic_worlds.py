@@ -148,6 +148,27 @@ def test_one_that_is_lost_on_its_way_is_not_waited_for() -> None:
     assert story.names("a") == "a"
 
 
+def test_no_world_forms_between_two_attempts_of_one_process() -> None:
+    story = Elastic(most=3)
+    story.come_all("abc")
+    story.hold = True
+    story.again("abc")
+    assert story.come("a", rejoin="a1") == ""  # the end of a2's stream has not been seen
+    story.disconnect("a2")
+    story.form()
+    assert story.names("a") == "abc"
+
+
+def test_a_process_with_a_number_of_its_launcher_tries_again() -> None:
+    story = Elastic(most=2)
+    story.come("a", rank=0, start_time=5)
+    assert code_of(story.come("b", rank=0, start_time=5)) is WorldCode.INVALID_RANK
+    assert story.come("a", rank=0, start_time=5) == ""
+    assert story.closed == ["a1"]
+    story.come("b", rank=1)
+    assert story.names("a") == "ab"
+
+
 def test_one_that_does_not_join_again_is_waited_for_a_while() -> None:
     story = Elastic(most=2)
     story.come_all("ab")

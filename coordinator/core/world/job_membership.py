@@ -30,7 +30,7 @@ from .checks import conflict_with_world, describe
 from .effects import Close, Effect, HangUp, Record, Send, WorldEnded
 from .formation import Formation
 from .life import NEVER_HEARD_OF_ITS_WORLD
-from .liveness import Finding, Liveness, Loss, lost, unknown
+from .liveness import Finding, Liveness, Loss, is_same_process, lost, unknown
 from .rendezvous import LastWorld, Rendezvous
 from .sizes import sizes_of, sizes_of_world
 
@@ -96,12 +96,25 @@ class JobMembership:
         """As `Membership.join`. is_in_use: another member, of whatever job, has its member id."""
         claim = None if is_in_use else self.rendezvous.prove(request)
         effects: list[Effect] = []
-        if claim is not None and (earlier := self.rendezvous.waiting.claims.get(claim)) is not None:
-            # The same process tries again; the end of its earlier attempt has not been seen here yet.
-            effects += self.remove(earlier, "it joined once more", now_s)
+        if not is_in_use and (earlier := self._earlier_attempt(request, claim)) is not None:
+            # The same process tries again; the end of its earlier attempt has not been seen here yet. No world may
+            # form between the two.
+            self.rendezvous.withdraw(earlier, self.liveness.by_rank)
+            effects.append(Close(earlier))
         if refusal := self._refusal(request, claim, is_in_use):
-            return refusal, effects + self.rendezvous.refuse(request, refusal, now_s)
+            told = self.rendezvous.refuse(request, refusal, now_s)
+            return refusal, [*effects, *told, *(self.rendezvous.advance(now_s) if effects else [])]
         return "", effects + self.rendezvous.admit(request, claim, now_s)
+
+    def _earlier_attempt(self, request: pb.JoinRequest, claim: int | None) -> str | None:
+        """The member id with which the same process waits already, as far as its proof or its launcher's number says
+        that it is the same.
+        """
+        waiting = self.rendezvous.waiting
+        if claim is not None and claim in waiting.claims:
+            return waiting.claims[claim]
+        other = waiting.by_rank.get(request.requested_rank) if request.HasField("requested_rank") else None
+        return other.member_id if other is not None and is_same_process(other, request) else None
 
     def _refusal(self, request: pb.JoinRequest, claim: int | None, is_in_use: bool) -> str:
         """Why `request` can't be part of the job's next world."""

@@ -98,11 +98,10 @@ class Liveness:
 
     def unaware(self, request: pb.JoinRequest) -> Present | None:
         """The member of a taken-over world whose process joins anew, so it never got that world."""
-        if not request.process.start_time or request.rejoin.epoch == self.world.epoch:
+        if request.rejoin.epoch == self.world.epoch:
             return None
-        return next(
-            (one for one in self.suspected.values() if one.life.unseen and _is_same(one.request, request)), None
-        )
+        same = (one for one in self.suspected.values() if one.life.unseen and is_same_process(one.request, request))
+        return next(same, None)
 
     # -- coming back -------------------------------------------------------------------------------------------------
 
@@ -334,6 +333,7 @@ def unknown(code: WorldCode, sentence: str) -> pb.Refused:
     return pb.Refused(sentence=coded(code, sentence), reason=pb.REFUSAL_REASON_UNKNOWN_WORLD)
 
 
-def _is_same(one: pb.JoinRequest, other: pb.JoinRequest) -> bool:
-    """Whether both come from one process: a pid alone is used again, and another host has its own."""
-    return one.pid == other.pid and one.host.name == other.host.name and one.process == other.process
+def is_same_process(one: pb.JoinRequest, other: pb.JoinRequest) -> bool:
+    """Whether both surely come from one process: a pid alone is used again, and another host has its own."""
+    is_known = other.process.start_time != 0
+    return is_known and one.pid == other.pid and one.host.name == other.host.name and one.process == other.process
