@@ -52,3 +52,21 @@ def test_a_sum_can_not_be_compared(pair: World) -> None:
     import horovod.torch as hvd
 
     assert pair.run(_warnings, "same", op=hvd.Sum) == [[], []]
+
+
+def _alone_after_others() -> bool:
+    import torch
+
+    from horovod.torch.same_gradients import SameGradients
+
+    same, parameter = SameGradients(), torch.nn.Parameter(torch.ones(2, 2))
+    parameter.grad = torch.ones(2, 2)
+    for _ in range(3):
+        same.before(parameter, parameter.grad)
+        same.after()
+    return same.over
+
+
+def test_a_rank_that_is_left_alone_has_nothing_to_compare() -> None:
+    with World(1, "shm") as world:
+        assert world.run(_alone_after_others) == [False]

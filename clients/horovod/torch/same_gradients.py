@@ -13,7 +13,7 @@ import warnings
 
 import torch
 
-from horovod.common.basics import rank
+from horovod.common.basics import rank, size
 
 STEPS = 3  # in a row, before anything is said
 _MAX_ELEMENTS = 1 << 22  # of the gradient that is compared: a copy of it is made
@@ -33,7 +33,7 @@ class SameGradients:
         self._arrived: torch.cuda.Event | None = None
 
     def before(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        if self._arrived is not None:
+        if self._arrived is not None or size() == 1:  # an elastic world may have lost all other ranks
             return
         # Of a matrix, because the gradient of a bias may say more about the loss than about the data.
         dense = gradient.layout is torch.strided
