@@ -247,7 +247,7 @@ class Chaos(Story):
     def _leave(self, one: Process) -> None:
         one.doing = Doing.ENDED
         self.say(f"{one.member} leaves for good")
-        self.leave(one.member)
+        self.leave(one.member, failed=True)  # else its job is done, and nobody goes on with it
 
     def _break(self, one: Process) -> None:
         one.doing = Doing.AWAY
