@@ -9,6 +9,8 @@ from error_codes import ends_with
 from membership_story import Story
 
 from horovod.base.errors import WorldCode, code_of
+from horovod.coordinator.core.attendance import Attendance
+from horovod.coordinator.core.ending import RankEnded
 from horovod.protos.v1 import membership_pb2 as pb
 
 
@@ -89,6 +91,22 @@ def test_it_waits_for_as_many_as_its_launcher_has_started() -> None:
     assert "waiting for 1 more" in story.progress("a1")[-1]
     story.come_all("c")
     assert story.names("a") == "abc"
+
+
+def test_what_is_missing_is_told() -> None:
+    story = Elastic(fewest=3, most=4, size=4)
+    story.come_all("ab")
+    story.pass_time(1.0)
+    assert "waiting for 2 more" in story.progress("a1")[-1]
+    story.pass_time(11.0)
+    story.pass_time(1.0)
+    assert "waiting for 1 more" in story.progress("a1")[-1]
+    story.come_all("c")
+    story.pass_time(11.0)
+    story.lose("a1")
+    story.again("bc")
+    story.pass_time(1.0)
+    assert "waiting for 1 more" in story.progress("b2")[-1]
 
 
 def test_it_begins_without_those_that_are_too_late() -> None:
@@ -182,6 +200,51 @@ def test_one_that_does_not_join_again_is_waited_for_a_while() -> None:
     assert {"a1", "b1"} <= set(story.closed)
 
 
+def test_one_whose_slot_has_a_later_process_is_not_waited_for() -> None:
+    story = Elastic(most=2)
+    story.come("a", rank=0, incarnation=1)
+    story.come("b", rank=1, incarnation=1)
+    story.go("a")
+    story.go("b")
+    story.come("c", rank=1, incarnation=2)
+    story.come("a", rank=0, incarnation=1)
+    assert story.names("c") == "ac"
+    assert "b1" in story.closed
+
+
+@pytest.mark.parametrize(("incarnation", "forms"), [(1, False), (2, True)])
+def test_an_agent_says_that_one_ended_on_its_way(incarnation: int, forms: bool) -> None:
+    story = Elastic(most=2)
+    story.come("a", rank=0, incarnation=1)
+    story.come("b", rank=1, incarnation=2)
+    story.go("b")
+    story.go("a")
+    story.come("a", rank=0, incarnation=1)
+    ended = RankEnded("digits", 1, "node-a", 77, "it was killed", incarnation)  # with the pid of a shell above it
+    story.take(story.membership.rank_ended(ended, story.now_s))
+    assert story.has_world("a2") is forms
+
+
+def test_the_time_in_which_a_coordinator_was_stopped_does_not_count() -> None:
+    story = Elastic(most=2)
+    story.come_all("ab")
+    story.go("a")
+    story.again("b")
+    story.now_s += 30.0
+    story.membership.restart_limits(story.now_s)
+    story.pass_time(1.0)
+    story.come("a")
+    assert story.names("a") == "ab"
+
+
+def test_the_host_of_one_on_its_way_is_not_lost() -> None:
+    story = Elastic(most=2)
+    story.come_all("ab")
+    story.lose("a1")
+    story.go("b")
+    assert story.membership.attendance("digits") == Attendance(away=frozenset({"node-a"}))
+
+
 def test_one_that_leaves_for_good_is_not_waited_for() -> None:
     story = Elastic(most=3)
     story.come_all("abc")
@@ -230,6 +293,25 @@ def test_a_first_world_leaves_over_who_came_too_late() -> None:
     story.hold = False
     assert not story.has_world("c1")
     assert story.parked("c")[-1]
+
+
+def test_a_spare_process_that_goes_away_disturbs_no_world() -> None:
+    story = Elastic(most=2)
+    story.hold = True
+    story.come_all("abc")
+    story.disconnect("c1")
+    assert len(story.formations) == 1
+    story.form()
+    assert story.names("a") == "ab"
+
+
+def test_all_members_of_a_world_that_can_never_form_are_refused_before_others_form_one() -> None:
+    story = Elastic(most=2)
+    story.hold = True
+    story.come_all("abc")
+    story.pass_time(2.0)
+    story.take(story.membership.unformable(story.formations[0], "It is too large.", story.now_s))
+    assert [list(formation.requests) for formation in story.formations[1:]] == [["c1"]]
 
 
 def test_a_member_whose_stream_was_away_is_told_of_newcomers_when_it_is_back() -> None:
@@ -321,3 +403,28 @@ def test_who_does_not_fit_is_refused(
     assert code_of(refusal) is code
     assert re.search(ends_with(code, *facts), refusal)
     assert story.goodbyes("a1") == []
+
+
+def test_a_newcomer_does_not_fit_a_world_of_which_all_are_on_their_way() -> None:
+    story = Elastic(most=2)
+    story.come_all("ab")
+    story.go("a")
+    story.go("b")
+    assert code_of(story.come("c", options={"fusion": "2"})) is WorldCode.MEMBERS_DISAGREE
+    story.come_all("ab")
+    assert story.names("a") == "ab"
+
+
+def test_a_newcomer_does_not_take_the_number_of_a_member() -> None:
+    story = Elastic(most=3)
+    for name, number in [("a", 0), ("b", 1), ("c", 2)]:
+        story.come(name, rank=number)
+    story.lose("b1")
+    assert code_of(story.come("d", rank=0)) is WorldCode.INVALID_RANK
+    assert story.come("e", rank=1) == ""
+    for name in "ac":
+        story.go(name)
+    assert code_of(story.come("f", rank=2)) is WorldCode.INVALID_RANK
+    story.come("a", rank=0)
+    story.come("c", rank=2)
+    assert story.names("a") == "ace"

@@ -173,11 +173,7 @@ def conflict_with(waiting: Waiting, request: pb.JoinRequest) -> str:
             "of a job do (HOROVOD_RANK, set by a launcher) or none.",
         )
     if request.HasField("requested_rank") and (other := waiting.by_rank.get(request.requested_rank)):
-        return coded(
-            WorldCode.INVALID_RANK,
-            f"Rank {request.requested_rank} of job {request.job!r} is asked for twice, by {describe(other)} and "
-            f"by {describe(request)}; give every process its own HOROVOD_RANK.",
-        )
+        return asked_for_twice(other, request)
     if difference := _difference_of_options(first.options, describe(first), request):
         return difference
     if waiting.bytes + bytes_of(request) > MAX_WORLD_MESSAGE_BYTES // 2:
@@ -188,6 +184,14 @@ def conflict_with(waiting: Waiting, request: pb.JoinRequest) -> str:
             f"{MAX_WORLD_MESSAGE_BYTES >> 21} MiB. Name fewer interfaces with HOROVOD_NETWORK_INTERFACES.",
         )
     return ""
+
+
+def asked_for_twice(one: pb.JoinRequest, other: pb.JoinRequest) -> str:
+    return coded(
+        WorldCode.INVALID_RANK,
+        f"Rank {one.requested_rank} of job {other.job!r} is asked for twice, by {describe(one)} and by "
+        f"{describe(other)}; give every process its own HOROVOD_RANK.",
+    )
 
 
 def conflict_with_world(world: pb.World, request: pb.JoinRequest) -> str:

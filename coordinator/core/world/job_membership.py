@@ -26,11 +26,12 @@ from horovod.coordinator.core.attendance import Attendance
 from horovod.coordinator.core.ending import RankEnded
 from horovod.protos.v1 import membership_pb2 as pb
 
-from .checks import conflict_with_world, describe
+from .checks import asked_for_twice, conflict_with_world, describe
 from .effects import Close, Effect, HangUp, Record, Send, WorldEnded
 from .formation import Formation
 from .life import NEVER_HEARD_OF_ITS_WORLD
 from .liveness import Finding, Liveness, Loss, is_same_process, lost, unknown
+from .present import Present
 from .rendezvous import LastWorld, Rendezvous
 from .sizes import sizes_of, sizes_of_world
 
@@ -88,8 +89,9 @@ class JobMembership:
         if not request.incarnation or not request.HasField("requested_rank"):
             return []
         members = [self.rendezvous.waiting.by_rank.get(rank)]
-        if (present := self.liveness.started_as(rank)) is not None:
-            members.append(present.request)
+        old = self.liveness.started_as(rank)
+        if old is not None and (old.member_id in self.liveness.present or old.member_id in self.rendezvous.returning):
+            members.append(old.request)
         return [one for one in members if one is not None and one.incarnation]
 
     def join(self, request: pb.JoinRequest, is_in_use: bool, now_s: float) -> tuple[str, list[Effect]]:
@@ -132,12 +134,23 @@ class JobMembership:
             )
         if claim is None and request.incarnation and sizes_of(request).is_elastic and self._work_is_done:
             return self._done_in_words()  # its launcher started it before it had heard of that; the job is over
-        if claim is None and self.liveness.runs and self._is_elastic:
+        if claim is None and (self.liveness.runs or self.rendezvous.returning) and self._is_elastic:
             if conflict := conflict_with_world(self.liveness.world, request):
                 return conflict
+            if (awaited := self._awaited_slot(request)) is not None:
+                return asked_for_twice(awaited.request, request)
         elif claim is None and self._is_whole():
             return self._already_runs()
         return self.rendezvous.conflict_with(request)
+
+    def _awaited_slot(self, request: pb.JoinRequest) -> Present | None:
+        """The member that has the number that `request` asks for, and that would be refused when it joins again."""
+        if not request.HasField("requested_rank"):
+            return None
+        one = self.liveness.started_as(request.requested_rank)
+        if one is None or not one.request.HasField("requested_rank") or one.member_id in self.liveness.suspected:
+            return None
+        return self.rendezvous.awaited.get(one.rank)
 
     @property
     def _is_elastic(self) -> bool:
@@ -157,14 +170,15 @@ class JobMembership:
 
     def unformable(self, formation: Formation, sentence: str, now_s: float) -> list[Effect]:
         """As `Membership.unformable`."""
+        if not self.rendezvous.is_forming(formation):
+            return []
         effects: list[Effect] = []
-        if self.rendezvous.is_forming(formation):
-            self.rendezvous.forget_refused()
-            refused = pb.MembershipEvent(refused=pb.Refused(sentence=sentence))
-            for member_id in formation.requests:
-                effects.append(Send(member_id, refused))
-                effects += self.remove(member_id, "its world can't be", now_s)
-        return effects
+        self.rendezvous.forget_refused()
+        refused = pb.MembershipEvent(refused=pb.Refused(sentence=sentence))
+        for member_id in formation.requests:  # all, before some of them could form a world
+            self.rendezvous.withdraw(member_id, self.liveness.by_rank)
+            effects += [Send(member_id, refused), Close(member_id)]
+        return [*effects, *self.rendezvous.advance(now_s)]
 
     def formed(self, formation: Formation, epoch: int, secret: bytes, now_s: float) -> list[Effect]:
         """As `Membership.formed`."""
@@ -315,6 +329,7 @@ class JobMembership:
         """Which hosts of its world, or of those who wait for one, have ranks here."""
         members = self.liveness.present.values()
         present = {one.request.host.name for one in members}
+        present |= {one.request.host.name for one, _ in self.rendezvous.returning.values()}
         connected = {one.request.host.name for one in members if one.life.away_since_s is None}
         connected |= {request.host.name for request in self.rendezvous.waiting.requests.values()}
         lost_on = {gone.host for gone in self.liveness.gone.values() if not gone.orderly}

@@ -186,9 +186,8 @@ class Liveness:
         return witness, one
 
     def started_as(self, rank: int) -> Present | None:
-        """The member whose launcher gave it this rank."""
-        one = self._by_slot.get(rank)
-        return one if one is not None and one.member_id in self.present else None
+        """The member whose launcher gave it this rank, also one that is gone."""
+        return self._by_slot.get(rank)
 
     def _ended(self, ended: RankEnded) -> Present | None:
         """The member whose process an agent saw end, or that ran below that process and has the rank given to it."""

@@ -188,6 +188,7 @@ class Membership:
         """The coordinator was stopped for a while (clock.py), and read no message in that time."""
         for job in self._jobs.values():
             job.liveness.restart_limits(now_s)
+            job.rendezvous.restart_limits(now_s)
 
     # -- going -------------------------------------------------------------------------------------------------------
 

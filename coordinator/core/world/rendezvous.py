@@ -126,7 +126,8 @@ class Rendezvous:
         claim = self.waiting.remove(member_id)
         if claim is not None and (one := running.get(claim)) is not None:
             self.awaited[claim] = one
-        self.forming = None
+        if self.forming is not None and member_id in self.forming.requests:
+            self.forming = None
 
     def comes_back(self, one: Present, now_s: float) -> None:
         """A member of the running world has left it and joins again."""
@@ -136,14 +137,19 @@ class Rendezvous:
         """One of `returning` does not join again."""
         self.awaited.pop(self.returning.pop(member_id)[0].rank, None)
 
+    def restart_limits(self, now_s: float) -> None:
+        """As `Membership.restart_limits`."""
+        self.returning = {one.member_id: (one, now_s + RETURN_S) for one, _ in self.returning.values()}
+
     def overdue(self, now_s: float) -> list[str]:
         """Those of `returning` that have taken too long."""
         return [member_id for member_id, (_, until_s) in self.returning.items() if now_s >= until_s]
 
     def returning_as(self, ended: RankEnded) -> list[Present]:
-        """Those of `returning` whose process has ended, as an agent says."""
-        members = [one for one, _ in self.returning.values()]
-        return [one for one in members if ended.host == one.request.host.name and ended.pid == one.request.pid]
+        """Those of `returning` whose process has ended, as an agent says; or the process above it that has its slot."""
+        members = [one for one, _ in self.returning.values() if ended.host == one.request.host.name]
+        same = [one for one in members if ended.pid == one.request.pid or ended.rank == one.started_as]
+        return [one for one in same if ended.incarnation >= one.request.incarnation]
 
     def released(self, rank: int) -> None:
         """This rank of the running world is gone, so that nobody waits for it any more."""
@@ -264,7 +270,8 @@ class Rendezvous:
         if first is None or self.forming is not None:
             return ""
         sizes = sizes_of(first)
-        fewest = self.waiting.expected or sizes.fewest
+        is_late = self._late_at_s is None
+        fewest = sizes.fewest if self.waiting.claims or is_late else max(sizes.fewest, self.waiting.expected)
         missing = max(0, fewest - len(self.waiting))
         parts: list[str] = []
         if sizes.is_elastic and self.awaited and not self.waiting.claims:
