@@ -338,17 +338,18 @@ class Hub:
         members = self._membership.restore(record, gone, self._clock())
         if not members:
             return
-        negotiation = Negotiation(
-            world.epoch,
-            len(world.members),
-            self._id_capacity,
-            deadlock=deadlock_times_of(world.options, self._deadlock),
-            term=guard.revision,
-            takes_over=True,
-        )
-        self._open(job, guard, negotiation, world.options)
-        for one in gone.gone:
-            negotiation.forget(one.rank)
+        if self._membership.world_of(job) is not None:  # else all are on their way to the next world
+            negotiation = Negotiation(
+                world.epoch,
+                len(world.members),
+                self._id_capacity,
+                deadlock=deadlock_times_of(world.options, self._deadlock),
+                term=guard.revision,
+                takes_over=True,
+            )
+            self._open(job, guard, negotiation, world.options)
+            for one in gone.gone:
+                negotiation.forget(one.rank)
         for request in members:
             self._job_of[request.member_id] = job
             self._processes.watch(request.member_id, request.pid, request.process)

@@ -150,12 +150,13 @@ async def retract_world(store: Store, job: str, revision: int, guard: Guard | No
 async def write_gone(store: Store, job: str, record: membership_pb2.GoneRecord, guard: Guard) -> None:
     """Writes who of the world is gone. May be repeated: a later record holds all of an earlier one."""
     if record.ByteSize() > MAX_GONE_BYTES:
-        brief = (
-            one if index < TOLD_GONE else membership_pb2.MemberGone(epoch=one.epoch, rank=one.rank, orderly=one.orderly)
-            for index, one in enumerate(record.gone)
-        )
+        brief = (one if index < TOLD_GONE else _brief(one) for index, one in enumerate(record.gone))
         record = membership_pb2.GoneRecord(epoch=record.epoch, gone=brief)
     await store.put(gone_key(job), record.SerializeToString(deterministic=True), guard=guard)
+
+
+def _brief(one: membership_pb2.MemberGone) -> membership_pb2.MemberGone:
+    return membership_pb2.MemberGone(epoch=one.epoch, rank=one.rank, orderly=one.orderly, returns=one.returns)
 
 
 async def read_world(

@@ -329,13 +329,14 @@ class Chaos(Story):
             self.known = {request.member_id for request in self.membership.restore(self.record, gone, self.now_s)}
             self.known_epoch = self.record.world.epoch
         for one in self.processes:
-            one.returns_until_s = 0.0  # who is on its way is not in the store
             if one.doing is Doing.WAITS:
                 one.doing, one.claims = Doing.OUTSIDE, 0
                 self._in(1.0, lambda one=one: self._join(one))  # type: ignore[misc]
             elif one.doing is Doing.TRAINS:
                 one.doing = Doing.AWAY
                 self._in(3.0, lambda one=one: self._attach(one))  # type: ignore[misc]
+            is_awaited = one.world is not None and one.world.members[one.rank].member_id in self.known
+            one.returns_until_s = self.now_s + RETURN_S if is_awaited and one.doing is Doing.OUTSIDE else 0.0
 
     # -- what is told ------------------------------------------------------------------------------------------------
     def take(self, effects: Sequence[Effect]) -> None:

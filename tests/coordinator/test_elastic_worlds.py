@@ -6,11 +6,12 @@ import re
 
 import pytest
 from error_codes import ends_with
-from membership_story import Story
+from membership_story import SECRET, Story
 
 from horovod.base.errors import WorldCode, code_of
 from horovod.coordinator.core.attendance import Attendance
 from horovod.coordinator.core.ending import RankEnded
+from horovod.coordinator.core.world.membership import Membership
 from horovod.protos.v1 import membership_pb2 as pb
 
 
@@ -251,6 +252,23 @@ def test_one_that_leaves_for_good_is_not_waited_for() -> None:
     story.leave("b1", "the script ended")
     story.again("ac")
     assert story.names("a") == "ac"
+
+
+def test_who_takes_over_waits_for_those_on_their_way() -> None:
+    story = Elastic(most=3)
+    story.come_all("abc")
+    story.go("a")
+    story.go("b")
+    story.lose("c1")
+    gone = story.membership.gone("digits")
+    assert gone is not None
+    story.membership = Membership()
+    members = story.membership.restore(story.formations[0].record(1, SECRET), gone, story.now_s)
+    assert [one.member_id for one in members] == ["a1", "b1"]
+    story.come("b")
+    assert not story.has_world("b2")
+    story.come("a")
+    assert story.names("a") == "ab"
 
 
 # -- others come -------------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ refused, because it belongs to another job or was started once too often. It may
 away; if that one comes back, it is refused then. Of an elastic job, it waits until the members take it in.
 
 A coordinator that takes over from another one begins with what that had written down (`restored`): all members of the
-world are away and come back. A process that joins instead, and is one of them by its pid and start time, never heard of
-that world, so its place there is given up.
+world are away and come back, or were on their way to the next one. A process that joins instead, and is one of those
+that are away by its pid and start time, never heard of that world, so its place there is given up.
 
 Where a scheduler has started several processes for one rank, one after the other, each has a later incarnation than the
 one before. The later one shows that the earlier one is gone, and the earlier one is refused.
@@ -28,7 +28,7 @@ from horovod.protos.v1 import membership_pb2 as pb
 
 from .checks import asked_for_twice, conflict_with_world, describe
 from .effects import Close, Effect, HangUp, Record, Send, WorldEnded
-from .formation import Formation
+from .formation import Formation, requests_of
 from .life import NEVER_HEARD_OF_ITS_WORLD
 from .liveness import Finding, Liveness, Loss, is_same_process, lost, unknown
 from .present import Present
@@ -53,6 +53,10 @@ class JobMembership:
         """As another coordinator left it. No member is present where all of the world are gone."""
         job = cls(record.world.job, None, has_agent)
         job._run(Liveness.restored(record, gone, has_agent, now_s))
+        requests = requests_of(record)
+        for one in gone.gone:
+            if one.returns and one.rank < len(requests):
+                job.rendezvous.comes_back(Present(one.rank, requests[one.rank]), now_s)
         return job
 
     def _run(self, liveness: Liveness) -> None:
@@ -277,7 +281,7 @@ class JobMembership:
             self.rendezvous.last.is_done = True
         if one is None or not returns or not self._is_elastic or one.rank not in self.rendezvous.awaited:
             return self.remove(member_id, cause, now_s, orderly=True)
-        told = self.liveness.remove(one, cause, orderly=True, never_stood=False)
+        told = self.liveness.remove(one, cause, orderly=True, returns=True)
         self.rendezvous.comes_back(one, now_s)
         return [Record(self.name), *told, HangUp(member_id)]
 

@@ -266,8 +266,10 @@ class Liveness:
 
     # -- going -------------------------------------------------------------------------------------------------------
 
-    def remove(self, one: Present, cause: str, *, orderly: bool, never_stood: bool) -> list[Effect]:
-        """The member is gone for good, and the others are told."""
+    def remove(
+        self, one: Present, cause: str, *, orderly: bool = False, never_stood: bool = False, returns: bool = False
+    ) -> list[Effect]:
+        """The member is gone for good, and the others are told. returns: its process joins again."""
         epoch, rank = self.world.epoch, one.rank
         why = without_code(cause).rstrip(".")
         self._forget(one)
@@ -278,6 +280,7 @@ class Liveness:
             orderly=orderly,
             sentence=coded_like(cause, f"{capitalized(str(one))} {'left' if orderly else 'was lost'}: {why}."),
             never_stood=never_stood,
+            returns=returns,
         )
         self.gone[rank] = gone
         event = pb.MembershipEvent(gone=gone)

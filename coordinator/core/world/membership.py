@@ -108,14 +108,16 @@ class Membership:
     # -- taking over -------------------------------------------------------------------------------------------------
 
     def restore(self, record: pb.WorldRecord, gone: pb.GoneRecord, now_s: float) -> list[pb.JoinRequest]:
-        """Another coordinator had this world. Its members that are not gone are away from now on, and returned."""
+        """Another coordinator had this world. Its members that are not gone are away from now on. Returns them, and
+        those on their way to the next world.
+        """
         job = JobMembership.restored(record, gone, self._has_agent, now_s)
         self._remember(job)
         if job.is_over:
             return []
         self._jobs[job.name] = job
         self._job_of.update(dict.fromkeys(job.members(), job))
-        return [one.request for one in job.liveness.present.values()]
+        return [one.request for one in (*job.liveness.present.values(), *job.rendezvous.on_their_way())]
 
     def _remember(self, job: JobMembership) -> None:
         assert job.rendezvous.last is not None

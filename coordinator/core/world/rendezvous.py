@@ -131,11 +131,16 @@ class Rendezvous:
 
     def comes_back(self, one: Present, now_s: float) -> None:
         """A member of the running world has left it and joins again."""
+        self.awaited[one.rank] = one
         self.returning[one.member_id] = one, now_s + RETURN_S
 
     def gives_up(self, member_id: str) -> None:
         """One of `returning` does not join again."""
         self.awaited.pop(self.returning.pop(member_id)[0].rank, None)
+
+    def on_their_way(self) -> list[Present]:
+        """Those of `returning`."""
+        return [one for one, _ in self.returning.values()]
 
     def restart_limits(self, now_s: float) -> None:
         """As `Membership.restart_limits`."""
