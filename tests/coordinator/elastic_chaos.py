@@ -404,7 +404,8 @@ class Chaos(Story):
             assert one.world is not None
             assert (one.world.epoch, one.rank) in self.out, f"{one.name} is in epoch {one.world.epoch} still"
         kept = [one for one in members if self._has_claim(one)]
-        assert [one.name for one in kept] == [name for name in old if name in {one.name for one in kept}]
+        names = [one.name for one in kept]
+        assert names == [name for name in old if name in names], f"{names} had another order in {old}"
         for host in self.hosts:
             kinds = [one not in kept for one in members if one.host == host]
             assert kinds == sorted(kinds), f"a newcomer goes before others on {host}"
