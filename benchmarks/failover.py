@@ -148,8 +148,8 @@ def _death(
 class Rank:
     """A process whose lines are read by a thread."""
 
-    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
-        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    def __init__(self, command: list[str], environment: dict[str, str], stdin: int | None = None) -> None:
+        self.process = subprocess.Popen(command, env=environment, stdin=stdin, stdout=subprocess.PIPE, text=True)
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
