@@ -68,6 +68,17 @@ def test_it_goes_on_without_a_host_that_is_lost() -> None:
     assert story.state("j") == SUCCEEDED
 
 
+@pytest.mark.parametrize("failed", [2, 3])
+def test_nothing_is_started_where_some_failed_and_the_others_are_lost(failed: int) -> None:
+    story = two_of_two()
+    story.runs("h2", {failed: 1}, over=True)
+    assert story.slots() == {"h1": [0, 1]}
+    assert story.starts() == []
+    story.agent("h3")
+    story.reach()
+    assert story.slots() == {"h1": [0, 1], "h3": [2, 3]}
+
+
 def test_it_grows_on_a_host_that_comes() -> None:
     story = two_of_two()
     story.away("h2")

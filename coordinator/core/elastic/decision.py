@@ -95,17 +95,18 @@ def _filled(
     rules, generation = target.rules, target.generation + 1
     hosts = {slot.number: slot.host for slot in target.slots}
     slots = {slot.number: slot for slot in target.slots if slot.number not in {one.slot for one in failed}}
-    for one in failed:
-        if not one.host_lost:  # the place of the process that has ended
-            room[hosts[one.slot]] = room.get(hosts[one.slot], 0) + 1
+    # Where one is lost with its host, nothing can be started, though others may have failed there before.
+    lost = {hosts[one.slot] for one in failed if one.host_lost}
+    room = {host: count for host, count in room.items() if host not in lost}
     sentences = []
     for one in failed:
         old = hosts[one.slot]
-        host = old if not one.host_lost and room[old] > 0 else _with_room(room)
+        host = _with_room(room) if old in lost else old  # there it has the place of the process that has ended
         if host is None:
             sentences.append(f"{_in_words(one, target)}, and there is no room for another process.")
             continue
-        room[host] -= 1
+        if host != old:
+            room[host] -= 1
         slots[one.slot] = Slot(one.slot, host, generation)
         where = "" if host == old else f" on host {host}"
         sentences.append(f"{_in_words(one, target)}; another process takes its place{where}.")
