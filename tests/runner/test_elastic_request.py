@@ -99,6 +99,12 @@ def test_other_sizes_are_those_of_an_elastic_job() -> None:
     assert [several.slots(4, room) for room in (4, 5, 9)] == [4, 5, 5]
 
 
+def test_the_command_says_that_a_job_without_named_hosts_does_not_grow(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = said(capsys, "--min-np", "1", "--max-np", "4")
+    assert code == 127  # the program that is not there
+    assert text.startswith("horovodrun: --max-np has no effect: no hosts are named, and this machine has 2 slots")
+
+
 def test_the_command_says_that_no_program_finds_hosts_yet(capsys: pytest.CaptureFixture[str]) -> None:
     code, text = said(capsys, "--host-discovery-script", "true", "--slots", "2")
     assert code == 2

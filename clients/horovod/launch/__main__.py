@@ -16,7 +16,7 @@ from pathlib import Path
 from horovod.base.errors import EngineCode, LaunchCode, code_of, coded, without_code
 from horovod.base.settings import ROWS, resolve
 from horovod.base.telemetry.logs import line_of
-from horovod.base.words import is_out_of_descriptors, joined, reason_of
+from horovod.base.words import is_out_of_descriptors, joined, plural, reason_of
 from horovod.launch import commands
 from horovod.launch.command_line import flags
 from horovod.launch.command_line.config_file import read_config
@@ -247,11 +247,16 @@ def _hosts(args: argparse.Namespace) -> tuple[str, ...]:
 
     ValueError for what can't be, RefusedError for what can't be had.
     """
-    hosts = _named_hosts(args)
-    count = args.num_proc or sum(host.slots for host in hosts or ())
-    _check_elastic(args, count, len(hosts) if hosts is not None else None)
+    named = _named_hosts(args)
+    count = args.num_proc or sum(host.slots for host in named or ())
+    _check_elastic(args, count, len(named) if named is not None else None)
     args.num_proc = count
-    hosts = hosts or (HostSlots("localhost", count),)
+    hosts = named or (HostSlots("localhost", count),)
+    if named is None and args.replacement and args.replacement.greatest(count) > count:
+        _say(
+            f"--max-np has no effect: no hosts are named, and this machine has {plural(count, 'slot')} then (-np).",
+            args,
+        )
     room = args.replacement.slots(count, sum(host.slots for host in hosts)) if args.replacement else count
     return fill(hosts, max(count, room))
 
