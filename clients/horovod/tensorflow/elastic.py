@@ -20,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod._keras.elastic import KerasState, VariablesState
-from horovod.base.errors import TrainingCode, coded
+from horovod.base.errors import TrainingCode, code_of, coded
 from horovod.common.basics import join_again
 from horovod.common.elastic import run_fn
 from horovod.common.exceptions import HorovodInternalError
@@ -58,14 +58,15 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def lost_ranks() -> Iterator[None]:
-    """TensorFlow has no error of ours: it reports a lost rank as UnknownError, and the node in its text.
+    """TensorFlow has no error of ours: it reports a lost rank as UnknownError, and in its text our sentence.
 
-    Other errors, among them other UnknownErrors, pass.
+    Nodes have names of ours or of the script's variables, so the code at the end of the sentence tells as well. Other
+    errors, among them other UnknownErrors, pass.
     """
     try:
         yield
     except tf.errors.UnknownError as error:
-        if "Horovod" not in str(error):
+        if "Horovod" not in str(error) and not any(map(code_of, str(error).splitlines())):
             raise
         raise HorovodInternalError(str(error)) from error
 

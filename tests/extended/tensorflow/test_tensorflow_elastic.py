@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import select
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,10 @@ from worlds import World
 from horovod.base.errors import TrainingCode
 
 BATCHES = 8
+ROWS = 12  # of a batch; 1 to 3 ranks share them evenly
+STEPS = 4  # of an epoch
+KILLED_AT = 1
+WAITS_AT = 2  # for the world to have its size again, where it grows
 
 
 def _model(rank: int) -> Any:
@@ -240,3 +246,159 @@ def _other_errors() -> None:
 
 def test_other_unknown_errors_are_raised(tf_pair: World) -> None:
     tf_pair.run(_other_errors)
+
+
+# -- worlds that shrink and grow ---------------------------------------------------------------------------------------
+class _Incident:
+    """In step KILLED_AT the victim dies, the first time it comes there. In WAITS_AT the others wait for its successor.
+
+    Call it with the state before each step. lives: a file for the victim to remember that it has been there.
+    """
+
+    def __init__(self, victim: int, grows_to: int, lives: str) -> None:
+        self._grows_to = grows_to
+        self._dies = int(os.environ["HOROVOD_RANK"]) == victim and not Path(lives).exists()
+        self._lives = lives
+
+    def __call__(self, state: Any) -> None:
+        from horovod.common.basics import size
+
+        if state.batch == KILLED_AT and self._dies:
+            Path(self._lives).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        while state.batch == WAITS_AT and size() < self._grows_to:
+            time.sleep(0.01)  # training takes its time meanwhile
+            state.commit()
+
+
+def _rows() -> tuple[Any, Any]:
+    """The rows of each step and what they should give."""
+    rows = np.random.default_rng(5).normal(size=[ROWS, 3]).astype(np.float32)
+    return rows, rows @ np.array([[1.0], [-2.0], [0.5]], np.float32)
+
+
+def _alone(steps: int) -> Any:
+    """The weights after so many steps of one process."""
+    rows, targets = _rows()
+    weight, velocity = np.zeros([3, 1]), np.zeros([3, 1])
+    for _ in range(steps):
+        velocity = 0.9 * velocity - 0.1 * 2 / ROWS * rows.T @ (rows @ weight - targets)
+        weight = weight + velocity
+    return weight
+
+
+def _share(rows: Any) -> Any:
+    import horovod.tensorflow as hvd
+
+    return np.split(rows, hvd.size())[hvd.rank()]
+
+
+def _train_variables(victim: int, grows_to: int, lives: str) -> tuple[list[int], Any]:
+    """The size of each world, and the weights."""
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    incident = _Incident(victim, grows_to, lives)
+    hvd.init()
+    weight, velocity = (tf.Variable(np.full([3, 1], float(hvd.rank()), np.float32)) for _ in range(2))
+    state = hvd.elastic.TensorFlowState([weight, velocity], batch=0)
+    if hvd.rank() == 0:
+        weight.assign(tf.zeros([3, 1]))
+    sizes = [hvd.size()]
+    state.register_reset_callbacks([lambda: sizes.append(hvd.size())])
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3]), tf.TensorSpec([None, 1])])
+    def step(rows: tf.Tensor, targets: tf.Tensor) -> None:
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_mean((rows @ weight - targets) ** 2)
+        velocity.assign(0.9 * velocity - 0.1 * tape.gradient(loss, [weight])[0])
+        weight.assign_add(velocity)
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while state.batch < BATCHES:
+            incident(state)
+            step(*map(_share, _rows()))
+            state.batch += 1
+            state.commit()
+
+    train(state)
+    return sizes, weight.numpy()
+
+
+def _train_in_fit(victim: int, grows_to: int, lives: str) -> tuple[list[int], Any]:
+    """The same with Keras."""
+    import keras
+
+    import horovod.keras as hvd
+
+    incident = _Incident(victim, grows_to, lives)
+    hvd.init()
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1, use_bias=False)])
+    model.set_weights([np.full([3, 1], float(hvd.rank()))])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), loss="mse")
+    state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+    sizes = [hvd.size()]
+    state.register_reset_callbacks([lambda: sizes.append(hvd.size())])
+    before_step = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs=None: incident(state))
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        rows, targets = (np.tile(_share(what), [STEPS, 1]) for what in _rows())
+        model.fit(
+            rows,
+            targets,
+            batch_size=ROWS // hvd.size(),
+            shuffle=False,
+            epochs=BATCHES // STEPS - state.epoch,
+            verbose=0,
+            callbacks=[
+                before_step,
+                hvd.elastic.UpdateBatchStateCallback(state),
+                hvd.elastic.UpdateEpochStateCallback(state),
+                hvd.elastic.CommitStateCallback(state),
+            ],
+        )
+
+    train(state)
+    return sizes, model.get_weights()[0]
+
+
+_TRAINED = pytest.mark.parametrize("train", [_train_variables, _train_in_fit], ids=["variables", "fit"])
+
+
+def _changing(size: int, transport: str) -> World:
+    environment = {"HOROVOD_MIN_SIZE": "1", "HOROVOD_MAX_SIZE": str(size), "HOROVOD_ELASTIC_SETTLE_SECONDS": "0.1"}
+    return World(size, transport, environment, preloaded="preloaded_tensorflow")
+
+
+@_TRAINED
+@pytest.mark.parametrize(("size", "victim", "transport"), [(3, 0, "shm"), (2, 1, "tcp")])
+def test_the_survivors_go_on(train: Callable[..., Any], size: int, victim: int, transport: str, tmp_path: Path) -> None:
+    with _changing(size, transport) as world:
+        outcomes = world.outcomes(train, victim, 0, str(tmp_path / "lives"), deadline_seconds=90)
+    assert [outcome.text for outcome in outcomes] == [""] * size
+    for rank, outcome in enumerate(outcomes):
+        if rank == victim:
+            assert outcome.exit_code == -signal.SIGKILL
+            continue
+        sizes, weight = outcome.value
+        assert sizes == [size, size - 1]
+        np.testing.assert_allclose(weight, _alone(BATCHES), rtol=1e-4)
+
+
+@_TRAINED
+@pytest.mark.parametrize(("size", "victim", "transport"), [(3, 0, "shm"), (2, 1, "tcp")])
+def test_a_process_in_the_place_of_a_lost_one_is_taken_in(
+    train: Callable[..., Any], size: int, victim: int, transport: str, tmp_path: Path
+) -> None:
+    with _changing(size, transport) as world:
+        outcomes = world.outcomes(
+            train, victim, size, str(tmp_path / "lives"), before_replacing=[lambda: None], deadline_seconds=90
+        )
+    assert [outcome.text for outcome in outcomes] == [""] * size
+    for rank, outcome in enumerate(outcomes):
+        sizes, weight = outcome.value
+        assert sizes == ([size] if rank == victim else [size, size - 1, size])
+        np.testing.assert_allclose(weight, _alone(BATCHES), rtol=1e-4)
