@@ -94,6 +94,22 @@ def test_it_grows_on_a_host_that_comes() -> None:
     assert story.state("j") == SUCCEEDED
 
 
+def test_it_leaves_room_to_a_job_that_waits() -> None:
+    story = two_of_two()
+    story.away("h2")
+    story.tick(11)
+    story.submit("other", 3)
+    story.agent("h3", slots=2)
+    story.reach()
+    assert story.slots() == {"h1": [0, 1]}
+    story.agent("h4", slots=1)
+    story.reach()
+    assert story.state("other") == RUNNING
+    story.agent("h5", slots=1)
+    story.reach()
+    assert story.slots() == {"h1": [0, 1], "h5": [2]}
+
+
 def test_a_lost_host_that_comes_back_ends_what_it_still_runs_and_gets_no_more_of_the_job() -> None:
     story = two_of_two()
     story.away("h2")

@@ -46,15 +46,19 @@ class Scheduler:
         for job in self._in_state(jobs_pb2.JOB_STATE_CONNECTING):
             if job.record.state == jobs_pb2.JOB_STATE_CONNECTING:
                 effects += self._connect(job, now_s, wall_s)
-        effects += self._queued(now_s, wall_s)
+        queued, waits_for_room = self._queued(now_s, wall_s)
+        effects += queued
         for job in self._in_state(jobs_pb2.JOB_STATE_RUNNING):
             if is_elastic(job.record.spec):
                 effects += execution.looked_at(job, wall_s)
-                effects += self._grown(job, now_s, wall_s)
+                # What is free is for the job that waits for more.
+                effects += [] if waits_for_room else self._grown(job, now_s, wall_s)
         return effects
 
-    def _queued(self, now_s: float, wall_s: float) -> list[Effect]:
-        """Places the jobs that wait, as far as there is room."""
+    def _queued(self, now_s: float, wall_s: float) -> tuple[list[Effect], bool]:
+        """Places the jobs that wait, as far as there is room. Whether one has to wait for more room is the second part
+        of the answer.
+        """
         effects: list[Effect] = []
         first_waiting = ""
         for job in self._in_state(jobs_pb2.JOB_STATE_QUEUED):
@@ -73,7 +77,7 @@ class Scheduler:
                     effects += _waits(job, f"It waits for room: {placed}{self._set_aside()}")
             else:
                 effects += self._placed(job, placed, now_s, wall_s)
-        return effects
+        return effects, bool(first_waiting)
 
     def placement(self, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord:
         """Where a job would run if it were submitted now: with its shares, or the sentence why it would wait."""
