@@ -241,7 +241,9 @@ def _may_have(spec: jobs_pb2.JobSpec, host: str) -> int:
 
 def _share_interfaces(record: jobs_pb2.JobRecord, found: Mapping[str, Sequence[str]]) -> bool:
     """Whether each host of the job is reached from a further one over interfaces on which its processes listen."""
-    return all(not share.interfaces or set(share.interfaces) & set(found[share.agent]) for share in record.shares)
+    return all(
+        not share.interfaces or set(share.interfaces) & set(found.get(share.agent, ())) for share in record.shares
+    )
 
 
 def _waits(job: ClusterJob, sentence: str) -> list[Effect]:
