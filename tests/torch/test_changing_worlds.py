@@ -175,6 +175,7 @@ def test_too_few_are_left() -> None:
     with World(2, "shm", environment) as world:
         outcomes = world.outcomes(_be_killed, [1])
     assert "waiting for 1 more" in str(outcomes[0].error)
+    assert "HOROVOD_ELASTIC_TIMEOUT" in str(outcomes[0].error)
 
 
 def test_a_script_that_never_commits_is_told_so(

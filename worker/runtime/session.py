@@ -151,11 +151,13 @@ class Session:
     def _too_late(self, request: membership_pb2.JoinRequest, seconds: float) -> str:
         sentence, at = self._progress or ("", self.address)
         state = without_code(sentence).strip().rstrip(".") or "it did not say what it waits for"
+        survives = request.HasField("sizes") and request.HasField("rejoin")  # a member of an elastic job's last world
+        variable = "HOROVOD_ELASTIC_TIMEOUT" if survives else "HOROVOD_START_TIMEOUT"
         return coded(
             WorldCode.INCOMPLETE_WORLD,
             f"The world of job {request.job!r} was not complete after {seconds:.0f} s; the coordinator at "
             f"{at} says: {state}. Start the missing processes with the same job, size and coordinator, or "
-            "give them more time with HOROVOD_START_TIMEOUT.",
+            f"give them more time with {variable}.",
         )
 
     def close(self, reason: str = "", *, returns: bool = False, failed: bool = False) -> None:
