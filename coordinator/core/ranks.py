@@ -22,6 +22,7 @@ class Seat:
     member_id: str
     host: str
     requested_rank: int | None = None
+    slot: int | None = None  # the number that a launcher gave it, which is no rank; orders the local ranks of a host
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,16 @@ def assign(seats: Sequence[Seat]) -> tuple[Place, ...] | str:
         hosts = {host: place for place, host in enumerate(dict.fromkeys(seat.host for seat in seats))}
         order = sorted(seats, key=lambda seat: hosts[seat.host])  # stable: join order within a host
 
-    local_ranks: list[int] = []
-    members_of_host: dict[str, int] = defaultdict(int)  # in the order of each host's lowest rank
+    on_host: dict[str, list[Seat]] = defaultdict(list)  # in the order of each host's lowest rank
     for seat in order:
-        local_ranks.append(members_of_host[seat.host])
-        members_of_host[seat.host] += 1
+        on_host[seat.host].append(seat)
+    local_rank_of: dict[str, int] = {}
+    for together in on_host.values():
+        if all(seat.slot is not None for seat in together):  # a process keeps its local rank, and its GPU, if it can
+            together.sort(key=lambda seat: seat.slot or 0)
+        local_rank_of |= {seat.member_id: local_rank for local_rank, seat in enumerate(together)}
+    local_ranks = [local_rank_of[seat.member_id] for seat in order]
+    members_of_host = {host: len(together) for host, together in on_host.items()}
     # hosts_with[l]: position, among the hosts that have a local rank l, of each such host. Positions follow the
     # hosts and not the ranks, so that a host keeps its place even where a launcher deals ranks out host by host.
     hosts_with: dict[int, dict[str, int]] = defaultdict(dict)

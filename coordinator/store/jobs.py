@@ -156,7 +156,9 @@ async def write_gone(store: Store, job: str, record: membership_pb2.GoneRecord, 
 
 
 def _brief(one: membership_pb2.MemberGone) -> membership_pb2.MemberGone:
-    return membership_pb2.MemberGone(epoch=one.epoch, rank=one.rank, orderly=one.orderly, returns=one.returns)
+    return membership_pb2.MemberGone(
+        epoch=one.epoch, rank=one.rank, orderly=one.orderly, returns=one.returns, done=one.done
+    )
 
 
 async def read_world(

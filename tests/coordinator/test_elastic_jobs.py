@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_cluster import FAILED, RUNNING, SUCCEEDED, Story, report
+from test_cluster import FAILED, RUNNING, STOPPED, SUCCEEDED, Story, report
 
 from horovod.base.errors import ClusterCode, code_of
 from horovod.coordinator.core.cluster.job import refusal_of
@@ -141,6 +141,45 @@ def test_too_few_are_waited_for_a_while() -> None:
     story.runs("h1", {0: 1, 1: 1}, over=True)
     assert story.state("j") == FAILED
     assert "at least 3" in story.sentence("j")
+
+
+def test_what_begins_while_there_are_too_few_is_not_told_of_a_smaller_world() -> None:
+    story = Elastic()
+    story.agent("h1")
+    story.submit_elastic(2, fewest=2)
+    story.runs("h1")
+    story.away("h1")
+    story.tick(11)
+    story.sent.clear()
+    story.agent("h2", slots=1)
+    assert [size for _, size, _ in story.starts()] == [2]
+
+
+def test_a_job_without_hosts_can_be_stopped() -> None:
+    story = Elastic()
+    story.agent("h1")
+    story.submit_elastic(2)
+    story.runs("h1")
+    story.away("h1")
+    story.tick(11)
+    story.do(story.cluster.signal("j", 15, True, story.now_s, story.wall_s))
+    assert story.state("j") == STOPPED
+
+
+def test_another_coordinator_does_not_wait_for_ever() -> None:
+    story = Elastic()
+    story.agent("h1")
+    story.submit_elastic(2)
+    story.runs("h1")
+    story.away("h1")
+    story.tick(11)
+    other = Elastic()
+    other.cluster.load(story.saved.values(), other.now_s)
+    other.tick(1)
+    assert other.state("j") == RUNNING
+    other.tick(61)
+    assert other.state("j") == FAILED
+    assert code_of(other.sentence("j")) is ClusterCode.TOO_FEW_PROCESSES
 
 
 def test_without_any_process_it_waits_for_a_host() -> None:

@@ -386,6 +386,48 @@ def test_who_waits_when_the_work_is_done_does_not_do_it_again(failed: bool) -> N
         assert story.names("d") == "d"
 
 
+def test_members_that_left_in_order_and_are_replaced_have_failed() -> None:
+    """A program that ends with sys.exit(1) leaves like one that has done its work; its launcher knows better."""
+    story = Elastic(most=2, size=2)
+    story.come("a", rank=0, incarnation=1)
+    story.come("b", rank=1, incarnation=1)
+    story.leave("a1")
+    story.leave("b1")
+    assert story.come("c", rank=0, incarnation=2) == ""
+    assert story.come("d", rank=1, incarnation=2) == ""
+    assert story.names("c") == "cd"
+
+
+def test_who_takes_over_knows_that_the_work_is_done() -> None:
+    story = Elastic(most=2, size=2)
+    story.come("a", rank=0, incarnation=1)
+    story.come("b", rank=1, incarnation=1)
+    story.leave("a1")
+    gone = story.membership.gone("digits")
+    assert gone is not None
+    story.membership = Membership()
+    story.membership.restore(story.formations[0].record(1, SECRET), gone, story.now_s)
+    story.lose("b1")
+    assert code_of(story.come("c", rank=2, incarnation=1)) is WorldCode.JOB_DONE
+
+
+def test_a_process_keeps_its_local_rank_when_another_is_replaced() -> None:
+    """The survivor's model stays on its GPU, and a newcomer's goes to the other one."""
+    story = Elastic(most=2, size=2)
+    story.come("a", rank=0, incarnation=1)
+    story.come("b", rank=1, incarnation=1)
+    story.lose("a1")
+    story.go("b")
+    story.come("b", rank=1, incarnation=1)
+    assert list(story.world("b2").local_ranks) == [0]
+    story.come("c", rank=0, incarnation=2)
+    story.pass_time(2.0)
+    story.go("b")
+    story.come("b", rank=1, incarnation=1)
+    assert story.names("c") == "bc"
+    assert list(story.world("c1").local_ranks) == [1, 0]
+
+
 def test_a_member_that_missed_the_end_goes_on() -> None:
     story = Elastic(most=3)
     story.come_all("abc")

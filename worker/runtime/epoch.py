@@ -65,14 +65,15 @@ def begin(
     try:
         context.timeline.start_as_set()
     except StartError:
-        end(context, "its timeline can't be written")
+        end(context, "its timeline can't be written", failed=True)
         raise
     if process_sets:
         try:
             context.process_sets.begin_with(process_sets)
         except BaseException as error:
-            end(context, "its process sets could not be formed")
-            if isinstance(error, RuntimeError):
+            is_lost = isinstance(error, RuntimeError)
+            end(context, "its process sets could not be formed", returns=is_lost and _is_elastic(settings), failed=True)
+            if is_lost:
                 raise MemberLostError(str(error)) from error
             raise
     return context
@@ -84,13 +85,25 @@ def _form(
     last: LastWorld | None,
     on_newcomers: OnNewcomers,
 ) -> Context:
-    joins_again = settings.min_size is not None and last is not None and last.is_of(settings.coordinator, settings.job)
-    deadline = time.monotonic() + (settings.elastic_timeout_seconds if joins_again else settings.start_timeout_seconds)
+    deadline = _deadline(settings, last)
     while True:
         try:
             return form(settings, process_sets, deadline, last, on_newcomers)
-        except WorldNeverStoodError as error:
+        except MemberLostError as error:
+            if not _is_elastic(settings) and not isinstance(error, WorldNeverStoodError):
+                raise
             log.info("%s This process joins again.", without_code(error))
+            if _is_elastic(settings):  # each attempt may have had to wait for long
+                deadline = _deadline(settings, last)
+
+
+def _deadline(settings: Settings, last: LastWorld | None) -> float:
+    joins_again = _is_elastic(settings) and last is not None and last.is_of(settings.coordinator, settings.job)
+    return time.monotonic() + (settings.elastic_timeout_seconds if joins_again else settings.start_timeout_seconds)
+
+
+def _is_elastic(settings: Settings) -> bool:
+    return settings.min_size is not None
 
 
 def end(context: Context, reason: str = "", *, returns: bool = False, failed: bool = False) -> None:

@@ -201,7 +201,10 @@ class LocalMember:
         if newcomers is not None:
             verb = "waits" if newcomers.count == 1 else "wait"
             log.info("%s %s to be taken in at the next commit.", plural(newcomers.count, "further process"), verb)
-            self._on_newcomers(newcomers.epoch, newcomers.count)
+            try:
+                self._on_newcomers(newcomers.epoch, newcomers.count)
+            except Exception:  # of a script's own state; this thread has other news to hear
+                log.exception("News of processes that wait to be taken in could not be passed on.")
         if engine is not None:
             for gone in news:
                 tell(engine, gone)

@@ -6,6 +6,7 @@ Plain functions, so that a module re-exports them; the state behind them is horo
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -226,7 +227,8 @@ def shutdown() -> None:
 
 def _leave(returns: bool = False) -> None:
     reason = "it joins the next world" if returns else "it called hvd.shutdown()"
-    _context.shutdown(reason, returns=returns)
+    # In a `finally:` of the script, an exception may be on its way: then the work is not done.
+    _context.shutdown(reason, returns=returns, failed=sys.exc_info()[0] is not None)
     if not is_initialized():
         global_process_set.ranks = None
         forget_all()

@@ -145,6 +145,7 @@ class ObjectState(State):
         super().__init__(bcast_object, get_rank)
         self._synced = False  # whether this process has the state of a training, not only its own beginning
         self._source = 0
+        self._source_commits = 0
         self._saved_state: dict[str, Any] = dict(kwargs)
         self.__dict__.update(kwargs)
         ObjectState.save(self)
@@ -161,7 +162,7 @@ class ObjectState(State):
         received = self._bcast_object(live, root_rank=source)
         self.__dict__.update(received)
         self._saved_state = self._copied(received)
-        self._synced = True
+        self._synced, self._commits = True, max(self._commits, self._source_commits)
 
     def _choose_source(self, allgather_object: Callable[[Any, str], list[Any]], names: Iterable[str] = ()) -> None:
         """Finds the rank from which `sync` sends, the same on all ranks. A collective of that function.
@@ -187,7 +188,7 @@ class ObjectState(State):
         progress = [(synced, commits) for synced, commits, _ in everyone]
         most = max(progress)
         self._source = progress.index(most) if most[0] else 0
-        self._commits = progress[self._source][1]
+        self._source_commits = progress[self._source][1]
 
     def _kept(self) -> Iterable[Any]:
         """Objects that copies of the values share with the values, because they must not be copied."""
@@ -247,7 +248,11 @@ class NotificationManager:
 
     def _watch(self, epoch: int, count: int) -> None:
         """Says so when nothing comes of it: a script that never commits would keep them waiting in silence."""
-        if not is_initialized() or (context := current()).world.epoch != epoch:
+        try:
+            context = current()
+        except ValueError:  # this process leaves its world just now, or has not entered it yet
+            return
+        if context.world.epoch != epoch:
             return
 
         def warn() -> None:

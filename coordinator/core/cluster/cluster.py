@@ -260,6 +260,8 @@ class Cluster:
             if job.is_waiting:
                 return [*job.cancel(wall_s), *self._schedule(now_s, wall_s)]
             record.state = jobs_pb2.JOB_STATE_ENDING
+            if all(share.over for share in record.shares):  # it has lost all its hosts, and waits for others
+                return [*job.finish(wall_s), *self._schedule(now_s, wall_s)]
             effects += job.saved()
         return [*effects, *commands.to_each(record, commands.signal(job_id, signum, stop=stop))]
 

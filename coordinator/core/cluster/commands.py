@@ -22,7 +22,7 @@ def start(record: jobs_pb2.JobRecord, share: jobs_pb2.Share) -> pb.AgentCommand:
         command=spec.command,
         environment=spec.environment,
         directory=spec.directory,
-        size=len(host_of),
+        size=max(len(host_of), spec.policy.fewest),
         interfaces=share.interfaces,
         hold=spec.attended,
         lines=spec.lines,

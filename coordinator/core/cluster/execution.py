@@ -144,7 +144,8 @@ def _judged(job: ClusterJob, wall_s: float) -> list[Effect]:
 
 def looked_at(job: ClusterJob, wall_s: float) -> list[Effect]:
     """Time has passed for an elastic job that runs: it may have had too few processes for too long."""
-    if job.target.short_since_s is None or job.record.state != jobs_pb2.JOB_STATE_RUNNING:
+    is_short = len(job.target.slots) < job.target.rules.fewest
+    if not is_short or job.target.phase is not Phase.RUNS or job.record.state != jobs_pb2.JOB_STATE_RUNNING:
         return []
     generation = job.record.generation
     effects = _decided(job, wall_s)

@@ -108,7 +108,8 @@ class Scheduler:
         placed = place(wanted, free)
         if isinstance(placed, str) or not is_elastic(spec):
             return placed
-        for count in range(min(sizes_of(spec).most, sum(host.slots for host in free)), wanted.processes, -1):
+        room = sum(processes_that_fit(wanted, host) for host in free)
+        for count in range(min(sizes_of(spec).most, room), wanted.processes, -1):
             if not isinstance(more := place(replace(wanted, processes=count), free), str):
                 return more
         return placed

@@ -57,12 +57,15 @@ class JobMembership:
         for one in gone.gone:
             if one.returns and one.rank < len(requests):
                 job.rendezvous.comes_back(Present(one.rank, requests[one.rank]), now_s)
+            if one.done and job.rendezvous.last is not None:
+                job.rendezvous.last.is_done = True
         return job
 
     def _run(self, liveness: Liveness) -> None:
         world = liveness.world
         self.liveness = liveness
-        self.rendezvous = Rendezvous(self.name, LastWorld(world.epoch, world.secret), liveness.by_rank)
+        slots = liveness.incarnations() if self._is_elastic else {}
+        self.rendezvous = Rendezvous(self.name, LastWorld(world.epoch, world.secret, slots=slots), liveness.by_rank)
 
     @property
     def is_over(self) -> bool:
@@ -136,7 +139,8 @@ class JobMembership:
                 WorldCode.REPLACED,
                 f"{capitalized(describe(request))} was replaced: {describe(successor)} was started later in its place.",
             )
-        if claim is None and request.incarnation and sizes_of(request).is_elastic and self._work_is_done:
+        is_started = claim is None and request.incarnation > 0 and sizes_of(request).is_elastic
+        if is_started and self._work_is_done and not self._follows_a_failure(request):
             return self._done_in_words()  # its launcher started it before it had heard of that; the job is over
         if claim is None and (self.liveness.runs or self.rendezvous.returning) and self._is_elastic:
             if conflict := conflict_with_world(self.liveness.world, request):
@@ -277,16 +281,24 @@ class JobMembership:
     def leave(self, member_id: str, cause: str, now_s: float, *, returns: bool, failed: bool) -> list[Effect]:
         """An orderly goodbye. `cause` as in `remove`. returns, failed: as in `Membership.leave`."""
         one = self.liveness.present.get(member_id)
-        if one is not None and not returns and not failed and self.rendezvous.last is not None:
+        done = one is not None and not returns and not failed
+        if done and self.rendezvous.last is not None:
             self.rendezvous.last.is_done = True
         if one is None or not returns or not self._is_elastic or one.rank not in self.rendezvous.awaited:
-            return self.remove(member_id, cause, now_s, orderly=True)
+            return self.remove(member_id, cause, now_s, orderly=True, done=done)
         told = self.liveness.remove(one, cause, orderly=True, returns=True)
         self.rendezvous.comes_back(one, now_s)
         return [Record(self.name), *told, HangUp(member_id)]
 
     def remove(
-        self, member_id: str, cause: str, now_s: float, *, orderly: bool = False, never_stood: bool = False
+        self,
+        member_id: str,
+        cause: str,
+        now_s: float,
+        *,
+        orderly: bool = False,
+        never_stood: bool = False,
+        done: bool = False,
     ) -> list[Effect]:
         """This process is no member any more. `cause` completes "rank 1 was lost: ..." and has no full stop."""
         effects: list[Effect] = []
@@ -295,10 +307,20 @@ class JobMembership:
         elif member_id in self.rendezvous.returning:
             self.rendezvous.gives_up(member_id)
         elif (one := self.liveness.present.get(member_id)) is not None:
-            told = self.liveness.remove(one, cause, orderly=orderly, never_stood=never_stood)
+            told = self.liveness.remove(one, cause, orderly=orderly, never_stood=never_stood, done=done)
             self.rendezvous.released(one.rank)
             effects = told if self.is_over else [Record(self.name), *told]
         return [*effects, Close(member_id), *(self._dismissed() or self.rendezvous.advance(now_s))]
+
+    def _follows_a_failure(self, request: pb.JoinRequest) -> bool:
+        """Whether its launcher has started it in the place of a member of the last world. That member may have left it
+        in order, as one does that ends with sys.exit(1), but its launcher has seen it fail: the work is not done.
+        """
+        last = self.rendezvous.last
+        if last is None or last.slots.get(request.requested_rank, request.incarnation) >= request.incarnation:
+            return False
+        last.is_done = False
+        return True
 
     @property
     def _work_is_done(self) -> bool:

@@ -189,6 +189,10 @@ class Liveness:
         """The member whose launcher gave it this rank, also one that is gone."""
         return self._by_slot.get(rank)
 
+    def incarnations(self) -> dict[int, int]:
+        """Of all members that a scheduler has started, also of those that are gone, by the rank that it gave them."""
+        return {slot: one.request.incarnation for slot, one in self._by_slot.items() if one.request.incarnation}
+
     def _ended(self, ended: RankEnded) -> Present | None:
         """The member whose process an agent saw end, or that ran below that process and has the rank given to it."""
         one = self._by_slot.get(ended.rank)
@@ -267,9 +271,18 @@ class Liveness:
     # -- going -------------------------------------------------------------------------------------------------------
 
     def remove(
-        self, one: Present, cause: str, *, orderly: bool = False, never_stood: bool = False, returns: bool = False
+        self,
+        one: Present,
+        cause: str,
+        *,
+        orderly: bool = False,
+        never_stood: bool = False,
+        returns: bool = False,
+        done: bool = False,
     ) -> list[Effect]:
-        """The member is gone for good, and the others are told. returns: its process joins again."""
+        """The member is gone for good, and the others are told. returns: its process joins again. done: it has done its
+        work.
+        """
         epoch, rank = self.world.epoch, one.rank
         why = without_code(cause).rstrip(".")
         self._forget(one)
@@ -281,6 +294,7 @@ class Liveness:
             sentence=coded_like(cause, f"{capitalized(str(one))} {'left' if orderly else 'was lost'}: {why}."),
             never_stood=never_stood,
             returns=returns,
+            done=done,
         )
         self.gone[rank] = gone
         event = pb.MembershipEvent(gone=gone)

@@ -29,7 +29,7 @@ members waits until another one is lost. So a spare process is one that waits.
 Whether members live is not known here (liveness.py). The job tells of both (job_membership.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from horovod.base.errors import without_code
@@ -59,6 +59,7 @@ class LastWorld:
     secret: bytes
     used: set[str] = field(default_factory=set)  # member ids that came with a proof; no member id may come twice
     is_done: bool = False  # a member has left it for good, without an error: its work is done
+    slots: Mapping[int, int] = field(default_factory=dict)  # of an elastic job's scheduler -> the member's incarnation
 
 
 class Rendezvous:
@@ -167,8 +168,7 @@ class Rendezvous:
         first = self.waiting.first
         if self.forming is None and first is not None and not self.awaited and self._are_enough(first, now_s):
             members = self._members(first)
-            elastic = sizes_of(first).is_elastic  # its launcher's numbers of processes are no ranks
-            places = assign([Seat(one.member_id, one.host.name, None if elastic else _rank(one)) for one in members])
+            places = assign(_seats(members, sizes_of(first).is_elastic))
             if isinstance(places, tuple):
                 self.forming = Formation(self._job, {one.member_id: one for one in members}, places)
                 return [Form(self.forming)]
@@ -303,5 +303,10 @@ class Rendezvous:
         return f"Job {self._job!r} runs with {members}; {who} to be taken in at their next commit."
 
 
-def _rank(request: pb.JoinRequest) -> int | None:
-    return request.requested_rank if request.HasField("requested_rank") else None
+def _seats(members: Sequence[pb.JoinRequest], is_elastic: bool) -> list[Seat]:
+    """Of an elastic job, its launcher's numbers of processes are no ranks."""
+    seats = []
+    for one in members:
+        number = one.requested_rank if one.HasField("requested_rank") else None
+        seats.append(Seat(one.member_id, one.host.name, *((None, number) if is_elastic else (number, None))))
+    return seats
