@@ -111,3 +111,10 @@ elif os.environ["HOROVOD_INCARNATION"] == "2":
     assert sizes(done.stdout, rank=0) == [2, 1]
     assert "[1]<stdout>:another" in done.stdout
     assert done.stdout.count("took") == 1
+
+
+def test_a_program_that_always_fails_in_order_fails_the_job(horovodrun: Run, program: Program) -> None:
+    """With sys.exit it leaves its world as one does that has done its work."""
+    text = source("pass").replace(" or state.last_size < 2", "") + "\nsys.exit(3)\n"
+    done = horovodrun("-np", "2", "--min-np", "1", "--reset-limit", "2", *program("import sys\n" + text))
+    assert done.returncode == 3, done.stdout + done.stderr
