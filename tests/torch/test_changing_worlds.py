@@ -109,9 +109,8 @@ def _be_killed(victims: list[int], grows_to: int = 0, dies_joining: int | None =
 
 
 def _elastic(size: int, transport: str, fewest: int = 1) -> World:
-    # The forked processes come a moment after each other: the first world waits for all of them.
-    environment = {"HOROVOD_MIN_SIZE": str(fewest), "HOROVOD_MAX_SIZE": str(size)}
-    return World(size, transport, {**environment, "HOROVOD_ELASTIC_SETTLE_SECONDS": "0.1"})
+    # The first world waits for all processes, for ten settle times after each.
+    return World(size, transport, {"HOROVOD_MIN_SIZE": str(fewest), "HOROVOD_MAX_SIZE": str(size)})
 
 
 def _assert_trained_as_one(result: dict[str, Any]) -> None:

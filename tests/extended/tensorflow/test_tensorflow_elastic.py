@@ -369,7 +369,7 @@ _TRAINED = pytest.mark.parametrize("train", [_train_variables, _train_in_fit], i
 
 
 def _changing(size: int, transport: str) -> World:
-    environment = {"HOROVOD_MIN_SIZE": "1", "HOROVOD_MAX_SIZE": str(size), "HOROVOD_ELASTIC_SETTLE_SECONDS": "0.1"}
+    environment = {"HOROVOD_MIN_SIZE": "1", "HOROVOD_MAX_SIZE": str(size), "HOROVOD_ELASTIC_SETTLE_SECONDS": "1"}
     return World(size, transport, environment, preloaded="preloaded_tensorflow")
 
 
