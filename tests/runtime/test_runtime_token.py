@@ -21,7 +21,7 @@ from error_codes import ends_with
 from runtime_harness import Program, close_all, form_threads
 
 from horovod.base import tokens
-from horovod.base.errors import AccessCode, SettingCode, code_of
+from horovod.base.errors import AccessCode, ClusterCode, SettingCode, code_of
 from horovod.base.settings import resolve
 from horovod.base.tokens import read_token
 from horovod.coordinator import token as kept
@@ -208,7 +208,7 @@ def metadata_in(folder: Path) -> set[str]:
 
 def test_a_coordinator_that_can_not_listen_leaves_the_file_of_the_one_that_does(folder: Path) -> None:
     with EmbeddedCoordinator() as coordinator:
-        with pytest.raises(OSError, match="the port is in use"):
+        with pytest.raises(OSError, match=ends_with(ClusterCode.PORT_IN_USE)):
             EmbeddedCoordinator(coordinator.address).start()
         assert metadata_in(folder) == {coordinator.token}
         with EmbeddedCoordinator():
