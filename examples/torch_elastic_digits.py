@@ -30,7 +30,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     train_set, test_set = load_data(args.seed)
     model = make_model()
-    # No broadcast here: a process that comes later would have nobody to run it with. The state is sent in run().
+    # No broadcast of the weights here: a process that comes later would wait in it alone. run() sends the state.
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * hvd.size(), momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 

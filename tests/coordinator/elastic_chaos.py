@@ -142,7 +142,7 @@ class Chaos(Story):
         known = {one.member for one in live}
         assert not live or self.known == known, f"the coordinator keeps {sorted(self.known - known)}"
 
-    # -- what is done ------------------------------------------------------------------------------------------------
+    # -- events of processes, agents and coordinators ------------------------------------------------------------------
     def say(self, line: str) -> None:
         self.lines.append(f"{self.now_s:8.2f}  {line}")
 
@@ -338,7 +338,7 @@ class Chaos(Story):
             is_awaited = one.world is not None and one.world.members[one.rank].member_id in self.known
             one.returns_until_s = self.now_s + RETURN_S if is_awaited and one.doing is Doing.OUTSIDE else 0.0
 
-    # -- what is told ------------------------------------------------------------------------------------------------
+    # -- what members are told -----------------------------------------------------------------------------------------
     def take(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Form):

@@ -269,8 +269,8 @@ class NotificationManager:
         context.when_closed.append(timer.cancel)
 
     def tell_again(self, listener: State) -> None:
-        """Tells this listener what it may have missed of newcomers to the world that this process is in: they are
-        announced once, which may be before anybody listens, or while `listener` still forgets an earlier world.
+        """Tells this listener once more that newcomers wait, if they do. Newcomers are announced once, which may have
+        been before this listener was registered, or while its on_reset() dropped the news of an earlier world.
         """
         with self._lock:
             epoch = self._awaiting_epoch

@@ -51,7 +51,7 @@ class Scheduler:
         for job in self._in_state(jobs_pb2.JOB_STATE_RUNNING):
             if is_elastic(job.record.spec):
                 effects += execution.looked_at(job, wall_s)
-                # What is free is for the job that waits for more.
+                # A job that waits for room goes before one that runs and would only grow.
                 effects += [] if waits_for_room else self._grown(job, now_s, wall_s)
         return effects
 

@@ -69,7 +69,7 @@ class JobMembership:
 
     @property
     def is_over(self) -> bool:
-        """Nobody is in a world of the job, waits for one, or is on the way from one to the next."""
+        """The job has no process left: in its world, waiting for one, or on the way from one world to the next."""
         return not self.rendezvous.waiting and not self.liveness.runs and not self.rendezvous.returning
 
     def _is_whole(self) -> bool:
