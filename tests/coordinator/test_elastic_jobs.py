@@ -49,6 +49,17 @@ def two_of_two() -> Elastic:
     return story
 
 
+def without_hosts(fewest: int = 1) -> Elastic:
+    """A job of two processes, whose one host was lost."""
+    story = Elastic()
+    story.agent("h1")
+    story.submit_elastic(2, fewest=fewest)
+    story.runs("h1")
+    story.away("h1")
+    story.tick(11)
+    return story
+
+
 def test_it_begins_with_as_many_as_there_is_room_for() -> None:
     story = Elastic()
     story.agent("h1", slots=3)
@@ -144,35 +155,20 @@ def test_too_few_are_waited_for_a_while() -> None:
 
 
 def test_what_begins_while_there_are_too_few_is_not_told_of_a_smaller_world() -> None:
-    story = Elastic()
-    story.agent("h1")
-    story.submit_elastic(2, fewest=2)
-    story.runs("h1")
-    story.away("h1")
-    story.tick(11)
+    story = without_hosts(fewest=2)
     story.sent.clear()
     story.agent("h2", slots=1)
     assert [size for _, size, _ in story.starts()] == [2]
 
 
 def test_a_job_without_hosts_can_be_stopped() -> None:
-    story = Elastic()
-    story.agent("h1")
-    story.submit_elastic(2)
-    story.runs("h1")
-    story.away("h1")
-    story.tick(11)
+    story = without_hosts()
     story.do(story.cluster.signal("j", 15, True, story.now_s, story.wall_s))
     assert story.state("j") == STOPPED
 
 
 def test_another_coordinator_does_not_wait_for_ever() -> None:
-    story = Elastic()
-    story.agent("h1")
-    story.submit_elastic(2)
-    story.runs("h1")
-    story.away("h1")
-    story.tick(11)
+    story = without_hosts()
     other = Elastic()
     other.cluster.load(story.saved.values(), other.now_s)
     other.tick(1)
@@ -183,12 +179,7 @@ def test_another_coordinator_does_not_wait_for_ever() -> None:
 
 
 def test_without_any_process_it_waits_for_a_host() -> None:
-    story = Elastic()
-    story.agent("h1")
-    story.submit_elastic(2)
-    story.runs("h1")
-    story.away("h1")
-    story.tick(11)
+    story = without_hosts()
     assert story.state("j") == RUNNING
     assert story.slots() == {}
     story.sent.clear()
