@@ -465,6 +465,12 @@ class Engine:
     def check(self) -> None:
         """Raises the internal error with the cause once the epoch is over, or a peer has left."""
 
+    def check_results(self) -> None:
+        """Raises the internal error with the cause where operations on a device may have ended without their results.
+
+        Call it once the device has nothing left to do: callers go on before their operations on a device are over.
+        """
+
     def close(self, sentence: str = "") -> str:
         """Leaves in order: finishes what is agreed, tells the peers, fails the rest. Idempotent.
 

@@ -371,6 +371,9 @@ std::string PyEngine::close(const std::string& sentence) {
 void PyEngine::check() const {
   if (const Status status = engine_->ended(); !status.ok()) raise_status(status);
 }
+void PyEngine::check_results() const {
+  if (const Status status = engine_->results(); !status.ok()) raise_status(status);
+}
 
 void PyEngine::start_timeline(const std::string& path, bool mark_cycles, int64_t since_epoch_us) {
   Status status;

@@ -89,6 +89,7 @@ class PyEngine {
   // Why it must be kept for ever; "": it has ended.
   std::string close(const std::string& sentence);
   void check() const;
+  void check_results() const;
   std::map<std::string, uint64_t> counters() const { return engine_->counters(); }
   size_t known() const { return engine_->known(); }
 

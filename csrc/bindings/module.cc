@@ -182,6 +182,7 @@ PYBIND11_MODULE(_core, module) {
       .def("peer_left", &PyEngine::peer_left, py::arg("rank"), py::arg("sentence"))
       .def("abort", &PyEngine::abort, py::arg("sentence"))
       .def("check", &PyEngine::check)
+      .def("check_results", &PyEngine::check_results)
       .def("lost_peer", &PyEngine::lost_peer)
       .def("close", &PyEngine::close, py::arg("sentence") = "")
       .def("counters", &PyEngine::counters)

@@ -90,6 +90,10 @@ class Engine {
   void abort(const std::string& sentence);
   // Why nothing that needs all ranks can succeed any more; ok while that is not so.
   Status ended() const;
+  // For a caller that has waited until its device has nothing left to do: ok if all operations that collect() handed
+  // over have left their results there. collect() does not wait for the device, and where the epoch ends meanwhile,
+  // what is queued behind an operation finds no result.
+  Status results() const;
   // Fails when a thread does not come back from an operation, see Communicator::close(): then neither the engine nor
   // any tensor of an operation that is not done may be destroyed.
   Status close(const std::string& sentence);
@@ -130,7 +134,7 @@ class Engine {
   std::shared_ptr<Communicator> global_;
   int owner_process_ = 0;
 
-  std::mutex gpu_mutex_;  // guards gpu_
+  mutable std::mutex gpu_mutex_;  // guards gpu_
   SharedGpu gpu_;         // the one GPU of this engine; empty before its first operation on a GPU
 
   mutable std::mutex sets_mutex_;  // guards the block below; no communicator's lock is taken with it

@@ -42,6 +42,11 @@ bool Engine::over(const Submission& submission) const {
   return config_.async_completion || is_over(submission) || abort_.raised();
 }
 
+Status Engine::results() const {
+  const std::lock_guard<std::mutex> lock(gpu_mutex_);
+  return gpu_.device && abort_.raised() ? abort_.cause() : Status();
+}
+
 Status Engine::hand_over(Submission& submission, uintptr_t stream) {
   OnDevice& here = *submission.on_device;
   if (!submission.status.ok() || !here.finished) return submission.status;

@@ -63,6 +63,28 @@ def test_the_loop(error: Exception, undone: list[str]) -> None:
     assert state.calls == ["sync", "func", *undone, *again]
 
 
+class OnDevice(Recorder):
+    """Has values on a device, whose work fails after this thread has gone on."""
+
+    def __init__(self, *failures: bool) -> None:
+        super().__init__()
+        self._failures = list(failures)
+
+    def _settle(self) -> None:
+        self.calls.append("settle")
+        if self._failures.pop(0):
+            raise HorovodInternalError("rank 1 was lost")
+
+
+@pytest.mark.parametrize("error", [None, HostsUpdatedInterrupt(False)])
+def test_steps_that_fail_on_a_device_after_they_were_queued_are_undone(error: Exception | None) -> None:
+    state = OnDevice(True, False)
+    run = run_fn(_raise_in_turn(error, None), lambda: state.calls.append("new world"))
+    run(state)
+    again = ["new world", "reset", "sync", "func", "settle"]
+    assert state.calls == ["sync", "func", "settle", "restore", *again]
+
+
 def test_a_failure_in_a_callback_or_in_sync_starts_over() -> None:
     state = Recorder()
     errors: list[Exception | None] = [HorovodInternalError("in the callback"), None]

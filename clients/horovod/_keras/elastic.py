@@ -11,7 +11,7 @@ from horovod._keras.classes import CallbackMixin
 from horovod._keras.state import build_optimizer, state_of
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import rank
-from horovod.common.elastic import ObjectState
+from horovod.common.elastic import ObjectState, check_results
 from horovod.common.ops import objects
 from horovod.common.process_sets import global_process_set
 
@@ -51,8 +51,17 @@ class VariablesState(ObjectState):
     def _broadcast_variables(self, root_rank: int) -> None:
         raise NotImplementedError
 
+    def _settle(self) -> None:
+        self._settled_values()
+
+    def _settled_values(self) -> list[Any]:
+        """The values of the variables, copied from where they are, which waits for the steps that a GPU still does."""
+        values = self._values()
+        check_results()
+        return values
+
     def save(self) -> None:
-        self._saved_variables = self._values()
+        self._saved_variables = self._settled_values()
         super().save()
 
     def restore(self) -> None:
@@ -63,7 +72,7 @@ class VariablesState(ObjectState):
         self._choose_source(allgather_object)
         self._broadcast_variables(self._source)
         super().sync()
-        self._saved_variables = self._values()
+        self._saved_variables = self._settled_values()
 
 
 class KerasState(VariablesState):

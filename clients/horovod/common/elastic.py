@@ -126,6 +126,13 @@ class State:
         """Makes the state equal on all ranks. A collective."""
         raise NotImplementedError(f"{type(self).__name__} must define sync().")
 
+    def _settle(self) -> None:
+        """Waits until the values are what they are to be, where a device still works on them.
+
+        Raises HorovodInternalError where they can't be: a rank was lost, and what was queued behind a collective on a
+        GPU went on without its result. Nothing is to be waited for by default.
+        """
+
     def reset(self) -> None:
         """Adapts what depends on the world (its size, this rank) to a new one. Nothing does by default."""
 
@@ -300,6 +307,27 @@ notification_manager: Final = NotificationManager()
 when_newcomers_wait(notification_manager.newcomers_wait)
 
 
+def check_results() -> None:
+    """Raises HorovodInternalError where collectives on a GPU may have ended without their results.
+
+    Call it once the GPU has nothing left to do.
+    """
+    if is_initialized():
+        current().engine.check_results()
+
+
+def _settled(state: State, result: Any = None) -> Any:
+    """`result`, once `state` is what the steps that were queued make of it."""
+    if isinstance(state, State):  # a script may have its own class
+        state._settle()
+    return result
+
+
+def _go_back(state: State, error: HorovodInternalError) -> None:
+    log.warning("Going back to the last commit and joining the next world, because: %s", error)
+    state.restore()
+
+
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
     """`func(state, ...)` in the loop that this module draws; `reset` leaves the world and joins the next one.
 
@@ -318,12 +346,15 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                         state.on_reset()
                         notification_manager.tell_again(state)
                     state.sync()
-                    return func(state, *args, **kwargs)
+                    return _settled(state, func(state, *args, **kwargs))
                 except HorovodInternalError as error:
-                    log.warning("Going back to the last commit and joining the next world, because: %s", error)
-                    state.restore()
+                    _go_back(state, error)
                 except HostsUpdatedInterrupt:
                     log.info("Joining the next world, because hosts came or went.")
+                    try:
+                        _settled(state)
+                    except HorovodInternalError as error:
+                        _go_back(state, error)
                 reset()
                 is_new_world = True
         finally:

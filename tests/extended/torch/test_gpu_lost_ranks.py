@@ -80,6 +80,7 @@ def lose_one(where: str, how: str) -> tuple[str, str, dict[str, int]]:
     import fake_gpu
 
     import horovod.torch as hvd
+    from horovod.common.elastic import check_results
 
     if hvd.rank() == VICTIM:
         be_lost(where, how)
@@ -94,7 +95,7 @@ def lose_one(where: str, how: str) -> tuple[str, str, dict[str, int]]:
             gradient.reduce()
             meet()
             fake_gpu.synchronize()  # as loss.item() does: a kernel waits whose peer is gone
-            gradient.reduce()
+            check_results()  # as a state does before it is saved: what came after that kernel has no result
         else:
             handle = hvd.allreduce_async_(gradient.tensor, name="gradient")
             meet()

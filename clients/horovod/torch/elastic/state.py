@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import torch
 
 from horovod.common.basics import rank
-from horovod.common.elastic import ObjectState
+from horovod.common.elastic import ObjectState, check_results
 from horovod.torch.elastic.sampler import ElasticSampler
 from horovod.torch.objects import allgather_object, broadcast_object
 from horovod.torch.optimizer_state import broadcast_optimizer_state
@@ -251,7 +251,14 @@ class TorchState(ObjectState):
         handlers = self.__dict__.get("_handlers")
         return next((handler.kept for handler in handlers.values()), ()) if handlers else ()
 
+    def _settle(self) -> None:
+        # A step on a GPU is over for this thread when it is queued.
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+            check_results()
+
     def save(self) -> None:
+        self._settle()
         for handler in self._handlers.values():
             handler.save()
         super().save()
@@ -267,5 +274,6 @@ class TorchState(ObjectState):
             handler.root_rank = self._source
             handler.sync()
         super().sync()
+        self._settle()
         for handler in self._handlers.values():
             handler.save()
