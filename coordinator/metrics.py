@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from horovod.base.telemetry import Registry
+from horovod.base.telemetry.registry import SECONDS
 from horovod.protos.v1 import negotiation_pb2
 
 from .core.world.overview import JobOverview
@@ -29,7 +30,15 @@ class CoordinatorMetrics:
         self.stalls = registry.counter(
             "horovod_stall_warnings_total", "Warnings about operations that wait for some rank", per_job
         )
-        self.losses = registry.counter("horovod_members_lost_total", "Members that ended without leaving", per_job)
+        self.losses = registry.counter(
+            "horovod_members_lost_total", "Members that ended without leaving, by the evidence", ("job", "evidence")
+        )
+        self.forming_seconds = registry.histogram(
+            "horovod_forming_seconds",
+            "How long a job was without a whole world before one formed",
+            per_job,
+            (*SECONDS, 30.0, 60.0, 300.0, 600.0),
+        )
         self.refusals = registry.counter("horovod_refusals_total", "Processes that were refused", ("what",))
         self.store_seconds = registry.histogram(
             "horovod_store_seconds", "How long calls of the store took", ("operation", "result")
@@ -40,6 +49,10 @@ class CoordinatorMetrics:
             "Members by state: in a world, in a world without a connection to the coordinator, waiting for a world",
             self._members,
             ("job", "state"),
+        )
+        registry.gauge("horovod_world_size", "Members that are in the job's world", self._sizes, per_job)
+        registry.gauge(
+            "horovod_newcomers", "Processes that wait until the job's world takes them in", self._newcomers, per_job
         )
         registry.gauge("horovod_epoch", "Number of the job's world", self._epochs, per_job)
         self._rank_gauge("horovod_rank_operations_total", "Operations that a rank has run", "operations")
@@ -72,6 +85,12 @@ class CoordinatorMetrics:
 
     def _epochs(self) -> dict[tuple[str, ...], float]:
         return {(job.name,): job.epoch for job in self._overview() if job.epoch}
+
+    def _sizes(self) -> dict[tuple[str, ...], float]:
+        return {(job.name,): len(job.members) for job in self._overview() if job.epoch}
+
+    def _newcomers(self) -> dict[tuple[str, ...], float]:
+        return {(job.name,): job.newcomers for job in self._overview() if job.epoch}
 
     def _rank_gauge(self, name: str, help_: str, field: str) -> None:
         def read() -> dict[tuple[str, ...], float]:

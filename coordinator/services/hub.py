@@ -53,6 +53,7 @@ from .peers import Peers
 from .processes import ProcessWatch
 from .serving import LEASE_S, Serving
 from .session import DecisionsOutbox, NegotiationSession, epoch_over, newer_stream
+from .stories import Stories
 from .streams import RefusedError
 from .ticks import Ticks
 from .worlds import StoredWorlds
@@ -94,7 +95,9 @@ class Hub:
             cut_off=self._cut_off,
             lease_s=lease_s,
         )
-        self._worlds = StoredWorlds(store, self._membership, self.serving, secret, self._do)
+        self.metrics = CoordinatorMetrics(self.overview)
+        self.stories = Stories(store, self.metrics, self.serving.guard, self._clock)
+        self._worlds = StoredWorlds(store, self._membership, self.serving, secret, self._do, self.stories)
         self.orphans = Orphans(store, self.serving.serves, self.adopt)
         self.outcomes = Outcomes(store, lambda job: self.serving.guard(job) is not None, self.rank_ended)
         self._job_of: dict[str, str] = {}  # member id -> job, of members in _events or in a world
@@ -105,7 +108,6 @@ class Hub:
         self._events: dict[str, EventOutbox] = {}  # member id -> its events; a member that is away has none
         self._sessions: dict[str, NegotiationSession] = {}  # by job
         self._tasks: set[asyncio.Task[None]] = set()
-        self.metrics = CoordinatorMetrics(self.overview)
         self._empty = asyncio.Event()  # no world has a member
         self._empty.set()
         self._stopping = False
@@ -129,6 +131,7 @@ class Hub:
             _log.info("Refused: %s", refusal, extra=about(request.job))
         else:
             self._admit(request.member_id, request.job, request.pid, request.process, events)
+            self.stories.came(request.job)
         self._carry_out(request.job, effects)
         return refusal
 
@@ -221,6 +224,7 @@ class Hub:
         self._do(job, [])
 
     def _do(self, job: str, effects: Sequence[Effect]) -> None:
+        self.stories.heard(effects)
         for effect in effects:
             if isinstance(effect, Send):
                 if stream := self._events.get(effect.member_id):
@@ -246,13 +250,10 @@ class Hub:
                 self._rank_gone(effect)
             elif isinstance(effect, WorldEnded):
                 self._world_ended(effect)
-        if job not in self._held and self._is_idle(job) and self.serving.guard(job) and not self._stopping:
-            self._start(
-                self.serving.release(job, lambda: self._is_idle(job), lambda guard: self._worlds.retract(job, guard))
-            )
-
-    def _is_idle(self, job: str) -> bool:
-        return not self._membership.knows(job)
+        is_idle = job not in self._held and not self._membership.knows(job)
+        if is_idle and self.serving.guard(job) and not self._stopping:
+            self.stories.over(job)
+            self._start(self._worlds.release(job))
 
     def _tell_progress(self, job: str) -> None:
         if not self._stopping:
@@ -286,9 +287,6 @@ class Hub:
             term=world.guard.revision,
         )
         self._open(job, world.guard, negotiation, options)
-        self.metrics.worlds_formed.add(1, job)
-        told = about(job, world.epoch)
-        _log.info("Job %r: epoch %d has %d member(s).", job, world.epoch, len(formation.places), extra=told)
         self._carry_out(job, effects)
 
     def _open(self, job: str, guard: Guard, negotiation: Negotiation, options: Mapping[str, str]) -> None:
@@ -306,17 +304,15 @@ class Hub:
         self._empty.clear()
 
     def _rank_gone(self, gone: Gone) -> None:
-        _log.info("%s", gone.sentence, extra=about(gone.job, gone.epoch, gone.rank))
-        if not gone.orderly:
-            self.metrics.losses.add(1, gone.job)
-        session = self._sessions.get(gone.job)
-        if session is None or session.epoch != gone.epoch:
+        job, epoch, rank = gone.job, gone.told.epoch, gone.told.rank
+        session = self._sessions.get(job)
+        if session is None or session.epoch != epoch:
             return
-        if stream := session.streams.pop(gone.rank, None):
-            sentence = f"Rank {gone.rank} is no longer part of epoch {gone.epoch} of job {gone.job!r}."
+        if stream := session.streams.pop(rank, None):
+            sentence = f"Rank {rank} is no longer part of epoch {epoch} of job {job!r}."
             stream.fail(grpc.StatusCode.FAILED_PRECONDITION, coded(WorldCode.EPOCH_OVER, sentence))
-        session.reports.pop(gone.rank, None)
-        session.send(session.negotiation.forget(gone.rank, self._clock()))
+        session.reports.pop(rank, None)
+        session.send(session.negotiation.forget(rank, self._clock()))
 
     def _world_ended(self, ended: WorldEnded) -> None:
         session = self._sessions.get(ended.job)
@@ -356,6 +352,7 @@ class Hub:
         self._start(self.outcomes.look(job))
         present = f"{len(members)} of {len(world.members)} member(s)"
         _log.warning("Job %r: epoch %d was taken over, with %s.", job, world.epoch, present)
+        self.stories.taken_over(record, gone)
 
     def _taken_over(self, job: str, address: str) -> None:
         """Another coordinator serves the job from now on. Sends the members to it, and forgets the job."""
@@ -439,7 +436,8 @@ class Hub:
 
     def overview(self) -> list[JobOverview]:
         """All jobs as they are now. May be called from other threads."""
-        return self._membership.overview({session.job: session.reports for session in list(self._sessions.values())})
+        reports = {session.job: session.reports for session in list(self._sessions.values())}
+        return self._membership.overview(reports, self.stories.entries)
 
     async def watch_clock(self) -> None:
         """Finds members and operations that are overdue, for ever."""
@@ -462,6 +460,7 @@ class Hub:
     def _look_at_members(self, job: str) -> None:
         vouched = {member_id for member_id in self._membership.suspected(job) if self._processes.lives(member_id)}
         self._carry_out(job, self._membership.tick(job, self._clock(), vouched))
+        self.stories.waits(job, self._membership.waits_for(job))
 
     def _guarded(self, job: str, look: Callable[..., None], *arguments: Any) -> None:
         """Calls `look` for one job. An error there must not end the watch over the others."""
@@ -484,6 +483,7 @@ class Hub:
         self._processes.close()
         self._fail_all(coded(ClusterCode.COORDINATOR_ENDS, "The coordinator is stopping."))
         await end_tasks(self._tasks)
+        await self.stories.stop()
         await self.serving.stop()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

@@ -23,6 +23,7 @@ from horovod.coordinator.store.jobs import next_epoch, publish_world, read_world
 from horovod.protos.v1 import membership_pb2
 
 from .serving import Serving
+from .stories import Stories
 from .storing import STORE_RETRY_S, until_stored
 
 NO_ANSWER = "it gets no answer from its store, without which no world can form or end:"
@@ -50,13 +51,17 @@ class StoredWorlds:
         serving: Serving,
         secret: Callable[[], bytes],
         do: Callable[[str, Sequence[Effect]], None],
+        stories: Stories,
     ) -> None:
-        """secret: makes the secret of a world. do: carries out effects on members of a job, now."""
+        """secret: makes the secret of a world. do: carries out effects on members of a job, now. stories: of the jobs
+        that are served here.
+        """
         self._store = store
         self._membership = membership
         self._serving = serving
         self._secret = secret
         self._do = do
+        self._stories = stories
         self._revisions: dict[str, int] = {}  # job -> the revision of its world in the store
 
     async def publish(self, formation: Formation) -> Published | None:
@@ -115,6 +120,7 @@ class StoredWorlds:
 
     async def read(self, job: str) -> tuple[membership_pb2.WorldRecord, membership_pb2.GoneRecord] | None:
         """The world that another coordinator has left, or this one before it was replaced, and who of it is gone."""
+        await self._stories.load(job)
         found = await read_world(self._store, job)
         if found is None:
             return None
@@ -126,9 +132,21 @@ class StoredWorlds:
         if (revision := self._revisions.pop(job, None)) is not None:
             await retract_world(self._store, job, revision, guard)
 
+    async def release(self, job: str) -> None:
+        """Serves the job no more, of which no process is left, unless one has come by now."""
+
+        async def retract(guard: Guard) -> None:
+            await self.retract(job, guard)
+            await self._stories.settled(job)
+
+        await self._serving.release(job, lambda: not self._membership.knows(job), retract)
+        if self._serving.guard(job) is None:
+            self._stories.forget(job)
+
     def forget(self, job: str) -> None:
         """Another coordinator serves the job."""
         self._revisions.pop(job, None)
+        self._stories.forget(job)
 
     async def _hindered(self, job: str, how: str, error: StoreError, is_news: bool) -> None:
         """Tells those that wait for the job's next world why it can't form, and waits before the next attempt."""

@@ -11,6 +11,7 @@ from horovod.protos.v1 import membership_pb2
 
 from .base import MISSING, Entry, Guard, Store, UncertainError, WritesRefusedError
 from .holding import take
+from .stories import story_key
 
 JOBS = "jobs/"
 PART_BYTES = 1 << 20  # a longer value is written in parts: the record of a world of 65,536 members has 10 MB
@@ -80,6 +81,7 @@ async def forget_job(store: Store, job: str) -> None:
     """Deletes all that the store has of the worlds of a job that no process will ever join again."""
     for entry in (await store.range(_key(job, "")))[0]:
         await store.delete(entry.key, entry.revision)
+    await store.delete(story_key(job))
 
 
 async def next_epoch(store: Store, job: str) -> int:

@@ -6,6 +6,7 @@ script and loads nothing.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -14,6 +15,7 @@ from horovod.base.words import plural, printable
 from horovod.coordinator.core.world.overview import JobOverview
 
 MOST_MEMBERS = 512  # of one job; a page is for reading
+MOST_ENTRIES = 12  # of a job's story
 
 _HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>horovod coordinator</title><meta http-equiv="refresh" content="5">
@@ -56,7 +58,16 @@ def _job(job: JobOverview) -> str:
         parts.append("</table>\n")
         if len(shown) < len(job.members):
             parts.append(f"<p>and {len(job.members) - len(shown)} more</p>\n")
+    if job.story:
+        parts.append("<p>What has happened, the latest first (UTC):</p>\n<ul>\n")
+        for entry in reversed(job.story[-MOST_ENTRIES:]):
+            parts.append(f"<li>{_time(entry.at)} {_text(entry.sentence)}</li>\n")
+        parts.append("</ul>\n")
     return "".join(parts)
+
+
+def _time(at_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at_s))
 
 
 def _row(cell: str, values: Sequence[str], before: str = "") -> str:

@@ -17,10 +17,12 @@ from membership_story import SECRET, Story
 
 from horovod.base.proofs import attach_proof
 from horovod.coordinator.core.ending import RankEnded
-from horovod.coordinator.core.world.effects import Close, Effect, Form, Gone
+from horovod.coordinator.core.world.effects import Close, Effect, Form, Formed, Gone
 from horovod.coordinator.core.world.formation import Formation
 from horovod.coordinator.core.world.membership import Membership
 from horovod.coordinator.core.world.rendezvous import RETURN_S
+from horovod.coordinator.core.world.story import MAX_ENTRIES, Moment
+from horovod.coordinator.core.world.story import Story as JobStory
 from horovod.protos.v1 import membership_pb2 as pb
 
 JOB = "digits"
@@ -83,6 +85,7 @@ class Chaos(Story):
         self.record: pb.WorldRecord | None = None  # of the last world, as the store has it
         self.known_epoch = 0  # of the world for which the coordinator believes proofs
         self.out: set[tuple[int, int]] = set()  # epoch and rank of each that has left or is lost
+        self.story = JobStory(JOB)
         self.is_calm = False
         self.count = 0  # of what was ever due
         self.worlds: list[list[str]] = []  # the names of the members of each, by rank
@@ -139,6 +142,10 @@ class Chaos(Story):
             if one.name not in trains:
                 assert one.doing is Doing.WAITS, f"{one.name} {one.doing}"
                 assert self.progress(one.member), f"{one.name} waits and was not told why"
+        if count:
+            assert self.story.epoch == self.known_epoch
+            assert self.story.members == count, f"its story says that {self.story.members} are there"
+        assert len(self.story.entries) <= MAX_ENTRIES
         known = {one.member for one in live}
         assert not live or self.known == known, f"the coordinator keeps {sorted(self.known - known)}"
 
@@ -328,6 +335,9 @@ class Chaos(Story):
         if self.record is not None:
             self.known = {request.member_id for request in self.membership.restore(self.record, gone, self.now_s)}
             self.known_epoch = self.record.world.epoch
+            # At times the other coordinator had written nothing.
+            self.story = JobStory(JOB, self.story.record if self.epoch % 2 else None)
+            self.story.taken_over(self.record, gone, Moment(self.now_s, self.now_s))
         for one in self.processes:
             if one.doing is Doing.WAITS:
                 one.doing, one.claims = Doing.OUTSIDE, 0
@@ -347,8 +357,11 @@ class Chaos(Story):
                 self.pending.append(effect.formation)
             if isinstance(effect, Close):
                 self.known.discard(effect.member_id)
+            if isinstance(effect, Formed):
+                self.story.formed(effect.world, effect.claims, Moment(self.now_s, self.now_s))
             if isinstance(effect, Gone):
-                self.out.add((effect.epoch, effect.rank))
+                self.out.add((effect.told.epoch, effect.told.rank))
+                self.story.gone(effect.told, Moment(self.now_s, self.now_s))
             super().take([effect])
 
     def _listen(self) -> None:

@@ -69,8 +69,8 @@ class Story:
                     self.later.append((self.now_s + delay_s, job))
                 case LookLater(job, delay_s):
                     self.looks.append((self.now_s + delay_s, job))
-                case Gone(_, epoch, rank):
-                    self.gone.append((epoch, rank))
+                case Gone(_, told):
+                    self.gone.append((told.epoch, told.rank))
                 case WorldEnded(job, epoch):
                     self.ended.append((job, epoch))
 

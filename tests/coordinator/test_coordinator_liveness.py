@@ -175,7 +175,7 @@ def test_a_member_that_never_had_its_world_can_not_come_back(story: Story) -> No
     other.join("m1")
     other.take([])
     effects = other.membership.formed(other.formations[0], 1, SECRET, other.now_s)  # not delivered
-    assert [type(effect).__name__ for effect in effects] == ["Send", "Send"]
+    assert [type(effect).__name__ for effect in effects] == ["Formed", "Send", "Send"]
     other.disconnect("m1")
     (gone,) = other.goodbyes("m0")
     assert "ended before it had its world" in gone.sentence

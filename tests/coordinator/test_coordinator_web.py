@@ -33,6 +33,7 @@ from horovod.coordinator.web.page import page_of
 from horovod.coordinator.web.ready import NO_ANSWER, Readiness
 from horovod.coordinator.web.server import Shown, web_server
 from horovod.protos.v1 import negotiation_pb2
+from horovod.protos.v1.story_pb2 import StoryEntry
 
 
 def read(url: str, token: str | None = None, method: str = "GET", authority: str | None = None) -> tuple[int, str]:
@@ -87,6 +88,11 @@ def test_a_job_as_it_comes_and_goes(shown: tuple[EmbeddedCoordinator, str]) -> N
         job = 'job="<b>digits"'
         assert value(metrics, "horovod_worlds") == 1
         assert value(metrics, f"horovod_epoch{{{job}}}") == 1
+        assert value(metrics, f"horovod_world_size{{{job}}}") == 2
+        assert value(metrics, f"horovod_newcomers{{{job}}}") == 0
+        assert value(metrics, f"horovod_worlds_formed_total{{{job}}}") == 1
+        assert value(metrics, f"horovod_forming_seconds_count{{{job}}}") == 1
+        assert value(metrics, f"horovod_forming_seconds_sum{{{job}}}") > 0
         assert value(metrics, f'horovod_members{{{job},state="present"}}') == 2
         assert value(metrics, f"horovod_announcements_total{{{job}}}") == 4
         assert value(metrics, f"horovod_plans_total{{{job}}}") == 1
@@ -100,13 +106,15 @@ def test_a_job_as_it_comes_and_goes(shown: tuple[EmbeddedCoordinator, str]) -> N
         page = read(f"{url}/")[1]
         assert "<td>node-b</td><td>42</td>" in page
         assert "<td>1,048,576</td><td>2.5</td>" in page
+        assert "Epoch 1 began with 2 members on hosts node-a and node-b, " in page
         second.leave()
         first.event("gone")
+        assert "Epoch 1: rank 1 (pid 42) on host node-b left: " in read(f"{url}/")[1]
         stranger = crew.member("m2", job="", size=2)
         assert stranger.membership.next().HasField("refused")
         metrics = read(f"{url}/metrics")[1]
         assert value(metrics, 'horovod_refusals_total{what="join"}') == 1
-        assert f"horovod_members_lost_total{{{job}}}" not in metrics, "it left in order"
+        assert f"horovod_members_lost_total{{{job}" not in metrics, "it left in order"
         assert 'rank="1"' not in metrics
 
 
@@ -194,10 +202,13 @@ def test_a_page_that_fails_is_a_status_and_hangs_nobody(caplog: pytest.LogCaptur
 
 def test_a_large_job_has_a_readable_page() -> None:
     members = tuple(MemberOverview(rank, "h", rank, away=rank == 3) for rank in range(5000))
-    page = page_of([JobOverview("j", 1, 5000, members, 0, "")], "here", obstacle="")
+    entries = tuple(StoryEntry(at=number, sentence=f"<i>entry</i>\n{number}.") for number in range(64))
+    page = page_of([JobOverview("j", 1, 5000, members, 0, "", story=entries)], "here", obstacle="")
     assert page.count("<tr>") == 513
     assert "and 4488 more" in page
     assert "<td>away</td>" in page
+    assert page.count("<li>") == 12
+    assert "<li>1970-01-01 00:01:03 &lt;i&gt;entry&lt;/i&gt;\\n63.</li>" in page
 
 
 def test_the_program_shows_pages_and_logs_in_json(tmp_path: Path) -> None:
@@ -227,7 +238,7 @@ def test_the_program_shows_pages_and_logs_in_json(tmp_path: Path) -> None:
     found = [json.loads(line) for line in lines]
     attached = [line for line in found if "attached again" in line["message"]]
     assert [(line["job"], line["epoch"], line["rank"]) for line in attached] == [("logged", 1, 0), ("logged", 1, 1)]
-    formed = next(line for line in found if "has 2 member(s)" in line["message"])
+    formed = next(line for line in found if "began with 2 members" in line["message"])
     assert (formed["level"], formed["job"], formed["epoch"]) == ("info", "logged", 1)
 
 

@@ -1,5 +1,6 @@
 """What a decision about membership makes the caller do. Effects are carried out in their order."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from horovod.protos.v1 import membership_pb2 as pb
@@ -60,14 +61,20 @@ class Record:
 
 
 @dataclass(frozen=True)
+class Formed:
+    """A world has begun; its members are told in effects of their own."""
+
+    world: pb.World
+    claims: Mapping[str, int]  # member id -> its rank in the job's last world, of those that have proved it
+
+
+@dataclass(frozen=True)
 class Gone:
-    """A rank of a running world left or was lost; what others must be told is in effects of its own."""
+    """A member of a running world left or was lost; what others must be told is in effects of its own."""
 
     job: str
-    epoch: int
-    rank: int
-    sentence: str
-    orderly: bool = False  # True: the rank left. False: it was lost.
+    told: pb.MemberGone
+    evidence: str  # of a loss, as life.py classes it
 
 
 @dataclass(frozen=True)
@@ -78,4 +85,4 @@ class WorldEnded:
     epoch: int
 
 
-Effect = Send | Close | HangUp | Form | TellLater | LookLater | Record | Gone | WorldEnded
+Effect = Send | Close | HangUp | Form | TellLater | LookLater | Record | Formed | Gone | WorldEnded

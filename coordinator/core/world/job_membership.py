@@ -27,7 +27,7 @@ from horovod.coordinator.core.ending import RankEnded
 from horovod.protos.v1 import membership_pb2 as pb
 
 from .checks import asked_for_twice, conflict_with_world, describe
-from .effects import Close, Effect, HangUp, Record, Send, WorldEnded
+from .effects import Close, Effect, Formed, HangUp, Record, Send, WorldEnded
 from .formation import Formation, requests_of
 from .life import NEVER_HEARD_OF_ITS_WORLD
 from .liveness import Finding, Liveness, Loss, is_same_process, lost, unknown
@@ -193,12 +193,13 @@ class JobMembership:
         if not self.rendezvous.is_forming(formation):
             return []
         effects: list[Effect] = []
-        later = self.rendezvous.leftover(formation)
+        later, claims = self.rendezvous.leftover(formation), self.rendezvous.waiting.claim_of
         if self.liveness.runs:
             # Only members that have joined again are left: their goodbyes are late and change nothing.
             effects += [Close(member_id) for member_id in self.liveness.present]
             effects.append(WorldEnded(self.name, self.liveness.world.epoch))
         self._run(Liveness(formation.world(epoch, secret), formation.requests, self._has_agent))
+        effects.append(Formed(self.liveness.world, claims))
         event = pb.MembershipEvent(world=self.liveness.world)
         effects += [Send(member_id, event) for member_id in self.liveness.present]
         for request in later:

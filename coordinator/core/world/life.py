@@ -108,6 +108,14 @@ class Life:
         """A witness says that the process lives."""
         self.vouched_at_s = now_s
 
+    @property
+    def evidence(self) -> str:
+        """Of what kind the evidence is, for those who count losses (docs/observability.md)."""
+        if self.ended:
+            return "process_ended"
+        is_cut_off = self.accused or self.away_since_s is not None or not self.has_world
+        return "connection_lost" if is_cut_off else "other"
+
     def restart_limits(self, now_s: float) -> None:
         if self.away_since_s is not None:
             self.vouched_at_s = now_s

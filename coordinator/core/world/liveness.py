@@ -299,7 +299,7 @@ class Liveness:
         self.gone[rank] = gone
         event = pb.MembershipEvent(gone=gone)
         effects: list[Effect] = [Send(other, event) for other in self.present]
-        effects.append(Gone(self.world.job, epoch, rank, gone.sentence, orderly))
+        effects.append(Gone(self.world.job, gone, one.life.evidence))
         if not orderly:
             # Should the member live after all, it learns from this that the others go on without it.
             sentence = f"{capitalized(str(one))} was declared lost: {why}."

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Set
 from horovod.coordinator.core.attendance import Attendance
 from horovod.coordinator.core.ending import RankEnded
 from horovod.protos.v1 import membership_pb2 as pb
-from horovod.protos.v1 import negotiation_pb2
+from horovod.protos.v1 import negotiation_pb2, story_pb2
 
 from .checks import refusal_of, refusal_of_attach
 from .effects import Close, Effect
@@ -224,6 +224,11 @@ class Membership:
         """Whether anybody is in a world of the job, or waits for one."""
         return job_name in self._jobs
 
+    def waits_for(self, job_name: str) -> str:
+        """What those that wait for the job's next world wait for, as a sentence; "" if nobody waits."""
+        job = self._jobs.get(job_name)
+        return job.rendezvous.progress() if job else ""
+
     def suspected(self, job_name: str) -> list[str]:
         """The ids of members that may be lost. The caller may vouch for them in its next tick."""
         return list(self._job(job_name).liveness.suspected)
@@ -233,9 +238,14 @@ class Membership:
         job = self._jobs.get(job_name)
         return job.attendance() if job else None
 
-    def overview(self, reports: Mapping[str, Mapping[int, negotiation_pb2.RankReport]]) -> list[JobOverview]:
-        """All jobs as they are now. reports: the latest of each rank, by job."""
-        return [overview_of(job, reports.get(job.name, {})) for job in list(self._jobs.values())]
+    def overview(
+        self,
+        reports: Mapping[str, Mapping[int, negotiation_pb2.RankReport]],
+        story: Callable[[str], tuple[story_pb2.StoryEntry, ...]] = lambda job: (),
+    ) -> list[JobOverview]:
+        """All jobs as they are now. reports: the latest of each rank, by job. story: of a job."""
+        jobs = list(self._jobs.values())
+        return [overview_of(job, reports.get(job.name, {}), story(job.name)) for job in jobs]
 
     def world_of(self, job_name: str) -> pb.World | None:
         """The running world of the job, or None."""

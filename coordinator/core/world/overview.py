@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from horovod.protos.v1 import negotiation_pb2
+from horovod.protos.v1 import negotiation_pb2, story_pb2
 
 from .job_membership import JobMembership
 
@@ -26,9 +26,15 @@ class JobOverview:
     waits_for: str  # a sentence, or ""
     waiting_ranks: tuple[int, ...] = ()  # the ranks of waiting members, as far as launchers decided them
     reports: Mapping[int, negotiation_pb2.RankReport] = field(default_factory=dict)  # rank -> its latest report
+    newcomers: int = 0  # of `waiting`, those that its world has not had
+    story: tuple[story_pb2.StoryEntry, ...] = ()  # the latest entries, the oldest first
 
 
-def overview_of(job: JobMembership, reports: Mapping[int, negotiation_pb2.RankReport]) -> JobOverview:
+def overview_of(
+    job: JobMembership,
+    reports: Mapping[int, negotiation_pb2.RankReport],
+    story: tuple[story_pb2.StoryEntry, ...] = (),
+) -> JobOverview:
     liveness, waiting = job.liveness, job.rendezvous.waiting
     first = waiting.first
     return JobOverview(
@@ -43,4 +49,6 @@ def overview_of(job: JobMembership, reports: Mapping[int, negotiation_pb2.RankRe
         waits_for=job.rendezvous.progress(),
         waiting_ranks=tuple(waiting.by_rank),
         reports=dict(reports),
+        newcomers=len(waiting) - len(waiting.claims) if liveness.runs else 0,
+        story=story,
     )
