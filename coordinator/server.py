@@ -6,7 +6,7 @@ import dataclasses
 import errno
 import logging
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +15,7 @@ import grpc
 from horovod.base.errors import ClusterCode, EngineCode, coded
 from horovod.base.tasks import end_tasks
 from horovod.base.telemetry import Registry
+from horovod.protos.v1.story_pb2 import StoryEntry
 
 from .address import ListenAddress, reason_of
 from .config import CoordinatorConfig
@@ -149,6 +150,10 @@ class CoordinatorServer:
     def overview(self) -> list[JobOverview]:
         """All jobs as they are now. Any thread."""
         return [] if self._hub is None else self._hub.overview()
+
+    def story(self, job: str) -> Sequence[StoryEntry]:
+        """What has happened to the job, the oldest first; also of one that has just ended. Any thread."""
+        return () if self._hub is None else self._hub.stories.entries(job)
 
     async def wait_until_empty(self, timeout_s: float) -> bool:
         """Waits until no world has a member; False when some has after that time."""

@@ -22,11 +22,13 @@ from horovod.coordinator.core.cluster.effects import Command, Effect, Notice
 from horovod.coordinator.core.cluster.job import ClusterJob, describe, refusal_of
 from horovod.coordinator.core.cluster.record_size import listed
 from horovod.coordinator.core.ending import RankEnded
+from horovod.coordinator.core.world.story import is_over
 from horovod.coordinator.limits import Limits
-from horovod.coordinator.store import Store
+from horovod.coordinator.store import Store, StoreError
+from horovod.coordinator.store.stories import read_stories, read_story
 from horovod.coordinator.store.submitted import read_records
 from horovod.protos.v1 import agents_pb2 as pb
-from horovod.protos.v1 import jobs_pb2
+from horovod.protos.v1 import jobs_pb2, story_pb2
 
 from .code import CodeShelf
 from .follower import Follower
@@ -39,6 +41,7 @@ from .ticks import Ticks
 
 UNREACHABLE = "horovod-unreachable"  # in a call's metadata: coordinators that its client could not connect to just now
 LEADER = "horovod-leader"  # in the trailing metadata of a call that is refused: who serves agents and jobs
+STORIES_S = 2.0  # a listing waits so long for the stories of jobs
 
 CommandOutbox = Outbox[pb.AgentCommand]
 
@@ -268,6 +271,24 @@ class ClusterHub:
                 labels=agent.register.labels,
             )
         return found
+
+    async def worlds(self) -> list[story_pb2.JobStory]:
+        """Of jobs that nobody has submitted and that are not over, without entries; none if the store is silent."""
+        try:
+            found = await asyncio.wait_for(read_stories(self._store), STORIES_S)
+        except (StoreError, asyncio.TimeoutError):
+            return []
+        others = [one for one in found if one.job not in self.cluster.jobs and not is_over(one)]
+        for one in others:
+            del one.entries[:]
+        return sorted(others, key=lambda one: one.job)
+
+    async def listing_of(self, job_id: str) -> jobs_pb2.Listing | None:
+        """One job, submitted or not, with its story; None if it is not known here. Raises StoreError."""
+        job, story = self.cluster.jobs.get(job_id), await read_story(self._store, job_id)
+        if job is None and story is None:
+            return None
+        return jobs_pb2.Listing(jobs=[listed(self._shown(job))] if job else (), worlds=[story] if story else ())
 
     def follow(self, follower: Follower) -> None:
         """`follower` hears of its job, which is there, from now on."""

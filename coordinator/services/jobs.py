@@ -100,7 +100,17 @@ class JobsService:
     async def List(self, request: pb.ListRequest, context: Context) -> pb.Listing:  # noqa: N802
         await self._access.admit(context, None)
         await check_serving(self._hub, context)
-        return self._hub.listing(request.most or LISTED_JOBS)
+        if not request.job:
+            found = self._hub.listing(request.most or LISTED_JOBS)
+            found.worlds.extend(await self._hub.worlds())
+            return found
+        try:
+            one = await self._hub.listing_of(request.job)
+        except StoreError as error:
+            await context.abort(_status_of(error), f"What has happened to the job can't be read: {error}")
+        if one is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, unknown(request.job))
+        return one
 
     async def Signal(self, request: pb.SignalRequest, context: Context) -> pb.JobRecord:  # noqa: N802
         await self._access.admit(context, None, request.ByteSize())

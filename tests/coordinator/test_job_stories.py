@@ -123,6 +123,17 @@ def test_who_does_not_join_again_is_named() -> None:
     assert job.last().endswith("rank 2 is now rank 1, rank 1 of epoch 1 did not join again.")
 
 
+def test_who_has_waited_in_vain_does_not_wait_for_ever() -> None:
+    job = Told(fewest=2)
+    job.story.over(job.moment())
+    assert not job.story.entries
+    job.come_all("a")
+    job.pass_time(2.0)
+    job.lose("a1")
+    job.story.over(job.moment())
+    assert job.events() == [WAITS, OVER]
+
+
 def test_the_end_is_told_once_and_the_job_may_begin_anew() -> None:
     job = Told(most=3, size=3)
     job.come_all("abc")

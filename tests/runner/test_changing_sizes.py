@@ -57,6 +57,7 @@ def test_a_job_goes_on_alone_and_takes_in_who_replaces_the_killed_one(horovodrun
     assert done.returncode == 0, done.stderr
     assert sizes(done.stdout, rank=0) == [2, 1, 2]
     assert done.stdout.count("took") == 2
+    assert "began with" not in done.stderr, "the story is for --verbose"
 
 
 def test_a_job_goes_on_without_a_lost_host_and_grows_on_another(

@@ -131,7 +131,7 @@ def run(
         ssh = SshOptions(ssh_port, ssh_identity_file)
 
         def on_hosts(console: Console, on_start: Callable[[Any], None]) -> None:
-            there.run(environ, ssh, console, on_start, console.note if verbose else lambda line: None)
+            there.run(environ, ssh, console, on_start, console.note if verbose else None)
 
         _run_in_thread(on_hosts, len(names), directory, bool(verbose))
         return there.results()

@@ -70,7 +70,7 @@ class Story:
 
     @property
     def is_over(self) -> bool:
-        return bool(self.entries) and self.entries[-1].event == OVER
+        return is_over(self)
 
     # -- what happens --------------------------------------------------------------------------------------------------
 
@@ -137,12 +137,13 @@ class Story:
         self._add(TAKEN_OVER, sentence, moment, replaces=self._last_is(TAKEN_OVER))
 
     def over(self, moment: Moment) -> None:
-        """No process of the job is left. Nothing follows from it for a job that has had no world."""
+        """No process of the job is left. Nothing follows from it for a job of which there is nothing to tell."""
         self.members = 0
         self._since_s, self._awaits = None, ""
         self._gone = {}
-        if self.epoch and not self.is_over:
-            self._add(OVER, f"The job is over: no process of epoch {self.epoch} is left, and none waits.", moment)
+        if self.entries and not self.is_over:
+            world = f"is in epoch {self.epoch}, and none waits" if self.epoch else "waits for the first world"
+            self._add(OVER, f"The job is over: no process {world} any more.", moment)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -243,6 +244,11 @@ class Story:
             self._bytes -= kept[0].ByteSize()
             kept = kept[1:]
         self.entries = (*kept, entry)
+
+
+def is_over(story: Story | story_pb2.JobStory) -> bool:
+    """Whether the last that is known is that no process of the job is left."""
+    return len(story.entries) > 0 and story.entries[-1].event == OVER
 
 
 def after(entries: Sequence[story_pb2.StoryEntry], number: int) -> list[story_pb2.StoryEntry]:

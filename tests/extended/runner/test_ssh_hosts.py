@@ -83,6 +83,9 @@ def test_a_world_on_other_hosts(hosts: Hosts) -> None:
     expected = [f"[{rank}]<stdout>:{rank} {rank % slots} {rank // slots} 6.0" for rank in range(4)]
     assert sorted(out.splitlines(), key=lambda line: int(line[1 : line.index("]")])) == expected
     assert f"on {hosts.names[1]}, over eth0" in err
+    assert re.search(
+        rf"^horovodrun: [\d:.]+ Epoch 1 began with 4 members on hosts? {hosts.names[1]}", err, re.MULTILINE
+    )
 
 
 def test_this_host_needs_no_ssh(hosts: Hosts) -> None:

@@ -20,6 +20,7 @@ from horovod.base.words import printable
 from horovod.coordinator.core.cluster.record_size import refusal_of
 from horovod.protos.v1 import jobs_pb2
 from horovod.protos.v1.jobs_pb2_grpc import JobsStub
+from horovod.protos.v1.story_pb2 import StoryEntry
 from horovod.worker.agent.feed import OUTPUT_COST
 from horovod.worker.agent.log import STREAMS
 from horovod.worker.agent.output import Console
@@ -113,8 +114,17 @@ class ClusterClient:
         """Sends a chunk of an archive; may be repeated."""
         return await self._ask(lambda stub, more: stub.PutCode(chunk, **more))
 
-    async def listing(self, most: int = 0) -> jobs_pb2.Listing:
-        return await self._ask(lambda stub, more: stub.List(jobs_pb2.ListRequest(most=most), **more))
+    async def listing(self, most: int = 0, job: str = "") -> jobs_pb2.Listing:
+        """job: this one alone, with its story. ClusterError where it is not known."""
+        return await self._ask(lambda stub, more: stub.List(jobs_pb2.ListRequest(most=most, job=job), **more))
+
+    async def story(self, job: str) -> Sequence[StoryEntry]:
+        """What has happened to the job's worlds, the oldest first; nothing where that can't be told now."""
+        try:
+            listing = await self.listing(job=job)
+        except ClusterError:
+            return ()
+        return next((one.entries for one in listing.worlds if one.job == job), ())
 
     async def follow(
         self,

@@ -15,7 +15,7 @@ from typing import Any
 from horovod.base.errors import ClusterCode, coded
 from horovod.base.settings import ROWS
 from horovod.launch.cluster.job_file.submit import add_options, words_of
-from horovod.protos.v1 import jobs_pb2
+from horovod.protos.v1 import jobs_pb2, story_pb2
 
 _STATES = {
     jobs_pb2.JOB_STATE_QUEUED: "queued",
@@ -25,6 +25,14 @@ _STATES = {
     jobs_pb2.JOB_STATE_SUCCEEDED: "succeeded",
     jobs_pb2.JOB_STATE_FAILED: "failed",
     jobs_pb2.JOB_STATE_STOPPED: "stopped",
+}
+_EVENTS = {
+    story_pb2.STORY_EVENT_FORMED: "formed",
+    story_pb2.STORY_EVENT_LOST: "lost",
+    story_pb2.STORY_EVENT_LEFT: "left",
+    story_pb2.STORY_EVENT_WAITS: "waits",
+    story_pb2.STORY_EVENT_TAKEN_OVER: "taken over",
+    story_pb2.STORY_EVENT_OVER: "over",
 }
 _SHOWN_WORDS = 40  # characters of a command in the table
 
@@ -47,7 +55,9 @@ def add_job_commands(commands: Any, parser_class: type[argparse.ArgumentParser])
     text = "Run a job file on registered agents: lines that its workers execute one after the other."
     submit = add("submit", text, _submit, job=False)
     add_options(submit)
-    ps = add("ps", "Show jobs, the latest first, and hosts.", _ps, job=False)
+    ps = add("ps", "Show jobs, the latest first, and hosts; or what has happened to one job.", _ps, job=False)
+    text = "this one alone, with its story: worlds, who left them and why, who is awaited"
+    ps.add_argument("job", metavar="JOB", nargs="?", default="", help=text)
     ps.add_argument("--output-format", choices=("table", "json"), default="table")
     ps.add_argument("--all", action="store_true", help="every job that is kept, not the latest 50 that are over only")
     logs = add("logs", "Show what the ranks of a job have printed.", _logs)
@@ -89,9 +99,12 @@ def _submit(args: argparse.Namespace) -> int:
 
 
 def _ps(args: argparse.Namespace) -> int:
-    listing: jobs_pb2.Listing = _ask(args, lambda cluster: cluster.listing(most=1 << 20 if args.all else 0))
+    most = 1 << 20 if args.all else 0
+    listing: jobs_pb2.Listing = _ask(args, lambda cluster: cluster.listing(most, args.job))
     if args.output_format == "json":
         print(json.dumps(as_json(listing), indent=2))
+    elif args.job:
+        print(as_story(listing, time.time()), end="")
     else:
         print(as_table(listing, time.time()), end="")
     return 0
@@ -139,33 +152,71 @@ def as_json(listing: jobs_pb2.Listing) -> dict[str, Any]:
         }
         for agent in listing.agents
     ]
-    return {"jobs": jobs, "hosts": agents}
+    return {"jobs": jobs, "hosts": agents, "worlds": [_world_as_json(one) for one in listing.worlds]}
+
+
+def _world_as_json(world: story_pb2.JobStory) -> dict[str, Any]:
+    story = [
+        {
+            "at": entry.at,
+            "epoch": entry.epoch,
+            "event": _EVENTS.get(entry.event, "unknown"),
+            "rank": entry.rank if entry.HasField("rank") else None,
+            "host": entry.host or None,
+            "sentence": entry.sentence,
+        }
+        for entry in world.entries
+    ]
+    return {"job": world.job, "epoch": world.epoch, "size": world.size, "members": world.members, "story": story}
 
 
 def as_table(listing: jobs_pb2.Listing, now_s: float) -> str:
-    """The jobs as a table for people."""
+    """Jobs, worlds that nobody has submitted and hosts as tables for people."""
+    lines = _jobs_as_table(listing.jobs, now_s)
+    if not listing.jobs and not listing.worlds:
+        lines = ["No job is known here."]
+    if listing.worlds:
+        worlds = [("WORLD", "EPOCH", "MEMBERS")]
+        for one in listing.worlds:
+            worlds.append((one.job, str(one.epoch), f"{one.members} of {one.size}" if one.members else "waits"))
+        lines += [*([""] if lines else []), *_columns(worlds)]
+    agents = [("HOST", "STATE", "SLOTS", "FREE", "GPUS")]
+    for agent in listing.agents:
+        agents.append((agent.name, agent.state, str(agent.slots), str(agent.free_slots), str(agent.gpus)))
+    lines += ["", *_columns(agents)] if listing.agents else ["", "No host is registered here."]
+    return "\n".join(lines) + "\n"
+
+
+def as_story(listing: jobs_pb2.Listing, now_s: float) -> str:
+    """One job, and what has happened to its worlds, for people."""
+    lines = _jobs_as_table(listing.jobs, now_s)
+    for world in listing.worlds:
+        now = f"epoch {world.epoch}, {world.members} of {world.size} members" if world.members else "no world runs"
+        lines += [*([""] if lines else []), f"{world.job}: {now}."]
+        for entry in world.entries:
+            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at))
+            lines.append(f"  {at}  {entry.sentence}")
+    return "\n".join(lines) + "\n"
+
+
+def _jobs_as_table(jobs: Sequence[jobs_pb2.JobRecord], now_s: float) -> list[str]:
+    """With the reasons of those that wait or have failed; nothing where there is no job."""
     rows = [("JOB", "STATE", "RANKS", "HOSTS", "USER", "AGE", "COMMAND")]
-    for record in listing.jobs:
+    for record in jobs:
         command = " ".join(words_of(record))
         shown = command if len(command) <= _SHOWN_WORDS else f"{command[: _SHOWN_WORDS - 3]}..."
         hosts = ",".join(share.agent for share in record.shares[:3]) + (",..." if len(record.shares) > 3 else "")
         state = _STATES[record.state] + (f" ({record.exit_code})" if record.state == jobs_pb2.JOB_STATE_FAILED else "")
         age = _age((record.ended_at or now_s) - record.submitted_at)
         rows.append((record.id, state, str(record.spec.processes), hosts or "-", record.spec.user, age, shown))
-    lines = _columns(rows)
-    if not listing.jobs:
-        lines = ["No job is known here."]
+    if not jobs:
+        return []
     reasons = [
         f"{record.id}: {record.sentence}"
-        for record in listing.jobs
+        for record in jobs
         if record.sentence and record.state not in (jobs_pb2.JOB_STATE_SUCCEEDED, jobs_pb2.JOB_STATE_STOPPED)
     ]
-    agents = [("HOST", "STATE", "SLOTS", "FREE", "GPUS")]
-    for agent in listing.agents:
-        agents.append((agent.name, agent.state, str(agent.slots), str(agent.free_slots), str(agent.gpus)))
-    lines += ["", *reasons] if reasons else []
-    lines += ["", *_columns(agents)] if listing.agents else ["", "No host is registered here."]
-    return "\n".join(lines) + "\n"
+    return [*_columns(rows), *(["", *reasons] if reasons else [])]
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -17,10 +17,12 @@ from horovod.launch.cluster.client import Access, ClusterClient, FollowedJob, co
 from horovod.launch.console.control import Control, without_loop
 from horovod.launch.console.python_streams import PythonStreams
 from horovod.launch.console.report import last_lines, outcome_of
+from horovod.launch.console.story import ASK_S, story_told
 from horovod.launch.console.terminal import terminal_size
 from horovod.launch.elastic.policy import elastic_variables, write_policy
 from horovod.launch.observed import traced
 from horovod.protos.v1 import jobs_pb2
+from horovod.protos.v1.story_pb2 import StoryEntry
 from horovod.rendezvous.hosts import HostSlots, fill
 from horovod.worker.agent.output import Console
 
@@ -75,7 +77,8 @@ def launch_on_agents(args: argparse.Namespace, environ: Mapping[str, str], hosts
     def run(console: Console, on_start: OnStart, changed: OnChange) -> jobs_pb2.JobRecord:
         with traced(count) as trace:
             spec.environment.update(trace)
-            return asyncio.run(attended(access, spec, console, on_start, changed))
+            note = (lambda line: console.note(f"horovodrun: {line}")) if args.verbose else None
+            return asyncio.run(attended(access, spec, console, on_start, changed, note=note))
 
     return show(args, args.replacement.greatest(count) if args.replacement else count, run)
 
@@ -141,18 +144,28 @@ async def attended(
     on_start: OnStart,
     changed: OnChange = lambda record: None,
     prepare: Callable[[FollowedJob], None] = lambda job: None,
+    note: Callable[[str], None] | None = None,
 ) -> jobs_pb2.JobRecord:
     """Submits a job, or follows one that is there, shows its output and returns its record when it is over.
 
     on_start: called in the event loop with what a signal handler may stop. prepare: called with the job before that.
+    note: shows a line of the job's story; None: it is not told.
+
     ClusterError, with a sentence, when no coordinator serves.
     """
-    async with ClusterClient(access) as cluster:
+    # The story is asked for by a client of its own, which gives up at once: a question in vain must not send the other
+    # one to another coordinator.
+    async with ClusterClient(access) as cluster, ClusterClient(access, patience_s=0) as asking:
         job = FollowedJob(cluster, console)
         job.changed = changed
+
+        async def story() -> Sequence[StoryEntry]:
+            return await asking.story(job.record.id) if job.record.id else ()
+
         prepare(job)
         on_start(job)
-        record = await (job.follow(work) if isinstance(work, jobs_pb2.Open) else job.run(work))
+        async with story_told(note, story, ASK_S):
+            record = await (job.follow(work) if isinstance(work, jobs_pb2.Open) else job.run(work))
         await last_lines(console, lambda: job.stopping)
         return record
 

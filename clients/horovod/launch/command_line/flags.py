@@ -81,7 +81,9 @@ def make_parser() -> Parser:
     parser.add_argument(
         "-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="put the time before each line"
     )
-    parser.add_argument("--verbose", action="store_true", help="say what the launcher does; show tracebacks")
+    parser.add_argument(
+        "--verbose", action="store_true", help="say what the launcher does and what happens to the job; show tracebacks"
+    )
     parser.add_argument("--config-file", metavar="YAML", help="file with settings")
 
     hosts = parser.add_argument_group("hosts")

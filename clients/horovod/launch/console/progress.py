@@ -87,6 +87,7 @@ class Progress:
     """Shows on `console` what ranks are missing, `hosts[rank]` being the rank's host, or anything else that changes."""
 
     def __init__(self, console: Console, hosts: Sequence[str] = (), *, verbose: bool = False) -> None:
+        self.verbose = verbose
         self._console = console
         self._hosts = hosts
         self._lines = PlainLines(every_change=verbose)

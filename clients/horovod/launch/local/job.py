@@ -20,11 +20,13 @@ from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.launch.console.control import SignalTarget
 from horovod.launch.console.progress import Progress, Seen, seen_by
 from horovod.launch.console.report import last_lines
+from horovod.launch.console.story import story_told
 from horovod.launch.elastic.policy import elastic_variables, write_policy
 from horovod.launch.elastic.request import Replacement
 from horovod.launch.local.own_machine import OwnMachine, Shares
 from horovod.launch.observed import pages_of, traced
 from horovod.protos.v1.jobs_pb2 import JOB_STATE_RUNNING, JobRecord, JobSpec
+from horovod.protos.v1.story_pb2 import StoryEntry
 from horovod.worker.agent.gpus import pinned
 from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.output import Console
@@ -110,11 +112,14 @@ def run_job(
 
         told = 0  # the generation of which the user knows
 
+        def note(line: str) -> None:
+            console.note(f"horovodrun: {line}")
+
         def tell_replaced(record: JobRecord) -> None:
             nonlocal told
             if record.state == JOB_STATE_RUNNING and record.sentence and record.generation > told:
                 told = record.generation
-                console.note(f"horovodrun: {record.sentence}")
+                note(record.sentence)
 
         async def run() -> JobRecord:
             supervisor = Supervisor(console, guardian)
@@ -129,10 +134,15 @@ def run_job(
                 assert coordinator.server is not None
                 return seen_by(coordinator.server.overview(), settings.job, supervisor.started)
 
+            async def story() -> Sequence[StoryEntry]:
+                assert coordinator.server is not None
+                return coordinator.server.story(settings.job)
+
             shown = asyncio.create_task(progress.show(look)) if progress else None
             on_start(machine)
             try:
-                record = await machine.run(spec, settings.job, tell_replaced)
+                async with story_told(note if progress is not None and progress.verbose else None, story):
+                    record = await machine.run(spec, settings.job, tell_replaced)
             finally:
                 if shown is not None:
                     shown.cancel()

@@ -47,7 +47,7 @@ class FunctionOnHosts:
         ssh: SshOptions,
         console: Console,
         on_start: Callable[[Any], None],
-        note: Callable[[str], None],
+        note: Callable[[str], None] | None,
     ) -> None:
         """RuntimeError with a line for each host that could not be used."""
         check_ssh()

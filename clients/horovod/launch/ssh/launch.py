@@ -23,6 +23,7 @@ from horovod.coordinator.services.exchange import Exchange
 from horovod.launch.cluster.client import Access, FollowedJob
 from horovod.launch.cluster.launch import attended, job_of, show
 from horovod.launch.console.progress import Progress, Seen, hosts_sentence, seen_by
+from horovod.launch.console.story import story_told
 from horovod.launch.console.terminal import terminal_size
 from horovod.launch.observed import pages_of, traced
 from horovod.launch.ssh.remote_agent import (
@@ -35,6 +36,7 @@ from horovod.launch.ssh.remote_agent import (
 )
 from horovod.launch.ssh.run_certificate import ADVICE, run_certificate
 from horovod.protos.v1 import jobs_pb2
+from horovod.protos.v1.story_pb2 import StoryEntry
 from horovod.rendezvous.hosts import HostSlots, remote
 from horovod.worker.agent.output import Console
 from horovod.worker.runtime.host import choose_interfaces, interfaces
@@ -159,7 +161,7 @@ def launch_on_hosts(
     def run(
         console: Console, on_start: Callable[[Any], None], changed: Callable[[jobs_pb2.JobRecord], None]
     ) -> jobs_pb2.JobRecord:
-        note = (lambda line: console.note(f"horovodrun: {line}")) if args.verbose else (lambda line: None)
+        note = (lambda line: console.note(f"horovodrun: {line}")) if args.verbose else None
         return run_on_hosts(
             spec,
             hosts,
@@ -186,12 +188,13 @@ def run_on_hosts(
     console: Console,
     on_start: Callable[[Any], None],
     changed: Callable[[jobs_pb2.JobRecord], None] = lambda record: None,
-    note: Callable[[str], None] = lambda line: None,
+    note: Callable[[str], None] | None = None,
     output: Callable[[FollowedJob], None] = lambda job: None,
     exchange: Exchange | None = None,
 ) -> jobs_pb2.JobRecord:
     """The record of the job when it is over. RuntimeError with a line for each host that could not be used.
 
+    note: shows a line about what agents say and what happens to the job; None: nothing of that is shown.
     exchange: what ranks fetch from this coordinator and deliver to it.
     """
     token = secrets.token_urlsafe(32)
@@ -223,10 +226,19 @@ def run_on_hosts(
             order |= {"ca": certificate.text(), "server_name": certificate.client.server_name}
         access = Access([f"127.0.0.1:{port}"], token, certificate.client if certificate else None)
 
+        job_name = ""
+
         def look() -> Seen:
+            nonlocal job_name
             assert coordinator.server is not None
             jobs = coordinator.server.overview()
-            return seen_by(jobs, jobs[0].name if jobs else "", spec.processes)
+            job_name = jobs[0].name if jobs else job_name
+            return seen_by(jobs, job_name, spec.processes)
+
+        async def story() -> Sequence[StoryEntry]:
+            assert coordinator.server is not None
+            look()
+            return coordinator.server.story(job_name)
 
         async def run() -> jobs_pb2.JobRecord:
             quiet(asyncio.get_running_loop())
@@ -234,11 +246,13 @@ def run_on_hosts(
             assert task is not None
             on_start(_Starting(task))
             timeout_s = settings.start_timeout_seconds
-            async with HostAgents(hosts, order, ssh, python, environ, timeout_s, note, Progress(console)):
+            notes = note or (lambda line: None)
+            async with HostAgents(hosts, order, ssh, python, environ, timeout_s, notes, Progress(console)):
                 ranks = [host.name for host in spec.hosts for _ in range(host.slots)][: spec.processes]
                 showing = asyncio.create_task(Progress(console, ranks).show(look))
                 try:
-                    return await attended(access, spec, console, on_start, changed, output)
+                    async with story_told(note, story):
+                        return await attended(access, spec, console, on_start, changed, output)
                 finally:
                     showing.cancel()
                     await asyncio.wait([showing])
