@@ -155,7 +155,9 @@ class Stories:
         told = self._stories[job]
         for entry in after(told.story.entries, told.logged):
             if entry.event in _LOGGED:
-                _log.info("Job %r: %s", job, entry.sentence, extra=about(job, entry.epoch or None))
+                # Sentences about those who wait name the job.
+                sentence = entry.sentence if entry.event == WAITS else f"Job {job!r}: {entry.sentence}"
+                _log.info("%s", sentence, extra=about(job, entry.epoch or None))
         told.logged = told.story.number
         is_old = told.logged > 0 and self._clock() - told.stored_at_s > KEPT_STORY_S / 2
         if (told.stored < told.logged or is_old) and told.writing is None and self._guard(job) is not None:

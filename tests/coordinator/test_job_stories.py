@@ -193,6 +193,16 @@ def test_its_size_is_bounded() -> None:
 
 
 # -- other coordinators ------------------------------------------------------------------------------------------------
+def test_a_world_that_was_taken_over_whole_goes_on_as_it_was() -> None:
+    story = Story("digits")
+    record = pb.WorldRecord(world=world(2))
+    story.taken_over(record, pb.GoneRecord(epoch=1), NOW)
+    later = Moment(3600.0, WALL_S + 3600.0)
+    for rank in range(2):
+        story.gone(pb.MemberGone(epoch=1, rank=rank, orderly=True, returns=True), later)
+    assert story.formed(world(2, epoch=2), {"m0": 0, "m1": 1}, later) == 0.0
+
+
 @pytest.mark.parametrize("is_written", [True, False])
 def test_it_goes_on_at_another_coordinator(is_written: bool) -> None:
     """is_written: the first one had time to write the latest entries down."""

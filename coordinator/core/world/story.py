@@ -83,12 +83,13 @@ class Story:
         """A world has begun. claims: by member id, the rank in the last world. Returns how many seconds it took."""
         took_s = 0.0 if self._since_s is None else max(0.0, moment.now_s - self._since_s)
         after = self._after()
-        hosts = [host.identity.name for host in world.hosts]
+        hosts = list(dict.fromkeys(host.identity.name for host in world.hosts))
         where = f"{'host' if len(hosts) == 1 else 'hosts'} {shortened(hosts, _MOST_HOSTS)}"
         began = f"Epoch {world.epoch} began with {plural(len(world.members), 'member')} on {where}"
         if after:
             began += f", {_duration(took_s)} after {after}"
-        before = {rank: claims[one.member_id] for rank, one in enumerate(world.members) if one.member_id in claims}
+        old = (claims.get(one.member_id) for one in world.members)
+        before = {rank: one for rank, one in enumerate(old) if one is not None} if claims else {}
         changes = self._changes(before, len(world.members)) if before else ""
         self._begin_world(world)
         self._add(FORMED, f"{began}: {changes}." if changes else f"{began}.", moment)
@@ -130,8 +131,8 @@ class Story:
             self.gone(one, moment)
         self._gone = {one.rank: one for one in lasting}
         self.members = self.size - len(lasting)
-        self._since_s = None
-        self._begin_to_wait("the job was taken over", moment)
+        if gone.gone:  # else the world goes on as it was
+            self._begin_to_wait("the job was taken over", moment)
         present = f"{self.members} of its {plural(self.size, 'member')}"
         sentence = f"Epoch {self.epoch} was taken over from another coordinator, with {present}."
         self._add(TAKEN_OVER, sentence, moment, replaces=self._last_is(TAKEN_OVER))
@@ -142,8 +143,8 @@ class Story:
         self._since_s, self._awaits = None, ""
         self._gone = {}
         if self.entries and not self.is_over:
-            world = f"is in epoch {self.epoch}, and none waits" if self.epoch else "waits for the first world"
-            self._add(OVER, f"The job is over: no process {world} any more.", moment)
+            none = f"is left after epoch {self.epoch}" if self.epoch else "waits for its first world any more"
+            self._add(OVER, f"The job is over: no process {none}.", moment)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -165,7 +166,8 @@ class Story:
         if not gone:
             return self._since
         if len(gone) == 1:
-            return f"rank {gone[0].rank} on host {gone[0].host} {'was lost' if lost else 'left'}"
+            where = f" on host {gone[0].host}" if gone[0].host else ""
+            return f"rank {gone[0].rank}{where} {'was lost' if lost else 'left'}"
         return f"{ranks_in_words(one.rank for one in gone)} {'were lost' if lost else 'left'}"
 
     def _changes(self, before: Mapping[int, int], size: int) -> str:
