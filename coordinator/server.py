@@ -155,6 +155,11 @@ class CoordinatorServer:
         """What has happened to the job, the oldest first; also of one that has just ended. Any thread."""
         return () if self._hub is None else self._hub.stories.entries(job)
 
+    def give_up(self, job: str, sentence: str) -> None:
+        """As `Membership.give_up` (core/world/membership.py)."""
+        if self._hub is not None:
+            self._hub.give_up(job, sentence)
+
     async def wait_until_empty(self, timeout_s: float) -> bool:
         """Waits until no world has a member; False when some has after that time."""
         return self._hub is None or await self._hub.wait_until_empty(timeout_s)
@@ -252,6 +257,15 @@ class EmbeddedCoordinator:
         if self._server is None:
             return True
         return bool(self._call(self._server.wait_until_empty(timeout_s), timeout_s + START_TIMEOUT_S))
+
+    def give_up(self, job: str, sentence: str) -> None:
+        """For a launcher in this process, from any of its threads: a process of the job will not come to its world.
+
+        Those that wait for it in hvd.init(), and those that call it later, get this sentence at once.
+        """
+        if self._thread is not None and self._server is not None and self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile, and nobody waits any more
+                self._loop.call_soon_threadsafe(self._server.give_up, job, sentence)
 
     def stop(self, grace: float = STOP_GRACE_S) -> None:
         """Idempotent."""

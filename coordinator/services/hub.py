@@ -197,6 +197,10 @@ class Hub:
         """An agent says that a rank's process has ended. Ignored for a job that is not served here."""
         self._carry_out(ended.job, self._membership.rank_ended(ended, self._clock()))
 
+    def give_up(self, job: str, sentence: str) -> None:
+        """As `Membership.give_up`."""
+        self._carry_out(job, self._membership.give_up(job, sentence))
+
     # -- effects -------------------------------------------------------------------------------------------------------
 
     def _carry_out_for(self, member_id: str, effects: Sequence[Effect]) -> None:
@@ -326,13 +330,11 @@ class Hub:
 
     async def _restore(self, job: str, guard: Guard) -> None:
         """Takes up the world that another coordinator has left, or this one before it was replaced."""
-        found = await self._worlds.read(job)
-        if found is None:
+        if (found := await self._worlds.read(job)) is None:
             return
         record, gone = found
         world = record.world
-        members = self._membership.restore(record, gone, self._clock())
-        if not members:
+        if not (members := self._membership.restore(record, gone, self._clock())):
             return
         if self._membership.world_of(job) is not None:  # else all are on their way to the next world
             negotiation = Negotiation(

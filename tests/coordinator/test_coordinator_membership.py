@@ -56,6 +56,24 @@ def test_progress_names_what_is_missing_and_comes_once(story: Story) -> None:
     assert len(story.progress("m0")) == 2
 
 
+def test_a_launcher_gives_up_a_world_that_cannot_form(story: Story) -> None:
+    story.join("m0", size=3)
+    sentence = "Rank 1 raised ValueError."
+    story.take(story.membership.give_up("digits", sentence))
+    assert [event.refused.sentence for event in story.told["m0"] if event.HasField("refused")] == [sentence]
+    assert story.closed == ["m0"]
+    assert story.join("late", size=3) == sentence
+    assert story.join("m1", job="digits-2", size=1) == ""
+
+
+def test_a_world_that_stands_is_not_given_up(story: Story) -> None:
+    story.join("m0")
+    story.join("m1")
+    story.take(story.membership.give_up("digits", "Rank 2 raised ValueError."))
+    assert story.closed == []
+    assert not any(event.HasField("refused") for event in story.told["m0"])
+
+
 def test_progress_names_missing_ranks(story: Story) -> None:
     story.join("m0", size=5, rank=3)
     assert story.progress("m0") == ["1 of 5 members of job 'digits' joined; waiting for ranks 0-2 and 4."]

@@ -14,7 +14,7 @@ from error_codes import ends_with
 from resources import descriptors, eventually, threads
 from runtime_harness import Program, allreduce_all, form_threads, threads_of_streams, world
 
-from horovod.base.errors import SettingCode, WorldCode
+from horovod.base.errors import LaunchCode, SettingCode, WorldCode, coded
 from horovod.common import basics as hvd
 from horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.worker.runtime import local_member
@@ -217,6 +217,16 @@ def test_shared_memory_that_is_asked_for_but_impossible_is_refused(coordinator):
     with Program(script, **common, HOROVOD_HOSTNAME="a") as one, Program(script, **common, HOROVOD_HOSTNAME="b") as two:
         for text in (one.finish(), two.finish()):
             assert re.search(ends_with(WorldCode.NO_SHARED_MEMORY, "HOROVOD_TRANSPORT=shm", "host a", "host b"), text)
+
+
+def test_a_launcher_that_gives_a_world_up_ends_the_waiting(coordinator):
+    why = coded(LaunchCode.FUNCTION_RAISED, "The function of rank 1 raised ValueError: too bad.")
+    script = "\ntry: hvd.init()\nexcept ValueError as error: print(error)"
+    common = {"HOROVOD_COORDINATOR": coordinator.address, "HOROVOD_SIZE": "2", "HOROVOD_JOB": "failed"}
+    with Program(script, **common) as first:
+        assert eventually(lambda: [job.name for job in coordinator.server.overview()] == ["failed"])
+        coordinator.give_up("failed", why)
+        assert re.search(ends_with(LaunchCode.FUNCTION_RAISED, "rank 1 raised ValueError: too bad"), first.finish())
 
 
 def test_settings_that_must_agree(coordinator):

@@ -225,10 +225,18 @@ def shutdown() -> None:
     _leave()
 
 
-def _leave(returns: bool = False) -> None:
-    reason = "it joins the next world" if returns else "it called hvd.shutdown()"
+def leave_because(reason: str) -> None:
+    """shutdown() of a process that goes on although what it ran for the world has failed; for launchers.
+
+    reason: completes "Rank 1 on host h1 left the world: ", which the other ranks get.
+    """
+    _leave(reason=reason, failed=True)
+
+
+def _leave(returns: bool = False, reason: str = "", failed: bool = False) -> None:
+    reason = reason or ("it joins the next world" if returns else "it called hvd.shutdown()")
     # In a `finally:` of the script, an exception may be on its way: then the work is not done.
-    _context.shutdown(reason, returns=returns, failed=sys.exc_info()[0] is not None)
+    _context.shutdown(reason, returns=returns, failed=failed or sys.exc_info()[0] is not None)
     if not is_initialized():
         global_process_set.ranks = None
         forget_all()

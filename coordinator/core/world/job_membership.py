@@ -18,7 +18,7 @@ one before. The later one shows that the earlier one is gone, and the earlier on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 
 from horovod.base.errors import WorldCode, coded
 from horovod.base.words import capitalized, plural, shortened
@@ -180,13 +180,21 @@ class JobMembership:
         """As `Membership.unformable`."""
         if not self.rendezvous.is_forming(formation):
             return []
-        effects: list[Effect] = []
         self.rendezvous.forget_refused()
+        effects = self._send_away(formation.requests, sentence)  # all, before some of them could form a world
+        return [*effects, *self.rendezvous.advance(now_s)]
+
+    def give_up(self, sentence: str) -> list[Effect]:
+        """As `Membership.give_up`."""
+        return self._send_away(self.rendezvous.waiting.requests, sentence)
+
+    def _send_away(self, member_ids: Iterable[str], sentence: str) -> list[Effect]:
+        effects: list[Effect] = []
         refused = pb.MembershipEvent(refused=pb.Refused(sentence=sentence))
-        for member_id in formation.requests:  # all, before some of them could form a world
+        for member_id in list(member_ids):
             self.rendezvous.withdraw(member_id, self.liveness.by_rank)
             effects += [Send(member_id, refused), Close(member_id)]
-        return [*effects, *self.rendezvous.advance(now_s)]
+        return effects
 
     def formed(self, formation: Formation, epoch: int, secret: bytes, now_s: float) -> list[Effect]:
         """As `Membership.formed`."""

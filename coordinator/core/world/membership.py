@@ -40,6 +40,7 @@ class Membership:
         self._jobs: dict[str, JobMembership] = {}
         self._job_of: dict[str, JobMembership] = {}  # member id -> its job
         self._last: OrderedDict[str, LastWorld] = OrderedDict()  # job -> the last world that it had
+        self._given_up: dict[str, str] = {}  # job -> why none of its worlds forms any more
 
     def _job(self, name: str) -> JobMembership:
         """The job; a new one, which is not known yet, if there is none of this name."""
@@ -58,7 +59,7 @@ class Membership:
 
     def join(self, request: pb.JoinRequest, now_s: float) -> tuple[str, list[Effect]]:
         """The sentence why `request` is refused ("" when it is not), and the effects on members."""
-        if refusal := refusal_of(request):
+        if refusal := refusal_of(request) or self._given_up.get(request.job, ""):
             return refusal, []
         job = self._job(request.job)
         effects = self._settled(job, job.make_way(request, now_s))
@@ -91,6 +92,14 @@ class Membership:
         """Refuses the members of `formation` with this sentence, because their world can never form."""
         job = self._jobs.get(formation.job)
         return self._settled(job, job.unformable(formation, sentence, now_s)) if job else []
+
+    def give_up(self, job_name: str, sentence: str) -> list[Effect]:
+        """The launcher of a job says that one of its processes will not come: refuses those that wait for it, and all
+        that come later under this name, with this sentence. A world that stands is left alone.
+        """
+        self._given_up[job_name] = sentence
+        job = self._jobs.get(job_name)
+        return self._settled(job, job.give_up(sentence)) if job else []
 
     def formed(self, formation: Formation, epoch: int, secret: bytes, now_s: float) -> list[Effect]:
         """The store gave `formation` its epoch. Nothing happens when it is no longer forming (the epoch is skipped)."""
