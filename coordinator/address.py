@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from horovod.base.errors import ClusterCode, SettingCode, coded
 
 
+def everywhere() -> str:
+    """To listen on every interface of this host, at a port that the system chooses."""
+    return "[::]:0" if socket.has_dualstack_ipv6() else "0.0.0.0:0"
+
+
 @dataclass(frozen=True)
 class ListenAddress:
     host: str  # without brackets

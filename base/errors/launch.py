@@ -38,6 +38,18 @@ class LaunchCode(ErrorCode):
         "too-few-gpus",
         "There are fewer GPUs than processes that are to have one each. Start fewer, or leave --pin-gpus out.",
     )
+    TOO_FEW_RESOURCES = (
+        "too-few-resources",
+        "Ray could not place the workers in time. The sentence says which resources are missing, or in use.",
+    )
+    WORKERS_NOT_STARTED = (
+        "workers-not-started",
+        "A RayExecutor is asked for something before start() or after shutdown(), or started twice.",
+    )
+    WORKERS_LATE = (
+        "workers-late",
+        "Ray has placed workers whose processes did not answer in time. Ray's own logs say what they do.",
+    )
     OUTPUT_UNUSABLE = (
         "output-unusable",
         "What ranks print can't be written: a folder can't be used, or the reader of stdout or stderr has gone.",
@@ -67,7 +79,10 @@ class LaunchCode(ErrorCode):
         "rank-failed",
         "A process of the job failed or was lost, or left no result. What it has printed says more.",
     )
-    FUNCTION_RAISED = ("function-raised", "The function of horovod.run raised an exception, whose traceback is shown.")
+    FUNCTION_RAISED = (
+        "function-raised",
+        "The function of horovod.run or of an executor raised an exception, whose traceback is shown.",
+    )
     CERTIFICATE_FILES = (
         "certificate-files",
         "`horovodrun certs` can't read, write or renew a file, or would have to overwrite one.",

@@ -18,7 +18,6 @@ _LAUNCHER = "there is no launcher for {} yet. Start processes with horovodrun or
 WHY = {
     "horovod.mxnet": _FRAMEWORK.format("MXNet"),
     "horovod.jax": _FRAMEWORK.format("JAX"),
-    "horovod.ray": _LAUNCHER.format("Ray"),
     "horovod.spark": _LAUNCHER.format("Spark"),
 }
 

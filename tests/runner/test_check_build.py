@@ -34,9 +34,12 @@ Available Tensor Operations:
     [{MPI}] MPI
     [{Gloo}] Gloo
     [{Native}] Native
+
+Available Launchers:
+    [{Ray}] Ray
 """
 Installed = Callable[..., CompletedProcess[str]]
-NAMES = ["TensorFlow", "PyTorch", "MXNet", "JAX", "MPI", "Gloo", "NCCL", "DDL", "CCL", "Native"]
+NAMES = ["TensorFlow", "PyTorch", "MXNet", "JAX", "MPI", "Gloo", "NCCL", "DDL", "CCL", "Native", "Ray"]
 
 
 @pytest.mark.parametrize("present", [set(), {"PyTorch", "Native"}, {"TensorFlow", "MPI", "Gloo", "NCCL"}, set(NAMES)])
@@ -64,6 +67,7 @@ def test_the_command_tells_the_truth(installed: Installed) -> None:
     gloo = "    [ ] Gloo" if _core.gloo_obstacle() else "    [X] Gloo"
     assert lines.count(gloo) == 2  # a controller and tensor operations
     assert ("    [X] TensorFlow" in lines) == (importlib.util.find_spec("tensorflow") is not None)
+    assert ("    [X] Ray" in lines) == (importlib.util.find_spec("ray") is not None)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from horovod.common import util
 
 @pytest.mark.parametrize(
     "name",
-    ["mxnet", "jax", "ray", "spark", "spark.torch"],
+    ["mxnet", "jax", "spark", "spark.torch"],
 )
 def test_importing_it_says_so(name: str) -> None:
     with pytest.raises(ImportError, match=r"is not there in this version of Horovod \(.+\): .+\.$") as error:
@@ -31,7 +31,7 @@ def test_what_is_not_there_is_neither_found_nor_built() -> None:
         assert not util.extension_available(name)
 
 
-@pytest.mark.parametrize(("module", "framework"), [("tensorflow", "TensorFlow"), ("keras", "Keras")])
+@pytest.mark.parametrize(("module", "framework"), [("tensorflow", "TensorFlow"), ("keras", "Keras"), ("ray", "Ray")])
 def test_without_its_framework_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, module: str, framework: str
 ) -> None:

@@ -15,6 +15,8 @@ from horovod.base.errors import TrainingCode
 from horovod.common import basics, compatibility, util
 from horovod.common.process_sets import ProcessSet, register
 from horovod.runner.common.util.env import get_env_rank_and_size
+from horovod.runner.common.util.secret import make_secret_key
+from horovod.runner.common.util.timeout import Timeout, TimeoutException
 from horovod.runner.util.threads import in_thread
 
 LAUNCHERS = ("HOROVOD_", "OMPI_", "PMI_", "SLURM_", "RANK", "WORLD_SIZE")
@@ -121,3 +123,15 @@ def test_torch() -> None:
     with pytest.raises(ValueError, match="op parameter supersedes average"):
         mpi_ops.handle_average_backwards_compatibility(basics.Sum, True)
     assert mpi_ops._basics.is_initialized() is False
+
+
+def test_a_timeout_and_a_key() -> None:
+    later = Timeout(1000, message="Timed out waiting for {activity} after {timeout} s.")
+    later.check_time_out_for("workers")
+    assert 0 < later.remaining() <= 1000
+    over = Timeout(-1, message="Timed out waiting for {activity} after {timeout} s.")
+    assert over.timed_out()
+    assert over.remaining() == 0
+    with pytest.raises(TimeoutException, match="Timed out waiting for workers after -1 s"):
+        over.check_time_out_for("workers")
+    assert make_secret_key() != make_secret_key()

@@ -15,6 +15,8 @@ _FRAMEWORKS = {
     "MXNet": "horovod.mxnet",
     "JAX": "horovod.jax",
 }
+_LAUNCHERS = {"Ray": "horovod.ray"}
+_MODULES = _FRAMEWORKS | _LAUNCHERS
 _PROBES = {"MPI": "mpi_built", "Gloo": "gloo_built", "DDL": "ddl_built", "CCL": "ccl_built"}
 _TIMEOUT_S = 120
 _NOT_FROM_HERE = "import sys; sys.path[:] = [entry for entry in sys.path if entry]"  # -P is only in Python >= 3.11
@@ -22,13 +24,14 @@ _NOT_FROM_HERE = "import sys; sys.path[:] = [entry for entry in sys.path if entr
 
 def check_build() -> str:
     """The table. Each framework is asked in a process of its own: importing it may take long, or crash."""
-    names = [*_FRAMEWORKS, *_PROBES, "NCCL", "Native"]
+    names = [*_MODULES, *_PROBES, "NCCL", "Native"]
     with ThreadPoolExecutor(max_workers=4) as pool:
         has = dict(zip(names, pool.map(_has, names), strict=True))
     sections = {
         "Available Frameworks": list(_FRAMEWORKS),
         "Available Controllers": ["MPI", "Gloo", "Coordinator"],
         "Available Tensor Operations": ["NCCL", "DDL", "CCL", "MPI", "Gloo", "Native"],
+        "Available Launchers": list(_LAUNCHERS),
     }
     has["Coordinator"] = has["Native"]  # the built-in controller and the built-in data plane are one
     blocks = [f"Horovod v{__version__}:"]
@@ -44,7 +47,7 @@ def _has(name: str) -> bool:
         return _runs("from horovod.common.basics import cuda_built, nccl_built\nassert nccl_built() and cuda_built()")
     if name in _PROBES:
         return _runs(f"from horovod.common.util import {_PROBES[name]} as built\nassert built()")
-    module = _FRAMEWORKS[name]
+    module = _MODULES[name]
     return importlib.util.find_spec(module) is not None and _runs(f"import {module}")
 
 

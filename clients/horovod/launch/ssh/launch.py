@@ -15,6 +15,7 @@ from typing import Any
 
 from horovod.base.errors import LaunchCode, code_of, coded, without_code
 from horovod.base.settings import Settings, resolve
+from horovod.coordinator.address import everywhere
 from horovod.coordinator.config import CoordinatorConfig
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.loops import quiet
@@ -203,7 +204,7 @@ def run_on_hosts(
         run_certificate() as certificate,
         EmbeddedCoordinator.of(
             CoordinatorConfig(
-                _everywhere(),
+                everywhere(),
                 token,
                 tls=certificate.server if certificate else None,
                 tls_advice=ADVICE,
@@ -266,10 +267,6 @@ def run_on_hosts(
 def shown_name(name: str) -> str:
     """`localhost` says nothing to other hosts, nor to a later reader of a log."""
     return socket.gethostname() if name == "localhost" else name
-
-
-def _everywhere() -> str:
-    return "[::]:0" if socket.has_dualstack_ipv6() else "0.0.0.0:0"
 
 
 def _addresses(settings: Settings, port: int) -> list[str]:

@@ -1,0 +1,32 @@
+"""`horovod.ray`: ranks as actors of Ray.
+
+    from horovod.ray import RayExecutor
+
+    executor = RayExecutor(RayExecutor.create_settings(), num_workers=4)
+    executor.start()
+    losses = executor.run(train, args=[epochs])  # by rank
+    executor.shutdown()
+
+Ray places, starts and watches the processes; Horovod gives them ranks, a coordinator and the data plane (docs/ray.md).
+
+    RayExecutor (runner.py)      what users call; under Ray Client the rest is in an actor of the cluster
+      StaticAdapter (static.py)  one set of workers: starts, calls, failures
+        strategy.py              where actors are placed
+        own_coordinator.py       the coordinator, in the process that has the adapter
+        worker.py                one actor, one rank
+"""
+
+from __future__ import annotations
+
+from horovod.base.errors import LaunchCode, coded
+
+try:
+    import ray as _ray  # noqa: F401 - only whether it is there
+except ModuleNotFoundError as error:
+    sentence = f"horovod.ray needs Ray, which is not installed ({error}). Install it with: pip install 'horovod[ray]'"
+    raise ImportError(coded(LaunchCode.MISSING_PROGRAM, sentence)) from error
+
+from horovod.ray.runner import RayExecutor
+from horovod.ray.worker import BaseHorovodWorker
+
+__all__ = ["BaseHorovodWorker", "RayExecutor"]

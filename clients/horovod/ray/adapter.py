@@ -1,0 +1,70 @@
+"""What RayExecutor asks of whoever has the workers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Meanwhile = Callable[[], None]  # called again and again while a call runs, and once after its results are there
+
+
+@dataclass
+class BaseParams:
+    """What one worker gets. gpus_per_worker: None is one, where GPUs are used."""
+
+    cpus_per_worker: int = 1
+    use_gpu: bool = False
+    gpus_per_worker: int | None = None
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one worker."""
+        return (self.gpus_per_worker or 1) if self.use_gpu else 0
+
+
+class Adapter(ABC):
+    """The workers of one executor."""
+
+    @abstractmethod
+    def start(
+        self,
+        executable_cls: type | None = None,
+        executable_args: Sequence[Any] | None = None,
+        executable_kwargs: Mapping[str, Any] | None = None,
+        extra_env_vars: Mapping[str, str] | None = None,
+    ) -> None:
+        """Has all workers ready, each with an object of `executable_cls`; after an error nothing is left."""
+
+    @abstractmethod
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        meanwhile: Meanwhile | None = None,
+    ) -> list[Any]:
+        """The results of `fn(*args, **kwargs)` by rank."""
+
+    @abstractmethod
+    def run_remote(
+        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """One ObjectRef for each rank, at once."""
+
+    @abstractmethod
+    def execute(self, fn: Callable[[Any], Any], meanwhile: Meanwhile | None = None) -> list[Any]:
+        """The results of `fn(executable)` by rank."""
+
+    @abstractmethod
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+        """The result of `fn(executable)` on rank 0."""
+
+    @abstractmethod
+    def stream_to(self, queue: Any) -> None:
+        """What ranks log goes into this queue, from the next call on; None: nowhere."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Ends all workers; idempotent."""

@@ -1,0 +1,29 @@
+"""What ranks log (ray_logger.py) on its way to the callbacks of the driver."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ray.util.queue import Empty, Queue
+
+Callback = Callable[[dict[str, Any]], Any]
+
+
+class Callbacks:
+    """Calls them in the driver's thread, with what has arrived. `close` when the ranks have ended."""
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self.queue = Queue(actor_options={"num_cpus": 0})  # takes no place of a worker
+        self._callbacks = callbacks
+
+    def deliver(self) -> None:
+        """Whatever has arrived so far."""
+        with contextlib.suppress(Empty):
+            for info in self.queue.get_nowait_batch(self.queue.size()):
+                for callback in self._callbacks:
+                    callback(info)
+
+    def close(self) -> None:
+        self.queue.shutdown(force=True)

@@ -1,0 +1,91 @@
+"""One function that runs on all ranks, and whose failure it is when it fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+
+from horovod.common.exceptions import HorovodInternalError
+from horovod.ray.adapter import Meanwhile
+
+# A peer notices a killed process by its sockets, and Ray by its agents: seconds later when a whole node is gone.
+AFTERMATH_S = 5.0
+_LOOK_S = 0.05
+_TOLD_S = 10.0  # a thread of Ray tells of an end microseconds after ray.get knows it
+
+
+class Call:
+    """`results` waits for all ranks, or for the first failure and its cause."""
+
+    def __init__(self, refs: Sequence[Any], failed: Callable[[int, BaseException], None]) -> None:
+        """refs: the results by rank. failed: called once, by a thread of Ray, with the first rank that fails."""
+        self._changed = threading.Condition()  # guards what follows
+        self._left = set(range(len(refs)))
+        self._told = False  # `failed` has been called
+        self._failures: list[tuple[int, BaseException]] = []  # in the order in which they came
+        self._failed = failed
+        self._refs = list(refs)
+        self._futures: list[Future[Any]] = [ref.future() for ref in refs]
+        for rank, future in enumerate(self._futures):
+            future.add_done_callback(lambda future, rank=rank: self._ended(rank, future))  # type: ignore[misc]
+
+    def results(self, meanwhile: Meanwhile | None = None) -> list[Any]:
+        """By rank. Raises what the rank raised that is the cause, as ray.get would, with its rank in a note."""
+        while not self._wait(None if meanwhile is None else _LOOK_S):
+            assert meanwhile is not None
+            meanwhile()
+        if meanwhile is not None:
+            meanwhile()
+        if self._failures:
+            raise self._cause()
+        return [future.result() for future in self._futures]
+
+    def is_over(self) -> bool:
+        """Whether all ranks have ended. Whatever ray.get could know of their ends by now is known here afterwards."""
+        ready, _ = ray.wait(self._refs, num_returns=len(self._refs), timeout=0)
+        ended = {rank for rank, ref in enumerate(self._refs) if ref in ready}
+        with self._changed:
+            self._changed.wait_for(lambda: not ended & self._left, _TOLD_S)
+            return not self._left
+
+    def _wait(self, timeout_s: float | None) -> bool:
+        """Whether all ranks have ended, or one has failed."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._left or bool(self._failures), timeout_s)
+
+    def _ended(self, rank: int, future: Future[Any]) -> None:
+        error = future.exception()
+        with self._changed:
+            is_first = error is not None and not self._told
+            self._told = self._told or is_first
+        if error is not None and is_first:
+            self._failed(rank, error)  # first of all, as whoever waits for the results may begin another call then
+        with self._changed:
+            if error is not None:
+                self._failures.append((rank, error))
+            self._left.discard(rank)
+            self._changed.notify_all()
+
+    def _cause(self) -> BaseException:
+        """A rank that only lost a peer may be the first to raise: the peer's own error is waited for."""
+        end = time.monotonic() + AFTERMATH_S
+        with self._changed:
+            while self._left and all(_is_victim(error) for _, error in self._failures):
+                if not self._changed.wait(end - time.monotonic()):
+                    break
+            failures = list(self._failures)
+        lost = next((one for one in failures if isinstance(one[1], RayActorError)), None)
+        rank, error = lost or next((one for one in failures if not _is_victim(one[1])), failures[0])
+        if hasattr(error, "add_note"):  # Python 3.11
+            error.add_note(f"This is rank {rank} of {len(self._futures)}, as Horovod counts them.")
+        return error
+
+
+def _is_victim(error: BaseException) -> bool:
+    return isinstance(error, HorovodInternalError)

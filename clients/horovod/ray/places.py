@@ -1,0 +1,84 @@
+"""Which rank each actor is, on which host, and what its environment says. Pure: all that is known is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from horovod.base.settings import ROWS, SETTINGS, variables
+from horovod.coordinator.core.ranks import Place, Seat, assign
+
+_SHORTEST = 4  # digits of a node's id behind its host's name
+
+# Settings of the driver that are not for its workers: its own place in some world, and other coordinators.
+_NOT_PASSED_ON = {
+    *(setting.env for setting in SETTINGS if setting.launcher),
+    *(
+        ROWS[name].env
+        for name in (
+            *("coordinator", "job", "token", "token_file", "tls_ca", "tls_cert", "tls_key", "tls_server_name"),
+            *("size", "min_size", "max_size", "web_listen", "web_token_file"),
+        )
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Seated:
+    """One rank: which actor it is, by its number in the order of starts, and its host."""
+
+    actor: int
+    host: str
+    place: Place
+
+
+def host_names(nodes: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """A name for each node id, of pairs of node id and name of the host: that name where no other node has it.
+
+    >>> host_names([("aaaa11", "gpu-1"), ("bbbb22", "gpu-2"), ("cccc33", "gpu-2")])
+    {'aaaa11': 'gpu-1', 'bbbb22': 'gpu-2-bbbb', 'cccc33': 'gpu-2-cccc'}
+    """
+    hosts = dict(nodes)
+    names = {}
+    for node, host in hosts.items():
+        others = [other for other, its_host in hosts.items() if its_host == host and other != node]
+        length = _SHORTEST
+        while any(other[:length] == node[:length] for other in others):
+            length += 1
+        names[node] = f"{host}-{node[:length]}" if others else host
+    return names
+
+
+def seated(nodes: Sequence[tuple[str, str]]) -> list[Seated]:
+    """The ranks in their order: node by node, each in the order of its actors. nodes: of each actor, as above."""
+    names = host_names(nodes)
+    places = assign([Seat(str(number), names[node]) for number, (node, _) in enumerate(nodes)])
+    assert not isinstance(places, str)  # nobody has asked for a rank
+    return [Seated(int(place.member_id), names[nodes[int(place.member_id)][0]], place) for place in places]
+
+
+def visible_gpus(of_ranks: Sequence[Sequence[str]]) -> list[str]:
+    """The GPUs of all ranks of one host, so that the local rank indexes them: the first of each, then the others.
+
+    >>> visible_gpus([["0", "1"], ["2", "3"]])
+    ['0', '2', '1', '3']
+    """
+    return [gpu for turn in zip_longest(*of_ranks) for gpu in turn if gpu is not None]
+
+
+def settings_of(environ: Mapping[str, str]) -> dict[str, str]:
+    """The settings of the driver's environment that are for its workers."""
+    return {
+        name: value for name, value in environ.items() if name.startswith("HOROVOD_") and name not in _NOT_PASSED_ON
+    }
+
+
+def job_environment(
+    environ: Mapping[str, str], extra: Mapping[str, object], timeout_s: float, nics: Sequence[str] = ()
+) -> dict[str, str]:
+    """What is the same for all workers. extra: what the user gives them beside the settings of the driver."""
+    found = variables(start_timeout_seconds=timeout_s)
+    if nics:
+        found |= variables(network_interfaces=tuple(nics))
+    return found | settings_of(environ) | {name: str(value) for name, value in extra.items()}

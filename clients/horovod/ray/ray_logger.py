@@ -1,0 +1,30 @@
+"""Values that ranks send to the driver while a function runs.
+
+In the function: ``ray_logger.log({"loss": 0.1})``; in the driver: ``executor.run(function, callbacks=[print])``.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+_queue: Any = None  # of the run that has callbacks
+_warned = False
+
+
+def configure(queue: Any) -> None:
+    """`log` puts what it gets into this queue from now on; None: nobody reads it."""
+    global _queue
+    _queue = queue
+
+
+def log(info_dict: dict[str, Any]) -> None:
+    """Sends the dict to each callback of the running `run` or `execute`; it has arrived when this returns."""
+    global _warned
+    if _queue is not None:
+        _queue.put(info_dict)
+    elif not _warned:
+        _warned = True
+        _log.warning("ray_logger.log() goes nowhere: the driver has given no callbacks to run() or execute().")

@@ -1,0 +1,257 @@
+"""`RayExecutor`: checks what the user asks for, and passes it on to the adapter that has the workers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.util.client import ray as ray_client
+
+from horovod.base.errors import LaunchCode, SettingCode, coded
+from horovod.ray.callbacks import Callback, Callbacks
+from horovod.ray.coordinator import Coordinator
+from horovod.ray.settings import MiniSettings
+from horovod.ray.static import StaticAdapter, StaticParams
+from horovod.ray.worker import BaseHorovodWorker
+
+__all__ = ["BaseHorovodWorker", "Coordinator", "MiniSettings", "RayExecutor", "StaticAdapter", "StaticParams"]
+
+_LOOK_S = 0.05
+
+
+class RayExecutor:
+    """Processes on a Ray cluster that form one world.
+
+        >>> executor = RayExecutor(RayExecutor.create_settings(), num_workers=2, use_gpu=True)
+        >>> executor.start()
+        >>> executor.run(train, args=["/data"])
+        [0.91, 0.91]
+        >>> executor.shutdown()
+
+    Args:
+        settings: of `create_settings`.
+        num_workers: on as few nodes as possible, in the placement group that this is called in, or a new one.
+        num_hosts, num_workers_per_host: instead, so many on each of so many nodes.
+        cpus_per_worker, use_gpu, gpus_per_worker: what each gets; one GPU where GPUs are used.
+        use_current_placement_group: False always makes a new one.
+        min_workers, max_workers, reset_limit, cooldown_range, elastic_timeout, override_discovery: of elastic jobs,
+            which are not there yet.
+        num_slots, cpus_per_slot, gpus_per_slot: deprecated names of num_workers_per_host, cpus_per_worker,
+            gpus_per_worker.
+
+    Raises:
+        ValueError, AssertionError: arguments that make no sense together.
+    """
+
+    @classmethod
+    def create_settings(
+        cls,
+        timeout_s: float = 30,
+        ssh_identity_file: str | None = None,
+        ssh_str: str | None = None,
+        placement_group_timeout_s: float = 100,
+        nics: Iterable[str] | None = None,
+        verbose: int | None = None,
+    ) -> MiniSettings:
+        """Settings of an executor.
+
+        timeout_s: how long all processes may take to join their world. placement_group_timeout_s: how long Ray may
+        take to find the resources. nics: the network interfaces to use. ssh_identity_file, ssh_str: not needed.
+        verbose: deprecated; HOROVOD_LOG_LEVEL says how much is logged.
+        """
+        settings = MiniSettings(
+            nics=nics,
+            ssh_identity_file=ssh_identity_file,
+            timeout_s=timeout_s,
+            placement_group_timeout_s=placement_group_timeout_s,
+        )
+        if verbose is not None:
+            warnings.warn("verbose is deprecated, use HOROVOD_LOG_LEVEL.", DeprecationWarning, stacklevel=2)
+            settings.verbose = verbose
+        return settings
+
+    def __init__(
+        self,
+        settings: Any,
+        num_workers: int | None = None,
+        num_hosts: int | None = None,
+        num_workers_per_host: int | None = 1,
+        cpus_per_worker: int = 1,
+        use_gpu: bool = False,
+        gpus_per_worker: int | None = None,
+        use_current_placement_group: bool = True,
+        min_workers: int | None = None,
+        max_workers: int | None = None,
+        reset_limit: int | None = None,
+        cooldown_range: Sequence[int] | None = None,
+        elastic_timeout: int = 600,
+        override_discovery: bool = True,
+        num_slots: int | None = None,
+        cpus_per_slot: int | None = None,
+        gpus_per_slot: int | None = None,
+    ) -> None:
+        num_workers_per_host = _renamed("num_slots", num_slots, "num_workers_per_host", num_workers_per_host)
+        cpus_per_worker = _renamed("cpus_per_slot", cpus_per_slot, "cpus_per_worker", cpus_per_worker)
+        gpus_per_worker = _renamed("gpus_per_slot", gpus_per_slot, "gpus_per_worker", gpus_per_worker)
+        _check_gpus(use_gpu, gpus_per_worker)
+        if max_workers is not None and not (min_workers and min_workers > 0):
+            raise _conflict("`max_workers` needs a positive `min_workers`: they make the job elastic together.")
+        if min_workers is not None and num_workers is not None:
+            raise _conflict(
+                "Both `min_workers` and `num_workers` provided. Give `num_workers` for a job of a fixed size, or "
+                "`min_workers` and `max_workers` for an elastic one."
+            )
+        if min_workers is not None:
+            sentence = "Elastic jobs on Ray are not there yet: give `num_workers` instead of `min_workers`."
+            raise NotImplementedError(coded(LaunchCode.UNSUPPORTED_OPTION, sentence))
+        if num_workers is not None and num_hosts is not None:
+            sentence = "Both `num_workers` and `num_hosts` provided: give one of them."
+            raise AssertionError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
+        if num_workers is None and num_hosts is None:
+            raise _conflict("Neither `num_workers` nor `num_hosts` provided: give one of them.")
+        _check_counts(num_workers=num_workers, num_hosts=num_hosts, num_workers_per_host=num_workers_per_host)
+        self.settings = settings
+        self.params = StaticParams(
+            cpus_per_worker=cpus_per_worker,
+            use_gpu=use_gpu,
+            gpus_per_worker=gpus_per_worker,
+            num_workers=num_workers,
+            num_hosts=num_hosts,
+            num_workers_per_host=num_workers_per_host,
+            use_current_placement_group=use_current_placement_group,
+        )
+        self._is_remote = False  # whether the adapter is an actor
+
+    def start(
+        self,
+        executable_cls: type | None = None,
+        executable_args: Sequence[Any] | None = None,
+        executable_kwargs: Mapping[str, Any] | None = None,
+        extra_env_vars: Mapping[str, str] | None = None,
+    ) -> None:
+        """Starts the workers, each with `executable_cls(*executable_args, **executable_kwargs)`.
+
+        extra_env_vars: set in each of them before. Settings of the driver's environment (HOROVOD_*) count there too.
+
+        Raises TimeoutError: the resources were not there in time, with what is missing; or what the class raised. No
+        actor is left then.
+        """
+        if hasattr(self, "adapter"):
+            sentence = "This executor has workers already: call shutdown() before it is started again."
+            raise RuntimeError(coded(LaunchCode.WORKERS_NOT_STARTED, sentence))
+        if not ray.is_initialized():
+            ray.init()
+        self._is_remote = ray_client.is_connected()
+        # Under Ray Client this process is outside of the cluster, so the adapter, with the coordinator, goes there.
+        # Two at a time: shutdown() has to come through while a function runs.
+        adapter: Any = (
+            ray.remote(StaticAdapter).options(num_cpus=0, max_concurrency=2).remote(self.settings, self.params)
+            if self._is_remote
+            else StaticAdapter(self.settings, self.params)
+        )
+        self.adapter: Any = adapter
+        try:
+            self._ask("start", executable_cls, executable_args, executable_kwargs, extra_env_vars)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        callbacks: Sequence[Callback] | None = None,
+    ) -> list[Any]:
+        """`fn(*args, **kwargs)` on every rank; the results by rank.
+
+        callbacks: called here, while it runs, with each dict that a rank passes to horovod.ray.ray_logger.log.
+
+        Raises what the rank raised that failed first. The others are freed at once: their operations raise
+        HorovodInternalError with that exception's text.
+        """
+        return list(self._watched(callbacks, "run", fn, args, kwargs))
+
+    def run_remote(
+        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """As `run`, at once: an ObjectRef for the result of each rank."""
+        return list(self._ask("run_remote", fn, args, kwargs))
+
+    def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callback] | None = None) -> list[Any]:
+        """`fn(executable)` on every rank, with its object of `executable_cls`; otherwise as `run`."""
+        return list(self._watched(callbacks, "execute", fn))
+
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+        """`fn(executable)` on rank 0 alone."""
+        return self._ask("execute_single", fn)
+
+    def shutdown(self) -> None:
+        """Ends the workers, also in the middle of a call, and gives their resources back. Idempotent."""
+        adapter = self.__dict__.pop("adapter", None)
+        if adapter is None:
+            return
+        if not self._is_remote:
+            adapter.shutdown()
+            return
+        try:
+            ray.get(adapter.shutdown.remote())
+        finally:
+            ray.kill(adapter)
+
+    # -- the adapter, here or there ------------------------------------------------------------------------------------
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        if not hasattr(self, "adapter"):
+            sentence = "This executor has no workers: call start() first."
+            raise RuntimeError(coded(LaunchCode.WORKERS_NOT_STARTED, sentence))
+        asked = getattr(self.adapter, method)
+        return ray.get(asked.remote(*args)) if self._is_remote else asked(*args)
+
+    def _watched(self, callbacks: Sequence[Callback] | None, method: str, *args: Any) -> Any:
+        if not callbacks:
+            return self._ask(method, *args)
+        told = Callbacks(callbacks)
+        try:
+            self._ask("stream_to", told.queue)
+            if not self._is_remote:
+                return getattr(self.adapter, method)(*args, meanwhile=told.deliver)
+            result = getattr(self.adapter, method).remote(*args)
+            while not ray.wait([result], timeout=_LOOK_S)[0]:
+                told.deliver()
+            told.deliver()
+            return ray.get(result)
+        finally:
+            if hasattr(self, "adapter"):
+                self._ask("stream_to", None)
+            told.close()
+
+
+def _check_gpus(use_gpu: bool, gpus_per_worker: int | None) -> None:
+    if gpus_per_worker is None:
+        return
+    if not use_gpu:
+        raise _conflict("gpus_per_worker is given, but use_gpu is False: use_gpu=True gives workers GPUs.")
+    if gpus_per_worker < 1:
+        sentence = f"gpus_per_worker must be at least 1, not {gpus_per_worker}."
+        raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, count in counts.items():
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            sentence = f"{name} must be an integer >= 1, not {count!r}."
+            raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
+
+
+def _renamed(old: str, old_value: Any, new: str, new_value: Any) -> Any:
+    if old_value is None:
+        return new_value
+    warnings.warn(f"{old} is deprecated, use {new}.", DeprecationWarning, stacklevel=3)
+    return old_value
+
+
+def _conflict(sentence: str) -> ValueError:
+    return ValueError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))

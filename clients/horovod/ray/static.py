@@ -1,0 +1,210 @@
+"""Workers whose number stays: placed, started, given their ranks, and called."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from horovod.base.errors import LaunchCode, coded
+from horovod.base.settings import ROWS, resolve, variables
+from horovod.ray.adapter import Adapter, BaseParams, Meanwhile
+from horovod.ray.calls import Call
+from horovod.ray.own_coordinator import OwnCoordinator
+from horovod.ray.places import job_environment, seated, visible_gpus
+from horovod.ray.strategy import ColocatedStrategy, PGStrategy
+from horovod.ray.worker import described
+from horovod.worker.rank_environment import JobOnHost, rank_environment
+
+_START_S = 600.0  # for the environment of actors (runtime_env), which Ray may have to install first
+
+
+@dataclass
+class StaticParams(BaseParams):
+    """num_workers, or num_hosts with num_workers_per_host on each."""
+
+    num_workers: int | None = None
+    num_hosts: int | None = None
+    num_workers_per_host: int | None = 1
+    use_current_placement_group: bool = True
+
+
+class StaticAdapter(Adapter):
+    """A job whose coordinator runs in this process. Used by one thread, but for `shutdown`."""
+
+    def __init__(self, settings: Any, params: StaticParams) -> None:
+        self.workers: list[Any] = []  # by rank
+        self.strategy = _strategy(settings, params)
+        self._settings = settings
+        self._nics = sorted(settings.nics or ())
+        self._hosts: list[str] = []  # by rank
+        self._coordinator: OwnCoordinator | None = None
+        self._job = os.environ.get(ROWS["job"].env) or ROWS["job"].default
+        self._worlds = 1  # how many jobs there were; after a failure another one begins
+        self._has_failed = False
+        self._unwatched: list[Call] = []  # of run_remote
+
+    # -- the beginning and the end -------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        executable_cls: type | None = None,
+        executable_args: Sequence[Any] | None = None,
+        executable_kwargs: Mapping[str, Any] | None = None,
+        extra_env_vars: Mapping[str, str] | None = None,
+    ) -> None:
+        try:
+            environ = job_environment(os.environ, extra_env_vars or {}, self._settings.timeout_s, self._nics)
+            settings = resolve(environ)  # ValueError before anything is started
+            self.workers = self.strategy.create_workers()
+            self._seat(environ, settings)
+            Call(
+                [
+                    worker.start_executable.remote(executable_cls, executable_args, executable_kwargs)
+                    for worker in self.workers
+                ],
+                self._failed,
+            ).results()
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _seat(self, environ: Mapping[str, str], settings: Any) -> None:
+        """Gives the actors their ranks, and the coordinator."""
+        there = self._answers([worker.whereabouts.remote() for worker in self.workers])
+        seats = seated([(one.node_id, one.hostname) for one in there])
+        self.workers = [self.workers[seat.actor] for seat in seats]
+        self._hosts = [seat.host for seat in seats]
+        one_node = {one.node_id for one in there} == {ray.get_runtime_context().get_node_id()}
+        coordinator = self._coordinator = OwnCoordinator(settings, one_node, self._nics)
+        told = []
+        for worker, seat in zip(self.workers, seats, strict=True):
+            on = JobOnHost(
+                environ,
+                seat.host,
+                len(seats),
+                coordinator.address,
+                coordinator.token,
+                is_own=True,
+                job=self._job_name(),
+            )
+            gpus = visible_gpus([there[one.actor].gpus for one in seats if one.host == seat.host])
+            environ_of_rank = rank_environment(on, seat.place, gpus)
+            told.append(worker.enter.remote(environ_of_rank, coordinator.certificate, coordinator.server_name))
+        self._answers(told)
+
+    def _answers(self, refs: Sequence[Any]) -> list[Any]:
+        created = self.strategy._created_placement_group
+        timeout_s = _START_S if created else self._settings.placement_group_timeout_s
+        try:
+            found: list[Any] = ray.get(list(refs), timeout=timeout_s)
+        except GetTimeoutError as error:
+            why = (
+                "See the logs of Ray on their nodes"
+                if created
+                else "They wait for the resources of the placement group in which start() was called. Give it more "
+                "resources, or use_current_placement_group=False, which makes another group"
+            )
+            ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=0)
+            sentence = f"{len(refs) - len(ready)} of {len(refs)} workers did not start within {timeout_s:g} s. {why}."
+            raise TimeoutError(coded(LaunchCode.WORKERS_LATE, sentence)) from error
+        return found
+
+    def shutdown(self) -> None:
+        workers, self.workers = self.workers, []
+        with contextlib.suppress(Exception):  # where Ray is gone, so are the workers
+            for worker in workers:
+                ray.kill(worker)
+            self.strategy.shutdown()
+        coordinator, self._coordinator = self._coordinator, None
+        if coordinator is not None:
+            coordinator.stop()
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        meanwhile: Meanwhile | None = None,
+    ) -> list[Any]:
+        return self.execute(_without_executable(fn, args, kwargs), meanwhile)
+
+    def run_remote(
+        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        refs = self._submit(_without_executable(fn, args, kwargs), self.workers)
+        self._unwatched.append(Call(refs, self._failed))  # a failure frees the other ranks, though nobody waits here
+        return refs
+
+    def execute(self, fn: Callable[[Any], Any], meanwhile: Meanwhile | None = None) -> list[Any]:
+        call = Call(self._submit(fn, self.workers), self._failed)
+        try:
+            return call.results(meanwhile)
+        except KeyboardInterrupt:
+            self._give_up(coded(LaunchCode.RANK_FAILED, "The driver was interrupted (Ctrl-C)."))
+            raise
+
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+        (result,) = Call(self._submit(fn, self.workers[:1]), self._failed).results()
+        return result
+
+    def stream_to(self, queue: Any) -> None:
+        for worker in self.workers:
+            worker.set_queue.remote(queue)
+
+    def _submit(self, fn: Callable[[Any], Any], workers: Sequence[Any]) -> list[Any]:
+        if not self.workers:
+            raise RuntimeError(
+                coded(LaunchCode.WORKERS_NOT_STARTED, "This executor has no workers: call start() first.")
+            )
+        self._unwatched = [call for call in self._unwatched if not call.is_over()]
+        if self._has_failed:
+            self._has_failed = False
+            self._worlds += 1
+            for worker in self.workers:  # comes before the function, since an actor takes calls in their order
+                worker.enter_again.remote(variables(job=self._job_name()))
+        shared = ray.put(fn)  # once, and not once for each worker
+        return [worker.execute.remote(shared) for worker in workers]
+
+    def _job_name(self) -> str:
+        return self._job if self._worlds == 1 else f"{self._job}-{self._worlds}"
+
+    # -- failures ------------------------------------------------------------------------------------------------------
+
+    def _failed(self, rank: int, error: BaseException) -> None:
+        """The first failure of a call, told by a thread of Ray. Ranks that are in a world hear of it there; those that
+        wait for this one to join, or still come to that, hear it from the coordinator.
+        """
+        host = self._hosts[rank] if rank < len(self._hosts) else "?"
+        if isinstance(error, RayActorError):
+            sentence = coded(LaunchCode.RANK_FAILED, f"Rank {rank} on host {host} was lost: {described(error)}")
+        else:
+            what = described(getattr(error, "cause", None) or error)
+            sentence = coded(LaunchCode.FUNCTION_RAISED, f"The function of rank {rank} on host {host} raised {what}")
+        self._give_up(sentence)
+
+    def _give_up(self, sentence: str) -> None:
+        job, self._has_failed = self._job_name(), True
+        if (coordinator := self._coordinator) is not None:
+            coordinator.give_up(job, sentence)
+
+
+def _strategy(settings: Any, params: StaticParams) -> PGStrategy | ColocatedStrategy:
+    per_host = params.num_workers_per_host or 1
+    if params.num_hosts is not None:
+        return ColocatedStrategy(settings, params.num_hosts, per_host, params)
+    assert params.num_workers is not None
+    return PGStrategy(settings, params.num_workers, params, params.use_current_placement_group)
+
+
+def _without_executable(
+    fn: Callable[..., Any], args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+) -> Callable[[Any], Any]:
+    return lambda _: fn(*(args or ()), **(kwargs or {}))

@@ -1,0 +1,136 @@
+"""One rank: an actor of Ray, and what it is told before it joins a world."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from horovod.base.errors import without_code
+from horovod.base.settings import variables
+from horovod.ray import ray_logger
+
+# Variables by which launchers tell a process its place. An actor inherits those of whoever has started Ray.
+_OF_LAUNCHERS = ("HOROVOD_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_")
+_REASON_LENGTH = 200
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where an actor is."""
+
+    node_id: str
+    hostname: str
+    gpus: tuple[str, ...]
+
+
+class BaseHorovodWorker:
+    """Runs as an actor; it may also be made anywhere else, where it only sets rank and size of its process.
+
+    executable: the object of the class that was given to RayExecutor.start().
+    """
+
+    executable: Any = None
+
+    def __init__(self, world_rank: int = 0, world_size: int = 1) -> None:
+        self._certificate = -1
+        os.environ.update(variables(rank=world_rank, size=world_size, hostname=self.hostname()))
+
+    # -- of the process ------------------------------------------------------------------------------------------------
+
+    def node_id(self) -> str:
+        """Ray's id of this node; "" without Ray."""
+        return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""
+
+    def hostname(self) -> str:
+        """The name of this host."""
+        return socket.gethostname()
+
+    def get_gpu_ids(self) -> list[str]:
+        """The GPUs that Ray has given to this actor."""
+        if not ray.is_initialized():
+            return []
+        return [str(number) for number in ray.get_runtime_context().get_accelerator_ids().get("GPU", [])]
+
+    def whereabouts(self) -> Whereabouts:
+        """All that the driver needs to know of this process."""
+        return Whereabouts(self.node_id(), self.hostname(), tuple(self.get_gpu_ids()))
+
+    def update_env_vars(self, env_vars: Mapping[str, Any]) -> None:
+        """Sets variables; values become text."""
+        os.environ.update({name: str(value) for name, value in env_vars.items()})
+
+    def env_vars(self) -> dict[str, str]:
+        """All variables of the process."""
+        return dict(os.environ)
+
+    def set_queue(self, queue: Any) -> None:
+        """Where ray_logger.log puts what it gets; None: nowhere."""
+        ray_logger.configure(queue)
+
+    # -- of the world --------------------------------------------------------------------------------------------------
+
+    def enter(self, environ: Mapping[str, str], certificate: str = "", server_name: str | None = None) -> None:
+        """Takes the place of a rank: `environ` is all that tells it, beside what the runtime_env of its job does.
+
+        certificate: by which the coordinator is known, in PEM. "": without TLS.
+        """
+        given = ray.get_runtime_context().runtime_env.get("env_vars") or {}
+        for name in [name for name in os.environ if name.startswith(_OF_LAUNCHERS) and name not in given]:
+            del os.environ[name]
+        os.environ.update(environ)
+        if certificate:
+            # A file without a name, since no file with one would be removed when the actor is killed.
+            self._certificate = os.memfd_create("horovod-certificate")
+            os.write(self._certificate, certificate.encode())
+            os.environ.update(variables(tls_ca=f"/proc/self/fd/{self._certificate}", tls_server_name=server_name))
+
+    def enter_again(self, environ: Mapping[str, str]) -> None:
+        """After a call that failed: leaves its world, so that the next hvd.init() joins another one."""
+        _leave_world("another rank has failed")
+        os.environ.update(environ)
+
+    def start_executable(
+        self,
+        executable_cls: type | None = None,
+        executable_args: Sequence[Any] | None = None,
+        executable_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Makes the object that `execute` passes on."""
+        if executable_cls is None:
+            return
+        with _Reported():
+            self.executable = executable_cls(*(executable_args or ()), **(executable_kwargs or {}))
+
+    def execute(self, func: Callable[[Any], Any]) -> Any:
+        """func(executable)"""
+        with _Reported():
+            return func(self.executable)
+
+
+class _Reported:
+    """An exception ends a call and not the process, so the other ranks would wait for this one: they are told."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if kind is not None and error is not None:
+            _leave_world(f"its function raised {described(error)}")
+
+
+def described(error: BaseException) -> str:
+    """The type and the first line of the text."""
+    text = without_code(error).strip().split("\n", 1)[0][:_REASON_LENGTH]
+    return f"{type(error).__name__}{': ' + text if text else ''}"
+
+
+def _leave_world(reason: str) -> None:
+    basics = sys.modules.get("horovod.common.basics")  # without it this process is in no world
+    if basics is not None:
+        basics.leave_because(reason)
