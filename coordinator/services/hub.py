@@ -176,9 +176,11 @@ class Hub:
         self._carry_out_for(member_id, self._membership.testified(member_id, testimony, self._clock()))
 
     def leave(self, member_id: str, reason: str, *, returns: bool = False, failed: bool = False) -> None:
-        self._carry_out_for(
-            member_id, self._membership.leave(member_id, reason, self._clock(), returns=returns, failed=failed)
-        )
+        effects = self._membership.leave(member_id, reason, self._clock(), returns=returns, failed=failed)
+        self._carry_out_for(member_id, effects)
+
+    def leaving(self, member_id: str, leaving: membership_pb2.Leaving) -> None:
+        self._carry_out_for(member_id, self._membership.leaving(member_id, leaving, self._clock()))
 
     def lost(self, member_id: str, cause: str) -> None:
         self._carry_out_for(member_id, self._membership.lost(member_id, cause, self._clock()))

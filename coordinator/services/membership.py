@@ -29,7 +29,7 @@ MAX_EVENTS = 1 << 16  # a world may lose all its members at once
 
 _NONSENSE = coded(
     ClusterCode.WRONG_MESSAGE,
-    "After joining, a member says that it has its world, what it knows of its peers, and its goodbye only.",
+    "After joining, a member says that it has its world, what it knows of its peers, that it goes, and its goodbye.",
 )
 
 
@@ -103,6 +103,9 @@ class MembershipService(MembershipServicer):
             elif message.HasField("leave"):
                 leave = message.leave
                 self._hub.leave(member_id, printable(leave.reason), returns=leave.returns, failed=leave.failed)
+            elif message.HasField("leaving"):
+                message.leaving.reason = printable(message.leaving.reason)
+                self._hub.leaving(member_id, message.leaving)
             else:
                 # A member whose message makes no sense has no use for another stream either.
                 events.fail(grpc.StatusCode.INVALID_ARGUMENT, _NONSENSE)

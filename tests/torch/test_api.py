@@ -57,6 +57,7 @@ SIGNATURES = {
 
 ELASTIC_SIGNATURES = {
     "run": "func",
+    "leave_at_next_commit": "reason=''",
     "TorchState": "model=None, optimizer=None, kwargs",
     "ElasticSampler": "dataset, shuffle=True, seed=0",
 }

@@ -185,6 +185,7 @@ def test_a_script_that_never_commits_is_told_so(
     """In a world of one, to which this test says what a coordinator would."""
     from horovod.common import basics, elastic
     from horovod.worker.runtime.context import current
+    from horovod.worker.runtime.world_changes import WorldChange
 
     warned = threading.Event()
     monkeypatch.setattr(elastic, "UNTAKEN_SECONDS", 0.01)
@@ -192,8 +193,10 @@ def test_a_script_that_never_commits_is_told_so(
     said: list[str] = []
     basics.init()
     try:
-        elastic.notification_manager.newcomers_wait(current().world.epoch + 1, 1)  # of a world that is over
-        elastic.notification_manager.newcomers_wait(current().world.epoch, 2)
+        elastic.notification_manager.world_changes(
+            WorldChange(current().world.epoch + 1, newcomers=1)
+        )  # of a world that is over
+        elastic.notification_manager.world_changes(WorldChange(current().world.epoch, newcomers=2))
         assert warned.wait(60)
     finally:
         basics.shutdown()

@@ -25,7 +25,7 @@ from horovod.worker.runtime import logs
 from horovod.worker.runtime.epoch import Epochs
 from horovod.worker.runtime.errors import JobDoneError, MemberLostError, StartError, print_as_a_sentence
 from horovod.worker.runtime.formation import Context
-from horovod.worker.runtime.newcomers import OnNewcomers
+from horovod.worker.runtime.world_changes import OnWorldChange, WorldChange
 
 __all__ = ["Context", "MemberLostError", "StartError", "current", "init", "is_initialized", "shutdown"]
 
@@ -40,15 +40,15 @@ _parent_pid: int | None = None  # set in a forked child of an initialized proces
 _told: set[str] = set()  # sentences on settings without effect; guarded by _lock
 _session_pid: int | None = None  # the process that has used gRPC, which does not survive a fork
 _end_tracing: Callable[[], None] | None = None
-_newcomers_listeners: list[OnNewcomers] = []  # grows only
+_change_listeners: list[OnWorldChange] = []  # grows only
 
 
-def _tell_of_newcomers(epoch: int, count: int) -> None:
-    for listener in _newcomers_listeners:
-        listener(epoch, count)
+def _tell_of_change(change: WorldChange) -> None:
+    for listener in _change_listeners:
+        listener(change)
 
 
-_epochs = Epochs(_tell_of_newcomers)  # of this process; a forked child was in none
+_epochs = Epochs(_tell_of_change)  # of this process; a forked child was in none
 
 
 def init(
@@ -116,11 +116,18 @@ def _begin_tracing() -> None:
         _end_tracing = otel.start("horovod-rank")
 
 
-def when_newcomers_wait(listener: OnNewcomers) -> None:
+def when_world_changes(listener: OnWorldChange) -> None:
     """From now on `listener` is called, by another thread, when processes wait to be taken into the world that this
-    process is in: all of its members are to leave it together and call init() again.
+    process is in, or members of it are to leave: all are to leave it together, and those that stay call init() again.
     """
-    _newcomers_listeners.append(listener)
+    _change_listeners.append(listener)
+
+
+def say_leaving(reason: str) -> None:
+    """Tells the others that this process leaves the elastic world that it is in for good, at the next commit."""
+    context = _context
+    if context is not None and context.session is not None:
+        context.session.member.say_leaving(reason)
 
 
 def shutdown(reason: str = "it called hvd.shutdown()", *, returns: bool = False, failed: bool = False) -> None:
@@ -212,7 +219,7 @@ def _after_fork() -> None:
     _end_tracing = None  # the exporter's threads are not here
     tracing.install(None)
     _lock = threading.RLock()
-    _epochs = Epochs(_tell_of_newcomers)
+    _epochs = Epochs(_tell_of_change)
     context, _context = _context, None
     if context is None:
         return

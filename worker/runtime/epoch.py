@@ -37,8 +37,8 @@ from horovod.base.settings import Settings
 from horovod.worker.runtime import logs
 from horovod.worker.runtime.errors import MemberLostError, StartError, WorldNeverStoodError
 from horovod.worker.runtime.formation import Context, form, form_alone
-from horovod.worker.runtime.newcomers import OnNewcomers, ignore_newcomers
 from horovod.worker.runtime.plan import usable
+from horovod.worker.runtime.world_changes import OnWorldChange, ignore_changes
 
 if TYPE_CHECKING:
     from horovod.worker.runtime.past_world import LastWorld
@@ -50,7 +50,7 @@ def begin(
     settings: Settings,
     process_sets: Sequence[Sequence[int]] = (),
     last: LastWorld | None = None,
-    on_newcomers: OnNewcomers = ignore_newcomers,
+    on_change: OnWorldChange = ignore_changes,
 ) -> Context:
     """Blocks until the world stands and this process is connected to all of it; StartError or ValueError otherwise.
 
@@ -59,9 +59,7 @@ def begin(
     that this process was in before, so that it can prove who it was; keeps the new one, also when the start fails
     later."""
     settings = usable(settings, process_sets)
-    context = (
-        form_alone(settings) if settings.coordinator is None else _form(settings, process_sets, last, on_newcomers)
-    )
+    context = form_alone(settings) if settings.coordinator is None else _form(settings, process_sets, last, on_change)
     try:
         context.timeline.start_as_set()
     except StartError:
@@ -83,12 +81,12 @@ def _form(
     settings: Settings,
     process_sets: Sequence[Sequence[int]],
     last: LastWorld | None,
-    on_newcomers: OnNewcomers,
+    on_change: OnWorldChange,
 ) -> Context:
     deadline = _deadline(settings, last)
     while True:
         try:
-            return form(settings, process_sets, deadline, last, on_newcomers)
+            return form(settings, process_sets, deadline, last, on_change)
         except MemberLostError as error:
             if not _is_elastic(settings) and not isinstance(error, WorldNeverStoodError):
                 raise
@@ -129,8 +127,8 @@ def end(context: Context, reason: str = "", *, returns: bool = False, failed: bo
 class Epochs:
     """The epochs of a process's default member, one at a time. Used under the lock of context.py."""
 
-    def __init__(self, on_newcomers: OnNewcomers) -> None:
-        self._on_newcomers = on_newcomers
+    def __init__(self, on_change: OnWorldChange) -> None:
+        self._on_change = on_change
         self._last: LastWorld | None = None
 
     def begin(self, settings: Settings, process_sets: Sequence[Sequence[int]]) -> Context:
@@ -138,7 +136,7 @@ class Epochs:
             from horovod.worker.runtime.past_world import LastWorld  # needs protobuf, which a world of one does without
 
             self._last = LastWorld()
-        context = begin(settings, process_sets, self._last, self._on_newcomers)
+        context = begin(settings, process_sets, self._last, self._on_change)
         _offer_to_c(context)
         logs.know_rank(context.world.rank)
         logs.know_world(context.world.job, context.world.epoch)

@@ -23,12 +23,12 @@ from horovod.base.telemetry import tracing
 from horovod.worker.runtime.affinity import background_cpu
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.gpu import cuda_file, nccl_file, nvrtc_file
-from horovod.worker.runtime.newcomers import OnNewcomers
 from horovod.worker.runtime.offers import engine_options, make_offers
 from horovod.worker.runtime.plan import Transport, choose_transport, request_to_join
 from horovod.worker.runtime.process_sets import ProcessSets
 from horovod.worker.runtime.timeline import Timeline
 from horovod.worker.runtime.world import World
+from horovod.worker.runtime.world_changes import OnWorldChange
 
 if TYPE_CHECKING:
     from horovod._core import Engine, Segment
@@ -72,6 +72,11 @@ class Context:
         self.process_sets = ProcessSets(self.settings, self.world, self.engine, self.negotiator)
         self.timeline = Timeline(self.settings, self.engine, self.world.rank)
 
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the job goes on in another world when members of this one come or go."""
+        return self.session is not None and self.session.member.is_elastic
+
     def counters(self) -> dict[str, int]:
         """Monotonic counts of the engine and of the messages sent to the coordinator."""
         sent = self.negotiator.counters() if self.negotiator else {"messages_sent": 0, "operations_announced": 0}
@@ -89,7 +94,7 @@ def form(
     process_sets: Sequence[Sequence[int]],
     deadline: float,
     last: LastWorld | None,
-    on_newcomers: OnNewcomers,
+    on_change: OnWorldChange,
 ) -> Context:
     """Joins a world and connects to all of it. StartError where that fails or is not done by `deadline`. An elastic job
     may take longer to have a world that this process can join (Session.join), and has the start timeout to connect.
@@ -107,7 +112,7 @@ def form(
         segment, listeners = make_offers(settings)
         if listeners is not None:
             made.callback(listeners.close)
-        session = _session(settings, token, on_newcomers)
+        session = _session(settings, token, on_change)
         # Of an elastic job, all whose connections failed join again: the next world is not to form without them.
         made.callback(session.close, NOT_CONNECTED, returns=settings.min_size is not None)
         endpoints = listeners.endpoints if listeners else []
@@ -144,7 +149,7 @@ def _host(settings: Settings) -> str:
     return settings.hostname or socket.gethostname()
 
 
-def _session(settings: Settings, token: str | None, on_newcomers: OnNewcomers) -> Session:
+def _session(settings: Settings, token: str | None, on_change: OnWorldChange) -> Session:
     from horovod.worker.runtime.session import Session
     from horovod.worker.runtime.tls import ClientTls
 
@@ -156,7 +161,7 @@ def _session(settings: Settings, token: str | None, on_newcomers: OnNewcomers) -
         keepalive_timeout_seconds=settings.keepalive_timeout_seconds,
         reattach_grace_seconds=settings.reattach_grace_seconds,
         relay=(settings.relay and settings.relay_socket) or "",
-        on_newcomers=on_newcomers,
+        on_change=on_change,
     )
 
 

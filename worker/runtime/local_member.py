@@ -24,9 +24,9 @@ from horovod.worker.runtime.channel import explain, waiting_helps
 from horovod.worker.runtime.departures import Departures, tell
 from horovod.worker.runtime.membership_stream import MembershipStream, MembershipStreams
 from horovod.worker.runtime.negotiation import CoordinatorLink
-from horovod.worker.runtime.newcomers import OnNewcomers, ignore_newcomers
 from horovod.worker.runtime.staying import stay
 from horovod.worker.runtime.witness import lives
+from horovod.worker.runtime.world_changes import OnWorldChange, WorldChange, ignore_changes
 
 if TYPE_CHECKING:
     from horovod._core import Engine
@@ -49,9 +49,9 @@ class LocalMember:
         streams: MembershipStreams,
         request: membership_pb2.JoinRequest,
         grace_seconds: float,
-        on_newcomers: OnNewcomers = ignore_newcomers,
+        on_change: OnWorldChange = ignore_changes,
     ) -> None:
-        self._on_newcomers = on_newcomers
+        self._on_change = on_change
         self.streams = streams
         self.grace_seconds = grace_seconds
         self._request = request
@@ -79,6 +79,7 @@ class LocalMember:
         self._engine: Engine | None = None
         self._departures = Departures()
         self._reports: dict[int, membership_pb2.PeerLost] = {}  # by rank; told on every stream
+        self._leaving: membership_pb2.Leaving | None = None  # told on every stream
 
     # -- called by other threads ---------------------------------------------------------------------------------------
     def start(self, metadata: tuple[tuple[str, str], ...]) -> None:
@@ -141,6 +142,20 @@ class LocalMember:
             if self.attached:
                 self.stream.send(peer_lost=report)
 
+    @property
+    def is_elastic(self) -> bool:
+        """Whether its world is one of an elastic job."""
+        return self.world is not None and self.world.HasField("sizes")
+
+    def say_leaving(self, reason: str) -> None:
+        """Says that this member leaves for good at the next commit. Idempotent."""
+        with self.changed:
+            if self.world is None or self._leaving is not None:
+                return
+            self._leaving = membership_pb2.Leaving(epoch=self.world.epoch, reason=reason)
+            if self.attached:
+                self.stream.send(leaving=self._leaving)
+
     def close(self, reason: str, *, returns: bool = False, failed: bool = False) -> None:
         """Leaves in order when there is a world to leave, and ends the channel. Idempotent; never raises.
 
@@ -196,15 +211,12 @@ class LocalMember:
                 self._fail(removed)
                 self._removed = removed if self.world is not None else ""
             engine = self._engine
-            newcomers = event.newcomers if event.HasField("newcomers") else None
             self.changed.notify_all()
-        if newcomers is not None:
-            verb = "waits" if newcomers.count == 1 else "wait"
-            log.info("%s %s to be taken in at the next commit.", plural(newcomers.count, "further process"), verb)
+        if change := _change_in(event):
             try:
-                self._on_newcomers(newcomers.epoch, newcomers.count)
+                self._on_change(change)
             except Exception:  # of a script's own state; this thread has other news to hear
-                log.exception("News of processes that wait to be taken in could not be passed on.")
+                log.exception("News of processes that come or go could not be passed on.")
         if engine is not None:
             for gone in news:
                 tell(engine, gone)
@@ -305,6 +317,8 @@ class LocalMember:
         self.streams.coordinators.reached()
         for report in self._reports.values():
             self.stream.send(peer_lost=report)
+        if self._leaving is not None:
+            self.stream.send(leaving=self._leaving)
         if self.goodbye is not None:
             self._say_goodbye()
         return self._departures.hear(attached.gone, self._epoch)
@@ -322,11 +336,24 @@ class LocalMember:
         self.reason, self.final, self.ended = sentence, True, True
 
 
+def _change_in(event: membership_pb2.MembershipEvent) -> WorldChange | None:
+    """What the event says of the next world; logs it."""
+    if event.HasField("newcomers"):
+        count = event.newcomers.count
+        verb = "waits" if count == 1 else "wait"
+        log.info("%s %s to be taken in at the next commit.", plural(count, "further process"), verb)
+        return WorldChange(event.newcomers.epoch, newcomers=count)
+    if event.HasField("leavers"):
+        log.info("%s", event.leavers.sentence)
+        return WorldChange(event.leavers.epoch, leavers=tuple(event.leavers.ranks))
+    return None
+
+
 def _make_printable(event: membership_pb2.MembershipEvent) -> None:
     """Makes sentences safe to print: they quote what other members sent."""
     kind = event.WhichOneof("event")
     parts = list(event.attached.gone) if kind == "attached" else []
-    if kind in ("progress", "refused", "gone"):
+    if kind in ("progress", "refused", "gone", "leavers"):
         parts.append(getattr(event, kind))
     for part in parts:
         part.sentence = printable(part.sentence)

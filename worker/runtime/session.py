@@ -22,11 +22,11 @@ from horovod.worker.runtime.coordinators import Connection, Coordinators
 from horovod.worker.runtime.errors import JobDoneError, StartError
 from horovod.worker.runtime.local_member import LEAVE_SECONDS, LocalMember
 from horovod.worker.runtime.membership_stream import MembershipStreams
-from horovod.worker.runtime.newcomers import OnNewcomers, ignore_newcomers
 from horovod.worker.runtime.probe import probe
 from horovod.worker.runtime.staying import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS
 from horovod.worker.runtime.tls import ClientTls
 from horovod.worker.runtime.world import World
+from horovod.worker.runtime.world_changes import OnWorldChange, ignore_changes
 
 log = logging.getLogger(__name__)
 
@@ -53,12 +53,12 @@ class Session:
         keepalive_timeout_seconds: float = 20.0,
         reattach_grace_seconds: float = 10.0,
         relay: str = "",
-        on_newcomers: OnNewcomers = ignore_newcomers,
+        on_change: OnWorldChange = ignore_changes,
     ) -> None:
         self.coordinators = Coordinators(address, token, tls, keepalive_timeout_seconds, relay)
         self.streams = MembershipStreams(self.coordinators)
         self._grace_seconds = reattach_grace_seconds
-        self._on_newcomers = on_newcomers
+        self._on_change = on_change
         self._attempt: LocalMember | None = None  # the latest
         self._progress: tuple[str, str] | None = None  # what a coordinator waited for, and its address
 
@@ -122,7 +122,7 @@ class Session:
         connection = self.coordinators.current
         metadata = (*connection.metadata(), *tracing.headers())
         self._attempt = None  # an attempt that can't begin has no stream that close() could end
-        attempt = LocalMember(self.streams, request, self._grace_seconds, self._on_newcomers)
+        attempt = LocalMember(self.streams, request, self._grace_seconds, self._on_change)
         attempt.start(metadata)
         self._attempt = attempt
         with attempt.changed:

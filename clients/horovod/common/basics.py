@@ -6,6 +6,7 @@ Plain functions, so that a module re-exports them; the state behind them is horo
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
@@ -14,6 +15,7 @@ from horovod import _core
 from horovod._core import ReduceOp
 from horovod.base.errors import SettingCode, WorldCode, coded, without_code
 from horovod.base.settings import Settings, resolve
+from horovod.common.departure import end_by_sigterm_as_pid_1
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet, begin_with, forget_all, global_process_set
 from horovod.worker.runtime import context as _context
@@ -148,12 +150,19 @@ def init(
             )
     _core.set_error_types(HorovodInternalError)
     forget_all()  # of a world that ended without hvd.shutdown()
+    if os.getpid() == 1 and resolve(explicit=given).min_size is not None:
+        end_by_sigterm_as_pid_1()
     context = _context.init([one.ranks or [] for one in sets], joined=joined, **given)
     global_process_set.ranks = list(range(context.world.size))
     # Where another thread's hvd.init() was first, the world has its sets.
     for process_set, initial in zip(sets, context.process_sets.initial, strict=False):
         begin_with(process_set, initial.ranks, initial.set_id)
     _last_init = arguments
+
+
+def leave_for_good(reason: str) -> None:
+    """shutdown() of a process whose work others go on with; for elastic training."""
+    _leave(f"it leaves the job: {reason}", failed=True)
 
 
 def join_again() -> None:
@@ -166,7 +175,7 @@ def join_again() -> None:
     """
     if _last_init is None:
         raise ValueError(_context.NOT_INITIALIZED)
-    _leave(returns=True)
+    _leave("it joins the next world", returns=True)
     while not is_initialized():
         try:
             init(**_last_init)
@@ -230,11 +239,10 @@ def leave_because(reason: str) -> None:
 
     reason: completes "Rank 1 on host h1 left the world: ", which the other ranks get.
     """
-    _leave(reason=reason, failed=True)
+    _leave(reason, failed=True)
 
 
-def _leave(returns: bool = False, reason: str = "", failed: bool = False) -> None:
-    reason = reason or ("it joins the next world" if returns else "it called hvd.shutdown()")
+def _leave(reason: str = "it called hvd.shutdown()", *, returns: bool = False, failed: bool = False) -> None:
     # In a `finally:` of the script, an exception may be on its way: then the work is not done.
     _context.shutdown(reason, returns=returns, failed=failed or sys.exc_info()[0] is not None)
     if not is_initialized():

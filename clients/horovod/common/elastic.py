@@ -6,7 +6,7 @@
       |                      | HorovodInternalError     state.restore()
       |                      | HostsUpdatedInterrupt    nothing is undone
       |                      v
-      +-- state.on_reset() <- reset(): leave the world and join the next one
+      +-- state.on_reset() <- reset(): leave the world and join the next one; or leave for good (departure.py)
 
 A process that is new in a world calls sync() first as well, so all ranks begin a world with the same collectives.
 No rank skips it: `HostsUpdatedInterrupt.skip_sync` says what rank 0 knew of the hosts when it was interrupted, but a
@@ -16,6 +16,7 @@ broadcasts.
 
 from __future__ import annotations
 
+import _thread
 import copy
 import functools
 import logging
@@ -27,12 +28,23 @@ from collections.abc import Callable, Iterable
 from enum import IntFlag
 from typing import Any, Final
 
-from horovod.base.errors import TrainingCode, coded
+from horovod.base.errors import SettingCode, TrainingCode, coded
 from horovod.base.words import plural
+from horovod.common.basics import leave_for_good
+from horovod.common.departure import EXIT_CODE, departure
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-from horovod.worker.runtime.context import current, is_initialized, when_newcomers_wait
+from horovod.worker.runtime.context import current, is_initialized, when_world_changes
+from horovod.worker.runtime.world_changes import WorldChange
 
-__all__ = ["HostUpdateResult", "NotificationManager", "ObjectState", "State", "notification_manager", "run_fn"]
+__all__ = [
+    "HostUpdateResult",
+    "NotificationManager",
+    "ObjectState",
+    "State",
+    "leave_at_next_commit",
+    "notification_manager",
+    "run_fn",
+]
 
 log = logging.getLogger(__name__)
 
@@ -222,13 +234,14 @@ class ObjectState(State):
 class NotificationManager:
     """Passes news about hosts on to the states that are in training.
 
-    The news come from the coordinator, when processes wait to be taken into an elastic world, and from code that knows
-    and calls `handle_hosts_updated`.
+    The news come from the coordinator, when processes wait to be taken into an elastic world or members of it are about
+    to leave, and from code that knows and calls `handle_hosts_updated`.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the fields; not held while listeners are called
-        self._awaiting_epoch = 0  # the epoch of the last world to which newcomers were announced
+        self._changing_epoch = 0  # the epoch of the last world of which a change was announced
+        self._changes = HostUpdateResult.no_update  # those that were announced to it
         self._latest = 0.0
         self._listeners: list[State] = []
 
@@ -246,12 +259,15 @@ class NotificationManager:
                     del self._listeners[index]
                     return
 
-    def newcomers_wait(self, epoch: int, count: int) -> None:
-        """So many processes wait to be taken into the world of this epoch, which this process is in or is to enter."""
+    def world_changes(self, change: WorldChange) -> None:
+        """The world that this process is in, or is to enter, is about to change."""
+        result = HostUpdateResult.added if change.newcomers else HostUpdateResult.removed
         with self._lock:
-            self._awaiting_epoch = epoch
-        self._watch(epoch, count)
-        self.handle_hosts_updated(self._now(), HostUpdateResult.added)
+            earlier = self._changes if self._changing_epoch == change.epoch else HostUpdateResult.no_update
+            self._changing_epoch, self._changes = change.epoch, earlier | result
+        if change.newcomers:
+            self._watch(change.epoch, change.newcomers)
+        self.handle_hosts_updated(self._now(), result)
 
     def _watch(self, epoch: int, count: int) -> None:
         """Says so when nothing comes of it: a script that never commits would keep them waiting in silence."""
@@ -276,13 +292,13 @@ class NotificationManager:
         context.when_closed.append(timer.cancel)
 
     def tell_again(self, listener: State) -> None:
-        """Tells this listener once more that newcomers wait, if they do. Newcomers are announced once, which may have
-        been before this listener was registered, or while its on_reset() dropped the news of an earlier world.
+        """Tells this listener once more that its world is about to change, if it is. A change is announced once, which
+        may have been before this listener was registered, or while its on_reset() dropped the news of an earlier world.
         """
         with self._lock:
-            epoch = self._awaiting_epoch
+            epoch, changes = self._changing_epoch, self._changes
         if epoch and is_initialized() and current().world.epoch == epoch:
-            listener.on_hosts_updated(self._now(), HostUpdateResult.added)
+            listener.on_hosts_updated(self._now(), changes)
 
     def _now(self) -> float:
         """Later than all before, also when the clock was set back: a state takes no notice of older news."""
@@ -304,7 +320,35 @@ class NotificationManager:
 
 
 notification_manager: Final = NotificationManager()
-when_newcomers_wait(notification_manager.newcomers_wait)
+when_world_changes(notification_manager.world_changes)
+
+
+def leave_at_next_commit(reason: str = "") -> None:
+    """This process leaves its elastic job at the next commit, for good, and no step of the others fails.
+
+    What SIGTERM does in `hvd.elastic.run`, for programs that have a handler of their own for it, that train in another
+    thread than the main one, or that learn in another way that their host is about to be taken away. May be called by
+    any thread and by a handler of a signal. All ranks go on till the next `state.commit()` or
+    `state.check_host_updates()`; the others train on from there, and `hvd.elastic.run` raises SystemExit with the code
+    143 here. Nothing happens when it is called again. Example:
+
+        >>> def on_notice(time):  # called by a thread that asks the provider of the host
+        ...     hvd.elastic.leave_at_next_commit(f"its host is taken away at {time}")
+
+    Args:
+        reason: part of a sentence that all ranks are told.
+
+    Raises:
+        ValueError: before hvd.init(), or the job has a fixed size, so that the others could not go on.
+    """
+    if not departure.is_between_worlds and not current().is_elastic:
+        sentence = (
+            "hvd.elastic.leave_at_next_commit() is for jobs whose size may change, and this one has a fixed size. Give "
+            "it HOROVOD_MIN_SIZE and HOROVOD_MAX_SIZE."
+        )
+        raise ValueError(coded(SettingCode.UNSUPPORTED, sentence))
+    # Not in this thread: a handler of a signal may have interrupted one that holds a lock which is needed for this.
+    _thread.start_new_thread(departure.request, (reason or "its program said so",))
 
 
 def check_results() -> None:
@@ -332,32 +376,43 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
     """`func(state, ...)` in the loop that this module draws; `reset` leaves the world and joins the next one.
 
     Other exceptions than the two of the loop propagate, those of `reset` too. Nothing limits how often the loop goes
-    round: an error that the script itself makes again in each world is logged each time.
+    round: an error that the script itself makes again in each world is logged each time. A process that is to leave its
+    job does not go round: SystemExit.
     """
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
-        is_new_world = False
         notification_manager.register_listener(state)
         try:
-            while True:
-                try:
-                    if is_new_world:
-                        state.on_reset()
-                        notification_manager.tell_again(state)
-                    state.sync()
-                    return _settled(state, func(state, *args, **kwargs))
-                except HorovodInternalError as error:
-                    _go_back(state, error)
-                except HostsUpdatedInterrupt:
-                    log.info("Joining the next world, because hosts came or went.")
-                    try:
-                        _settled(state)
-                    except HorovodInternalError as error:
-                        _go_back(state, error)
-                reset()
-                is_new_world = True
+            with departure.heeded():
+                return _rounds(state, lambda: func(state, *args, **kwargs), reset)
         finally:
             notification_manager.remove_listener(state)
 
     return wrapper
+
+
+def _rounds(state: State, train: Callable[[], Any], reset: Callable[[], None]) -> Any:
+    is_new_world = False
+    while True:
+        try:
+            if is_new_world:
+                state.on_reset()
+                notification_manager.tell_again(state)
+            state.sync()
+            return _settled(state, train())
+        except HorovodInternalError as error:
+            _go_back(state, error)
+        except HostsUpdatedInterrupt:
+            log.info("Joining the next world, because hosts came or went.")
+            try:
+                _settled(state)
+            except HorovodInternalError as error:
+                _go_back(state, error)
+        if reason := departure.leaves_world():
+            leave_for_good(reason)
+            log.warning("This process has left the job (%s), and ends with exit code %d.", reason, EXIT_CODE)
+            raise SystemExit(EXIT_CODE)
+        reset()
+        departure.begins()
+        is_new_world = True

@@ -22,11 +22,11 @@ import tensorflow as tf
 from horovod._keras.elastic import KerasState, VariablesState
 from horovod.base.errors import TrainingCode, code_of, coded
 from horovod.common.basics import join_again
-from horovod.common.elastic import run_fn
+from horovod.common.elastic import leave_at_next_commit, run_fn
 from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow.functions import broadcast_variables
 
-__all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
+__all__ = ["TensorFlowKerasState", "TensorFlowState", "leave_at_next_commit", "run"]
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,7 +36,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     the state goes back to its last commit; when hosts come or go (HostsUpdatedInterrupt from `state.commit()`), nothing
     is undone. Then this process leaves the world and calls hvd.init() again with the arguments it had; once the
     next world stands, the state is made equal again and `func` called again. That of an elastic job (HOROVOD_MIN_SIZE)
-    has those that are left and those that have come, that of any other as many processes as before.
+    has those that are left and those that have come, that of any other as many processes as before. SIGTERM in a
+    process of an elastic job means that it leaves at the next commit, as horovod.torch.elastic.run says.
 
     Functions that were traced stay, and ask for the numbers of the world when they run. Between hvd.init() and `func` a
     script must run no collective. Process sets that were added after hvd.init() are gone in the next world; add them,

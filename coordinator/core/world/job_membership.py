@@ -29,6 +29,7 @@ from horovod.protos.v1 import membership_pb2 as pb
 from .checks import asked_for_twice, conflict_with_world, describe
 from .effects import Close, Effect, Formed, HangUp, Record, Send, WorldEnded
 from .formation import Formation, requests_of
+from .leavers import Leavers
 from .life import NEVER_HEARD_OF_ITS_WORLD
 from .liveness import Finding, Liveness, Loss, is_same_process, lost, unknown
 from .present import Present
@@ -45,6 +46,7 @@ class JobMembership:
         self._has_agent = has_agent
         self.liveness = Liveness(pb.World(job=name), {}, has_agent)
         self.rendezvous = Rendezvous(name, last, {})
+        self._leavers = Leavers()
 
     @classmethod
     def restored(
@@ -64,6 +66,7 @@ class JobMembership:
     def _run(self, liveness: Liveness) -> None:
         world = liveness.world
         self.liveness = liveness
+        self._leavers = Leavers()
         slots = liveness.incarnations() if self._is_elastic else {}
         self.rendezvous = Rendezvous(self.name, LastWorld(world.epoch, world.secret, slots=slots), liveness.by_rank)
 
@@ -235,6 +238,8 @@ class JobMembership:
         refused, effects = self.liveness.attach(attach, nonce, proof)
         if refused is None and self._is_elastic:
             effects = [*effects, *self.rendezvous.announced_to(attach.member_id)]
+            if (leavers := self._leavers.told) is not None:
+                effects.append(Send(attach.member_id, leavers))
         elif refused is None and self._is_whole():
             # Every member is connected, so the world goes on: those that wait for its end are refused.
             no = pb.MembershipEvent(refused=pb.Refused(sentence=self._already_runs()))
@@ -274,7 +279,8 @@ class JobMembership:
         effects = self._follow(losses, now_s)
         for member_id in self.rendezvous.overdue(now_s):
             effects += self.remove(member_id, "it did not join again", now_s)
-        return effects + self.rendezvous.settle(now_s) + self.liveness.probe_suspected(vouched)
+        effects += [*self.rendezvous.settle(now_s), *self._tell_of_leavers(now_s)]
+        return effects + self.liveness.probe_suspected(vouched)
 
     def _follow(self, findings: Sequence[Finding], now_s: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -286,6 +292,19 @@ class JobMembership:
         return effects
 
     # -- going -------------------------------------------------------------------------------------------------------
+
+    def leaving(self, member_id: str, leaving: pb.Leaving, now_s: float) -> list[Effect]:
+        """As `Membership.leaving`."""
+        one = self.liveness.present.get(member_id)
+        if one is None or leaving.epoch != self.liveness.world.epoch or not self._is_elastic:
+            return []
+        self._leavers.add(one, leaving.reason)
+        return self._tell_of_leavers(now_s)
+
+    def _tell_of_leavers(self, now_s: float) -> list[Effect]:
+        waiting = self.rendezvous.waiting
+        count = len(waiting) - len(waiting.claims)
+        return self._leavers.tell(self.liveness.world, self.liveness.present, count, now_s)
 
     def leave(self, member_id: str, cause: str, now_s: float, *, returns: bool, failed: bool) -> list[Effect]:
         """An orderly goodbye. `cause` as in `remove`. returns, failed: as in `Membership.leave`."""

@@ -208,12 +208,15 @@ class Membership:
     ) -> list[Effect]:
         """An orderly goodbye. Unknown members are ignored: a goodbye may come after its world has ended.
 
-        returns: it joins again at once, so that the next world of an elastic job has it. failed: its program ended with
-        an error.
+        returns: it joins again at once, so that the next world of an elastic job has it. failed: its work is not done.
         """
         cause = reason or "it called hvd.shutdown() or ended"
         effects = self._about(member_id, lambda job: job.leave(member_id, cause, now_s, returns=returns, failed=failed))
         return effects or [Close(member_id)]
+
+    def leaving(self, member_id: str, leaving: pb.Leaving, now_s: float) -> list[Effect]:
+        """The member of an elastic job will leave its world for good at the next commit. It may say so again."""
+        return self._about(member_id, lambda job: job.leaving(member_id, leaving, now_s))
 
     def lost(self, member_id: str, cause: str, now_s: float) -> list[Effect]:
         """The member is gone without a goodbye. `cause` completes "rank 1 was lost: ..." and has no full stop."""

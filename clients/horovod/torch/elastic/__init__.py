@@ -16,11 +16,11 @@ from collections.abc import Callable
 from typing import Any
 
 from horovod.common.basics import join_again
-from horovod.common.elastic import run_fn
+from horovod.common.elastic import leave_at_next_commit, run_fn
 from horovod.torch.elastic.sampler import ElasticSampler
 from horovod.torch.elastic.state import TorchState
 
-__all__ = ["ElasticSampler", "TorchState", "run"]
+__all__ = ["ElasticSampler", "TorchState", "leave_at_next_commit", "run"]
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,6 +35,10 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     come; where they are too few, they wait for others for HOROVOD_ELASTIC_TIMEOUT seconds. That of any other job has as
     many processes as before: who starts one in place of a lost one gives it the same HOROVOD_RANK, and the others wait
     for it for HOROVOD_START_TIMEOUT seconds.
+
+    SIGTERM to a process of an elastic job that has no handler of its own and calls this in its main thread means that
+    it leaves at the next commit, without a failed step of the others: this function raises SystemExit(143).
+    A second SIGTERM ends the process at once. See also `hvd.elastic.leave_at_next_commit`.
 
     Between hvd.init() and `func` a script must run no collective, because a process that joins later would have nobody
     to run it with. Process sets that were added after hvd.init() are gone in the next world; add them in a callback of

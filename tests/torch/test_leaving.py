@@ -1,0 +1,87 @@
+"""Processes of elastic jobs that get SIGTERM: they leave at the next commit, and the others lose no step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import tiers
+from test_changing_worlds import BATCHES, ROWS, _alone, _elastic, _model_and_rows
+
+LEAVES_AT = 5
+WAITS_AT = 8  # until those that leave are gone
+COMMIT_EVERY = 2
+
+
+def _train(leavers: list[int]) -> dict[str, Any]:
+    """With batches of 12 rows that an ElasticSampler deals out, so that the weights become those of one process."""
+    import torch
+
+    import horovod.torch as hvd
+
+    hvd.init()
+    first_rank, smallest = hvd.rank(), hvd.size() - len(leavers)
+    model, batches = _model_and_rows()
+    rows = batches.reshape(-1, batches.shape[-1])
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model.named_parameters()
+    )
+    sampler = hvd.elastic.ElasticSampler(rows, shuffle=False)
+    state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, batch=0)
+    seen: list[int] = []  # not in the state: a step that is taken twice is seen twice
+    sizes = [hvd.size()]
+    restored: list[int] = []
+    state.register_reset_callbacks([lambda: sizes.append(hvd.size())])
+    restore = state.restore
+    state.restore = lambda: (restored.append(state.batch), restore())
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        indices = iter(sampler)
+        count = ROWS // hvd.size()
+        while state.batch < BATCHES:
+            while state.batch == WAITS_AT and hvd.size() > smallest:
+                time.sleep(0.01)  # training takes its time meanwhile
+                state.check_host_updates()
+            optimizer.zero_grad()
+            share = rows[[next(indices) for _ in range(count)]]
+            model(share).square().mean().backward()
+            if state.batch == LEAVES_AT and first_rank in leavers:
+                os.kill(os.getpid(), signal.SIGTERM)  # while gradients are reduced
+            optimizer.step()
+            seen.append(state.batch)
+            sampler.record_batch(state.batch, count)
+            state.batch += 1
+            if state.batch % COMMIT_EVERY == 0:
+                state.commit()
+
+    train(state)
+    weights = [parameter.tolist() for parameter in model.parameters()]
+    handler = signal.getsignal(signal.SIGTERM)
+    return {"weights": weights, "sizes": sizes, "seen": seen, "restored": restored, "handler": handler}
+
+
+@pytest.mark.longer
+@pytest.mark.parametrize(
+    ("size", "leavers", "transport"),
+    tiers.some([(3, [0], "shm"), (3, [2], "tcp"), (4, [0, 1], "hosts"), (4, [3], "shm"), (3, [0], "tcp")], 2),
+)
+def test_the_others_lose_no_step(size: int, leavers: list[int], transport: str) -> None:
+    with _elastic(size, transport) as world:
+        outcomes = world.outcomes(_train, leavers)
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.text == ""
+        if rank in leavers:
+            assert outcome.exit_code == 128 + signal.SIGTERM
+            continue
+        assert outcome.value["seen"] == list(range(BATCHES))
+        assert outcome.value["restored"] == []
+        assert outcome.value["sizes"][0] == size
+        assert outcome.value["sizes"][-1] == size - len(leavers)
+        assert outcome.value["handler"] == signal.SIG_DFL
+        for ours, expected in zip(outcome.value["weights"], _alone(), strict=True):
+            np.testing.assert_allclose(ours, expected, rtol=1e-9)

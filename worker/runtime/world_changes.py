@@ -1,0 +1,25 @@
+"""Who hears that the elastic world that this process is in is about to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class WorldChange:
+    """Why all members are to leave the world of this epoch together: the next one has the newcomers, and not the
+    leavers.
+    """
+
+    epoch: int
+    newcomers: int = 0  # how many wait to be taken in
+    leavers: tuple[int, ...] = ()  # the ranks of members that leave for good
+
+
+# Called by the thread of the membership. A later change of one epoch comes beside an earlier one.
+OnWorldChange = Callable[[WorldChange], None]
+
+
+def ignore_changes(change: WorldChange) -> None:
+    """For members that never change their world."""
