@@ -134,6 +134,45 @@ def test_a_lost_host_that_comes_back_ends_what_it_still_runs_and_gets_no_more_of
     assert story.told()[-1] == ("h2", "start")
 
 
+@pytest.mark.parametrize("code", [143, -15])
+def test_it_goes_on_without_a_host_that_is_drained(code: int) -> None:
+    story = two_of_two()
+    story.do(story.cluster.drain("h2"))
+    story.runs("h2", {2: code})
+    assert story.starts() == []
+    assert story.slots() == {"h1": [0, 1], "h2": [2, 3]}  # one process is on its way still
+    story.agent("h3", slots=1)
+    story.reach()
+    story.runs("h2", {2: code, 3: code}, over=True)
+    assert story.sentence("j").startswith("Host h2 was drained, and 2 processes left the job.")
+    story.reach()
+    assert story.slots() == {"h1": [0, 1], "h3": [2]}
+    record = story.cluster.jobs["j"].record
+    assert record.replacements == 0
+    assert story.starts() == [("h3", 3, [(2, record.generation)])]
+    story.runs("h3", {2: 0})
+    assert story.state("j") == RUNNING
+
+
+def test_a_host_that_is_drained_while_the_work_gets_done_is_no_failure() -> None:
+    story = two_of_two()
+    story.do(story.cluster.drain("h2"))
+    story.runs("h2", {2: 143})
+    story.runs("h1", {0: 0, 1: 0}, over=True)
+    story.runs("h2", {2: 143, 3: 143}, over=True)
+    assert story.state("j") == SUCCEEDED
+
+
+def test_processes_of_a_fixed_number_are_not_drained() -> None:
+    story = Elastic()
+    story.agent("h1")
+    story.submit("j", 2, policy=jobs_pb2.Policy(replaces_failed=True, most_replacements=1))
+    story.runs("h1")
+    story.do(story.cluster.drain("h1"))
+    story.runs("h1", {0: 143, 1: None})
+    assert story.cluster.jobs["j"].record.replacements == 1
+
+
 def test_too_few_are_waited_for_a_while() -> None:
     story = Elastic()
     story.agent("h1")

@@ -5,6 +5,7 @@
     room h1 1, h2 2                                         further processes that hosts can have, from now on
     exit 1 failed: ended by signal 9                        how the process of a slot ended; 1.3: of its incarnation 3
     exit 2 lost: its host was lost
+    exit 2 drained: ended with exit code 143
     exit 0 well
     stop                                                    a person asks for the end
 
@@ -60,8 +61,8 @@ class Story:
         name, _, rest = text.partition(" ")
         number, _, incarnation = name.partition(".")
         end, _, how = rest.partition(": ")
-        assert end in ("failed", "lost", "well"), text
-        return Exit(int(number), int(incarnation or 1), end != "well", how, end == "lost")
+        assert end in ("failed", "lost", "drained", "well"), text
+        return Exit(int(number), int(incarnation or 1), end != "well", how, end == "lost", end == "drained")
 
 
 def _target(text: str) -> Target:

@@ -26,7 +26,7 @@ from horovod.base.setting import split_address
 from horovod.base.settings import resolve
 from horovod.base.words import reason_of
 from horovod.worker.agent.bound import serve_launcher
-from horovod.worker.agent.daemon import Daemon, Host
+from horovod.worker.agent.daemon import DRAIN_S, Daemon, Host
 from horovod.worker.agent.gpus import visible_gpus
 from horovod.worker.agent.shim_job import READER_GRACE_S
 from horovod.worker.agent.threads import usable_cores
@@ -120,6 +120,7 @@ def _host(arguments: argparse.Namespace) -> Host:
         log_limit_bytes=arguments.log_limit_mb << 20,
         orphan_grace_s=arguments.orphan_grace_seconds,
         reader_grace_s=arguments.reader_grace_seconds,
+        drain_s=arguments.drain_seconds,
     )
 
 
@@ -158,7 +159,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="horovod-worker",
         description="Serves this host to a coordinator: starts, watches and ends training processes, and keeps their "
-        "output. SIGTERM drains: the agent ends when the jobs that run have ended; a second signal ends them.",
+        "output. SIGTERM drains: ranks of elastic jobs leave, and the agent ends when the jobs that run have ended; a "
+        "second signal ends them.",
         epilog="The token comes from HOROVOD_TOKEN or HOROVOD_TOKEN_FILE.",
     )
     parser.add_argument("--coordinator", metavar="A:29400,B:29400", help="where coordinators listen")
@@ -185,6 +187,13 @@ def _parser() -> argparse.ArgumentParser:
         default=READER_GRACE_S,
         metavar="S",
         help="how long a rank that has filled its log waits for its launcher, when that is gone (default: 60)",
+    )
+    parser.add_argument(
+        "--drain-seconds",
+        type=_seconds,
+        default=DRAIN_S,
+        metavar="S",
+        help="how long ranks of elastic jobs may take to leave when this agent drains (default: 30)",
     )
     parser.add_argument("--verbose", action="store_true", help="log what happens")
     parser.add_argument("--stdin", action="store_true", help=argparse.SUPPRESS)  # for horovodrun: see bound.py

@@ -47,6 +47,7 @@ from horovod.worker.runtime.tls import ClientTls
 KEPT_JOBS = 100  # how many folders of jobs that are over are kept
 KEPT_BYTES = 10 << 30  # how much those folders may hold
 ROOM_LOOK_S = 5.0  # between two looks at the free space of the disk
+DRAIN_S = 30.0  # what most providers give notice for, or more
 FAREWELL_S = 10.0  # how long a leaving agent waits until the last reports are recorded and the last output is read
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class Host:
     log_limit_bytes: int = LIMIT_BYTES
     orphan_grace_s: float = 60.0  # how long ranks may run without an agent
     reader_grace_s: float = READER_GRACE_S
+    drain_s: float = DRAIN_S  # how long ranks of elastic jobs may take to leave when the agent drains
 
 
 class Daemon:
@@ -140,11 +142,13 @@ class Daemon:
         return self._stream.registered
 
     def drain(self) -> None:
-        """Takes no more jobs and leaves when those that run have ended."""
+        """Takes no more jobs and leaves when those that run have ended. Elastic jobs go on without this host."""
         if not self._draining:
-            log.warning("Draining: no new jobs; this agent ends with those that run.")
+            log.warning("Draining: no new jobs; this agent ends with those that run. Ranks of elastic jobs leave now.")
             self._draining = True
             self._stream.send(drain=pb.Drain())
+            for job in [*self._jobs, *self._starting]:
+                self._tell(job, drain=self.host.drain_s)
             self._leaving.set()
 
     def end_all(self, signum: int = signal.SIGTERM) -> None:
@@ -238,7 +242,7 @@ class Daemon:
             if start.replaces_failed and not shim_job.over.is_set():
                 self._spawn(self._start_later(shim_job, start))
         elif start.job not in self._starting:
-            self._starting[start.job] = []
+            self._starting[start.job] = [{"drain": self.host.drain_s}] if self._draining else []
             self._spawn(self._start(start))
 
     async def _start(self, start: pb.StartShare) -> None:
@@ -246,7 +250,7 @@ class Daemon:
         try:
             lines = await self._lines(start)
             grace_s, replaces = self.host.orphan_grace_s, start.replaces_failed
-            order = Order(lines, start.hold, self.host.log_limit_bytes, grace_s, replaces)
+            order = Order(lines, start.hold, self.host.log_limit_bytes, grace_s, replaces, start.elastic)
             jobs, grace_s = self.host.state / "jobs", self.host.reader_grace_s
             self._make_room(needed_bytes(len(order.ranks)))
             host_fault = True  # an error after this line would also come with any other job

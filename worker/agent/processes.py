@@ -20,6 +20,7 @@ from typing import IO
 from horovod.base.errors import LaunchCode, coded
 from horovod.base.words import reason_of
 from horovod.worker.agent.guardian import Guardian, session_members, signal_session
+from horovod.worker.agent.handlers import handlers_of
 from horovod.worker.agent.output import Sink, Stream
 
 _GATE = str(Path(__file__).with_name("gate.py"))
@@ -147,6 +148,15 @@ class TrainingProcess:
     def signal(self, signum: int) -> None:
         """Sends `signum` to the process and everything it started."""
         signal_session(self.pid, signum)
+
+    def ask_to_leave(self) -> None:
+        """Sends SIGTERM to the program that has a handler for it, not to what that has started; to all if none has."""
+        receivers = handlers_of(self.pid, signal.SIGTERM)
+        for pid in receivers:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGTERM)
+        if not receivers:
+            self.signal(signal.SIGTERM)
 
     def resume_output(self) -> None:
         """The sink has room again."""

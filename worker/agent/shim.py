@@ -13,6 +13,7 @@ the end, `over.json`: how the ranks ended. On the socket both sides write lines 
                       {"ends": {"0": 4711}}                           how far logs reach, some time after they grew
     agent to shim     {"signal": 2, "stop": true}   {"end": true}     see agents.proto; the end may have an "error"
                       {"start": [...]}   {"finish": true}             where failed processes are replaced; supervisor.py
+                      {"drain": 30.0}                                 of an elastic job: its ranks leave, in this time
                       {"taken": {"0": 4000}}   {"release": true}      a reader has taken so much; it holds logs no more
                       {"run_line": 1}                                 all workers have finished the line before this one
 
@@ -55,6 +56,7 @@ class Order:
     log_limit_bytes: int
     orphan_grace_s: float
     replaces_failed: bool = False
+    elastic: bool = False  # the job goes on elsewhere when its ranks here have left
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -255,6 +257,9 @@ class Shim:
             self._supervisor.start(slots_from(command["start"]))
         elif "finish" in command:
             self._supervisor.finish()
+        elif "drain" in command:
+            if self._order.elastic:
+                self._supervisor.drain(float(command["drain"]))
         elif "run_line" in command:
             self._allowed = max(self._allowed, int(command["run_line"]))
             self._turn.set()

@@ -4,6 +4,7 @@ The supervisor does not decide what the end of a process means for the others. T
 (coordinator/core/elastic), and its decision comes back as a call of a method here. `start` starts another process of a
 rank whose process has ended. `end_after_failure` gives the ranks a short grace, in which they notice by themselves that
 a peer is gone and report it; then it stops them. `stop` first asks the ranks to end, and makes them end after a grace.
+`drain` asks those of an elastic job to leave it in order.
 Whatever happens, `run` returns with no process left.
 """
 
@@ -230,6 +231,17 @@ class Supervisor:
         if self._ending is not None:
             self._ending.cancel()
         self._ending = asyncio.create_task(self._end(((signal.SIGKILL, _KILL_DEADLINE_S),)))
+        self.finish()
+
+    def drain(self, grace_s: float) -> None:
+        """Tells the ranks of an elastic job to leave it, and stops those that are still there after the grace."""
+        if self._ending is None:
+            self._signalled = True
+            for process in self._processes:
+                if process.code is None:
+                    process.ask_to_leave()
+            steps = ((None, grace_s), (signal.SIGTERM, self._stop_grace_s), (signal.SIGKILL, _KILL_DEADLINE_S))
+            self._ending = asyncio.create_task(self._end(steps))
         self.finish()
 
     def end_after_failure(self) -> None:

@@ -194,8 +194,8 @@ _mask = threading.local()  # the signals that a thread which forks had blocked
 
 
 def _heed_forks() -> None:
-    """A forked child, such as a worker of a DataLoader, is ended by SIGTERM, which is held back until the child has left
-    the pipe of its parent alone.
+    """A forked child, such as a worker of a DataLoader, is ended by SIGTERM. The signal is held back until it can no
+    longer write to the pipe of its parent.
     """
     global _heeds_forks
     if not _heeds_forks:

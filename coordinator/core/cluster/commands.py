@@ -7,6 +7,7 @@ from horovod.protos.v1 import jobs_pb2
 from . import lines
 from .effects import Command
 from .job import hosts_of
+from .sizes import is_elastic
 
 
 def start(record: jobs_pb2.JobRecord, share: jobs_pb2.Share) -> pb.AgentCommand:
@@ -30,6 +31,7 @@ def start(record: jobs_pb2.JobRecord, share: jobs_pb2.Share) -> pb.AgentCommand:
         code=spec.code,
         python_environment=spec.python_environment,
         replaces_failed=spec.policy.replaces_failed,
+        elastic=is_elastic(spec),
     )
     for index, rank in enumerate(share.slots):
         at = place_of[rank]

@@ -47,7 +47,8 @@ def reported(
     share.started = True
     share.lines_done = max(share.lines_done, report.lines_done)
     is_current = lines.is_current(record, report)
-    if is_current and _note_exits(job, report, before, wall_s):
+    drains = agent.is_draining and is_elastic(record.spec)
+    if is_current and _note_exits(job, report, before, wall_s, drains):
         changed = True
     if report.over and not share.over:
         share.over = changed = True
@@ -79,8 +80,12 @@ def abandoned(job: ClusterJob, wall_s: float) -> list[Effect]:
     return [*ended, *ends, *_judged(job, wall_s)]
 
 
-def _note_exits(job: ClusterJob, report: pb.JobReport, before: set[tuple[int, int]], wall_s: float) -> bool:
-    """Writes down how ranks of the current line ended; whether any is new. before: those known to have ended."""
+def _note_exits(
+    job: ClusterJob, report: pb.JobReport, before: set[tuple[int, int]], wall_s: float, drains: bool
+) -> bool:
+    """Writes down how ranks of the current line ended; whether any is new. before: those known to have ended. drains:
+    they were told to leave, as their host is drained.
+    """
     current = incarnations(job.record)
     is_news = False
     for rank in report.ranks:
@@ -94,6 +99,7 @@ def _note_exits(job: ClusterJob, report: pb.JobReport, before: set[tuple[int, in
                 outcome.code = rank.code
             if incarnation > 1:
                 outcome.incarnation = incarnation
+            outcome.drained = drains and lines.failed(outcome)
             is_news = True
     return is_news
 

@@ -80,7 +80,7 @@ class ClusterJob:
         record = self.record
         record.spec.environment.clear()
         noun, each = ("rank", 1) if lines.is_distributed(record) else ("worker", lines.per_worker(record.spec))
-        ends = [RankExit.of(outcome, each) for outcome in latest(record)]
+        ends = [RankExit.of(outcome, each) for outcome in latest(record) if not outcome.drained]
         record.ended_at = wall_s
         if record.stop_signal:
             record.state = jobs_pb2.JOB_STATE_STOPPED

@@ -67,8 +67,12 @@ def _write_slots(record: jobs_pb2.JobRecord, target: Target) -> None:
 
 
 def exits_of(record: jobs_pb2.JobRecord) -> list[Exit]:
-    """How processes ended, in the order in which that came to be known."""
+    """How processes ended, in the order in which that came to be known. Those on a host that is drained count once none
+    is left there: their slots go together.
+    """
+    drained = {rank for share in record.shares if share.over for rank in share.slots}
     return [
-        Exit(one.rank, incarnation_of(one), failed(one), how(RankExit.of(one)), host_lost=bool(one.lost))
+        Exit(one.rank, incarnation_of(one), failed(one), how(RankExit.of(one)), bool(one.lost), one.drained)
         for one in record.outcomes
+        if not one.drained or one.rank in drained
     ]

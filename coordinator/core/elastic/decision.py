@@ -4,12 +4,14 @@
     one fails, and failures end jobs    no process is to run
     one fails, and is replaced          its slot gets another process: on its host, else where there is room, else later
     so often that it is enough          no process is to run
+    its host is drained                 its slot is given up, and nobody has failed
     there is room, and slots are few    further slots, up to the most
     fewer slots than the fewest         the job waits for room for as long as its patience lasts, and then ends
 
 Pure: the time is an argument, in seconds of any clock that all coordinators of the job share.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -28,6 +30,7 @@ class Exit:
     failed: bool  # anything but exit code 0
     how: str = ""  # completes "slot 1 on host a ", without a full stop
     host_lost: bool = False  # nothing can be started on its host
+    drained: bool = False  # it was told to leave its host, on which nothing is to be started
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ def decide(now_s: float, target: Target, observed: Observed) -> tuple[Target, st
     if observed.stopped:
         return _ended(target, "It was stopped.")
     ends = {one.slot: one for one in observed.exits if _is_of(one, target)}
-    failed = [one for one in ends.values() if one.failed]
+    drained = [one for one in ends.values() if one.drained]
+    failed = [one for one in ends.values() if one.failed and not one.drained]
     if failed and target.rules.on_failure is OnFailure.END:
         return _failed(target, f"{_in_words(failed[0], target)}, so the job ends.")
     done = [one for one in ends.values() if not one.failed]
@@ -56,7 +60,7 @@ def decide(now_s: float, target: Target, observed: Observed) -> tuple[Target, st
     if target.rules.most_replacements is not None and count > target.rules.most_replacements:
         often = f"{plural(target.replacements, 'process')} {'was' if target.replacements == 1 else 'were'}"
         return _failed(target, f"{_in_words(failed[0], target)}, and {often} replaced before, as many as may be.")
-    return _filled(now_s, target, count, failed, dict(observed.room))
+    return _filled(now_s, target, count, failed, drained, dict(observed.room))
 
 
 def _is_of(one: Exit, target: Target) -> bool:
@@ -88,17 +92,28 @@ def _finishing(target: Target, ends: Mapping[int, Exit], done: Sequence[Exit]) -
 
 
 def _filled(
-    now_s: float, was: Target, replacements: int, failed: Sequence[Exit], room: dict[str, int]
+    now_s: float,
+    was: Target,
+    replacements: int,
+    failed: Sequence[Exit],
+    drained: Sequence[Exit],
+    room: dict[str, int],
 ) -> tuple[Target, str]:
-    """Replaces what failed, and adds slots where there is room. replacements: in all, with these."""
+    """Replaces what failed, gives up what was drained, and adds slots where there is room. replacements: in all, with
+    these.
+    """
     target = replace(was, replacements=replacements)
     rules, generation = target.rules, target.generation + 1
     hosts = {slot.number: slot.host for slot in target.slots}
-    slots = {slot.number: slot for slot in target.slots if slot.number not in {one.slot for one in failed}}
+    ended = {one.slot for one in (*failed, *drained)}
+    slots = {slot.number: slot for slot in target.slots if slot.number not in ended}
     # Where one is lost with its host, nothing can be started, though others may have failed there before.
     lost = {hosts[one.slot] for one in failed if one.host_lost}
-    room = {host: count for host, count in room.items() if host not in lost}
-    sentences = []
+    left = Counter(hosts[one.slot] for one in drained)
+    room = {host: count for host, count in room.items() if host not in lost and host not in left}
+    sentences = [
+        f"Host {host} was drained, and {plural(count, 'process')} left the job." for host, count in left.items()
+    ]
     for one in failed:
         old = hosts[one.slot]
         host = _with_room(room) if old in lost else old  # there it has the place of the process that has ended

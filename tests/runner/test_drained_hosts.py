@@ -1,0 +1,112 @@
+"""Agents that get SIGTERM while ranks of an elastic job run there: the job goes on elsewhere, and no step fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from agents import Agents
+from launching import Launched
+from test_changing_sizes import sizes, source
+
+from horovod.worker.agent.handlers import handlers_of
+
+Launch = Callable[..., Launched]
+Program = Callable[[str], list[str]]
+
+# Steps until one process has seen a smaller world and then a larger one again.
+PROGRAM = source("pass")
+for old, new in {
+    "while state.steps < 6 or state.last_size < 2:": "while not total(state.sizes == [2, 1, 2]):",
+    "        state.last_size = hvd.size()\n": "        state.see(hvd.size())\n",
+    "self.saved = self.last_size = 0": "self.saved = 0\n        self.sizes = []",
+    "        self.steps = self.saved\n": "        self.steps = self.saved\n        print('went back', flush=True)\n",
+    "    def save(self):\n": """    def see(self, size):
+        __import__("time").sleep(0.005)  # training takes its time
+        if self.sizes[-1:] != [size]:
+            self.sizes.append(size)
+    def save(self):
+""",
+}.items():
+    assert PROGRAM.count(old) == 1, old
+    PROGRAM = PROGRAM.replace(old, new)
+
+
+@pytest.mark.parametrize("drained", ["h1", "h2"])
+def test_a_job_goes_on_without_a_host_that_is_drained(
+    tmp_path: Path, launch: Launch, program: Program, drained: str
+) -> None:
+    stays = 0 if drained == "h2" else 1
+    with Agents(tmp_path) as agents:
+        agents.add("h1", slots=1)
+        agents.add("h2", slots=1)
+        options = [*agents.options, "-np", "2", "--min-np", "1", "--max-np", "2", "--reset-limit", "0"]
+        launched = launch(*options, *program(PROGRAM), environ=agents.environ)
+        said = launched.lines(8)
+        agents.processes[drained].send_signal(signal.SIGTERM)
+        assert agents.processes[drained].wait(60) == 0
+        while not any(line.endswith(" 1") for line in said if f"[{stays}]<stdout>:step" in line):
+            said += launched.lines(1)
+        agents.add("h3", slots=1)
+        code, out, err = launched.finish()
+    assert code == 0, err
+    out = "\n".join([*said, out])
+    assert sizes(out, rank=stays) == [2, 1, 2]
+    assert "went back" not in out
+    assert f"Host {drained} was drained, and 1 process left the job." in err
+
+
+def test_ranks_that_do_not_leave_in_time_are_ended(tmp_path: Path, launch: Launch, program: Program) -> None:
+    never_commits = PROGRAM.replace("state.commit()", "state.save()")
+    with Agents(tmp_path) as agents:
+        agents.add("h1", slots=1)
+        agents.add("h2", 1, "--drain-seconds", "0.1")
+        options = [*agents.options, "-np", "2", "--min-np", "1", "--max-np", "2", "--reset-limit", "0"]
+        launched = launch(*options, *program(never_commits), environ=agents.environ)
+        said = launched.lines(8)
+        agents.processes["h2"].send_signal(signal.SIGTERM)
+        assert agents.processes["h2"].wait(60) == 0
+        while not any("went back" in line for line in said):
+            said += launched.lines(1)
+        launched.signal(signal.SIGINT)
+        _, _, err = launched.finish()
+    assert "Host h2 was drained, and 1 process left the job." in err
+
+
+def test_all_hosts_are_drained(tmp_path: Path, launch: Launch, program: Program) -> None:
+    """The job waits for others, and says so; its state is lost."""
+    with Agents(tmp_path) as agents:
+        agents.add("h1", slots=2)
+        options = [*agents.options, "-np", "2", "--min-np", "1", "--max-np", "2"]
+        launched = launch(*options, *program(PROGRAM), environ={**agents.environ, "HOROVOD_ELASTIC_TIMEOUT": "1"})
+        launched.lines(8)
+        agents.processes["h1"].send_signal(signal.SIGTERM)
+        assert agents.processes["h1"].wait(60) == 0
+        code, _, err = launched.finish()
+    assert code != 0
+    assert "Host h1 was drained, and 2 processes left the job." in err
+
+
+def test_a_signal_is_for_the_program_and_not_for_what_it_has_started() -> None:
+    """As a DataLoader's workers, which a signal for all would end."""
+    script = """
+import os, signal, subprocess, sys
+signal.signal(signal.SIGTERM, lambda *_: None)
+worker = subprocess.Popen(["sleep", "600"])
+print(os.getpid(), flush=True)
+signal.pause()
+worker.kill()
+"""
+    shell = ["sh", "-c", f"{sys.executable} -c '{script}'; true"]
+    with psutil.Popen(shell, stdout=-1, start_new_session=True, text=True) as leader:
+        python = int(leader.stdout.readline())
+        assert python != leader.pid
+        assert handlers_of(leader.pid, signal.SIGTERM) == [python]
+        assert handlers_of(leader.pid, signal.SIGUSR1) == []
+        os.kill(python, signal.SIGTERM)
+        assert leader.wait(60) == 0
