@@ -220,6 +220,6 @@ def joins(worlds: Worlds, member_id: str, rank: int, incarnation: int) -> str:
 
 
 def test_a_run_list_and_replacements_exclude_each_other() -> None:
-    lines = [jobs_pb2.Line(command=["x"], distributed=True)]
+    lines = [jobs_pb2.Line(command=["x"]), jobs_pb2.Line(command=["x"], distributed=True)]
     refused = refusal_of(jobs_pb2.JobSpec(processes=1, lines=lines, policy=policy()))
     assert re.search(ends_with(ClusterCode.INVALID_JOB, "run list"), refused)

@@ -89,6 +89,25 @@ def test_a_job_goes_on_without_a_lost_host_and_grows_on_another(
     assert "There is room for 1 further process." in err
 
 
+def test_a_job_file_grows_from_its_fewest_workers_to_its_most(tmp_path: Path, launch: Launch, program: Program) -> None:
+    """Each worker has the code, and runs the lines before the one that trains, whenever it comes."""
+    python, path = program("import prepared\n" + source("pass"))
+    file = tmp_path / "job.yaml"
+    (tmp_path / ".horovodignore").write_text("*\n!program.py\n")
+    lines = f"  - touch prepared.py\n  - distributed: {python} {Path(path).name}\n"
+    file.write_text(f"workers: {{min: 1, max: 2}}\ncode: .\nrun:\n{lines}")
+    with Agents(tmp_path) as agents:
+        agents.add("h1", slots=1)
+        launched = launch("submit", *agents.options, str(file), environ=agents.environ)
+        said: list[str] = []
+        while not any(line.endswith(" 1") for line in said if "[0]<stdout>:step" in line):
+            said += launched.lines(1)
+        agents.add("h2", slots=1)
+        code, out, err = launched.finish()
+    assert code == 0, err
+    assert sizes("\n".join([*said, out]), rank=0) == [1, 2]
+
+
 def test_who_comes_when_the_work_is_done_does_not_do_it_again(
     horovodrun: Run, program: Program, tmp_path: Path
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from error_codes import ends_with
 
 from horovod.base.errors import ClusterCode
+from horovod.coordinator.core.cluster.job import refusal_of
 from horovod.launch.cluster.job_file.job_file import JobFile
 from horovod.launch.cluster.job_file.located import LineError, load
 from horovod.launch.cluster.job_file.schema import KNOWN, check, schema
@@ -71,6 +74,35 @@ run:
     ]
 
 
+def test_the_number_of_workers_may_change(write: Write) -> None:
+    spec = JobFile.read(write(f"workers: {{min: 2, max: 8, reset_limit: 5}}\n{RUN}")).spec({}, "ada", attended=False)
+    policy = spec.policy
+    assert (spec.processes, policy.fewest, policy.most, policy.most_replacements) == (2, 2, 8, 5)
+    assert (policy.replaces_failed, policy.patience_seconds) == (True, 600)
+    assert {name: spec.environment[name] for name in ("HOROVOD_MIN_SIZE", "HOROVOD_MAX_SIZE")} == {
+        "HOROVOD_MIN_SIZE": "2",
+        "HOROVOD_MAX_SIZE": "8",
+    }
+    assert refusal_of(spec) == ""
+    file = JobFile.read(write(f"workers: {{min: 3}}\nenv: {{HOROVOD_ELASTIC_TIMEOUT: 5}}\n{RUN}"))
+    policy = file.spec({}, "ada", attended=False).policy
+    assert (policy.fewest, policy.most, policy.most_replacements, policy.patience_seconds) == (3, 0, 9, 5)
+    policy = JobFile.read(write(f"workers: {{min: 3, max: 3}}\n{RUN}")).spec({}, "ada", attended=False).policy
+    assert (policy.fewest, policy.most, policy.replaces_failed) == (0, 0, True)
+
+
+def test_a_worker_that_may_come_later_runs_the_lines_before_by_itself(write: Write, tmp_path: Path) -> None:
+    text = "run:\n  - echo ${HOROVOD_RANK-none} > first\n  - [sh, -c, 'exit 3']\n  - distributed: touch trained\n"
+    spec = JobFile.read(write(f"workers: {{min: 1}}\n{text}")).spec({}, "ada", attended=False)
+    assert refusal_of(spec) == ""
+    (line,) = spec.lines
+    assert line.distributed
+    environ = {**os.environ, "HOROVOD_RANK": "1"}
+    assert subprocess.run(line.command, env=environ, cwd=tmp_path, check=False).returncode == 3
+    assert (tmp_path / "first").read_text() == "none\n"
+    assert not (tmp_path / "trained").exists()
+
+
 def test_the_shortest_file(write: Write) -> None:
     spec = JobFile.read(write(f"workers: 3\n{RUN}")).spec({"HOME": "/root"}, "ada", attended=False)
     assert (spec.name, spec.processes, spec.processes_per_worker, spec.slots_per_worker) == ("job", 3, 1, 1)
@@ -108,6 +140,11 @@ def test_an_image_is_a_label_of_agents_that_run_in_it(write: Write) -> None:
         ("workers: 1\nrun:\n  - a\n  - distribute: b\n", [["line 4:", "'run, entry 2.distribute'", "'distributed'?"],
                                                           ["line 4:", "'distributed'", "'run, entry 2':"]]),
         ("workers: 1\nrun:\n  - distributed: {a: b}\n", [["line 3:", "'run, entry 1.distributed'", "mapping"]]),
+        (f"workers: {{max: 2}}\n{RUN}", [["line 1:", "'min'", "'workers'"]]),
+        (f"workers:\n  min: 3\n  max: 2\n{RUN}", [["line 3:", "'workers.max'", " 2:", "3."]]),
+        (f"workers: {{min: 1, least: 2}}\n{RUN}", [["line 1:", "'workers.least'"]]),
+        (f"workers: {{min: 1}}\nprocesses: 2\n{RUN}", [["line 2:", "'processes'"]]),
+        (f"workers: {{min: 1}}\n{RUN}  - echo done\n", [["line 3:", "the last line"]]),
         (f"workers: 1\n1: 2\nlabels: &a [*a]\n{RUN}", [["line 3:", "itself"]]),
         (f"workers: 1\n? [a]\n: 2\n{RUN}", [["line 2:", "key"]]),
         (f"workers: 40000\nprocesses: 2\n{RUN}", [["line 1:", "40000 workers", "2 processes", "65536"]]),
@@ -151,7 +188,7 @@ def test_the_schema_uses_only_words_that_the_checker_knows() -> None:
 
 VALUES = ["null", "true", "1", "0", "-1", "1.0", "1.5", "65537", "''", "a", "'16 GiB'", "/a", "[]", "[a]", "[1, [a]]",
           "{}", "{a: b}", "{a: null}", "{distributed: a}", "[{distributed: a}]", "[{distributed: []}]", "[a, {b: c}]",
-          ".inf", "pytorch"]  # fmt: skip
+          "{min: 1}", "{min: 1, max: 0}", "{min: a}", "{max: 1}", ".inf", "pytorch"]  # fmt: skip
 
 
 @pytest.mark.parametrize("key", [*schema()["properties"], "unknown"])

@@ -292,11 +292,15 @@ class Daemon:
         told: dict[str, Any] = {"coordinator": self._stream.coordinators, "host": self.host.name, "relay": self._relay}
         if not start.lines:
             return [await asyncio.to_thread(slots_of, start, own, **told)]
-        folders = await asyncio.to_thread(self._workspaces.make, start.job, len(workers_of(start)))
+        if start.replaces_failed:  # each process has a folder of its own, also in the place of another one
+            names = [f"worker.{one.rank}.{one.incarnation or 1}" for one in start.ranks]
+            folders, new = await asyncio.to_thread(self._workspaces.add, start.job, names)
+        else:
+            folders = new = await asyncio.to_thread(self._workspaces.make, start.job, len(workers_of(start)))
         if start.code.sha256:
-            told_to_end = self._starting[start.job]
+            told_to_end = self._starting.get(start.job, [])
             wanted = lambda: not any("end" in one or one.get("stop") for one in told_to_end)  # noqa: E731
-            await self._code.unpack(start.code.sha256, start.code.size, folders, wanted)
+            await self._code.unpack(start.code.sha256, start.code.size, new, wanted)
         return await asyncio.to_thread(lines_of, start, own, folders, **told)
 
     def _tell(self, job: str, **command: Any) -> None:

@@ -39,6 +39,7 @@ def lines_of(
     own = _with_environment(own, start.python_environment)
     each = start.processes_per_worker or 1
     told = [variables(worker=ranks[0].rank // each, workers=start.size // each) for ranks in workers_of(start)]
+    worker_of = {placed.rank: number for number, ranks in enumerate(workers_of(start)) for placed in ranks}
     places = [start.directory or str(folder) for folder in folders]
     found = []
     for line in start.lines:
@@ -53,7 +54,7 @@ def lines_of(
             [
                 dataclasses.replace(slot, environ={**slot.environ, **told[worker]}, directory=places[worker])
                 for slot in slots
-                for worker in [(slot.rank - start.ranks[0].rank) // each]
+                for worker in [worker_of[slot.rank]]
             ]
         )
     return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -26,6 +26,14 @@ class Workspaces:
         for one in folders:
             one.mkdir(mode=0o700, parents=True)
         return folders
+
+    def add(self, job: str, names: Sequence[str]) -> tuple[list[Path], list[Path]]:
+        """The folders with these names, and those of them that are new, and empty."""
+        folders = [self._folder / quote(job, safe="") / name for name in names]
+        new = [folder for folder in folders if not folder.exists()]
+        for folder in new:
+            folder.mkdir(mode=0o700, parents=True)
+        return folders, new
 
     async def remove(self, job: str) -> None:
         """Removes the job's folders, because it is over on this host."""

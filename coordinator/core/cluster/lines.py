@@ -112,7 +112,7 @@ def refusal_of(spec: jobs_pb2.JobSpec) -> str:
     """Why this list could not be run on any hosts, as a sentence; empty when it may be."""
     if not spec.lines:
         return ""
-    if spec.policy.replaces_failed:
+    if spec.policy.replaces_failed and len(spec.lines) > 1:
         return "A failed process of a run list can't be replaced: the lines before it are not run once more."
     if spec.command:
         return "The job has a command and a run list: expected one of them."

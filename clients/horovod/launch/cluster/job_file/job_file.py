@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from horovod.base.errors import ClusterCode
+from horovod.base.settings import ROWS
 from horovod.launch.cluster.job_file.located import LineError, Located, load
 from horovod.launch.cluster.job_file.schema import check
+from horovod.launch.elastic.policy import elastic_variables, write_policy
+from horovod.launch.elastic.request import REPLACEMENTS_PER_PROCESS, Replacement
 from horovod.protos.v1 import jobs_pb2
 
 _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _MAX_PROCESSES = 1 << 16
 _MODULES = {"pytorch": "torch", "tensorflow": "tensorflow", "keras": "keras", "jax": "jax", "mxnet": "mxnet"}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+# Of a process with a rank. A line that is not distributed belongs to no world, and is started without them.
+_OF_A_RANK = tuple(
+    ROWS[name].env
+    for name in (
+        "coordinator", "token", "job", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size",
+        "incarnation", "relay_socket", "elastic", "min_size", "max_size",
+    )
+)  # fmt: skip
 
 # The Python that `python` means on the worker, or python3 where there is no such name.
 _PYTHON = 'command -v python > /dev/null 2>&1 && exec python "$@"; exec python3 "$@"'
@@ -57,9 +69,21 @@ class JobFile:
     def line_of(self, key: str) -> int:
         return self.content.key_lines[key]
 
+    @property
+    def replacement(self) -> Replacement | None:
+        """How failed processes are replaced, and between which sizes the job changes; None: its size is fixed."""
+        keys = self.content.keys["workers"].data
+        if not isinstance(keys, dict):
+            return None
+        fewest, most = int(keys["min"]), keys.get("max")
+        replacements = int(keys.get("reset_limit", REPLACEMENTS_PER_PROCESS * fewest))
+        return Replacement(replacements, None if most == fewest else (fewest, None if most is None else int(most)))
+
     def spec(self, environ: Mapping[str, str], user: str, attended: bool) -> jobs_pb2.JobSpec:
-        """What to submit, without its code. LineError for a variable that `environ` was to give and does not."""
-        workers, each = int(self._get("workers")), int(self._get("processes", 1))
+        """What to submit, without its code. LineError for a variable that `environ` was to give and does not;
+        ValueError for one that is a setting and makes no sense.
+        """
+        workers, each = self._workers, int(self._get("processes", 1))
         image = self._get("image")
         spec = jobs_pb2.JobSpec(
             name=self._get("name") or self.path.stem,
@@ -77,6 +101,9 @@ class JobFile:
         spec.needs.gpus = int(self._get("gpus", 0)) // each
         spec.needs.cpus = self._get("cpus", 0) / each
         spec.needs.memory_bytes = self._memory() // each
+        write_policy(spec, self.replacement, dict(spec.environment))
+        for name, value in elastic_variables(self.replacement).items():
+            spec.environment[name] = value
         if framework := self._get("framework"):
             look = [_LOOK, framework, _MODULES[framework], "horovod"]
             line = spec.lines.add(command=["sh", "-c", _PYTHON, "python", "-c", *look])
@@ -92,9 +119,17 @@ class JobFile:
             else:
                 line.command.extend(["sh", "-c", command.data])
                 line.shown = " ".join(command.data.split())
+        if spec.policy.replaces_failed:
+            _make_one_line(spec)
         return spec
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _workers(self) -> int:
+        """With how many the job begins."""
+        found = self.content.keys["workers"].data
+        return int(found["min"] if isinstance(found, dict) else found)
 
     def _get(self, key: str, default: Any = None) -> Any:
         found = self.content.keys.get(key)
@@ -132,7 +167,7 @@ class JobFile:
         """The mistakes that the schema can't express."""
         keys = self.content.keys
         found: list[tuple[int, str]] = []
-        each, workers = int(self._get("processes", 1)), int(self._get("workers"))
+        each, workers = int(self._get("processes", 1)), self._workers
 
         def wrong(key: str, sentence: str) -> None:
             found.append((self.line_of(key), sentence))
@@ -151,7 +186,35 @@ class JobFile:
             wrong("image", "'image' is also a label in this file: leave one of them out.")
         if not any("distributed" in item.keys for item in keys["run"].items):
             wrong("run", "no line is distributed: write the one that trains as `- distributed: python train.py`.")
+        if isinstance(keys["workers"].data, dict):
+            found += self._problems_of_sizes(each)
         for name, line in keys["env"].key_lines.items() if "env" in keys else ():
             if not _VARIABLE.fullmatch(name):
                 found.append((line, f"{name!r} is no name of an environment variable."))
         return found
+
+    def _problems_of_sizes(self, each: int) -> Iterator[tuple[int, str]]:
+        keys, workers = self.content.keys, self.content.keys["workers"]
+        if "max" in workers.keys and workers.keys["max"].data < workers.keys["min"].data:
+            fewest, most = workers.keys["min"].text, workers.keys["max"].text
+            yield workers.key_lines["max"], f"'workers.max' is {most}: expected at least 'workers.min', {fewest}."
+        if each > 1:
+            sentence = "a worker has one process where the number of workers may change: leave 'processes' out."
+            yield self.line_of("processes"), sentence
+        for item in [item for item in keys["run"].items[:-1] if "distributed" in item.keys]:
+            sentence = "where the number of workers may change, the last line is the distributed one, and the only one"
+            yield item.line, f"{sentence}: a worker that comes later has nobody to run other lines with."
+
+
+def _make_one_line(spec: jobs_pb2.JobSpec) -> None:
+    """Each process runs the lines before the distributed one by itself, since it may come at any time."""
+    *before, trains = spec.lines
+    if before:
+        first = " && ".join(shlex.join(line.command) for line in before)
+        script = f"(unset {' '.join(_OF_A_RANK)}; {first}) && exec {shlex.join(trains.command)}"
+        trains.command[:] = ["sh", "-c", script]
+        trains.title, trains.shown = "the run list", " && ".join(line.shown for line in spec.lines)
+    one = jobs_pb2.Line()
+    one.CopyFrom(trains)
+    del spec.lines[:]
+    spec.lines.append(one)

@@ -112,9 +112,10 @@ def _is(data: Any, kind: str) -> bool:
 
 
 def _expected(rule: Mapping[str, Any], kinds: list[str]) -> str:
-    words = " or ".join(_NAMES[kind] for kind in kinds)
-    if "minimum" in rule:
-        return f"{words} from {rule['minimum']} to {rule['maximum']}"
+    limits = f" from {rule['minimum']} to {rule['maximum']}" if "minimum" in rule else ""
+    words = " or ".join(_NAMES[kind] + (limits if kind in ("integer", "number") else "") for kind in kinds)
+    if limits and len(kinds) == 1:
+        return words
     return f"{words} ({rule['description']})" if "description" in rule else words
 
 

@@ -54,7 +54,8 @@ def submit(args: argparse.Namespace, access: Callable[[argparse.Namespace], Acce
 
         return asyncio.run(attended(access(args), spec, console, on_start, _telling_lines(console, changed), prepare))
 
-    return show(args, spec.processes, run)
+    size = file.replacement.greatest(spec.processes) if file.replacement else spec.processes
+    return show(args, size, run)
 
 
 def read(path: str) -> JobFile:
@@ -101,7 +102,10 @@ async def _placement(access: Access, spec: jobs_pb2.JobSpec, archive: Archive | 
     async with ClusterClient(access, patience_s=10) as cluster:
         record = await cluster.place(spec)
     workers, each = spec.processes // spec.processes_per_worker, spec.processes_per_worker
-    told = [f"{plural(workers, 'worker')} of {plural(each, 'process')} each; the job file is in order."]
+    how_many = plural(workers, "worker")
+    if spec.policy.fewest:
+        how_many = f"{workers} to {spec.policy.most} workers" if spec.policy.most else f"{how_many} or more"
+    told = [f"{how_many} of {plural(each, 'process')} each; the job file is in order."]
     if archive is not None:
         told.append(
             f"Code: {plural(archive.files, 'file')}, {archive.size:,} bytes when packed ({archive.sha256[:12]})."
