@@ -301,11 +301,10 @@ class ClusterHub:
         job = self.cluster.jobs.get(follower.job)
         if job is None:
             return
-        agent_of = job.hosts()
         by_agent: dict[str, jobs_pb2.Taken] = {}
         for one in taken.ranks:
-            if one.rank in agent_of:
-                by_agent.setdefault(agent_of[one.rank], jobs_pb2.Taken()).ranks.append(one)
+            if (name := follower.agent_of(one.rank, one.share)) is not None:
+                by_agent.setdefault(name, jobs_pb2.Taken()).ranks.append(one)
         for agent, part in by_agent.items():
             follower.taken(agent, part)
             if (reader := follower.readers.get(agent)) and agent in self._agents:
@@ -372,7 +371,7 @@ class ClusterHub:
             self._told.pop(job_id, None)
         for follower in list(self._followers.get(job_id, ())):
             for reader in follower.begin_anew() if not job.record.shares else follower.moved(job.record):
-                self._readers.pop(reader, None)
+                self._close_reader(reader)
             follower.changed(self._shown(job))
             self._sync(follower)
 
@@ -389,11 +388,19 @@ class ClusterHub:
             return
         for share in follower.wanted(job.record):
             if share.agent in self._agents:
+                if (reader := follower.readers.get(share.agent)) is not None:  # it does not read all that there is now
+                    self._close_reader(reader)
                 self._last_reader += 1
                 self._readers[self._last_reader] = (follower, share.agent)
                 read = follower.open_on(share, self._last_reader)
                 self._agents[share.agent].put(pb.AgentCommand(read=read))
         follower.end_if_complete(job.record, self.cluster.agents.keys())
+
+    def _close_reader(self, reader: int) -> None:
+        """Another one may go on where it was."""
+        _, agent = self._readers.pop(reader, (None, ""))
+        if agent in self._agents:
+            self._agents[agent].put(pb.AgentCommand(close=pb.CloseLog(reader=reader)))
 
     def _forget_readers(self, agent: str) -> None:
         """Readers end with the agent's stream; new ones go on where they were."""

@@ -27,12 +27,15 @@ class Follower:
         self.events = events
         self.readers: dict[str, int] = {}  # agent -> number of the reader
         self._request = request
+        self._reads: dict[str, tuple[int, frozenset[int]]] = {}  # agent -> share and ranks that its reader reads
         self._ahead: dict[str, int] = {}  # agent -> bytes that it has sent and the reader has not taken
         self.ended = False  # whether everything has been sent
         self._told_over = False  # whether the last record that was sent is that of a job which is over
-        self._done: set[str] = set()  # agents that have sent everything
-        self._positions = {one.rank: one.position for one in getattr(request, "from")}
-        self._agent_of: dict[int, str] = {}  # rank -> the agent in whose log its position is
+        self._done: set[tuple[str, int]] = set()  # agents that have sent everything of a share
+        # Up to where the reader has the log of a rank in a share. A rank whose process goes to another host has a log
+        # in each of the shares, and so has one of a host that has got another share.
+        self._positions = {(one.rank, one.share): one.position for one in getattr(request, "from")}
+        self._agent_of: dict[tuple[int, int], str] = {}  # rank and share -> the agent with the log
 
     def changed(self, record: jobs_pb2.JobRecord) -> None:
         if self.ended:
@@ -51,9 +54,10 @@ class Follower:
         return readers
 
     def moved(self, record: jobs_pb2.JobRecord) -> list[int]:
-        """The job has lost hosts: returns the readers that it had there."""
-        agents = {share.agent for share in record.shares}
-        return [self.readers.pop(agent) for agent in set(self.readers) - agents]
+        """The job has lost hosts: returns the readers of shares that it does not have any more."""
+        shares = {share.agent: share.generation for share in record.shares}
+        gone = [agent for agent in self.readers if shares.get(agent) != self._reads[agent][0]]
+        return [self.readers.pop(agent) for agent in gone]
 
     def output(self, agent: str, output: jobs_pb2.Output) -> bool:
         """False, and nothing is passed on, when the agent sends far more than the reader has room for."""
@@ -61,9 +65,14 @@ class Follower:
         if ahead > MOST_AHEAD_BYTES:
             return False
         self._ahead[agent] = ahead
-        self._positions[output.rank] = output.position
+        output.share = self._reads.get(agent, (0,))[0]
+        self._positions[output.rank, output.share] = output.position
         self.events.put(jobs_pb2.JobEvent(output=output))
         return True
+
+    def agent_of(self, rank: int, share: int) -> str | None:
+        """The agent from which the output of this rank in this share comes."""
+        return self._agent_of.get((rank, share))
 
     def taken(self, agent: str, taken: jobs_pb2.Taken) -> None:
         """The reader has done with this output of the agent."""
@@ -72,21 +81,23 @@ class Follower:
     def read_all(self, agent: str) -> None:
         """The agent has sent all output of its ranks."""
         self.readers.pop(agent, None)
-        self._done.add(agent)
+        self._done.add((agent, self._reads.get(agent, (0,))[0]))
 
     def wanted(self, record: jobs_pb2.JobRecord) -> Iterator[jobs_pb2.Share]:
-        """The shares whose output is there to be read and is not being read."""
+        """The shares whose output is there to be read and is not being read, or not that of all ranks."""
         if not self._request.output:
             return
         for share in record.shares:
             has_room = self._ahead.get(share.agent, 0) <= MOST_UNTAKEN_BYTES
-            is_read = share.agent in self._done or share.agent in self.readers
-            if share.started and has_room and not is_read and self._of(share):
+            ranks = self._of(share)
+            is_read = share.agent in self.readers and self._reads[share.agent][1].issuperset(ranks)
+            if share.started and has_room and not is_read and not self._has_all(share) and ranks:
                 yield share
 
     def open_on(self, share: jobs_pb2.Share, reader: int) -> agents_pb2.ReadLog:
         """The request to the agent for its output, from where the last reader stopped."""
         self.readers[share.agent] = reader
+        self._reads[share.agent] = (share.generation, frozenset(self._of(share)))
         read = agents_pb2.ReadLog(
             reader=reader,
             job=self.job,
@@ -95,10 +106,9 @@ class Follower:
             window_bytes=WINDOW_BYTES,
         )
         for rank in self._of(share):
-            if self._agent_of.setdefault(rank, share.agent) != share.agent:  # its process is another one, elsewhere
-                self._agent_of[rank] = share.agent
-                self._positions[rank] = 0
-            getattr(read, "from").add(rank=rank, position=self._positions.get(rank, 0))
+            log = rank, share.generation
+            self._agent_of[log] = share.agent
+            getattr(read, "from").add(rank=rank, position=self._positions.get(log, 0))
         return read
 
     def end_if_complete(self, record: jobs_pb2.JobRecord, agents: Set[str]) -> None:
@@ -110,7 +120,7 @@ class Follower:
             return
         if self._request.output or self._request.until_now:
             for share in record.shares:
-                if share.started and share.agent in agents and share.agent not in self._done and self._of(share):
+                if share.started and share.agent in agents and not self._has_all(share) and self._of(share):
                     return
         self.end()
 
@@ -124,9 +134,13 @@ class Follower:
             self.ended = True
             self.events.put(jobs_pb2.JobEvent(ended=jobs_pb2.JobEnded()))
 
+    def _has_all(self, share: jobs_pb2.Share) -> bool:
+        return (share.agent, share.generation) in self._done
+
     def _of(self, share: jobs_pb2.Share) -> list[int]:
+        """The ranks whose output is on that host, of those that are asked for."""
         wanted = self._request.ranks
-        return [rank for rank in share.slots if not wanted or rank in wanted]
+        return [rank for rank in (*share.slots, *share.left) if not wanted or rank in wanted]
 
 
 def with_latest_record(items: list[jobs_pb2.JobEvent]) -> Iterator[jobs_pb2.JobEvent]:

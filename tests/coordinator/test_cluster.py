@@ -72,7 +72,15 @@ class Story:
                 self.do(self.cluster.reached(agent, probe.probe, probe.targets, self.now_s, self.wall_s))
 
     def report(self, agent: str, job: str, codes: dict[int, int | None], over: bool = False, error: str = "") -> None:
-        self.do(self.cluster.report(agent, report(job, codes, over, error), self.now_s, self.wall_s))
+        found = report(job, codes, over, error)
+        found.share = self.share_number(agent, job)
+        self.do(self.cluster.report(agent, found, self.now_s, self.wall_s))
+
+    def share_number(self, agent: str, job: str) -> int:
+        """That of the share which the host has now."""
+        known = self.cluster.jobs.get(job)
+        share = known.share_of(agent) if known is not None else None
+        return share.generation if share is not None else 0
 
     def tick(self, seconds: float) -> None:
         self.now_s += seconds

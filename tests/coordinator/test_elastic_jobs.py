@@ -9,6 +9,7 @@ from test_cluster import FAILED, RUNNING, STOPPED, SUCCEEDED, Story, report
 
 from horovod.base.errors import ClusterCode, code_of
 from horovod.coordinator.core.cluster.job import refusal_of
+from horovod.coordinator.core.elastic.cooldown import Cooldown
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
 
@@ -16,17 +17,24 @@ from horovod.protos.v1 import jobs_pb2
 class Elastic(Story):
     def submit_elastic(self, processes: int, fewest: int = 1, most: int = 4, **fields: Any) -> None:
         policy = jobs_pb2.Policy(replaces_failed=True, fewest=fewest, most=most, patience_seconds=60)
+        policy.MergeFrom(fields.pop("policy", jobs_pb2.Policy()))
         self.submit("j", processes, policy=policy, **fields)
         self.reach()
 
     def slots(self) -> dict[str, list[int]]:
         return {share.agent: list(share.slots) for share in self.cluster.jobs["j"].record.shares}
 
+    def aside_s(self, agent: str) -> float:
+        """For how long the host gets no process of the job from now on."""
+        (found,) = [one for one in self.cluster.jobs["j"].record.hosts_aside if one.agent == agent]
+        return found.until - self.wall_s
+
     def runs(self, agent: str, codes: dict[int, int | None] | None = None, over: bool = False) -> None:
         """The agent reports its processes of the job, all of which run unless `codes` says how they ended."""
         share = self.cluster.jobs["j"].share_of(agent)
         assert share is not None
         found = report("j", codes if codes is not None else dict.fromkeys(share.slots), over)
+        found.share = share.generation
         for rank in found.ranks:
             rank.incarnation = dict(zip(share.slots, share.incarnations, strict=False)).get(rank.rank, 1)
         self.do(self.cluster.report(agent, found, self.now_s, self.wall_s))
@@ -38,11 +46,11 @@ class Elastic(Story):
         return [(agent, start.size, [(one.rank, one.incarnation) for one in start.ranks]) for agent, start in found]
 
 
-def two_of_two() -> Elastic:
+def two_of_two(**fields: Any) -> Elastic:
     story = Elastic()
     story.agent("h1")
     story.agent("h2")
-    story.submit_elastic(4)
+    story.submit_elastic(4, **fields)
     story.runs("h1")
     story.runs("h2")
     story.sent.clear()
@@ -173,6 +181,104 @@ def test_processes_of_a_fixed_number_are_not_drained() -> None:
     assert story.cluster.jobs["j"].record.replacements == 1
 
 
+COOLS = jobs_pb2.Policy(cooldown_least_seconds=20, cooldown_most_seconds=60)
+
+
+def test_a_lost_host_is_used_again_after_its_cooldown() -> None:
+    story = two_of_two(policy=COOLS)
+    for least_s, most_s in ((20, 40), (40, 60), (60, 60)):
+        story.away("h2")
+        story.tick(11)
+        assert story.slots() == {"h1": [0, 1]}
+        assert 0 <= story.aside_s("h2") - least_s <= most_s - least_s
+        story.agent("h2")
+        story.tick(story.aside_s("h2") - 1)
+        assert story.slots() == {"h1": [0, 1]}
+        story.sent.clear()
+        story.tick(1.5)
+        story.reach()
+        assert story.slots() == {"h1": [0, 1], "h2": [2, 3]}
+        generation = story.cluster.jobs["j"].record.generation
+        assert story.starts() == [("h2", 4, [(2, generation), (3, generation)])]
+        story.runs("h2")
+    story.runs("h2", {2: 0, 3: 0}, over=True)
+    story.runs("h1", {0: 0, 1: 0}, over=True)
+    assert story.state("j") == SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    ("times", "chance", "delay_s"), [(0, 0.0, 2), (0, 0.5, 3), (1, 0.25, 4.5), (2, 1.0, 9), (1000, 0.0, 9)]
+)
+def test_a_cooldown_doubles_up_to_its_most(times: int, chance: float, delay_s: float) -> None:
+    assert Cooldown(2, 9).delay_s(times, chance) == delay_s
+
+
+def test_late_words_of_a_lost_share_are_not_those_of_the_next_one() -> None:
+    story = two_of_two(policy=COOLS)
+    story.away("h2")
+    story.tick(11)
+    old = report("j", {2: None, 3: None})
+    story.agent("h2", jobs=(old,))
+    story.tick(61)
+    assert story.slots() == {"h1": [0, 1]}, "what is left of the lost share has not ended"
+    old = report("j", {2: -15, 3: -15}, over=True)
+    story.do(story.cluster.report("h2", old, story.now_s, story.wall_s))
+    story.reach()
+    assert story.slots() == {"h1": [0, 1], "h2": [2, 3]}
+    (forget,) = [what for agent, kind, what in story.sent if (agent, kind) == ("h2", "forget")]
+    assert forget.share == 0
+    (start,) = [what for _, kind, what in story.sent if kind == "start"]
+    assert start.share == story.cluster.jobs["j"].record.generation
+    story.do(story.cluster.report("h2", old, story.now_s, story.wall_s))  # once more
+    assert story.slots() == {"h1": [0, 1], "h2": [2, 3]}
+    story.agent("h2", jobs=(old,), instance="h2")  # its stream broke before the order came
+    assert story.slots() == {"h1": [0, 1], "h2": [2, 3]}
+    assert story.starts()[-1][2] == [(2, start.share), (3, start.share)]
+
+
+def test_a_host_on_which_processes_fail_at_their_start_is_set_aside() -> None:
+    story = two_of_two()
+    for _ in range(2):
+        story.tick(5)
+        story.runs("h2", {2: None, 3: 127})
+        assert story.slots() == {"h1": [0, 1], "h2": [2, 3]}
+        story.runs("h2")
+    story.tick(5)
+    story.runs("h2", {2: None, 3: 127})
+    assert story.slots() == {"h1": [0, 1], "h2": [2]}
+    assert "Host h2 gets no further process of this job, since 3 processes failed there" in story.sentence("j")
+    story.agent("h3")
+    story.reach()
+    assert story.slots() == {"h1": [0, 1], "h2": [2], "h3": [3]}
+    story.runs("h3")
+    for agent, slots in story.slots().items():
+        story.runs(agent, dict.fromkeys(slots, 0), over=True)
+    assert story.state("j") == SUCCEEDED
+
+
+def test_a_program_that_fails_everywhere_is_no_fault_of_a_host() -> None:
+    story = two_of_two()
+    for _ in range(5):
+        story.runs("h1", {0: None, 1: 1})
+        story.runs("h2", {2: None, 3: 1})
+        assert story.slots() == {"h1": [0, 1], "h2": [2, 3]}
+        story.runs("h1")
+        story.runs("h2")
+
+
+def test_it_grows_on_its_own_hosts() -> None:
+    story = Elastic()
+    story.agent("h1", slots=4)
+    story.submit("other", 2)
+    story.submit_elastic(1)
+    assert story.slots() == {"h1": [0, 1]}
+    story.runs("h1")
+    story.sent.clear()
+    story.report("h1", "other", {0: 0, 1: 0}, over=True)
+    generation = story.cluster.jobs["j"].record.generation
+    assert story.starts() == [("h1", 4, [(0, 1), (1, 1), (2, generation), (3, generation)])]
+
+
 def test_too_few_are_waited_for_a_while() -> None:
     story = Elastic()
     story.agent("h1")
@@ -283,6 +389,7 @@ def test_another_coordinator_goes_on_with_a_job_that_has_shrunk() -> None:
         {"most": 4},
         {"fewest": 1, "replaces_failed": False},
         {"fewest": 1, "patience_seconds": -1.0},
+        {"fewest": 1, "cooldown_least_seconds": 2.0, "cooldown_most_seconds": 1.0},
     ],
 )
 def test_sizes_that_make_no_sense(policy: dict[str, Any]) -> None:

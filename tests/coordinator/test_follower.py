@@ -59,3 +59,36 @@ def test_an_agent_that_comes_again_waits_for_the_reader_to_take_what_it_has_sent
     follower.taken("h1", pb.Taken(ranks=[pb.TakenOutput(cost=2 * (len(piece.data) + OUTPUT_COST))]))
     assert [one.agent for one in follower.wanted(record)] == ["h1"]
     assert getattr(follower.open_on(share, 2), "from")[0].position == 7
+
+
+def test_each_share_has_a_log_of_its_own_for_a_rank() -> None:
+    """Its process may go to another host, or a host that was lost may come back and be used again."""
+    record = pb.JobRecord(id="train", state=pb.JOB_STATE_RUNNING)
+    first = record.shares.add(agent="h1", slots=[0], left=[1], started=True)
+    second = record.shares.add(agent="h2", slots=[1], generation=3, started=True)
+    asked = pb.Open(job="train", output=True)
+    getattr(asked, "from").add(rank=1, share=0, position=50)  # what another coordinator has sent
+    follower = Follower(asked, Outbox(1000))
+    assert [(one.rank, one.position) for one in getattr(follower.open_on(first, 1), "from")] == [(0, 0), (1, 50)]
+    assert [(one.rank, one.position) for one in getattr(follower.open_on(second, 2), "from")] == [(1, 0)]
+    output = pb.Output(rank=1, data=b"x", position=7)
+    assert follower.output("h2", output)
+    assert output.share == 3
+    assert (follower.agent_of(1, 0), follower.agent_of(1, 3)) == ("h1", "h2")
+    second.generation = 5  # the host was lost, and is used again
+    assert follower.moved(record) == [2]
+    assert [one.agent for one in follower.wanted(record)] == ["h2"]
+    assert getattr(follower.open_on(second, 3), "from")[0].position == 0
+
+
+def test_further_ranks_of_a_host_are_read_from_where_the_others_are() -> None:
+    record = pb.JobRecord(id="train", state=pb.JOB_STATE_RUNNING)
+    share = record.shares.add(agent="h1", slots=[0], started=True)
+    follower = Follower(pb.Open(job="train", output=True), Outbox(1000))
+    follower.open_on(share, 1)
+    assert follower.output("h1", pb.Output(rank=0, data=b"x", position=7))
+    assert not list(follower.wanted(record))
+    share.slots.append(2)
+    assert list(follower.wanted(record)) == [share]
+    assert [(one.rank, one.position) for one in getattr(follower.open_on(share, 2), "from")] == [(0, 7), (2, 0)]
+    assert not list(follower.wanted(record))

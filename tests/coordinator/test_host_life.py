@@ -30,6 +30,7 @@ class LifeStory(Story):
     def fails_to_start(self, agent: str, job: str) -> list[str]:
         """What the log says of it."""
         found = pb.JobReport(job=job, over=True, error=NO_SPACE, host_fault=True)
+        found.share = self.share_number(agent, job)
         effects = self.cluster.report(agent, found, self.now_s, self.wall_s)
         self.do(effects)
         return [effect.sentence for effect in effects if isinstance(effect, Notice)]

@@ -9,6 +9,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import psutil
+import pytest
 from agents import Agents
 from launching import Launched
 from test_replaced_processes import ELASTIC
@@ -60,13 +61,14 @@ def test_a_job_goes_on_alone_and_takes_in_who_replaces_the_killed_one(horovodrun
     assert "began with" not in done.stderr, "the story is for --verbose"
 
 
-def test_a_job_goes_on_without_a_lost_host_and_grows_on_another(
-    tmp_path: Path, launch: Launch, program: Program
+@pytest.mark.parametrize("cooldown", [[], ["--blacklist-cooldown-range", "1", "1"]])
+def test_a_job_goes_on_without_a_lost_host_and_grows_on_another_or_on_it(
+    tmp_path: Path, launch: Launch, program: Program, cooldown: list[str]
 ) -> None:
     with Agents(tmp_path) as agents:
         agents.add("h1", slots=1)
         agents.add("h2", slots=1)
-        options = [*agents.options, "-np", "2", "--min-np", "1", "--max-np", "2"]
+        options = [*agents.options, "-np", "2", "--min-np", "1", "--max-np", "2", *cooldown]
         waits = "print('pid', os.getpid(), flush=True); __import__('time').sleep(600)"
         launched = launch(*options, *program(source(waits)), environ=agents.environ)
         said: list[str] = []
@@ -82,10 +84,14 @@ def test_a_job_goes_on_without_a_lost_host_and_grows_on_another(
         agents.add("h2", slots=1)  # the host was started again: what ran there is known to be lost
         while not any(line.endswith(" 1") for line in said if "[0]<stdout>:step" in line):
             said += launched.lines(1)
-        agents.add("h3", slots=1)
+        if not cooldown:
+            agents.add("h3", slots=1)
         code, out, err = launched.finish()
     assert code == 0, err
     assert sizes("\n".join([*said, out]), rank=0) == [2, 1, 2]
+    assert "[1]<stdout>:took" in out  # the output of the second process, though a first one of that rank had a log
+    assert "Host h2 gets no" in err
+    assert ("Host h2 is used again." in err) == bool(cooldown)
     assert "There is room for 1 further process." in err
 
 

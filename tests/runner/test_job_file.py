@@ -75,8 +75,11 @@ run:
 
 
 def test_the_number_of_workers_may_change(write: Write) -> None:
-    spec = JobFile.read(write(f"workers: {{min: 2, max: 8, reset_limit: 5}}\n{RUN}")).spec({}, "ada", attended=False)
+    spec = JobFile.read(write(f"workers: {{min: 2, max: 8, reset_limit: 5, cooldown: [1, 9]}}\n{RUN}")).spec(
+        {}, "ada", attended=False
+    )
     policy = spec.policy
+    assert (policy.cooldown_least_seconds, policy.cooldown_most_seconds) == (1, 9)
     assert (spec.processes, policy.fewest, policy.most, policy.most_replacements) == (2, 2, 8, 5)
     assert (policy.replaces_failed, policy.patience_seconds) == (True, 600)
     assert {name: spec.environment[name] for name in ("HOROVOD_MIN_SIZE", "HOROVOD_MAX_SIZE")} == {
@@ -142,6 +145,8 @@ def test_an_image_is_a_label_of_agents_that_run_in_it(write: Write) -> None:
         ("workers: 1\nrun:\n  - distributed: {a: b}\n", [["line 3:", "'run, entry 1.distributed'", "mapping"]]),
         (f"workers: {{max: 2}}\n{RUN}", [["line 1:", "'min'", "'workers'"]]),
         (f"workers:\n  min: 3\n  max: 2\n{RUN}", [["line 3:", "'workers.max'", " 2:", "3."]]),
+        (f"workers: {{min: 1, cooldown: [9, 1]}}\n{RUN}", [["line 1:", "'workers.cooldown'"]]),
+        (f"workers: {{min: 1, cooldown: [9]}}\n{RUN}", [["line 1:", "'workers.cooldown'", "from 2 to 2"]]),
         (f"workers: {{min: 1, least: 2}}\n{RUN}", [["line 1:", "'workers.least'"]]),
         (f"workers: {{min: 1}}\nprocesses: 2\n{RUN}", [["line 2:", "'processes'"]]),
         (f"workers: {{min: 1}}\n{RUN}  - echo done\n", [["line 3:", "the last line"]]),

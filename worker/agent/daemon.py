@@ -71,6 +71,14 @@ class Host:
     drain_s: float = DRAIN_S  # how long ranks of elastic jobs may take to leave when the agent drains
 
 
+@dataclass
+class _Starting:
+    """A share that has no shim yet, and the commands that wait for the shim."""
+
+    share: int
+    commands: list[dict[str, Any]] = field(default_factory=list)
+
+
 class Daemon:
     """The agent. Make it in an event loop, then call `run` once."""
 
@@ -95,9 +103,7 @@ class Daemon:
         self._probing: set[asyncio.Task[None]] = (
             set()
         )  # tasks in which this agent probes other hosts for its coordinator
-        self._starting: dict[
-            str, list[dict[str, Any]]
-        ] = {}  # jobs without a shim yet, with the commands that wait for the shim
+        self._starting: dict[str, _Starting] = {}  # by job
         self._unstarted: dict[
             str, pb.JobReport
         ] = {}  # reports of jobs that could not be started, until the coordinator has recorded them
@@ -186,8 +192,8 @@ class Daemon:
         for shim_job in self._jobs.values():
             if not shim_job.recorded.is_set():
                 register.jobs.append(shim_job.report())
-        for job in self._starting:
-            register.jobs.add(job=job)
+        for job, starting in self._starting.items():
+            register.jobs.add(job=job, share=starting.share)
         register.jobs.extend(self._unstarted.values())
         return register
 
@@ -206,8 +212,11 @@ class Daemon:
         elif command.HasField("signal"):
             self._tell(command.signal.job, signal=command.signal.signal, stop=command.signal.stop)
         elif command.HasField("forget"):
-            self._unstarted.pop(command.forget.job, None)
-            if shim_job := self._jobs.get(command.forget.job):
+            forget = command.forget
+            if (report := self._unstarted.get(forget.job)) is not None and report.share == forget.share:
+                del self._unstarted[forget.job]
+            shim_job = self._jobs.get(forget.job)
+            if shim_job is not None and shim_job.share == forget.share:
                 shim_job.record()
                 if shim_job.host_fault:  # nothing was started or printed, and the job may be given to this host again
                     shim_job.remove()
@@ -237,16 +246,21 @@ class Daemon:
     # -- jobs ----------------------------------------------------------------------------------------------------------
 
     def _start_share(self, start: pb.StartShare) -> None:
-        if shim_job := self._jobs.get(start.job):
+        shim_job = self._jobs.get(start.job)
+        if shim_job is not None and shim_job.share >= start.share:
             self._stream.send(report=shim_job.report())
             if start.replaces_failed and not shim_job.over.is_set():
                 self._spawn(self._start_later(shim_job, start))
         elif start.job not in self._starting:
-            self._starting[start.job] = [{"drain": self.host.drain_s}] if self._draining else []
+            self._unstarted.pop(start.job, None)
+            drain = [{"drain": self.host.drain_s}] if self._draining else []
+            self._starting[start.job] = _Starting(start.share, drain)
             self._spawn(self._start(start))
 
     async def _start(self, start: pb.StartShare) -> None:
         host_fault = False
+        if (earlier := self._jobs.pop(start.job, None)) is not None:
+            await self._end_earlier(earlier)
         try:
             lines = await self._lines(start)
             grace_s, replaces = self.host.orphan_grace_s, start.replaces_failed
@@ -254,13 +268,13 @@ class Daemon:
             jobs, grace_s = self.host.state / "jobs", self.host.reader_grace_s
             self._make_room(needed_bytes(len(order.ranks)))
             host_fault = True  # an error after this line would also come with any other job
-            shim_job = await ShimJob.start(start.job, jobs, order, self._on_change, grace_s)
+            shim_job = await ShimJob.start(start.job, jobs, order, self._on_change, grace_s, start.share)
         except (OSError, ValueError) as error:
             text = reason_of(error) if isinstance(error, OSError) else str(error)
             file = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
             host_fault = host_fault or (isinstance(error, OSError) and error.errno in HOST_ERRORS)
             del self._starting[start.job]
-            report = pb.JobReport(job=start.job, over=True, host_fault=host_fault)
+            report = pb.JobReport(job=start.job, over=True, host_fault=host_fault, share=start.share)
             report.error = coded_like(text, f"host {self.host.name} can't start it: {without_code(text)}{file}")
             self._unstarted[start.job] = report
             self._stream.send(report=report)
@@ -270,10 +284,20 @@ class Daemon:
             await self._workspaces.remove(start.job)
             return
         self._jobs[start.job] = shim_job
-        for command in self._starting.pop(start.job):
+        for command in self._starting.pop(start.job).commands:
             shim_job.tell(**command)
         self._read_early(start.job)
         self._on_change(shim_job)
+
+    async def _end_earlier(self, shim_job: ShimJob) -> None:
+        """Ends what is left of a share that this host has lost, and deletes what was printed in it."""
+        shim_job.tell(signal=signal.SIGTERM, stop=True)
+        await shim_job.over.wait()
+        for reader in [reader for reader, (feed, _) in self._feeds.items() if feed.shim_job is shim_job]:
+            self._close_feed(reader, for_good=True)
+        shim_job.close()
+        shim_job.remove()
+        await self._workspaces.remove(shim_job.job)
 
     async def _start_later(self, shim_job: ShimJob, start: pb.StartShare) -> None:
         """Starts what the job lacks of the ranks that it is to have: none where the order is repeated."""
@@ -298,14 +322,14 @@ class Daemon:
         else:
             folders = new = await asyncio.to_thread(self._workspaces.make, start.job, len(workers_of(start)))
         if start.code.sha256:
-            told_to_end = self._starting.get(start.job, [])
+            told_to_end = self._starting[start.job].commands if start.job in self._starting else []
             wanted = lambda: not any("end" in one or one.get("stop") for one in told_to_end)  # noqa: E731
             await self._code.unpack(start.code.sha256, start.code.size, new, wanted)
         return await asyncio.to_thread(lines_of, start, own, folders, **told)
 
     def _tell(self, job: str, **command: Any) -> None:
         if job in self._starting:
-            self._starting[job].append(command)
+            self._starting[job].commands.append(command)
         elif shim_job := self._jobs.get(job):
             shim_job.tell(**command)
 
@@ -314,6 +338,9 @@ class Daemon:
         folder.mkdir(mode=0o700, exist_ok=True)
         for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime):
             shim_job = await ShimJob.adopt(path, self._on_change, self.host.reader_grace_s)
+            if (other := self._jobs.get(shim_job.job)) is not None:  # one was deleted in part
+                earlier, shim_job = sorted((other, shim_job), key=lambda one: one.share)
+                earlier.close()
             self._jobs[shim_job.job] = shim_job
             if shim_job.running:
                 log.warning("Job %s runs on: its ranks were found again.", shim_job.job)

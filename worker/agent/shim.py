@@ -30,10 +30,11 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from horovod.base.words import reason_of
 from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.host_faults import HOST_ERRORS
 from horovod.worker.agent.log import STREAMS, RankLog
@@ -88,10 +89,17 @@ class _Logs:
     def __init__(self, folder: Path, order: Order, grown: Callable[[], None]) -> None:
         self.room: Callable[[], None] = lambda: None
         self.logs: dict[int, RankLog] = {}
+        self._folder, self._limit_bytes = folder, order.log_limit_bytes
+        self._held = order.held
         self._grown = grown
-        for rank in order.ranks:
-            path = rank_folder(folder, rank)
-            self.logs[rank] = RankLog(path, limit_bytes=order.log_limit_bytes, held=order.held)
+        self.add(order.ranks)
+
+    def add(self, ranks: Iterable[int]) -> None:
+        """Makes the logs of those that have none. OSError when the disk has no room for them."""
+        for rank in ranks:
+            if rank not in self.logs:
+                path = rank_folder(self._folder, rank)
+                self.logs[rank] = RankLog(path, limit_bytes=self._limit_bytes, held=self._held)
 
     def feed(self, rank: int, stream: Stream, data: bytes) -> bool:
         room = self.logs[rank].append(STREAMS.index(stream), data)
@@ -106,6 +114,7 @@ class _Logs:
 
     def hold(self, positions: dict[str, int] | None) -> None:
         """positions: rank -> up to where the reader has taken its log; None: no reader holds the logs any more."""
+        self._held = positions is not None
         for rank, log in self.logs.items():
             if positions is None or str(rank) in positions:
                 log.hold(None if positions is None else positions[str(rank)])
@@ -254,7 +263,7 @@ class Shim:
                 self._supervisor.end_after_failure()
             self._end_lines()
         elif "start" in command:
-            self._supervisor.start(slots_from(command["start"]))
+            self._start_later(slots_from(command["start"]))
         elif "finish" in command:
             self._supervisor.finish()
         elif "drain" in command:
@@ -268,6 +277,18 @@ class Shim:
         elif "release" in command:
             self._logs.hold(None)
         self._moved.set()
+
+    def _start_later(self, slots: list[Slot]) -> None:
+        assert self._supervisor is not None
+        assert self._logs is not None
+        try:
+            self._logs.add(slot.rank for slot in slots)
+        except OSError as error:
+            self._error = self._error or reason_of(error)
+            self._supervisor.end_after_failure()
+            self._end_lines()
+            return
+        self._supervisor.start(slots)
 
     def _signal(self, signum: int, stop: bool) -> None:
         supervisor = self._supervisor if self._runs else None  # None between two lines, when no process runs

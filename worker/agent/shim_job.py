@@ -22,6 +22,7 @@ START_TIMEOUT_S = 60.0  # how long a shim may take to start on a busy machine
 READER_GRACE_S = 60.0  # how long ranks with full logs wait for a reader that has left
 _RECORDED = "recorded"
 _RANKS = "ranks.json"
+_SHARE = "@"  # in the name of the folder between job and share; the job's name has none, since it is quoted
 _GUARDIAN_S = 10.0  # how long the guardian of a killed shim may take to end the ranks
 
 
@@ -29,9 +30,11 @@ class ShimJob:
     """A job on this host, run by its shim. Made by `start` or `adopt`; `over` is set when its ranks have ended."""
 
     def __init__(
-        self, job: str, folder: Path, changed: Callable[[ShimJob], None], reader_grace_s: float = READER_GRACE_S
+        self, folder: Path, changed: Callable[[ShimJob], None], reader_grace_s: float = READER_GRACE_S
     ) -> None:
-        self.job = job
+        name, _, share = folder.name.partition(_SHARE)
+        self.job = unquote(name)
+        self.share = int(share or 0)  # the generation of the job's share on this host
         self.folder = folder
         self.ranks: list[int] = []
         self.ends: dict[int, int] = {}  # rank -> the position at the end of its log
@@ -59,9 +62,11 @@ class ShimJob:
         order: Order,
         changed: Callable[[ShimJob], None],
         reader_grace_s: float = READER_GRACE_S,
+        share: int = 0,
     ) -> ShimJob:
-        """Starts a shim for a new job. OSError with a sentence when that can't be done."""
-        shim_job = cls(job, jobs / quote(job, safe=""), changed, reader_grace_s)
+        """Starts a shim for a new job, or another share of one. OSError with a sentence when that can't be done."""
+        folder = jobs / (quote(job, safe="") + (f"{_SHARE}{share}" if share else ""))
+        shim_job = cls(folder, changed, reader_grace_s)
         shim_job.folder.mkdir(mode=0o700, parents=True)
         try:
             await shim_job._start_shim(order)
@@ -81,7 +86,7 @@ class ShimJob:
         cls, folder: Path, changed: Callable[[ShimJob], None], reader_grace_s: float = READER_GRACE_S
     ) -> ShimJob:
         """The job that an earlier agent of this host left in `folder`."""
-        shim_job = cls(unquote(folder.name), folder, changed, reader_grace_s)
+        shim_job = cls(folder, changed, reader_grace_s)
         with contextlib.suppress(OSError, ValueError):
             shim_job.ranks = json.loads((folder / _RANKS).read_text())
         if (folder / _RECORDED).exists():
@@ -119,6 +124,7 @@ class ShimJob:
             host_fault=self.host_fault,
             line=state["line"],
             lines_done=state["lines_done"],
+            share=self.share,
         )
         for state in self._state["ranks"]:
             report.ranks.add(**state)
@@ -131,6 +137,9 @@ class ShimJob:
     def start_later(self, slots: Sequence[Slot]) -> None:
         """Starts these processes in place of earlier ones of their ranks; nothing happens for those it has already."""
         if new := [dataclasses.asdict(slot) for slot in slots if not self.has(slot.rank, slot.incarnation)]:
+            self.ranks = sorted({*self.ranks, *(slot["rank"] for slot in new)})
+            with contextlib.suppress(OSError):  # the next agent counts fewer of them
+                (self.folder / _RANKS).write_text(json.dumps(self.ranks))
             self.tell(start=new)
 
     def tell(self, **command: Any) -> None:

@@ -276,12 +276,11 @@ def _check_elastic(args: argparse.Namespace, count: int, host_count: int | None)
     """Checks the options of elastic jobs, and sets `args.replacement`: how failed processes are replaced."""
     request = ElasticRequest(**{field: getattr(args, dest) for field, dest in _ELASTIC_DESTS.items()})
     request.check(count, host_count, _ELASTIC_FLAGS)
-    given = [_ELASTIC_FLAGS[field] for field in (request.without_effect() if request.elastic else request.given())]
     try:
         args.replacement = request.replacement(count, _ELASTIC_FLAGS)
     except NotImplementedError as error:
         raise RefusedError(coded(LaunchCode.UNSUPPORTED_OPTION, str(error))) from error
-    if given:
+    if given := [_ELASTIC_FLAGS[field] for field in request.without_effect(args.replacement)]:
         remedy = "" if request.elastic else " --min-np or --host-discovery-script would make it elastic."
         sizes = args.replacement.sizes if args.replacement else None
         reason = "this job has a fixed size" if sizes is None else "no program finds its hosts"

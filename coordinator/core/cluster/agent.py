@@ -18,7 +18,8 @@ class Agent:
     register: pb.Register
     away_since_s: float | None = None  # None: it is connected
     is_draining: bool = False
-    strays: dict[str, int] = field(default_factory=dict)  # job -> ranks of it that run there, though it has no record
+    # Job -> ranks that run there, though no record asks for them: also of a share that the job has lost.
+    strays: dict[str, int] = field(default_factory=dict)
     seen_at_s: float = 0.0  # when one of its ranks was last connected while the agent was away
     fitness: Fitness = field(default_factory=Fitness)
 
@@ -43,10 +44,9 @@ class Agent:
 
     def unwanted(self, report: pb.JobReport) -> list[Command]:
         """Ends what it runs although no record asks for it. Its slots are taken until then."""
-        running = sum(not rank.ended for rank in report.ranks)
-        if report.over or not (running or report.lines_done):  # between two lines no rank runs
+        if report.over:
             self.strays.pop(report.job, None)
-            return [Command(self.name, commands.forget(report.job))] if report.over else []
+            return [Command(self.name, commands.forget(report.job, report.share))]
         is_new = report.job not in self.strays
-        self.strays[report.job] = running
+        self.strays[report.job] = sum(not rank.ended for rank in report.ranks)  # none before the first, or the next
         return [Command(self.name, commands.signal(report.job, _SIGTERM, stop=True))] if is_new else []

@@ -123,7 +123,7 @@ class Cluster:
         for job_id, report in told.items():
             job = self.jobs.get(job_id)
             share = job.share_of(name) if job else None
-            if job is None or share is None or job.is_over or share.over:
+            if job is None or share is None or job.is_over or not _is_of(report, share):
                 effects += agent.unwanted(report)
             else:
                 effects += execution.reported(job, share, agent, report, now_s, wall_s)
@@ -131,7 +131,7 @@ class Cluster:
             share = job.share_of(name)
             if share is None or share.over or job.is_over:
                 continue
-            if job.record.id in told:
+            if job.record.id in told and _is_of(told[job.record.id], share):
                 effects += commands.repeated(job.record, share)
             elif share.started:
                 cause = f"the agent of {name} has come back without it; was the host started again?"
@@ -168,7 +168,7 @@ class Cluster:
         """What the ranks of a job do on a host."""
         agent, job = self.agents[name], self.jobs.get(report.job)
         share = job.share_of(name) if job else None
-        if job is None or share is None or job.is_over or share.over:
+        if job is None or share is None or job.is_over or not _is_of(report, share):
             effects: Sequence[Effect] = agent.unwanted(report)
         else:
             effects = execution.reported(job, share, agent, report, now_s, wall_s)
@@ -277,3 +277,8 @@ class Cluster:
     def _lost(self, job: ClusterJob, share: jobs_pb2.Share, cause: str, now_s: float, wall_s: float) -> list[Effect]:
         """The ranks of that share are lost, and others may have its slots."""
         return [*execution.lost(job, share, cause, wall_s), *self._schedule(now_s, wall_s)]
+
+
+def _is_of(report: pb.JobReport, share: jobs_pb2.Share) -> bool:
+    """Whether the report is about this share, which is not over, and not about an earlier one of the same host."""
+    return not share.over and report.share == share.generation

@@ -17,7 +17,7 @@ def start(record: jobs_pb2.JobRecord, share: jobs_pb2.Share) -> pb.AgentCommand:
     places = assign([Seat(str(slot), host) for slot, host in host_of.items()])
     assert not isinstance(places, str)  # only members that ask for a rank can be refused
     place_of = {int(place.member_id): place for place in places}
-    each = len(share.gpus) // len(share.slots)
+    each = len(share.gpus) // max(1, len(share.slots))
     started = pb.StartShare(
         job=record.id,
         command=spec.command,
@@ -32,6 +32,7 @@ def start(record: jobs_pb2.JobRecord, share: jobs_pb2.Share) -> pb.AgentCommand:
         python_environment=spec.python_environment,
         replaces_failed=spec.policy.replaces_failed,
         elastic=is_elastic(spec),
+        share=share.generation,
     )
     for index, rank in enumerate(share.slots):
         at = place_of[rank]
@@ -67,9 +68,9 @@ def signal(job_id: str, signum: int, *, stop: bool) -> pb.AgentCommand:
     return pb.AgentCommand(signal=pb.SignalShare(job=job_id, signal=signum, stop=stop))
 
 
-def forget(job_id: str) -> pb.AgentCommand:
-    """The report that the job is over on that host has been recorded."""
-    return pb.AgentCommand(forget=pb.ForgetShare(job=job_id))
+def forget(job_id: str, share: int) -> pb.AgentCommand:
+    """The report that the job is over on that host has been recorded. share: its generation."""
+    return pb.AgentCommand(forget=pb.ForgetShare(job=job_id, share=share))
 
 
 def to_each(record: jobs_pb2.JobRecord, command: pb.AgentCommand) -> list[Command]:

@@ -19,7 +19,7 @@ from horovod.coordinator.core.elastic.target import Phase
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
 
-from . import commands, lines
+from . import blacklist, commands, lines
 from .agent import Agent
 from .effects import Command, Effect, Notice
 from .job import ClusterJob, rank_ends
@@ -48,13 +48,13 @@ def reported(
     share.lines_done = max(share.lines_done, report.lines_done)
     is_current = lines.is_current(record, report)
     drains = agent.is_draining and is_elastic(record.spec)
-    if is_current and _note_exits(job, report, before, wall_s, drains):
+    if is_current and _note_exits(job, agent.name, report, before, wall_s, drains):
         changed = True
     if report.over and not share.over:
         share.over = changed = True
         if is_current or record.state == jobs_pb2.JOB_STATE_RUNNING:  # else it ended before a line that was to come
             lines.lose(record, share, job.pids, printable(report.error) or lines.NOT_KNOWN, wall_s)
-        effects.append(Command(share.agent, commands.forget(record.id)))
+        effects.append(Command(share.agent, commands.forget(record.id, share.generation)))
     # First, since it is evidence for the world and no decision that must be stored.
     ended = rank_ends(record, before)
     judged = _judged(job, wall_s) if changed else []
@@ -81,7 +81,7 @@ def abandoned(job: ClusterJob, wall_s: float) -> list[Effect]:
 
 
 def _note_exits(
-    job: ClusterJob, report: pb.JobReport, before: set[tuple[int, int]], wall_s: float, drains: bool
+    job: ClusterJob, agent: str, report: pb.JobReport, before: set[tuple[int, int]], wall_s: float, drains: bool
 ) -> bool:
     """Writes down how ranks of the current line ended; whether any is new. before: those known to have ended. drains:
     they were told to leave, as their host is drained.
@@ -92,7 +92,8 @@ def _note_exits(
         incarnation = rank.incarnation or 1
         if incarnation != current.get(rank.rank):
             continue  # of a process that was replaced; that it has ended is known
-        job.pids[rank.rank] = rank.pid
+        if job.pids.get(rank.rank) != rank.pid:
+            job.pids[rank.rank], job.began_s[rank.rank] = rank.pid, wall_s
         if rank.ended and (rank.rank, incarnation) not in before:
             outcome = job.record.outcomes.add(rank=rank.rank, pid=rank.pid, stopped=rank.stopped, ended_at=wall_s)
             if rank.HasField("code"):
@@ -100,6 +101,8 @@ def _note_exits(
             if incarnation > 1:
                 outcome.incarnation = incarnation
             outcome.drained = drains and lines.failed(outcome)
+            if not outcome.drained:
+                job.count_start(agent, rank.rank, lines.failed(outcome), wall_s)
             is_news = True
     return is_news
 
@@ -118,7 +121,8 @@ def _could_not_start(job: ClusterJob, agent: Agent, error: str, now_s: float) ->
     waits = record.state == jobs_pb2.JOB_STATE_RUNNING and len(record.shares) == 1 and is_first
     if waits and record.failed_starts < MOST_STARTS:
         record.ClearField("started_at")
-        effects += [*job.requeue(), Command(agent.name, commands.forget(record.id))]
+        generation = record.shares[0].generation
+        effects += [*job.requeue(), Command(agent.name, commands.forget(record.id, generation))]
     return effects
 
 
@@ -143,7 +147,7 @@ def _judged(job: ClusterJob, wall_s: float) -> list[Effect]:
     record = job.record
     effects = _decided(job, wall_s) if record.state == jobs_pb2.JOB_STATE_RUNNING else []
     waits = record.state == jobs_pb2.JOB_STATE_RUNNING and is_elastic(record.spec) and not record.finishes
-    if all(share.over for share in record.shares) and not (waits and not record.shares):
+    if all(share.over for share in record.shares) and not (waits and not job.has_slots):
         return job.finish(wall_s)
     return [*job.saved(), *effects]
 
@@ -157,20 +161,31 @@ def looked_at(job: ClusterJob, wall_s: float) -> list[Effect]:
     effects = _decided(job, wall_s)
     if job.record.generation == generation:
         return []
-    return job.finish(wall_s) if not job.record.shares else [*job.saved(), *effects]
+    if all(share.over for share in job.record.shares):
+        return job.finish(wall_s)
+    return [*job.saved(), *effects]
 
 
 def _decided(job: ClusterJob, wall_s: float) -> list[Command]:
     """What the agents of a running job are to do, now that processes of it have ended."""
     record = job.record
     replaces = record.spec.policy.replaces_failed
-    target, sentence = decide(wall_s, job.target, Observed(exits_of(record)))
+    lost = {share.agent for share in record.shares if share.over and share.slots}
+    hosts = set(job.hosts().values()) if is_elastic(record.spec) else set()
+    aside = {host for host in hosts if blacklist.is_aside(record, host, wall_s)}
+    failing = blacklist.failing(job.failed_starts, hosts) - aside - lost
+    target, sentence = decide(wall_s, job.target, Observed(exits_of(record, aside | failing)))
     if target is job.target or not (replaces or target.phase is Phase.ENDS):
         return []
     is_news = target.generation != job.target.generation
     job.obey(target)
     if not is_news:  # it is short of processes, as before
         return []
+    if is_elastic(record.spec) and target.phase is Phase.RUNS:
+        reasons = dict.fromkeys(lost, "it was lost")
+        reasons |= {agent: blacklist.why_failing(job.failed_starts.pop(agent)) for agent in failing}
+        told = [blacklist.set_aside(record, agent, reason, wall_s) for agent, reason in sorted(reasons.items())]
+        sentence = " ".join([sentence, *told])
     if replaces:
         record.sentence = sentence
     if target.phase is Phase.ENDS:

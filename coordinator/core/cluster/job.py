@@ -10,7 +10,7 @@ from horovod.coordinator.core.elastic.target import Target
 from horovod.coordinator.core.ending import RankEnded, exit_code, explain, first_failure, rank_ended
 from horovod.protos.v1 import jobs_pb2
 
-from . import code, lines, record_size
+from . import blacklist, code, lines, record_size
 from .effects import Changed, Effect, Save
 from .outcomes import RankExit, incarnation_of, latest
 from .placement import Resources
@@ -27,6 +27,8 @@ class ClusterJob:
 
     record: jobs_pb2.JobRecord
     pids: dict[int, int] = field(default_factory=dict)  # rank -> pid, as far as agents have told
+    began_s: dict[int, float] = field(default_factory=dict)  # rank -> when that was told, by the wall clock
+    failed_starts: dict[str, int] = field(default_factory=dict)  # by host; see blacklist.py
     is_brief: bool = False  # the store refused the whole record; it has only what is needed to end the job
     attendance: Attendance | None = None  # of its ranks, as last told; None: not known
     _target: Target | None = None  # that of the record, once it was asked for
@@ -54,6 +56,16 @@ class ClusterJob:
 
     def share_of(self, agent: str) -> jobs_pb2.Share | None:
         return next((share for share in self.record.shares if share.agent == agent), None)
+
+    def count_start(self, host: str, slot: int, failed: bool, wall_s: float) -> None:
+        """The latest process of that slot has ended: notes whether it failed as soon as it was started."""
+        began_s = self.began_s.get(slot)
+        has_failed = failed and began_s is not None and wall_s - began_s < blacklist.START_S
+        self.failed_starts[host] = self.failed_starts.get(host, 0) + 1 if has_failed else 0
+
+    @property
+    def has_slots(self) -> bool:
+        return any(share.slots for share in self.record.shares)
 
     def hosts(self) -> dict[int, str]:
         """The host of every slot."""
@@ -115,7 +127,8 @@ def _hosts_of_all(host_of: Mapping[int, str], each: int) -> dict[int, str]:
 
 def describe(record: jobs_pb2.JobRecord) -> str:
     """For the log: `Job train-k3f9 of 8 ranks is running: ranks 0-3 on h1, ranks 4-7 on h2`."""
-    where = ", ".join(f"{ranks_in_words(share.slots)} on {share.agent}" for share in record.shares)
+    shares = (share for share in record.shares if share.slots)
+    where = ", ".join(f"{ranks_in_words(share.slots)} on {share.agent}" for share in shares)
     state = jobs_pb2.JobState.Name(record.state).removeprefix("JOB_STATE_").lower()
     if record.state == jobs_pb2.JOB_STATE_RUNNING and (line := lines.in_words(record)):
         state += f" {line}"
@@ -170,6 +183,9 @@ def _contradiction_of_sizes(spec: jobs_pb2.JobSpec) -> str:
             f"A job that begins with {plural(spec.processes, 'process')} can't have {sizes.fewest} to {sizes.most} of "
             "them."
         )
+    if not 0 <= policy.cooldown_least_seconds <= policy.cooldown_most_seconds < 1e9:
+        least_s, most_s = policy.cooldown_least_seconds, policy.cooldown_most_seconds
+        return f"A cooldown from {least_s:g} to {most_s:g} seconds makes no sense."
     if not policy.replaces_failed or lines.per_worker(spec) > 1:
         return "A job whose size changes has failed processes replaced, and workers of one process."
     if not 0 <= policy.patience_seconds < 1e9:

@@ -20,7 +20,7 @@ from horovod.coordinator.core.elastic.decision import Observed, decide
 from horovod.coordinator.core.elastic.target import Phase
 from horovod.protos.v1 import jobs_pb2
 
-from . import commands, execution, lines, record_size
+from . import blacklist, commands, execution, lines, record_size
 from .agent import Agent
 from .effects import Changed, Command, Effect
 from .job import ClusterJob, resources_of
@@ -187,19 +187,24 @@ class Scheduler:
         return [*effects, *job.saved(), *starts]
 
     def _grown(self, job: ClusterJob, now_s: float, wall_s: float) -> list[Effect]:
-        """Gives a running job that has fewer processes than it may have a further host, if one has room for it."""
+        """Gives a running job that has fewer processes than it may have further ones, on one host with room for it."""
         record, effects = job.record, list[Effect]()
         missing = job.target.rules.most - len(job.target.slots)
         if record.state != jobs_pb2.JOB_STATE_RUNNING or job.target.phase is not Phase.RUNS or missing <= 0:
             return []
-        there = [self._agents[share.agent] for share in record.shares if share.agent in self._agents]
+        there = [self._agents[share.agent] for share in record.shares if share.slots and share.agent in self._agents]
         for agent in sorted(self._usable(), key=lambda one: natural(one.name)):
-            if job.share_of(agent.name) is not None or agent.name in record.lost_hosts:
+            # What is left of an earlier share must be gone first.
+            if blacklist.is_aside(record, agent.name, wall_s) or record.id in agent.strays:
                 continue
+            share = job.share_of(agent.name)
             wanted = replace(resources_of(record.spec), processes=1)
             most = processes_that_fit(wanted, self._free(agent))
-            if not (count := min(missing, most, _may_have(record.spec, agent.name))):
+            already = len(share.slots) if share is not None else 0
+            if (count := min(missing, most, _may_have(record.spec, agent.name) - already)) <= 0:
                 continue
+            if share is not None and not share.over and share.slots:
+                return [*effects, *self._grow(job, agent, count, {}, wall_s)]
             found = self._reachability.between([*there, agent], now_s)
             effects += [Command(name, command) for name, command in found.probes]
             if not found.is_complete or found.unreachable or not _share_interfaces(record, found.interfaces):
@@ -218,18 +223,25 @@ class Scheduler:
         before = jobs_pb2.JobRecord()
         before.CopyFrom(record)
         gpus = self._free(agent).gpus[: len(slots) * record.spec.needs.gpus]
-        share = record.shares.add(
-            agent=agent.name,
-            slots=[slot.number for slot in slots],
-            gpus=gpus,
-            interfaces=interfaces.get(agent.name, ()),
-            orphan_grace_seconds=agent.register.orphan_grace_seconds,
-        )
+        share = job.share_of(agent.name)
+        if share is not None and share.over:  # it was given back whole; what was printed there is not read any more
+            record.shares.remove(share)
+            share = None
+        if share is None:
+            share = record.shares.add(agent=agent.name, generation=share_number(target.generation))
+            share.orphan_grace_seconds = agent.register.orphan_grace_seconds
+        if not share.slots:
+            share.interfaces[:] = interfaces.get(agent.name, ())
+        share.slots.extend(slot.number for slot in slots)
+        share.gpus.extend(gpus)
         if record_size.refusal_of_placed(record):  # it is as large as a record can be
             record.CopyFrom(before)
             return []
         job.obey(target)
-        record.sentence = sentence
+        for slot in slots:
+            job.pids.pop(slot.number, None)
+        again = f"Host {agent.name} is used again. " if blacklist.was_aside(record, agent.name) else ""
+        record.sentence = again + sentence
         return [*job.saved(), Command(agent.name, commands.start(record, share))]
 
 
@@ -259,4 +271,9 @@ def _deal(record: jobs_pb2.JobRecord, parts: Sequence[Part]) -> None:
     record.generation += 1  # the incarnations stay: where a job is dealt out again, no process of it was started
     for part in parts:
         slots = range(part.first_rank, part.first_rank + part.count)
-        record.shares.add(agent=part.host, slots=slots, gpus=part.gpus)
+        record.shares.add(agent=part.host, slots=slots, gpus=part.gpus, generation=share_number(record.generation))
+
+
+def share_number(generation: int) -> int:
+    """The `generation` of a share that a host gets with this generation of the target."""
+    return generation if generation > 1 else 0

@@ -1,5 +1,7 @@
 """The target in the record of a job, and what the record says of the processes that were started for it."""
 
+from collections.abc import Set
+
 from horovod.coordinator.core.cluster.lines import failed
 from horovod.coordinator.core.elastic.decision import Exit
 from horovod.coordinator.core.elastic.target import OnFailure, Phase, Rules, Slot, Target
@@ -49,30 +51,48 @@ def write_target(record: jobs_pb2.JobRecord, target: Target) -> None:
 
 
 def _write_slots(record: jobs_pb2.JobRecord, target: Target) -> None:
-    """A share whose host is lost goes with its slots. The job is not given that host again: something of it may be left
-    there. Slots on further hosts are in shares that the scheduler has added.
+    """A share whose host is lost goes with its slots. Another one stays, also when it has no slots any more: its host
+    keeps what its processes have printed. Further slots are in the shares already, where the scheduler has added them.
     """
     kept = []
     for share in record.shares:
-        slots = [target.by_number[number] for number in share.slots if number in target.by_number]
-        if any(slot.host == share.agent for slot in slots):
-            share.incarnations[:] = [slot.incarnation for slot in slots] if target.generation > 1 else []
-            kept.append(share)
-        else:
-            record.lost_hosts.append(share.agent)
+        each = len(share.gpus) // max(1, len(share.slots))
+        here = [
+            (target.by_number[number], share.gpus[place * each : (place + 1) * each])
+            for place, number in enumerate(share.slots)
+            if number in target.by_number and target.by_number[number].host == share.agent
+        ]
+        if not here and share.over:
+            continue
+        left = {*share.left, *share.slots} - {slot.number for slot, _ in here}
+        share.left[:] = sorted(left)
+        share.slots[:] = [slot.number for slot, _ in here]
+        share.incarnations[:] = [slot.incarnation for slot, _ in here] if target.generation > 1 else []
+        share.gpus[:] = [gpu for _, gpus in here for gpu in gpus]
+        kept.append(share)
     if len(kept) < len(record.shares):
         copies = jobs_pb2.JobRecord(shares=kept)
         del record.shares[:]
         record.shares.extend(copies.shares)
 
 
-def exits_of(record: jobs_pb2.JobRecord) -> list[Exit]:
+def exits_of(record: jobs_pb2.JobRecord, without: Set[str] = frozenset()) -> list[Exit]:
     """How processes ended, in the order in which that came to be known. Those on a host that is drained count once none
     is left there: their slots go together.
+
+    without: agents of hosts on which no other process can take the place of one.
     """
-    drained = {rank for share in record.shares if share.over for rank in share.slots}
+    over = {slot for share in record.shares if share.over for slot in share.slots}
+    lost = over | {slot for share in record.shares if share.agent in without for slot in share.slots}
     return [
-        Exit(one.rank, incarnation_of(one), failed(one), how(RankExit.of(one)), bool(one.lost), one.drained)
+        Exit(
+            one.rank,
+            incarnation_of(one),
+            failed(one),
+            how(RankExit.of(one)),
+            host_lost=bool(one.lost) or one.rank in lost,
+            drained=one.drained,
+        )
         for one in record.outcomes
-        if not one.drained or one.rank in drained
+        if not one.drained or one.rank in over
     ]

@@ -136,19 +136,19 @@ class ClusterClient:
 
         output: may take its time; the ranks wait when it is slow.
         """
-        positions = {one.rank: one.position for one in getattr(request, "from")}
+        positions = {(one.rank, one.share): one.position for one in getattr(request, "from")}
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._patience_s
         while True:
             del getattr(request, "from")[:]
-            for rank, position in positions.items():
-                getattr(request, "from").add(rank=rank, position=position)
+            for (rank, share), position in positions.items():
+                getattr(request, "from").add(rank=rank, share=share, position=position)
             heard = False
             stub, more = self._stub()
             call: Any = stub.Follow(metadata=more["metadata"])
             try:
                 await call.write(jobs_pb2.FollowMessage(open=request))
-                owed: dict[int, list[int]] = {}
+                owed: dict[tuple[int, int], list[int]] = {}
                 while (event := await call.read()) is not grpc.aio.EOF:
                     heard = True
                     if event.HasField("ended"):
@@ -157,7 +157,8 @@ class ClusterClient:
                         changed(event.record)
                         continue
                     await output(event.output)
-                    positions[event.output.rank] = event.output.position  # first: what follows may find a dead stream
+                    # First, since what follows may find a dead stream.
+                    positions[event.output.rank, event.output.share] = event.output.position
                     await self._acknowledge(call, event.output, owed)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 pass  # how it ended is asked below
@@ -175,13 +176,14 @@ class ClusterClient:
             await asyncio.sleep(_RETRY_S)
 
     @staticmethod
-    async def _acknowledge(call: Any, output: jobs_pb2.Output, owed: dict[int, list[int]]) -> None:
-        cost, _ = owed.get(output.rank, [0, 0])
-        owed[output.rank] = [cost + len(output.data) + OUTPUT_COST, output.position]
+    async def _acknowledge(call: Any, output: jobs_pb2.Output, owed: dict[tuple[int, int], list[int]]) -> None:
+        log = output.rank, output.share
+        cost, _ = owed.get(log, [0, 0])
+        owed[log] = [cost + len(output.data) + OUTPUT_COST, output.position]
         if sum(cost for cost, _ in owed.values()) >= _ACK_BYTES:
             taken = jobs_pb2.Taken()
-            for rank, (cost, position) in owed.items():
-                taken.ranks.add(rank=rank, position=position, cost=cost)
+            for (rank, share), (cost, position) in owed.items():
+                taken.ranks.add(rank=rank, share=share, position=position, cost=cost)
             owed.clear()
             await call.write(jobs_pb2.FollowMessage(taken=taken))
 

@@ -99,7 +99,7 @@ def show(args: argparse.Namespace, size: int, run: Callable[[Console, OnStart, O
     def changed(record: jobs_pb2.JobRecord) -> None:
         news = [] if record.ended_at else [f"job {record.id}: {record.sentence}"] if record.sentence else []
         if args.verbose and record.started_at:
-            news += [f"job {record.id} runs: {in_words(share)}" for share in record.shares]
+            news += [f"job {record.id} runs: {in_words(share)}" for share in record.shares if share.slots]
         for line in news:
             if (record.generation, line) not in told:
                 told.add((record.generation, line))

@@ -19,6 +19,7 @@ def write_policy(spec: jobs_pb2.JobSpec, replacement: Replacement | None, enviro
     if replacement.sizes is not None:
         fewest, most = replacement.sizes
         policy.fewest, policy.most = fewest, most or 0
+        policy.cooldown_least_seconds, policy.cooldown_most_seconds = replacement.cooldown_s or (0, 0)
         policy.patience_seconds = resolve(environ).elastic_timeout_seconds
 
 

@@ -23,11 +23,13 @@ class Replacement:
     """Processes that fail are replaced.
 
     most: so often in the job's life. sizes: the fewest and the most processes of a job whose size may change; None: it
-    does not. The most may be None, which is no limit.
+    does not. The most may be None, which is no limit. cooldown_s: for how long a host that was lost gets none of them,
+    at least and at most; None: for the rest of the job's life.
     """
 
     most: int
     sizes: tuple[int, int | None] | None = None
+    cooldown_s: tuple[float, float] | None = None
 
     def greatest(self, processes: int) -> int:
         """How many processes such a job has at most, as far as that is limited, or else begins with."""
@@ -68,11 +70,17 @@ class ElasticRequest:
         most = REPLACEMENTS_PER_PROCESS * num_proc if self.reset_limit is None else self.reset_limit
         fewest = max(1, num_proc if self.min_num_proc is None else self.min_num_proc)
         is_fixed = fewest == num_proc and self.max_num_proc in (None, num_proc)
-        return Replacement(most, None if is_fixed else (fewest, self.max_num_proc))
+        if is_fixed:
+            return Replacement(most)
+        cooldown_s = None if self.cooldown_range is None else (self.cooldown_range[0], self.cooldown_range[1])
+        return Replacement(most, (fewest, self.max_num_proc), cooldown_s)
 
-    def without_effect(self) -> list[str]:
-        """The fields that were given and are about hosts that come and go."""
-        return [name for name in ("slots", "cooldown_range") if getattr(self, name) is not None]
+    def without_effect(self, replacement: Replacement | None) -> list[str]:
+        """The fields that were given and change nothing in such a job."""
+        if not self.elastic:
+            return self.given()
+        names = ["slots"] if replacement is not None and replacement.sizes is not None else ["slots", "cooldown_range"]
+        return [name for name in names if getattr(self, name) is not None]
 
     def given(self) -> list[str]:
         """The fields that were given, those that make a job elastic first."""

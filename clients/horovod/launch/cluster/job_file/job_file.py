@@ -77,7 +77,10 @@ class JobFile:
             return None
         fewest, most = int(keys["min"]), keys.get("max")
         replacements = int(keys.get("reset_limit", REPLACEMENTS_PER_PROCESS * fewest))
-        return Replacement(replacements, None if most == fewest else (fewest, None if most is None else int(most)))
+        if most == fewest:
+            return Replacement(replacements)
+        cooldown_s = (keys["cooldown"][0], keys["cooldown"][1]) if "cooldown" in keys else None
+        return Replacement(replacements, (fewest, None if most is None else int(most)), cooldown_s)
 
     def spec(self, environ: Mapping[str, str], user: str, attended: bool) -> jobs_pb2.JobSpec:
         """What to submit, without its code. LineError for a variable that `environ` was to give and does not;
@@ -198,6 +201,8 @@ class JobFile:
         if "max" in workers.keys and workers.keys["max"].data < workers.keys["min"].data:
             fewest, most = workers.keys["min"].text, workers.keys["max"].text
             yield workers.key_lines["max"], f"'workers.max' is {most}: expected at least 'workers.min', {fewest}."
+        if "cooldown" in workers.keys and workers.keys["cooldown"].data != sorted(workers.keys["cooldown"].data):
+            yield workers.key_lines["cooldown"], "'workers.cooldown' has the larger number first: write it last."
         if each > 1:
             sentence = "a worker has one process where the number of workers may change: leave 'processes' out."
             yield self.line_of("processes"), sentence
