@@ -85,6 +85,22 @@ class TrainingSettings:
         unit="seconds",
         limits=(0, None),
     )
+    elastic_keep_slots: bool = row(
+        "HOROVOD_ELASTIC_KEEP_SLOTS",
+        False,
+        "on registered agents, an elastic job keeps slots beyond -np, or the `min` of a job file, also while another "
+        "job waits for room",
+        section="params",
+    )
+    elastic_leave_seconds: float = row(
+        "HOROVOD_ELASTIC_LEAVE_SECONDS",
+        60.0,
+        "how long a process of an elastic job may go on, to its next commit, after SIGTERM has told it that its slot "
+        "is taken back; SIGKILL follows",
+        section="params",
+        unit="seconds",
+        limits=(1, None),
+    )
 
     pin_gpus: bool = row(
         "HOROVOD_PIN_GPUS",

@@ -207,6 +207,8 @@ class ClusterHub:
             self._do(self.cluster.reached(name, answer.probe, answer.targets, now_s, wall_s))
         elif message.HasField("fitness"):
             self._do(self.cluster.fitness(name, message.fitness.unfit, self._clock(), self._wall_clock()))
+        elif message.HasField("slots"):
+            self._do(self.cluster.slots(name, message.slots.slots, self._clock(), self._wall_clock()))
         elif message.HasField("drain"):
             self._do(self.cluster.drain(name))
 

@@ -7,9 +7,11 @@
     exit 2 lost: its host was lost
     exit 2 drained: ended with exit code 143
     exit 0 well
+    back 2 3                                                these slots are taken back
     stop                                                    a person asks for the end
 
-One decision is made for all commands before `----`. A slot is shown with its incarnation unless that is the first.
+One decision is made for all commands before `----`. A slot is shown with its incarnation unless that is the first, and
+with a minus if it is to leave.
 A report of a bug can be pasted in: what was seen becomes the commands, and what should have followed the rest.
 """
 
@@ -45,6 +47,8 @@ class Story:
                 self.room = {host: int(count) for host, count in (one.split() for one in rest.split(", ") if one)}
             elif word == "exit":
                 observed = replace(observed, exits=(*observed.exits, self._exit(rest)))
+            elif word == "back":
+                observed = replace(observed, taken_back=[int(number) for number in rest.split()])
             elif word == "stop":
                 observed = replace(observed, stopped=True)
             else:
@@ -88,7 +92,7 @@ def _shown(target: Target) -> str:
     by_host: dict[str, list[str]] = {}
     for slot in target.slots:
         name = str(slot.number) if slot.incarnation == 1 else f"{slot.number}.{slot.incarnation}"
-        by_host.setdefault(slot.host, []).append(name)
+        by_host.setdefault(slot.host, []).append(f"{name}-" if slot.is_leaving else name)
     where = ", ".join(f"{host}: {' '.join(numbers)}" for host, numbers in sorted(by_host.items()))
     short = f", short since {target.short_since_s:g} s" if target.short_since_s is not None else ""
     state = "" if target.phase is Phase.RUNS else f", {target.phase.value}"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import psutil
 import pytest
-from agents import Agents
+from agents import AGENT, Agents
 from launching import Launched
 from test_replaced_processes import ELASTIC
 
@@ -112,6 +115,62 @@ def test_a_job_file_grows_from_its_fewest_workers_to_its_most(tmp_path: Path, la
         code, out, err = launched.finish()
     assert code == 0, err
     assert sizes("\n".join([*said, out]), rank=0) == [1, 2]
+
+
+# Says only when the size has changed.
+SAYS_SIZES = """
+said = []
+def say(steps):
+    if said[-1:] != [hvd.size()]:
+        said.append(hvd.size())
+        print("step", steps, hvd.size(), flush=True)
+"""
+
+
+def test_slots_go_to_a_job_that_waits_and_come_back(tmp_path: Path, launch: Launch, program: Program) -> None:
+    done = tmp_path / "done"
+    has_run = f"hvd.size() * (total(os.path.exists({str(done)!r})) > 0)"
+    text = source("pass").replace('print("step", state.steps, hvd.size(), flush=True)', "say(state.steps)")
+    text = SAYS_SIZES + text.replace("state.last_size = hvd.size()", f"state.last_size = {has_run}")
+    with Agents(tmp_path) as agents:
+        agents.add("h1", slots=2)
+        options = [*agents.options, "-np", "1"]
+        launched = launch(*options, "--min-np", "1", "--max-np", "2", *program(text), environ=agents.environ)
+        said: list[str] = []
+        while not any(line.endswith(" 2") for line in said if "[0]<stdout>:step" in line):
+            said += launched.lines(1)
+        other = launch(*options, sys.executable, "-c", f"open({str(done)!r}, 'w')", environ=agents.environ)
+        other_code, _, other_err = other.finish()
+        code, out, err = launched.finish()
+    assert other_code == 0, other_err
+    assert "Other jobs are giving slots back." in other_err
+    assert code == 0, err
+    assert sizes("\n".join([*said, out]), rank=0) == [2, 1, 2]
+    assert "given back" in err
+    assert out.count("took") == 2
+
+
+def test_an_agent_that_belongs_to_a_launcher_is_told_of_its_slots(tmp_path: Path, launch: Launch) -> None:
+    with Agents(tmp_path) as agents:
+        order = {"name": "h1", "slots": 1, "coordinators": [agents.coordinator.address]}
+        order |= {"token": agents.coordinator.token, "keepalive_timeout_s": 20, "alone_s": 60}
+        command = [*AGENT, "--stdin"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as agent:
+            assert agent.stdin is not None
+            assert agent.stdout is not None
+            agent.stdin.write(json.dumps(order) + "\n" + '{"slots": 3}\n{"slo')
+            agent.stdin.flush()
+            assert agent.stdout.readline() == "horovod-worker serves 3 slots as h1\n"
+            options = [*agents.options, "--verbose", sys.executable, "-c", "pass"]
+            code, _, err = launch("-np", "3", *options, environ=agents.environ).finish()
+            assert code == 0, err
+            waits = launch("-np", "4", *options, environ=agents.environ)
+            agent.stdin.write('ts": 4}\n')
+            agent.stdin.flush()
+            code, _, err = waits.finish()
+            assert code == 0, err
+            agent.stdin.close()
+            assert agent.wait(60) == 0
 
 
 def test_who_comes_when_the_work_is_done_does_not_do_it_again(

@@ -208,3 +208,46 @@ def test_no_descriptor_stays_open(guardian: Guardian) -> None:
     for _ in range(3):
         asyncio.run(Supervisor(Collector(), guardian).run([slot(0, ["true"]), slot(1, ["false"])]))
     assert eventually(lambda: descriptors() <= before)
+
+
+# Takes its time after SIGTERM, with a child that must not hear of it: a worker that loads data, for example.
+TAKES_ITS_TIME = """
+import signal, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"])
+def asked(signum, frame):
+    print("asked", child.poll(), flush=True)
+    if LEAVES:
+        child.kill()
+        sys.exit(143)
+signal.signal(signal.SIGTERM, asked)
+print("up", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize(("leaves", "grace_s", "code"), [(True, 600, 143), (False, 0.2, -9)])
+def test_a_process_whose_slot_is_taken_back_gets_a_grace(
+    guardian: Guardian, leaves: bool, grace_s: float, code: int
+) -> None:
+    sink = Collector()
+    supervisor = Supervisor(sink, guardian)
+
+    async def run() -> None:
+        up = asyncio.Event()
+        sink.heard = lambda: up.set() if sink.shown.get((1, "stdout"), b"").count(b"up\n") == 2 else None
+        command = [sys.executable, "-c", TAKES_ITS_TIME.replace("LEAVES", str(leaves))]
+        job = asyncio.ensure_future(supervisor.run([slot(0), slot(1, command)], replaces_failed=True))
+        supervisor.leave({1: 2}, 0)  # another process of that rank, of which nothing was heard
+        await up.wait()
+        supervisor.leave({1: 1}, grace_s)
+        supervisor.leave({1: 1}, 0)  # told once more
+        ended = asyncio.Event()
+        supervisor.changed = ended.set
+        await ended.wait()
+        assert [(one.rank, one.code, one.stopped) for one in supervisor.outcomes] == [(1, code, True)]
+        supervisor.stop()
+        await job
+        assert not leaves or sink.shown[1, "stdout"] == b"up\nup\nasked None\n"
+
+    asyncio.run(run())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import re
@@ -25,7 +24,7 @@ from horovod.base.errors import ClusterCode, EngineCode, LaunchCode, code_of, co
 from horovod.base.setting import split_address
 from horovod.base.settings import resolve
 from horovod.base.words import reason_of
-from horovod.worker.agent.bound import serve_launcher
+from horovod.worker.agent.bound import read_order, serve_launcher
 from horovod.worker.agent.daemon import DRAIN_S, Daemon, Host
 from horovod.worker.agent.gpus import visible_gpus
 from horovod.worker.agent.shim_job import READER_GRACE_S
@@ -44,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     order: Mapping[str, Any] = {}
     if arguments.stdin:
         try:
-            order = json.loads(sys.stdin.readline())
+            order = read_order()
         except ValueError:
             return _fail(coded(LaunchCode.WRONG_COMMAND_LINE, "There is no order on stdin."), EXIT_USAGE)
         arguments.name, arguments.slots = order["name"], order["slots"]

@@ -2,7 +2,8 @@
 
 The order is one line of JSON: `name` and `slots` of this host, `coordinators` (addresses, one of which this host can
 reach), `token`, `keepalive_timeout_s`, `alone_s` (how long it stays without its coordinator), and with TLS `ca` (PEM)
-and `server_name`. The agent keeps its state in a folder of its own, which it deletes when it leaves.
+and `server_name`. A further line, `{"slots": 2}`, says how many slots the host has from then on. The agent keeps its
+state in a folder of its own, which it deletes when it leaves.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import asyncio
 import contextlib
 import dataclasses
 import fcntl
+import json
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,17 @@ from horovod.worker.runtime.tls import ClientTls
 CONNECT_TIMEOUT_S = 5.0  # for each address; all addresses are tried at the same time
 ORPHAN_GRACE_S = 5.0  # how long the ranks run on after this agent was killed: no other agent takes its place
 _PREFIX = "horovod-agent-"
+
+
+def read_order() -> Mapping[str, Any]:
+    """The first line of stdin, and no byte behind it. ValueError where it is no order."""
+    line = bytearray()
+    while (byte := os.read(sys.stdin.fileno(), 1)) not in (b"", b"\n"):
+        line += byte
+    order = json.loads(line)
+    if not isinstance(order, dict):
+        raise ValueError("an order is an object")
+    return order
 
 
 def serve_launcher(host: Host, order: Mapping[str, Any], environ: Mapping[str, str]) -> str:
@@ -100,7 +113,8 @@ async def _watch(daemon: Daemon, alone_s: float) -> None:
     """Ends the agent when stdin closes, or when it has had no coordinator for `alone_s`, as when the network is cut."""
     loop = asyncio.get_running_loop()
     closed = asyncio.Event()
-    loop.add_reader(sys.stdin.fileno(), _on_stdin, closed)
+    stdin = _Orders(daemon.set_slots, closed)
+    loop.add_reader(sys.stdin.fileno(), stdin.read)
     waiting = asyncio.create_task(closed.wait())
     alone_since = loop.time()
     while not closed.is_set() and loop.time() - alone_since < alone_s:
@@ -110,11 +124,25 @@ async def _watch(daemon: Daemon, alone_s: float) -> None:
     daemon.end_all()
 
 
-def _on_stdin(closed: asyncio.Event) -> None:
-    with contextlib.suppress(BlockingIOError):
-        if not os.read(sys.stdin.fileno(), 4096):
-            asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-            closed.set()
+class _Orders:
+    """What the launcher says after its first line."""
+
+    def __init__(self, set_slots: Callable[[int], None], closed: asyncio.Event) -> None:
+        self._set_slots = set_slots
+        self._closed = closed
+        self._begun = b""  # of a line
+
+    def read(self) -> None:
+        """To be called when stdin has something to read."""
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(sys.stdin.fileno(), 4096)
+            if not data:
+                asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+                self._closed.set()
+            *lines, self._begun = (self._begun + data).split(b"\n")
+            for line in lines:
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    self._set_slots(int(json.loads(line)["slots"]))
 
 
 def _remove_leftovers() -> None:

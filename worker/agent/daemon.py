@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import fcntl
 import functools
 import logging
@@ -30,7 +31,7 @@ from horovod.worker.agent.code import CodeCache
 from horovod.worker.agent.coordinator_stream import CoordinatorStream
 from horovod.worker.agent.environment import slots_of
 from horovod.worker.agent.feed import Feed
-from horovod.worker.agent.host_faults import HOST_ERRORS, free_bytes, needed_bytes
+from horovod.worker.agent.host_faults import HOST_ERRORS, bytes_in, free_bytes, needed_bytes
 from horovod.worker.agent.lines import lines_of, workers_of
 from horovod.worker.agent.log import LIMIT_BYTES
 from horovod.worker.agent.reach import ProbePort, probe
@@ -157,6 +158,11 @@ class Daemon:
                 self._tell(job, drain=self.host.drain_s)
             self._leaving.set()
 
+    def set_slots(self, slots: int) -> None:
+        """This host has so many slots from now on. Where jobs have more, those whose size may change give them back."""
+        self.host = dataclasses.replace(self.host, slots=slots)
+        self._stream.send(slots=pb.Slots(slots=slots))
+
     def end_all(self, signum: int = signal.SIGTERM) -> None:
         """Ends every rank and then leaves."""
         self._draining = True
@@ -207,6 +213,11 @@ class Daemon:
             self._tell(command.end.job, end=True)
         elif command.HasField("finish"):
             self._tell(command.finish.job, finish=True)
+        elif command.HasField("leave"):
+            leave = command.leave
+            self._tell(
+                leave.job, leave=dict(zip(leave.ranks, leave.incarnations, strict=True)), grace_s=leave.grace_seconds
+            )
         elif command.HasField("run_line"):
             self._tell(command.run_line.job, run_line=command.run_line.line)
         elif command.HasField("signal"):
@@ -383,7 +394,7 @@ class Daemon:
         over = [one for one in self._jobs.values() if one.recorded.is_set() and one.over.is_set()]
         if wanted_bytes:
             over = sorted((one for one in over if one.job not in read), key=lambda one: one.held)
-        sizes = {one.job: _bytes_in(one.folder) for one in over}
+        sizes = {one.job: bytes_in(one.folder) for one in over}
         total, count = sum(sizes.values()), len(over)
         for shim_job in over:
             is_much = count > KEPT_JOBS or total > KEPT_BYTES
@@ -487,11 +498,3 @@ def _only_one(state: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _bytes_in(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += path.stat().st_blocks * 512
-    return total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -29,3 +30,12 @@ def free_bytes(folder: Path) -> int:
     """The free space of the disk of `folder` that this process may use."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
+
+
+def bytes_in(folder: Path) -> int:
+    """How much of the disk the files in the folder take."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_blocks * 512
+    return total

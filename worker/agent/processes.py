@@ -157,6 +157,7 @@ class TrainingProcess:
                 os.kill(pid, signal.SIGTERM)
         if not receivers:
             self.signal(signal.SIGTERM)
+        self.signal(signal.SIGCONT)
 
     def resume_output(self) -> None:
         """The sink has room again."""

@@ -14,6 +14,7 @@ the end, `over.json`: how the ranks ended. On the socket both sides write lines 
     agent to shim     {"signal": 2, "stop": true}   {"end": true}     see agents.proto; the end may have an "error"
                       {"start": [...]}   {"finish": true}             where failed processes are replaced; supervisor.py
                       {"drain": 30.0}                                 of an elastic job: its ranks leave, in this time
+                      {"leave": {"3": 1}, "grace_s": 60}              ranks that are to end, and their incarnations
                       {"taken": {"0": 4000}}   {"release": true}      a reader has taken so much; it holds logs no more
                       {"run_line": 1}                                 all workers have finished the line before this one
 
@@ -264,6 +265,9 @@ class Shim:
             self._end_lines()
         elif "start" in command:
             self._start_later(slots_from(command["start"]))
+        elif "leave" in command:
+            leaving = {int(rank): int(incarnation) for rank, incarnation in command["leave"].items()}
+            self._supervisor.leave(leaving, float(command["grace_s"]))
         elif "finish" in command:
             self._supervisor.finish()
         elif "drain" in command:

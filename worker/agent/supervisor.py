@@ -85,6 +85,7 @@ class Supervisor:
         self._is_open = False  # further processes may be started after the last one has ended
         self._wanted: asyncio.Queue[Slot | None] = asyncio.Queue()  # None: no more come
         self._signalled = False
+        self._leaving: dict[int, tuple[int, float]] = {}  # by rank: the incarnation that is to leave, and its grace
         self._requested = False
         self._hurry = asyncio.Event()
         self._draining = False
@@ -119,6 +120,21 @@ class Supervisor:
         for slot in slots:
             self._wanted.put_nowait(slot)
 
+    def leave(self, ranks: Mapping[int, int], grace_s: float) -> None:
+        """These processes, by rank and incarnation, are to end: by themselves, or by force after the grace."""
+        for rank, incarnation in ranks.items():
+            if self._leaving.get(rank, (0, 0.0))[0] != incarnation:
+                self._leaving[rank] = (incarnation, grace_s)
+                self._ask_to_leave(rank)
+
+    def _ask_to_leave(self, rank: int) -> None:
+        """Nothing happens where the process that is to leave has not been started, or has ended."""
+        incarnation, grace_s = self._leaving.get(rank, (0, 0.0))
+        process = next((one for one in self._processes if one.rank == rank and one.code is None), None)
+        if process is not None and self._incarnations[rank] == incarnation:
+            process.ask_to_leave()
+            asyncio.get_running_loop().call_later(grace_s, _kill, process)
+
     def finish(self) -> None:
         """No process is started any more."""
         self._is_open = False
@@ -147,6 +163,7 @@ class Supervisor:
         )
         self._processes.append(process)
         self._incarnations[slot.rank] = slot.incarnation
+        self._ask_to_leave(slot.rank)
         self.changed()
         self._watchers.append(asyncio.create_task(self._watch(process, slot.incarnation)))
         await process.connect(self._sink)
@@ -254,7 +271,8 @@ class Supervisor:
 
     async def _watch(self, process: TrainingProcess, incarnation: int) -> None:
         await process.ended.wait()
-        now_s, is_stopped = asyncio.get_running_loop().time(), self._signalled
+        is_leaving = self._leaving.get(process.rank, (0, 0.0))[0] == incarnation
+        now_s, is_stopped = asyncio.get_running_loop().time(), self._signalled or is_leaving
         self._outcomes.append(
             Outcome(process.rank, process.pid, process.code, is_stopped, now_s, incarnation=incarnation)
         )
@@ -317,3 +335,8 @@ class Supervisor:
     def _resume(self) -> None:
         for process in self._processes:
             process.resume_output()
+
+
+def _kill(process: TrainingProcess) -> None:
+    if process.code is None:
+        process.signal(signal.SIGKILL)

@@ -132,12 +132,12 @@ class Cluster:
             if share is None or share.over or job.is_over:
                 continue
             if job.record.id in told and _is_of(told[job.record.id], share):
-                effects += commands.repeated(job.record, share)
+                effects += commands.repeated(job.record, share, agent.is_draining)
             elif share.started:
                 cause = f"the agent of {name} has come back without it; was the host started again?"
                 effects += self._lost(job, share, cause, now_s, wall_s)
             elif job.record.state == jobs_pb2.JOB_STATE_RUNNING:
-                effects.append(Command(name, commands.start(job.record, share)))
+                effects += commands.started(job.record, share)
             elif job.record.state == jobs_pb2.JOB_STATE_ENDING:
                 effects += self._lost(job, share, "its host was away when it was to start", now_s, wall_s)
         return [*effects, *self._schedule(now_s, wall_s)]
@@ -154,7 +154,13 @@ class Cluster:
 
     def drain(self, name: str) -> list[Effect]:
         self.agents[name].is_draining = True
-        return []
+        idle = [job for job, share in self._shares_on(name) if share.started and not share.slots]
+        return [Command(name, commands.finish(job.record.id)) for job in idle]
+
+    def slots(self, name: str, slots: int, now_s: float, wall_s: float) -> list[Effect]:
+        """The host has so many slots from now on."""
+        self.agents[name].register.slots = slots
+        return self._schedule(now_s, wall_s)
 
     def fitness(self, name: str, unfit: str, now_s: float, wall_s: float) -> list[Effect]:
         """The agent says whether its host can start jobs."""

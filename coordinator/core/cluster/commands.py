@@ -9,6 +9,8 @@ from .effects import Command
 from .job import hosts_of
 from .sizes import is_elastic
 
+LEAVE_S = 60.0  # for a process to come to its next commit, where the job says nothing else
+
 
 def start(record: jobs_pb2.JobRecord, share: jobs_pb2.Share) -> pb.AgentCommand:
     """Start the ranks of that share, in the incarnations that the record names."""
@@ -58,6 +60,26 @@ def finish(job_id: str) -> pb.AgentCommand:
     return pb.AgentCommand(finish=pb.FinishShare(job=job_id))
 
 
+def leave(record: jobs_pb2.JobRecord, share: jobs_pb2.Share) -> pb.AgentCommand:
+    """Slots of that share are taken back: their processes are to end."""
+    incarnation_of = dict(zip(share.slots, share.incarnations or [1] * len(share.slots), strict=True))
+    incarnations = [incarnation_of[slot] for slot in share.leaving]
+    grace_s = record.spec.policy.leave_seconds or LEAVE_S
+    leaving = pb.LeaveSlots(job=record.id, ranks=share.leaving, incarnations=incarnations, grace_seconds=grace_s)
+    return pb.AgentCommand(leave=leaving)
+
+
+def started(record: jobs_pb2.JobRecord, share: jobs_pb2.Share, is_draining: bool = False) -> list[Command]:
+    """What the agent of a job that runs is to do: start what it has not yet, and end what is to leave.
+
+    is_draining: the agent waits for the end of the jobs of which it has a share; one without processes may end.
+    """
+    if not share.slots:
+        return [Command(share.agent, finish(record.id))] if is_draining else []
+    leaving = [Command(share.agent, leave(record, share))] if share.leaving else []
+    return [Command(share.agent, start(record, share)), *leaving]
+
+
 def end(job_id: str) -> pb.AgentCommand:
     """A process has failed: end those that run, after a grace."""
     return pb.AgentCommand(end=pb.EndShare(job=job_id))
@@ -78,12 +100,14 @@ def to_each(record: jobs_pb2.JobRecord, command: pb.AgentCommand) -> list[Comman
     return [Command(share.agent, command) for share in record.shares if not share.over]
 
 
-def repeated(record: jobs_pb2.JobRecord, share: jobs_pb2.Share) -> list[Command]:
+def repeated(record: jobs_pb2.JobRecord, share: jobs_pb2.Share, is_draining: bool) -> list[Command]:
     """What an agent that was away may not have been told. It has begun this share, which is not over."""
     command = None
     if record.state == jobs_pb2.JOB_STATE_RUNNING:
-        if record.spec.policy.replaces_failed:
-            command = finish(record.id) if record.finishes else start(record, share)
+        if record.spec.policy.replaces_failed and not record.finishes:
+            return started(record, share, is_draining)
+        if record.finishes:
+            command = finish(record.id)
         elif record.line:
             command = run_line(record)
     elif record.state == jobs_pb2.JOB_STATE_ENDING:

@@ -12,6 +12,8 @@ These functions change the job, and the fitness of the agent that reports. Their
 (scheduler.py), since slots may have become free.
 """
 
+from collections.abc import Collection
+
 from horovod.base.errors import without_code
 from horovod.base.words import printable
 from horovod.coordinator.core.elastic.decision import Observed, decide
@@ -58,6 +60,8 @@ def reported(
     # First, since it is evidence for the world and no decision that must be stored.
     ended = rank_ends(record, before)
     judged = _judged(job, wall_s) if changed else []
+    if agent.is_draining and not share.slots and not share.over and record.state == jobs_pb2.JOB_STATE_RUNNING:
+        judged += commands.started(record, share, is_draining=True)
     return [*ended, *judged, *effects, *_next_line(job)]
 
 
@@ -78,6 +82,20 @@ def abandoned(job: ClusterJob, wall_s: float) -> list[Effect]:
             ended += _lose(job, share, lines.NOT_STARTED, wall_s)
     ends = commands.to_each(record, commands.end(record.id))
     return [*ended, *ends, *_judged(job, wall_s)]
+
+
+def give_back(job: ClusterJob, slots: Collection[int], why: str, wall_s: float) -> list[Effect]:
+    """Takes these slots from a job that runs: their processes are to end. why: completes "... given back, since "."""
+    record = job.record
+    target, sentence = decide(wall_s, job.target, Observed(taken_back=slots))
+    if target.generation == job.target.generation:
+        return []
+    job.obey(target)
+    record.sentence = sentence if target.phase is Phase.ENDS else f"{sentence.removesuffix('.')}, since {why}."
+    if target.phase is Phase.ENDS:  # it is left with too few, and has no patience
+        return [*job.saved(), *commands.to_each(record, commands.end(record.id))]
+    told = [Command(share.agent, commands.leave(record, share)) for share in record.shares if share.leaving]
+    return [*job.saved(), *told]
 
 
 def _note_exits(
@@ -154,8 +172,7 @@ def _judged(job: ClusterJob, wall_s: float) -> list[Effect]:
 
 def looked_at(job: ClusterJob, wall_s: float) -> list[Effect]:
     """Time has passed for an elastic job that runs: it may have had too few processes for too long."""
-    is_short = len(job.target.slots) < job.target.rules.fewest
-    if not is_short or job.target.phase is not Phase.RUNS or job.record.state != jobs_pb2.JOB_STATE_RUNNING:
+    if not job.target.is_short or job.target.phase is not Phase.RUNS or job.record.state != jobs_pb2.JOB_STATE_RUNNING:
         return []
     generation = job.record.generation
     effects = _decided(job, wall_s)
@@ -197,4 +214,4 @@ def _decided(job: ClusterJob, wall_s: float) -> list[Command]:
         if slot.incarnation == target.generation:
             job.pids.pop(slot.number, None)
     renewed = [share for share in record.shares if not share.over and target.generation in share.incarnations]
-    return [Command(share.agent, commands.start(record, share)) for share in renewed]
+    return [command for share in renewed for command in commands.started(record, share)]

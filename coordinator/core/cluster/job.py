@@ -12,7 +12,7 @@ from horovod.protos.v1 import jobs_pb2
 
 from . import blacklist, code, lines, record_size
 from .effects import Changed, Effect, Save
-from .outcomes import RankExit, incarnation_of, latest
+from .outcomes import RankExit, incarnation_of, latest, leaving_slots
 from .placement import Resources
 from .sizes import MAX_PROCESSES, is_elastic, processes_of, sizes_of
 from .target_record import target_of, write_target
@@ -92,7 +92,9 @@ class ClusterJob:
         record = self.record
         record.spec.environment.clear()
         noun, each = ("rank", 1) if lines.is_distributed(record) else ("worker", lines.per_worker(record.spec))
-        ends = [RankExit.of(outcome, each) for outcome in latest(record) if not outcome.drained]
+        leaving = leaving_slots(record)  # however their processes end, it says nothing of the job
+        latest_ends = [outcome for outcome in latest(record) if not outcome.drained and outcome.rank not in leaving]
+        ends = [RankExit.of(outcome, each) for outcome in latest_ends]
         record.ended_at = wall_s
         if record.stop_signal:
             record.state = jobs_pb2.JOB_STATE_STOPPED
@@ -186,6 +188,8 @@ def _contradiction_of_sizes(spec: jobs_pb2.JobSpec) -> str:
     if not 0 <= policy.cooldown_least_seconds <= policy.cooldown_most_seconds < 1e9:
         least_s, most_s = policy.cooldown_least_seconds, policy.cooldown_most_seconds
         return f"A cooldown from {least_s:g} to {most_s:g} seconds makes no sense."
+    if not 0 <= policy.leave_seconds < 1e9:
+        return f"A grace of {policy.leave_seconds:g} seconds makes no sense."
     if not policy.replaces_failed or lines.per_worker(spec) > 1:
         return "A job whose size changes has failed processes replaced, and workers of one process."
     if not 0 <= policy.patience_seconds < 1e9:

@@ -1,6 +1,6 @@
 """How processes of a job ended, as its record says; and which of that counts: the latest process of each slot."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from horovod.protos.v1 import jobs_pb2
@@ -13,6 +13,11 @@ def incarnations(record: jobs_pb2.JobRecord) -> Mapping[int, int]:
         for share in record.shares
         for number, incarnation in zip(share.slots, share.incarnations or [1] * len(share.slots), strict=True)
     }
+
+
+def leaving_slots(record: jobs_pb2.JobRecord) -> Set[int]:
+    """Those whose processes were asked to end, so that others may have the slots."""
+    return {number for share in record.shares for number in share.leaving}
 
 
 def incarnation_of(outcome: jobs_pb2.RankOutcome) -> int:
@@ -60,7 +65,8 @@ def forget_replaced(record: jobs_pb2.JobRecord) -> None:
     for one in record.outcomes:
         if incarnation_of(one) < current.get(one.rank, 0):
             kept[one.rank] = max(kept.get(one.rank, 0), incarnation_of(one))
-    wanted = [one for one in record.outcomes if incarnation_of(one) >= kept.get(one.rank, 0)]
+    # Nothing is kept of a slot that the job does not have any more.
+    wanted = [one for one in record.outcomes if one.rank in current and incarnation_of(one) >= kept.get(one.rank, 0)]
     if len(wanted) < len(record.outcomes):
         copies = jobs_pb2.JobRecord(outcomes=wanted)
         del record.outcomes[:]

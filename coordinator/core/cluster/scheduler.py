@@ -4,18 +4,19 @@
                                                            └──they do not──► failed
 
 The queue is first in, first out: a job waits for those before it, except for one that not even an empty cluster could
-hold. A job that spans hosts is connecting while they find out over which interfaces they reach each other
-(reachability.py).
+hold. While one waits for room, none grows, and those that have more slots than they asked for give them back. A job
+that spans hosts is connecting while they find out over which interfaces they reach each other (reachability.py).
 
 The cluster owns the agents, the jobs and what is known of their reachability (cluster.py), and adds and drops them. The
 scheduler changes jobs that wait, ends the time for which a host is set aside, and asks what is not known yet of who
 reaches whom.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
-from horovod.base.words import shortened
+from horovod.base.words import plural, shortened
 from horovod.coordinator.core.elastic.decision import Observed, decide
 from horovod.coordinator.core.elastic.target import Phase
 from horovod.protos.v1 import jobs_pb2
@@ -23,10 +24,12 @@ from horovod.protos.v1 import jobs_pb2
 from . import blacklist, commands, execution, lines, record_size
 from .agent import Agent
 from .effects import Changed, Command, Effect
+from .giving_back import Lent, is_of_use, to_take_back
 from .job import ClusterJob, resources_of
 from .placement import Capacity, Part, Resources, natural, place, processes_that_fit
 from .reachability import Reachability
 from .sizes import MAX_PROCESSES, is_elastic, sizes_of
+from .target_record import gpus_of
 
 
 class Scheduler:
@@ -42,6 +45,8 @@ class Scheduler:
         effects: list[Effect] = []
         for agent in self._agents.values():
             agent.fitness.look(now_s)
+            if agent.is_connected:
+                effects += self._shrunk(agent, wall_s)
         # A job that fails while it is placed has others placed in its room, by a call of this within this one.
         for job in self._in_state(jobs_pb2.JOB_STATE_CONNECTING):
             if job.record.state == jobs_pb2.JOB_STATE_CONNECTING:
@@ -74,7 +79,8 @@ class Scheduler:
                     effects += _waits(job, f"It waits for more hosts: {most}{self._set_aside()}")
                 else:
                     first_waiting = job.record.id
-                    effects += _waits(job, f"It waits for room: {placed}{self._set_aside()}")
+                    effects += self._take_back(job, wall_s)
+                    effects += _waits(job, f"It waits for room: {placed}{self._leaving()}{self._set_aside()}")
             else:
                 effects += self._placed(job, placed, now_s, wall_s)
         return effects, bool(first_waiting)
@@ -101,10 +107,7 @@ class Scheduler:
     def _place(self, spec: jobs_pb2.JobSpec, wanted: Resources) -> Sequence[Part] | str:
         """Where the job can go now. An elastic one gets as many slots as it may have, if there is room for them."""
         free = [self._free(agent) for agent in self._usable()]
-        if is_elastic(spec) and wanted.hosts:  # those that are not there may come later
-            names = {host.name for host in free}
-            there = tuple((name, slots) for name, slots in wanted.hosts if name in names)
-            wanted = replace(wanted, hosts=there or wanted.hosts)
+        wanted = _on_hosts_there(spec, wanted, free)
         placed = place(wanted, free)
         if isinstance(placed, str) or not is_elastic(spec):
             return placed
@@ -131,20 +134,57 @@ class Scheduler:
         aside = [f"{agent.name} ({agent.fitness.aside})" for agent in self._present() if agent.fitness.aside]
         return f" Set aside for now: {shortened(aside, 4)}." if aside else ""
 
-    def _free(self, agent: Agent) -> Capacity:
+    def _free(self, agent: Agent, soon: bool = False) -> Capacity:
+        """What no job has of that host. soon: or what none will have when those slots are gone that are to leave."""
         whole = agent.capacity()
         slots, gpus, cpus, memory = whole.slots, set(whole.gpus), whole.cpus, whole.memory_bytes
         for job in self._jobs.values():
             share = None if job.is_over else job.share_of(agent.name)
             if share is not None and not share.over:
                 needs = job.record.spec.needs
-                slots -= lines.slots_of(job.record.spec, len(share.slots))
-                gpus -= set(share.gpus)
-                cpus -= len(share.slots) * needs.cpus
-                memory -= len(share.slots) * needs.memory_bytes
+                taken = {slot: own for slot, own in gpus_of(share).items() if not (soon and slot in share.leaving)}
+                slots -= lines.slots_of(job.record.spec, len(taken))
+                gpus.difference_update(*taken.values())
+                cpus -= len(taken) * needs.cpus
+                memory -= len(taken) * needs.memory_bytes
         slots -= sum(agent.strays.values())
         left = tuple(gpu for gpu in whole.gpus if gpu in gpus)
         return Capacity(agent.name, slots, left, max(0.0, cpus), max(0.0, memory), whole.labels)
+
+    # -- slots that go back ------------------------------------------------------------------------------------------
+
+    def _take_back(self, waiting: ClusterJob, wall_s: float) -> list[Effect]:
+        """Takes slots back, as many as that job needs, from those that have more than they asked for."""
+        free = [self._free(agent, soon=True) for agent in self._usable()]
+        wanted = _on_hosts_there(waiting.record.spec, resources_of(waiting.record.spec), free)
+        useful = {agent.name for agent in self._usable() if is_of_use(wanted, agent.capacity())}
+        jobs = {job.record.id: job for job in reversed(self._in_state(jobs_pb2.JOB_STATE_RUNNING))}
+        lent = [one for job in jobs.values() for one in _lent(job, useful)]
+        back: dict[str, list[int]] = {}
+        for one in to_take_back(wanted, free, lent):
+            back.setdefault(one.job, []).append(one.number)
+        why = f"job {waiting.record.id} waits for room"
+        return [effect for job, slots in back.items() for effect in execution.give_back(jobs[job], slots, why, wall_s)]
+
+    def _shrunk(self, agent: Agent, wall_s: float) -> list[Effect]:
+        """Takes slots from jobs whose size may change where the host has fewer than it had."""
+        effects: list[Effect] = []
+        many = -(self._free(agent, soon=True).slots + sum(agent.strays.values()))
+        for job in reversed(self._in_state(jobs_pb2.JOB_STATE_RUNNING)) if many > 0 else ():
+            if not is_elastic(job.record.spec):
+                continue
+            each = lines.slots_of(job.record.spec, 1)
+            own = [slot.number for slot in reversed(job.target.staying) if slot.host == agent.name]
+            if back := own[: math.ceil(max(0, many) / each)]:
+                many -= len(back) * each
+                why = f"host {agent.name} has {plural(agent.register.slots, 'slot')} now"
+                effects += execution.give_back(job, back, why, wall_s)
+        return effects
+
+    def _leaving(self) -> str:
+        """A further sentence for a job that waits."""
+        is_any = any(share.leaving for job in self._jobs.values() if not job.is_over for share in job.record.shares)
+        return " Other jobs are giving slots back." if is_any else ""
 
     # -- one job -----------------------------------------------------------------------------------------------------
 
@@ -243,6 +283,34 @@ class Scheduler:
         again = f"Host {agent.name} is used again. " if blacklist.was_aside(record, agent.name) else ""
         record.sentence = again + sentence
         return [*job.saved(), Command(agent.name, commands.start(record, share))]
+
+
+def _on_hosts_there(spec: jobs_pb2.JobSpec, wanted: Resources, hosts: Sequence[Capacity]) -> Resources:
+    """Of a job whose size may change: the hosts that it names and that are not there may come later."""
+    if not is_elastic(spec) or not wanted.hosts:
+        return wanted
+    names = {host.name for host in hosts}
+    there = tuple((name, slots) for name, slots in wanted.hosts if name in names)
+    return replace(wanted, hosts=there or wanted.hosts)
+
+
+def _lent(job: ClusterJob, hosts: Set[str]) -> list[Lent]:
+    """The slots on these hosts that the job may lose, the last ones first."""
+    spec = job.record.spec
+    if not is_elastic(spec) or spec.policy.keeps_slots or job.target.phase is not Phase.RUNS:
+        return []
+    gpus = {slot: own for share in job.record.shares for slot, own in gpus_of(share).items()}
+    extra = max(0, len(job.target.staying) - spec.processes)
+    slots = [slot for slot in reversed(job.target.staying) if slot.host in hosts][:extra]
+    each, needs = lines.slots_of(spec, 1), spec.needs
+    return [
+        Lent(
+            job.record.id,
+            slot.number,
+            Capacity(slot.host, each, tuple(gpus.get(slot.number, ())), needs.cpus, needs.memory_bytes),
+        )
+        for slot in slots
+    ]
 
 
 def _may_have(spec: jobs_pb2.JobSpec, host: str) -> int:

@@ -1,6 +1,6 @@
 """The target in the record of a job, and what the record says of the processes that were started for it."""
 
-from collections.abc import Set
+from collections.abc import Mapping, Sequence, Set
 
 from horovod.coordinator.core.cluster.lines import failed
 from horovod.coordinator.core.elastic.decision import Exit
@@ -8,7 +8,7 @@ from horovod.coordinator.core.elastic.target import OnFailure, Phase, Rules, Slo
 from horovod.coordinator.core.ending import how
 from horovod.protos.v1 import jobs_pb2
 
-from .outcomes import RankExit, forget_replaced, incarnation_of, incarnations, latest
+from .outcomes import RankExit, forget_replaced, incarnation_of, incarnations, latest, leaving_slots
 from .sizes import sizes_of
 
 _ENDS = (
@@ -27,14 +27,21 @@ def target_of(record: jobs_pb2.JobRecord) -> Target:
     sizes = sizes_of(record.spec)
     rules = Rules(sizes.fewest, sizes.most, on_failure, replacements, policy.patience_seconds)
     agents = {number: share.agent for share in record.shares for number in share.slots}
+    leaving = leaving_slots(record)
     ended = {one.rank for one in latest(record)} if record.finishes else frozenset()
     slots = tuple(
-        Slot(number, agents[number], incarnation)
+        Slot(number, agents[number], incarnation, number in leaving)
         for number, incarnation in sorted(incarnations(record).items())
         if number not in ended
     )
     phase = Phase.ENDS if record.state in _ENDS else Phase.FINISHES if record.finishes else Phase.RUNS
     return Target(rules, slots, record.generation, phase, record.replacements)
+
+
+def gpus_of(share: jobs_pb2.Share) -> Mapping[int, Sequence[str]]:
+    """Those of each slot."""
+    each = len(share.gpus) // max(1, len(share.slots))
+    return {number: share.gpus[place * each : (place + 1) * each] for place, number in enumerate(share.slots)}
 
 
 def write_target(record: jobs_pb2.JobRecord, target: Target) -> None:
@@ -56,10 +63,9 @@ def _write_slots(record: jobs_pb2.JobRecord, target: Target) -> None:
     """
     kept = []
     for share in record.shares:
-        each = len(share.gpus) // max(1, len(share.slots))
         here = [
-            (target.by_number[number], share.gpus[place * each : (place + 1) * each])
-            for place, number in enumerate(share.slots)
+            (target.by_number[number], gpus)
+            for number, gpus in gpus_of(share).items()
             if number in target.by_number and target.by_number[number].host == share.agent
         ]
         if not here and share.over:
@@ -67,6 +73,7 @@ def _write_slots(record: jobs_pb2.JobRecord, target: Target) -> None:
         left = {*share.left, *share.slots} - {slot.number for slot, _ in here}
         share.left[:] = sorted(left)
         share.slots[:] = [slot.number for slot, _ in here]
+        share.leaving[:] = [slot.number for slot, _ in here if slot.is_leaving]
         share.incarnations[:] = [slot.incarnation for slot, _ in here] if target.generation > 1 else []
         share.gpus[:] = [gpu for _, gpus in here for gpu in gpus]
         kept.append(share)

@@ -6,17 +6,18 @@
     so often that it is enough          no process is to run
     its host is drained                 its slot is given up, and nobody has failed
     there is room, and slots are few    further slots, up to the most
+    slots are taken back                their processes are to leave; however they end, their slots go with them
     fewer slots than the fewest         the job waits for room for as long as its patience lasts, and then ends
 
 Pure: the time is an argument, in seconds of any clock that all coordinators of the job share.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from horovod.base.errors import ClusterCode, LaunchCode, coded
-from horovod.base.words import plural
+from horovod.base.words import capitalized, joined, plural, ranks_in_words
 
 from .target import OnFailure, Phase, Slot, Target
 
@@ -37,6 +38,7 @@ class Exit:
 class Observed:
     exits: Sequence[Exit] = ()  # in the order in which they came; those of earlier incarnations change nothing
     room: Mapping[str, int] = field(default_factory=dict)  # host -> further processes that it could have; best first
+    taken_back: Collection[int] = ()  # slots that others are to have
     stopped: bool = False  # a person asked for its end
 
 
@@ -47,6 +49,11 @@ def decide(now_s: float, target: Target, observed: Observed) -> tuple[Target, st
     if observed.stopped:
         return _ended(target, "It was stopped.")
     ends = {one.slot: one for one in observed.exits if _is_of(one, target)}
+    gone = {number for number in ends if target.by_number[number].is_leaving}
+    if gone:
+        target, sentence = _without(target, gone)
+        target, more = decide(now_s, target, observed)
+        return target, f"{sentence} {more}".strip()
     drained = [one for one in ends.values() if one.drained]
     failed = [one for one in ends.values() if one.failed and not one.drained]
     if failed and target.rules.on_failure is OnFailure.END:
@@ -60,7 +67,7 @@ def decide(now_s: float, target: Target, observed: Observed) -> tuple[Target, st
     if target.rules.most_replacements is not None and count > target.rules.most_replacements:
         often = f"{plural(target.replacements, 'process')} {'was' if target.replacements == 1 else 'were'}"
         return _failed(target, f"{_in_words(failed[0], target)}, and {often} replaced before, as many as may be.")
-    return _filled(now_s, target, count, failed, drained, dict(observed.room))
+    return _filled(now_s, target, count, failed, drained, observed)
 
 
 def _is_of(one: Exit, target: Target) -> bool:
@@ -75,6 +82,21 @@ def _in_words(one: Exit, target: Target) -> str:
 def _ended(target: Target, sentence: str) -> tuple[Target, str]:
     ended = replace(target, slots=(), phase=Phase.ENDS, generation=target.generation + 1, short_since_s=None)
     return ended, sentence
+
+
+def _without(target: Target, gone: Collection[int]) -> tuple[Target, str]:
+    """Without slots whose processes were to leave, and have ended."""
+    left = tuple(slot for slot in target.slots if slot.number not in gone)
+    return replace(target, slots=left, generation=target.generation + 1), f"{_slots_in_words(gone, target)} given back."
+
+
+def _slots_in_words(numbers: Collection[int], target: Target) -> str:
+    """`Slots 2 and 3 on host a are`."""
+    words = [
+        f"{ranks_in_words(sorted(one for one in numbers if target.by_number[one].host == host), 'slot')} on host {host}"
+        for host in dict.fromkeys(slot.host for slot in target.slots if slot.number in numbers)
+    ]
+    return capitalized(f"{joined(words)} {'is' if len(numbers) == 1 else 'are'}")
 
 
 def _failed(target: Target, sentence: str) -> tuple[Target, str]:
@@ -97,10 +119,12 @@ def _filled(
     replacements: int,
     failed: Sequence[Exit],
     drained: Sequence[Exit],
-    room: dict[str, int],
+    observed: Observed,
 ) -> tuple[Target, str]:
-    """Replaces what failed, gives up what was drained, and adds slots where there is room. replacements: in all, with
-    these.
+    """Replaces what failed, gives up what was drained, adds slots where there is room, and marks those that are taken
+    back.
+
+    replacements: in all, with these.
     """
     target = replace(was, replacements=replacements)
     rules, generation = target.rules, target.generation + 1
@@ -110,7 +134,7 @@ def _filled(
     # Where one is lost with its host, nothing can be started, though others may have failed there before.
     lost = {hosts[one.slot] for one in failed if one.host_lost}
     left = Counter(hosts[one.slot] for one in drained)
-    room = {host: count for host, count in room.items() if host not in lost and host not in left}
+    room = {host: count for host, count in observed.room.items() if host not in lost and host not in left}
     sentences = [
         f"Host {host} was drained, and {plural(count, 'process')} left the job." for host, count in left.items()
     ]
@@ -133,11 +157,15 @@ def _filled(
         slots[number] = Slot(number, host, generation)
     if added := len(slots) - before:
         sentences.append(f"There is room for {plural(added, 'further process')}.")
+    back = [number for number in observed.taken_back if number in slots and not slots[number].is_leaving]
+    if back:
+        sentences.append(f"{_slots_in_words(back, replace(target, slots=tuple(slots.values())))} to be given back.")
+        slots |= {number: replace(slots[number], is_leaving=True) for number in back}
     since_s = None
-    if len(slots) < rules.fewest:
+    if (count := sum(not slot.is_leaving for slot in slots.values())) < rules.fewest:
         since_s = now_s if target.short_since_s is None else target.short_since_s
         if now_s - since_s >= rules.patience_s:
-            sentences.append(f"Of at least {plural(rules.fewest, 'process')} there are {len(slots)}: the job ends.")
+            sentences.append(f"Of at least {plural(rules.fewest, 'process')} there are {count}: the job ends.")
             return _ended(target, coded(ClusterCode.TOO_FEW_PROCESSES, " ".join(sentences)))
     new = tuple(slots[number] for number in sorted(slots))
     if new != target.slots:

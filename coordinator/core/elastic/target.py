@@ -43,6 +43,7 @@ class Slot:
     number: int
     host: str
     incarnation: int = 1
+    is_leaving: bool = False  # its process was asked to end, and the slot goes with it
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,15 @@ class Target:
     generation: int = 1
     phase: Phase = Phase.RUNS
     replacements: int = 0  # so far
-    short_since_s: float | None = None  # since when there are fewer slots than `rules.fewest`
+    short_since_s: float | None = None  # since when there are fewer slots than `rules.fewest`, without leaving ones
+
+    @cached_property
+    def staying(self) -> tuple[Slot, ...]:
+        return tuple(slot for slot in self.slots if not slot.is_leaving)
+
+    @property
+    def is_short(self) -> bool:
+        return len(self.staying) < self.rules.fewest
 
     @cached_property
     def by_number(self) -> Mapping[int, Slot]:

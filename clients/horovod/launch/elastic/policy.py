@@ -20,7 +20,9 @@ def write_policy(spec: jobs_pb2.JobSpec, replacement: Replacement | None, enviro
         fewest, most = replacement.sizes
         policy.fewest, policy.most = fewest, most or 0
         policy.cooldown_least_seconds, policy.cooldown_most_seconds = replacement.cooldown_s or (0, 0)
-        policy.patience_seconds = resolve(environ).elastic_timeout_seconds
+        settings = resolve(environ)
+        policy.patience_seconds = settings.elastic_timeout_seconds
+        policy.keeps_slots, policy.leave_seconds = settings.elastic_keep_slots, settings.elastic_leave_seconds
 
 
 def elastic_variables(replacement: Replacement | None) -> dict[str, str]:

@@ -106,6 +106,9 @@ class OwnMachine:
         elif command.HasField("probe"):  # all names are this machine
             reached = pb.Reached(probe=command.probe.probe, targets=command.probe.targets)
             self._scheduler.tell(name, pb.AgentMessage(reached=reached))
+        elif command.HasField("leave"):
+            leave = command.leave
+            self._supervisor.leave(dict(zip(leave.ranks, leave.incarnations, strict=True)), leave.grace_seconds)
         elif name != next(iter(self._names)):
             return  # what is told to all agents of the job is for one supervisor
         elif command.HasField("end"):

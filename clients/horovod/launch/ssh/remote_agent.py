@@ -117,6 +117,11 @@ class RemoteAgent:
         agent.tasks.append(asyncio.create_task(agent._wait()))
         return agent
 
+    def set_slots(self, slots: int) -> None:
+        """Tells the agent that its host has so many slots from now on."""
+        if self.process.stdin is not None and not self.process.stdin.is_closing():
+            self.process.stdin.write(json.dumps({"slots": slots}).encode() + b"\n")
+
     def leave(self) -> None:
         """Tells the agent to end its ranks and itself."""
         if self.process.stdin is not None:
