@@ -99,7 +99,7 @@ def _shown(target: Target) -> str:
     return f"generation {target.generation}{state}{short}: {where or 'no slots'}"
 
 
-def _blocks(text: str) -> list[tuple[list[str], list[str]]]:
+def blocks(text: str) -> list[tuple[list[str], list[str]]]:
     found = []
     for block in text.split("\n\n"):
         lines = [line for line in block.splitlines() if line and not line.startswith("#")]
@@ -112,7 +112,7 @@ def _blocks(text: str) -> list[tuple[list[str], list[str]]]:
 @pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
 def test_story(path: Path) -> None:
     story = Story()
-    for commands, expected in _blocks(path.read_text()):
+    for commands, expected in blocks(path.read_text()):
         assert story.tell(commands) == expected, commands
 
 
