@@ -83,6 +83,10 @@ class LaunchCode(ErrorCode):
         "function-raised",
         "The function of horovod.run or of an executor raised an exception, whose traceback is shown.",
     )
+    DISCOVERY_FAILED = (
+        "discovery-failed",
+        "What finds the hosts of an elastic job fails, does not end, or finds too few. Run it by hand to see why.",
+    )
     CERTIFICATE_FILES = (
         "certificate-files",
         "`horovodrun certs` can't read, write or renew a file, or would have to overwrite one.",

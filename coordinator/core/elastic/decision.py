@@ -21,6 +21,9 @@ from horovod.base.words import capitalized, joined, plural, ranks_in_words
 
 from .target import OnFailure, Phase, Slot, Target
 
+# Programs look for this text in errors.
+RESET_LIMIT_EXCEEDED_MESSAGE = "Horovod was shutdown because number of resets during elastic job exceeded limit: {}"
+
 
 @dataclass(frozen=True)
 class Exit:
