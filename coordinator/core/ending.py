@@ -79,6 +79,17 @@ def first_failure(outcomes: Sequence[AnyOutcome]) -> AnyOutcome | None:
     return next((outcome for outcome in close if _was_killed(outcome)), first)
 
 
+def follows(outcome: Outcome, others: Sequence[Outcome]) -> bool:
+    """Whether this rank gave up by itself right after another was killed or lost, and so most likely because of it."""
+    if outcome.lost or not outcome.code or outcome.code < 0:
+        return False
+    return any(
+        (other.lost or _was_killed(other)) and 0 <= outcome.ended_s - other.ended_s <= AFTERMATH_S
+        for other in others
+        if other.rank != outcome.rank
+    )
+
+
 def _was_killed(outcome: Outcome) -> bool:
     return outcome.code is not None and outcome.code < 0 and not outcome.stopped
 

@@ -547,3 +547,53 @@ def test_another_coordinator_goes_on_with_a_job_that_has_shrunk() -> None:
 def test_sizes_that_make_no_sense(policy: dict[str, Any]) -> None:
     spec = jobs_pb2.JobSpec(command=["x"], processes=2, policy=jobs_pb2.Policy(**{"replaces_failed": True, **policy}))
     assert code_of(refusal_of(spec)) is ClusterCode.INVALID_JOB
+
+
+def supplied() -> Elastic:
+    """A job of two processes on each of two hosts that its launcher supplies."""
+    story = Elastic()
+    story.agent("h2")
+    story.agent("h1")
+    policy = jobs_pb2.Policy(replaces_failed=True, fewest=1, most=4, patience_seconds=60, supplied_hosts=True)
+    story.submit("j", 4, policy=policy, hosts=[jobs_pb2.HostSlots(name=name, slots=2) for name in ("h2", "h1")])
+    story.reach()
+    story.runs("h1")
+    story.runs("h2")
+    story.sent.clear()
+    return story
+
+
+def test_a_supplied_host_goes_with_its_failed_process() -> None:
+    story = supplied()
+    assert story.slots() == {"h2": [0, 1], "h1": [2, 3]}, "in the order in which the job names them"
+    story.runs("h2", {0: -9, 1: None})
+    assert story.slots() == {"h1": [2, 3]}
+    assert story.ended == [("j", 0), ("j", 1)], "its world awaits neither"
+    assert [(agent, kind) for agent, kind, _ in story.sent] == [("h2", "signal")]
+    story.reach()
+    assert story.slots() == {"h1": [2, 3]}, "and nothing is started there"
+
+
+def test_a_supplied_host_is_used_again_once_its_agent_has_come_anew() -> None:
+    story = supplied()
+    story.runs("h2", {0: -9, 1: -9})
+    story.away("h2")
+    story.agent("h2")
+    story.reach()
+    assert story.slots() == {"h1": [2, 3], "h2": [0, 1]}
+
+
+def test_a_host_that_the_job_does_not_name_may_be_supplied_later() -> None:
+    story = supplied()
+    story.runs("h2", {0: 1, 1: None})
+    story.agent("h3", slots=1)
+    story.reach()
+    assert story.slots() == {"h1": [2, 3], "h3": [0]}
+
+
+def test_a_supplied_host_is_not_blamed_for_what_happened_on_another_one() -> None:
+    story = supplied()
+    story.runs("h2", {0: -9, 1: -9})
+    story.runs("h1", {2: 1, 3: None})
+    assert story.slots() == {"h1": [2, 3]}
+    assert [ranks for agent, _, ranks in story.starts() if agent == "h1"] == [[(2, 3), (3, 1)]]

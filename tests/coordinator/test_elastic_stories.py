@@ -6,6 +6,7 @@
     exit 1 failed: ended by signal 9                        how the process of a slot ended; 1.3: of its incarnation 3
     exit 2 lost: its host was lost
     exit 2 drained: ended with exit code 143
+    exit 3 follows: ended with exit code 1                  it gave up because another one had failed
     exit 0 well
     back 2 3                                                these slots are taken back
     stop                                                    a person asks for the end
@@ -65,8 +66,10 @@ class Story:
         name, _, rest = text.partition(" ")
         number, _, incarnation = name.partition(".")
         end, _, how = rest.partition(": ")
-        assert end in ("failed", "lost", "drained", "well"), text
-        return Exit(int(number), int(incarnation or 1), end != "well", how, end == "lost", end == "drained")
+        assert end in ("failed", "follows", "lost", "drained", "well"), text
+        return Exit(
+            int(number), int(incarnation or 1), end != "well", how, end == "lost", end == "drained", end == "follows"
+        )
 
 
 def _target(text: str) -> Target:
@@ -84,6 +87,7 @@ def _target(text: str) -> Target:
         OnFailure(given["on_failure"]),
         int(most) if most else None,
         float(given.get("patience", 0)),
+        host_goes=given.get("host_goes") == "yes",
     )
     return Target(rules, tuple(sorted(slots, key=lambda slot: slot.number)))
 

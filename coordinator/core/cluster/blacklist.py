@@ -42,9 +42,20 @@ def set_aside(record: jobs_pb2.JobRecord, agent: str, reason: str, wall_s: float
         delay_s = cooldown.delay_s(found.times, chance)
         found.until = wall_s + delay_s
         how_long = f"process of this job for {delay_s:.0f} s"
+    else:
+        found.until = 0.0
     found.times += 1
     found.reason = reason
     return f"Host {agent} gets no {how_long}, since {reason}."
+
+
+def readmit(record: jobs_pb2.JobRecord, agent: str) -> bool:
+    """The host may get processes again, before its time. False where it is not aside for good."""
+    found = _of(record, agent)
+    if found is None or found.until:
+        return False
+    found.until = 1.0  # a time that has passed
+    return True
 
 
 def failing(failed_starts: Mapping[str, int], hosts: set[str]) -> set[str]:

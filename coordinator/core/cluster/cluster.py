@@ -128,6 +128,8 @@ class Cluster:
             else:
                 effects += execution.reported(job, share, agent, report, now_s, wall_s)
         for job in list(self.jobs.values()):
+            if job.record.id not in told:
+                effects += job.may_use_again(name)
             share = job.share_of(name)
             if share is None or share.over or job.is_over:
                 continue

@@ -17,7 +17,8 @@ from collections.abc import Collection
 from horovod.base.errors import without_code
 from horovod.base.words import printable
 from horovod.coordinator.core.elastic.decision import Observed, decide
-from horovod.coordinator.core.elastic.target import Phase
+from horovod.coordinator.core.elastic.target import Phase, Target
+from horovod.coordinator.core.ending import RankEnded
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
 
@@ -29,6 +30,7 @@ from .outcomes import incarnations, known
 from .sizes import is_elastic
 from .target_record import exits_of
 
+_SIGTERM = 15
 MOST_STARTS = 5  # attempts to start one job. A job that no host can start would otherwise set all of them aside.
 
 
@@ -183,7 +185,7 @@ def looked_at(job: ClusterJob, wall_s: float) -> list[Effect]:
     return [*job.saved(), *effects]
 
 
-def _decided(job: ClusterJob, wall_s: float) -> list[Command]:
+def _decided(job: ClusterJob, wall_s: float) -> list[Effect]:
     """What the agents of a running job are to do, now that processes of it have ended."""
     record = job.record
     replaces = record.spec.policy.replaces_failed
@@ -195,23 +197,39 @@ def _decided(job: ClusterJob, wall_s: float) -> list[Command]:
     if target is job.target or not (replaces or target.phase is Phase.ENDS):
         return []
     is_news = target.generation != job.target.generation
+    ended = _given_up(job, target) if target.phase is Phase.RUNS else []
+    hosts_gone = hosts - {slot.host for slot in target.slots} if target.rules.host_goes else set()
     job.obey(target)
     if not is_news:  # it is short of processes, as before
         return []
     if is_elastic(record.spec) and target.phase is Phase.RUNS:
-        reasons = dict.fromkeys(lost, "it was lost")
+        reasons = dict.fromkeys(hosts_gone, "a process failed there") | dict.fromkeys(lost, "it was lost")
         reasons |= {agent: blacklist.why_failing(job.failed_starts.pop(agent)) for agent in failing}
         told = [blacklist.set_aside(record, agent, reason, wall_s) for agent, reason in sorted(reasons.items())]
         sentence = " ".join([sentence, *told])
     if replaces:
         record.sentence = sentence
     if target.phase is Phase.ENDS:
-        return commands.to_each(record, commands.end(record.id))
+        return [*commands.to_each(record, commands.end(record.id))]
     if target.phase is Phase.FINISHES:
         record.sentence = ""
-        return commands.to_each(record, commands.finish(record.id))
+        return [*commands.to_each(record, commands.finish(record.id))]
     for slot in target.slots:
         if slot.incarnation == target.generation:
             job.pids.pop(slot.number, None)
     renewed = [share for share in record.shares if not share.over and target.generation in share.incarnations]
-    return [command for share in renewed for command in commands.started(record, share)]
+    return [*ended, *(command for share in renewed for command in commands.started(record, share))]
+
+
+def _given_up(job: ClusterJob, target: Target) -> list[Effect]:
+    """Ends processes that run on hosts which the job is not to use any more. Their world need not wait for it."""
+    over = known(job.record)
+    gone = [slot for slot in job.target.slots if slot.number not in target.by_number]
+    run = [slot for slot in gone if (slot.number, slot.incarnation) not in over]
+    cause = "its host is not used any more, because another process failed there"
+    pids, job_id = job.pids, job.record.id
+    stop = commands.signal(job_id, _SIGTERM, stop=True)
+    return [
+        *(RankEnded(job_id, one.number, one.host, pids.get(one.number, 0), cause, one.incarnation) for one in run),
+        *(Command(host, stop) for host in dict.fromkeys(slot.host for slot in run)),
+    ]

@@ -76,6 +76,12 @@ class ClusterJob:
         job_id = self.record.id
         return [Save(job_id, record_size.stored(self.record, self.is_brief), is_new), Changed(job_id)]
 
+    def may_use_again(self, agent: str) -> list[Effect]:
+        """An agent has registered anew, and nothing of the job is left on its host, which was lost."""
+        if not self.record.spec.policy.supplied_hosts or self.is_over or not blacklist.readmit(self.record, agent):
+            return []
+        return self.saved()
+
     def cancel(self, wall_s: float) -> list[Effect]:
         """Ends a job of which nothing has been started. If it has not been stopped, its `sentence` says why."""
         del self.record.shares[:]

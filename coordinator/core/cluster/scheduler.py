@@ -291,6 +291,9 @@ def _on_hosts_there(spec: jobs_pb2.JobSpec, wanted: Resources, hosts: Sequence[C
         return wanted
     names = {host.name for host in hosts}
     there = tuple((name, slots) for name, slots in wanted.hosts if name in names)
+    if spec.policy.supplied_hosts:
+        named = {name for name, _ in there}
+        there += tuple((host.name, host.slots) for host in hosts if host.name not in named)
     return replace(wanted, hosts=there or wanted.hosts)
 
 
@@ -315,7 +318,7 @@ def _lent(job: ClusterJob, hosts: Set[str]) -> list[Lent]:
 
 def _may_have(spec: jobs_pb2.JobSpec, host: str) -> int:
     """So many processes may the job have on that host at most."""
-    if not spec.hosts:
+    if not spec.hosts or spec.policy.supplied_hosts:
         return MAX_PROCESSES
     return next((one.slots for one in spec.hosts if one.name == host), 0)
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence, Set
 from horovod.coordinator.core.cluster.lines import failed
 from horovod.coordinator.core.elastic.decision import Exit
 from horovod.coordinator.core.elastic.target import OnFailure, Phase, Rules, Slot, Target
-from horovod.coordinator.core.ending import how
+from horovod.coordinator.core.ending import follows, how
 from horovod.protos.v1 import jobs_pb2
 
-from .outcomes import RankExit, forget_replaced, incarnation_of, incarnations, latest, leaving_slots
+from .outcomes import RankExit, forget_replaced, incarnations, latest, leaving_slots
 from .sizes import sizes_of
 
 _ENDS = (
@@ -25,7 +25,9 @@ def target_of(record: jobs_pb2.JobRecord) -> Target:
     replacements = policy.most_replacements if policy.HasField("most_replacements") else None
     on_failure = OnFailure.REPLACE if policy.replaces_failed else OnFailure.END
     sizes = sizes_of(record.spec)
-    rules = Rules(sizes.fewest, sizes.most, on_failure, replacements, policy.patience_seconds)
+    rules = Rules(
+        sizes.fewest, sizes.most, on_failure, replacements, policy.patience_seconds, host_goes=policy.supplied_hosts
+    )
     agents = {number: share.agent for share in record.shares for number in share.slots}
     leaving = leaving_slots(record)
     ended = {one.rank for one in latest(record)} if record.finishes else frozenset()
@@ -91,15 +93,17 @@ def exits_of(record: jobs_pb2.JobRecord, without: Set[str] = frozenset()) -> lis
     """
     over = {slot for share in record.shares if share.over for slot in share.slots}
     lost = over | {slot for share in record.shares if share.agent in without for slot in share.slots}
+    exits = [RankExit.of(one) for one in record.outcomes]
     return [
         Exit(
-            one.rank,
-            incarnation_of(one),
+            end.rank,
+            end.incarnation,
             failed(one),
-            how(RankExit.of(one)),
-            host_lost=bool(one.lost) or one.rank in lost,
+            how(end),
+            host_lost=bool(end.lost) or end.rank in lost,
             drained=one.drained,
+            follows=follows(end, exits),
         )
-        for one in record.outcomes
+        for one, end in zip(record.outcomes, exits, strict=True)
         if not one.drained or one.rank in over
     ]

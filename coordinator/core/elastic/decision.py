@@ -3,6 +3,7 @@
     a process ends well                 no process is started any more
     one fails, and failures end jobs    no process is to run
     one fails, and is replaced          its slot gets another process: on its host, else where there is room, else later
+    the same, and its host goes         none of the host's slots is left there
     so often that it is enough          no process is to run
     its host is drained                 its slot is given up, and nobody has failed
     there is room, and slots are few    further slots, up to the most
@@ -35,6 +36,7 @@ class Exit:
     how: str = ""  # completes "slot 1 on host a ", without a full stop
     host_lost: bool = False  # nothing can be started on its host
     drained: bool = False  # it was told to leave its host, on which nothing is to be started
+    follows: bool = False  # it gave up because a process on another host had failed just before
 
 
 @dataclass(frozen=True)
@@ -132,10 +134,11 @@ def _filled(
     target = replace(was, replacements=replacements)
     rules, generation = target.rules, target.generation + 1
     hosts = {slot.number: slot.host for slot in target.slots}
-    ended = {one.slot for one in (*failed, *drained)}
-    slots = {slot.number: slot for slot in target.slots if slot.number not in ended}
     # Where one is lost with its host, nothing can be started, though others may have failed there before.
-    lost = {hosts[one.slot] for one in failed if one.host_lost}
+    lost = {hosts[one.slot] for one in failed if one.host_lost or (rules.host_goes and not one.follows)}
+    ended = {one.slot for one in (*failed, *drained)}
+    ended |= {slot.number for slot in target.slots if rules.host_goes and slot.host in lost}
+    slots = {slot.number: slot for slot in target.slots if slot.number not in ended}
     left = Counter(hosts[one.slot] for one in drained)
     room = {host: count for host, count in observed.room.items() if host not in lost and host not in left}
     sentences = [

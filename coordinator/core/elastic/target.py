@@ -36,6 +36,7 @@ class Rules:
     on_failure: OnFailure = OnFailure.END
     most_replacements: int | None = None  # in the job's life; None: no limit
     patience_s: float = 0.0  # for how long there may be fewer than `fewest` slots
+    host_goes: bool = False  # a host on which a process fails by itself is not used any more, so its other slots go too
 
 
 @dataclass(frozen=True)
