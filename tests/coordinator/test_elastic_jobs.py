@@ -45,6 +45,10 @@ class Elastic(Story):
             rank.incarnation = dict(zip(share.slots, share.incarnations, strict=False)).get(rank.rank, 1)
         self.do(self.cluster.report(agent, found, self.now_s, self.wall_s))
 
+    def used(self) -> dict[str, list[int]]:
+        """The slots of each host that has some."""
+        return {host: slots for host, slots in self.slots().items() if slots}
+
     def starts(self) -> list[tuple[str, int, list[tuple[int, int]]]]:
         """Of each start that was sent: where, the size, and rank and incarnation of each process."""
         found = [(agent, start) for agent, kind, start in self.sent if kind == "start"]
@@ -565,13 +569,13 @@ def supplied() -> Elastic:
 
 def test_a_supplied_host_goes_with_its_failed_process() -> None:
     story = supplied()
-    assert story.slots() == {"h2": [0, 1], "h1": [2, 3]}, "in the order in which the job names them"
+    assert story.used() == {"h2": [0, 1], "h1": [2, 3]}, "in the order in which the job names them"
     story.runs("h2", {0: -9, 1: None})
-    assert story.slots() == {"h1": [2, 3]}
+    assert story.used() == {"h1": [2, 3]}
     assert story.ended == [("j", 0), ("j", 1)], "its world awaits neither"
     assert [(agent, kind) for agent, kind, _ in story.sent] == [("h2", "signal")]
     story.reach()
-    assert story.slots() == {"h1": [2, 3]}, "and nothing is started there"
+    assert story.used() == {"h1": [2, 3]}, "and nothing is started there"
 
 
 def test_a_supplied_host_is_used_again_once_its_agent_has_come_anew() -> None:
@@ -580,7 +584,7 @@ def test_a_supplied_host_is_used_again_once_its_agent_has_come_anew() -> None:
     story.away("h2")
     story.agent("h2")
     story.reach()
-    assert story.slots() == {"h1": [2, 3], "h2": [0, 1]}
+    assert story.used() == {"h1": [2, 3], "h2": [0, 1]}
 
 
 def test_a_host_that_the_job_does_not_name_may_be_supplied_later() -> None:
@@ -588,12 +592,12 @@ def test_a_host_that_the_job_does_not_name_may_be_supplied_later() -> None:
     story.runs("h2", {0: 1, 1: None})
     story.agent("h3", slots=1)
     story.reach()
-    assert story.slots() == {"h1": [2, 3], "h3": [0]}
+    assert story.used() == {"h1": [2, 3], "h3": [0]}
 
 
 def test_a_supplied_host_is_not_blamed_for_what_happened_on_another_one() -> None:
     story = supplied()
     story.runs("h2", {0: -9, 1: -9})
     story.runs("h1", {2: 1, 3: None})
-    assert story.slots() == {"h1": [2, 3]}
+    assert story.used() == {"h1": [2, 3]}
     assert [ranks for agent, _, ranks in story.starts() if agent == "h1"] == [[(2, 3), (3, 1)]]

@@ -26,7 +26,7 @@ from . import blacklist, commands, lines
 from .agent import Agent
 from .effects import Command, Effect, Notice
 from .job import ClusterJob, rank_ends
-from .outcomes import incarnations, known
+from .outcomes import incarnations, known, leaving_slots
 from .sizes import is_elastic
 from .target_record import exits_of
 
@@ -106,7 +106,7 @@ def _note_exits(
     """Writes down how ranks of the current line ended; whether any is new. before: those known to have ended. drains:
     they were told to leave, as their host is drained.
     """
-    current = incarnations(job.record)
+    current, leaving = incarnations(job.record), leaving_slots(job.record)
     is_news = False
     for rank in report.ranks:
         incarnation = rank.incarnation or 1
@@ -120,7 +120,7 @@ def _note_exits(
                 outcome.code = rank.code
             if incarnation > 1:
                 outcome.incarnation = incarnation
-            outcome.drained = drains and lines.failed(outcome)
+            outcome.drained = drains and lines.failed(outcome) and rank.rank not in leaving
             if not outcome.drained:
                 job.count_start(agent, rank.rank, lines.failed(outcome), wall_s)
             is_news = True

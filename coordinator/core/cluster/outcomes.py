@@ -65,8 +65,13 @@ def forget_replaced(record: jobs_pb2.JobRecord) -> None:
     for one in record.outcomes:
         if incarnation_of(one) < current.get(one.rank, 0):
             kept[one.rank] = max(kept.get(one.rank, 0), incarnation_of(one))
-    # Nothing is kept of a slot that the job does not have any more.
-    wanted = [one for one in record.outcomes if one.rank in current and incarnation_of(one) >= kept.get(one.rank, 0)]
+    # Of a slot that the job does not have any more, what may explain why processes on other hosts end soon after.
+    keeps_all = record.spec.policy.supplied_hosts
+    wanted = [
+        one
+        for one in record.outcomes
+        if (keeps_all or one.rank in current) and incarnation_of(one) >= kept.get(one.rank, 0)
+    ]
     if len(wanted) < len(record.outcomes):
         copies = jobs_pb2.JobRecord(outcomes=wanted)
         del record.outcomes[:]

@@ -324,9 +324,13 @@ def _may_have(spec: jobs_pb2.JobSpec, host: str) -> int:
 
 
 def _share_interfaces(record: jobs_pb2.JobRecord, found: Mapping[str, Sequence[str]]) -> bool:
-    """Whether each host of the job is reached from a further one over interfaces on which its processes listen."""
+    """Whether each host that has processes of the job is reached from a further one over interfaces on which they
+    listen.
+    """
     return all(
-        not share.interfaces or set(share.interfaces) & set(found.get(share.agent, ())) for share in record.shares
+        set(share.interfaces) & set(found.get(share.agent, ()))
+        for share in record.shares
+        if share.interfaces and share.slots
     )
 
 

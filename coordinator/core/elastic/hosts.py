@@ -19,21 +19,9 @@ from dataclasses import dataclass, field, replace
 from horovod.base.errors import ClusterCode, coded
 from horovod.base.words import joined, plural, shortened
 
+from .cooldown import Cooldown
+
 _SHOWN = 4
-_MOST_DOUBLINGS = 60  # beyond it no limit of a cooldown is left to reach, and the power must stay a finite number
-
-
-@dataclass(frozen=True)
-class Cooldown:
-    """For how long a host is set aside: `least_s` doubled for each failure before, and at most `most_s`."""
-
-    least_s: float
-    most_s: float
-
-    def delay_s(self, failures: int, chance: float) -> float:
-        """The delay after so many earlier failures. chance: from 0 to 1, so that hosts do not all return at once."""
-        delay_s = self.least_s * 2.0 ** min(failures, _MOST_DOUBLINGS) + chance * self.least_s
-        return min(max(delay_s, self.least_s), self.most_s)
 
 
 @dataclass(frozen=True)
