@@ -37,6 +37,7 @@ class _Asked:
 class Reachability:
     _reached: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)  # (from, to) -> addresses of `to`
     _asked: dict[int, _Asked] = field(default_factory=dict)
+    _overdue: dict[int, _Asked] = field(default_factory=dict)  # probes that count as unanswered until an answer comes
     _last_probe: int = 0
 
     def between(self, agents: Sequence[Agent], now_s: float) -> Found:
@@ -46,6 +47,7 @@ class Reachability:
         for number, asked in list(self._asked.items()):
             if asked.deadline_s < now_s:  # that agent is slow or gone: what it can't reach in time it can't reach
                 self.answered(asked.agent, number, ())
+                self._overdue[number] = asked
         probes = []
         open_pairs = {(asked.agent, target) for asked in self._asked.values() for target in asked.targets}
         missing = False
@@ -61,21 +63,19 @@ class Reachability:
 
     def answered(self, agent: str, probe: int, reached: Sequence[tuple[str, str]]) -> None:
         """`agent` reached these (agent, address)."""
-        asked = self._asked.get(probe)
+        asked = self._asked.get(probe) or self._overdue.get(probe)
         if asked is None or asked.agent != agent:
             return
-        del self._asked[probe]
+        self._asked.pop(probe, None)
+        self._overdue.pop(probe, None)
         for target in asked.targets:
             self._reached[agent, target] = frozenset(address for name, address in reached if name == target)
 
     def forget(self, agent: str) -> None:
         """Drops what was found of this agent: it has registered again, perhaps with other addresses."""
         self._reached = {pair: found for pair, found in self._reached.items() if agent not in pair}
-        self._asked = {
-            number: asked
-            for number, asked in self._asked.items()
-            if asked.agent != agent and agent not in asked.targets
-        }
+        self._asked = _without(self._asked, agent)
+        self._overdue = _without(self._overdue, agent)
 
     def restart_limits(self, now_s: float) -> None:
         for asked in self._asked.values():
@@ -120,3 +120,8 @@ class Reachability:
             )
             return Found(unreachable=coded(ClusterCode.HOSTS_UNREACHABLE, sentence))
         return Found(interfaces=chosen)
+
+
+def _without(asked: Mapping[int, _Asked], agent: str) -> dict[int, _Asked]:
+    """The probes that are not of this agent, nor to it."""
+    return {number: one for number, one in asked.items() if one.agent != agent and agent not in one.targets}

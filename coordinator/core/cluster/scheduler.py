@@ -167,9 +167,15 @@ class Scheduler:
         return [effect for job, slots in back.items() for effect in execution.give_back(jobs[job], slots, why, wall_s)]
 
     def _shrunk(self, agent: Agent, wall_s: float) -> list[Effect]:
-        """Takes slots from jobs whose size may change where the host has fewer than it had."""
+        """Takes slots from jobs whose size may change where the host has fewer than it had. A job that has not begun
+        there waits again.
+        """
         effects: list[Effect] = []
         many = -(self._free(agent, soon=True).slots + sum(agent.strays.values()))
+        for job in reversed(self._in_state(jobs_pb2.JOB_STATE_CONNECTING)) if many > 0 else ():
+            if many > 0 and (share := job.share_of(agent.name)) is not None:
+                many -= lines.slots_of(job.record.spec, len(share.slots))
+                effects += job.requeue()
         for job in reversed(self._in_state(jobs_pb2.JOB_STATE_RUNNING)) if many > 0 else ():
             if not is_elastic(job.record.spec):
                 continue
