@@ -16,8 +16,8 @@ from horovod.coordinator.core.world.effects import Effect, Formed, Gone
 from horovod.coordinator.core.world.story import FORMED, LEFT, LOST, OVER, TAKEN_OVER, WAITS, Moment, Story
 from horovod.coordinator.services.hub import EventOutbox, Hub
 from horovod.coordinator.services.outbox import Outbox
-from horovod.coordinator.store import MemoryStore
-from horovod.coordinator.store.stories import read_story, story_key
+from horovod.coordinator.store import Entry, Guard, MemoryStore, StoreError
+from horovod.coordinator.store.stories import STORIES, read_story, story_key
 from horovod.protos.v1 import membership_pb2 as pb
 
 WALL_S = 1_700_000_000.0
@@ -29,6 +29,7 @@ class Told(Elastic):
     def __init__(self, **sizes: int) -> None:
         super().__init__(**sizes)
         self.story = Story("digits")
+        self.evidence: list[str] = []  # of losses
 
     def moment(self) -> Moment:
         return Moment(self.now_s, WALL_S + self.now_s)
@@ -41,6 +42,7 @@ class Told(Elastic):
                 self.story.formed(effect.world, effect.claims, self.moment())
             elif isinstance(effect, Gone):
                 self.story.gone(effect.told, self.moment())
+                self.evidence += [] if effect.told.orderly else [effect.evidence]
         super().take(effects)
 
     def pass_time(self, seconds: float, *vouched: str) -> None:
@@ -149,6 +151,17 @@ def test_the_end_is_told_once_and_the_job_may_begin_anew() -> None:
     assert job.last() == "Epoch 2 began with 3 members on host node-a, 0 ms after the first of them came."
 
 
+def test_losses_have_evidence() -> None:
+    job = Told(most=4, size=4)
+    job.come_all("abcd")
+    job.take(job.membership.process_ended("a1", "its process ended", job.now_s))
+    job.disconnect("a1")
+    job.disconnect("b1")
+    job.pass_time(11.0)
+    job.lose("c1")
+    assert job.evidence == ["process_ended", "connection_lost", "other"]
+
+
 # -- how many there are ------------------------------------------------------------------------------------------------
 def world(size: int, epoch: int = 1) -> pb.World:
     hosts = [pb.Host(identity=pb.HostIdentity(name=f"h{number}")) for number in range(8)]
@@ -250,5 +263,38 @@ def test_it_goes_on_at_another_coordinator(is_written: bool) -> None:
         assert [entry.event for entry in kept.entries] == [FORMED, LOST, TAKEN_OVER, LEFT, OVER]
         assert list(hubs[1].stories.entries("digits")) == list(kept.entries), "also when it is over"
         await hubs[1].stop()
+
+    asyncio.run(asyncio.wait_for(play(), 30))
+
+
+class Reluctant(MemoryStore):
+    """Takes no story at first."""
+
+    is_willing = False
+
+    async def put(self, key: str, value: bytes, lease: int | None = None, *, guard: Guard | None = None) -> Entry:
+        if key.startswith(STORIES) and not self.is_willing:
+            raise StoreError("Not now.")
+        return await super().put(key, value, lease, guard=guard)
+
+
+def test_nothing_waits_for_a_store_that_does_not_take_it() -> None:
+    async def play() -> None:
+        store = Reluctant()
+        hub = Hub(store)
+        assert await hub.serve("digits") == ""
+        stream: EventOutbox = Outbox(100)
+        assert hub.join(request("m0", size=1), stream) == ""
+        while not any(event.HasField("world") for event in await stream.take()):
+            pass
+        await hub.stories.settled("digits")
+        assert await read_story(store, "digits") is None
+        store.is_willing = True
+        hub.stories.waits("digits", "")  # the next look at the job's members
+        await hub.stories.settled("digits")
+        kept = await read_story(store, "digits")
+        assert kept is not None
+        assert [entry.event for entry in kept.entries] == [FORMED]
+        await hub.stop()
 
     asyncio.run(asyncio.wait_for(play(), 30))
