@@ -258,10 +258,11 @@ def test_handlers_of_ones_own(pair: World) -> None:
     assert pair.run(_registry) == [[(0, 1), (0, 1)]] * 2
 
 
-def _furthest() -> tuple[list[float], int]:
+def _furthest(is_newcomer: bool = False) -> tuple[list[float], int]:
     import torch
 
     import horovod.torch as hvd
+    from horovod.common import elastic
 
     model = torch.nn.Linear(1, 1, bias=False)
     state = hvd.elastic.TorchState(model, batch=0)
@@ -273,12 +274,21 @@ def _furthest() -> tuple[list[float], int]:
         state.commit()
     torch.nn.init.constant_(model.weight, 9.0)
     state.restore()
-    state.sync()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(elastic, "_is_newcomer", lambda: is_newcomer and hvd.rank() == 1)
+        state.sync()
     return model.weight.flatten().tolist(), state.batch
 
 
 def test_the_state_comes_from_the_rank_that_has_committed_most_often(pair: World) -> None:
     assert pair.run(_furthest) == [([7.0], 1)] * 2
+
+
+def test_the_state_never_comes_from_a_rank_without_which_the_others_have_gone_on(pair: World) -> None:
+    (weight, batch), other = pair.run(_furthest, True)
+    assert (weight, batch) == other
+    assert weight != [7.0]
+    assert batch == 0
 
 
 def _other_names() -> str:

@@ -69,6 +69,7 @@ class World:
     members: tuple[Member, ...]
     secret: bytes = field(default=b"", repr=False)
     options: Mapping[str, str] = field(default_factory=dict)
+    newcomers: frozenset[int] = frozenset()  # ranks that were not in the last world of their job, where others were
 
     @classmethod
     def of_one(cls, job: str, host: str, pid: int) -> World:
@@ -94,7 +95,8 @@ class World:
             problem = f"{useless[0]!r} is no address and port"
         if problem:
             raise _unusable(message, problem)
-        return cls(message.job, message.epoch, mine[0], members, message.secret, dict(message.options))
+        newcomers = frozenset(message.newcomers)
+        return cls(message.job, message.epoch, mine[0], members, message.secret, dict(message.options), newcomers)
 
     @property
     def me(self) -> Member:

@@ -186,17 +186,19 @@ class ObjectState(State):
     def _choose_source(self, allgather_object: Callable[[Any, str], list[Any]], names: Iterable[str] = ()) -> None:
         """Finds the rank from which `sync` sends, the same on all ranks. A collective of that function.
 
-        A process that is new in a training that others were in already is never asked. Of the others, the one that has
-        committed most often counts: a rank may have been lost when some of them had already saved the last commit.
-        Without others, it is rank 0. names: of what the state holds beside plain values.
+        A process that is new in a training that others were in already is never asked, nor is one without which they
+        have gone on. Of the others, the one that has committed most often counts: a rank may have been lost when some
+        of them had already saved the last commit. Without others, it is rank 0. names: of what the state holds beside
+        plain values.
 
         Raises:
             ValueError: on all ranks, when the states hold different names.
         """
-        mine = (self._synced, self._commits, sorted({*self._saved_state, *names}))
+        goes_on = self._synced and not _is_newcomer()
+        mine = (goes_on, self._synced, self._commits, sorted({*self._saved_state, *names}))
         everyone = allgather_object(mine, "elastic.synced")
-        first = everyone[0][2]
-        for other, (_, _, theirs) in enumerate(everyone):
+        first = everyone[0][3]
+        for other, (_, _, _, theirs) in enumerate(everyone):
             if theirs != first:
                 only = sorted(set(theirs).symmetric_difference(first))
                 sentence = (
@@ -204,10 +206,12 @@ class ObjectState(State):
                     "both. Give the state the same names on all ranks."
                 )
                 raise ValueError(coded(TrainingCode.DIFFERENT_STATES, sentence))
-        progress = [(synced, commits) for synced, commits, _ in everyone]
+        progress = [(goes_on, synced, commits) for goes_on, synced, commits, _ in everyone]
         most = max(progress)
-        self._source = progress.index(most) if most[0] else 0
-        self._source_commits = progress[self._source][1]
+        self._source = progress.index(most) if most[1] else 0
+        self._source_commits = progress[self._source][2]
+        if most[0] and not goes_on:
+            self._commits = 0  # of a training without which the others have gone on
 
     def _kept(self) -> Iterable[Any]:
         """Objects that copies of the values share with the values, because they must not be copied."""
@@ -370,6 +374,14 @@ def _settled(state: State, result: Any = None) -> Any:
 def _go_back(state: State, error: HorovodInternalError) -> None:
     log.warning("Going back to the last commit and joining the next world, because: %s", error)
     state.restore()
+
+
+def _is_newcomer() -> bool:
+    """Whether this process was not in the last world of its job, in which others of its world were."""
+    if not is_initialized():
+        return False
+    world = current().world
+    return world.rank in world.newcomers
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ class Formation:
     job: str
     requests: dict[str, pb.JoinRequest]
     places: tuple[Place, ...]
+    newcomers: frozenset[str] = frozenset()  # ids of those who were not in the last world, as others were
 
     def world(self, epoch: int, secret: bytes) -> pb.World:
         hosts = _Hosts()
@@ -41,6 +42,7 @@ class Formation:
             local_ranks=[place.local_rank for place in self.places],
             cross_ranks=[place.cross_rank for place in self.places],
             sizes=self._first.sizes if self._first.HasField("sizes") else None,
+            newcomers=[rank for rank, place in enumerate(self.places) if place.member_id in self.newcomers],
         )
 
     @property

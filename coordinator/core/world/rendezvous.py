@@ -130,10 +130,10 @@ class Rendezvous:
         if self.forming is not None and member_id in self.forming.requests:
             self.forming = None
 
-    def comes_back(self, one: Present, now_s: float) -> None:
-        """A member of the running world has left it and joins again."""
+    def comes_back(self, one: Present, now_s: float, within_s: float = RETURN_S) -> None:
+        """A member of the running world has left it and joins again, or is given up."""
         self.awaited[one.rank] = one
-        self.returning[one.member_id] = one, now_s + RETURN_S
+        self.returning[one.member_id] = one, now_s + within_s
 
     def gives_up(self, member_id: str) -> None:
         """One of `returning` does not join again."""
@@ -170,7 +170,10 @@ class Rendezvous:
             members = self._members(first)
             places = assign(_seats(members, sizes_of(first).is_elastic))
             if isinstance(places, tuple):
-                self.forming = Formation(self._job, {one.member_id: one for one in members}, places)
+                requests = {one.member_id: one for one in members}
+                old = self.waiting.claim_of.keys() if sizes_of(first).is_elastic else set()
+                new = frozenset(requests.keys() - old) if old else frozenset()
+                self.forming = Formation(self._job, requests, places, new)
                 return [Form(self.forming)]
             # join() refuses every request that could lead here; to wait in words is still better than to crash.
             self._refused = places
