@@ -88,7 +88,7 @@ class CoordinatorServer:
         add_services(server, config, access, hub, cluster, ready)
         self.port = await self._listen(server, address, credentials)
         bound = ListenAddress(address.host, self.port)
-        hub.serving.address = config.advertise or str(bound)
+        hub.sights.port, hub.serving.address = self.port, config.advertise or str(bound)
         await cluster.start(hub.serving.address)
         await server.start()
         if warning := check_exposure(bound, config.token, config.tls, config.insecure, config.tls_advice):

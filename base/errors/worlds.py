@@ -42,7 +42,7 @@ class WorldCode(ErrorCode):
     REPLACED = ("replaced", "Another process was started later in the place of this one, which is to end.")
     DECLARED_LOST = (
         "declared-lost",
-        "The world went on without this process, because it was out of reach for too long. It may join the next world.",
+        "The world went on without this process, which was stopped or out of reach for too long. It may join the next.",
     )
     JOB_DONE = ("job-done", "An elastic job has done its work while this process waited for a place. Nothing is wrong.")
     EPOCH_OVER = ("epoch-over", "The world that a member names has ended. It may join the next world.")

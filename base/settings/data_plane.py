@@ -122,7 +122,8 @@ class DataPlaneSettings:
         "HOROVOD_UNREACHABLE_TIMEOUT_SECONDS",
         20.0,
         "how long the host of a peer may owe the acknowledgement of something over TCP before the peer counts as lost; "
-        "the host of a process that is stopped still acknowledges",
+        "the host of a process that is stopped still acknowledges; in elastic jobs HOROVOD_ELASTIC_HUNG_SECONDS, where "
+        "that is less",
         section="params",
         engine="unreachable_timeout_ms",
         engine_scale=1000,

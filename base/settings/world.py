@@ -75,6 +75,16 @@ class WorldSettings:
         unit="seconds",
         limits=(0, 3600),
     )
+    hung_seconds: float = row(
+        "HOROVOD_ELASTIC_HUNG_SECONDS",
+        3.0,
+        "how long a process of an elastic job may be stopped, or its host out of reach of its peers and the "
+        "coordinator, before the others go on without it; 0 is for ever",
+        section="params",
+        unit="seconds",
+        limits=(0, 10_000_000),
+        agreed=True,
+    )
     cluster: str = row(
         "HOROVOD_CLUSTER",
         "auto",

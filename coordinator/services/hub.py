@@ -50,9 +50,9 @@ from .orphans import Orphans
 from .outbox import Outbox
 from .outcomes import Outcomes
 from .peers import Peers
-from .processes import ProcessWatch
 from .serving import LEASE_S, Serving
 from .session import DecisionsOutbox, NegotiationSession, epoch_over, newer_stream
+from .sights import Sights
 from .stories import Stories
 from .streams import RefusedError
 from .ticks import Ticks
@@ -103,7 +103,7 @@ class Hub:
         self._job_of: dict[str, str] = {}  # member id -> job, of members in _events or in a world
         self._held: dict[str, list[Effect]] = {}  # job -> effects that wait until the store has recorded who is gone
         self._id_capacity = id_capacity
-        self._processes = ProcessWatch(self._process_ended)
+        self.sights = Sights(self._process_ended)
         self._deadlock = deadlock
         self._events: dict[str, EventOutbox] = {}  # member id -> its events; a member that is away has none
         self._sessions: dict[str, NegotiationSession] = {}  # by job
@@ -123,14 +123,14 @@ class Hub:
         """The same as `Serving.serve`."""
         return await self.serving.serve(job, unreachable, joins)
 
-    def join(self, request: membership_pb2.JoinRequest, events: EventOutbox) -> str:
-        """Why the request is refused; "" when it is not and `events` gets what happens from now on."""
+    def join(self, request: membership_pb2.JoinRequest, events: EventOutbox, peer: str = "") -> str:
+        """Why it is refused; "" when it is not and `events` gets what happens. peer: gRPC's name for the other end."""
         refusal, effects = self._membership.join(request, self._clock())
         if refusal:
             self.metrics.refusals.add(1, "join")
             _log.info("Refused: %s", refusal, extra=about(request.job))
         else:
-            self._admit(request.member_id, request.job, request.pid, request.process, events)
+            self._admit(request, events, peer)
             self.stories.came(request.job)
         self._carry_out(request.job, effects)
         return refusal
@@ -143,9 +143,9 @@ class Hub:
         return refused or self._secret()
 
     def attach(
-        self, attach: membership_pb2.Attach, nonce: bytes, proof: bytes, events: EventOutbox
+        self, attach: membership_pb2.Attach, nonce: bytes, proof: bytes, events: EventOutbox, peer: str = ""
     ) -> membership_pb2.Refused | None:
-        """The member is back, and `events` gets what happens from now on; or why not."""
+        """The member is back, and `events` gets what happens from now on; or why not. peer: as in `join`."""
         refused, effects = self._membership.attach(attach, nonce, proof, self._clock())
         told = about(attach.job, attach.epoch, attach.rank)
         if refused is not None:
@@ -155,16 +155,14 @@ class Hub:
         _log.info("Rank %d of job %r is attached again.", attach.rank, attach.job, extra=told)
         if older := self._events.get(attach.member_id):
             older.fail(grpc.StatusCode.ABORTED, newer_stream(attach.rank))
-        self._admit(attach.member_id, attach.job, attach.pid, attach.process, events)
+        self._admit(attach, events, peer)
         self._carry_out(attach.job, effects)
         return None
 
-    def _admit(
-        self, member_id: str, job: str, pid: int, process: membership_pb2.ProcessIdentity, events: EventOutbox
-    ) -> None:
-        self._events[member_id] = events
-        self._job_of[member_id] = job
-        self._processes.watch(member_id, pid, process)
+    def _admit(self, first: membership_pb2.JoinRequest | membership_pb2.Attach, events: EventOutbox, peer: str) -> None:
+        self._events[first.member_id] = events
+        self._job_of[first.member_id] = first.job
+        self.sights.watch(first, peer)
 
     def received(self, member_id: str, epoch: int) -> None:
         self._membership.received(member_id, epoch)
@@ -173,6 +171,8 @@ class Hub:
         self._carry_out_for(member_id, self._membership.peer_lost(member_id, report, self._clock()))
 
     def testified(self, member_id: str, testimony: membership_pb2.Testimony) -> None:
+        if member_id in self._job_of:
+            self.sights.answered(member_id, self._clock())
         self._carry_out_for(member_id, self._membership.testified(member_id, testimony, self._clock()))
 
     def leave(self, member_id: str, reason: str, *, returns: bool = False, failed: bool = False) -> None:
@@ -237,7 +237,7 @@ class Hub:
                     effect.event.term = self.serving.term(job)
                     stream.put(effect.event)
             elif isinstance(effect, Close):
-                self._processes.forget(effect.member_id)
+                self.sights.forget(effect.member_id)
                 self._job_of.pop(effect.member_id, None)
                 if closed := self._events.pop(effect.member_id, None):
                     closed.close()
@@ -306,6 +306,7 @@ class Hub:
             ignored,
             self._told_level,
             metrics=self.metrics,
+            stopped_in_words=lambda ranks: self.sights.stopped_in_words(job, self._membership, ranks),
         )
         self._empty.clear()
 
@@ -352,7 +353,7 @@ class Hub:
                 negotiation.forget(one.rank)
         for request in members:
             self._job_of[request.member_id] = job
-            self._processes.watch(request.member_id, request.pid, request.process)
+            self.sights.watch(request)
         self._start(self.outcomes.look(job))
         present = f"{len(members)} of {len(world.members)} member(s)"
         _log.warning("Job %r: epoch %d was taken over, with %s.", job, world.epoch, present)
@@ -369,7 +370,7 @@ class Hub:
             if not self._sessions:
                 self._empty.set()
         for member_id in self._membership.drop(job):
-            self._processes.forget(member_id)
+            self.sights.forget(member_id)
             self._job_of.pop(member_id, None)
             if (events := self._events.pop(member_id, None)) is not None:
                 if address:
@@ -462,8 +463,8 @@ class Hub:
             self._guarded(job, session.watch_stalls, self._clock())
 
     def _look_at_members(self, job: str) -> None:
-        vouched = {member_id for member_id in self._membership.suspected(job) if self._processes.lives(member_id)}
-        self._carry_out(job, self._membership.tick(job, self._clock(), vouched))
+        now_s = self._clock()
+        self._carry_out(job, self._membership.tick(job, now_s, self.sights.of(job, self._membership, now_s)))
         self.stories.waits(job, self._membership.waits_for(job))
 
     def _guarded(self, job: str, look: Callable[..., None], *arguments: Any) -> None:
@@ -484,7 +485,7 @@ class Hub:
     async def stop(self) -> None:
         """Ends all streams in words. What members do next is theirs to decide; the store keeps their world."""
         self._stopping = True
-        self._processes.close()
+        self.sights.close()
         self._fail_all(coded(ClusterCode.COORDINATOR_ENDS, "The coordinator is stopping."))
         await end_tasks(self._tasks)
         await self.stories.stop()

@@ -72,14 +72,14 @@ class MembershipService(MembershipServicer):
             elif first.HasField("attach"):
                 challenge = self._hub.challenge(first.attach)
                 nonce, refused = (challenge, None) if isinstance(challenge, bytes) else (b"", challenge)
-            elif sentence := self._hub.join(first.join, events):
+            elif sentence := self._hub.join(first.join, events, context.peer()):
                 refused = pb.Refused(sentence=sentence)
         if nonce:
             await context.write(pb.MembershipEvent(challenge=pb.Challenge(nonce=nonce)))
             answer = await first_message(request_iterator, context, "the proof that the challenge asks for")
             await self._be_served(job, context, who)  # another coordinator may have taken the job meanwhile
             async with own_errors(context, who):
-                refused = self._hub.attach(first.attach, nonce, answer.proof.proof, events)
+                refused = self._hub.attach(first.attach, nonce, answer.proof.proof, events, context.peer())
         if refused is not None:
             span.end(refused.sentence)
             await context.write(pb.MembershipEvent(refused=refused))

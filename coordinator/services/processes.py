@@ -6,10 +6,11 @@ process that is stopped, or swapped out for minutes, is still known to be there 
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from horovod.base.processes import stopped_turns
 from horovod.coordinator.core.world.life import EXECUTED, PROCESS_ENDED
 from horovod.protos.v1 import membership_pb2
 
@@ -56,6 +57,20 @@ class ProcessWatch:
             self._end(member_id, EXECUTED)
             return False
         return True
+
+    def look(self, member_ids: Iterable[str]) -> tuple[set[str], dict[str, int]]:
+        """Of these members, those whose processes are seen and not stopped, and those whose processes are: with how
+        often each was given a processor so far.
+        """
+        runs, stopped = set(), {}
+        for member_id in member_ids:
+            if (one := self._watched.get(member_id)) is None:
+                continue
+            if (turns := stopped_turns(one.pid)) is None:
+                runs.add(member_id)
+            else:
+                stopped[member_id] = turns
+        return runs, stopped
 
     def forget(self, member_id: str) -> None:
         if one := self._watched.pop(member_id, None):

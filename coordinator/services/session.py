@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import grpc
@@ -40,6 +41,7 @@ class NegotiationSession:
     shutdown: str = ""  # every rank is to end the epoch with this sentence
     reports: dict[int, negotiation_pb2.RankReport] = field(default_factory=dict)  # rank -> its latest report
     metrics: CoordinatorMetrics | None = None
+    stopped_in_words: Callable[[Collection[int]], str] = lambda ranks: ""  # which of them are seen to be stopped
 
     def send(self, answers: Answers) -> None:
         for ranks, decisions in answers:
@@ -61,13 +63,15 @@ class NegotiationSession:
         if now_s < self.look_at_s or not (after_s := self.stalls.times.shortest_s):
             return
         began_s = time.monotonic()
-        verdict = self.stalls.look(self.negotiation.stalls(now_s, after_s), now_s)
+        stalls = self.negotiation.stalls(now_s, after_s)
+        verdict = self.stalls.look(stalls, now_s)
         # A stall of all operations in a large world takes long to look at.
         self.look_at_s = now_s + LOOK_SHARE * (time.monotonic() - began_s)
         if verdict.warning:
             if self.metrics is not None and verdict.warning != OVER:
                 self.metrics.stalls.add(1, self.job)
-            self.warn(verdict.warning)
+            stopped = self.stopped_in_words({rank for stall in stalls for rank in stall.missing})
+            self.warn(f"{verdict.warning}\n{stopped}" if stopped else verdict.warning)
         if verdict.shutdown:
             self.shutdown = verdict.shutdown
             _log.log(self.told_level, "Job %r: %s", self.job, verdict.shutdown, extra=about(self.job, self.epoch))

@@ -1,6 +1,7 @@
 """Stories of a coordinator's membership, without clock and socket."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from coordinator_builders import attach_request, request
 
@@ -18,6 +19,7 @@ from horovod.coordinator.core.world.effects import (
 )
 from horovod.coordinator.core.world.formation import Formation
 from horovod.coordinator.core.world.membership import Membership
+from horovod.coordinator.core.world.sight import Sight
 from horovod.protos.v1 import membership_pb2 as pb
 
 SECRET = b"s" * 32
@@ -78,14 +80,14 @@ class Story:
         self.epoch += 1
         self.take(self.membership.formed(self.formations[-1], self.epoch, SECRET, self.now_s))
 
-    def pass_time(self, seconds: float, *vouched: str) -> None:
-        """With a tick at the end, and progress when it is due."""
+    def pass_time(self, seconds: float, *vouched: str, **seen: Any) -> None:
+        """With a tick at the end, and progress when it is due. seen: what the coordinator sees then (Sight)."""
         self.now_s += seconds
         while due := [one for one in self.later if one[0] <= self.now_s]:
             self.later.remove(due[0])
             self.take(self.membership.tell_progress(due[0][1], self.now_s))
         for job in self.membership.jobs():
-            self.take(self.membership.tick(job, self.now_s, frozenset(vouched)))
+            self.take(self.membership.tick(job, self.now_s, Sight(frozenset(vouched), **seen)))
 
     def leave(self, member_id: str, reason: str = "", *, returns: bool = False, failed: bool = False) -> None:
         self.take(self.membership.leave(member_id, reason, self.now_s, returns=returns, failed=failed))

@@ -384,7 +384,7 @@ class Model:
         self.peers.answering.discard(old.serving.replica)
         for task in old._tasks:
             task.cancel()
-        old._processes.close()
+        old.sights.close()
         self.hubs[number] = self._hub(number)
         for member in self.members:
             if member.hub == number:

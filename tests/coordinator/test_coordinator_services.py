@@ -15,6 +15,7 @@ from error_codes import ends_with
 from resources import eventually
 
 from horovod.base.errors import AccessCode, ClusterCode, OperationCode, WorldCode, code_of
+from horovod.base.processes import stopped_turns
 from horovod.coordinator.core.world.life import EXECUTED, PROCESS_ENDED
 from horovod.coordinator.core.world.membership import Membership
 from horovod.coordinator.limits import Limits
@@ -241,6 +242,19 @@ def test_a_process_that_is_seen_to_live_is_never_lost(
         assert member.refused.reason == membership_pb2.REFUSAL_REASON_LOST
     else:
         assert not member.event("attached").gone
+
+
+def test_a_stall_report_names_a_process_that_is_stopped(crew: Crew, process: "subprocess.Popen[bytes]") -> None:
+    options = {"stall_check_seconds": "0.1"}
+    other = crew.member("stops.0", job="stops", rank=0, pid=1, options=options)
+    stopped = crew.member("stops.1", job="stops", rank=1, options=options, **this_host(process))
+    for one in (other, stopped):
+        one.wait_for_world()
+    process.send_signal(signal.SIGSTOP)
+    assert eventually(lambda: stopped_turns(process.pid) is not None)
+    other.negotiate(op())
+    warning = other.negotiation.next().warnings[0]
+    assert warning.endswith(f"until a SIGCONT: rank 1 (pid {process.pid}) on host node-a.")
 
 
 def test_a_process_that_runs_another_program_is_no_member_any_more(crew: Crew) -> None:

@@ -105,6 +105,7 @@ def form(
     from horovod.protos.v1 import membership_pb2
     from horovod.worker.runtime.departures import NOT_CONNECTED
     from horovod.worker.runtime.host import shared_memory_domain
+    from horovod.worker.runtime.stopped_peers import StoppedPeers
     from horovod.worker.runtime.token import given_token
 
     with contextlib.ExitStack() as made:
@@ -119,8 +120,13 @@ def form(
         host = membership_pb2.HostIdentity(name=_host(settings), shared_memory_domain=shared_memory_domain())
         request = request_to_join(settings, process_sets, host, endpoints, segment.address if segment else "")
         world = _join(session, settings, request, deadline, last)
+        stopped_peers = None
         if settings.min_size is not None:
             deadline = time.monotonic() + settings.start_timeout_seconds
+            if settings.hung_seconds:
+                stopped_peers = StoppedPeers(world, settings.hung_seconds, session.member.report_stopped)
+                made.callback(stopped_peers.close)
+                stopped_peers.start()
         transport = choose_transport(settings, world)
         if not transport.sharing:
             segment = None
@@ -141,6 +147,8 @@ def form(
         me, name = world.label(world.rank), transport.name
         log.info("%s is in epoch %d of %d ranks over %s.", me, world.epoch, world.size, name)
         context = Context(settings, world, engine, session, negotiator, name, inodes)
+        if stopped_peers is not None:
+            context.when_closed.append(stopped_peers.close)
         made.pop_all()
         return context
 

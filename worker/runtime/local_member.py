@@ -156,6 +156,13 @@ class LocalMember:
             if self.attached:
                 self.stream.send(leaving=self._leaving)
 
+    def report_stopped(self, rank: int) -> None:
+        """A process of this host, that of this rank, has been stopped for the limit of an elastic job."""
+        with self.changed:
+            if self.world is not None and self.attached and not self.closing:
+                report = membership_pb2.Testimony(epoch=self.world.epoch, rank=rank, lives=True, stopped=True)
+                self.stream.send(testimony=report)
+
     def close(self, reason: str, *, returns: bool = False, failed: bool = False) -> None:
         """Leaves in order when there is a world to leave, and ends the channel. Idempotent; never raises.
 

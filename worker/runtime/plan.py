@@ -35,6 +35,10 @@ def usable(settings: Settings, process_sets: Sequence[Sequence[int]]) -> Setting
     _tell_of_no_mpi(settings)
     if settings.cpu_operations == "gloo":
         settings = _with_gloo(settings)
+    if settings.min_size is not None and settings.hung_seconds:
+        # Peers notice a silent host; whether the world goes on without it is for the coordinator to say.
+        soon = min(settings.unreachable_timeout_seconds, settings.hung_seconds)
+        settings = dataclasses.replace(settings, unreachable_timeout_seconds=soon)
     size = most_members(settings)
     if problem := problem_of(process_sets, size, [range(size)]):
         raise StartError(problem)

@@ -13,12 +13,12 @@ _START_TIME = 22  # field of /proc/PID/stat (proc(5))
 
 
 def own_identity() -> membership_pb2.ProcessIdentity:
-    start_time = _start_time(os.getpid())
-    return membership_pb2.ProcessIdentity(namespace=process_namespace() if start_time else "", start_time=start_time)
+    started = start_time(os.getpid())
+    return membership_pb2.ProcessIdentity(namespace=process_namespace() if started else "", start_time=started)
 
 
-def lives(pid: int, start_time: int) -> bool | None:
-    """Whether `pid` is still the process that began then and has not ended; also one that is stopped lives.
+def lives(pid: int, started: int) -> bool | None:
+    """Whether `pid` is still the process that began at `started` and has not ended; also one that is stopped lives.
 
     None where this process can't know.
     """
@@ -30,7 +30,7 @@ def lives(pid: int, start_time: int) -> bool | None:
         return None
     try:
         # In this order: if it is the right one now, the descriptor is its, and tells of its end.
-        if (found := _start_time(pid)) != start_time:
+        if (found := start_time(pid)) != started:
             return None if found == 0 else False
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
@@ -39,7 +39,7 @@ def lives(pid: int, start_time: int) -> bool | None:
         os.close(descriptor)
 
 
-def _start_time(pid: int) -> int:
+def start_time(pid: int) -> int:
     """In ticks since boot; 0 where it is not known."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_START_TIME - 3])

@@ -18,7 +18,7 @@ one before. The later one shows that the earlier one is gone, and the earlier on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 
 from horovod.base.errors import WorldCode, coded
 from horovod.base.words import capitalized, plural, shortened
@@ -33,7 +33,8 @@ from .leavers import Leavers
 from .life import NEVER_HEARD_OF_ITS_WORLD
 from .liveness import Finding, Liveness, Loss, is_same_process, lost, unknown
 from .present import Present
-from .rendezvous import LastWorld, Rendezvous
+from .rendezvous import RETURN_S, LastWorld, Rendezvous
+from .sight import Sight
 from .sizes import sizes_of, sizes_of_world
 
 
@@ -274,13 +275,20 @@ class JobMembership:
     def testified(self, witness_id: str, testimony: pb.Testimony, now_s: float) -> list[Effect]:
         return self._follow(self.liveness.testified(witness_id, testimony, now_s), now_s)
 
-    def tick(self, now_s: float, grace_s: float, vouched: Set[str]) -> list[Effect]:
-        losses = self.liveness.overdue(now_s, grace_s, vouched, is_waited_for=len(self.rendezvous.waiting) > 0)
+    def tick(self, now_s: float, grace_s: float, sight: Sight) -> list[Effect]:
+        losses = self.liveness.overdue(now_s, grace_s, sight, self.rendezvous.waiting.requests)
         effects = self._follow(losses, now_s)
         for member_id in self.rendezvous.overdue(now_s):
             effects += self.remove(member_id, "it did not join again", now_s)
         effects += [*self.rendezvous.settle(now_s), *self._tell_of_leavers(now_s)]
-        return effects + self.liveness.probe_suspected(vouched)
+        asked = self.liveness.ask_others(sight, self.rendezvous.waiting.requests)
+        return effects + self.liveness.probe_suspected(sight.lives) + asked
+
+    def to_look_at(self) -> list[str]:
+        """Members of an elastic job whose processes the caller is to look at, where it can, for its next tick."""
+        if not self.liveness.hung_limit_s or not self.liveness.runs:
+            return []
+        return [*self.liveness.present, *self.rendezvous.waiting.requests]
 
     def _follow(self, findings: Sequence[Finding], now_s: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -315,7 +323,9 @@ class JobMembership:
         if one is None or not returns or not self._is_elastic or one.rank not in self.rendezvous.awaited:
             return self.remove(member_id, cause, now_s, orderly=True, done=done)
         told = self.liveness.remove(one, cause, orderly=True, returns=True)
-        self.rendezvous.comes_back(one, now_s)
+        # Where a peer's connections to it broke, it may be that it can say that it leaves, but hears nothing any more.
+        limit_s = self.liveness.hung_limit_s if one.life.accused else 0.0
+        self.rendezvous.comes_back(one, now_s, min(limit_s, RETURN_S) if limit_s else RETURN_S)
         return [Record(self.name), *told, HangUp(member_id)]
 
     def remove(

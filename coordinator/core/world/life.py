@@ -7,8 +7,16 @@
     its stream is away for longer than the grace                    unless a witness vouches that its process lives
     its stream ended before it had its world                        at once: it has no secret to come back with
 
+Of an elastic job also, after the job's limit (sight.py):
+
+    its process is stopped, as the coordinator or a witness sees,   after the limit, without a moment in which it ran
+    while other members run
+    its host acknowledges nothing to the coordinator, and a member  after half of the limit: the member has waited for
+    has lost a peer, or it has not confirmed its world              the whole of it before its connections broke
+
 A witness is the coordinator's own pidfd, or a connected member in the same process namespace that was asked. A process
-that is stopped on the host of a witness is therefore never lost; only the limits of stalls end its job.
+of a job of fixed size that is stopped on the host of a witness is therefore never lost; only the limits of stalls end
+its job.
 
 Where an agent watches the process it knows how that ended. What others find first waits up to AGENT_S for its word, so
 that the sentence which everybody gets names the signal.
@@ -41,6 +49,21 @@ def peer_broke(peer: str) -> str:
     )
 
 
+def was_stopped(limit_s: float) -> str:
+    return (
+        f"its process is stopped (by a signal like SIGSTOP, or a debugger) and has not run for {limit_s:g} s "
+        "(HOROVOD_ELASTIC_HUNG_SECONDS)"
+    )
+
+
+def is_cut_off(peer: str) -> str:
+    whom = f"{peer} and the coordinator" if peer else "the coordinator"
+    return (
+        f"its host acknowledges nothing that {whom} sent to it (HOROVOD_ELASTIC_HUNG_SECONDS); the host, its link or "
+        "the network between them is down"
+    )
+
+
 def stayed_away(away_s: float) -> str:
     return (
         f"its connection to the coordinator broke and has not come back for {away_s:.0f} s "
@@ -55,12 +78,16 @@ class Life:
     away_since_s: float | None = None  # None: it is connected
     vouched_at_s: float = 0.0  # when a witness last vouched for it, since it is away
     accused: str = ""  # the cause that follows from what a peer said of its connections
+    accuser: str = ""  # that peer
     ended_at_s: float | None = None
     ended: str = ""  # why it is known that its process has ended
     agent_told: bool = False  # the agent has told how it ended
     held: str = ""  # the cause of its loss, while that waits for the agent's word
     held_at_s: float = 0.0
     unseen: bool = False  # it was a member at another coordinator, and has not connected to this one
+    stopped_since_s: float | None = None  # None: it was not seen to be stopped
+    turns: int = 0  # how often the stopped process was given a processor
+    silent_since_s: float | None = None  # since when its host acknowledges nothing
 
     def needs_watching(self) -> bool:
         return self.away_since_s is not None or self.ended_at_s is not None or bool(self.held)
@@ -101,7 +128,7 @@ class Life:
         return is_first
 
     def peer_broke(self, peer: str) -> str:
-        self.accused = self.accused or peer_broke(peer)
+        self.accused, self.accuser = self.accused or peer_broke(peer), self.accuser or peer
         return self.accused if self.away_since_s is not None else ""
 
     def vouched(self, now_s: float) -> None:
@@ -122,6 +149,30 @@ class Life:
         if self.ended_at_s is not None:
             self.ended_at_s = now_s
         self.held_at_s = now_s
+        self.stopped_since_s = self.silent_since_s = None
+
+    def seen(self, stopped_turns: int | None, is_silent: bool, now_s: float) -> None:
+        """What the coordinator has seen. stopped_turns: how often its process, which is stopped now, was given a
+        processor; None: it is not stopped, or can't be seen.
+        """
+        if stopped_turns is None:
+            self.stopped_since_s = None
+        elif self.stopped_since_s is None or self.turns != stopped_turns:
+            self.stopped_since_s, self.turns = now_s, stopped_turns
+        if not is_silent:
+            self.silent_since_s = None
+        elif self.silent_since_s is None:
+            self.silent_since_s = now_s
+
+    def doubted(self, is_world_torn: bool) -> bool:
+        """Whether it matters that its host acknowledges nothing. is_world_torn: a member has lost a peer."""
+        return self.away_since_s is None and (is_world_torn or not self.has_world)
+
+    def hung(self, now_s: float, limit_s: float, is_world_torn: bool) -> str:
+        if self.stopped_since_s is not None and now_s - self.stopped_since_s >= limit_s:
+            return was_stopped(limit_s)
+        is_silent = self.silent_since_s is not None and now_s - self.silent_since_s >= limit_s / 2
+        return is_cut_off(self.accuser) if is_silent and self.doubted(is_world_torn) else ""
 
     def overdue(self, now_s: float, grace_s: float) -> str:
         if self.held and now_s - self.held_at_s >= AGENT_S:

@@ -13,7 +13,7 @@ since the rendezvous of its next world must know it too (job_membership.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from horovod.base.errors import WorldCode, coded, coded_like, without_code
@@ -24,10 +24,12 @@ from horovod.protos.v1 import membership_pb2 as pb
 
 from .effects import Effect, Gone, LookLater, Send, WorldEnded
 from .formation import requests_of
-from .life import AGENT_S, PROCESS_ENDED
+from .life import AGENT_S, PROCESS_ENDED, was_stopped
 from .present import Present
+from .sight import Sight, hung_limit_s
 
 MAX_WITNESSES = 2  # witnesses that are asked about one member
+MAX_ASKED = 4  # of the world, and of those that wait for its end, members that are to show that they run
 # How long a world without any connected member is kept: its members may still train, when only their connections to
 # this coordinator broke. A process that wants to join the job ends the wait.
 DORMANT_S = 3600.0
@@ -58,6 +60,9 @@ class Liveness:
         self.present: dict[str, Present] = {}  # by member id
         self.suspected: dict[str, Present] = {}  # by member id
         self.gone: dict[int, pb.MemberGone] = {}  # rank -> how it left the world or was lost
+        self.hung_limit_s = hung_limit_s(world)
+        # A member has lost its connections to a peer. Where several are out of reach, it names the first.
+        self._is_torn = False
         self._has_agent = has_agent
         self._causes: dict[str, str] = {}  # member id -> the sentence with which it was declared lost
         # Process namespace -> its members, also those that are gone.
@@ -165,6 +170,7 @@ class Liveness:
         witness, one = found
         if report.process_ended and one in self._by_namespace.get(witness.request.process.namespace, ()):
             return self._judge(one, one.life.process_ended(PROCESS_ENDED, now_s), now_s)
+        self._is_torn = True
         return self._judge(one, one.life.peer_broke(str(witness)), now_s)
 
     def testified(self, witness_id: str, testimony: pb.Testimony, now_s: float) -> Sequence[Finding]:
@@ -175,6 +181,8 @@ class Liveness:
         one = found[1]
         if not testimony.lives:
             return self._judge(one, one.life.process_ended(PROCESS_ENDED, now_s), now_s)
+        if testimony.stopped and self.hung_limit_s:
+            return [Loss(one.member_id, was_stopped(self.hung_limit_s))]
         one.life.vouched(now_s)
         return []
 
@@ -217,21 +225,52 @@ class Liveness:
 
     # -- time --------------------------------------------------------------------------------------------------------
 
-    def overdue(self, now_s: float, grace_s: float, vouched: Set[str], is_waited_for: bool) -> list[Loss]:
-        """Those that are lost by now, since nothing was heard of them for too long.
+    def overdue(self, now_s: float, grace_s: float, sight: Sight, waiting: Collection[str]) -> list[Loss]:
+        """Those that are lost by now, since nothing was heard of them for too long, or they are seen to stand still.
 
-        vouched: members whose processes the caller sees live. is_waited_for: somebody waits for the end of this world.
+        waiting: member ids of those who wait for the end of this world.
         """
-        for member_id in vouched & self.suspected.keys():
+        hung = self._hung(now_s, sight, waiting) if self.hung_limit_s else {}
+        for member_id in sight.lives & self.suspected.keys():
             self.suspected[member_id].life.vouched(now_s)
-        if not is_waited_for and not self._has_connected():
+        if not waiting and not self._has_connected():
             grace_s = max(DORMANT_S, grace_s)
         causes = {member_id: one.life.overdue(now_s, grace_s) for member_id, one in self.suspected.items()}
+        for member_id, cause in hung.items():
+            causes[member_id] = causes.get(member_id) or cause
         return [Loss(member_id, cause) for member_id, cause in causes.items() if cause]
+
+    def _hung(self, now_s: float, sight: Sight, waiting: Collection[str]) -> dict[str, str]:
+        """Members of an elastic job that stand still while others run; member id -> cause.
+
+        Where nobody is known to run, the whole job may have been stopped. Then those of its processes that are
+        continued last are not to be given up for that: the limit begins when the first of them runs.
+        """
+        runs = not sight.runs.isdisjoint(self.present) or not sight.runs.isdisjoint(waiting)
+        for member_id, one in self.present.items():
+            one.life.seen(sight.stopped.get(member_id) if runs else None, member_id in sight.silent, now_s)
+        limit_s, is_torn = self.hung_limit_s, self._is_torn
+        return {member_id: one.life.hung(now_s, limit_s, is_torn) for member_id, one in self.present.items()}
+
+    def ask_others(self, sight: Sight, waiting: Collection[str]) -> list[Effect]:
+        """Where a process is stopped, asks some others whether it lives. What they say matters less than that they say
+        something: they run, though this coordinator may not see their processes.
+        """
+        stopped = next((one for member_id, one in self.present.items() if member_id in sight.stopped), None)
+        if stopped is None or not self.hung_limit_s:
+            return []
+        here = [other for other in self.present if other not in sight.stopped][:MAX_ASKED]
+        return [Send(other, self._question(stopped)) for other in [*here, *list(waiting)[:MAX_ASKED]]]
+
+    def doubted(self) -> list[str]:
+        """Members of an elastic job of whom it matters whether their hosts acknowledge what was sent to them."""
+        if not self.hung_limit_s:
+            return []
+        return [one.member_id for one in self.present.values() if one.life.doubted(self._is_torn)]
 
     def restart_limits(self, now_s: float) -> None:
         """The coordinator was stopped for a while (clock.py), and read no message in that time."""
-        for one in self.suspected.values():
+        for one in self.present.values():
             one.life.restart_limits(now_s)
 
     def _has_connected(self) -> bool:
@@ -254,11 +293,13 @@ class Liveness:
         """Asks other members on the host whether the process of a member that is away still lives."""
         if one.life.away_since_s is None:
             return []
-        process = one.request.process
-        event = pb.MembershipEvent(
-            probe=pb.Probe(epoch=self.world.epoch, rank=one.rank, pid=one.request.pid, start_time=process.start_time)
-        )
+        event = self._question(one)
         return [Send(witness.member_id, event) for witness in self._witnesses(one)[:MAX_WITNESSES]]
+
+    def _question(self, one: Present) -> pb.MembershipEvent:
+        start_time = one.request.process.start_time
+        probe = pb.Probe(epoch=self.world.epoch, rank=one.rank, pid=one.request.pid, start_time=start_time)
+        return pb.MembershipEvent(probe=probe)
 
     def _witnesses(self, one: Present) -> list[Present]:
         """Connected members that see the process of `one`, because they share its process namespace."""

@@ -11,7 +11,7 @@ over are remembered for those who come late.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping
 
 from horovod.coordinator.core.attendance import Attendance
 from horovod.coordinator.core.ending import RankEnded
@@ -24,6 +24,7 @@ from .formation import Formation
 from .job_membership import JobMembership
 from .overview import JobOverview, overview_of
 from .rendezvous import LastWorld
+from .sight import Sight
 
 MAX_REMEMBERED_JOBS = 1024
 
@@ -190,10 +191,12 @@ class Membership:
         """A witness answers a probe. The answer counts only from a member that can see the process."""
         return self._about(witness_id, lambda job: job.testified(witness_id, testimony, now_s))
 
-    def tick(self, job_name: str, now_s: float, vouched: Set[str] = frozenset()) -> list[Effect]:
-        """Declares members lost that are away for too long, except those in `vouched`, whose processes live."""
+    def tick(self, job_name: str, now_s: float, sight: Sight = Sight()) -> list[Effect]:  # noqa: B008 - a frozen value
+        """Declares members lost that are away for too long, except those whose processes live; and of an elastic job
+        those that stand still for too long.
+        """
         job = self._jobs.get(job_name)
-        return self._settled(job, job.tick(now_s, self._grace_s, vouched)) if job else []
+        return self._settled(job, job.tick(now_s, self._grace_s, sight)) if job else []
 
     def restart_limits(self, now_s: float) -> None:
         """The coordinator was stopped for a while (clock.py), and read no message in that time."""
@@ -244,6 +247,19 @@ class Membership:
     def suspected(self, job_name: str) -> list[str]:
         """The ids of members that may be lost. The caller may vouch for them in its next tick."""
         return list(self._job(job_name).liveness.suspected)
+
+    def to_look_at(self, job_name: str) -> list[str]:
+        """The ids of members whose processes the caller is to look at, where it can, for its next tick."""
+        return self._job(job_name).to_look_at()
+
+    def doubted(self, job_name: str) -> list[str]:
+        """The ids of members of whom it matters whether their hosts acknowledge what was sent to them."""
+        return self._job(job_name).liveness.doubted()
+
+    def members_of(self, job_name: str, ranks: Collection[int]) -> dict[str, str]:
+        """The members of the running world that have these ranks: by member id, in words."""
+        members = self._job(job_name).liveness.by_rank
+        return {members[rank].member_id: str(members[rank]) for rank in sorted(ranks) if rank in members}
 
     def attendance(self, job_name: str) -> Attendance | None:
         """Which hosts of the job's world, or of those who wait for one, have ranks here; None for an unknown job."""

@@ -1,0 +1,70 @@
+"""What this coordinator sees of its members by itself (core/world/sight.py): their processes, where it can see them,
+whether their hosts acknowledge what was sent to them, and whether they answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from horovod.base.words import shortened
+from horovod.coordinator.core.world.membership import Membership
+from horovod.coordinator.core.world.sight import Sight
+from horovod.protos.v1 import membership_pb2
+
+from .acknowledgements import Address, address_of, unacknowledged
+from .processes import ProcessWatch
+
+HEARD_S = 2.0  # for so long an answer shows that who gave it runs
+MAX_NAMED = 8  # processes in a sentence
+
+
+class Sights:
+    """Used in one event loop. All members are given by their ids."""
+
+    def __init__(self, ended: Callable[[str, str], None]) -> None:
+        """ended: as of ProcessWatch."""
+        self.port = 0  # on which members connect; 0: not known yet
+        self._processes = ProcessWatch(ended)
+        self._peers: dict[str, Address] = {}  # the other end of each member's latest stream
+        self._answered_at_s: dict[str, float] = {}
+
+    def watch(self, first: membership_pb2.JoinRequest | membership_pb2.Attach, peer: str = "") -> None:
+        """first: with which its stream began. peer: gRPC's name for the other end of the stream."""
+        self._peers.pop(first.member_id, None)
+        if address := address_of(peer):
+            self._peers[first.member_id] = address
+        self._processes.watch(first.member_id, first.pid, first.process)
+
+    def answered(self, member_id: str, now_s: float) -> None:
+        self._answered_at_s[member_id] = now_s
+
+    def forget(self, member_id: str) -> None:
+        self._processes.forget(member_id)
+        self._peers.pop(member_id, None)
+        self._answered_at_s.pop(member_id, None)
+
+    def of(self, job: str, membership: Membership, now_s: float) -> Sight:
+        """What matters of the job's members now."""
+        lives = {one for one in membership.suspected(job) if self._processes.lives(one)}
+        members = membership.to_look_at(job)
+        runs, stopped = self._processes.look(members)
+        runs |= {one for one in members if now_s - self._answered_at_s.get(one, -HEARD_S) < HEARD_S}
+        return Sight(lives, runs - stopped.keys(), stopped, self._silent(membership.doubted(job)))
+
+    def stopped_in_words(self, job: str, membership: Membership, ranks: Collection[int]) -> str:
+        """Which of these ranks of the job's world have processes that are seen to be stopped, as a sentence, or ""."""
+        members = membership.members_of(job, ranks)
+        _, stopped = self._processes.look(members)
+        if not stopped:
+            return ""
+        first = shortened([members[one] for one in stopped], MAX_NAMED)
+        return f"Stopped, by a signal like SIGSTOP or a debugger, until a SIGCONT: {first}."
+
+    def _silent(self, doubted: Sequence[str]) -> set[str]:
+        """Those whose hosts acknowledge nothing."""
+        peers = {one: self._peers[one] for one in doubted if one in self._peers}
+        silent = unacknowledged(self.port) if peers and self.port else ()
+        return {member_id for member_id, peer in peers.items() if peer in silent}
+
+    def close(self) -> None:
+        self._processes.close()
