@@ -37,6 +37,13 @@ class Doing(Enum):
     ENDED = auto()
 
 
+class Still(Enum):
+    """Why a process does not act, nor hear, for a while."""
+
+    STOPPED = auto()
+    CUT_OFF = auto()
+
+
 @dataclass
 class Process:
     name: str
@@ -52,6 +59,8 @@ class Process:
     is_to_reform: bool = False  # at its next commit
     claims: int = 0  # of an attempt that waits: the epoch of the world that it proved to have been in
     returns_until_s: float = 0.0  # until then nobody goes on without it
+    still: Still | None = None
+    accused_in: int = 0  # the epoch in which a peer said that its connections to it broke
 
     @property
     def member(self) -> str:
@@ -74,6 +83,7 @@ class Chaos(Story):
         self.most = self.fewest + dice.randint(0, 4)
         self.size = dice.choice([0, dice.randint(self.fewest, self.most)])
         self.settle_s = dice.choice([0.0, 0.5, 2.0])
+        self.hung_s = dice.choice([0.0, 1.0, 3.0])
         self.has_slots = dice.random() < 0.5
         self.hosts = [f"node-{letter}" for letter in "abc"[: dice.randint(1, 3)]]
         self.processes: list[Process] = []
@@ -90,6 +100,7 @@ class Chaos(Story):
         self.count = 0  # of what was ever due
         self.worlds: list[list[str]] = []  # the names of the members of each, by rank
         first = f"seed {seed}: {self.fewest} to {self.most} members, size {self.size}, settle {self.settle_s} s"
+        first += f", hung after {self.hung_s} s"
         self.lines = [f"{first}, {len(self.hosts)} hosts, {'slots' if self.has_slots else 'no slots'}"]
 
     def play(self) -> int:
@@ -118,7 +129,14 @@ class Chaos(Story):
         self._pass(until_s - self.now_s)
 
     def _pass(self, seconds: float) -> None:
-        self.pass_time(seconds)
+        """The coordinator is on the first host, and sees its processes."""
+        seen = [one for one in self._living() if one.host == self.hosts[0]]
+        self.pass_time(
+            seconds,
+            runs={one.member for one in seen if one.still is not Still.STOPPED},
+            stopped={one.member: 0 for one in seen if one.still is Still.STOPPED},
+            silent={one.member for one in self._living() if one.still is Still.CUT_OFF},
+        )
         self._listen()
 
     def _calm_down(self) -> None:
@@ -158,7 +176,7 @@ class Chaos(Story):
 
     def _act(self) -> None:
         dice = self.dice
-        trains = self._those(Doing.TRAINS)
+        trains = [one for one in self._those(Doing.TRAINS) if one.still is None]
         # Only of these can the coordinator know that they are the same process.
         waits = [one for one in self._those(Doing.WAITS) if self.has_slots or self._has_claim(one)]
         all_ways: list[tuple[int, Callable[[], None], bool]] = [
@@ -166,6 +184,8 @@ class Chaos(Story):
             (3, lambda: self._kill(dice.choice(self._living())), bool(self._living())),
             (1, lambda: self._leave(dice.choice(trains)), bool(trains)),
             (3, lambda: self._break(dice.choice(trains)), bool(trains)),
+            (2, lambda: self._be_still(dice.choice(trains), Still.STOPPED), bool(trains)),
+            (2, lambda: self._be_still(dice.choice(trains), Still.CUT_OFF), bool(trains)),
             (8, lambda: self._commit(dice.choice(trains)), bool(trains)),
             (2, lambda: self._commit_all(trains), bool(trains)),
             (1, lambda: self._join_once_more(dice.choice(waits)), bool(waits)),
@@ -213,6 +233,7 @@ class Chaos(Story):
                 sizes=(self.fewest, self.most),
                 size=self.size,
                 settle_s=self.settle_s,
+                options={"hung_seconds": str(self.hung_s)},
                 rejoin=(one.world, one.rank) if one.world is not None else None,
             ),
             self.now_s,
@@ -256,6 +277,24 @@ class Chaos(Story):
         self.say(f"{one.member} leaves for good")
         self.leave(one.member, failed=True)  # else its job is done, and nobody goes on with it
 
+    def _be_still(self, one: Process, still: Still) -> None:
+        one.still = still
+        self.say(f"{one.member} is {still.name}")
+        self._in(self.dice.choice([0.5, 5.0, 30.0]), lambda: self._go_on_with(one))
+        assert one.world is not None
+        witnesses = [other for other in self._those(Doing.TRAINS) if other.still is None]
+        others = [other for other in witnesses if other.world is not None and other.world.epoch == one.world.epoch]
+        if others and still is Still.CUT_OFF:
+            witness = self.dice.choice(others)
+            self.say(f"{witness.member} tells that its connections to {one.member} broke")
+            report = pb.PeerLost(epoch=one.world.epoch, rank=one.rank)
+            self.take(self.membership.peer_lost(witness.member, report, self.now_s))
+            one.accused_in = one.world.epoch
+
+    def _go_on_with(self, one: Process) -> None:
+        self.say(f"{one.name} is {one.still and one.still.name} no more")
+        one.still = None
+
     def _break(self, one: Process) -> None:
         one.doing = Doing.AWAY
         self.say(f"the stream of {one.member} breaks")
@@ -264,6 +303,9 @@ class Chaos(Story):
 
     def _attach(self, one: Process) -> None:
         if one.doing is not Doing.AWAY:
+            return
+        if one.still is not None:
+            self._in(1.0, lambda: self._attach(one))
             return
         assert one.world is not None
         self.say(f"{one.member} attaches")
@@ -284,7 +326,7 @@ class Chaos(Story):
 
     def _commit(self, one: Process) -> None:
         """It leaves its world to join the next one, if there is a reason."""
-        if not one.is_to_reform:
+        if not one.is_to_reform or one.still is not None:
             return
         one.is_to_reform = False
         old = one.member
@@ -293,7 +335,8 @@ class Chaos(Story):
             self._in(1.0, lambda: self._say_goodbye(old))
             return
         one.doing = Doing.OUTSIDE
-        one.returns_until_s = self.now_s + RETURN_S
+        is_accused = self.hung_s and one.world is not None and one.accused_in == one.world.epoch
+        one.returns_until_s = self.now_s + (self.hung_s if is_accused else RETURN_S)
         self._say_goodbye(old)
         if one.doing is Doing.OUTSIDE:
             slow = 0.5 if self.is_calm else self.dice.choice([0.1, 0.1, 3.0, 30.0])
@@ -339,6 +382,7 @@ class Chaos(Story):
             self.story = JobStory(JOB, self.story.record if self.epoch % 2 else None)
             self.story.taken_over(self.record, gone, Moment(self.now_s, self.now_s))
         for one in self.processes:
+            one.accused_in = 0
             if one.doing is Doing.WAITS:
                 one.doing, one.claims = Doing.OUTSIDE, 0
                 self._in(1.0, lambda one=one: self._join(one))  # type: ignore[misc]
@@ -362,6 +406,7 @@ class Chaos(Story):
             if isinstance(effect, Gone):
                 self.out.add((effect.told.epoch, effect.told.rank))
                 self.story.gone(effect.told, Moment(self.now_s, self.now_s))
+                self._check_loss(effect)
             super().take([effect])
 
     def _listen(self) -> None:
@@ -371,7 +416,7 @@ class Chaos(Story):
             f"{members} are members, but {sorted(self.known)} joined and were not closed"
         )
         for one in self.processes:
-            if one.doing not in (Doing.WAITS, Doing.TRAINS):
+            if one.doing not in (Doing.WAITS, Doing.TRAINS) or one.still is not None:
                 continue
             events = self.told.get(one.member, [])
             while one.heard < len(events) and one.doing in (Doing.WAITS, Doing.TRAINS):
@@ -395,6 +440,12 @@ class Chaos(Story):
         return one.claims > 0 and one.claims == self.known_epoch
 
     # -- what must hold ----------------------------------------------------------------------------------------------
+    def _check_loss(self, gone: Gone) -> None:
+        """Nobody who trains, and has a stream, is lost."""
+        for one in self._those(Doing.TRAINS):
+            is_it = one.world is not None and (one.world.epoch, one.rank) == (gone.told.epoch, gone.told.rank)
+            assert not is_it or one.still is not None or gone.told.orderly, f"{one.name} is lost, but trains"
+
     def _check_formation(self, formation: Formation) -> None:
         """When it begins to form."""
         assert self.fewest <= len(formation.places) <= self.most, f"{len(formation.places)} members"
