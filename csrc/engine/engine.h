@@ -135,7 +135,7 @@ class Engine {
   int owner_process_ = 0;
 
   mutable std::mutex gpu_mutex_;  // guards gpu_
-  SharedGpu gpu_;         // the one GPU of this engine; empty before its first operation on a GPU
+  SharedGpu gpu_;                 // the one GPU of this engine; empty before its first operation on a GPU
 
   mutable std::mutex sets_mutex_;  // guards the block below; no communicator's lock is taken with it
   std::map<int, ProcessSet> sets_;

@@ -140,6 +140,10 @@ class Life:
         """Of what kind the evidence is, for those who count losses (docs/observability.md)."""
         if self.ended:
             return "process_ended"
+        if self.stopped_since_s is not None:
+            return "stopped"
+        if self.silent_since_s is not None:
+            return "cut_off"
         is_cut_off = self.accused or self.away_since_s is not None or not self.has_world
         return "connection_lost" if is_cut_off else "other"
 
