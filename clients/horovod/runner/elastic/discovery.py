@@ -28,6 +28,7 @@ from horovod.base.errors import LaunchCode, SettingCode, coded
 from horovod.base.words import printable
 from horovod.common.elastic import HostUpdateResult
 from horovod.coordinator.core.elastic import hosts as core
+from horovod.coordinator.core.elastic.cooldown import Cooldown
 
 __all__ = ["DiscoveredHosts", "FixedHosts", "HostDiscovery", "HostDiscoveryScript", "HostManager"]
 
@@ -183,7 +184,7 @@ class HostManager:
 
     def __init__(self, discovery: HostDiscovery, cooldown_range: Sequence[float] | None = None) -> None:
         self._discovery = discovery
-        self._hosts = core.Hosts(core.Cooldown(*cooldown_range) if cooldown_range is not None else None)
+        self._hosts = core.Hosts(Cooldown(*cooldown_range) if cooldown_range is not None else None)
 
     @property
     def current_hosts(self) -> DiscoveredHosts:

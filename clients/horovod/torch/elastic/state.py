@@ -253,7 +253,7 @@ class TorchState(ObjectState):
 
     def _settle(self) -> None:
         # A step on a GPU is over for this thread when it is queued.
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
             check_results()
 
