@@ -169,7 +169,7 @@ class World:
         try:
             answer = self._pipes[rank].recv_bytes()
         except (EOFError, OSError):
-            return Outcome(exit_code=self._processes[rank].wait(10))
+            return Outcome(exit_code=self._processes[rank].wait(DEADLINE_SECONDS))
         outcome: Outcome = cloudpickle.loads(answer)
         return outcome
 

@@ -11,17 +11,11 @@ from horovod._keras.classes import CallbackMixin
 from horovod._keras.state import build_optimizer, state_of
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import rank
-from horovod.common.elastic import ObjectState, check_results, leave_at_next_commit
+from horovod.common.elastic import ObjectState, check_results
 from horovod.common.ops import objects
 from horovod.common.process_sets import global_process_set
 
-__all__ = [
-    "CommitStateCallback",
-    "KerasState",
-    "UpdateBatchStateCallback",
-    "UpdateEpochStateCallback",
-    "leave_at_next_commit",
-]
+__all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback"]
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:

@@ -117,12 +117,10 @@ class Departure:
 
         Nothing is changed outside of the main thread, and in jobs of a fixed size, which can't go on without a member.
         """
-        if not is_initialized() or not current().is_elastic:
-            yield
-            return
+        may_leave = is_initialized() and current().is_elastic
         is_main = threading.current_thread() is threading.main_thread()
-        is_default = is_main and signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _end_now)
-        listener = _Listener(self) if is_default else None
+        is_default = signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _end_now)
+        listener = _Listener(self) if may_leave and is_main and is_default else None
         self.begins()
         try:
             yield

@@ -28,12 +28,13 @@ from horovod._keras.backends import backend_of
 from horovod._keras.classes import classes_for
 from horovod._keras.elastic import *  # noqa: F403
 from horovod.common.basics import join_again
+from horovod.common.elastic import leave_at_next_commit as leave_at_next_commit
 from horovod.common.elastic import run_fn
 
 globals().update(classes_for(keras, __name__, shared))
 
 if not TYPE_CHECKING:
-    __all__ = [*shared.__all__, "run"]  # noqa: PLE0604
+    __all__ = [*shared.__all__, "leave_at_next_commit", "run"]  # noqa: PLE0604
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:

@@ -47,6 +47,7 @@ ELASTIC = {
     "CommitStateCallback": "state, batches_per_commit=1",
     "UpdateBatchStateCallback": "state",
     "UpdateEpochStateCallback": "state",
+    "leave_at_next_commit": "reason=''",
     "run": "func",
 }
 

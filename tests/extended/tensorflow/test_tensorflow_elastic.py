@@ -250,13 +250,16 @@ def test_other_unknown_errors_are_raised(tf_pair: World) -> None:
 
 # -- worlds that shrink and grow ---------------------------------------------------------------------------------------
 class _Incident:
-    """In step KILLED_AT the victim dies, the first time it comes there. In WAITS_AT the others wait for its successor.
+    """In step KILLED_AT the victim dies, the first time it comes there, or gets SIGTERM. In WAITS_AT the others wait
+    for its successor, or until it has left.
 
     Call it with the state before each step. lives: a file for the victim to remember that it has been there.
     """
 
-    def __init__(self, victim: int, grows_to: int, lives: str) -> None:
+    def __init__(self, victim: int, grows_to: int, lives: str, signum: int) -> None:
         self._grows_to = grows_to
+        self._signum = signum
+        self._first_size = 0
         self._dies = int(os.environ["HOROVOD_RANK"]) == victim and not Path(lives).exists()
         self._lives = lives
 
@@ -265,8 +268,12 @@ class _Incident:
 
         if state.batch == KILLED_AT and self._dies:
             Path(self._lives).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        while state.batch == WAITS_AT and size() < self._grows_to:
+            os.kill(os.getpid(), self._signum)
+        self._first_size = self._first_size or size()
+        waits_for_leaving = self._signum == signal.SIGTERM
+        while state.batch == WAITS_AT and (
+            size() == self._first_size if waits_for_leaving else size() < self._grows_to
+        ):
             time.sleep(0.01)  # training takes its time meanwhile
             state.commit()
 
@@ -293,13 +300,13 @@ def _share(rows: Any) -> Any:
     return np.split(rows, hvd.size())[hvd.rank()]
 
 
-def _train_variables(victim: int, grows_to: int, lives: str) -> tuple[list[int], Any]:
+def _train_variables(victim: int, grows_to: int, lives: str, signum: int = signal.SIGKILL) -> tuple[list[int], Any]:
     """The size of each world, and the weights."""
     import tensorflow as tf
 
     import horovod.tensorflow as hvd
 
-    incident = _Incident(victim, grows_to, lives)
+    incident = _Incident(victim, grows_to, lives, signum)
     hvd.init()
     weight, velocity = (tf.Variable(np.full([3, 1], float(hvd.rank()), np.float32)) for _ in range(2))
     state = hvd.elastic.TensorFlowState([weight, velocity], batch=0)
@@ -327,13 +334,13 @@ def _train_variables(victim: int, grows_to: int, lives: str) -> tuple[list[int],
     return sizes, weight.numpy()
 
 
-def _train_in_fit(victim: int, grows_to: int, lives: str) -> tuple[list[int], Any]:
+def _train_in_fit(victim: int, grows_to: int, lives: str, signum: int = signal.SIGKILL) -> tuple[list[int], Any]:
     """The same with Keras."""
     import keras
 
     import horovod.keras as hvd
 
-    incident = _Incident(victim, grows_to, lives)
+    incident = _Incident(victim, grows_to, lives, signum)
     hvd.init()
     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1, use_bias=False)])
     model.set_weights([np.full([3, 1], float(hvd.rank()))])
@@ -382,6 +389,34 @@ def test_the_survivors_go_on(train: Callable[..., Any], size: int, victim: int, 
     for rank, outcome in enumerate(outcomes):
         if rank == victim:
             assert outcome.exit_code == -signal.SIGKILL
+            continue
+        sizes, weight = outcome.value
+        assert sizes == [size, size - 1]
+        np.testing.assert_allclose(weight, _alone(BATCHES), rtol=1e-4)
+
+
+def _leave_in_order(train: Callable[..., Any], victim: int, lives: str) -> Any:
+    """What `train` returns, where no step has failed."""
+    from horovod.common import elastic
+
+    def restore(state: Any) -> None:
+        raise AssertionError("A step has failed.")
+
+    elastic.ObjectState.restore = restore  # type: ignore[method-assign]
+    return train(victim, 0, lives, signal.SIGTERM)
+
+
+@_TRAINED
+@pytest.mark.parametrize(("size", "victim", "transport"), [(3, 0, "shm"), (2, 1, "tcp")])
+def test_one_that_gets_sigterm_leaves_at_the_next_commit(
+    train: Callable[..., Any], size: int, victim: int, transport: str, tmp_path: Path
+) -> None:
+    with _changing(size, transport) as world:
+        outcomes = world.outcomes(_leave_in_order, train, victim, str(tmp_path / "lives"), deadline_seconds=90)
+    assert [outcome.text for outcome in outcomes] == [""] * size
+    for rank, outcome in enumerate(outcomes):
+        if rank == victim:
+            assert outcome.exit_code == 128 + signal.SIGTERM
             continue
         sizes, weight = outcome.value
         assert sizes == [size, size - 1]

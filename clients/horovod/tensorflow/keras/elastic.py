@@ -25,10 +25,11 @@ import tensorflow as tf
 from horovod._keras import elastic as shared
 from horovod._keras.classes import classes_for
 from horovod._keras.elastic import *  # noqa: F403
+from horovod.common.elastic import leave_at_next_commit as leave_at_next_commit
 from horovod.tensorflow.elastic import run as run
 
 keras: Any = tf.keras
 globals().update(classes_for(keras, __name__, shared))
 
 if not TYPE_CHECKING:
-    __all__ = [*shared.__all__, "run"]  # noqa: PLE0604
+    __all__ = [*shared.__all__, "leave_at_next_commit", "run"]  # noqa: PLE0604
