@@ -57,6 +57,7 @@ class Process:
     world: pb.World | None = None  # its last one
     rank: int = 0
     is_to_reform: bool = False  # at its next commit
+    leaves: bool = False  # its world for good, at its next commit
     claims: int = 0  # of an attempt that waits: the epoch of the world that it proved to have been in
     returns_until_s: float = 0.0  # until then nobody goes on without it
     still: Still | None = None
@@ -183,6 +184,7 @@ class Chaos(Story):
             (6, self._burst, True),
             (3, lambda: self._kill(dice.choice(self._living())), bool(self._living())),
             (1, lambda: self._leave(dice.choice(trains)), bool(trains)),
+            (2, lambda: self._say_leaving(dice.choice(trains)), bool(trains)),
             (3, lambda: self._break(dice.choice(trains)), bool(trains)),
             (2, lambda: self._be_still(dice.choice(trains), Still.STOPPED), bool(trains)),
             (2, lambda: self._be_still(dice.choice(trains), Still.CUT_OFF), bool(trains)),
@@ -295,6 +297,14 @@ class Chaos(Story):
         self.say(f"{one.name} is {one.still and one.still.name} no more")
         one.still = None
 
+    def _say_leaving(self, one: Process) -> None:
+        """It leaves for good at its next commit."""
+        assert one.world is not None
+        one.leaves = True
+        self.say(f"{one.member} will leave")
+        leaving = pb.Leaving(epoch=one.world.epoch, reason="it got SIGTERM")
+        self.take(self.membership.leaving(one.member, leaving, self.now_s))
+
     def _break(self, one: Process) -> None:
         one.doing = Doing.AWAY
         self.say(f"the stream of {one.member} breaks")
@@ -319,6 +329,8 @@ class Chaos(Story):
             self.say(f"{one.member} is refused: {refused.sentence}")
             one.doing = Doing.OUTSIDE
             self._in(1.0, lambda: self._join(one))
+        elif one.leaves:
+            self._say_leaving(one)
 
     def _commit_all(self, trains: Sequence[Process]) -> None:
         for one in self.dice.sample(trains, len(trains)):
@@ -329,6 +341,9 @@ class Chaos(Story):
         if not one.is_to_reform or one.still is not None:
             return
         one.is_to_reform = False
+        if one.leaves:
+            self._leave(one)
+            return
         old = one.member
         if self.dice.random() < 0.1:  # its goodbye is slow
             self._join(one)
@@ -427,13 +442,14 @@ class Chaos(Story):
         kind = event.WhichOneof("event")
         if kind == "world":
             one.world, one.doing, one.is_to_reform = event.world, Doing.TRAINS, False
+            one.leaves = False
             one.rank = [member.member_id for member in event.world.members].index(one.member)
             self.say(f"{one.member} is rank {one.rank} of epoch {event.world.epoch}")
         elif kind == "refused":
             self.say(f"{one.member} is told: {event.refused.sentence}")
             one.doing = Doing.OUTSIDE
             self._in(1.0, lambda: self._join(one))
-        elif kind == "newcomers" or kind == "gone" or (kind == "attached" and event.attached.gone):
+        elif kind in ("newcomers", "leavers", "gone") or (kind == "attached" and event.attached.gone):
             one.is_to_reform = True
 
     def _has_claim(self, one: Process) -> bool:

@@ -12,6 +12,7 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from resources import descriptors, eventually
@@ -20,10 +21,13 @@ from stopped_jobs import ROUNDS, SHORT, UNSEEN, job, let_pass, port_of, stop_all
 from tcp_proxy import Proxy
 
 from horovod.base.errors import OperationCode
+from horovod.base.settings import resolve
 from horovod.coordinator.core.world.life import PROCESS_ENDED
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.worker.runtime import staying
+from horovod.worker.runtime.epoch import begin
+from horovod.worker.runtime.world_changes import WorldChange
 
 
 @pytest.fixture
@@ -212,3 +216,21 @@ def test_a_goodbye_is_said_though_the_stream_is_away(
         assert eventually(lambda: said(caplog, " left: ") == 2), caplog.messages
         assert not said(caplog, "was lost")
         assert not threads_of_streams()
+
+
+def test_a_member_says_that_it_will_leave_though_its_stream_is_away() -> None:
+    heard: list[WorldChange] = []
+    with EmbeddedCoordinator() as coordinator, Proxy(coordinator.address) as proxy:
+        given = {"coordinator": proxy.address, "token": coordinator.token, "size": 2, "min_size": 1, "max_size": 2}
+        settings = resolve({}, given)
+        with ThreadPoolExecutor(2) as pool:
+            starts = [pool.submit(begin, settings, on_change=heard.append) for _ in range(2)]
+        contexts = [start.result() for start in starts]
+        assert eventually(lambda: all_have_their_world(coordinator))
+        proxy.refuse()
+        assert eventually(lambda: not any(context.session.member.attached for context in contexts))
+        contexts[0].session.member.say_leaving("it got SIGTERM")
+        proxy.admit()
+        assert eventually(lambda: len(heard) >= 2), heard
+        assert set(heard) == {WorldChange(1, leavers=(contexts[0].world.rank,))}
+        close_all(contexts)

@@ -14,7 +14,7 @@ from horovod.worker.runtime.world import World
 EVIL, ESCAPED = "\x1b[2Jhi\nERROR faked", r"\x1b[2Jhi\nERROR faked"
 
 
-@pytest.mark.parametrize("kind", ["progress", "refused", "gone", "attached"])
+@pytest.mark.parametrize("kind", ["progress", "refused", "gone", "leavers", "attached"])
 def test_sentences_of_events(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "horovod")
     event = membership_pb2.MembershipEvent()
