@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from agents import Agents
-from launching import Launched
+from launching import Launched, still_alive
 from test_changing_sizes import sizes, source
 
 from horovod.worker.agent.handlers import handlers_of
@@ -90,6 +90,17 @@ def test_all_hosts_are_drained(tmp_path: Path, launch: Launch, program: Program)
         code, _, err = launched.finish()
     assert code != 0
     assert "Host h1 was drained, and 2 processes left the job." in err
+
+
+def test_a_launcher_that_gets_sigterm_ends_the_whole_job(launch: Launch, program: Program) -> None:
+    launched = launch("-np", "2", "--min-np", "1", *program(PROGRAM))
+    launched.lines(8)
+    family = launched.remember_family()
+    launched.signal(signal.SIGTERM)
+    code, _, err = launched.finish()
+    assert code == 128 + signal.SIGTERM, err
+    assert "takes its place" not in err
+    assert still_alive(family) == []
 
 
 def test_a_signal_is_for_the_program_and_not_for_what_it_has_started() -> None:
