@@ -66,11 +66,12 @@ class Forked:
 class ForkServer:
     """The tests' side. One at a time asks."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, prefix: Sequence[str] = ()) -> None:
+        """prefix: of the command, for a namespace."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, str(TESTS / "fork_server.py"), str(theirs.fileno()), module],
+                [*prefix, sys.executable, str(TESTS / "fork_server.py"), str(theirs.fileno()), module],
                 env={name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
                 | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(_folders_of_tests())},
                 pass_fds=[theirs.fileno()],

@@ -1,0 +1,39 @@
+"""Whatever happens to an elastic training of real processes, every sample counts once, and the weights are those of one
+process that takes the same steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import etcd_server
+import pytest
+from chaos_site import ChaosSite
+from real_chaos import Chaos
+
+from benchmarks.namespaces import NetworkError, check_possible
+
+pytestmark = [
+    pytest.mark.skipif(bool(etcd_server.missing()), reason=etcd_server.missing()),
+    pytest.mark.timeout(600),  # Chaos fails before, with its story
+]
+
+SEEDS = 50
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosSite]:
+    with ExitStack() as stack:
+        try:
+            check_possible()
+            made = ChaosSite(tmp_path_factory.mktemp("chaos"), stack)
+        except NetworkError as error:
+            pytest.skip(str(error))
+        yield made
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_nothing_is_lost_or_repeated(site: ChaosSite, seed: int) -> None:
+    chaos = Chaos(site, seed)
+    steps = chaos.play()
+    print(*chaos.story, f"{steps} steps", sep="\n")
