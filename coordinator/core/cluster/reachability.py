@@ -6,7 +6,7 @@ to be answers there. An interface is usable for a job when every other host of t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from horovod.base.errors import ClusterCode, coded
 from horovod.base.words import joined, shortened
@@ -74,8 +74,16 @@ class Reachability:
     def forget(self, agent: str) -> None:
         """Drops what was found of this agent: it has registered again, perhaps with other addresses."""
         self._reached = {pair: found for pair, found in self._reached.items() if agent not in pair}
-        self._asked = _without(self._asked, agent)
-        self._overdue = _without(self._overdue, agent)
+        self._asked = {
+            number: asked
+            for number, asked in self._asked.items()
+            if asked.agent != agent and agent not in asked.targets
+        }
+        self._overdue = {  # what they say of others is still of use
+            number: replace(asked, targets=asked.targets - {agent})
+            for number, asked in self._overdue.items()
+            if asked.agent != agent and asked.targets != {agent}
+        }
 
     def restart_limits(self, now_s: float) -> None:
         for asked in self._asked.values():
@@ -120,8 +128,3 @@ class Reachability:
             )
             return Found(unreachable=coded(ClusterCode.HOSTS_UNREACHABLE, sentence))
         return Found(interfaces=chosen)
-
-
-def _without(asked: Mapping[int, _Asked], agent: str) -> dict[int, _Asked]:
-    """The probes that are not of this agent, nor to it."""
-    return {number: one for number, one in asked.items() if one.agent != agent and agent not in one.targets}

@@ -281,7 +281,8 @@ class FollowedJob:
         loop = asyncio.get_running_loop()
         self._console.room = lambda: _call(loop, self._room.set)
         await self._cluster.follow(request, self._on_change, self._on_output)
-        for rank in {*range(self.record.spec.processes), *(slot for one in self.record.shares for slot in one.slots)}:
+        slots = {slot for one in self.record.shares for slot in (*one.slots, *one.left)}
+        for rank in {*range(self.record.spec.processes), *slots}:
             self._console.finish(rank, "stdout")
             self._console.finish(rank, "stderr")
         return self.record

@@ -14,6 +14,7 @@ from typing import Any
 
 from horovod.base.errors import ClusterCode, coded
 from horovod.base.settings import ROWS
+from horovod.coordinator.core.cluster.sizes import processes_of
 from horovod.launch.cluster.job_file.submit import add_options, words_of
 from horovod.protos.v1 import jobs_pb2, story_pb2
 
@@ -124,7 +125,7 @@ def as_json(listing: jobs_pb2.Listing) -> dict[str, Any]:
                 "command": list(words_of(record)),
                 "line": record.line + 1 if record.spec.lines else None,
                 "lines": len(record.spec.lines) or None,
-                "processes": record.spec.processes,
+                "processes": processes_of(record),
                 "hosts": [
                     {
                         "host": share.agent,
@@ -133,6 +134,10 @@ def as_json(listing: jobs_pb2.Listing) -> dict[str, Any]:
                         "gpus": list(share.gpus),
                     }
                     for share in record.shares
+                    if share.slots
+                ],
+                "hosts_aside": [
+                    {"host": one.agent, "reason": one.reason, "until": one.until or None} for one in record.hosts_aside
                 ],
                 "submitted_at": record.submitted_at,
                 "started_at": record.started_at or None,
@@ -205,10 +210,11 @@ def _jobs_as_table(jobs: Sequence[jobs_pb2.JobRecord], now_s: float) -> list[str
     for record in jobs:
         command = " ".join(words_of(record))
         shown = command if len(command) <= _SHOWN_WORDS else f"{command[: _SHOWN_WORDS - 3]}..."
-        hosts = ",".join(share.agent for share in record.shares[:3]) + (",..." if len(record.shares) > 3 else "")
+        names = [share.agent for share in record.shares if share.slots]
+        hosts = ",".join(names[:3]) + (",..." if len(names) > 3 else "")
         state = _STATES[record.state] + (f" ({record.exit_code})" if record.state == jobs_pb2.JOB_STATE_FAILED else "")
         age = _age((record.ended_at or now_s) - record.submitted_at)
-        rows.append((record.id, state, str(record.spec.processes), hosts or "-", record.spec.user, age, shown))
+        rows.append((record.id, state, str(processes_of(record)), hosts or "-", record.spec.user, age, shown))
     if not jobs:
         return []
     reasons = [

@@ -33,6 +33,7 @@ _NAMES = {
     "array": "a list",
 }
 _TYPES: Mapping[str, type] = {"string": str, "object": dict, "array": list, "null": type(None)}
+_NUMBERS = ("integer", "number")
 _SHOWN = 60  # characters of a value
 
 
@@ -75,7 +76,7 @@ def _problems(rule: Mapping[str, Any], found: Located, path: str, line: int) -> 
         elif "pattern" in rule and not re.search(rule["pattern"], found.data):
             yield line, f"{what} is {_shown(found)}: expected {rule['description']}, like {rule['pattern']}."
     elif _is(found.data, "number") and not _in_range(rule, found.data):
-        yield line, f"{what} is {_shown(found)}: expected {_expected(rule, kinds)}."
+        yield line, f"{what} is {_shown(found)}: expected {_expected(rule, [one for one in kinds if one in _NUMBERS])}."
 
 
 def _in_range(rule: Mapping[str, Any], number: float) -> bool:
@@ -113,7 +114,7 @@ def _is(data: Any, kind: str) -> bool:
 
 def _expected(rule: Mapping[str, Any], kinds: list[str]) -> str:
     limits = f" from {rule['minimum']} to {rule['maximum']}" if "minimum" in rule else ""
-    words = " or ".join(_NAMES[kind] + (limits if kind in ("integer", "number") else "") for kind in kinds)
+    words = " or ".join(_NAMES[kind] + (limits if kind in _NUMBERS else "") for kind in kinds)
     if limits and len(kinds) == 1:
         return words
     return f"{words} ({rule['description']})" if "description" in rule else words
