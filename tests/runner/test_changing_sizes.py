@@ -150,6 +150,31 @@ def test_slots_go_to_a_job_that_waits_and_come_back(tmp_path: Path, launch: Laun
     assert out.count("took") == 2
 
 
+def test_a_job_follows_the_slots_of_its_host(tmp_path: Path, launch: Launch, program: Program) -> None:
+    """The agent is started again: first with fewer slots, and then with as many as before."""
+    again = tmp_path / "again"
+    text = source("pass").replace('print("step", state.steps, hvd.size(), flush=True)', "say(state.steps)")
+    was_smaller = f"hvd.size() * (total(os.path.exists({str(again)!r})) > 0)"
+    text = SAYS_SIZES + text.replace("state.last_size = hvd.size()", f"state.last_size = {was_smaller}")
+    with Agents(tmp_path) as agents:
+        agents.add("h1", slots=2)
+        options = [*agents.options, "-np", "2", "--min-np", "1", "--max-np", "2"]
+        launched = launch(*options, *program(text), environ=agents.environ)
+        said: list[str] = []
+        for size, slots in ((2, 1), (1, 2)):
+            while not any(line.endswith(f" {size}") for line in said if "[0]<stdout>:step" in line):
+                said += launched.lines(1)
+            agents.processes["h1"].kill()
+            agents.processes["h1"].communicate()
+            agents.add("h1", slots=slots)
+        again.touch()
+        code, out, err = launched.finish()
+    assert code == 0, err
+    assert sizes("\n".join([*said, out]), rank=0) == [2, 1, 2]
+    assert "since host h1 has 1 slot now" in err
+    assert "replaced" not in err
+
+
 def test_an_agent_that_belongs_to_a_launcher_is_told_of_its_slots(tmp_path: Path, launch: Launch) -> None:
     with Agents(tmp_path) as agents:
         order = {"name": "h1", "slots": 1, "coordinators": [agents.coordinator.address]}

@@ -121,7 +121,7 @@ def _note_exits(
             if incarnation > 1:
                 outcome.incarnation = incarnation
             outcome.drained = drains and lines.failed(outcome) and rank.rank not in leaving
-            if not outcome.drained:
+            if not rank.stopped and not outcome.drained:
                 job.count_start(agent, rank.rank, lines.failed(outcome), wall_s)
             is_news = True
     return is_news
