@@ -380,8 +380,13 @@ def test_a_host_that_has_fewer_slots_loses_the_last_ones() -> None:
     story.do(story.cluster.slots("h1", 0, story.now_s, story.wall_s))
     story.runs("h1", {0: -15})
     assert story.slots() == {"h1": [], "h2": [2, 3]}
+    story.agent("h3")
+    story.reach()
+    assert story.slots() == {"h1": [], "h2": [2, 3], "h3": [0, 1]}
+    story.runs("h3")
     story.away("h1")
     story.tick(61)
+    story.runs("h3", {0: 0, 1: 0}, over=True)
     story.runs("h2", {2: 0, 3: 0}, over=True)
     assert story.state("j") == SUCCEEDED
 

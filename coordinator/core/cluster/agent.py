@@ -18,6 +18,7 @@ class Agent:
     register: pb.Register
     away_since_s: float | None = None  # None: it is connected
     is_draining: bool = False
+    may_have_shrunk: bool = True  # its slots were told, and not yet compared with those that jobs have there
     # Job -> ranks that run there, though no record asks for them: also of a share that the job has lost.
     strays: dict[str, int] = field(default_factory=dict)
     seen_at_s: float = 0.0  # when one of its ranks was last connected while the agent was away

@@ -162,6 +162,7 @@ class Cluster:
     def slots(self, name: str, slots: int, now_s: float, wall_s: float) -> list[Effect]:
         """The host has so many slots from now on."""
         self.agents[name].register.slots = slots
+        self.agents[name].may_have_shrunk = True
         return self._schedule(now_s, wall_s)
 
     def fitness(self, name: str, unfit: str, now_s: float, wall_s: float) -> list[Effect]:
