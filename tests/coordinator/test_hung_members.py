@@ -263,6 +263,18 @@ def test_one_that_was_given_up_joins_as_new_once_another_world_stands() -> None:
     assert (list(story.world("b2").newcomers), list(story.world("b3").newcomers)) == ([], [2])
 
 
+def test_one_that_wakes_up_when_the_work_is_done_is_told_so() -> None:
+    story = Hung(most=2)
+    story.come_all("ab")
+    story.stop("a")
+    story.look(4, "ab")
+    story.again("b")
+    story.leave("b2")
+    story.stopped.clear()
+    assert re.search(ends_with(WorldCode.JOB_DONE), story.come("a"))
+    assert story.come("c") == ""  # who has never been there begins anew
+
+
 def test_one_that_is_back_before_another_world_stands_is_a_survivor() -> None:
     story = Hung(fewest=2, most=2)
     story.come_all("ab")

@@ -178,6 +178,19 @@ def test_processes_follow_each_other_as_one_rank(guardian: Guardian) -> None:
     assert asyncio.run(run()) == [(0, 2, 1), (0, 3, 1), (1, 1, -signal.SIGTERM)]
 
 
+def test_one_that_is_stopped_when_the_work_is_done_is_continued(guardian: Guardian) -> None:
+    async def run() -> list[int | None]:
+        supervisor = Supervisor(Collector(), guardian, wake_s=0.05)
+        started = asyncio.Event()
+        supervisor.changed = started.set
+        job = asyncio.ensure_future(supervisor.run([slot(0, ["sh", "-c", "kill -STOP $$"])], replaces_failed=True))
+        await started.wait()
+        supervisor.finish()
+        return [outcome.code for outcome in await job]
+
+    assert asyncio.run(run()) == [0]
+
+
 def test_a_slot_that_cannot_be_started_leaves_none_of_the_others(guardian: Guardian) -> None:
     slots = [slot(0), replace(slot(1), directory="/no/such/folder")]
     with pytest.raises(FileNotFoundError, match=ends_with(LaunchCode.PROCESS_NOT_STARTED, "rank 1", "/no/such/folder")):

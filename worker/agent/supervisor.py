@@ -28,6 +28,7 @@ _LEFTOVER_GRACE_S = 1.0
 _REPLACED_OUTPUT_S = 20.0  # for the last output of a process in whose place another one is to start
 _OUTPUT_GRACE_S = 1.0  # how long a stopped job waits for a console that takes no output
 _KILL_DEADLINE_S = 10.0
+WAKE_S = 5.0  # how often processes that are left of a job whose work is done are continued
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Supervisor:
         failure_grace_s: float = FAILURE_GRACE_S,
         stop_grace_s: float = STOP_GRACE_S,
         request_grace_s: float = REQUEST_GRACE_S,
+        wake_s: float = WAKE_S,
     ) -> None:
         self.changed: Callable[[], None] = lambda: None  # called when a rank has started or ended
         self._sink = sink
@@ -77,6 +79,8 @@ class Supervisor:
         self._failure_grace_s = failure_grace_s
         self._stop_grace_s = stop_grace_s
         self._request_grace_s = request_grace_s
+        self._wake_s = wake_s
+        self._waking: asyncio.Task[None] | None = None
         self._processes: list[TrainingProcess] = []  # the latest of each rank
         self._incarnations: dict[int, int] = {}  # by rank, of the latest process
         self._outcomes: list[Outcome] = []
@@ -136,7 +140,19 @@ class Supervisor:
             asyncio.get_running_loop().call_later(grace_s, _kill, process)
 
     def finish(self) -> None:
-        """No process is started any more."""
+        """No process is started any more: one has done its work. Those that are left end by themselves, also one that
+        was stopped (SIGSTOP) and that the others have gone on without: it is continued, to hear that all is done.
+        """
+        self._close()
+        if self._waking is None:
+            self._waking = asyncio.create_task(self._wake())
+
+    async def _wake(self) -> None:
+        while True:
+            await asyncio.sleep(self._wake_s)
+            self.forward(signal.SIGCONT)
+
+    def _close(self) -> None:
         self._is_open = False
         self._wanted.put_nowait(None)
         for process in self._releasing:  # `run` waits for its output, which nobody may take
@@ -240,7 +256,7 @@ class Supervisor:
         first: _Steps = () if signum == signal.SIGTERM else ((signum, self._request_grace_s),)
         steps = (*first, (signal.SIGTERM, self._request_grace_s), (signal.SIGKILL, _KILL_DEADLINE_S))
         self._ending = asyncio.create_task(self._end(steps))
-        self.finish()
+        self._close()
 
     def kill(self) -> None:
         """Ends every rank now, whatever was asked before."""
@@ -248,7 +264,7 @@ class Supervisor:
         if self._ending is not None:
             self._ending.cancel()
         self._ending = asyncio.create_task(self._end(((signal.SIGKILL, _KILL_DEADLINE_S),)))
-        self.finish()
+        self._close()
 
     def drain(self, grace_s: float) -> None:
         """Tells the ranks of an elastic job to leave it, and stops those that are still there after the grace."""
@@ -267,7 +283,7 @@ class Supervisor:
             grace_s, stop_s = self._failure_grace_s, self._stop_grace_s
             steps = ((None, grace_s), (signal.SIGTERM, stop_s), (signal.SIGKILL, _KILL_DEADLINE_S))
             self._ending = asyncio.create_task(self._end(steps))
-        self.finish()
+        self._close()
 
     async def _watch(self, process: TrainingProcess, incarnation: int) -> None:
         await process.ended.wait()
@@ -310,6 +326,8 @@ class Supervisor:
 
     async def _clean_up(self) -> None:
         """Ends and reaps all processes, also when `run` was cancelled or could not start a slot."""
+        if self._waking is not None:
+            self._waking.cancel()
         if self._ending is not None:
             self._ending.cancel()
             with contextlib.suppress(asyncio.CancelledError):

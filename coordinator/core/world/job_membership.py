@@ -143,9 +143,10 @@ class JobMembership:
                 WorldCode.REPLACED,
                 f"{capitalized(describe(request))} was replaced: {describe(successor)} was started later in its place.",
             )
-        is_started = claim is None and request.incarnation > 0 and sizes_of(request).is_elastic
-        if is_started and self._work_is_done and not self._follows_a_failure(request):
-            return self._done_in_words()  # its launcher started it before it had heard of that; the job is over
+        is_late = claim is None and (request.incarnation > 0 or request.HasField("rejoin"))
+        if is_late and sizes_of(request).is_elastic and self._work_is_done and not self._follows_a_failure(request):
+            # Its launcher started it before it had heard of that, or the others have gone on without it.
+            return self._done_in_words()
         if claim is None and (self.liveness.runs or self.rendezvous.returning) and self._is_elastic:
             if conflict := conflict_with_world(self.liveness.world, request):
                 return conflict
