@@ -96,6 +96,7 @@ def make_hubs(config: CoordinatorConfig, store: Store, peers: Peers) -> tuple[St
         limits=config.limits,
         token=lambda job: _token_for(config.token, job),
         rank_ended=hub.rank_ended,
+        ranks_seen=hub.ranks_seen,
         attendance=Attendances(measured, hub, peers).of,
         peers=peers,
     )

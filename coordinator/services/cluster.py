@@ -65,18 +65,21 @@ class ClusterHub:
         limits: Limits = Limits(),  # noqa: B008 - a frozen value
         token: Callable[[str], str] = lambda job: "",
         rank_ended: Callable[[RankEnded], None] = lambda ended: None,
+        ranks_seen: Callable[[str, pb.JobReport], None] = lambda host, report: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         attendance: Callable[[str], Awaitable[Attendance | None]] = _unknown_attendance,
         peers: Peers | None = None,
     ) -> None:
         """token: with which the ranks of a job join. rank_ended: told of ranks whose process is known to have ended.
-        attendance: which hosts of a job's world are connected to who serves it. peers: other coordinators of the store.
+        ranks_seen: told of what the agent of a host says of its ranks. attendance: which hosts of a job's world are
+        connected to who serves it. peers: other coordinators of the store.
         """
         self._store = store
         self._limits = limits
         self._token = token
         self._rank_ended = rank_ended
+        self._ranks_seen = ranks_seen
         self._ticks = Ticks(clock, limits.tick_s)
         self._clock = self._ticks.now_s  # the time that counts for every limit
         self._wall_clock = wall_clock
@@ -190,6 +193,7 @@ class ClusterHub:
         if self._agents.get(name) is not commands:
             return
         if message.HasField("report"):
+            self._ranks_seen(name, message.report)
             self._do(self.cluster.report(name, message.report, self._clock(), self._wall_clock()))
         elif message.HasField("output"):
             follower = self._reader(name, message.output.reader)

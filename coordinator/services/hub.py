@@ -44,7 +44,7 @@ from horovod.coordinator.core.world.overview import JobOverview
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.metrics import CoordinatorMetrics
 from horovod.coordinator.store import Guard, Store, TooLargeError
-from horovod.protos.v1 import membership_pb2, negotiation_pb2
+from horovod.protos.v1 import agents_pb2, membership_pb2, negotiation_pb2
 
 from .orphans import Orphans
 from .outbox import Outbox
@@ -52,7 +52,7 @@ from .outcomes import Outcomes
 from .peers import Peers
 from .serving import LEASE_S, Serving
 from .session import DecisionsOutbox, NegotiationSession, epoch_over, newer_stream
-from .sights import Sights
+from .sights import FirstMessage, Sights
 from .stories import Stories
 from .streams import RefusedError
 from .ticks import Ticks
@@ -120,7 +120,6 @@ class Hub:
         self._do(job, [])  # releases it where it has no world
 
     async def serve(self, job: str, unreachable: str = "", joins: bool = False) -> str:
-        """The same as `Serving.serve`."""
         return await self.serving.serve(job, unreachable, joins)
 
     def join(self, request: membership_pb2.JoinRequest, events: EventOutbox, peer: str = "") -> str:
@@ -137,8 +136,7 @@ class Hub:
 
     def challenge(self, attach: membership_pb2.Attach) -> membership_pb2.Refused | bytes:
         """What a member that wants to come back has to answer; or why it can't come back at all."""
-        refused = self._membership.may_attach(attach)
-        if refused is not None:
+        if (refused := self._membership.may_attach(attach)) is not None:
             self._carry_out(attach.job, [])
         return refused or self._secret()
 
@@ -159,7 +157,7 @@ class Hub:
         self._carry_out(attach.job, effects)
         return None
 
-    def _admit(self, first: membership_pb2.JoinRequest | membership_pb2.Attach, events: EventOutbox, peer: str) -> None:
+    def _admit(self, first: FirstMessage, events: EventOutbox, peer: str) -> None:
         self._events[first.member_id] = events
         self._job_of[first.member_id] = first.job
         self.sights.watch(first, peer)
@@ -202,6 +200,10 @@ class Hub:
     def give_up(self, job: str, sentence: str) -> None:
         """As `Membership.give_up`."""
         self._carry_out(job, self._membership.give_up(job, sentence))
+
+    def ranks_seen(self, host: str, report: agents_pb2.JobReport) -> None:
+        """As an agent says."""
+        self.sights.told_by_agent(host, report, self._membership, self._clock())
 
     # -- effects -------------------------------------------------------------------------------------------------------
 

@@ -9,13 +9,16 @@ from collections.abc import Callable, Collection, Sequence
 from horovod.base.words import shortened
 from horovod.coordinator.core.world.membership import Membership
 from horovod.coordinator.core.world.sight import Sight
-from horovod.protos.v1 import membership_pb2
+from horovod.protos.v1 import agents_pb2, membership_pb2
 
 from .acknowledgements import Address, address_of, unacknowledged
 from .processes import ProcessWatch
 
+AGENT_SAW_S = 2.5  # for so long an agent's word counts that a process is stopped; it comes each second
 HEARD_S = 2.0  # for so long an answer shows that who gave it runs
 MAX_NAMED = 8  # processes in a sentence
+
+FirstMessage = membership_pb2.JoinRequest | membership_pb2.Attach  # with which a stream begins
 
 
 class Sights:
@@ -27,9 +30,12 @@ class Sights:
         self._processes = ProcessWatch(ended)
         self._peers: dict[str, Address] = {}  # the other end of each member's latest stream
         self._answered_at_s: dict[str, float] = {}
+        self._told_by_agents: dict[
+            str, tuple[int, float]
+        ] = {}  # of stopped ones: Sight.stopped, and when that was told
 
-    def watch(self, first: membership_pb2.JoinRequest | membership_pb2.Attach, peer: str = "") -> None:
-        """first: with which its stream began. peer: gRPC's name for the other end of the stream."""
+    def watch(self, first: FirstMessage, peer: str = "") -> None:
+        """peer: gRPC's name for the other end of the stream."""
         self._peers.pop(first.member_id, None)
         if address := address_of(peer):
             self._peers[first.member_id] = address
@@ -38,16 +44,31 @@ class Sights:
     def answered(self, member_id: str, now_s: float) -> None:
         self._answered_at_s[member_id] = now_s
 
+    def told_by_agent(self, host: str, report: agents_pb2.JobReport, membership: Membership, now_s: float) -> None:
+        """What the agent of this host says of its ranks of a job."""
+        stopped = {one.pid: one.stopped_turns for one in report.ranks if one.HasField("stopped_turns")}
+        if not stopped and not self._told_by_agents:
+            return
+        for member_id, pid in membership.pids_on(report.job, host).items():
+            self._told_by_agents.pop(member_id, None)
+            if pid in stopped:
+                self._told_by_agents[member_id] = stopped[pid], now_s
+
     def forget(self, member_id: str) -> None:
         self._processes.forget(member_id)
         self._peers.pop(member_id, None)
         self._answered_at_s.pop(member_id, None)
+        self._told_by_agents.pop(member_id, None)
 
     def of(self, job: str, membership: Membership, now_s: float) -> Sight:
         """What matters of the job's members now."""
         lives = {one for one in membership.suspected(job) if self._processes.lives(one)}
         members = membership.to_look_at(job)
         runs, stopped = self._processes.look(members)
+        for one in self._told_by_agents.keys() & set(members):
+            turns, at_s = self._told_by_agents[one]
+            if now_s - at_s < AGENT_SAW_S:
+                stopped.setdefault(one, turns)
         runs |= {one for one in members if now_s - self._answered_at_s.get(one, -HEARD_S) < HEARD_S}
         return Sight(lives, runs - stopped.keys(), stopped, self._silent(membership.doubted(job)))
 

@@ -351,7 +351,7 @@ class Chaos(Story):
             return
         one.doing = Doing.OUTSIDE
         is_accused = self.hung_s and one.world is not None and one.accused_in == one.world.epoch
-        one.returns_until_s = self.now_s + (self.hung_s if is_accused else RETURN_S)
+        one.returns_until_s = self.now_s + min(RETURN_S, 2 * self.hung_s if is_accused else RETURN_S)
         self._say_goodbye(old)
         if one.doing is Doing.OUTSIDE:
             slow = 0.5 if self.is_calm else self.dice.choice([0.1, 0.1, 3.0, 30.0])

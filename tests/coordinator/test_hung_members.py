@@ -10,6 +10,8 @@ from test_elastic_worlds import Elastic
 
 from horovod.base.errors import WorldCode
 from horovod.coordinator.core.ending import RankEnded
+from horovod.coordinator.services.sights import Sights
+from horovod.protos.v1 import agents_pb2
 from horovod.protos.v1 import membership_pb2 as pb
 
 JOB = "digits"
@@ -179,6 +181,31 @@ def test_the_word_of_its_agent_that_it_has_ended_is_better() -> None:
     assert "SIGKILL" in story.goodbyes("a1")[0].sentence
 
 
+def test_an_agent_says_so_each_second() -> None:
+    story = Hung(most=2)
+    story.come("a", host="here", pid=7)
+    story.come("b", host="there", pid=8)
+    sights = Sights(lambda member_id, cause: None)
+
+    def told(host: str, pid: int, turns: int | None) -> None:
+        ranks = [agents_pb2.RankStatus(rank=1, pid=pid, stopped_turns=turns)]
+        sights.told_by_agent(host, agents_pb2.JobReport(job=JOB, ranks=ranks), story.membership, story.now_s)
+
+    def stopped() -> dict[str, int]:
+        return dict(sights.of(JOB, story.membership, story.now_s).stopped)
+
+    told("here", 8, 5)
+    told("there", 7, 5)
+    assert stopped() == {}
+    told("there", 8, 5)
+    assert stopped() == {"b1": 5}
+    told("there", 8, None)
+    assert stopped() == {}
+    told("there", 8, 6)
+    story.pass_time(3.0)
+    assert stopped() == {}
+
+
 # -- cut off -----------------------------------------------------------------------------------------------------------
 def test_a_host_that_acknowledges_nothing_to_a_peer_nor_to_the_coordinator_is_lost() -> None:
     story = Hung(limit_s=4.0, most=2)
@@ -230,14 +257,19 @@ def test_a_member_whose_host_is_gone_before_it_has_its_world() -> None:
     assert story.lost() == [1]
 
 
-def test_one_that_leaves_and_hears_nothing_any_more_is_not_awaited_for_long() -> None:
+@pytest.mark.parametrize("is_accused_first", [False, True])
+def test_one_that_leaves_and_hears_nothing_any_more_is_not_awaited_for_long(is_accused_first: bool) -> None:
     story = Hung(limit_s=4.0, most=3)
     story.come_all("abc")
-    story.accuse("a", 2)
-    for name in "abc":
-        story.go(name)
+    if is_accused_first:
+        story.accuse("a", 2)
+    story.go("c")
+    if not is_accused_first:
+        story.accuse("a", 2)
+    story.go("a")
+    story.go("b")
     story.come("a")
-    story.look(4, "")
+    story.look(8, "")
     assert not story.has_world("a2")  # nobody has accused b
     story.come("b")
     assert story.names("a") == "ab"

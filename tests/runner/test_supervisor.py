@@ -18,6 +18,7 @@ from error_codes import ends_with
 from resources import descriptors, eventually
 
 from horovod.base.errors import LaunchCode
+from horovod.protos.v1 import agents_pb2 as pb
 from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.output import Stream
 from horovod.worker.agent.supervisor import Slot, Supervisor
@@ -176,6 +177,32 @@ def test_processes_follow_each_other_as_one_rank(guardian: Guardian) -> None:
         return [(outcome.rank, outcome.incarnation, outcome.code) for outcome in await job]
 
     assert asyncio.run(run()) == [(0, 2, 1), (0, 3, 1), (1, 1, -signal.SIGTERM)]
+
+
+def test_one_that_is_stopped_is_reported_for_as_long_as_it_is(guardian: Guardian) -> None:
+    async def run() -> list[bool]:
+        supervisor = Supervisor(Collector(), guardian, look_s=0.02)
+        changed = asyncio.Event()
+        supervisor.changed = changed.set
+        job = asyncio.ensure_future(supervisor.run([slot(0)], replaces_failed=True))
+        seen: list[bool] = []
+
+        async def is_told(stopped: bool) -> None:
+            while not (states := supervisor.states()) or ("stopped_turns" in states[0]) is not stopped:
+                changed.clear()
+                await changed.wait()
+            pb.RankStatus(**states[0])
+            seen.append(stopped)
+
+        await is_told(False)
+        for signum in (signal.SIGSTOP, signal.SIGCONT):
+            supervisor.forward(signum)
+            await is_told(signum == signal.SIGSTOP)
+        supervisor.stop()
+        await job
+        return seen
+
+    assert asyncio.run(run()) == [False, True, False]
 
 
 def test_one_that_is_stopped_when_the_work_is_done_is_continued(guardian: Guardian) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from horovod.base.processes import stopped_turns
 from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.output import Sink
 from horovod.worker.agent.processes import TrainingProcess
@@ -28,6 +29,7 @@ _LEFTOVER_GRACE_S = 1.0
 _REPLACED_OUTPUT_S = 20.0  # for the last output of a process in whose place another one is to start
 _OUTPUT_GRACE_S = 1.0  # how long a stopped job waits for a console that takes no output
 _KILL_DEADLINE_S = 10.0
+LOOK_S = 1.0  # how often it is looked whether ranks that may be replaced are stopped
 WAKE_S = 5.0  # how often processes that are left of a job whose work is done are continued
 
 
@@ -71,6 +73,7 @@ class Supervisor:
         failure_grace_s: float = FAILURE_GRACE_S,
         stop_grace_s: float = STOP_GRACE_S,
         request_grace_s: float = REQUEST_GRACE_S,
+        look_s: float = LOOK_S,
         wake_s: float = WAKE_S,
     ) -> None:
         self.changed: Callable[[], None] = lambda: None  # called when a rank has started or ended
@@ -79,8 +82,10 @@ class Supervisor:
         self._failure_grace_s = failure_grace_s
         self._stop_grace_s = stop_grace_s
         self._request_grace_s = request_grace_s
+        self._look_s = look_s
         self._wake_s = wake_s
         self._waking: asyncio.Task[None] | None = None
+        self._stopped: dict[int, int] = {}  # pid of a process that is stopped -> how often it was given a processor
         self._processes: list[TrainingProcess] = []  # the latest of each rank
         self._incarnations: dict[int, int] = {}  # by rank, of the latest process
         self._outcomes: list[Outcome] = []
@@ -103,6 +108,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         self._sink.room = lambda: self._call(loop)
         self._is_open = replaces_failed
+        looking = asyncio.create_task(self._look()) if replaces_failed else None
         try:
             for slot in slots:
                 if self._requested:
@@ -113,6 +119,8 @@ class Supervisor:
                     await self._start(wanted)
             await asyncio.wait(self._watchers)
         finally:
+            if looking is not None:
+                looking.cancel()
             await self._clean_up()
         return self._outcomes
 
@@ -146,6 +154,15 @@ class Supervisor:
         self._close()
         if self._waking is None:
             self._waking = asyncio.create_task(self._wake())
+
+    async def _look(self) -> None:
+        """Whether others are to go on without a rank that is stopped is not decided here."""
+        while True:
+            await asyncio.sleep(self._look_s)
+            seen = {process.pid: stopped_turns(process.pid) for process in self._processes if process.code is None}
+            before, self._stopped = self._stopped, {pid: turns for pid, turns in seen.items() if turns is not None}
+            if before or self._stopped:
+                self.changed()
 
     async def _wake(self) -> None:
         while True:
@@ -227,7 +244,8 @@ class Supervisor:
         for rank, pid in self.pids.items():
             incarnation = self._incarnations[rank]
             if (rank, incarnation) not in ended:
-                found.append({"rank": rank, "pid": pid, "ended": False, "incarnation": incarnation})
+                turns = {"stopped_turns": self._stopped[pid]} if pid in self._stopped else {}
+                found.append({"rank": rank, "pid": pid, "ended": False, "incarnation": incarnation, **turns})
         return found
 
     @property

@@ -33,7 +33,7 @@ from .leavers import Leavers
 from .life import NEVER_HEARD_OF_ITS_WORLD
 from .liveness import Finding, Liveness, Loss, is_same_process, lost, unknown
 from .present import Present
-from .rendezvous import RETURN_S, LastWorld, Rendezvous
+from .rendezvous import LastWorld, Rendezvous
 from .sight import Sight
 from .sizes import sizes_of, sizes_of_world
 
@@ -270,7 +270,16 @@ class JobMembership:
             effects += self.remove(one.member_id, ended.cause, now_s)
         return effects + self._follow(self.liveness.rank_ended(ended, now_s), now_s)
 
+    def _expect_soon(self, rank: int, now_s: float) -> None:
+        """A peer's connections to a member of an elastic job broke, which has said that it joins again. It may be that
+        it can speak, but hears nothing any more.
+        """
+        if limit_s := self.liveness.hung_limit_s:
+            self.rendezvous.expect_until(rank, now_s + 2 * limit_s)
+
     def peer_lost(self, witness_id: str, report: pb.PeerLost, now_s: float) -> list[Effect]:
+        if witness_id in self.liveness.present and report.epoch == self.liveness.world.epoch:
+            self._expect_soon(report.rank, now_s)
         return self._follow(self.liveness.peer_lost(witness_id, report, now_s), now_s)
 
     def testified(self, witness_id: str, testimony: pb.Testimony, now_s: float) -> list[Effect]:
@@ -324,9 +333,9 @@ class JobMembership:
         if one is None or not returns or not self._is_elastic or one.rank not in self.rendezvous.awaited:
             return self.remove(member_id, cause, now_s, orderly=True, done=done)
         told = self.liveness.remove(one, cause, orderly=True, returns=True)
-        # Where a peer's connections to it broke, it may be that it can say that it leaves, but hears nothing any more.
-        limit_s = self.liveness.hung_limit_s if one.life.accused else 0.0
-        self.rendezvous.comes_back(one, now_s, min(limit_s, RETURN_S) if limit_s else RETURN_S)
+        self.rendezvous.comes_back(one, now_s)
+        if one.life.accused:
+            self._expect_soon(one.rank, now_s)
         return [Record(self.name), *told, HangUp(member_id)]
 
     def remove(

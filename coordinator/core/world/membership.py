@@ -261,6 +261,11 @@ class Membership:
         members = self._job(job_name).liveness.by_rank
         return {members[rank].member_id: str(members[rank]) for rank in sorted(ranks) if rank in members}
 
+    def pids_on(self, job_name: str, host: str) -> dict[str, int]:
+        """The processes of the members of the running world that are on this host, by member id."""
+        members = self._job(job_name).liveness.present.values()
+        return {one.member_id: one.request.pid for one in members if one.request.host.name == host}
+
     def attendance(self, job_name: str) -> Attendance | None:
         """Which hosts of the job's world, or of those who wait for one, have ranks here; None for an unknown job."""
         job = self._jobs.get(job_name)

@@ -130,10 +130,16 @@ class Rendezvous:
         if self.forming is not None and member_id in self.forming.requests:
             self.forming = None
 
-    def comes_back(self, one: Present, now_s: float, within_s: float = RETURN_S) -> None:
-        """A member of the running world has left it and joins again, or is given up."""
+    def comes_back(self, one: Present, now_s: float) -> None:
+        """A member of the running world has left it and joins again."""
         self.awaited[one.rank] = one
-        self.returning[one.member_id] = one, now_s + within_s
+        self.returning[one.member_id] = one, now_s + RETURN_S
+
+    def expect_until(self, rank: int, until_s: float) -> None:
+        """Whoever of `returning` had this rank is awaited no longer than that."""
+        for member_id, (one, before_s) in self.returning.items():
+            if one.rank == rank:
+                self.returning[member_id] = one, min(before_s, until_s)
 
     def gives_up(self, member_id: str) -> None:
         """One of `returning` does not join again."""
