@@ -87,6 +87,10 @@ class LaunchCode(ErrorCode):
         "discovery-failed",
         "What finds the hosts of an elastic job fails, does not end, or finds too few. Run it by hand to see why.",
     )
+    RESET_LIMIT = (
+        "reset-limit",
+        "An elastic job has changed as often as --reset-limit allows. Look at what its processes print, or raise it.",
+    )
     CERTIFICATE_FILES = (
         "certificate-files",
         "`horovodrun certs` can't read, write or renew a file, or would have to overwrite one.",

@@ -11,13 +11,14 @@ from error_codes import ends_with
 
 from horovod.base.errors import ErrorCode, LaunchCode, SettingCode
 from horovod.launch.__main__ import run_commandline
-from horovod.launch.elastic.request import ElasticRequest, Replacement
+from horovod.launch.elastic.request import ElasticRequest, Replacement, Supply
+from horovod.runner.elastic.discovery import FixedHosts, HostDiscoveryScript
 
 NAMES = {
     name: name
     for name in (
         *("num_proc", "min_num_proc", "max_num_proc", "slots", "reset_limit", "cooldown_range"),
-        "host_discovery_script",
+        *("host_discovery_script", "host_discovery"),
     )
 }
 
@@ -56,6 +57,12 @@ def test_limits_are_allowed() -> None:
         ({"cooldown_range": (1, 3601)}, SettingCode.INVALID_SETTING, ["cooldown_range", "1 3601"]),
         ({"cooldown_range": (5, 1)}, SettingCode.INVALID_SETTING, ["cooldown_range", "5 1"]),
         ({"cooldown_range": (5,)}, SettingCode.INVALID_SETTING, ["cooldown_range", "not 5."]),
+        (
+            {"host_discovery_script": "true", "host_discovery": FixedHosts({})},
+            LaunchCode.CONFLICTING_OPTIONS,
+            ["host_discovery_script and host_discovery"],
+        ),
+        ({"host_discovery": {"h1": 2}}, SettingCode.INVALID_SETTING, ["find_available_hosts_and_slots", "dict"]),
         ({"host_discovery_script": "./nowhere"}, SettingCode.INVALID_SETTING, ["host_discovery_script", "'./nowhere'"]),
     ],
 )
@@ -86,15 +93,15 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
 
 
 def test_a_fixed_size_means_that_failed_processes_are_replaced() -> None:
-    assert check(max_num_proc=4).replacement(4, NAMES) is None
-    assert check(min_num_proc=4).replacement(4, NAMES) == Replacement(12)
-    assert check(min_num_proc=4, max_num_proc=4, reset_limit=0).replacement(4, NAMES) == Replacement(0)
+    assert check(max_num_proc=4).replacement(4) is None
+    assert check(min_num_proc=4).replacement(4) == Replacement(12)
+    assert check(min_num_proc=4, max_num_proc=4, reset_limit=0).replacement(4) == Replacement(0)
 
 
 def test_other_sizes_are_those_of_an_elastic_job() -> None:
-    assert check(min_num_proc=3).replacement(4, NAMES) == Replacement(12, (3, None))
-    assert check(min_num_proc=0, max_num_proc=4).replacement(4, NAMES) == Replacement(12, (1, 4))
-    several = check(min_num_proc=4, max_num_proc=5, reset_limit=1).replacement(4, NAMES)
+    assert check(min_num_proc=3).replacement(4) == Replacement(12, (3, None))
+    assert check(min_num_proc=0, max_num_proc=4).replacement(4) == Replacement(12, (1, 4))
+    several = check(min_num_proc=4, max_num_proc=5, reset_limit=1).replacement(4)
     assert several == Replacement(1, (4, 5))
     assert [several.slots(4, room) for room in (4, 5, 9)] == [4, 5, 5]
 
@@ -105,11 +112,42 @@ def test_the_command_says_that_a_job_without_named_hosts_does_not_grow(capsys: p
     assert text.startswith("horovodrun: --max-np has no effect: no hosts are named, and this machine has 2 slots")
 
 
-def test_the_command_says_that_no_program_finds_hosts_yet(capsys: pytest.CaptureFixture[str]) -> None:
-    code, text = said(capsys, "--host-discovery-script", "true", "--slots", "2")
-    assert code == 2
-    assert re.search(ends_with(LaunchCode.UNSUPPORTED_OPTION, "--host-discovery-script"), text)
-    assert text.count("\n") == 1
+def test_hosts_that_are_found_make_sizes_change() -> None:
+    found = check(host_discovery_script="true x y", slots=2, cooldown_range=(1, 2), reset_limit=5)
+    assert found.replacement(4) == Replacement(None, (4, None), supplied=True)
+    supply = found.supply()
+    assert supply is not None
+    assert isinstance(supply.source, HostDiscoveryScript)
+    assert (supply.cooldown_range, supply.reset_limit) == ((1, 2), 5)
+    assert found.without_effect() == []
+    fixed = FixedHosts({"a": 1})
+    given = check(host_discovery=fixed, min_num_proc=2, max_num_proc=4)
+    assert given.elastic
+    assert given.replacement(4) == Replacement(None, (2, 4), supplied=True)
+    assert given.supply() == Supply(fixed)
+    assert check(min_num_proc=1).supply() is None
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (["-H", "h1:2", "--host-discovery-script", "true"], LaunchCode.CONFLICTING_OPTIONS),
+        (["--coordinator", "h1:29400", "--host-discovery-script", "true"], LaunchCode.CONFLICTING_OPTIONS),
+        (["--host-discovery-script", "no-such-program"], SettingCode.INVALID_SETTING),
+        (["--host-discovery-script", "'unclosed"], SettingCode.INVALID_SETTING),
+        (["--host-discovery-script", "/tmp"], SettingCode.INVALID_SETTING),
+        (["--host-discovery-script", "false"], LaunchCode.DISCOVERY_FAILED),
+        (["--host-discovery-script", "echo two words"], SettingCode.INVALID_HOSTS),
+        (["--host-discovery-script", "echo h1"], SettingCode.INVALID_HOSTS),
+        (["--host-discovery-script", "true", "--elastic-timeout", "0"], LaunchCode.DISCOVERY_FAILED),
+    ],
+)
+def test_the_command_refuses_what_finds_no_hosts(
+    capsys: pytest.CaptureFixture[str], options: list[str], code: ErrorCode
+) -> None:
+    status, text = said(capsys, *options)
+    assert status in (1, 2)
+    assert re.search(ends_with(code, "h1" if "h1" in options else ""), text.splitlines()[-1])
 
 
 def test_the_command_checks_first(capsys: pytest.CaptureFixture[str]) -> None:

@@ -223,8 +223,8 @@ def test_a_script_without_interpreter_is_said_by_its_rank(horovodrun: Run, tmp_p
         (["-np", "2", "--no-such-option", "true"], LaunchCode.WRONG_COMMAND_LINE, "--no-such-option"),
         (["-np", "2", "--detach", "true"], LaunchCode.CONFLICTING_OPTIONS, "--coordinator"),
         (
-            ["-np", "2", "--host-discovery-script", "true", "true"],
-            LaunchCode.UNSUPPORTED_OPTION,
+            ["-np", "2", "--host-discovery-script", "no-such-program", "true"],
+            SettingCode.INVALID_SETTING,
             "--host-discovery-script",
         ),
         (["-np", "2", "--mpi", "true"], LaunchCode.UNSUPPORTED_OPTION, "--mpi"),

@@ -67,11 +67,11 @@ def _exactly(sentence: str) -> str:
             ),
         ),
         (
-            ["-np", "2", "--host-discovery-script", "true", "true"],
+            ["-np", "2", "--host-discovery-script", "true", "--coordinator", "h1:29400", "true"],
             (
-                "Hosts can't be found by a program yet, so --host-discovery-script can't be used: name all of them, "
-                "and give --min-np and --max-np for a job that goes on without those that are lost. "
-                "[unsupported-option]"
+                "--host-discovery-script and --coordinator exclude each other: a job on registered agents grows onto "
+                "agents that register later, and --host-discovery-script has this launcher start agents. "
+                "[conflicting-options]"
             ),
         ),
         (

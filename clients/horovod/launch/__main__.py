@@ -140,6 +140,12 @@ def _show(args: argparse.Namespace) -> int:
 def _launch(args: argparse.Namespace) -> int:
     environ = _environment(args)
     if args.coordinator is not None:
+        if args.host_discovery_script is not None:
+            sentence = (
+                "--host-discovery-script and --coordinator exclude each other: a job on registered agents grows onto "
+                "agents that register later, and --host-discovery-script has this launcher start agents."
+            )
+            raise RefusedError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
         from horovod.launch.cluster.launch import launch_on_agents
 
         _check_stdin_elsewhere(args.command)
@@ -151,6 +157,8 @@ def _launch(args: argparse.Namespace) -> int:
         raise RefusedError(alone)
     if unused := unused_coordinator(os.environ):
         _say(unused, args)
+    if args.host_discovery_script is not None:
+        return _launch_on_found_hosts(args, environ)
     names = _hosts(args)
     if remote(names):
         from horovod.launch.ssh.launch import launch_on_hosts
@@ -161,6 +169,17 @@ def _launch(args: argparse.Namespace) -> int:
     _check_command(args.command[0], environ)
     with standard_input.of_ranks(args.command, len(names), _say) as stdin:
         return _launch_here(args, environ, names, stdin)
+
+
+def _launch_on_found_hosts(args: argparse.Namespace, environ: dict[str, str]) -> int:
+    if args.num_proc is None:  # not even LSF says it then
+        sentence = "-np is missing: say how many processes to start with, for example -np 2."
+        raise ValueError(coded(LaunchCode.WRONG_COMMAND_LINE, sentence))
+    _check_elastic(args, args.num_proc, None)
+    _check_stdin_elsewhere(args.command)
+    from horovod.launch.ssh.launch import launch_on_hosts
+
+    return launch_on_hosts(args, environ, (), sys.executable)
 
 
 def _launch_here(
@@ -276,10 +295,7 @@ def _check_elastic(args: argparse.Namespace, count: int, host_count: int | None)
     """Checks the options of elastic jobs, and sets `args.replacement`: how failed processes are replaced."""
     request = ElasticRequest(**{field: getattr(args, dest) for field, dest in _ELASTIC_DESTS.items()})
     request.check(count, host_count, _ELASTIC_FLAGS)
-    try:
-        args.replacement = request.replacement(count, _ELASTIC_FLAGS)
-    except NotImplementedError as error:
-        raise RefusedError(coded(LaunchCode.UNSUPPORTED_OPTION, str(error))) from error
+    args.replacement, args.supply = request.replacement(count), request.supply()
     if given := [_ELASTIC_FLAGS[field] for field in request.without_effect(args.replacement)]:
         remedy = "" if request.elastic else " --min-np or --host-discovery-script would make it elastic."
         sizes = args.replacement.sizes if args.replacement else None

@@ -3,7 +3,7 @@
     a host is new                  it goes behind those that are there, which keep their places
     it is not found any more       it goes; if it comes back, it is new
     it has other slots             it keeps its place
-    a process failed on it         it is set aside: for good, or for a cooldown that grows with each failure
+    it fails, or a process there   it is set aside: for good, or for a cooldown that grows with each failure
     its cooldown is over           it is used again, behind the others, since nothing of the job is left on it
     all that are found are aside   the job ends
 
@@ -72,8 +72,10 @@ def look(now_s: float, hosts: Hosts, found: Mapping[str, int] | None) -> tuple[H
     return new, Change(more, fewer), _told(new, came, went, others, [name for name in back if name in now])
 
 
-def set_aside(now_s: float, hosts: Hosts, name: str, chance: float) -> tuple[Hosts, str]:
-    """A process failed on this host. chance: a random number from 0 to 1, used where there is a cooldown."""
+def set_aside(
+    now_s: float, hosts: Hosts, name: str, chance: float, why: str = "a process failed there"
+) -> tuple[Hosts, str]:
+    """The host has failed. chance: a random number from 0 to 1, used where there is a cooldown."""
     if name in hosts.aside:
         return hosts, ""
     failures = hosts.failures.get(name, 0)
@@ -84,7 +86,7 @@ def set_aside(now_s: float, hosts: Hosts, name: str, chance: float) -> tuple[Hos
         until_s, how_long = now_s + delay_s, f"for {delay_s:.3g} s"
     new = replace(hosts, aside={**hosts.aside, name: until_s}, failures={**hosts.failures, name: failures + 1})
     often = f", for the {_ordinal(failures + 1)} time" if failures else ""
-    return new, f"Host {name} is set aside {how_long}, because a process failed there{often}."
+    return new, f"Host {name} is set aside {how_long}, because {why}{often}."
 
 
 def ending(hosts: Hosts) -> str:
@@ -95,7 +97,7 @@ def ending(hosts: Hosts) -> str:
     if hosts.usable or not set(hosts.found) & set(hosts.aside):
         return ""
     names = shortened(list(hosts.found), _SHOWN)
-    sentence = f"A process failed on each host of the job ({names}), so nothing is left to go on from: the job ends."
+    sentence = f"Each host of the job has failed ({names}), so nothing is left to go on from: the job ends."
     return coded(ClusterCode.TOO_FEW_PROCESSES, sentence)
 
 

@@ -15,7 +15,9 @@ def write_policy(spec: jobs_pb2.JobSpec, replacement: Replacement | None, enviro
         return
     policy = spec.policy
     policy.replaces_failed = True
-    policy.most_replacements = replacement.most
+    policy.supplied_hosts = replacement.supplied
+    if replacement.most is not None:
+        policy.most_replacements = replacement.most
     if replacement.sizes is not None:
         fewest, most = replacement.sizes
         policy.fewest, policy.most = fewest, most or 0

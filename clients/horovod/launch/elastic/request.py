@@ -8,28 +8,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from horovod.base.errors import LaunchCode, SettingCode, coded
+from horovod.runner.elastic.discovery import HostDiscovery, HostDiscoveryScript, command_of
 
 _COOLDOWN_LIMIT_S = 3600
 # By default. A program that fails at its start would else be started without end.
 REPLACEMENTS_PER_PROCESS = 3
-NOT_YET = (
-    "Hosts can't be found by a program yet, so {given} can't be used: name all of them, and give {min_num_proc} and "
-    "{max_num_proc} for a job that goes on without those that are lost."
-)
 
 
 @dataclass(frozen=True)
 class Replacement:
     """Processes that fail are replaced.
 
-    most: so often in the job's life. sizes: the fewest and the most processes of a job whose size may change; None: it
-    does not. The most may be None, which is no limit. cooldown_s: for how long a host that was lost gets none of them,
-    at least and at most; None: for the rest of the job's life.
+    most: so often in the job's life; None: no limit. sizes: the fewest and the most processes of a job whose size may
+    change; None: it does not. The most may be None, which is no limit. cooldown_s: for how long a host that was lost
+    gets none of them, at least and at most; None: for the rest of the job's life. supplied: the launcher finds the
+    hosts, and a host on which a process fails is given up with all of its processes.
     """
 
-    most: int
+    most: int | None
     sizes: tuple[int, int | None] | None = None
     cooldown_s: tuple[float, float] | None = None
+    supplied: bool = False
 
     def greatest(self, processes: int) -> int:
         """How many processes such a job has at most, as far as that is limited, or else begins with."""
@@ -43,8 +42,21 @@ class Replacement:
 
 
 @dataclass(frozen=True)
+class Supply:
+    """Where the hosts of a job come from.
+
+    cooldown_range: the least and the most seconds after which a host that failed is used again; None: never.
+    reset_limit: how often hosts may come, go or fail; None: no limit.
+    """
+
+    source: HostDiscovery
+    cooldown_range: Sequence[int] | None = None
+    reset_limit: int | None = None
+
+
+@dataclass(frozen=True)
 class ElasticRequest:
-    """None means not given. `min_num_proc` or `host_discovery_script` makes a job elastic."""
+    """None means not given. `min_num_proc` or something that finds hosts makes a job elastic."""
 
     min_num_proc: int | None = None
     max_num_proc: int | None = None
@@ -52,23 +64,33 @@ class ElasticRequest:
     reset_limit: int | None = None
     cooldown_range: Sequence[int] | None = None  # seconds
     host_discovery_script: str | None = None
+    host_discovery: HostDiscovery | None = None
 
     @property
     def elastic(self) -> bool:
         """Whether this makes a job elastic."""
-        return self.min_num_proc is not None or self.host_discovery_script is not None
+        return self.min_num_proc is not None or self.finds_hosts
 
-    def replacement(self, num_proc: int, names: dict[str, str]) -> Replacement | None:
-        """How failed processes are replaced; None: the first failed process ends the job.
+    @property
+    def finds_hosts(self) -> bool:
+        """Whether the hosts of the job come and go as something says."""
+        return self.host_discovery_script is not None or self.host_discovery is not None
 
-        Call `check` before. Raises NotImplementedError for a script that finds hosts.
-        """
+    def supply(self) -> Supply | None:
+        """What finds the hosts; None where nothing does. Call `check` before."""
+        source = self.host_discovery
+        if self.host_discovery_script is not None:
+            source = HostDiscoveryScript(self.host_discovery_script, self.slots)
+        return Supply(source, self.cooldown_range, self.reset_limit) if source is not None else None
+
+    def replacement(self, num_proc: int) -> Replacement | None:
+        """How failed processes are replaced; None: the first failed process ends the job. Call `check` before."""
         if not self.elastic:
             return None
-        if self.host_discovery_script is not None:
-            raise NotImplementedError(NOT_YET.format(given=names["host_discovery_script"], **names))
-        most = REPLACEMENTS_PER_PROCESS * num_proc if self.reset_limit is None else self.reset_limit
         fewest = max(1, num_proc if self.min_num_proc is None else self.min_num_proc)
+        if self.finds_hosts:
+            return Replacement(None, (fewest, self.max_num_proc), supplied=True)
+        most = REPLACEMENTS_PER_PROCESS * num_proc if self.reset_limit is None else self.reset_limit
         is_fixed = fewest == num_proc and self.max_num_proc in (None, num_proc)
         if is_fixed:
             return Replacement(most)
@@ -79,12 +101,14 @@ class ElasticRequest:
         """The fields that were given and change nothing in such a job."""
         if not self.elastic:
             return self.given()
+        if self.finds_hosts:
+            return []
         names = ["slots"] if replacement is not None and replacement.sizes is not None else ["slots", "cooldown_range"]
         return [name for name in names if getattr(self, name) is not None]
 
     def given(self) -> list[str]:
         """The fields that were given, those that make a job elastic first."""
-        names = ["min_num_proc", "host_discovery_script", *(field.name for field in fields(self))]
+        names = ["min_num_proc", "host_discovery_script", "host_discovery", *(field.name for field in fields(self))]
         return [name for name in dict.fromkeys(names) if getattr(self, name) is not None]
 
     def check(self, num_proc: int, host_count: int | None, names: dict[str, str]) -> None:
@@ -99,6 +123,7 @@ class ElasticRequest:
                 sentence = f"{names[field]} must be below 2 ** 32, not {value}."
                 raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
         self._check_cooldown(names["cooldown_range"])
+        self._check_source(names)
         if not self.elastic:
             return
         if self.min_num_proc is not None and self.min_num_proc > num_proc:
@@ -112,14 +137,13 @@ class ElasticRequest:
             )
             raise ValueError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
         sizes = {num_proc, self.min_num_proc or num_proc, self.max_num_proc or num_proc}
-        is_fixed = self.host_discovery_script is None and len(sizes) == 1
+        is_fixed = not self.finds_hosts and len(sizes) == 1
         if host_count is not None and host_count < 2 and not is_fixed:
             sentence = (
                 f"An elastic job on a fixed list of hosts needs at least 2 of them, and {host_count} is given: name "
                 f"more, or let a program name them ({names['host_discovery_script']})."
             )
             raise ValueError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
-        self._check_script(names["host_discovery_script"])
 
     def _check_cooldown(self, name: str) -> None:
         given = self.cooldown_range
@@ -132,9 +156,28 @@ class ElasticRequest:
             )
             raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
 
-    def _check_script(self, name: str) -> None:
-        script = self.host_discovery_script
-        if script is not None and shutil.which(script) is None:
-            reason = "is not executable (chmod +x)" if os.path.exists(script) else "does not exist"
-            sentence = f"{name} names {script!r}, which {reason}: expected a program that prints host:slots."
+    def _check_source(self, names: dict[str, str]) -> None:
+        script, source = self.host_discovery_script, self.host_discovery
+        if script is not None and source is not None:
+            sentence = f"{names['host_discovery_script']} and {names['host_discovery']} exclude each other: give one."
+            raise ValueError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
+        if source is not None and not callable(getattr(source, "find_available_hosts_and_slots", None)):
+            sentence = (
+                f"{names['host_discovery']} must have a method find_available_hosts_and_slots(), as a HostDiscovery "
+                f"has, and {type(source).__name__} has none."
+            )
+            raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
+        if script is None:
+            return
+        try:
+            program = command_of(script)[0]
+        except ValueError as error:  # quotes that do not match
+            sentence = f"{names['host_discovery_script']} is {script!r}, which is no command: {error}."
+            raise ValueError(coded(SettingCode.INVALID_SETTING, sentence)) from None
+        if shutil.which(program) is None:
+            reason = "is not executable (chmod +x)" if os.path.exists(program) else "does not exist"
+            if os.path.isdir(program):
+                reason = "is a folder"
+            name = names["host_discovery_script"]
+            sentence = f"{name} names {program!r}, which {reason}: expected a program that prints host:slots."
             raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))

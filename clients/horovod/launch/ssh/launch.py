@@ -26,7 +26,9 @@ from horovod.launch.cluster.launch import attended, job_of, show
 from horovod.launch.console.progress import Progress, Seen, hosts_sentence, seen_by
 from horovod.launch.console.story import story_told
 from horovod.launch.console.terminal import terminal_size
+from horovod.launch.elastic.request import Supply
 from horovod.launch.observed import pages_of, traced
+from horovod.launch.ssh.driver import Changed, Driver, Prepare, driven
 from horovod.launch.ssh.remote_agent import (
     RemoteAgent,
     SshOptions,
@@ -83,6 +85,7 @@ class HostAgents:
         self._start_timeout_s = start_timeout_s
         self._note = note
         self._agents: list[RemoteAgent] = []
+        self._at_once = asyncio.Semaphore(_AT_ONCE)
 
     async def __aenter__(self) -> HostAgents:
         try:
@@ -108,9 +111,10 @@ class HostAgents:
                 await asyncio.wait([showing])
 
     async def _bring_all_up(self, elsewhere: Collection[str]) -> None:
-        at_once = asyncio.Semaphore(_AT_ONCE)
-        found = await asyncio.gather(*(self._bring_up(host, host.name in elsewhere, at_once) for host in self._hosts))
-        failed = [(host.name, why) for host, why in zip(self._hosts, found, strict=True) if why]
+        found = await asyncio.gather(
+            *(self._bring_up(host, host.name in elsewhere, self._at_once) for host in self._hosts)
+        )
+        failed = [(host.name, why) for host, why in zip(self._hosts, found, strict=True) if isinstance(why, str)]
         if failed:
             lines = "".join(f"\n  {name}: {without_code(why)}." for name, why in failed)
             count = f"{len(failed)} of {len(self._hosts)} hosts" if len(self._hosts) > 1 else "the host"
@@ -119,10 +123,28 @@ class HostAgents:
             code = codes.pop() if len(codes) == 1 else None
             raise RuntimeError(coded(code or LaunchCode.NO_AGENT_ON_HOST, sentence))
 
-    async def _bring_up(self, host: HostSlots, is_remote: bool, at_once: asyncio.Semaphore) -> str:
-        """Starts an agent and waits until it is registered. Returns "", or why it is not, with a code."""
-        name = shown_name(host.name)
-        order = {**self._order, "name": name, "slots": host.slots}
+    async def bring_up(self, host: HostSlots) -> RemoteAgent | str:
+        """Starts an agent that registers under the host's name as it is given. Returns it, or why there is none, with a
+        code.
+        """
+        is_remote = bool(await asyncio.to_thread(remote, [host.name]))
+        found = await self._bring_up(host, is_remote, self._at_once, host.name)
+        if isinstance(found, str):  # it must not register later
+            await asyncio.gather(*(self.let_go(agent) for agent in self._agents if agent.host == host.name))
+        return found
+
+    async def let_go(self, agent: RemoteAgent) -> None:
+        """Has the agent end its ranks and leave, and waits for that."""
+        agent.leave()
+        await agent.left()
+        if agent in self._agents:
+            self._agents.remove(agent)
+
+    async def _bring_up(
+        self, host: HostSlots, is_remote: bool, at_once: asyncio.Semaphore, name: str = ""
+    ) -> RemoteAgent | str:
+        """Starts an agent and waits until it is registered. Returns it, or why there is none, with a code."""
+        order = {**self._order, "name": name or shown_name(host.name), "slots": host.slots}
         command = self._ssh.command(host.name, self._remote_command) if is_remote else local_command()
         async with at_once:
             agent = await RemoteAgent.start(
@@ -137,7 +159,7 @@ class HostAgents:
                     wait.cancel()
             if agent.registered.is_set():
                 self._ready.add(host.name)
-                return ""
+                return agent
             if agent.ended.is_set():
                 return agent.why()
         why = f"its agent did not register within {self._start_timeout_s:g} s (--start-timeout gives it more)"
@@ -152,10 +174,14 @@ class HostAgents:
 def launch_on_hosts(
     args: argparse.Namespace, environ: Mapping[str, str], hosts: Sequence[HostSlots], python: str
 ) -> int:
-    """Runs the job of a command line on these hosts, all of which get ranks; the exit code of the launcher."""
+    """Runs the job of a command line on these hosts, all of which get ranks; the exit code of the launcher.
+
+    Without hosts, `args.supply` finds them.
+    """
     settings = resolve(environ)
     working_directory()
-    check_ssh()
+    if hosts:
+        check_ssh()
     named = [(shown_name(host.name), host.slots) for host in hosts]
     spec = job_of(args, {**environ, **terminal_size(environ)}, named)
 
@@ -174,6 +200,7 @@ def launch_on_hosts(
             on_start,
             changed,
             note,
+            supply=args.supply,
         )
 
     return show(args, args.replacement.greatest(spec.processes) if args.replacement else spec.processes, run)
@@ -192,11 +219,13 @@ def run_on_hosts(
     note: Callable[[str], None] | None = None,
     output: Callable[[FollowedJob], None] = lambda job: None,
     exchange: Exchange | None = None,
+    supply: Supply | None = None,
 ) -> jobs_pb2.JobRecord:
     """The record of the job when it is over. RuntimeError with a line for each host that could not be used.
 
     note: shows a line about what agents say and what happens to the job; None: nothing of that is shown.
-    exchange: what ranks fetch from this coordinator and deliver to it.
+    exchange: what ranks fetch from this coordinator and deliver to it. supply: what finds the hosts, none of which is
+    given then.
     """
     token = secrets.token_urlsafe(32)
     limits = Limits(settings.keepalive_timeout_seconds, settings.reattach_grace_seconds)
@@ -248,15 +277,23 @@ def run_on_hosts(
             on_start(_Starting(task))
             timeout_s = settings.start_timeout_seconds
             notes = note or (lambda line: None)
-            async with HostAgents(hosts, order, ssh, python, environ, timeout_s, notes, Progress(console)):
-                ranks = [host.name for host in spec.hosts for _ in range(host.slots)][: spec.processes]
-                showing = asyncio.create_task(Progress(console, ranks).show(look))
-                try:
-                    async with story_told(note, story):
-                        return await attended(access, spec, console, on_start, changed, output)
-                finally:
-                    showing.cancel()
-                    await asyncio.wait([showing])
+            async with HostAgents(hosts, order, ssh, python, environ, timeout_s, notes, Progress(console)) as agents:
+                if supply is None:
+                    return await follow(changed, output)
+                most, wait_s = spec.policy.most or None, settings.elastic_timeout_seconds
+                tell = lambda line: console.note(f"horovodrun: {line}")  # noqa: E731
+                driver = Driver(supply, agents, spec.processes, most, wait_s, tell)
+                return await driven(driver, spec, console, changed, output, follow)
+
+        async def follow(changed: Changed, prepare: Prepare) -> jobs_pb2.JobRecord:
+            ranks = [host.name for host in spec.hosts for _ in range(host.slots)][: spec.processes]
+            showing = asyncio.create_task(Progress(console, ranks).show(look))
+            try:
+                async with story_told(note, story):
+                    return await attended(access, spec, console, on_start, changed, prepare)
+            finally:
+                showing.cancel()
+                await asyncio.wait([showing])
 
         try:
             return asyncio.run(run())

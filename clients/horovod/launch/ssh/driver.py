@@ -1,0 +1,333 @@
+"""The hosts of an elastic job that come and go while it runs: agents are started on those that come, and leave others.
+
+    a look at the hosts        every second, or when one was lost; what it means is decided in core/elastic/hosts.py
+    a host came                an agent is started there, and the scheduler lets the job grow onto it
+    a host went                its agent ends its ranks and leaves, and the job goes on without it
+    a host was lost, or a      the same, and the host is set aside: for good, or until its cooldown is over
+    process failed on it
+    too often                  the job ends: each look that changes what runs is one reset
+
+Which process runs where is the scheduler's business (Policy.supplied_hosts): the driver reads in the job's record which
+hosts it has lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from horovod.base.errors import ClusterCode, LaunchCode, code_of, coded, without_code
+from horovod.base.tasks import end_tasks
+from horovod.base.words import plural, shortened
+from horovod.coordinator.core.elastic import hosts as core
+from horovod.coordinator.core.elastic.decision import RESET_LIMIT_EXCEEDED_MESSAGE
+from horovod.launch.cluster.client import FollowedJob
+from horovod.launch.console.progress import Progress
+from horovod.launch.elastic.discovering import Discovering, period_s
+from horovod.launch.elastic.request import Supply
+from horovod.launch.ssh.remote_agent import RemoteAgent
+from horovod.protos.v1 import jobs_pb2
+from horovod.rendezvous.hosts import HostSlots
+from horovod.worker.agent.output import Console
+
+Changed = Callable[[jobs_pb2.JobRecord], None]
+Prepare = Callable[[FollowedJob], None]
+
+_ATTEMPTS = 5  # to reach a host that was found: it may still be starting
+_PASSING = (LaunchCode.UNKNOWN_HOST, LaunchCode.NO_AGENT_ON_HOST)  # may be otherwise at the next attempt
+_FIRST_DELAY_S = 1.0  # between attempts; doubles
+_SHOWN_HOSTS = 4
+
+
+class Agents(Protocol):
+    """What starts agents: HostAgents."""
+
+    async def bring_up(self, host: HostSlots) -> RemoteAgent | str: ...
+    async def let_go(self, agent: RemoteAgent) -> None: ...
+
+
+@dataclass
+class _Host:
+    """A host on which an agent runs, or is about to. The task ends when the host has none any more."""
+
+    slots: int
+    task: asyncio.Task[None] = field(init=False)
+    is_up: bool = False
+    attempts: int = 0
+    wanted: asyncio.Event = field(default_factory=asyncio.Event)  # set when it is not wanted any more
+
+
+class Driver:
+    """Of one job. `gather` until there is enough to begin, then `run` until it is cancelled."""
+
+    def __init__(
+        self,
+        supply: Supply,
+        agents: Agents,
+        num_proc: int,
+        most: int | None,
+        timeout_s: float,
+        tell: Callable[[str], None],
+    ) -> None:
+        """num_proc, most: processes at the start, and at most. timeout_s: until there are enough hosts to begin.
+
+        tell: gets each sentence for the user.
+        """
+        cooldown = core.Cooldown(*supply.cooldown_range) if supply.cooldown_range else None
+        self.verdict = ""  # why the driver has ended the job, with a code
+        self._supply = supply
+        self._agents = agents
+        self._num_proc = num_proc
+        self._most = most
+        self._timeout_s = timeout_s
+        self._tell = tell
+        self._discovering = Discovering(supply.source, tell)
+        self._known = core.Hosts(cooldown)
+        self._hosts: dict[str, _Host] = {}
+        self._record = jobs_pb2.JobRecord()
+        self._lost: set[str] = set()  # hosts of which the record says that the job has lost them
+        self._let_go: set[str] = set()  # those of which that is no fault
+        self._why: dict[str, str] = {}  # hosts that were set aside
+        self._resets = 0
+        self._news = asyncio.Event()  # a host was set aside, or an agent has come or is gone
+        self._stop: Callable[[int], None] = lambda signum: None
+
+    # -- the start -----------------------------------------------------------------------------------------------------
+
+    async def gather(self) -> list[HostSlots]:
+        """The hosts with which the job begins, in their order. RuntimeError or ValueError where there are too few."""
+        loop = asyncio.get_running_loop()
+        give_up_at_s = loop.time() + self._timeout_s
+        self._look(await self._discovering.first())
+        while not self._is_enough():
+            if why := core.ending(self._known):
+                lines = "".join(f"\n  {name}: {self._why[name]}." for name in self._known.aside)
+                raise RuntimeError(coded(code_of(why) or LaunchCode.NO_AGENT_ON_HOST, f"{without_code(why)}{lines}"))
+            if loop.time() >= give_up_at_s:
+                raise RuntimeError(coded(LaunchCode.DISCOVERY_FAILED, self._too_few()))
+            if not await self._wait(period_s()):
+                self._look(await self._discovering.ask())
+        return [HostSlots(name, one.slots) for name in self._known.usable if (one := self._hosts[name]).is_up]
+
+    def waiting(self) -> str | None:
+        """What `gather` waits for; None when there is enough."""
+        if self._is_enough():
+            return None
+        there = self._slots_up()
+        coming = [name for name, one in self._hosts.items() if not one.is_up]
+        words = f"; waiting for {shortened(coming, _SHOWN_HOSTS)}" if coming else "; waiting for more hosts"
+        return f"{there} of {plural(self._num_proc, 'slot')} are there{words}"
+
+    def _is_enough(self) -> bool:
+        """Hosts that are tried for the first time are waited for: the first world is to have them."""
+        return self._slots_up() >= self._num_proc and all(one.is_up or one.attempts for one in self._hosts.values())
+
+    def _slots_up(self) -> int:
+        return sum(one.slots for one in self._hosts.values() if one.is_up and not one.wanted.is_set())
+
+    def _too_few(self) -> str:
+        found = shortened([f"{name}:{slots}" for name, slots in self._known.usable.items()], _SHOWN_HOSTS) or "none"
+        return (
+            f"The job needs {plural(self._num_proc, 'slot')} to begin, and after {self._timeout_s:g} s "
+            f"{self._slots_up()} are there (hosts: {found}). --elastic-timeout waits longer."
+        )
+
+    # -- while the job runs --------------------------------------------------------------------------------------------
+
+    def follow(self, stop: Callable[[int], None]) -> None:
+        """stop: ends the job, by a signal."""
+        self._stop = stop
+
+    async def run(self) -> None:
+        """Follows the hosts until it is cancelled."""
+        while not self.verdict:
+            if not await self._wait(period_s()):
+                self._look(await self._discovering.ask())
+
+    def changed(self, record: jobs_pb2.JobRecord) -> None:
+        """The job's record is another one."""
+        self._record = record
+        lost = set(record.lost_hosts)
+        for name in sorted(lost - self._lost):
+            if name not in self._let_go:
+                self._set_aside(name, "a process failed there, or all of it was lost")
+        self._lost = lost
+
+    def judged(self, record: jobs_pb2.JobRecord) -> jobs_pb2.JobRecord:
+        """The record of the job that is over, with the driver's own verdict if there is one."""
+        if self.verdict:
+            record.state = jobs_pb2.JOB_STATE_FAILED
+            record.exit_code = 1
+            record.sentence = self.verdict
+        return record
+
+    async def close(self) -> None:
+        """Starts no agent any more. Those that run are left to whoever has given `agents`."""
+        self._discovering.stop()
+        tasks = [one.task for one in self._hosts.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- hosts ---------------------------------------------------------------------------------------------------------
+
+    async def _wait(self, timeout_s: float) -> bool:
+        """Waits for news. Whether there are any is the answer."""
+        try:
+            await asyncio.wait_for(self._news.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            return False
+        self._news.clear()
+        return True
+
+    def _look(self, found: dict[str, int] | None) -> None:
+        """Takes in what was found, None where nobody can tell, and begins what follows from it."""
+        before = self._known
+        self._known, change, sentence = core.look(asyncio.get_running_loop().time(), before, found)
+        if sentence:
+            self._tell(sentence)
+        used = {share.agent for share in self._record.shares}
+        if used and not used & self._known.usable.keys() and change.fewer:
+            names = shortened(sorted(used), _SHOWN_HOSTS)
+            why = f"None of the hosts on which the job runs ({names}) is found any more, so nothing is left of it."
+            self._end(coded(ClusterCode.TOO_FEW_PROCESSES, why))
+        elif self._matters(before):
+            self._reset()
+        self._go_on()
+
+    def _matters(self, before: core.Hosts) -> bool:
+        """Whether the change makes the job another one: it runs on a host that went, or has use for one that came."""
+        now, used = self._known.usable.keys(), {share.agent for share in self._record.shares}
+        slots = sum(len(share.slots) for share in self._record.shares)
+        went, came = before.usable.keys() - now, now - before.usable.keys()
+        is_short = self._most is None or slots < self._most
+        return bool(slots) and bool(went & used or (came and is_short))
+
+    def _set_aside(self, name: str, why: str) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._known, sentence = core.set_aside(now_s, self._known, name, random.random(), why)
+        if not sentence:
+            return
+        self._tell(sentence)
+        self._why[name] = why
+        self._news.set()
+        if why := core.ending(self._known):
+            last = without_code(self._record.sentence)
+            self._end(f"{last} {why}" if last else why)
+        elif self._record.id:
+            self._reset()
+        self._go_on()
+
+    def _reset(self) -> None:
+        self._resets += 1
+        limit = self._supply.reset_limit
+        if limit is not None and self._resets > limit:
+            self._end(coded(LaunchCode.RESET_LIMIT, f"{RESET_LIMIT_EXCEEDED_MESSAGE.format(limit)}."))
+
+    def _end(self, verdict: str) -> None:
+        """Ends the job. Before it has begun, `gather` does."""
+        if self._record.id and not self.verdict:
+            self.verdict = verdict
+            self._stop(signal.SIGTERM)
+
+    def _go_on(self) -> None:
+        """Starts agents, and has others leave, so that each usable host has one and no other host does."""
+        usable = self._known.usable
+        for name, one in self._hosts.items():
+            if name not in usable and not one.wanted.is_set():
+                one.wanted.set()
+                self._let_go.add(name)
+        if self.verdict:
+            return
+        for name, slots in usable.items():
+            if name not in self._hosts:
+                one = self._hosts[name] = _Host(slots)
+                one.task = asyncio.create_task(self._serve(name, one))
+
+    async def _serve(self, name: str, host: _Host) -> None:
+        """Has an agent on the host for as long as it is wanted."""
+        try:
+            agent = await self._bring_up(name, host)
+            if agent is None:
+                return
+            host.is_up = True
+            self._let_go.discard(name)
+            self._news.set()
+            if await _first(host.wanted, agent.ended) is agent.ended and not host.wanted.is_set():
+                self._let_go.add(name)
+                self._set_aside(name, f"it is lost: {without_code(agent.why())}")
+            await self._agents.let_go(agent)
+        finally:
+            del self._hosts[name]
+            self._news.set()
+        self._go_on()  # the host may have come back meanwhile
+
+    async def _bring_up(self, name: str, host: _Host) -> RemoteAgent | None:
+        delay_s = _FIRST_DELAY_S
+        while not host.wanted.is_set():
+            found = await self._agents.bring_up(HostSlots(name, host.slots))
+            if not isinstance(found, str):
+                return found
+            host.attempts += 1
+            self._news.set()
+            if host.attempts == _ATTEMPTS or code_of(found) not in _PASSING:
+                self._set_aside(name, without_code(found))
+                return None
+            if host.attempts == 1:
+                self._tell(f"Host {name} can't be used yet: {without_code(found)}. It is tried again.")
+            await _first(host.wanted, timeout_s=delay_s)
+            delay_s *= 2
+        return None
+
+
+async def driven(
+    driver: Driver,
+    spec: jobs_pb2.JobSpec,
+    console: Console,
+    changed: Changed,
+    prepare: Prepare,
+    follow: Callable[[Changed, Prepare], Coroutine[Any, Any, jobs_pb2.JobRecord]],
+) -> jobs_pb2.JobRecord:
+    """Runs the job on the hosts that the driver finds, and returns its record. RuntimeError where it can't begin.
+
+    follow: submits the job and follows it, with what is to be called with each record, and with the job.
+    """
+
+    def both(record: jobs_pb2.JobRecord) -> None:
+        driver.changed(record)
+        changed(record)
+
+    def prepared(job: FollowedJob) -> None:
+        driver.follow(job.stop)
+        prepare(job)
+
+    tasks: list[asyncio.Task[Any]] = []
+    try:
+        tasks.append(showing := asyncio.create_task(Progress(console).show_text(driver.waiting)))
+        hosts = await driver.gather()
+        await end_tasks([showing])
+        for host in hosts:
+            spec.hosts.add(name=host.name, slots=host.slots)
+        tasks += [following := asyncio.create_task(follow(both, prepared)), asyncio.create_task(driver.run())]
+        await asyncio.wait(tasks[1:], return_when=asyncio.FIRST_COMPLETED)
+        if not following.done():
+            await tasks[2]  # it has ended the job, or raises the error of a bug
+        return driver.judged(await following)
+    finally:
+        await end_tasks(tasks)
+        await driver.close()
+
+
+async def _first(*events: asyncio.Event, timeout_s: float | None = None) -> asyncio.Event | None:
+    """Waits until one of these events is set; the first of them that is, None after the timeout."""
+    tasks = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+    return next((event for event in events if event.is_set()), None)
