@@ -59,7 +59,6 @@ class Feed:
         except OSError:  # the agent has deleted the folder, because it needed the disk space
             records, skipped = [], end - position
         self._positions[rank] = position + skipped
-        output_was_skipped = skipped > 0
         for stream, data, after, written_at in records:
             while self._credit <= 0:
                 self._more_credit.clear()
@@ -79,4 +78,4 @@ class Feed:
         if skipped:
             output = jobs_pb2.Output(rank=rank, position=self._positions[rank], skipped_bytes=skipped)
             self._send(output=agents_pb2.LogOutput(reader=self._request.reader, output=output))
-        return bool(records) or output_was_skipped  # a position that is none of this log's would be read for ever
+        return True
