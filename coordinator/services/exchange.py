@@ -23,7 +23,10 @@ PIECE_BYTES = 1 << 20
 
 
 class Exchange:
-    """What all ranks fetch, and what each delivers once. `results` is in the order of arrival."""
+    """What all ranks fetch, and what each delivers. `results` is in the order of arrival.
+
+    Of processes that replaced each other the last one to deliver counts.
+    """
 
     def __init__(self, content: bytes) -> None:
         self.results: dict[int, bytes] = {}
@@ -41,7 +44,8 @@ class Exchange:
             told = _metadata(context)
             await access.admit(context, told[JOB])
             content = b"".join([piece async for piece in pieces])
-            self.results.setdefault(int(told[RANK]), content)
+            self.results.pop(int(told[RANK]), None)
+            self.results[int(told[RANK])] = content
             return b""
 
         handlers: dict[str, Any] = {

@@ -78,7 +78,9 @@ def train(state):
             time.sleep(0.02)
 
 hvd.init()
-print("took", run_fn(train, hvd.join_again)(Phases()), hvd.rank(), hvd.size(), *first, flush=True)
+phases = run_fn(train, hvd.join_again)(Phases())
+result = (hvd.rank(), hvd.size(), *first)
+print("took", phases, *result, flush=True)
 hvd.shutdown()
 """
 

@@ -239,13 +239,6 @@ def test_arguments_that_make_no_sense(arguments: dict[str, Any], code: ErrorCode
         horovod.run(print, **arguments)
 
 
-@pytest.mark.parametrize("arguments", [{"min_num_proc": 1}, {"host_discovery_script": "true"}, {"min_np": 1}])
-@pytest.mark.filterwarnings("ignore:min_np is deprecated")
-def test_elastic_jobs_cannot_be_started_yet(arguments: dict[str, Any]) -> None:
-    with pytest.raises(NotImplementedError, match=next(iter(arguments)).replace("min_np", "min_num_proc")):
-        horovod.run(print, **arguments)
-
-
 def test_what_only_elastic_jobs_need_has_no_effect_on_others() -> None:
     with pytest.warns(UserWarning, match="max_num_proc, slots: no effect, as this job has a fixed size"):
         assert horovod.run(by_value(whoami), ("",), num_proc=1, max_num_proc=2, slots=1) == ["0/1"]
@@ -255,11 +248,12 @@ SIGNATURE = """
 func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=None, slots=None, reset_limit=None,
 cooldown_range=None, hosts=None, hostfile=None, host_discovery_script=None, start_timeout=None, ssh_port=None,
 ssh_identity_file=None, disable_cache=None, output_filename=None, verbose=None, use_gloo=None, use_mpi=None,
-mpi_args=None, network_interface=None, network_interfaces=None, executable=None, np=None, min_np=None, max_np=None
+mpi_args=None, network_interface=None, network_interfaces=None, executable=None, np=None, min_np=None, max_np=None,
+host_discovery=None
 """
 
 
-def test_the_parameters_are_those_of_earlier_versions() -> None:
+def test_the_parameters_are_those_of_earlier_versions_and_one_of_ours_behind_them() -> None:
     parameters = inspect.signature(horovod.run).parameters.values()
     shown = [one.name if one.default is one.empty else f"{one.name}={one.default!r}" for one in parameters]
     assert ", ".join(shown) == " ".join(SIGNATURE.split())

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from horovod.base.errors import EngineCode, TrainingCode, coded, without_code
 from horovod.base.settings import SETTINGS, Settings, misspelt, resolve
@@ -26,6 +26,9 @@ from horovod.worker.runtime.epoch import Epochs
 from horovod.worker.runtime.errors import JobDoneError, MemberLostError, StartError, print_as_a_sentence
 from horovod.worker.runtime.formation import Context
 from horovod.worker.runtime.world_changes import OnWorldChange, WorldChange
+
+if TYPE_CHECKING:
+    from horovod.worker.runtime.past_world import PastWorld
 
 __all__ = ["Context", "MemberLostError", "StartError", "current", "init", "is_initialized", "shutdown"]
 
@@ -140,6 +143,11 @@ def shutdown(reason: str = "it called hvd.shutdown()", *, returns: bool = False,
         context, _context = _context, None
         if context is not None:
             _epochs.end(context, reason, returns=returns, failed=failed)
+
+
+def last_world() -> PastWorld | None:
+    """The last world in which this process was, or is; None where it was in none of a coordinator."""
+    return _epochs.last
 
 
 def is_initialized() -> bool:

@@ -41,7 +41,7 @@ from horovod.worker.runtime.plan import usable
 from horovod.worker.runtime.world_changes import OnWorldChange, ignore_changes
 
 if TYPE_CHECKING:
-    from horovod.worker.runtime.past_world import LastWorld
+    from horovod.worker.runtime.past_world import LastWorld, PastWorld
 
 log = logging.getLogger(__name__)
 
@@ -141,6 +141,11 @@ class Epochs:
         logs.know_rank(context.world.rank)
         logs.know_world(context.world.job, context.world.epoch)
         return context
+
+    @property
+    def last(self) -> PastWorld | None:
+        """The last world that stood; None before the first one of a coordinator."""
+        return self._last.world if self._last is not None else None
 
     def end(self, context: Context, reason: str, *, returns: bool, failed: bool) -> None:
         _offer_to_c(None)

@@ -25,6 +25,7 @@ from horovod.launch.command_line.flags import interface_variable
 from horovod.launch.console.python_streams import PythonStreams
 from horovod.launch.elastic.request import ElasticRequest
 from horovod.rendezvous.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
+from horovod.runner.elastic import driver
 from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.output import Console
 
@@ -32,6 +33,7 @@ _ELASTIC_NAMES = {name: name for name in ("num_proc", *(field.name for field in 
 
 if TYPE_CHECKING:
     from horovod.protos.v1.jobs_pb2 import JobRecord
+    from horovod.runner.elastic.discovery import HostDiscovery
 
 
 def run(
@@ -62,6 +64,8 @@ def run(
     np: int | None = None,
     min_np: int | None = None,
     max_np: int | None = None,
+    *,
+    host_discovery: HostDiscovery | None = None,
 ) -> list[Any]:
     """Calls `func(*args, **kwargs)` in `num_proc` processes that form one world, and returns their results by rank.
 
@@ -73,12 +77,16 @@ def run(
         at the time of the call, in a notebook under the cell; ranks have an empty stdin.
     executable: the Python to run, default the one that runs now.
 
-    min_num_proc or host_discovery_script ask for an elastic job, of which max_num_proc, slots (of a host that the
-    script prints without them), reset_limit and cooldown_range (seconds) say more; all of it is checked.
+    min_num_proc asks for an elastic job: processes that fail are replaced, and it goes on with as few as that and grows
+        up to max_num_proc. func is written for it (hvd.elastic.run). The results are those of the last world's ranks.
+    host_discovery_script, or host_discovery, an object like a horovod.runner.elastic.discovery.HostDiscovery, finds the
+        hosts of an elastic job while it runs. slots: of a host that is printed without a number. reset_limit: how often
+        hosts may come, go or fail; with hosts, how many processes may be replaced. cooldown_range: the least and the
+        most seconds after which a host that failed is used again; without it never.
 
-    Raises ValueError for arguments that make no sense together, NotImplementedError for elastic jobs, and
-    RuntimeError when a host can't be used or a rank fails, naming the rank and with its traceback; the other ranks are
-    then stopped.
+    Raises ValueError for arguments that make no sense together, and RuntimeError when a host can't be used or a rank
+    fails, naming the rank and with its traceback; the other ranks are then stopped. An elastic job fails when too few
+    processes are left, or when it was changed more often than reset_limit.
     np, min_np, max_np and network_interface are deprecated names; network_interface adds to network_interfaces.
     """
     num_proc = _renamed("np", np, "num_proc", num_proc)
@@ -100,20 +108,20 @@ def run(
     if not callable(func):
         raise _refused(SettingCode.INVALID_SETTING, f"func must be callable, not {type(func).__name__}.")
     found = parse_hosts(hosts) if hosts else parse_hostfile(hostfile) if hostfile else None
-    if host_discovery_script is not None and found is not None:
-        sentence = "host_discovery_script excludes hosts and hostfile: the script names the hosts."
+    request = ElasticRequest(
+        min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script, host_discovery
+    )
+    if request.finds_hosts and found is not None:
+        sentence = "host_discovery_script and host_discovery exclude hosts and hostfile: they find the hosts."
         raise _refused(LaunchCode.CONFLICTING_OPTIONS, sentence)
-    request = ElasticRequest(min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script)
     request.check(num_proc, len(found) if found is not None else None, _ELASTIC_NAMES)
-    if request.elastic:
-        raise NotImplementedError(
-            f"Elastic jobs can't be started by horovod.run yet, so {request.given()[0]} can't be used: leave it out "
-            "for a job of a fixed size. horovodrun --min-np replaces processes that fail."
-        )
-    if given := request.given():
-        warnings.warn(f"{', '.join(given)}: no effect, as this job has a fixed size.", UserWarning, stacklevel=2)
+    if given := request.without_effect() if request.elastic else request.given():
+        reason = "nothing finds the hosts of this job" if request.elastic else "this job has a fixed size"
+        warnings.warn(f"{', '.join(given)}: no effect, as {reason}.", UserWarning, stacklevel=2)
     found = found or (HostSlots("localhost", num_proc),)
-    names = fill(found, num_proc)
+    replacement = request.replacement(num_proc)
+    room = replacement.slots(num_proc, sum(one.slots for one in found)) if replacement is not None else 0
+    names = fill(found, max(num_proc, room))
     environ = dict(os.environ)
     if start_timeout is not None:
         setting = ROWS["start_timeout_seconds"]
@@ -123,17 +131,23 @@ def run(
     resolve(environ)
     directory = Path(output_filename) if output_filename else None
     call = (func, tuple(args), dict(kwargs or {}))
-    if remote(names):
-        from horovod.launch.ssh.function import FunctionOnHosts
+    if replacement is not None or remote(names):
+        from horovod.launch.ssh.function import Elastic, FunctionOnHosts
         from horovod.launch.ssh.remote_agent import SshOptions
 
-        there = FunctionOnHosts(call, names, executable)
+        supply = request.supply()
+        if supply is not None:
+            setting = ROWS["elastic_timeout_seconds"]
+            environ.setdefault(setting.env, str(driver.ELASTIC_TIMEOUT_SECS))
+        elastic = Elastic(num_proc, replacement, supply) if replacement is not None else None
+        there = FunctionOnHosts(call, () if supply is not None else names, executable, elastic)
         ssh = SshOptions(ssh_port, ssh_identity_file)
 
         def on_hosts(console: Console, on_start: Callable[[Any], None]) -> None:
             there.run(environ, ssh, console, on_start, console.note if verbose else None)
 
-        _run_in_thread(on_hosts, len(names), directory, bool(verbose))
+        size = replacement.greatest(len(names)) if replacement is not None else len(names)
+        _run_in_thread(on_hosts, size, directory, bool(verbose))
         return there.results()
 
     # Guardian first: the job makes threads and gRPC channels.

@@ -48,6 +48,8 @@ class Result:
     error: str | None = None
     traceback: str = ""
     at_s: float = 0.0  # time.monotonic() of the error: one clock for the whole host
+    epoch: int = 0  # of the last world in which the process was; 0: in none
+    rank: int = -1  # its rank there
 
 
 class Exchange:
@@ -189,6 +191,13 @@ class _Coordinator:
         return {"metadata": metadata, "wait_for_ready": True, "timeout": self._settings.progress_timeout_seconds}
 
 
+def _last_world() -> tuple[int, int]:
+    """Epoch and rank of the last world of this process, which may have left it; 0 and -1 where it was in none."""
+    context = sys.modules.get("horovod.worker.runtime.context")
+    last = context.last_world() if context is not None else None
+    return (last.epoch, last.rank) if last is not None else (0, -1)
+
+
 def main(arguments: list[str]) -> int:
     """Runs the function; the exit code."""
     way = _Coordinator() if arguments == [BY_COORDINATOR] else _Files(arguments)
@@ -200,7 +209,8 @@ def main(arguments: list[str]) -> int:
             sys.path.insert(0, os.getcwd())
         sys.path.extend(entry for entry in own if entry not in sys.path)
         function, args, kwargs = pickle.load(stream)  # noqa: S301
-        result = Result(cloudpickle.dumps(function(*args, **kwargs)))
+        value = cloudpickle.dumps(function(*args, **kwargs))
+        result = Result(value, None, "", 0.0, *_last_world())
     except Exception as error:
         at_s = time.monotonic()
         # A peer that noticed may end first and have this rank stopped, which must not cut its account short.

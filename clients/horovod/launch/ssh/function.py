@@ -8,6 +8,7 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
@@ -18,23 +19,41 @@ from horovod.coordinator.services.exchange import Exchange
 from horovod.launch import task
 from horovod.launch.cluster.client import exported
 from horovod.launch.cluster.launch import user_name
+from horovod.launch.elastic.policy import elastic_variables, write_policy
+from horovod.launch.elastic.request import Replacement, Supply
 from horovod.launch.ssh.launch import run_on_hosts, shown_name
 from horovod.launch.ssh.remote_agent import SshOptions, check_ssh, working_directory
 from horovod.protos.v1 import jobs_pb2
-from horovod.rendezvous.hosts import HostSlots
+from horovod.rendezvous.hosts import HostSlots, remote
 from horovod.worker.agent.output import Console
 
 # This Python, or whatever is called python3 on a host that has none of this name.
 _FIND_PYTHON = 'command -v "$0" > /dev/null 2>&1 && exec "$0" "$@"; exec python3 "$@"'
 
 
+@dataclass(frozen=True)
+class Elastic:
+    """How a job goes on whose size changes. processes: how many it begins with. supply: what finds its hosts."""
+
+    processes: int
+    replacement: Replacement
+    supply: Supply | None = None
+
+
 class FunctionOnHosts:
     """One call. `run` waits for its end, in a thread that may have an event loop; `results` says what came of it."""
 
     def __init__(
-        self, call: tuple[Any, tuple[Any, ...], dict[str, Any]], names: Sequence[str], python: str | None
+        self,
+        call: tuple[Any, tuple[Any, ...], dict[str, Any]],
+        names: Sequence[str],
+        python: str | None,
+        elastic: Elastic | None = None,
     ) -> None:
-        """names: the host of every rank. python: the interpreter there; None: the one that runs now."""
+        """names: the host of every rank that there may be; of none where hosts are found. python: the interpreter
+        there; None: the one that runs now. elastic: None for a job of a fixed size that ends with its first failure.
+        """
+        self._elastic = elastic
         self._exchange = Exchange(pickle.dumps(sys.path) + cloudpickle.dumps(call))
         self._hosts = [HostSlots(name, list(names).count(name)) for name in dict.fromkeys(names)]
         self._names = [shown_name(name) for name in names]
@@ -50,7 +69,8 @@ class FunctionOnHosts:
         note: Callable[[str], None] | None,
     ) -> None:
         """RuntimeError with a line for each host that could not be used."""
-        check_ssh()
+        if remote(self._names):
+            check_ssh()
         rank = ["-c", task.PROGRAM, task.BY_COORDINATOR]
         command = [self._python, *rank] if self._python else ["sh", "-c", _FIND_PYTHON, sys.executable, *rank]
         spec = jobs_pb2.JobSpec(
@@ -58,20 +78,39 @@ class FunctionOnHosts:
             command=command,
             environment=exported(environ),
             directory=working_directory(),
-            processes=len(self._names),
+            processes=self._elastic.processes if self._elastic else len(self._names),
             user=user_name(),
             attended=True,
         )
+        supply = None
+        if self._elastic is not None:
+            write_policy(spec, self._elastic.replacement, environ)
+            spec.environment.update(elastic_variables(self._elastic.replacement))
+            supply = self._elastic.supply
         for host in self._hosts:
             spec.hosts.add(name=shown_name(host.name), slots=host.slots)
         settings, python = resolve(environ), self._python or sys.executable
         self._record = run_on_hosts(
-            spec, self._hosts, settings, environ, ssh, python, console, on_start, note=note, exchange=self._exchange
+            spec,
+            self._hosts,
+            settings,
+            environ,
+            ssh,
+            python,
+            console,
+            on_start,
+            note=note,
+            exchange=self._exchange,
+            supply=supply,
         )
 
     def results(self) -> list[Any]:
-        """The results by rank; RuntimeError with the failure that came first."""
+        """The results by rank, of an elastic job those of the last world; RuntimeError with the failure that came
+        first.
+        """
         arrived = {rank: task.Result(*pickle.loads(content)) for rank, content in self._exchange.results.items()}  # noqa: S301
+        if self._elastic is not None:
+            return self._of_last_world(arrived)
         if self._record.state != jobs_pb2.JOB_STATE_SUCCEEDED:
             # The clocks of hosts differ, so the first of the exceptions is the one that arrived first.
             raised = next((rank for rank, result in arrived.items() if result.error is not None), None)
@@ -82,6 +121,22 @@ class FunctionOnHosts:
         if silent := [rank for rank in range(len(self._names)) if rank not in arrived]:
             raise RuntimeError(task.no_result(silent[0], self._names[silent[0]]))
         return [pickle.loads(arrived[rank].value) for rank in range(len(self._names))]  # noqa: S301
+
+    def _of_last_world(self, arrived: Mapping[int, task.Result]) -> list[Any]:
+        """arrived: by slot, in the order of arrival."""
+        if self._record.state != jobs_pb2.JOB_STATE_SUCCEEDED:
+            sentence = self._record.sentence or "The job was ended."
+            why = coded(code_of(sentence) or LaunchCode.RANK_FAILED, sentence)
+            last = next((result for result in reversed([*arrived.values()]) if result.error is not None), None)
+            if last is not None:
+                why = f"{why}\n\nThe last exception of a rank:\n{last.traceback}[{code_of(why)}]"
+            raise RuntimeError(why)
+        done = [(slot, result) for slot, result in sorted(arrived.items()) if result.error is None]
+        epoch = max((result.epoch for _, result in done), default=0)
+        last_world = [(result.rank, slot, result) for slot, result in done if result.epoch == epoch]
+        if not last_world:
+            raise RuntimeError(task.no_result(0, "of its last world"))
+        return [pickle.loads(result.value) for *_, result in sorted(last_world, key=lambda one: one[:2])]  # noqa: S301
 
 
 def _was_killed(record: jobs_pb2.JobRecord) -> bool:
