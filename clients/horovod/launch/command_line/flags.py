@@ -110,10 +110,17 @@ def make_parser() -> Parser:
         "--max-np", "--max-num-proc", dest="max_num_proc", type=int, metavar="N", help="grow to so many; no default"
     )
     elastic.add_argument(
-        "--host-discovery-script", metavar="SCRIPT", help="program that prints a line `host:slots` for each host"
+        "--host-discovery-script",
+        metavar="SCRIPT",
+        help="program that prints a line `host:slots` for each host, asked every second",
     )
     elastic.add_argument("--slots-per-host", type=int, metavar="N", help="slots of a host printed without them")
-    elastic.add_argument("--reset-limit", type=int, metavar="N", help="replace so many processes; default 3 times -np")
+    elastic.add_argument(
+        "--reset-limit",
+        type=int,
+        metavar="N",
+        help="replace so many processes, default 3 times -np; with a script: so many changes of hosts, no default",
+    )
     elastic.add_argument(
         "--blacklist-cooldown-range",
         type=int,

@@ -39,6 +39,7 @@ Prepare = Callable[[FollowedJob], None]
 
 _ATTEMPTS = 5  # to reach a host that was found: it may still be starting
 _PASSING = (LaunchCode.UNKNOWN_HOST, LaunchCode.NO_AGENT_ON_HOST)  # may be otherwise at the next attempt
+_LOOK_S = 1.0  # between two looks whether there is enough, where there are no news
 _FIRST_DELAY_S = 1.0  # between attempts; doubles
 _SHOWN_HOSTS = 4
 
@@ -94,6 +95,7 @@ class Driver:
         self._why: dict[str, str] = {}  # hosts that were set aside
         self._resets = 0
         self._news = asyncio.Event()  # a host was set aside, or an agent has come or is gone
+        self._asking: asyncio.Task[None] | None = None
         self._stop: Callable[[int], None] = lambda signum: None
 
     # -- the start -----------------------------------------------------------------------------------------------------
@@ -103,14 +105,16 @@ class Driver:
         loop = asyncio.get_running_loop()
         give_up_at_s = loop.time() + self._timeout_s
         self._look(await self._discovering.first())
+        self._asking = asyncio.create_task(self._ask())  # beside this: hosts may be ready while no answer comes
         while not self._is_enough():
+            if self._asking.done():
+                self._asking.result()
             if why := core.ending(self._known):
                 lines = "".join(f"\n  {name}: {self._why[name]}." for name in self._known.aside)
                 raise RuntimeError(coded(code_of(why) or LaunchCode.NO_AGENT_ON_HOST, f"{without_code(why)}{lines}"))
             if loop.time() >= give_up_at_s:
                 raise RuntimeError(coded(LaunchCode.DISCOVERY_FAILED, self._too_few()))
-            if not await self._wait(period_s()):
-                self._look(await self._discovering.ask())
+            await self._wait(_LOOK_S)
         return [HostSlots(name, one.slots) for name in self._known.usable if (one := self._hosts[name]).is_up]
 
     def waiting(self) -> str | None:
@@ -143,10 +147,9 @@ class Driver:
         self._stop = stop
 
     async def run(self) -> None:
-        """Follows the hosts until it is cancelled."""
-        while not self.verdict:
-            if not await self._wait(period_s()):
-                self._look(await self._discovering.ask())
+        """Follows the hosts until it is cancelled, or the driver has ended the job. Call it after `gather`."""
+        assert self._asking is not None
+        await self._asking
 
     def changed(self, record: jobs_pb2.JobRecord) -> None:
         """The job's record is another one."""
@@ -168,21 +171,19 @@ class Driver:
     async def close(self) -> None:
         """Starts no agent any more. Those that run are left to whoever has given `agents`."""
         self._discovering.stop()
-        tasks = [one.task for one in self._hosts.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks([*(one.task for one in self._hosts.values()), *([self._asking] if self._asking else [])])
 
     # -- hosts ---------------------------------------------------------------------------------------------------------
 
-    async def _wait(self, timeout_s: float) -> bool:
-        """Waits for news. Whether there are any is the answer."""
-        try:
-            await asyncio.wait_for(self._news.wait(), timeout_s)
-        except asyncio.TimeoutError:
-            return False
+    async def _ask(self) -> None:
+        while not self.verdict:
+            await asyncio.sleep(period_s())
+            self._look(await self._discovering.ask())
+
+    async def _wait(self, timeout_s: float) -> None:
+        """Waits for news, but not for longer."""
+        await _first(self._news, timeout_s=timeout_s)
         self._news.clear()
-        return True
 
     def _look(self, found: dict[str, int] | None) -> None:
         """Takes in what was found, None where nobody can tell, and begins what follows from it."""
