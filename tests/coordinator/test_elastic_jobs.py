@@ -551,6 +551,8 @@ def test_another_coordinator_goes_on_with_a_job_that_has_shrunk() -> None:
         {"fewest": 1, "replaces_failed": False},
         {"fewest": 1, "patience_seconds": -1.0},
         {"fewest": 1, "cooldown_least_seconds": 2.0, "cooldown_most_seconds": 1.0},
+        {"fewest": 2, "most": 3, "spares": 2},
+        {"fewest": 2, "spares": 1},
     ],
 )
 def test_sizes_that_make_no_sense(policy: dict[str, Any]) -> None:

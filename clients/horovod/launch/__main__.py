@@ -43,6 +43,7 @@ _ELASTIC_DESTS = {
     "reset_limit": "reset_limit",
     "cooldown_range": "blacklist_cooldown_range",
     "host_discovery_script": "host_discovery_script",
+    "spares": "spares",
 }
 _ELASTIC_FLAGS = {
     "num_proc": "-np",
@@ -52,6 +53,7 @@ _ELASTIC_FLAGS = {
     "reset_limit": "--reset-limit",
     "cooldown_range": "--blacklist-cooldown-range",
     "host_discovery_script": "--host-discovery-script",
+    "spares": "--spares",
 }
 
 
@@ -213,7 +215,7 @@ def _launch_here(
             try:
                 progress = Progress(console, job.host_names, verbose=args.verbose)
                 record = without_loop(
-                    lambda: run_job(job, console, guardian, control.attach, progress, args.replacement)
+                    lambda: run_job(job, console, guardian, control.attach, progress, args.replacement, args.verbose)
                 )
             except OSError as error:
                 sentence = f"The job could not be started: {_in_words(error)}."
@@ -270,8 +272,9 @@ def _hosts(args: argparse.Namespace) -> tuple[str, ...]:
     count = args.num_proc or sum(host.slots for host in named or ())
     _check_elastic(args, count, len(named) if named is not None else None)
     args.num_proc = count
-    hosts = named or (HostSlots("localhost", count),)
-    if named is None and args.replacement and args.replacement.greatest(count) > count:
+    spares = args.replacement.spares if args.replacement else 0
+    hosts = named or (HostSlots("localhost", count + spares),)
+    if named is None and args.replacement and args.replacement.greatest(count) > count + spares:
         _say(
             f"--max-np has no effect: no hosts are named, and this machine has {plural(count, 'slot')} then (-np).",
             args,

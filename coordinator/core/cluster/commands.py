@@ -25,7 +25,7 @@ def start(record: jobs_pb2.JobRecord, share: jobs_pb2.Share) -> pb.AgentCommand:
         command=spec.command,
         environment=spec.environment,
         directory=spec.directory,
-        size=max(len(host_of), spec.policy.fewest),
+        size=_size(spec.policy, len(host_of)),
         interfaces=share.interfaces,
         hold=spec.attended,
         lines=spec.lines,
@@ -48,6 +48,12 @@ def start(record: jobs_pb2.JobRecord, share: jobs_pb2.Share) -> pb.AgentCommand:
             incarnation=share.incarnations[index] if share.incarnations else 1,
         )
     return pb.AgentCommand(start=started)
+
+
+def _size(policy: jobs_pb2.Policy, slots: int) -> int:
+    """For how many processes the first world waits: not for spare ones."""
+    size = max(slots, policy.fewest)
+    return min(size, policy.most - policy.spares) if policy.spares else size
 
 
 def run_line(record: jobs_pb2.JobRecord) -> pb.AgentCommand:

@@ -198,6 +198,10 @@ def _contradiction_of_sizes(spec: jobs_pb2.JobSpec) -> str:
         return f"A grace of {policy.leave_seconds:g} seconds makes no sense."
     if not policy.replaces_failed or lines.per_worker(spec) > 1:
         return "A job whose size changes has failed processes replaced, and workers of one process."
+    if policy.spares and policy.most < sizes.fewest + policy.spares:
+        return (
+            f"Of {policy.most} processes at most, {policy.spares} can't be spare ones: the fewest are {sizes.fewest}."
+        )
     if not 0 <= policy.patience_seconds < 1e9:
         return f"A patience of {policy.patience_seconds:g} seconds makes no sense."
     return ""

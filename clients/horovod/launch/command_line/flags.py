@@ -46,6 +46,7 @@ _NOT_NEGATIVE = {
     "min_num_proc": "--min-np",
     "max_num_proc": "--max-np",
     "slots_per_host": "--slots-per-host",
+    "spares": "--spares",
     "reset_limit": "--reset-limit",
 }
 
@@ -127,6 +128,10 @@ def make_parser() -> Parser:
         nargs=2,
         metavar=("MIN", "MAX"),
         help="seconds, 1 to 3600, after which a host that failed is used again; without it never",
+    )
+
+    elastic.add_argument(
+        "--spares", type=int, metavar="N", help="processes beyond --max-np (default -np) that wait for a place"
     )
 
     controller = parser.add_argument_group("controller").add_mutually_exclusive_group()

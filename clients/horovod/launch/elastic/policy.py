@@ -19,8 +19,8 @@ def write_policy(spec: jobs_pb2.JobSpec, replacement: Replacement | None, enviro
     if replacement.most is not None:
         policy.most_replacements = replacement.most
     if replacement.sizes is not None:
-        fewest, most = replacement.sizes
-        policy.fewest, policy.most = fewest, most or 0
+        policy.fewest, policy.most = replacement.sizes[0], replacement.most_slots or 0
+        policy.spares = replacement.spares
         policy.cooldown_least_seconds, policy.cooldown_most_seconds = replacement.cooldown_s or (0, 0)
         settings = resolve(environ)
         policy.patience_seconds = settings.elastic_timeout_seconds

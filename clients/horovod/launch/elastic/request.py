@@ -21,24 +21,32 @@ class Replacement:
 
     most: so often in the job's life; None: no limit. sizes: the fewest and the most processes of a job whose size may
     change; None: it does not. The most may be None, which is no limit. cooldown_s: for how long a host that was lost
-    gets none of them, at least and at most; None: for the rest of the job's life. supplied: the launcher finds the
-    hosts, and a host on which a process fails is given up with all of its processes.
+    gets none of them, at least and at most; None: for the rest of the job's life. spares: further processes, that wait
+    until one of a world of the most is lost. supplied: the launcher finds the hosts, and a host on which a process
+    fails is given up with all of its processes.
     """
 
     most: int | None
     sizes: tuple[int, int | None] | None = None
     cooldown_s: tuple[float, float] | None = None
     supplied: bool = False
+    spares: int = 0
+
+    @property
+    def most_slots(self) -> int | None:
+        """How many processes there may be in all; None: no limit. Only where the size may change."""
+        most = self.sizes[1] if self.sizes is not None else None
+        return None if most is None else most + self.spares
 
     def greatest(self, processes: int) -> int:
         """How many processes such a job has at most, as far as that is limited, or else begins with."""
-        return max(processes, self.sizes[1] or 0) if self.sizes is not None else processes
+        return max(processes, self.most_slots or 0) if self.sizes is not None else processes
 
     def slots(self, processes: int, room: int) -> int:
         """How many of `room` slots a job may use that begins with so many processes."""
         if self.sizes is None:
             return processes
-        return room if self.sizes[1] is None else min(room, self.sizes[1])
+        return room if self.most_slots is None else min(room, self.most_slots)
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,7 @@ class ElasticRequest:
     cooldown_range: Sequence[int] | None = None  # seconds
     host_discovery_script: str | None = None
     host_discovery: HostDiscovery | None = None
+    spares: int | None = None
 
     @property
     def elastic(self) -> bool:
@@ -88,14 +97,17 @@ class ElasticRequest:
         if not self.elastic:
             return None
         fewest = max(1, num_proc if self.min_num_proc is None else self.min_num_proc)
+        spares, greatest = self.spares or 0, self.max_num_proc
+        if spares and greatest is None:  # else there would be a place for each
+            greatest = num_proc
         if self.finds_hosts:
-            return Replacement(None, (fewest, self.max_num_proc), supplied=True)
+            return Replacement(None, (fewest, greatest), supplied=True, spares=spares)
         most = REPLACEMENTS_PER_PROCESS * num_proc if self.reset_limit is None else self.reset_limit
-        is_fixed = fewest == num_proc and self.max_num_proc in (None, num_proc)
+        is_fixed = fewest == num_proc and self.max_num_proc in (None, num_proc) and not spares
         if is_fixed:
             return Replacement(most)
         cooldown_s = None if self.cooldown_range is None else (self.cooldown_range[0], self.cooldown_range[1])
-        return Replacement(most, (fewest, self.max_num_proc), cooldown_s)
+        return Replacement(most, (fewest, greatest), cooldown_s, spares=spares)
 
     def without_effect(self, replacement: Replacement | None) -> list[str]:
         """The fields that were given and change nothing in such a job."""
@@ -114,7 +126,7 @@ class ElasticRequest:
     def check(self, num_proc: int, host_count: int | None, names: dict[str, str]) -> None:
         """ValueError in words for what can't be. host_count: hosts that are given in a list, None without one;
         names: how the user calls a field."""
-        for field in ("min_num_proc", "max_num_proc", "slots", "reset_limit"):
+        for field in ("min_num_proc", "max_num_proc", "slots", "reset_limit", "spares"):
             value = getattr(self, field)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
                 sentence = f"{names[field]} must be >= 0, not {value!r}."

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from horovod.base.settings import resolve
+from horovod.base.tasks import end_tasks
 from horovod.coordinator.config import CoordinatorConfig
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
@@ -23,6 +24,7 @@ from horovod.launch.console.report import last_lines
 from horovod.launch.console.story import story_told
 from horovod.launch.elastic.policy import elastic_variables, write_policy
 from horovod.launch.elastic.request import Replacement
+from horovod.launch.elastic.spares import tell_of_spares
 from horovod.launch.local.own_machine import OwnMachine, Shares
 from horovod.launch.observed import pages_of, traced
 from horovod.protos.v1.jobs_pb2 import JOB_STATE_RUNNING, JobRecord, JobSpec
@@ -91,8 +93,10 @@ def run_job(
     on_start: Callable[[SignalTarget], None] = lambda target: None,
     progress: Progress | None = None,
     replacement: Replacement | None = None,
+    verbose: bool = False,
 ) -> JobRecord:
-    """Runs `job` to its end and returns its record. replacement: of processes that fail; None: the job ends.
+    """Runs `job` to its end and returns its record. replacement: of processes that fail; None: the job ends. verbose:
+    says when a spare process takes a place.
 
     `on_start` is called in the event loop before the first process exists; it gets what signals are passed on to.
     OSError or ValueError when the job cannot be started.
@@ -138,15 +142,15 @@ def run_job(
                 assert coordinator.server is not None
                 return coordinator.server.story(settings.job)
 
-            shown = asyncio.create_task(progress.show(look)) if progress else None
+            tasks = [asyncio.create_task(progress.show(look))] if progress else []
+            if verbose and replacement is not None and replacement.spares and coordinator.server is not None:
+                tasks.append(asyncio.create_task(tell_of_spares(coordinator.server.overview, note)))
             on_start(machine)
             try:
                 async with story_told(note if progress is not None and progress.verbose else None, story):
                     record = await machine.run(spec, settings.job, tell_replaced)
             finally:
-                if shown is not None:
-                    shown.cancel()
-                    await asyncio.wait([shown])
+                await end_tasks(tasks)
             await last_lines(console, lambda: machine.stopping)
             return record
 

@@ -101,7 +101,7 @@ class OwnMachine:
             if self._running is not None:
                 self._starting.add(task := asyncio.create_task(self._start_later()))
                 task.add_done_callback(self._starting.discard)
-            elif sum(len(share.ranks) for share in self._shares.values()) == command.start.size:
+            elif sum(len(share.ranks) for share in self._shares.values()) >= command.start.size:  # with spare ones
                 self._running = asyncio.create_task(self._supervise())
         elif command.HasField("probe"):  # all names are this machine
             reached = pb.Reached(probe=command.probe.probe, targets=command.probe.targets)

@@ -15,6 +15,7 @@ from typing import Any
 
 from horovod.base.errors import LaunchCode, code_of, coded, without_code
 from horovod.base.settings import Settings, resolve
+from horovod.base.tasks import end_tasks
 from horovod.coordinator.address import everywhere
 from horovod.coordinator.config import CoordinatorConfig
 from horovod.coordinator.limits import Limits
@@ -27,6 +28,7 @@ from horovod.launch.console.progress import Progress, Seen, hosts_sentence, seen
 from horovod.launch.console.story import story_told
 from horovod.launch.console.terminal import terminal_size
 from horovod.launch.elastic.request import Supply
+from horovod.launch.elastic.spares import tell_of_spares
 from horovod.launch.observed import pages_of, traced
 from horovod.launch.ssh.driver import Changed, Driver, Prepare, driven
 from horovod.launch.ssh.remote_agent import (
@@ -287,13 +289,14 @@ def run_on_hosts(
 
         async def follow(changed: Changed, prepare: Prepare) -> jobs_pb2.JobRecord:
             ranks = [host.name for host in spec.hosts for _ in range(host.slots)][: spec.processes]
-            showing = asyncio.create_task(Progress(console, ranks).show(look))
+            tasks = [asyncio.create_task(Progress(console, ranks).show(look))]
+            if note is not None and coordinator.server is not None:
+                tasks.append(asyncio.create_task(tell_of_spares(coordinator.server.overview, note)))
             try:
                 async with story_told(note, story):
                     return await attended(access, spec, console, on_start, changed, prepare)
             finally:
-                showing.cancel()
-                await asyncio.wait([showing])
+                await end_tasks(tasks)
 
         try:
             return asyncio.run(run())

@@ -1,0 +1,42 @@
+"""Says when a spare process has taken a place: one that waited beside a world of as many members as may be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from horovod.base.words import ranks_in_words
+from horovod.coordinator.core.world.overview import JobOverview
+
+LOOK_S = 0.2
+
+
+class Spares:
+    """What was seen of a job's worlds. Processes are named by the numbers with which they were started."""
+
+    def __init__(self) -> None:
+        self._epoch = 0
+        self._waiting: frozenset[int] = frozenset()
+
+    def seen(self, job: JobOverview) -> str:
+        """The sentence for what has happened since the last look; "" where no spare has taken a place."""
+        if not job.epoch:  # no world runs: survivors wait for the next one as well
+            return ""
+        waiting = frozenset(job.waiting_ranks)
+        taken = self._waiting - waiting if self._epoch and job.epoch != self._epoch else frozenset()
+        self._epoch, self._waiting = job.epoch, waiting
+        if not taken:
+            return ""
+        which = ranks_in_words(taken, "process" if len(taken) == 1 else "processe")
+        verb = "has" if len(taken) == 1 else "have"
+        return f"spare {which} {verb} taken the place of what was lost; the world has {job.size} members."
+
+
+async def tell_of_spares(overview: Callable[[], Iterable[JobOverview]], note: Callable[[str], None]) -> None:
+    """Looks at the launcher's one job until it is cancelled."""
+    spares = Spares()
+    while True:
+        for job in overview():
+            if sentence := spares.seen(job):
+                note(sentence)
+        await asyncio.sleep(LOOK_S)

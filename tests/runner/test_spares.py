@@ -1,0 +1,56 @@
+"""`horovodrun --spares`: processes that wait beside a world of the most members, until one of them is lost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from subprocess import CompletedProcess
+
+import pytest
+from test_found_hosts import follows  # noqa: F401 - a fixture
+
+from horovod.coordinator.core.world.overview import JobOverview
+from horovod.launch.elastic.request import ElasticRequest, Replacement
+from horovod.launch.elastic.spares import Spares
+
+Run = Callable[..., CompletedProcess[str]]
+
+
+def test_a_spare_process_takes_the_place_of_a_lost_one(
+    horovodrun: Run,
+    follows: Callable[..., list[str]],  # noqa: F811
+) -> None:
+    dies = "if hvd.rank() == 0: os.kill(os.getpid(), signal.SIGKILL)"
+    command = follows([2, 2], [dies])
+    done = horovodrun("-np", "2", "--min-np", "2", "--spares", "1", *command)
+    assert done.returncode == 0, done.stderr
+    took = re.findall(r"<stdout>:took 2 (\d) 2 (\d) ", done.stdout)
+    assert sorted(rank for rank, _ in took) == ["0", "1"], "in a world of two, which is the most"
+
+
+def seen(epoch: int, *waiting: int) -> JobOverview:
+    return JobOverview("job", epoch, 2, (), len(waiting), "", waiting)
+
+
+def test_it_is_told_when_a_spare_process_takes_a_place() -> None:
+    spares = Spares()
+    looks = [seen(0, 0, 1, 2), seen(1, 2), seen(1, 2, 3), seen(0, 1, 2, 3), seen(2, 3), seen(2, 3), seen(2)]
+    told = [spares.seen(look) for look in looks]
+    assert [bool(sentence) for sentence in told] == [False, False, False, False, True, False, False]
+    assert told[4] == "spare process 2 has taken the place of what was lost; the world has 2 members."
+
+
+@pytest.mark.parametrize(
+    ("given", "replacement"),
+    [
+        ({"min_num_proc": 2}, Replacement(6, (2, 2), spares=1)),
+        ({"min_num_proc": 1, "max_num_proc": 4}, Replacement(6, (1, 4), spares=1)),
+        ({"host_discovery_script": "true"}, Replacement(None, (2, 2), supplied=True, spares=1)),
+    ],
+)
+def test_spare_processes_are_beyond_the_most(given: dict[str, object], replacement: Replacement) -> None:
+    request = ElasticRequest(**given, spares=1)  # type: ignore[arg-type]
+    assert request.replacement(2) == replacement
+    assert replacement.sizes is not None
+    assert replacement.most_slots == (replacement.sizes[1] or 0) + 1
+    assert replacement.slots(2, 9) == replacement.greatest(2) == replacement.most_slots
