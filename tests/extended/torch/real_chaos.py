@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +39,8 @@ class Event:
     kind: str
     at: str  # the point: batch, backward, saved; or of a forming: joins, forms, reset
     step: int  # not before this one
-    choice: float  # among those to which it can happen
-    waits: bool  # training goes on only when a newcomer is taken in; its commits are many meanwhile
+    choice: float = 0.0  # among those to which it can happen
+    waits: bool = True  # training goes on only when a newcomer is taken in; its commits are many meanwhile
 
     def __str__(self) -> str:
         return f"{self.kind} at {self.at!r} from step {self.step}{', awaited' if self.waits else ''}"
@@ -48,12 +48,13 @@ class Event:
 
 STEP_POINTS = ("batch", "backward", "saved")
 FORMING_POINTS = ("joins", "forms", "reset")
+SERVING = "kill the serving coordinator"
 KINDS = {
     "kill": 5,
     "kill two": 2,
     "kill rank 0": 3,
     "newcomer": 8,
-    "kill the serving coordinator": 2,
+    SERVING: 2,
     "kill a node of etcd": 1,
     "hang": 1 if HANGS else 0,
     "cut": 1 if CUTS else 0,
@@ -83,14 +84,16 @@ class Fault:
 
 
 class Chaos:
-    def __init__(self, site: ChaosSite, seed: int) -> None:
+    def __init__(
+        self, site: ChaosSite, job: str, size: int, batches_per_commit: int, events: Sequence[Event], seed: int = 0
+    ) -> None:
+        """size: the ranks at the beginning. seed: of the order of samples."""
         self._site = site
-        self._job = f"chaos-{seed}"
-        dice = random.Random(seed)
-        self._size = dice.randint(2, 3)
-        self._batches_per_commit = dice.choice([1, 1, 2, 3])
+        self._job = job
+        self._size = size
+        self._batches_per_commit = batches_per_commit
         self._seed = seed
-        self._events = schedule(dice)
+        self._events = list(events)
         self._ranks: list[Rank] = []
         self._history = History()
         self._done: list[dict[str, Any]] = []
@@ -100,7 +103,12 @@ class Chaos:
         self._host_cut_off = -1
         self._began_s = time.monotonic()
         planned = "; ".join(map(str, self._events))
-        self.story = [f"seed {seed}: {self._size} ranks, a commit every {self._batches_per_commit} steps; {planned}"]
+        self.story = [f"{job}: {size} ranks, a commit every {batches_per_commit} steps; {planned}"]
+
+    @classmethod
+    def of(cls, site: ChaosSite, seed: int) -> Chaos:
+        dice = random.Random(seed)
+        return cls(site, f"chaos-{seed}", dice.randint(2, 3), dice.choice([1, 1, 2, 3]), schedule(dice), seed)
 
     def play(self) -> int:
         """How many steps there were."""
@@ -228,7 +236,7 @@ class Chaos:
                 newcomer = self._start(int(event.choice * TRAINING_HOSTS))
                 if event.waits:
                     self._awaited = self._awaited or newcomer
-            case "kill the serving coordinator":
+            case kind if kind == SERVING:
                 self.say(f"the coordinator at {self._site.kill_serving(self._job, self._host_cut_off)} is killed")
             case "kill a node of etcd":
                 self._site.kill_node(int(event.choice * 3))

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import etcd_server
 import pytest
 from chaos_site import ChaosSite
-from real_chaos import Chaos
+from real_chaos import FORMING_POINTS, SERVING, Chaos, Event
 
 from benchmarks.namespaces import NetworkError, check_possible
 
@@ -34,6 +34,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosSite]:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_nothing_is_lost_or_repeated(site: ChaosSite, seed: int) -> None:
-    chaos = Chaos(site, seed)
+    play(Chaos.of(site, seed))
+
+
+@pytest.mark.parametrize("point", FORMING_POINTS)
+@pytest.mark.parametrize("cause", ["kill", "kill rank 0", "newcomer"])
+def test_another_coordinator_takes_over_while_the_next_world_forms(site: ChaosSite, cause: str, point: str) -> None:
+    """Between what makes the ranks leave their world and the first step in the next one; and then the same again."""
+    events = [
+        Event(cause, "backward", 4),
+        Event(SERVING, point, 4),
+        Event(cause, "saved", 12),
+        Event(SERVING, point, 12),
+    ]
+    play(Chaos(site, f"takeover-{cause.replace(' ', '-')}-{point}", 3, 1, events))
+
+
+def play(chaos: Chaos) -> None:
     steps = chaos.play()
     print(*chaos.story, f"{steps} steps", sep="\n")
