@@ -71,7 +71,7 @@ struct Scalar {
 };
 
 enum AttributeType : int32_t { kArray = 1, kDictionary = 2, kScalar = 3, kString = 4 };
-constexpr int32_t kS32 = 4, kS64 = 5, kF64 = 12;  // XLA_FFI_DataType of scalars that we pass
+constexpr int32_t kToken = 17;  // XLA_FFI_DataType of a buffer without memory, which only says what comes after what
 
 struct Buffers {  // XLA_FFI_Args and XLA_FFI_Rets
   size_t struct_size;

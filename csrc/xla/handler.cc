@@ -10,7 +10,6 @@ namespace {
 constexpr int64_t kForEver = -1;
 constexpr int64_t kTokens = 1;  // before the tensors
 
-const Api* g_api = nullptr;
 Host g_host;
 
 Error* error(const Api* api, int code, const char* sentence) {
@@ -97,7 +96,9 @@ Error* run_call(const CallFrame& frame) {
     if (answer.code != kOk) return error(frame.api, answer.code, answer.sentence.c_str());
     call.process_set = static_cast<int32_t>(answer.number);
   }
-  std::memcpy(buffer(frame.results, 0).data, buffer(frame.arguments, 0).data, sizeof(int32_t));
+  if (const Buffer& token = buffer(frame.arguments, 0); token.dtype != kToken) {
+    std::memcpy(buffer(frame.results, 0).data, token.data, sizeof(int32_t));
+  }
   std::vector<HorovodTensor> spans;
   for (int64_t i = kTokens; i < frame.results.count; ++i) {
     const Buffer& input = buffer(frame.arguments, i);
@@ -132,9 +133,10 @@ Error* handle(CallFrame* frame) {
   // XLA first asks which version the handler was made for.
   for (Extension* one = frame->extension; one; one = one->next) {
     if (one->type != kMetadataExtension) continue;
+    if (frame->api->version.major != 0) return error(frame->api, kFailedPrecondition, g_host.other_version);
     Metadata& metadata = *reinterpret_cast<MetadataExtension*>(one)->metadata;
-    metadata.api_version.major = g_api->version.major;  // what we use of it is alike in all 0.x
-    metadata.api_version.minor = g_api->version.minor;
+    metadata.api_version.major = frame->api->version.major;  // what we use of it is alike in all 0.x
+    metadata.api_version.minor = frame->api->version.minor;
     metadata.traits = 0;
     return nullptr;
   }
@@ -143,15 +145,18 @@ Error* handle(CallFrame* frame) {
 
 }  // namespace
 
+Handler handler_for(const Host& host) {
+  g_host = host;
+  return &handle;
+}
+
 std::string register_handler(const Api* api, const Host& host) {
   if (api->version.major != 0) return host.other_version;
-  g_api = api;
-  g_host = host;
   RegisterArguments arguments{};
   arguments.struct_size = sizeof(arguments);
   arguments.name = {"horovod", 7};
   arguments.platform = {"Host", 4};
-  arguments.bundle.execute = &handle;
+  arguments.bundle.execute = handler_for(host);
   Error* const failed = api->register_handler(&arguments);
   if (!failed) return "";
   ErrorMessageArguments said{sizeof(said), nullptr, failed, nullptr};

@@ -2,8 +2,8 @@
 // whose attributes say which. It needs XLA's C interface (ffi.h) and the engine's (bindings/c_api.h), no framework.
 //
 // The handler waits, and works for the engine meanwhile, as an eager call does. The first argument and result of a call
-// is a number that nobody uses: each call is given that of the one before it in the script, so that XLA runs them in
-// this order, which is the same on all ranks (docs/adr/0049).
+// is a number that nobody uses, or a token of XLA: each call is given that of the one before it in the script, so that
+// XLA runs them in this order, which is the same on all ranks (docs/adr/0049, docs/adr/0084).
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,11 @@ struct Host {
   const char* other_version = "";                          // of XLA's interface
 };
 
-// Why XLA can't call the collectives; "" if it can from now on.
+// The handler of the call "horovod" on the platform "Host", for a framework that registers it with XLA itself. XLA asks
+// it for the version of the interface; to one that it does not know it answers with an error.
+Handler handler_for(const Host& host);
+
+// Registers it where the framework hands out XLA's interface. Why XLA can't call the collectives; "" if it can now.
 std::string register_handler(const Api* api, const Host& host);
 
 }  // namespace horovod::xla

@@ -78,6 +78,17 @@ def test_tensorflow_s_operations_are_in_it_and_bound_to_no_tensorflow(wheel: Pat
     assert re.findall(r"UND +(TF_\w+|XLA_\w+|_ZN\d+(?:tensorflow|tsl|xla)\w*)", symbols) == []
 
 
+def test_jax_s_library_is_in_it_and_bound_to_no_jax(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as content:
+        library = Path(content.extract("horovod/libhorovod_jax.so", tmp_path))
+        assert "horovod/jax/library.py" in content.namelist()
+    if shutil.which("readelf") is None:
+        pytest.skip("readelf, of binutils, is not installed")
+    symbols = run("readelf", "--dyn-syms", "--wide", library)
+    assert "horovod_jax_begin" in symbols
+    assert re.findall(r"UND +(XLA_\w+|_ZN\d+(?:jax|tsl|xla)\w*)", symbols) == []
+
+
 def test_nothing_of_a_framework_is_needed_to_build_it() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     requires = text[text.index("[build-system]") : text.index("[project]")]
