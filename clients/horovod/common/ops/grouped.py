@@ -142,7 +142,7 @@ class GroupedCollectives(Collectives[T]):
             return start_part(wire, parts[0])
         if not parts:
             current()  # an empty group has nothing to wait for, but is an error before init like any other
-        handles = [start_part(_part_name(wire, part, len(parts)), indices) for part, indices in enumerate(parts)]
+        handles = [start_part(part_name(wire, part, len(parts)), indices) for part, indices in enumerate(parts)]
 
         def in_order(results: list[Any]) -> tuple[Any, ...]:
             found = {
@@ -159,7 +159,7 @@ def _wire(operation: str, name: str | None) -> str:
     return f"{operation}.{'noname' if name is None else name}"
 
 
-def _part_name(wire: str, part: int, count: int) -> str:
+def part_name(wire: str, part: int, count: int) -> str:
     if part == 0:
         return wire
     # The engine knows what has no name, and may overlap with its like, by its ending.

@@ -1,0 +1,149 @@
+"""horovod.common.ops.framework for JAX: how the engine takes an array in the host's memory, and gives one back.
+
+An array is read where it lies, once it is computed. A result is written into memory that an array is made on, before
+anybody else has that array: to its user an array never changes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from horovod._core import DType, Output, TensorReader
+from horovod.base.errors import OperationCode, coded
+from horovod.common.ops.framework import Span
+from horovod.common.ops.grouped import GroupedCollectives
+
+_ALIGNMENT: Final = 64  # XLA takes host memory over without a copy where it is aligned to this many bytes
+
+# Not every version of JAX has all of them.
+DTYPE_CODES: Final[dict[np.dtype[Any], int]] = {
+    np.dtype(kind): int(dtype)
+    for dtype in DType
+    if (kind := getattr(jnp, {"BOOL": "bool_"}.get(dtype.name, dtype.name.lower()), None)) is not None
+}
+_DTYPES: Final = {code: dtype for dtype, code in DTYPE_CODES.items()}
+
+
+class JaxFramework:
+    """The adapter; see horovod.common.ops.framework.Framework."""
+
+    def __init__(self) -> None:
+        self.reader: Final = TensorReader((), self.view)
+
+    @staticmethod
+    def view(tensor: jax.Array) -> Span:
+        code = JaxFramework.dtype(tensor)
+        if code is None or _obstacle(tensor):
+            raise refusal(tensor)
+        address = tensor.block_until_ready().unsafe_buffer_pointer()
+        return address, address, code, tensor.shape
+
+    @staticmethod
+    def dtype(tensor: jax.Array) -> int | None:
+        return DTYPE_CODES.get(_checked(tensor).dtype)
+
+    @staticmethod
+    def shape(tensor: jax.Array) -> tuple[int, ...]:
+        return _checked(tensor).shape
+
+    @staticmethod
+    def device(tensor: jax.Array) -> str:
+        return " and ".join(sorted(str(device) for device in _checked(tensor).devices()))
+
+    @staticmethod
+    def allocate(tensor: jax.Array, *, filled: bool = False) -> jax.Array:
+        if JaxFramework.dtype(tensor) is None or _obstacle(tensor):
+            raise refusal(tensor)
+        memory = _aligned(tensor.shape, tensor.dtype)
+        if filled:
+            np.copyto(memory, np.asarray(tensor))
+        return _on(memory)
+
+    @staticmethod
+    def adopt(output: Output | jax.Array) -> jax.Array:
+        assert isinstance(output, Output)
+        dtype = _DTYPES[output.dtype]
+        if output.nbytes == 0:
+            return _on(np.empty(output.shape, dtype))
+        return _on(np.frombuffer(memoryview(output).cast("B"), np.uint8).view(dtype).reshape(output.shape))
+
+    @staticmethod
+    def current_stream(device: int) -> int:
+        raise NotImplementedError  # nothing that is on a GPU gets this far
+
+
+def as_array(tensor: Any, operation: str, name: str | None) -> jax.Array:
+    """What a user gave as an array, or ValueError. Arrays that are traced stay as they are."""
+    try:
+        array = tensor if isinstance(tensor, jax.Array) else jnp.asarray(tensor)
+    except TypeError:
+        raise refusal(tensor, operation, name) from None
+    if array.dtype not in DTYPE_CODES:
+        raise refusal(array, operation, name)
+    return array
+
+
+def refusal(tensor: Any, operation: str = "", name: str | None = None) -> ValueError:
+    """Why the engine can't take `tensor`; the message says what to do."""
+    given = "" if name is None else f" It was given as '{operation}.{name}'."
+    if not isinstance(tensor, jax.Array):
+        sentence = f"A jax.Array, or what jax.numpy.asarray takes, is required, not {type(tensor).__name__}."
+        return ValueError(coded(OperationCode.NOT_A_TENSOR, sentence + given))
+    if tensor.dtype not in DTYPE_CODES:
+        advice = " Send its .real and .imag." if jnp.issubdtype(tensor.dtype, jnp.complexfloating) else ""
+        sentence = f"Arrays of {tensor.dtype} are not supported.{advice}"
+        return ValueError(coded(OperationCode.UNSUPPORTED_DTYPE, sentence + given))
+    return ValueError(coded(OperationCode.UNSUPPORTED_DEVICE, f"The array {_obstacle(tensor)}{given}"))
+
+
+def _checked(tensor: Any) -> jax.Array:
+    if not isinstance(tensor, jax.Array):
+        raise refusal(tensor)
+    return tensor
+
+
+def _obstacle(tensor: jax.Array) -> str:
+    """Why an array can't be read where it is, and what to do, to end a sentence; "" where it can."""
+    devices = tensor.devices()
+    if len(devices) != 1:
+        return (
+            f"is on {len(devices)} devices, and Horovod has one process for each device. Give each process its own "
+            "part, for example array.addressable_data(0)."
+        )
+    (device,) = devices
+    if device.platform != "cpu":
+        return (
+            f"is on {device}, and this version sends arrays of JAX from the host's memory only. Move it there with "
+            'jax.device_put(array, jax.devices("cpu")[0]).'
+        )
+    return ""
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    count = int(np.prod(shape, dtype=np.int64))
+    nbytes = count * dtype.itemsize
+    memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
+    first = -memory.ctypes.data % _ALIGNMENT
+    return memory[first : first + nbytes].view(dtype).reshape(shape)
+
+
+def _on(memory: np.ndarray[Any, Any]) -> jax.Array:
+    """An array on this memory. It is the default device's where that is the host, else of JAX's first CPU."""
+    device = None if jax.default_backend() == "cpu" else jax.local_devices(backend="cpu")[0]
+    array = jax.device_put(memory, device, may_alias=True)
+    if array.dtype != memory.dtype:  # JAX makes 32 bits of 64 unless jax_enable_x64 is set
+        raise ValueError(
+            coded(
+                OperationCode.UNSUPPORTED_DTYPE,
+                f"JAX makes no array of {memory.dtype} now. Set jax_enable_x64, or keep the script in "
+                "jax.enable_x64(True) where it calls Horovod with such arrays.",
+            )
+        )
+    return array
+
+
+COLLECTIVES: Final = GroupedCollectives[jax.Array](JaxFramework())

@@ -1,0 +1,147 @@
+"""Elastic training: processes may be lost, or replaced, while the others keep their weights and go on.
+
+>>> state = hvd.elastic.JaxState(params=params, opt_state=opt_state, batch=0)
+>>> @hvd.elastic.run
+... def train(state):
+...     while state.batch < 100:
+...         state.params, state.opt_state, loss = step(state.params, state.opt_state)
+...         state.batch += 1
+...         state.commit()
+>>> train(state)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from horovod.common.basics import join_again, rank, size
+from horovod.common.elastic import ObjectState, run_fn
+from horovod.common.process_sets import global_process_set
+from horovod.jax.functions import allgather_object, broadcast_object, broadcast_tree, is_array
+from horovod.jax.waiting import end_compiled_calls, lost_ranks
+
+__all__ = ["JaxState", "run"]
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a training function `func(state, ...)`, so that it goes on after failures.
+
+    Before `func` starts, the state is made equal on all ranks. When a collective in it fails because a rank was lost,
+    the state goes back to its last commit; when hosts come or go (HostsUpdatedInterrupt from `state.commit()`), nothing
+    is undone. Then this process leaves the world and calls hvd.init() again with the arguments it had; once the
+    next world stands, the state is made equal again and `func` called again. That of an elastic job (HOROVOD_MIN_SIZE)
+    has those that are left and those that have come, that of any other as many processes as before.
+
+    What JAX has compiled has the numbers of the world in it, such as hvd.size(), so in a world with another size or
+    another rank for this process all of it is compiled anew (jax.clear_caches). Between hvd.init() and `func` a script
+    must run no collective. Process sets that were added after hvd.init() are gone in the next world; add them in a
+    callback of `state.register_reset_callbacks`.
+
+    Raises:
+        ValueError: before hvd.init(), or the next world did not stand in time ("Horovod initialization failed. ...").
+        Exception: what `func` raises, but for HorovodInternalError, HostsUpdatedInterrupt and the errors in which JAX
+            reports a lost rank.
+    """
+
+    @functools.wraps(func)
+    def with_our_errors(state: Any, *args: Any, **kwargs: Any) -> Any:
+        with lost_ranks():
+            return func(state, *args, **kwargs)
+
+    return run_fn(with_our_errors, _join_next_world)
+
+
+def _join_next_world() -> None:
+    before = rank(), size()
+    end_compiled_calls()
+    join_again()
+    if (rank(), size()) != before:
+        jax.clear_caches()
+
+
+@dataclass(frozen=True)
+class _Travels:
+    """Stands for an array in what is sent of a tree."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    key: str | None  # the implementation of a random key
+
+
+class JaxState(ObjectState):
+    """The state of a training: pytrees and plain values as attributes, all given by name.
+
+    Arrays are sent as such, everything else with pickle. Saved values are copies, so steps may donate their arguments.
+    A tree may have another structure in a process that is new; it gets that of the others. Objects that hold their
+    arrays otherwise than as leaves (a Flax nnx module in versions in which it is no pytree) are given as their
+    state, `nnx.state(model)`.
+
+    Args:
+        kwargs: the values, of the same names on all ranks.
+
+    `sync` sends from rank 0, or, in a training that some ranks were in already, from the one of these that has
+    committed most often. Example:
+
+        >>> state = hvd.elastic.JaxState(params=params, opt_state=opt_state, epoch=0)
+        >>> state.epoch = 7
+        >>> state.commit()
+        >>> state.epoch = 8
+        >>> state.restore()
+        >>> state.epoch
+        7
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(broadcast_object, rank, **kwargs)
+
+    def save(self) -> None:
+        self._settle()
+        super().save()
+
+    def sync(self) -> None:
+        self._choose_source(allgather_object)
+        self._bcast_object, plain = self._broadcast, self._bcast_object
+        try:
+            super().sync()
+        finally:
+            self._bcast_object = plain
+
+    def _settle(self) -> None:
+        with lost_ranks():
+            jax.block_until_ready({name: getattr(self, name) for name in self._saved_state})
+
+    def _broadcast(self, values: dict[str, Any] | None, root_rank: int) -> dict[str, Any]:
+        """broadcast_object for trees with arrays: first what they look like, then the arrays."""
+        described = None if values is None else jax.tree.map(_described, values)
+        received = broadcast_object(described, root_rank, "elastic.trees")
+        if values is None:
+            values = jax.tree.map(_empty, received, is_leaf=lambda leaf: isinstance(leaf, _Travels))
+        arrays = [leaf for leaf in jax.tree.leaves(values) if is_array(leaf)]
+        sent = iter(broadcast_tree(arrays, root_rank, "elastic.arrays", global_process_set))
+        result: dict[str, Any] = jax.tree.map(lambda leaf: next(sent) if is_array(leaf) else leaf, values)
+        return result
+
+
+def _described(leaf: Any) -> Any:
+    if not is_array(leaf):
+        return leaf
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return _Travels(
+        leaf.shape, None if is_key else np.dtype(leaf.dtype), str(jax.random.key_impl(leaf)) if is_key else None
+    )
+
+
+def _empty(leaf: Any) -> Any:
+    if not isinstance(leaf, _Travels):
+        return leaf
+    if leaf.key is None:
+        return jnp.zeros(leaf.shape, leaf.dtype)
+    data = jax.random.key_data(jax.random.key(0, impl=leaf.key))
+    return jax.random.wrap_key_data(jnp.broadcast_to(data, (*leaf.shape, *data.shape)), impl=leaf.key)

@@ -1,0 +1,197 @@
+"""What all ranks start from and what they all have: parameters, states of optimizers, objects; and join, barrier."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from horovod.base.errors import TrainingCode, coded
+from horovod.common import basics
+from horovod.common.ops import collectives, objects
+from horovod.common.ops.handles import synchronize
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.jax.arrays import COLLECTIVES, DTYPE_CODES
+from horovod.jax.waiting import end_compiled_calls, wait_for_compiled_calls
+
+__all__ = [
+    "allgather_object",
+    "barrier",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "broadcast_tree",
+    "join",
+    "shutdown",
+]
+
+T = TypeVar("T")
+
+
+def broadcast_parameters(params: T, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> T:
+    """The pytree that rank `root_rank` has, on every rank, as a new pytree. Call it before training. Example:
+
+        >>> params = hvd.broadcast_parameters(params, root_rank=0)
+
+    Of a Flax nnx module, `nnx.state(model)` is such a tree; `nnx.update(model, ...)` puts the result back.
+
+    Args:
+        params: a pytree with the same structure, shapes and dtypes on all ranks. Leaves that are no arrays (numbers,
+            functions) are sent with pickle.
+        root_rank: a global rank of the process set.
+        process_set: the ranks that take part.
+
+    Raises:
+        ValueError: the trees of the ranks differ (on all ranks), a root that takes no part, a bad process set.
+        HorovodInternalError: a rank was lost.
+    """
+    return broadcast_tree(params, root_rank, "broadcast_parameters", process_set)
+
+
+def broadcast_optimizer_state(opt_state: T, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> T:
+    """`broadcast_parameters` for the state of an Optax optimizer, under names of its own. Example:
+
+    >>> opt_state = hvd.broadcast_optimizer_state(optimizer.init(params), root_rank=0)
+    """
+    return broadcast_tree(opt_state, root_rank, "broadcast_optimizer_state", process_set)
+
+
+def broadcast_tree(tree: T, root_rank: int, name: str, process_set: ProcessSet) -> T:
+    leaves, structure = jax.tree.flatten_with_path(tree)
+    paths = [jax.tree_util.keystr(path) for path, _ in leaves]
+    values = [value for _, value in leaves]
+    _check_alike([f"{path} {_described(value)}" for path, value in zip(paths, values, strict=True)], name, process_set)
+    arrays = [place for place, value in enumerate(values) if is_array(value)]
+    others = [place for place in range(len(values)) if place not in set(arrays)]
+    handles = [
+        COLLECTIVES.broadcast_async(_data(values[place]), root_rank, f"{name}.{paths[place]}", process_set)
+        for place in arrays
+    ]
+    current_stream = COLLECTIVES.framework.current_stream
+    for place, handle in zip(arrays, handles, strict=True):
+        values[place] = _like(values[place], synchronize(handle, current_stream))
+    if others:
+        sent = objects.broadcast_object([values[place] for place in others], root_rank, f"{name}.others", process_set)
+        for place, value in zip(others, sent, strict=True):
+            values[place] = value
+    result: T = jax.tree.unflatten(structure, values)
+    return result
+
+
+def is_array(value: Any) -> bool:
+    """Whether it travels as an array. NumPy's does, and becomes one of JAX."""
+    return hasattr(value, "dtype") and hasattr(value, "shape") and (_is_key(value) or value.dtype in DTYPE_CODES)
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def _data(value: Any) -> jax.Array:
+    return jax.random.key_data(value) if _is_key(value) else jnp.asarray(value)
+
+
+def _like(value: Any, data: jax.Array) -> Any:
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value)) if _is_key(value) else data
+
+
+def _described(value: Any) -> str:
+    return f"{jnp.shape(value)} {value.dtype}" if is_array(value) else "object"
+
+
+def _check_alike(mine: list[str], name: str, process_set: ProcessSet) -> None:
+    everyone = objects.allgather_object(mine, f"{name}.leaves", process_set)
+    for place, theirs in enumerate(everyone):
+        if theirs != everyone[0]:
+            ranks = process_set.ranks or range(len(everyone))
+            only = sorted(set(theirs).symmetric_difference(everyone[0]))
+            sentence = (
+                f"{name}: the trees of rank {ranks[0]} and rank {ranks[place]} differ: "
+                f"{'; '.join(only[:5]) or 'the order of their leaves'} is not in both. Build the same model everywhere."
+            )
+            raise ValueError(coded(TrainingCode.DIFFERENT_MODELS, sentence))
+
+
+def broadcast_object(
+    obj: T, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> T:
+    """The object that `root_rank` has, on every rank: pickled with cloudpickle. Example:
+
+        >>> hvd.broadcast_object({"epoch": 3} if hvd.rank() == 0 else None)
+        {'epoch': 3}
+
+    Args:
+        obj: anything that can be pickled; ignored elsewhere than on the root, which gets its own object back.
+        root_rank: a global rank of the process set.
+        name: matches the call across ranks.
+        process_set: the ranks that take part.
+
+    Raises:
+        ValueError: the root can't pickle its object, a bad root or process set.
+        HorovodInternalError: a rank was lost.
+    """
+    return objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
+    """The objects of all ranks, in rank order; they may differ in type and size.
+
+        >>> hvd.allgather_object("x" * hvd.rank())
+        ['', 'x']
+
+    Raises:
+        ValueError: an object that can't be pickled (the message says whose), a bad process set.
+        HorovodInternalError: a rank was lost.
+    """
+    return objects.allgather_object(obj, name, process_set)
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Blocks until every rank of `process_set` has called it, after what its compiled functions have started.
+
+        >>> hvd.barrier()
+
+    Raises:
+        ValueError: a set that is not registered or that this rank is not a member of.
+        HorovodInternalError: a rank was lost meanwhile.
+    """
+    wait_for_compiled_calls()
+    collectives.barrier(process_set)
+
+
+def join(device: int = -1) -> int:
+    """Says that this rank has no more data, and blocks until all ranks of the world have said so.
+
+    Meanwhile it contributes zeros to every allreduce of the others in the global process set, so that they can train
+    on; Average still divides by the number of all ranks. What its compiled functions have started completes first. Any
+    other operation in the global process set fails on the ranks that call it.
+
+    Args:
+        device: accepted as in the other frameworks; arrays are in the host's memory.
+
+    Returns:
+        The rank that joined last. It has seen the most steps: a good root for broadcasting the final state.
+
+    Raises:
+        HorovodInternalError: a rank is lost, or leaves without joining.
+        TypeError: `device` is no integer.
+
+    Example, on two ranks of which one has more data:
+
+        >>> for batch in [2.0] if hvd.rank() == 0 else [2.0, 4.0]:
+        ...     average = hvd.allreduce(jnp.array([batch]), name="average")
+        >>> params = hvd.broadcast_parameters(params, root_rank=hvd.join())
+    """
+    wait_for_compiled_calls()
+    return collectives.join(device)
+
+
+def shutdown() -> None:
+    """Leaves the world, after what compiled functions of this thread have started. Does nothing before hvd.init().
+
+    >>> hvd.shutdown()
+    """
+    if basics.is_initialized():
+        end_compiled_calls()
+    basics.shutdown()

@@ -1,0 +1,196 @@
+"""hvd.allreduce, hvd.reducescatter and their grouped forms.
+
+    result = postscale_factor * REDUCE(prescale_factor * tensor)      element by element over the ranks
+
+REDUCE is `op`: Average (the default; the sum divided by the number of ranks), Sum, Min, Max or Product. For integers
+each multiplication by a factor is done in double precision and truncated toward zero, and Sum wraps around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from horovod._core import OpType
+from horovod.common.basics import Average
+from horovod.common.ops.compression import compressed_group
+from horovod.common.ops.specs import reduce_op
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.jax.arrays import COLLECTIVES, as_array
+from horovod.jax.compression import Compression, Compressor
+from horovod.jax.primitive import Call, run
+
+__all__ = ["allreduce", "grouped_allreduce", "grouped_reducescatter", "reducescatter"]
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> jax.Array:
+    """The reduction of `tensor` over all ranks, as a new array of the same shape and dtype. Differentiable.
+
+    Every rank of `process_set` must call it with the same shape, dtype and op. Its gradient is the same allreduce of
+    the gradient. Example, on ranks 0 and 1:
+
+        >>> hvd.allreduce(jnp.array([1.0, hvd.rank()]))
+        Array([1. , 0.5], dtype=float32)
+
+    Args:
+        tensor: a jax.Array in the host's memory, a tracer, or what jax.numpy.asarray takes; integers of 8 to 64 bits,
+            signed or not, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64 or (but for Average) bool.
+        average: deprecated, use op.
+        name: matches the call across ranks; without one, calls match by their order, those in compiled functions and
+            those outside each by their own.
+        compression: how the array travels, for example Compression.fp16.
+        op: hvd.Average, Sum, Min, Max, Product, or Adasum (docs/algorithms.md), which takes floating-point arrays in
+            the global process set. The derivatives of others than Average and Sum exist in reverse mode only.
+        prescale_factor: multiplies the array before the reduction.
+        postscale_factor: multiplies the result.
+        process_set: the ranks that take part.
+
+    Raises:
+        ValueError, NotImplementedError: an array that can't be reduced, a bad op or process set.
+        HorovodInternalError: the ranks do not agree (the message says in what), or a rank was lost. In a compiled
+            function it is jax.errors.JaxRuntimeError with that message, raised where a result is looked at.
+    """
+    (result,) = _reduce(
+        OpType.ALLREDUCE,
+        [tensor],
+        False,
+        compression,
+        reduce_op(op, average),
+        name,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+    )
+    return result
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[jax.Array]:
+    """`allreduce` of several arrays as one operation: none is reduced before all are ready on all ranks.
+
+    Returns a list of new arrays in the order given. Differentiable. Example, on ranks 0 and 1:
+
+        >>> hvd.grouped_allreduce([jnp.ones(2), jnp.array(hvd.rank())], op=hvd.Sum)
+        [Array([2., 2.], dtype=float32), Array(1, dtype=int32)]
+
+    Args:
+        tensors: each as for `allreduce`; shapes and dtypes may differ within the list, not between ranks. The list may
+            be empty.
+        average, name, compression, op, prescale_factor, postscale_factor, process_set: as for `allreduce`.
+
+    Raises what `allreduce` does, for any of the arrays.
+    """
+    return _reduce(
+        OpType.ALLREDUCE,
+        tensors,
+        True,
+        compression,
+        reduce_op(op, average),
+        name,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+    )
+
+
+def reducescatter(
+    tensor: Any,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> jax.Array:
+    """The reduction of `tensor` over all ranks, of which each rank gets its share of the rows. Differentiable.
+
+    Rows are shared out evenly; the first ranks get one more where they do not divide. The gradient is the allgather of
+    the gradient, times the factors, and for Sum times the number of ranks. Example, on rank 0 of two:
+
+        >>> hvd.reducescatter(jnp.array([1.0, 2.0, 3.0]), op=hvd.Sum)
+        Array([2., 4.], dtype=float32)
+
+    Args:
+        tensor: as for `allreduce`, with at least one dimension.
+        name, compression, process_set, prescale_factor, postscale_factor: as for `allreduce`.
+        op: hvd.Average or hvd.Sum.
+
+    Raises what `allreduce` does; ValueError for a scalar, which has no rows.
+    """
+    (result,) = _reduce(
+        OpType.REDUCESCATTER,
+        [tensor],
+        False,
+        compression,
+        op,
+        name,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+    )
+    return result
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[jax.Array]:
+    """`reducescatter` of several arrays as one operation; a list of new arrays in the order given. Differentiable.
+
+    Shapes and dtypes may differ within the list, which may be empty. Example, on rank 0 of two:
+
+        >>> hvd.grouped_reducescatter([jnp.ones(2), jnp.ones((4, 1))], op=hvd.Sum)
+        [Array([2.], dtype=float32), Array([[2.], [2.]], dtype=float32)]
+
+    Raises what `reducescatter` does, for any of the arrays.
+    """
+    return _reduce(
+        OpType.REDUCESCATTER, tensors, True, compression, op, name, prescale_factor, postscale_factor, process_set
+    )
+
+
+def _reduce(
+    kind: OpType,
+    tensors: Sequence[Any],
+    grouped: bool,
+    compression: type[Compressor],
+    op: int,
+    name: str | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+) -> list[jax.Array]:
+    call = Call(kind, name, process_set, op, float(prescale), float(postscale), grouped=grouped)
+    arrays = [as_array(tensor, call.operation, name) for tensor in tensors]
+    check = COLLECTIVES.reduction if kind is OpType.ALLREDUCE else COLLECTIVES.scattered_reduction
+
+    def reduce(travelling: list[Any]) -> list[jax.Array]:
+        for array in travelling:
+            check(array, op, prescale, postscale, process_set)
+        return run(call, *travelling)
+
+    return compressed_group(compression, arrays, reduce)

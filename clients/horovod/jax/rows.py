@@ -1,0 +1,137 @@
+"""hvd.allgather, its grouped form, hvd.broadcast and hvd.alltoall: what moves arrays without arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from horovod._core import OpType
+from horovod.base.errors import OperationCode, coded
+from horovod.common.ops.collectives import check_root
+from horovod.common.ops.specs import set_number
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.jax.arrays import as_array
+from horovod.jax.primitive import Call, run
+
+__all__ = ["allgather", "alltoall", "broadcast", "grouped_allgather"]
+
+
+def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> jax.Array:
+    """The concatenation of every rank's `tensor` along the first dimension, in rank order. Differentiable.
+
+    The gradient is the average over the ranks of the result's gradient, cut to this rank's rows. Example, on ranks 0
+    and 1:
+
+        >>> hvd.allgather(jnp.full((hvd.rank() + 1, 2), hvd.rank()))
+        Array([[0, 0],
+               [1, 1],
+               [1, 1]], dtype=int32)
+
+    Args:
+        tensor: of a dtype as for `allreduce`, with at least one dimension. The shape may differ between ranks in the
+            first dimension only, which may be 0. In a compiled function it must not differ.
+        name: matches the call across ranks; without one, calls match by their order.
+        process_set: the ranks that take part.
+
+    Raises:
+        ValueError: an array that can't be sent, a bad process set.
+        HorovodInternalError: the ranks do not agree, or a rank was lost. In a compiled function it is
+            jax.errors.JaxRuntimeError with that message.
+    """
+    set_number(process_set, "Allgather")
+    (result,) = run(Call(OpType.ALLGATHER, name, process_set), as_array(tensor, "allgather", name))
+    return result
+
+
+def grouped_allgather(
+    tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[jax.Array]:
+    """`allgather` of several arrays as one operation; a list of new arrays in the order given. Differentiable.
+
+    Each array has a shape and dtype as for `allgather`; they may differ within the list, which may be empty. Example,
+    on ranks 0 and 1:
+
+        >>> hvd.grouped_allgather([jnp.array([hvd.rank()]), jnp.ones(hvd.rank())])
+        [Array([0, 1], dtype=int32), Array([1.], dtype=float32)]
+
+    Raises what `allgather` does, for any of the arrays.
+    """
+    set_number(process_set, "Allgather")
+    arrays = [as_array(tensor, "grouped_allgather", name) for tensor in tensors]
+    return run(Call(OpType.ALLGATHER, name, process_set, grouped=True), *arrays)
+
+
+def broadcast(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> jax.Array:
+    """The array of rank `root_rank`, on every rank, as a new array. Differentiable.
+
+    The gradient is the average over the ranks on the root, and zeros elsewhere. Example, on ranks 0 and 1:
+
+        >>> hvd.broadcast(jnp.array([hvd.rank()]), root_rank=1)
+        Array([1], dtype=int32)
+
+    Args:
+        tensor: of a dtype as for `allreduce`; of one shape and dtype on all ranks.
+        root_rank: a global rank of the process set.
+        name: matches the call across ranks; without one, calls match by their order.
+        process_set: the ranks that take part.
+
+    Raises:
+        ValueError: an array that can't be sent, a root that takes no part, a bad process set.
+        HorovodInternalError: the ranks do not agree, or a rank was lost. In a compiled function it is
+            jax.errors.JaxRuntimeError with that message.
+    """
+    check_root(root_rank, process_set)
+    call = Call(OpType.BROADCAST, name, process_set, root=int(root_rank))
+    (result,) = run(call, as_array(tensor, "broadcast", name))
+    return result
+
+
+def alltoall(
+    tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Sends rows of `tensor` to every rank, and returns the rows that came from each, in rank order. Differentiable.
+
+    Without splits the rows are sent in equal parts, and the result is an array. With them it is that array and how many
+    rows came from each rank; that form is not for compiled functions, which need to know all shapes. Example, on ranks
+    0 and 1:
+
+        >>> hvd.alltoall(jnp.array([10, 20]) + hvd.rank())
+        Array([10, 11], dtype=int32)  # on rank 0; [20, 21] on rank 1
+
+    Args:
+        tensor: of a dtype as for `allreduce`, with at least one dimension, of which all but the first are the same on
+            all ranks. In a compiled function that one is the same as well.
+        splits: whole numbers, the rows for each rank.
+        name: matches the call across ranks; without one, calls match by their order.
+        process_set: the ranks that take part.
+
+    Raises what `allgather` does; ValueError for splits that do not fit.
+    """
+    set_number(process_set, "Alltoall")
+    call = Call(OpType.ALLTOALL, name, process_set, splits=_whole(splits))
+    result = run(call, as_array(tensor, "alltoall", name))
+    return result[0] if splits is None else tuple(result)
+
+
+def _whole(splits: Any) -> tuple[int, ...] | None:
+    if splits is None:
+        return None
+    if isinstance(splits, jax.core.Tracer):
+        raise NotImplementedError(
+            coded(
+                OperationCode.NOT_COMPILABLE,
+                "Alltoall: splits must be known when the function is compiled, but they are traced. Call it outside of "
+                "jax.jit.",
+            )
+        )
+    try:
+        given = [one.item() if hasattr(one, "item") else one for one in splits]
+    except TypeError:
+        given = [splits]
+    if not all(isinstance(one, int) for one in given):
+        raise ValueError(coded(OperationCode.WRONG_SPLITS, f"Alltoall: splits must be whole numbers, not {splits!r}."))
+    return tuple(given)

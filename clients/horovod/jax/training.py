@@ -1,0 +1,217 @@
+"""Gradients that are the same on all ranks: `DistributedOptimizer` for Optax, `grad` and `value_and_grad` for the rest.
+
+Both send all gradients of a step in one call, or in `groups` of them. They can be compiled (jax.jit), and should be.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from horovod.base.errors import TrainingCode, coded
+from horovod.common.basics import Adasum, Average
+from horovod.common.gradients import Reduction, check_passes
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.jax.compression import Compression, Compressor
+from horovod.jax.reductions import allreduce, grouped_allreduce
+
+__all__ = ["DistributedOptimizer", "DistributedState", "grad", "value_and_grad"]
+
+
+class DistributedState(NamedTuple):
+    """The state of a DistributedOptimizer with backward_passes_per_step > 1; else it is the state of `optimizer`."""
+
+    passes: jax.Array  # since the last step
+    sums: Any  # of this rank's gradients of these passes
+    inner: Any
+
+
+def DistributedOptimizer(  # noqa: N802  (its name in every framework)
+    optimizer: Any,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    groups: int | None = None,
+    average_aggregated_gradients: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """An Optax transformation that reduces gradients over the ranks and gives them to `optimizer`.
+
+        >>> optimizer = hvd.DistributedOptimizer(optax.adam(1e-3))
+        >>> opt_state = optimizer.init(params)
+        >>> @jax.jit
+        ... def step(params, opt_state, batch):
+        ...     loss, gradients = jax.value_and_grad(loss_of)(params, batch)
+        ...     updates, opt_state = optimizer.update(gradients, opt_state, params)
+        ...     return optax.apply_updates(params, updates), opt_state, loss
+
+    With op=hvd.Adasum `optimizer` makes its updates of this rank's gradients, and these are reduced.
+
+    Args:
+        optimizer: an optax.GradientTransformation.
+        compression: how gradients travel, for example hvd.Compression.fp16.
+        backward_passes_per_step: so many calls of update() make one step: gradients are summed on this rank, the
+            updates of all calls but the last are zeros, and the ranks meet in the last one only.
+        op: hvd.Average, hvd.Sum or hvd.Adasum.
+        gradient_predivide_factor: gradients are divided by it before they are summed, and by the rest of the number of
+            ranks afterwards; with hvd.Average.
+        groups: in how many calls the gradients are sent; None: in one. The first can travel before the last are made,
+            where XLA runs the calls early.
+        average_aggregated_gradients: the sums are divided by backward_passes_per_step.
+        process_set: the ranks that take part; on others `optimizer` gets their own gradients.
+
+    Returns:
+        An optax.GradientTransformationExtraArgs.
+
+    Raises:
+        ValueError, NotImplementedError: arguments that contradict each other. What update() raises is in `allreduce`.
+    """
+    import optax  # only who uses it needs it
+
+    check_passes(backward_passes_per_step)
+    _check_groups(groups)
+    reduction = Reduction(compression, op, gradient_predivide_factor, groups, process_set)
+    inner = optax.with_extra_args_support(optimizer)
+
+    def step(gradients: Any, state: Any, params: Any, extra: dict[str, Any]) -> Any:
+        if op == Adasum:
+            updates, state = inner.update(gradients, state, params, **extra)
+            return reduced(updates, reduction), state
+        return inner.update(reduced(gradients, reduction), state, params, **extra)
+
+    def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        return step(gradients, state, params, extra)
+
+    passes = backward_passes_per_step
+
+    def init_sums(params: Any) -> DistributedState:
+        return DistributedState(jnp.zeros((), "int32"), jax.tree.map(jnp.zeros_like, params), inner.init(params))
+
+    def update_sums(gradients: Any, state: DistributedState, params: Any = None, **extra: Any) -> Any:
+        sums = jax.tree.map(jnp.add, state.sums, gradients)
+
+        def last(state: DistributedState) -> Any:
+            total = jax.tree.map(lambda one: one / passes, sums) if average_aggregated_gradients else sums
+            updates, after = step(total, state.inner, params, extra)
+            return updates, DistributedState(jnp.zeros_like(state.passes), jax.tree.map(jnp.zeros_like, sums), after)
+
+        def earlier(state: DistributedState) -> Any:
+            return jax.tree.map(jnp.zeros_like, gradients), DistributedState(state.passes + 1, sums, state.inner)
+
+        return jax.lax.cond(state.passes == passes - 1, last, earlier, state)
+
+    if passes == 1:
+        return optax.GradientTransformationExtraArgs(inner.init, update)
+    return optax.GradientTransformationExtraArgs(init_sums, update_sums)
+
+
+def value_and_grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    groups: int | None = None,
+    process_set: ProcessSet = global_process_set,
+    **options: Any,
+) -> Callable[..., Any]:
+    """jax.value_and_grad whose gradients are reduced over the ranks; the value is this rank's. Example:
+
+        >>> loss, gradients = hvd.value_and_grad(loss_of)(params, batch)
+
+    Args:
+        fun, argnums, has_aux, options: as for jax.value_and_grad.
+        compression, op, gradient_predivide_factor, groups, process_set: as for `DistributedOptimizer`; with hvd.Adasum
+            it is the gradients that are reduced.
+
+    Raises:
+        ValueError, NotImplementedError: arguments that contradict each other. What a call raises is in `allreduce`.
+    """
+    _check_groups(groups)
+    reduction = Reduction(compression, op, gradient_predivide_factor, groups, process_set)
+    inner = jax.value_and_grad(fun, argnums, has_aux, **options)
+
+    @functools.wraps(fun)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        value, gradients = inner(*args, **kwargs)
+        return value, reduced(gradients, reduction)
+
+    return call
+
+
+def grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    groups: int | None = None,
+    process_set: ProcessSet = global_process_set,
+    **options: Any,
+) -> Callable[..., Any]:
+    """jax.grad whose gradients are reduced over the ranks. Takes and raises what `value_and_grad` does. Example:
+
+    >>> gradients = hvd.grad(loss_of)(params, batch)
+    """
+    both = value_and_grad(
+        fun,
+        argnums,
+        has_aux,
+        compression=compression,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=groups,
+        process_set=process_set,
+        **options,
+    )
+
+    @functools.wraps(fun)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        value, gradients = both(*args, **kwargs)
+        return (gradients, value[1]) if has_aux else gradients
+
+    return call
+
+
+def reduced(tree: Any, reduction: Reduction) -> Any:
+    """The pytree with its floating-point leaves reduced over the ranks; others are as they were."""
+    if not reduction.communicates():
+        return tree
+    leaves, structure = jax.tree.flatten(tree)
+    places = [place for place, leaf in enumerate(leaves) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
+    common: dict[str, Any] = {
+        "compression": reduction.compression,
+        "op": reduction.op,
+        "prescale_factor": reduction.prescale,
+        "postscale_factor": reduction.postscale,
+        "process_set": reduction.process_set,
+    }
+    count = min(reduction.groups or 1, len(places)) if isinstance(reduction.groups, int | None) else 1
+    for part in range(count):
+        group = places[len(places) * part // count : len(places) * (part + 1) // count]
+        if reduction.op == Adasum:  # each array by itself, or their lengths would count together
+            results = [allreduce(leaves[place], **common) for place in group]
+        else:
+            results = grouped_allreduce([leaves[place] for place in group], **common)
+        for place, result in zip(group, results, strict=True):
+            leaves[place] = result
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _check_groups(groups: Any) -> None:
+    if groups is not None and (not isinstance(groups, int) or isinstance(groups, bool) or groups < 1):
+        raise ValueError(
+            coded(
+                TrainingCode.INVALID_GROUPS,
+                f"groups must be the number of calls in which gradients are sent, or None, not {groups!r}.",
+            )
+        )

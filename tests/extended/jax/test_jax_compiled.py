@@ -1,0 +1,139 @@
+"""The operations in what JAX compiles: values, control flow, order, errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from worlds import World
+
+from horovod.base.errors import OperationCode, code_of
+
+
+def _same_as_outside() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import horovod.jax as hvd
+
+    mine = jnp.arange(4.0) + hvd.rank()
+    for call in (
+        hvd.allreduce,
+        lambda x: hvd.allreduce(x, op=hvd.Max),
+        lambda x: hvd.allreduce(x, op=hvd.Adasum),
+        lambda x: hvd.allreduce(x, compression=hvd.Compression.bf16, prescale_factor=0.3, op=hvd.Sum),
+        lambda x: hvd.allreduce(x.astype("bfloat16"), op=hvd.Sum),
+        lambda x: hvd.allreduce(x > 1, op=hvd.Product),
+        hvd.allgather,
+        lambda x: hvd.broadcast(x, root_rank=1),
+        hvd.alltoall,
+        lambda x: hvd.reducescatter(x[:3], op=hvd.Sum),
+        lambda x: hvd.grouped_allreduce([x, x.astype("int32"), 2 * x], op=hvd.Sum),
+        lambda x: hvd.grouped_allgather([x, x.astype("float16")]),
+        lambda x: hvd.allreduce(x.reshape(2, 2).T, op=hvd.Sum, name='a "name", 名'),
+        lambda x: hvd.allreduce(x[:0]),
+    ):
+        outside, inside = call(mine), jax.jit(call)(mine)
+        jax.tree.map(np.testing.assert_array_equal, inside, outside)
+
+
+def test_results_are_those_of_calls_outside(jax_pair: World) -> None:
+    jax_pair.run(_same_as_outside)
+
+
+def _control_flow() -> None:
+    import jax
+    import jax.numpy as jnp
+    from jax import lax
+
+    import horovod.jax as hvd
+
+    mine = jnp.ones(2) * (1 + hvd.rank())
+
+    @jax.jit
+    def scanned(x):
+        return lax.scan(lambda carry, _: (hvd.allreduce(carry) + 1, hvd.allgather(carry).sum()), x, length=3)
+
+    last, seen = scanned(mine)
+    assert last.tolist() == [4.5, 4.5]
+    assert seen.tolist() == [6, 10, 14]
+    looped = jax.jit(lambda x: lax.fori_loop(0, 3, lambda _, carry: hvd.allreduce(carry, op=hvd.Sum), x))
+    assert looped(mine).tolist() == [12, 12]
+    untimed = jax.jit(lambda x: lax.while_loop(lambda c: c[0] < 40, lambda c: hvd.allreduce(c, op=hvd.Sum), x))
+    assert untimed(mine).tolist() == [48, 48]
+    chosen = jax.jit(lambda x, way: lax.cond(way, lambda y: hvd.allreduce(y, op=hvd.Sum), lambda y: y, x))
+    assert chosen(mine, True).tolist() == [3, 3]
+    assert chosen(mine, False).tolist() == mine.tolist()
+    donated = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum), donate_argnums=0)
+    assert donated(mine + 0).tolist() == [3, 3]
+
+
+def test_in_scan_loops_and_branches(jax_pair: World) -> None:
+    jax_pair.run(_control_flow)
+
+
+def _many_calls(rows: int) -> list[int]:
+    """Calls of many sizes that need nothing of each other, between calculations that take one rank longer."""
+    import jax
+    import jax.numpy as jnp
+
+    import horovod.jax as hvd
+
+    @jax.jit
+    def step(square):
+        results = []
+        for place in range(20):
+            other = square
+            for _ in range((place + hvd.rank()) % 3):
+                other = jnp.tanh(other @ square)
+            size = (place + 1) * (5000 if place % 2 else 1)
+            results.append(hvd.allreduce(jnp.full(size, place) + 0 * other.sum(), op=hvd.Sum))
+        hvd.allreduce(square[0, 0])  # nobody needs it
+        return results
+
+    mine = jnp.ones((rows if hvd.rank() else 3, rows if hvd.rank() else 3)) / rows
+    return [float(one[0]) for _ in range(2) for one in step(mine)]
+
+
+def test_calls_run_in_the_order_of_the_program_whatever_the_shapes(jax_pair: World) -> None:
+    """Else calls of different sizes would meet, since they have no names."""
+    assert jax_pair.run(_many_calls, 100) == [[2.0 * place for place in range(20)] * 2] * 2
+
+
+def _equal_calls() -> tuple[float, int]:
+    import jax
+    import jax.numpy as jnp
+
+    import horovod.jax as hvd
+
+    both = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum, name="a") + hvd.allreduce(x, op=hvd.Sum, name="a"))
+    compiled = both.lower(jnp.float32(1)).compile().as_text()
+    return float(both(jnp.float32(1))), compiled.count('custom_call_target="horovod"')
+
+
+def test_equal_calls_stay_two(jax_pair: World) -> None:
+    assert jax_pair.run(_equal_calls) == [(4.0, 2)] * 2
+
+
+def _disagreement() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import horovod.jax as hvd
+    from horovod.jax.waiting import end_compiled_calls
+
+    reduce = jax.jit(lambda x: hvd.allreduce(x, name="of-two-sizes"))
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        reduce(jnp.ones(2 + hvd.rank())).block_until_ready()
+    assert code_of(str(caught.value).splitlines()[0]) is OperationCode.MISMATCHED
+    assert "of-two-sizes" in str(caught.value)
+    end_compiled_calls()
+    gather = jax.jit(hvd.allgather)
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        gather(jnp.ones(2 + hvd.rank())).block_until_ready()
+    assert code_of(str(caught.value).splitlines()[0]) is OperationCode.MISMATCHED
+    end_compiled_calls()
+    assert reduce(jnp.ones(2)).tolist() == [1, 1]
+
+
+def test_ranks_that_do_not_agree_get_an_error_with_our_sentence(jax_pair: World) -> None:
+    jax_pair.run(_disagreement)
