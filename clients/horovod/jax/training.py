@@ -103,7 +103,10 @@ def DistributedOptimizer(  # noqa: N802  (its name in every framework)
         def earlier(state: DistributedState) -> Any:
             return jax.tree.map(jnp.zeros_like, gradients), DistributedState(state.passes + 1, sums, state.inner)
 
-        return jax.lax.cond(state.passes == passes - 1, last, earlier, state)
+        is_last = state.passes == passes - 1
+        if isinstance(is_last, jax.core.Tracer):
+            return jax.lax.cond(is_last, last, earlier, state)
+        return last(state) if is_last else earlier(state)  # cond would compile them anew in each call
 
     if passes == 1:
         return optax.GradientTransformationExtraArgs(inner.init, update)

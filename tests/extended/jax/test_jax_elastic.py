@@ -1,0 +1,135 @@
+"""JaxState, and that training goes on after a rank was killed, with fewer ranks and with another in its place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from worlds import World
+
+BATCHES = 6
+ROWS = 12  # of a batch; 1 to 3 ranks share them evenly
+KILLED_AT = 1
+WAITS_AT = 3  # for the world to have its size again
+
+
+def _state() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import horovod.jax as hvd
+
+    rank = hvd.rank()
+    step = jax.jit(lambda tree: jax.tree.map(lambda one: one + 1, tree), donate_argnums=0)
+    shape = 2 if rank == 0 else 3  # a newcomer may have begun otherwise
+    state = hvd.elastic.JaxState(params={"w": jnp.full(shape, rank)}, key=jax.random.key(rank), batch=rank)
+    state.sync()
+    assert (state.params["w"].tolist(), state.key, state.batch) == ([0, 0], jax.random.key(0), 0)
+    state.params = step(state.params)
+    state.batch = 1
+    state.commit()
+    state.params = step(state.params)  # the memory of what was committed is used for the result
+    state.batch = 2
+    state.restore()
+    assert (state.params["w"].tolist(), state.batch) == ([1, 1], 1)
+    state.params = step(state.params)
+    state.restore()
+    assert state.params["w"].tolist() == [1, 1]
+
+
+def test_a_state_keeps_copies_and_sends_trees(jax_pair: World) -> None:
+    jax_pair.run(_state)
+
+
+def _other_errors() -> None:
+    import jax
+
+    import horovod.jax as hvd
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Out of memory"):
+        train(hvd.elastic.JaxState())
+
+
+def test_other_errors_of_xla_are_raised(jax_pair: World) -> None:
+    jax_pair.run(_other_errors)
+
+
+def _rows() -> tuple[Any, Any]:
+    rows = np.random.default_rng(5).normal(size=[ROWS, 3]).astype(np.float32)
+    return rows, rows @ np.array([[1.0], [-2.0], [0.5]], np.float32)
+
+
+def _alone() -> Any:
+    """The weights after all steps of one process."""
+    rows, targets = _rows()
+    weight, velocity = np.zeros([3, 1]), np.zeros([3, 1])
+    for _ in range(BATCHES):
+        velocity = 0.9 * velocity + 2 / ROWS * rows.T @ (rows @ weight - targets)
+        weight = weight - 0.1 * velocity
+    return weight
+
+
+def _train(victim: int, lives: str) -> tuple[list[int], Any]:
+    """The size of each world, and the weights. lives: a file for the victim to remember that it has died."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    import horovod.jax as hvd
+
+    dies = int(os.environ["HOROVOD_RANK"]) == victim and not Path(lives).exists()
+    hvd.init()
+    whole = hvd.size()
+    optimizer = hvd.DistributedOptimizer(optax.sgd(0.1, momentum=0.9))
+    weight = jnp.full([3, 1], 0.0 if hvd.rank() == 0 else 5.0)
+    state = hvd.elastic.JaxState(weight=weight, opt_state=optimizer.init(weight), batch=0)
+    sizes = [hvd.size()]
+    state.register_reset_callbacks([lambda: sizes.append(hvd.size())])
+
+    @jax.jit
+    def step(weight: Any, opt_state: Any, rows: Any, targets: Any) -> Any:
+        gradient = jax.grad(lambda one: ((rows @ one - targets) ** 2).mean())(weight)
+        updates, opt_state = optimizer.update(gradient, opt_state, weight)
+        # The number of rows of the result is compiled into the function.
+        return weight + updates, opt_state, hvd.allgather(rows[:1]).shape[0]
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while state.batch < BATCHES:
+            if state.batch == KILLED_AT and dies:
+                Path(lives).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            while state.batch == WAITS_AT and hvd.size() < whole:
+                time.sleep(0.01)  # training takes its time meanwhile
+                state.commit()
+            own = [np.split(what, hvd.size())[hvd.rank()] for what in _rows()]
+            state.weight, state.opt_state, count = step(state.weight, state.opt_state, *own)
+            assert count == hvd.size()
+            state.batch += 1
+            state.commit()
+
+    train(state)
+    return sizes, np.asarray(state.weight)
+
+
+def test_the_survivors_of_a_killed_rank_go_on_and_take_another_in(tmp_path: Path) -> None:
+    environment = {"HOROVOD_MIN_SIZE": "1", "HOROVOD_MAX_SIZE": "3", "HOROVOD_ELASTIC_SETTLE_SECONDS": "1"}
+    victim = 0
+    with World(3, "shm", environment, preloaded="preloaded_jax") as world:
+        outcomes = world.outcomes(
+            _train, victim, str(tmp_path / "lives"), before_replacing=[lambda: None], deadline_seconds=90
+        )
+    assert [outcome.text for outcome in outcomes] == [""] * 3
+    for rank, outcome in enumerate(outcomes):
+        sizes, weight = outcome.value
+        assert sizes == ([3] if rank == victim else [3, 2, 3])
+        np.testing.assert_allclose(weight, _alone(), rtol=1e-4)

@@ -1,0 +1,176 @@
+"""DistributedOptimizer, value_and_grad and the broadcasts: N ranks train as one process does on the joined batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from error_codes import ends_with
+from worlds import World
+
+from horovod.base.errors import TrainingCode
+
+ROWS = 8  # of a joined batch
+STEPS = 6
+
+
+def _data() -> tuple[Any, Any]:
+    rows = np.random.default_rng(5).normal(size=[STEPS, ROWS, 3]).astype(np.float32)
+    return rows, np.tanh(rows @ np.array([[1.0, 2.0], [-2.0, 0.5], [0.5, 1.0]], np.float32))
+
+
+def _model() -> dict[str, Any]:
+    generator = np.random.default_rng(7)
+    return {
+        "first": {"kernel": generator.normal(size=[3, 4]).astype(np.float32), "bias": np.zeros(4, np.float32)},
+        "last": generator.normal(size=[4, 2]).astype(np.float32),
+    }
+
+
+def _loss(params: Any, rows: Any, targets: Any) -> Any:
+    import jax.numpy as jnp
+
+    hidden = jnp.tanh(rows @ params["first"]["kernel"] + params["first"]["bias"])
+    return ((hidden @ params["last"] - targets) ** 2).mean()
+
+
+def _train(optimizer: Any, part: slice, passes: int = 1, gradients_of: Any = None, compiled: bool = True) -> Any:
+    """The weights after all steps. part: of each batch; in equal parts for each pass."""
+    import jax
+    import optax
+
+    gradients_of = gradients_of or jax.grad(_loss)
+
+    def step(params: Any, state: Any, rows: Any, targets: Any) -> Any:
+        updates, state = optimizer.update(gradients_of(params, rows, targets), state, params)
+        return optax.apply_updates(params, updates), state
+
+    if compiled:
+        step = jax.jit(step, donate_argnums=(0, 1))
+    params = jax.tree.map(jax.numpy.array, _model())
+    state = optimizer.init(params)
+    for rows, targets in zip(*_data(), strict=True):
+        for one in range(passes):
+            mine = slice(part.start + one * part.step, part.stop, part.step * passes)
+            params, state = step(params, state, rows[mine], targets[mine])
+    return jax.tree.map(np.asarray, params)
+
+
+def _same_as_one_process() -> None:
+    import jax
+    import optax
+
+    import horovod.jax as hvd
+
+    everything, own = slice(0, ROWS, 1), slice(hvd.rank(), ROWS, hvd.size())
+
+    def same(found: Any, expected: Any, **tolerance: float) -> None:
+        tolerance = {"rtol": 2e-5, "atol": 1e-6, **tolerance}
+        jax.tree.map(lambda *two: np.testing.assert_allclose(*two, **tolerance), found, expected)
+
+    for make in (
+        lambda: optax.sgd(0.1),
+        lambda: optax.sgd(0.1, momentum=0.9),
+        lambda: optax.adamw(0.01, weight_decay=0.1),
+    ):
+        same(_train(hvd.DistributedOptimizer(make()), own), _train(make(), everything))
+    adam = optax.chain(optax.clip_by_global_norm(0.1), optax.adam(0.01))
+    expected = _train(adam, everything)
+    same(_train(hvd.DistributedOptimizer(adam, gradient_predivide_factor=4.0, groups=2), own), expected)
+    averaged = hvd.DistributedOptimizer(adam, backward_passes_per_step=2, average_aggregated_gradients=True)
+    same(_train(averaged, own, passes=2), expected)
+    same(_train(averaged, own, passes=2, compiled=False), expected)
+    summed = hvd.DistributedOptimizer(optax.sgd(0.05), backward_passes_per_step=2)
+    same(_train(summed, own, passes=2), _train(optax.sgd(0.1), everything))
+    same(_train(hvd.DistributedOptimizer(optax.sgd(0.05), op=hvd.Sum), own), _train(optax.sgd(0.1), everything))
+    same(_train(adam, own, gradients_of=hvd.grad(_loss)), expected)
+    same(_train(adam, own, gradients_of=lambda *given: hvd.value_and_grad(_loss, groups=3)(*given)[1]), expected)
+    half = hvd.DistributedOptimizer(optax.sgd(0.1), compression=hvd.Compression.fp16)
+    same(_train(half, own), _train(optax.sgd(0.1), everything), rtol=1e-2, atol=1e-2)
+    # The same data on all ranks: Adasum of equal updates is the update.
+    same(_train(hvd.DistributedOptimizer(adam, op=hvd.Adasum), everything), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_training_is_that_of_one_process_on_the_joined_batch(jax_pair: World) -> None:
+    jax_pair.run(_same_as_one_process, deadline_seconds=110)
+
+
+def _arguments() -> None:
+    import optax
+
+    import horovod.jax as hvd
+
+    for code, options in (
+        (TrainingCode.CONTRADICTORY_ARGUMENTS, {"op": hvd.Sum, "gradient_predivide_factor": 2.0}),
+        (TrainingCode.INVALID_ARGUMENT, {"backward_passes_per_step": 0}),
+        (TrainingCode.INVALID_GROUPS, {"groups": 0}),
+    ):
+        with pytest.raises(ValueError, match=ends_with(code)):
+            hvd.DistributedOptimizer(optax.sgd(0.1), **options)
+
+
+def test_arguments_that_make_no_sense(jax_pair: World) -> None:
+    jax_pair.run(_arguments)
+
+
+def _broadcasts() -> None:
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    import horovod.jax as hvd
+
+    rank = hvd.rank()
+    tree = {
+        "weights": [jnp.full(3, rank), np.full((2, 2), rank, "float16"), jnp.bfloat16(rank)],
+        "key": jax.random.key(rank),
+        "epoch": rank,
+        "nothing": None,
+    }
+    received = hvd.broadcast_parameters(tree, root_rank=1)
+    assert jax.tree.structure(received) == jax.tree.structure(tree)
+    assert [one.astype("float32").tolist() for one in received["weights"]] == [[1, 1, 1], [[1, 1], [1, 1]], 1]
+    assert received["key"] == jax.random.key(1)
+    assert received["epoch"] == 1
+    optimizer = optax.adam(0.1)
+    _, state = optimizer.update({"w": jnp.ones(2) * (1 + rank)}, optimizer.init({"w": jnp.ones(2)}))
+    gathered = hvd.allgather_object(hvd.broadcast_optimizer_state(state))
+    jax.tree.map(np.testing.assert_array_equal, *gathered)
+    for other in ({"w": jnp.ones(2 + rank)}, {f"w{rank}": jnp.ones(2)}):
+        with pytest.raises(ValueError, match=ends_with(TrainingCode.DIFFERENT_MODELS, "rank 0", "rank 1")):
+            hvd.broadcast_parameters(other)
+
+
+def test_broadcasts_of_trees(jax_pair: World) -> None:
+    jax_pair.run(_broadcasts)
+
+
+def _flax_models() -> None:
+    import jax
+    import jax.numpy as jnp
+    import optax
+    from flax import linen, nnx
+
+    import horovod.jax as hvd
+
+    rank = hvd.rank()
+    model = linen.Dense(2)
+    params = hvd.broadcast_parameters(model.init(jax.random.key(rank), jnp.ones((1, 3))))
+    jax.tree.map(np.testing.assert_array_equal, *hvd.allgather_object(params))
+    module = nnx.Linear(3, 2, rngs=nnx.Rngs(rank))
+    nnx.update(module, hvd.broadcast_parameters(nnx.state(module)))
+    optimizer = nnx.Optimizer(module, hvd.DistributedOptimizer(optax.sgd(0.1)), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(module: Any, optimizer: Any, rows: Any) -> None:
+        optimizer.update(module, nnx.grad(lambda one: (one(rows) ** 2).mean())(module))
+
+    step(module, optimizer, jnp.ones((4, 3)) * (1 + rank))
+    kernels = hvd.allgather_object(np.asarray(module.kernel[...]))
+    np.testing.assert_array_equal(*kernels)
+
+
+def test_flax_models(jax_pair: World) -> None:
+    pytest.importorskip("flax", reason="flax is not installed")
+    jax_pair.run(_flax_models)
