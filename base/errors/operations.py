@@ -72,7 +72,7 @@ class OperationCode(ErrorCode):
     CLEARED_HANDLE = ("cleared-handle", "The handle has given its result already. Synchronize each handle once.")
     NOT_COMPILABLE = (
         "not-compilable",
-        "XLA or tf.vectorized_map can't take this call over. Give tensors static shapes, or do without the two here.",
+        "XLA, vectorized_map or vmap can't take this call over. Give tensors static shapes, or do without these here.",
     )
     WRONG_TENSOR = (
         "wrong-tensor",

@@ -22,6 +22,7 @@ MODULES = (
     "horovod.tensorflow.elastic",
     "horovod.tensorflow.data.compute_service",
 )
+MODULES += ("horovod.jax", "horovod.jax.elastic")
 MODULES += ("horovod.keras", "horovod.keras.callbacks", "horovod.keras.elastic")
 SUBMODULES = {"callbacks", "elastic"}  # which have sections of their own
 

@@ -141,3 +141,17 @@ def test_tensorflow_and_keras_digits(
 def test_text_with_indexed_slices() -> None:
     accuracy, _, _ = learned("accuracy NUMBER, loss NUMBER with NUMBER processes", "tensorflow2_text.py")
     assert accuracy > 0.93
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax") is None or importlib.util.find_spec("optax") is None,
+    reason="jax or optax is not installed",
+)
+def test_jax_digits() -> None:
+    """Two processes are as accurate as one."""
+    script = [sys.executable, str(EXAMPLES / "jax_digits.py")]
+    for command in ([*HOROVODRUN, "-np", "2", *script], script):
+        said = run(command)
+        found = re.search(rf"^accuracy {NUMBER} with (\d) processes$", said, re.MULTILINE)
+        assert found, said
+        assert float(found.group(1)) > 0.95, said

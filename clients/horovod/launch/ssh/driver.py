@@ -24,6 +24,7 @@ from horovod.base.errors import ClusterCode, LaunchCode, code_of, coded, without
 from horovod.base.tasks import end_tasks
 from horovod.base.words import plural, shortened
 from horovod.coordinator.core.elastic import hosts as core
+from horovod.coordinator.core.elastic.cooldown import Cooldown
 from horovod.coordinator.core.elastic.decision import RESET_LIMIT_EXCEEDED_MESSAGE
 from horovod.launch.cluster.client import FollowedJob
 from horovod.launch.console.progress import Progress
@@ -78,7 +79,7 @@ class Driver:
 
         tell: gets each sentence for the user.
         """
-        cooldown = core.Cooldown(*supply.cooldown_range) if supply.cooldown_range else None
+        cooldown = Cooldown(*supply.cooldown_range) if supply.cooldown_range else None
         self.verdict = ""  # why the driver has ended the job, with a code
         self._supply = supply
         self._agents = agents
@@ -154,7 +155,7 @@ class Driver:
     def changed(self, record: jobs_pb2.JobRecord) -> None:
         """The job's record is another one."""
         self._record = record
-        lost = set(record.lost_hosts)
+        lost = {one.agent for one in record.hosts_aside if not one.until}
         for name in sorted(lost - self._lost):
             if name not in self._let_go:
                 self._set_aside(name, "a process failed there, or all of it was lost")
