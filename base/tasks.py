@@ -8,7 +8,7 @@ waits for it. So a task that has not ended is cancelled again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 AGAIN_S = 0.5
@@ -24,3 +24,24 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]], again_s: float = AGAIN_S
         for task in done:
             if not task.cancelled():
                 task.exception()  # else asyncio would complain that it was never retrieved
+
+
+class Tasks:
+    """Tasks that nobody waits for, in one event loop. failed: gets the error of each that raises one."""
+
+    def __init__(self, failed: Callable[[BaseException], object]) -> None:
+        self._running: set[asyncio.Task[None]] = set()
+        self._failed = failed
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self._failed(error)
+
+    async def end(self) -> None:
+        await end_tasks(self._running)

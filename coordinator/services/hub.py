@@ -10,13 +10,13 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
 
 from horovod.base.errors import ClusterCode, WorldCode, coded
-from horovod.base.tasks import end_tasks
+from horovod.base.tasks import Tasks
 from horovod.base.telemetry.logs import about
 from horovod.coordinator.core.agreement.budget import TooMuchError
 from horovod.coordinator.core.agreement.deadlock import USUAL_TIMES, DeadlockTimes
@@ -107,7 +107,7 @@ class Hub:
         self._deadlock = deadlock
         self._events: dict[str, EventOutbox] = {}  # member id -> its events; a member that is away has none
         self._sessions: dict[str, NegotiationSession] = {}  # by job
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(lambda error: _log.error("Work on the store failed: %s", error, exc_info=error))
         self._empty = asyncio.Event()  # no world has a member
         self._empty.set()
         self._stopping = False
@@ -216,7 +216,7 @@ class Hub:
             held += effects
         elif any(isinstance(effect, Record) for effect in effects):
             self._held[job] = list(effects)
-            self._start(self._carry_out_recorded(job, self._held[job]))
+            self._tasks.start(self._carry_out_recorded(job, self._held[job]))
         else:
             self._do(job, effects)
 
@@ -247,7 +247,7 @@ class Hub:
                 if closed := self._events.pop(effect.member_id, None):
                     closed.close()
             elif isinstance(effect, Form):
-                self._start(self._form(effect.formation))
+                self._tasks.start(self._form(effect.formation))
             elif isinstance(effect, TellLater):
                 asyncio.get_running_loop().call_later(effect.delay_s, self._tell_progress, effect.job)
             elif isinstance(effect, LookLater):
@@ -261,7 +261,7 @@ class Hub:
         is_idle = job not in self._held and not self._membership.knows(job)
         if is_idle and self.serving.guard(job) and not self._stopping:
             self.stories.over(job)
-            self._start(self._worlds.release(job))
+            self._tasks.start(self._worlds.release(job))
 
     def _tell_progress(self, job: str) -> None:
         if not self._stopping:
@@ -356,7 +356,7 @@ class Hub:
         for request in members:
             self._job_of[request.member_id] = job
             self.sights.watch(request)
-        self._start(self.outcomes.look(job))
+        self._tasks.start(self.outcomes.look(job))
         present = f"{len(members)} of {len(world.members)} member(s)"
         _log.warning("Job %r: epoch %d was taken over, with %s.", job, world.epoch, present)
         self.stories.taken_over(record, gone)
@@ -489,16 +489,6 @@ class Hub:
         self._stopping = True
         self.sights.close()
         self._fail_all(coded(ClusterCode.COORDINATOR_ENDS, "The coordinator is stopping."))
-        await end_tasks(self._tasks)
+        await self._tasks.end()
         await self.stories.stop()
         await self.serving.stop()
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            _log.error("Work on the store failed: %s", error, exc_info=error)
