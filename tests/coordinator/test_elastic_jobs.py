@@ -391,6 +391,19 @@ def test_a_host_that_has_fewer_slots_loses_the_last_ones() -> None:
     assert story.state("j") == SUCCEEDED
 
 
+def test_a_host_that_was_to_be_left_and_is_gone_may_come_back() -> None:
+    story = two_of_two()
+    story.do(story.cluster.slots("h2", 0, story.now_s, story.wall_s))
+    story.away("h2")
+    story.tick(11)
+    assert story.slots() == {"h1": [0, 1]}
+    assert not story.cluster.jobs["j"].record.hosts_aside
+    assert story.cluster.jobs["j"].record.replacements == 0
+    story.agent("h2")
+    story.reach()
+    assert story.slots() == {"h1": [0, 1], "h2": [2, 3]}
+
+
 def test_a_slot_that_is_to_leave_says_nothing_of_the_job_that_ends_meanwhile() -> None:
     story = grown()
     story.submit("other", 1)

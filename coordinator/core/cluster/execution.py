@@ -189,7 +189,8 @@ def _decided(job: ClusterJob, wall_s: float) -> list[Effect]:
     """What the agents of a running job are to do, now that processes of it have ended."""
     record = job.record
     replaces = record.spec.policy.replaces_failed
-    lost = {share.agent for share in record.shares if share.over and share.slots}
+    # A host that is gone before all who were to leave it have ended is not to blame.
+    lost = {share.agent for share in record.shares if share.over and set(share.slots) - set(share.leaving)}
     hosts = set(job.hosts().values()) if is_elastic(record.spec) else set()
     aside = {host for host in hosts if blacklist.is_aside(record, host, wall_s)}
     failing = blacklist.failing(job.failed_starts, hosts) - aside - lost
