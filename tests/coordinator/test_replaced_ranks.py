@@ -94,7 +94,7 @@ def test_so_many_may_be_replaced_and_no_more() -> None:
     story.hears((1, 1, KILLED), (1, 2, 3), (0, 1, -15), over=True)
     assert story.state("j") == jobs_pb2.JOB_STATE_FAILED
     assert story.cluster.jobs["j"].record.exit_code == 3
-    assert re.search(ends_with(LaunchCode.RANK_FAILED, "Slot 1", "h1", "exit code 3", "1 process"), story.sentence("j"))
+    assert re.search(ends_with(LaunchCode.RESET_LIMIT, "Slot 1", "h1", "exit code 3", "limit: 1"), story.sentence("j"))
 
 
 def test_a_replacement_that_can_not_be_started_ends_the_job() -> None:

@@ -165,6 +165,15 @@ def test_where_each_host_fails_the_job_fails(
     assert re.search(ends_with(ClusterCode.TOO_FEW_PROCESSES, A, B), done.stderr.rstrip())
 
 
+def test_the_job_fails_when_no_host_is_left_on_which_it_ran(
+    horovodrun: Run, finds: Callable[..., list[str]], follows: Callable[..., list[str]]
+) -> None:
+    options = ["-np", "1", *finds(f"{A}:1")]
+    done = horovodrun(*options, *follows([1, 2], [f"find('{B}:1')"]))
+    assert done.returncode == 1, done.stderr
+    assert re.search(ends_with(ClusterCode.TOO_FEW_PROCESSES, A), done.stderr.rstrip())
+
+
 def test_a_launcher_waits_for_enough_hosts(
     tmp_path: Path, launch: Launch, finds: Callable[..., list[str]], follows: Callable[..., list[str]]
 ) -> None:

@@ -70,8 +70,8 @@ def decide(now_s: float, target: Target, observed: Observed) -> tuple[Target, st
         return _finishing(target, ends, done)
     count = target.replacements + len(failed)
     if target.rules.most_replacements is not None and count > target.rules.most_replacements:
-        often = f"{plural(target.replacements, 'process')} {'was' if target.replacements == 1 else 'were'}"
-        return _failed(target, f"{_in_words(failed[0], target)}, and {often} replaced before, as many as may be.")
+        limit = RESET_LIMIT_EXCEEDED_MESSAGE.format(target.rules.most_replacements)
+        return _ended(target, coded(LaunchCode.RESET_LIMIT, f"{_in_words(failed[0], target)}. {limit}."))
     return _filled(now_s, target, count, failed, drained, observed)
 
 
