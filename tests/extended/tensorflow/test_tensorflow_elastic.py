@@ -334,6 +334,51 @@ def _train_variables(victim: int, grows_to: int, lives: str, signum: int = signa
     return sizes, weight.numpy()
 
 
+def _train_model(victim: int, grows_to: int, lives: str) -> tuple[list[int], Any]:
+    """As scripts for earlier versions: a loop around a Keras model, with a learning rate that follows the size."""
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    incident = _Incident(victim, grows_to, lives)
+    hvd.init()
+    model = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1, use_bias=False)])
+    model.set_weights([np.full([3, 1], float(hvd.rank()))])
+    optimizer = tf.keras.optimizers.SGD(0.1 * hvd.size(), momentum=0.9)
+    optimizer.build(model.trainable_variables)
+    sizes = [hvd.size()]
+    size = tf.Variable(float(hvd.size()))
+
+    def on_state_reset() -> None:
+        sizes.append(hvd.size())
+        size.assign(float(hvd.size()))
+        optimizer.learning_rate.assign(0.1 * hvd.size())
+
+    state = hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0)
+    state.register_reset_callbacks([on_state_reset])
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3]), tf.TensorSpec([None, 1])])
+    def train_one_batch(rows: tf.Tensor, targets: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            # A loss for which the learning rate that follows the size gives the steps of one process.
+            loss = tf.reduce_mean((model(rows) - targets) ** 2) / size
+        tape = hvd.DistributedGradientTape(tape)
+        weights = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while state.batch < BATCHES:
+            incident(state)
+            train_one_batch(*map(_share, _rows()))
+            state.batch += 1
+            if state.batch % 2 == 0:
+                state.commit()
+
+    train(state)
+    return sizes, model.get_weights()[0]
+
+
 def _train_in_fit(victim: int, grows_to: int, lives: str, signum: int = signal.SIGKILL) -> tuple[list[int], Any]:
     """The same with Keras."""
     import keras
@@ -372,7 +417,9 @@ def _train_in_fit(victim: int, grows_to: int, lives: str, signum: int = signal.S
     return sizes, model.get_weights()[0]
 
 
-_TRAINED = pytest.mark.parametrize("train", [_train_variables, _train_in_fit], ids=["variables", "fit"])
+_TRAINED = pytest.mark.parametrize(
+    "train", [_train_variables, _train_model, _train_in_fit], ids=["variables", "model", "fit"]
+)
 
 
 def _changing(size: int, transport: str) -> World:
