@@ -18,15 +18,30 @@ Ray places, starts and watches the processes; Horovod gives them ranks, a coordi
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from horovod.base.errors import LaunchCode, coded
 
 try:
     import ray as _ray  # noqa: F401 - only whether it is there
 except ModuleNotFoundError as error:
+    if error.name != "ray":
+        raise
     sentence = f"horovod.ray needs Ray, which is not installed ({error}). Install it with: pip install 'horovod[ray]'"
     raise ImportError(coded(LaunchCode.MISSING_PROGRAM, sentence)) from error
 
-from horovod.ray.runner import RayExecutor
-from horovod.ray.worker import BaseHorovodWorker
+if TYPE_CHECKING:
+    from horovod.ray.runner import RayExecutor as RayExecutor
+    from horovod.ray.worker import BaseHorovodWorker as BaseHorovodWorker
 
 __all__ = ["BaseHorovodWorker", "RayExecutor"]
+
+_WHERE = {"BaseHorovodWorker": "horovod.ray.worker", "RayExecutor": "horovod.ray.runner"}
+
+
+def __getattr__(name: str) -> Any:
+    # Each actor imports this package, and needs neither the coordinator nor the rest of the driver's side.
+    if name in _WHERE:
+        return getattr(importlib.import_module(_WHERE[name]), name)
+    raise AttributeError(f"module 'horovod.ray' has no attribute {name!r}")

@@ -23,16 +23,21 @@ _TOLD_S = 10.0  # a thread of Ray tells of an end microseconds after ray.get kno
 class Call:
     """`results` waits for all ranks, or for the first failure and its cause."""
 
-    def __init__(self, refs: Sequence[Any], failed: Callable[[int, BaseException], None]) -> None:
-        """refs: the results by rank. failed: called once, by a thread of Ray, with the first rank that fails."""
+    def __init__(
+        self, refs: Sequence[Any], failed: Callable[[int, BaseException], None], keeps_results: bool = True
+    ) -> None:
+        """refs: the results by rank. failed: called once, by a thread of Ray, with the first rank that fails.
+        keeps_results: False where the results may be large, and `results` is not called.
+        """
         self._changed = threading.Condition()  # guards what follows
         self._left = set(range(len(refs)))
         self._told = False  # `failed` has been called
         self._failures: list[tuple[int, BaseException]] = []  # in the order in which they came
         self._failed = failed
         self._refs = list(refs)
-        self._futures: list[Future[Any]] = [ref.future() for ref in refs]
-        for rank, future in enumerate(self._futures):
+        futures: list[Future[Any]] = [ref.future() for ref in refs]
+        self._futures = futures if keeps_results else []
+        for rank, future in enumerate(futures):
             future.add_done_callback(lambda future, rank=rank: self._ended(rank, future))  # type: ignore[misc]
 
     def results(self, meanwhile: Meanwhile | None = None) -> list[Any]:
@@ -48,8 +53,9 @@ class Call:
 
     def is_over(self) -> bool:
         """Whether all ranks have ended. Whatever ray.get could know of their ends by now is known here afterwards."""
-        ready, _ = ray.wait(self._refs, num_returns=len(self._refs), timeout=0)
-        ended = {rank for rank, ref in enumerate(self._refs) if ref in ready}
+        refs = self._refs
+        ready = set(ray.wait(refs, num_returns=len(refs), timeout=0)[0]) if refs else set()
+        ended = {rank for rank, ref in enumerate(refs) if ref in ready}
         with self._changed:
             self._changed.wait_for(lambda: not ended & self._left, _TOLD_S)
             return not self._left
@@ -70,6 +76,8 @@ class Call:
             if error is not None:
                 self._failures.append((rank, error))
             self._left.discard(rank)
+            if not self._left:
+                self._refs = []  # Ray may forget the results
             self._changed.notify_all()
 
     def _cause(self) -> BaseException:

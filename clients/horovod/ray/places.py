@@ -11,17 +11,18 @@ from horovod.coordinator.core.ranks import Place, Seat, assign
 
 _SHORTEST = 4  # digits of a node's id behind its host's name
 
-# Settings of the driver that are not for its workers: its own place in some world, and other coordinators.
+# Settings of the driver that are not for its executors: its own place in some world, and other coordinators.
 _NOT_PASSED_ON = {
     *(setting.env for setting in SETTINGS if setting.launcher),
     *(
         ROWS[name].env
         for name in (
-            *("coordinator", "job", "token", "token_file", "tls_ca", "tls_cert", "tls_key", "tls_server_name"),
-            *("size", "min_size", "max_size", "web_listen", "web_token_file"),
+            *("coordinator", "token", "token_file", "tls_ca", "tls_cert", "tls_key", "tls_server_name"),
+            *("size", "min_size", "max_size"),
         )
     ),
 }
+_FOR_COORDINATORS = {ROWS[name].env for name in ("job", "web_listen", "web_token_file")}  # and not for workers
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ def visible_gpus(of_ranks: Sequence[Sequence[str]]) -> list[str]:
     return [gpu for turn in zip_longest(*of_ranks) for gpu in turn if gpu is not None]
 
 
-def settings_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """The settings of the driver's environment that are for its workers."""
+def of_driver(environ: Mapping[str, str]) -> dict[str, str]:
+    """The settings in the driver's environment that are for its executors: for their workers or their coordinators."""
     return {
         name: value for name, value in environ.items() if name.startswith("HOROVOD_") and name not in _NOT_PASSED_ON
     }
@@ -77,8 +78,9 @@ def settings_of(environ: Mapping[str, str]) -> dict[str, str]:
 def job_environment(
     environ: Mapping[str, str], extra: Mapping[str, object], timeout_s: float, nics: Sequence[str] = ()
 ) -> dict[str, str]:
-    """What is the same for all workers. extra: what the user gives them beside the settings of the driver."""
+    """What is the same for all workers. environ: of the driver. extra: what the user gives them on top."""
     found = variables(start_timeout_seconds=timeout_s)
     if nics:
         found |= variables(network_interfaces=tuple(nics))
-    return found | settings_of(environ) | {name: str(value) for name, value in extra.items()}
+    found |= {name: value for name, value in of_driver(environ).items() if name not in _FOR_COORDINATORS}
+    return found | {name: str(value) for name, value in extra.items()}

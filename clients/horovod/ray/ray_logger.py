@@ -5,8 +5,11 @@ In the function: ``ray_logger.log({"loss": 0.1})``; in the driver: ``executor.ru
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Any
+
+from ray.exceptions import RayActorError
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +27,8 @@ def log(info_dict: dict[str, Any]) -> None:
     """Sends the dict to each callback of the running `run` or `execute`; it has arrived when this returns."""
     global _warned
     if _queue is not None:
-        _queue.put(info_dict)
+        with contextlib.suppress(RayActorError):  # the driver does not wait any more, since another rank has failed
+            _queue.put(info_dict)
     elif not _warned:
         _warned = True
         _log.warning("ray_logger.log() goes nowhere: the driver has given no callbacks to run() or execute().")

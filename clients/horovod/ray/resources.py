@@ -17,17 +17,18 @@ def missing(bundle: Resources, count: int, spread: bool, nodes: Sequence[Resourc
         large = sum(all(node.get(name, 0) >= amount for name, amount in bundle.items()) for node in nodes)
         if large < count:
             return (
-                f"{count} nodes with {in_words(bundle)} each are needed, and {large} of the cluster's {len(nodes)} "
+                f"the job needs {count} nodes with {in_words(bundle)} each, and {large} of the cluster's {len(nodes)} "
                 f"{'has' if large == 1 else 'have'} that"
             )
     needed = {name: amount * count for name, amount in bundle.items()}
     total = {name: sum(node.get(name, 0) for node in nodes) for name in needed}
     if short := {name: needed[name] - total[name] for name in needed if needed[name] > total[name]}:
-        return f"{in_words(needed)} are needed, and the cluster has {in_words(total)}: {in_words(short)} are missing"
+        return f"the job needs {in_words(needed)}, and the cluster has {in_words(total)}: {in_words(short)} missing"
     there = {name: free.get(name, 0) for name in needed}
     if short := {name: needed[name] - there[name] for name in needed if needed[name] > there[name]}:
-        return f"{in_words(needed)} are needed, and {in_words(there)} are free: others use {in_words(short)} of it"
-    return f"{in_words(needed)} are needed, as {count} x {in_words(bundle)}, and no placement on the nodes holds them"
+        there_now, used = in_words(there), in_words(short)
+        return f"the job needs {in_words(needed)}, and the cluster has {there_now} free: others use {used} of that"
+    return f"the job needs {in_words(needed)}, as {count} x {in_words(bundle)}, and no placement on the nodes has that"
 
 
 def in_words(resources: Resources) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from ray.util.client import ray as ray_client
 from horovod.base.errors import LaunchCode, SettingCode, coded
 from horovod.ray.callbacks import Callback, Callbacks
 from horovod.ray.coordinator import Coordinator
+from horovod.ray.places import of_driver
 from horovod.ray.settings import MiniSettings
 from horovod.ray.static import StaticAdapter, StaticParams
 from horovod.ray.worker import BaseHorovodWorker
@@ -146,10 +148,11 @@ class RayExecutor:
         self._is_remote = ray_client.is_connected()
         # Under Ray Client this process is outside of the cluster, so the adapter, with the coordinator, goes there.
         # Two at a time: shutdown() has to come through while a function runs.
+        environ = of_driver(os.environ)
         adapter: Any = (
-            ray.remote(StaticAdapter).options(num_cpus=0, max_concurrency=2).remote(self.settings, self.params)
+            ray.remote(StaticAdapter).options(num_cpus=0, max_concurrency=2).remote(self.settings, self.params, environ)
             if self._is_remote
-            else StaticAdapter(self.settings, self.params)
+            else StaticAdapter(self.settings, self.params, environ)
         )
         self.adapter: Any = adapter
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,14 +36,16 @@ class StaticParams(BaseParams):
 class StaticAdapter(Adapter):
     """A job whose coordinator runs in this process. Used by one thread, but for `shutdown`."""
 
-    def __init__(self, settings: Any, params: StaticParams) -> None:
+    def __init__(self, settings: Any, params: StaticParams, environ: Mapping[str, str]) -> None:
+        """environ: of the driver, which under Ray Client is another process."""
         self.workers: list[Any] = []  # by rank
         self.strategy = _strategy(settings, params)
         self._settings = settings
         self._nics = sorted(settings.nics or ())
         self._hosts: list[str] = []  # by rank
         self._coordinator: OwnCoordinator | None = None
-        self._job = os.environ.get(ROWS["job"].env) or ROWS["job"].default
+        self._environ = environ
+        self._job = environ.get(ROWS["job"].env) or ROWS["job"].default
         self._worlds = 1  # how many jobs there were; after a failure another one begins
         self._has_failed = False
         self._unwatched: list[Call] = []  # of run_remote
@@ -59,8 +60,10 @@ class StaticAdapter(Adapter):
         extra_env_vars: Mapping[str, str] | None = None,
     ) -> None:
         try:
-            environ = job_environment(os.environ, extra_env_vars or {}, self._settings.timeout_s, self._nics)
-            settings = resolve(environ)  # ValueError before anything is started
+            given = ray.get_runtime_context().runtime_env.get("env_vars") or {}
+            driver = {**self._environ, **given}
+            environ = job_environment(driver, extra_env_vars or {}, self._settings.timeout_s, self._nics)
+            settings = resolve(driver | environ)  # ValueError before anything is started
             self.workers = self.strategy.create_workers()
             self._seat(environ, settings)
             Call(
@@ -140,7 +143,8 @@ class StaticAdapter(Adapter):
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
         refs = self._submit(_without_executable(fn, args, kwargs), self.workers)
-        self._unwatched.append(Call(refs, self._failed))  # a failure frees the other ranks, though nobody waits here
+        # A failure frees the other ranks, though nobody waits here.
+        self._unwatched.append(Call(refs, self._failed, keeps_results=False))
         return refs
 
     def execute(self, fn: Callable[[Any], Any], meanwhile: Meanwhile | None = None) -> list[Any]:

@@ -1,0 +1,90 @@
+"""Functions that run on ranks. They do without PyTorch, whose import would be most of each start."""
+
+from __future__ import annotations
+
+import os
+import signal
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+# What whoever has started the Ray of the tests had in its environment.
+INHERITED = {"HOROVOD_RANK": "7", "HOROVOD_FUSION_THRESHOLD": "4096", "OMPI_COMM_WORLD_RANK": "5", "SLURM_PROCID": "3"}
+VARIABLES = ("HOROVOD_", "OMPI_", "SLURM_", "CUDA_VISIBLE_DEVICES", "OWN_")
+
+
+def allreduce(name: str, value: float = 1.0) -> float:
+    """The sum over all ranks."""
+    from horovod._core import OpSpec
+    from horovod.worker.runtime.context import current
+
+    data = array("f", [value])
+    pointer = data.buffer_info()[0]
+    current().engine.submit(OpSpec(0), f"allreduce.{name}", [(pointer, pointer, 7, (1,))]).result()
+    return data[0]
+
+
+def place(value: Any = None) -> dict[str, Any]:
+    from horovod.common import basics as hvd
+
+    hvd.init()
+    from horovod.worker.runtime.context import current
+
+    return {
+        "rank": hvd.rank(),
+        "size": hvd.size(),
+        "local": (hvd.local_rank(), hvd.local_size()),
+        "cross": (hvd.cross_rank(), hvd.cross_size()),
+        "sum": allreduce("place", float(hvd.rank())),
+        "host": os.environ["HOROVOD_HOSTNAME"],
+        "epoch": current().world.epoch,
+        "pid": os.getpid(),
+        "value": value,
+    }
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)}
+
+
+def fail() -> None:
+    raise ZeroDivisionError("out of coffee")
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def until_told(fail: Callable[[], Any] | None = None, failing_rank: int = 1, raises: bool = False) -> str:
+    """Reduces until a peer is lost, and returns or raises what was said of it. One rank fails once all are there."""
+    from horovod.common import basics as hvd
+    from horovod.ray import ray_logger
+
+    hvd.init()
+    rank = hvd.rank()
+    allreduce("begin")
+    ray_logger.log({"begun": rank, "pid": os.getpid()})
+    if fail is not None and rank == failing_rank:
+        fail()
+    try:
+        while True:
+            allreduce("again")
+    except RuntimeError as error:
+        if raises:
+            raise
+        return str(error)
+
+
+class Stateful:
+    """An executable that joins in its constructor."""
+
+    def __init__(self, start: int, step: int = 1) -> None:
+        from horovod.common import basics as hvd
+
+        hvd.init()
+        self.own = os.environ.get("OWN_VARIABLE")
+        self.count, self.step = start, step
+
+    def advance(self) -> float:
+        self.count += self.step
+        return allreduce("advance", float(self.count))

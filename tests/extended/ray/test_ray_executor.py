@@ -1,0 +1,107 @@
+"""RayExecutor with a fixed number of workers, on one node of a real Ray."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import ray
+import ray_ranks
+from error_codes import ends_with
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from horovod.base.errors import LaunchCode
+from horovod.ray import RayExecutor, ray_logger
+
+Make = Callable[..., RayExecutor]
+pytestmark = pytest.mark.usefixtures("one_node")
+
+
+def test_results_come_by_rank(pair: RayExecutor) -> None:
+    first = pair.run(ray_ranks.place, args=[None])
+    assert [one["rank"] for one in first] == [0, 1]
+    assert [one["local"] for one in first] == [(0, 2), (1, 2)]
+    assert {(one["size"], one["sum"], one["host"]) for one in first} == {(2, 1.0, socket.gethostname())}
+    again = ray.get(pair.run_remote(ray_ranks.place, kwargs={"value": "x"}))
+    assert [one | {"value": None} for one in again] == first, "the same processes in the same world"
+    assert {one["value"] for one in again} == {"x"}
+    assert ray.get(pair.run_remote(lambda nothing: nothing, args=[None])) == [None, None]
+
+
+def test_an_object_on_each_rank(pair: RayExecutor) -> None:
+    assert pair.execute(lambda one: one.own) == ["4", "4"]
+    assert pair.execute(lambda one: one.advance()) == [10.0, 10.0]
+    assert pair.execute(lambda one: one.advance()) == [14.0, 14.0]
+    assert pair.execute_single(lambda one: one.count) == 7
+
+
+def test_what_ranks_log_comes_to_the_driver(pair: RayExecutor) -> None:
+    def log(count: int) -> None:
+        for number in range(count):
+            ray_logger.log({"number": number})
+
+    heard: list[int] = []
+    pair.run(log, args=[5], callbacks=[lambda info: heard.append(info["number"])])
+    assert sorted(heard) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    pair.execute(lambda _: log(1), callbacks=[lambda info: heard.append(-1)])
+    assert heard[10:] == [-1, -1]
+
+
+def test_gpus_of_a_host(pair: RayExecutor) -> None:
+    seen = [one["CUDA_VISIBLE_DEVICES"].split(",") for one in pair.run(ray_ranks.environment)]
+    assert seen[0] == seen[1]
+    assert sorted(seen[0]) == ["0", "1", "2", "3"]
+    own = ray.get([worker.get_gpu_ids.remote() for worker in pair.adapter.workers])
+    assert [seen[0][rank] in own[rank] for rank in range(2)] == [True, True]
+
+
+def test_settings_are_those_of_the_driver(pair: RayExecutor) -> None:
+    """And not those of the process that has started Ray."""
+    found = pair.run(ray_ranks.environment)
+    assert [one["HOROVOD_RANK"] for one in found] == ["0", "1"]
+    assert {one["HOROVOD_CYCLE_TIME"] for one in found} == {"2"}
+    assert not (ray_ranks.INHERITED.keys() - {"HOROVOD_RANK"}) & found[0].keys()
+
+
+def test_it_is_started_once_at_a_time(pair: RayExecutor) -> None:
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.WORKERS_NOT_STARTED, "shutdown()")):
+        pair.start()
+
+
+def test_too_few_resources(executor: Make) -> None:
+    running = executor(num_workers=9, placement_group_timeout_s=0.5)
+    with pytest.raises(TimeoutError, match=ends_with(LaunchCode.TOO_FEW_RESOURCES, "9 CPU", "3 CPU missing")):
+        running.start()
+    running.shutdown()
+    assert not hasattr(running, "adapter")
+    assert [group["state"] for group in placement_group_table().values()].count("REMOVED") >= 1
+    assert "PENDING" not in {group["state"] for group in placement_group_table().values()}
+
+
+def test_the_placement_group_of_the_caller() -> None:
+    """In a task, as a trial of Ray Tune is one."""
+    group = placement_group([{"CPU": 1.5}])
+    place = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
+
+    def trial(workers: int, patience_s: float, **arguments: Any) -> tuple[bool, int]:
+        settings = RayExecutor.create_settings(placement_group_timeout_s=patience_s)
+        running = RayExecutor(settings, num_workers=workers, **arguments)
+        running.start()
+        try:
+            created = running.adapter.strategy._created_placement_group
+            return created, running.run(ray_ranks.place)[0]["size"]
+        finally:
+            running.shutdown()
+
+    task = ray.remote(num_cpus=0.5, scheduling_strategy=place)(trial)
+    late = rf"of 2 workers did not start .* \[{LaunchCode.WORKERS_LATE}\]"
+    try:
+        assert ray.get(task.remote(1, 60)) == (False, 1)
+        assert ray.get(task.remote(1, 60, use_current_placement_group=False)) == (True, 1)
+        with pytest.raises(TimeoutError, match=late):
+            ray.get(task.remote(2, 0.5))
+    finally:
+        remove_placement_group(group)

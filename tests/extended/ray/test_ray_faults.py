@@ -1,0 +1,160 @@
+"""What ranks and driver hear when something fails, and that nothing is left. One node of a real Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psutil
+import pytest
+import ray
+import ray_ranks
+from ray.exceptions import RayActorError
+from ray.util.placement_group import placement_group_table
+from resources import eventually
+
+from horovod.base.errors import OperationCode
+from horovod.ray import RayExecutor
+
+Make = Callable[..., RayExecutor]
+pytestmark = pytest.mark.usefixtures("one_node")
+
+NEVER_S = 100_000  # nothing here waits for the start timeout
+
+
+def gone(pids: Sequence[int]) -> bool:
+    return not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def no_group_is_left() -> bool:
+    return {group["state"] for group in placement_group_table().values()} <= {"REMOVED"}
+
+
+def test_a_function_that_raises_frees_its_peers(executor: Make) -> None:
+    running = executor(num_workers=3, timeout_s=NEVER_S)
+    running.start()
+    pids = running.run(os.getpid)
+
+    # In a world.
+    refs = running.run_remote(ray_ranks.until_told, args=[ray_ranks.fail])
+    for told in ray.get([refs[0], refs[2]]):
+        assert "its function raised ZeroDivisionError: out of coffee" in told
+        assert f"[{OperationCode.SHUT_DOWN}]" in told
+    with pytest.raises(ZeroDivisionError, match="out of coffee"):
+        ray.get(refs[1])
+    with pytest.raises(ZeroDivisionError, match="out of coffee"):  # whoever is the first to raise
+        running.run(ray_ranks.until_told, args=[ray_ranks.fail, 1, True])
+
+    # The next call makes another world of the same processes.
+    first = running.run(ray_ranks.place)
+    assert [one["rank"] for one in first] == [0, 1, 2]
+    assert {one["sum"] for one in first} == {3.0}
+    assert [one["pid"] for one in first] == pids
+
+    # Before it is in a world.
+    def before_init() -> str:
+        from horovod.common import basics as hvd
+
+        hvd.shutdown()
+        if os.environ["HOROVOD_RANK"] == "2":
+            ray_ranks.fail()
+        try:
+            ray_ranks.place()
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    refs = running.run_remote(before_init)
+    with pytest.raises(ZeroDivisionError, match="out of coffee"):
+        ray.get(refs[2])
+    for told in ray.get(refs[:2]):
+        assert "rank 2" in told
+        assert "raised ZeroDivisionError: out of coffee" in told
+    assert {one["sum"] for one in running.run(ray_ranks.place)} == {3.0}
+
+
+def test_a_class_that_raises_leaves_nothing(executor: Make) -> None:
+    class Failing:
+        def __init__(self) -> None:
+            if os.environ["HOROVOD_RANK"] == "0":
+                ray_ranks.fail()
+            ray_ranks.place()
+
+    running = executor(num_workers=2, timeout_s=NEVER_S)
+    with pytest.raises(ZeroDivisionError, match="out of coffee"):
+        running.start(Failing)
+    assert not hasattr(running, "adapter")
+    assert eventually(no_group_is_left)
+    assert "horovod-coordinator" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_killed_actor(executor: Make) -> None:
+    running = executor(num_workers=3, timeout_s=NEVER_S)
+    running.start()
+    pids = running.run(os.getpid)
+    with pytest.raises(RayActorError):
+        running.run(ray_ranks.until_told, args=[ray_ranks.kill, 1, True])
+    running.shutdown()
+    assert eventually(lambda: gone(pids))
+    assert eventually(no_group_is_left)
+
+
+def test_shutdown_in_the_middle(executor: Make) -> None:
+    running = executor(num_workers=2)
+    running.start()
+    pids = running.run(os.getpid)
+    begun, raised = threading.Event(), []
+
+    def train() -> None:
+        try:
+            running.run(ray_ranks.until_told, callbacks=[lambda info: begun.set()])
+        except RayActorError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    assert begun.wait(60)
+    running.shutdown()
+    thread.join(60)
+    assert len(raised) == 1
+    assert eventually(lambda: gone(pids))
+    assert eventually(no_group_is_left)
+    assert "horovod-coordinator" not in {one.name for one in threading.enumerate()}
+
+
+DRIVER = """
+import sys
+sys.path[:0] = [sys.argv[2]]
+import ray
+import ray_ranks
+from horovod.ray import RayExecutor
+
+ray.init(sys.argv[1], log_to_driver=False)
+ray.cloudpickle.register_pickle_by_value(ray_ranks)
+executor = RayExecutor(RayExecutor.create_settings(), num_workers=2)
+executor.start()
+executor.run(ray_ranks.until_told, callbacks=[lambda info: print(info["pid"], flush=True)])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "ctrl-c"])
+def test_a_driver_that_ends(one_node: Any, number: signal.Signals) -> None:
+    address = one_node.address_info["gcs_address"]
+    folder = os.path.dirname(ray_ranks.__file__)
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER, address, folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as driver:
+        assert driver.stdout is not None
+        pids = [int(driver.stdout.readline()) for _ in range(2)]
+        driver.send_signal(number)
+        _, errors = driver.communicate(timeout=60)
+    assert driver.returncode != 0
+    if number == signal.SIGINT:
+        assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert eventually(lambda: gone(pids))
+    assert eventually(no_group_is_left)
