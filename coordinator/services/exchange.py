@@ -23,13 +23,12 @@ PIECE_BYTES = 1 << 20
 
 
 class Exchange:
-    """What all ranks fetch, and what each delivers. `results` is in the order of arrival.
+    """What all ranks fetch, and what each delivers once. `results` is in the order of arrival."""
 
-    Of processes that replaced each other the last one to deliver counts.
-    """
-
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytes, replaced: bool = False) -> None:
+        """replaced: processes may replace each other, of which the last one to deliver counts."""
         self.results: dict[int, bytes] = {}
+        self._replaced = replaced
         self._content = memoryview(content)
 
     def handler(self, access: Access) -> grpc.GenericRpcHandler:
@@ -44,8 +43,9 @@ class Exchange:
             told = _metadata(context)
             await access.admit(context, told[JOB])
             content = b"".join([piece async for piece in pieces])
-            self.results.pop(int(told[RANK]), None)
-            self.results[int(told[RANK])] = content
+            if self._replaced:
+                self.results.pop(int(told[RANK]), None)
+            self.results.setdefault(int(told[RANK]), content)
             return b""
 
         handlers: dict[str, Any] = {

@@ -66,3 +66,12 @@ def test_a_coordinator_that_is_a_service_has_no_such_methods() -> None:
         with pytest.raises(grpc.RpcError) as refused:
             list(channel.unary_stream(FETCH)(b"", **told(TOKEN)))
         assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_of_processes_that_replaced_each_other_the_last_one_counts() -> None:
+    exchange = Exchange(CONTENT, replaced=True)
+    coordinator = EmbeddedCoordinator(token=TOKEN, exchange=exchange)
+    with coordinator, grpc.insecure_channel(coordinator.address) as channel:
+        for rank, content in ((0, b"failed"), (1, b"done"), (0, b"done later")):
+            channel.stream_unary(DELIVER)(iter([content]), **told(TOKEN, rank=rank))
+    assert list(exchange.results.items()) == [(1, b"done"), (0, b"done later")]

@@ -54,7 +54,7 @@ class FunctionOnHosts:
         there; None: the one that runs now. elastic: None for a job of a fixed size that ends with its first failure.
         """
         self._elastic = elastic
-        self._exchange = Exchange(pickle.dumps(sys.path) + cloudpickle.dumps(call))
+        self._exchange = Exchange(pickle.dumps(sys.path) + cloudpickle.dumps(call), replaced=elastic is not None)
         self._hosts = [HostSlots(name, list(names).count(name)) for name in dict.fromkeys(names)]
         self._names = [shown_name(name) for name in names]
         self._python = python
