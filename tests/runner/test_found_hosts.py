@@ -148,7 +148,7 @@ def test_a_host_goes_with_the_process_that_fails_there(
 def test_a_host_that_failed_is_used_again_after_its_cooldown(
     horovodrun: Run, finds: Callable[..., list[str]], follows: Callable[..., list[str]]
 ) -> None:
-    options = ["-np", "4", "--min-np", "2", "--max-np", "4", "--blacklist-cooldown-range", "1", "2"]
+    options = ["-np", "4", "--min-np", "2", "--max-np", "4", "--blacklist-cooldown-range", "3", "4"]
     then = ["if hvd.rank() == 0: os.kill(os.getpid(), signal.SIGKILL)", ""]
     done = horovodrun(*options, *finds(f"{A}:2", f"{B}:2"), *follows([4, 2, 4], then))
     assert done.returncode == 0, done.stderr
