@@ -16,6 +16,7 @@ from typing import Any
 from horovod.base.errors import LaunchCode, code_of, coded, without_code
 from horovod.base.settings import Settings, resolve
 from horovod.base.tasks import end_tasks
+from horovod.base.words import reason_of
 from horovod.coordinator.address import everywhere
 from horovod.coordinator.config import CoordinatorConfig
 from horovod.coordinator.limits import Limits
@@ -130,7 +131,11 @@ class HostAgents:
         code.
         """
         is_remote = bool(await asyncio.to_thread(remote, [host.name]))
-        found = await self._bring_up(host, is_remote, self._at_once, host.name)
+        try:
+            found = await self._bring_up(host, is_remote, self._at_once, host.name)
+        except OSError as error:
+            program = "ssh" if is_remote else "its agent"
+            return coded(LaunchCode.MISSING_PROGRAM, f"{program} can't be started here: {reason_of(error)}")
         if isinstance(found, str):  # it must not register later
             await asyncio.gather(*(self.let_go(agent) for agent in self._agents if agent.host == host.name))
         return found
