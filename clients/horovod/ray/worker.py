@@ -38,14 +38,13 @@ class BaseHorovodWorker:
     executable: Any = None
 
     def __init__(self, world_rank: int = 0, world_size: int = 1) -> None:
-        self._certificate = -1
         os.environ.update(variables(rank=world_rank, size=world_size, hostname=self.hostname()))
 
     # -- of the process ------------------------------------------------------------------------------------------------
 
     def node_id(self) -> str:
         """Ray's id of this node; "" without Ray."""
-        return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""
+        return whereabouts().node_id
 
     def hostname(self) -> str:
         """The name of this host."""
@@ -53,13 +52,11 @@ class BaseHorovodWorker:
 
     def get_gpu_ids(self) -> list[str]:
         """The GPUs that Ray has given to this actor."""
-        if not ray.is_initialized():
-            return []
-        return [str(number) for number in ray.get_runtime_context().get_accelerator_ids().get("GPU", [])]
+        return list(whereabouts().gpus)
 
     def whereabouts(self) -> Whereabouts:
         """All that the driver needs to know of this process."""
-        return Whereabouts(self.node_id(), self.hostname(), tuple(self.get_gpu_ids()))
+        return whereabouts()
 
     def update_env_vars(self, env_vars: Mapping[str, Any]) -> None:
         """Sets variables; values become text."""
@@ -76,23 +73,12 @@ class BaseHorovodWorker:
     # -- of the world --------------------------------------------------------------------------------------------------
 
     def enter(self, environ: Mapping[str, str], certificate: str = "", server_name: str | None = None) -> None:
-        """Takes the place of a rank: `environ` is all that tells it, beside what the runtime_env of its job does.
-
-        certificate: by which the coordinator is known, in PEM. "": without TLS.
-        """
-        given = ray.get_runtime_context().runtime_env.get("env_vars") or {}
-        for name in [name for name in os.environ if name.startswith(_OF_LAUNCHERS) and name not in given]:
-            del os.environ[name]
-        os.environ.update(environ)
-        if certificate:
-            # A file without a name, since no file with one would be removed when the actor is killed.
-            self._certificate = os.memfd_create("horovod-certificate")
-            os.write(self._certificate, certificate.encode())
-            os.environ.update(variables(tls_ca=f"/proc/self/fd/{self._certificate}", tls_server_name=server_name))
+        """Takes the place of a rank; as `enter` below."""
+        enter(environ, certificate, server_name)
 
     def enter_again(self, environ: Mapping[str, str]) -> None:
         """After a call that failed: leaves its world, so that the next hvd.init() joins another one."""
-        _leave_world("another rank has failed")
+        leave_world("another rank has failed")
         os.environ.update(environ)
 
     def start_executable(
@@ -104,16 +90,42 @@ class BaseHorovodWorker:
         """Makes the object that `execute` passes on."""
         if executable_cls is None:
             return
-        with _Reported():
+        with Reported():
             self.executable = executable_cls(*(executable_args or ()), **(executable_kwargs or {}))
 
     def execute(self, func: Callable[[Any], Any]) -> Any:
         """func(executable)"""
-        with _Reported():
+        with Reported():
             return func(self.executable)
 
 
-class _Reported:
+def whereabouts() -> Whereabouts:
+    """Of this process; without Ray it has neither a node nor GPUs."""
+    if not ray.is_initialized():
+        return Whereabouts("", socket.gethostname(), ())
+    context = ray.get_runtime_context()
+    gpus = tuple(str(number) for number in context.get_accelerator_ids().get("GPU", []))
+    return Whereabouts(str(context.get_node_id()), socket.gethostname(), gpus)
+
+
+def enter(environ: Mapping[str, str], certificate: str = "", server_name: str | None = None) -> None:
+    """This process takes the place of a rank: `environ` is all that tells it, beside what the runtime_env of its job
+    does.
+
+    certificate: by which the coordinator is known, in PEM. "": without TLS.
+    """
+    given = ray.get_runtime_context().runtime_env.get("env_vars") or {}
+    for name in [name for name in os.environ if name.startswith(_OF_LAUNCHERS) and name not in given]:
+        del os.environ[name]
+    os.environ.update(environ)
+    if certificate:
+        # A file without a name, since no file with one would be removed when the process is killed.
+        descriptor = os.memfd_create("horovod-certificate")
+        os.write(descriptor, certificate.encode())
+        os.environ.update(variables(tls_ca=f"/proc/self/fd/{descriptor}", tls_server_name=server_name))
+
+
+class Reported:
     """An exception ends a call and not the process, so the other ranks would wait for this one: they are told."""
 
     def __enter__(self) -> None:
@@ -121,7 +133,7 @@ class _Reported:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if kind is not None and error is not None:
-            _leave_world(f"its function raised {described(error)}")
+            leave_world(f"its function raised {described(error)}")
 
 
 def described(error: BaseException) -> str:
@@ -130,7 +142,7 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}{': ' + text if text else ''}"
 
 
-def _leave_world(reason: str) -> None:
+def leave_world(reason: str) -> None:
     basics = sys.modules.get("horovod.common.basics")  # without it this process is in no world
     if basics is not None:
         basics.leave_because(reason)

@@ -66,13 +66,19 @@ def until_told(fail: Callable[[], Any] | None = None, failing_rank: int = 1, rai
     ray_logger.log({"begun": rank, "pid": os.getpid()})
     if fail is not None and rank == failing_rank:
         fail()
+    error = lost()
+    if raises:
+        raise error
+    return str(error)
+
+
+def lost() -> RuntimeError:
+    """What operations raise once a peer is lost."""
     try:
         while True:
             allreduce("again")
     except RuntimeError as error:
-        if raises:
-            raise
-        return str(error)
+        return error
 
 
 class Stateful:

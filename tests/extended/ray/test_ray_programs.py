@@ -1,4 +1,4 @@
-"""Whole programs on a cluster that runs: the example, and Ray's own HorovodTrainer."""
+"""Whole programs on a cluster that runs: the example, and both versions of Ray Train."""
 
 from __future__ import annotations
 
@@ -62,9 +62,61 @@ print(metrics["size"], metrics["rank"], metrics["local"])
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="ray.train needs pandas")
+NEEDS_PANDAS = pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="ray.train needs pandas")
+
+
+@NEEDS_PANDAS
 def test_the_trainer_of_ray(one_node: Any, tmp_path: Path) -> None:
     """It imports from horovod.ray what it needs, and is there as long as the first version of Train is asked for."""
     address = one_node.address_info["gcs_address"]
     lines = said([sys.executable, "-c", TRAINER, address, str(tmp_path)], RAY_TRAIN_V2_ENABLED="0")
     assert lines[-1] == "2 0 2"
+
+
+BACKEND = """
+import sys
+from pathlib import Path
+import ray
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from horovod.ray.train import HorovodConfig
+
+sys.path[:0] = [sys.argv[3]]
+import ray_ranks
+
+ray.cloudpickle.register_pickle_by_value(ray_ranks)
+folder = Path(sys.argv[2])
+
+
+def loop():
+    import ray.train
+
+    here, context = ray_ranks.place(), ray.train.get_context()
+    of_ray = context.get_world_rank(), context.get_world_size(), context.get_local_rank()
+    assert of_ray == (here["rank"], here["size"], here["local"][0])
+    told = folder / f"told-{here['rank']}"
+    if here["rank"] == 1 and not told.exists():
+        told.touch()
+        ray_ranks.fail()
+    if here["rank"] == 0 and not told.exists():
+        told.write_text(str(ray_ranks.lost()))
+        raise RuntimeError("a peer is gone")
+    (folder / f"done-{here['rank']}").write_text(str(here["sum"]))
+
+
+ray.init(sys.argv[1], log_to_driver=False)
+DataParallelTrainer(
+    loop,
+    backend_config=HorovodConfig(),
+    scaling_config=ScalingConfig(num_workers=2),
+    run_config=RunConfig(storage_path=str(folder / "results"), failure_config=FailureConfig(max_failures=1)),
+).fit()
+"""
+
+
+@NEEDS_PANDAS
+def test_a_group_of_ray_train_that_fails_and_is_started_again(one_node: Any, tmp_path: Path) -> None:
+    address, modules = one_node.address_info["gcs_address"], str(Path(__file__).parent)
+    said([sys.executable, "-c", BACKEND, address, str(tmp_path), modules])
+    assert "its function raised ZeroDivisionError: out of coffee" in (tmp_path / "told-0").read_text()
+    assert [(tmp_path / f"done-{rank}").read_text() for rank in range(2)] == ["1.0", "1.0"]
