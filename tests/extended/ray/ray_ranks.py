@@ -58,15 +58,20 @@ def kill() -> None:
 def until_told(fail: Callable[[], Any] | None = None, failing_rank: int = 1, raises: bool = False) -> str:
     """Reduces until a peer is lost, and returns or raises what was said of it. One rank fails once all are there."""
     from horovod.common import basics as hvd
+    from horovod.common.exceptions import HorovodInternalError
     from horovod.ray import ray_logger
 
     hvd.init()
     rank = hvd.rank()
-    allreduce("begin")
-    ray_logger.log({"begun": rank, "pid": os.getpid()})
-    if fail is not None and rank == failing_rank:
-        fail()
-    error = lost()
+    try:
+        allreduce("begin")
+        ray_logger.log({"begun": rank, "pid": os.getpid()})
+        if fail is not None and rank == failing_rank:
+            fail()
+    except HorovodInternalError as early:  # the other rank was faster
+        error: RuntimeError = early
+    else:
+        error = lost()
     if raises:
         raise error
     return str(error)
