@@ -17,7 +17,6 @@ _FRAMEWORK = "{} is not supported yet. PyTorch is: import horovod.torch"
 _LAUNCHER = "there is no launcher for {} yet. Start processes with horovodrun or horovod.run"
 WHY = {
     "horovod.mxnet": _FRAMEWORK.format("MXNet"),
-    "horovod.jax": _FRAMEWORK.format("JAX"),
     "horovod.spark": _LAUNCHER.format("Spark"),
 }
 

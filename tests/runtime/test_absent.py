@@ -17,7 +17,7 @@ from horovod.common import util
 
 @pytest.mark.parametrize(
     "name",
-    ["mxnet", "jax", "spark", "spark.torch"],
+    ["mxnet", "spark", "spark.torch"],
 )
 def test_importing_it_says_so(name: str) -> None:
     with pytest.raises(ImportError, match=r"is not there in this version of Horovod \(.+\): .+\.$") as error:
@@ -26,12 +26,13 @@ def test_importing_it_says_so(name: str) -> None:
 
 
 def test_what_is_not_there_is_neither_found_nor_built() -> None:
-    for name in ("mxnet", "jax"):
-        assert importlib.util.find_spec(f"horovod.{name}") is None
-        assert not util.extension_available(name)
+    assert importlib.util.find_spec("horovod.mxnet") is None
+    assert not util.extension_available("mxnet")
 
 
-@pytest.mark.parametrize(("module", "framework"), [("tensorflow", "TensorFlow"), ("keras", "Keras"), ("ray", "Ray")])
+@pytest.mark.parametrize(
+    ("module", "framework"), [("tensorflow", "TensorFlow"), ("keras", "Keras"), ("ray", "Ray"), ("jax", "JAX")]
+)
 def test_without_its_framework_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, module: str, framework: str
 ) -> None:

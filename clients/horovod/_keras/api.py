@@ -135,7 +135,7 @@ def allreduce(
         0.5
 
     The result is a tf.Tensor, or with the backend PyTorch a torch.Tensor on the device of `value` (the CPU for numbers
-    and arrays) through which no gradient goes. Both have `numpy()`.
+    and arrays) through which no gradient goes, with JAX a jax.Array. `numpy.asarray` takes each.
 
     Args:
         value: of the same shape on all ranks.

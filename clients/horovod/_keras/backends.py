@@ -1,4 +1,4 @@
-"""Collectives on the tensors of Keras's backend, TensorFlow or PyTorch, of which only the one in use is imported.
+"""Collectives on the tensors of Keras's backend, TensorFlow, PyTorch or JAX, of which only the one in use is imported.
 
 A backend is a module with the functions and the class that `Backend` lists.
 """
@@ -16,6 +16,7 @@ from horovod.common.process_sets import ProcessSet
 _MODULES: Final = {
     "tensorflow": "horovod._keras.tensorflow_backend",
     "torch": "horovod._keras.torch_backend",
+    "jax": "horovod._keras.jax_backend",
 }
 
 
@@ -71,7 +72,7 @@ def backend_of(keras: Any) -> Any:
 
 def backend_for(value: Any) -> Any:
     """The backend that knows a value: that of its framework, for numbers and arrays Keras's. Raises ImportError."""
-    framework = type(value).__module__.partition(".")[0]
+    framework = type(value).__module__.partition(".")[0].replace("jaxlib", "jax")
     if framework in _MODULES:
         return importlib.import_module(_MODULES[framework])
     keras = sys.modules.get("keras")  # without it there is only tf_keras

@@ -73,7 +73,7 @@ class BroadcastGlobalVariablesCallback(_OfAKeras):
         self._begun = True
         # Whether the variables are there is each rank's own business: one may have loaded a file. A decision for all.
         built = self._hvd_backend.allgather(np.array([_has_all(self.model)], np.int32), "callbacks.built")
-        if built.numpy().all():
+        if np.asarray(built).all():
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -104,7 +104,7 @@ class MetricAverageCallback(_OfAKeras):
         values = np.array([float(logs[name]) for name in names], np.float64)
         backend = self._hvd_backend
         averages = backend.allreduce(values, "callbacks.metrics", Average, 1.0, 1.0, backend.no_compression)
-        for name, average in zip(names, averages.numpy(), strict=True):
+        for name, average in zip(names, np.asarray(averages), strict=True):
             logs[name] = float(average)
 
 

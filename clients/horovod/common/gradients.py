@@ -21,7 +21,8 @@ from horovod.worker.runtime.context import current
 def identity(variable: Any) -> int:
     """Equal for a keras.Variable and the framework's variable in it. A holder of it must keep the variable alive."""
     value = getattr(variable, "value", variable)
-    return id(variable if callable(value) else value)
+    is_a_value = type(value).__module__.partition(".")[0] in ("jax", "jaxlib")  # JAX has values only, and new ones
+    return id(variable if callable(value) or is_a_value else value)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,18 @@ Everything public is a name of this module. All of it works outside of compiled 
 work under jax.jit and its like as well.
 """
 
+try:
+    from jax import typeof  # noqa: F401  (the youngest name that this needs)
+except ModuleNotFoundError as error:
+    raise ImportError(
+        f"horovod.jax needs JAX, which is not installed ({error}). Install it with: pip install 'horovod[jax]'"
+    ) from error
+except ImportError as error:
+    raise ImportError(
+        f"horovod.jax needs a newer JAX than the one that is installed ({error}). Install it with: "
+        "pip install --upgrade 'horovod[jax]'"
+    ) from error
+
 from horovod import _core  # noqa: F401  (a missing native engine must fail here, not in hvd.init)
 from horovod.common.basics import (
     Adasum,

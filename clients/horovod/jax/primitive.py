@@ -82,7 +82,8 @@ class Call:
 
 
 class CollectiveEffect(effects.Effect):
-    __str__ = lambda _: "Horovod"  # noqa: E731
+    def __repr__(self) -> str:
+        return "a collective of Horovod, which has one process for each device"  # JAX says it of several devices
 
 
 EFFECT: Final = CollectiveEffect()

@@ -71,7 +71,13 @@ def DistributedOptimizer(  # noqa: N802  (its name in every framework)
     Raises:
         ValueError, NotImplementedError: arguments that contradict each other. What update() raises is in `allreduce`.
     """
-    import optax  # only who uses it needs it
+    try:
+        import optax  # only who uses it needs it
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"hvd.DistributedOptimizer needs Optax, which is not installed ({error}). Install it with: "
+            "pip install 'horovod[jax]'"
+        ) from error
 
     check_passes(backward_passes_per_step)
     _check_groups(groups)

@@ -1,4 +1,4 @@
-"""Horovod for Keras 3 with the backend TensorFlow or PyTorch:
+"""Horovod for Keras 3 with the backend TensorFlow, PyTorch or JAX:
 
 >>> import horovod.keras as hvd
 >>> hvd.init()

@@ -1,0 +1,107 @@
+"""Keras on JAX: a Backend (backends.py). Its trainers compile each step, so all of this is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from horovod import jax as hvd
+from horovod.base.errors import TrainingCode, coded
+from horovod.common.basics import Average
+from horovod.common.gradients import Reduction, identity
+from horovod.common.process_sets import ProcessSet, global_process_set
+
+Compression = hvd.Compression
+no_compression = Compression.none
+
+
+def reduced_but_local(
+    gradients: Sequence[Any], variables: Sequence[Any], local: set[int], reduction: Reduction
+) -> list[Any]:
+    """The reduced gradients; None where there is none. Those of the variables in `local` stay this rank's own part."""
+    results = list(gradients)
+    if not reduction.communicates():
+        return results
+    is_local = [identity(variable) in local for variable in variables]
+    if reduction.scale_local_gradients:
+        for place, gradient in enumerate(gradients):
+            if is_local[place] and gradient is not None:
+                results[place] = gradient / reduction.members()
+    places = [place for place, gradient in enumerate(gradients) if gradient is not None and not is_local[place]]
+    factors = (reduction.prescale, reduction.postscale) if reduction.op == Average else (1.0, 1.0)
+    # In one call, unless groups are asked for: calls of a compiled function run one after another.
+    groups = reduction.grouped([variables[place] for place in places]) if reduction.groups else [range(len(places))]
+    for group in groups:
+        members = [places[index] for index in group]
+        reduced = hvd.grouped_allreduce(
+            [gradients[place] for place in members],
+            compression=reduction.compression,
+            op=reduction.op,
+            prescale_factor=factors[0],
+            postscale_factor=factors[1],
+            process_set=reduction.process_set,
+        )
+        for place, result in zip(members, reduced, strict=True):
+            results[place] = result
+    return results
+
+
+def agreed(gradients: Sequence[Any], variables: Sequence[Any], local: set[int], reduction: Reduction) -> list[Any]:
+    """The gradients, of which a local one is not finite anywhere if one of any rank is not."""
+    results = list(gradients)
+    if not local or not reduction.communicates():
+        return results
+    stay = [place for place, one in enumerate(variables) if identity(one) in local and gradients[place] is not None]
+    own = sum((jnp.sum(results[place].astype("float32") * 0) for place in stay), jnp.zeros(()))
+    poison = hvd.allreduce(own, process_set=reduction.process_set)
+    for place in stay:
+        results[place] = results[place] + poison.astype(results[place].dtype)
+    return results
+
+
+def broadcast_variables(
+    variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set
+) -> object:
+    values = hvd.broadcast_parameters([variable.value for variable in variables], root_rank, process_set)
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+    return values
+
+
+class Aggregation:
+    """Refuses what would keep sums beside the variables of which the trainer's compiled step knows."""
+
+    def __init__(self, passes: int, average: bool, sparse_as_dense: bool) -> None:
+        raise NotImplementedError(
+            coded(
+                TrainingCode.INVALID_ARGUMENT,
+                "backward_passes_per_step is not supported where Keras runs on JAX. Use "
+                f"gradient_accumulation_steps={passes} of the optimizer itself.",
+            )
+        )
+
+
+def allreduce(value: Any, name: str | None, op: int, prescale: float, postscale: float, compression: Any) -> Any:
+    return hvd.allreduce(
+        _array(value), name=name, op=op, prescale_factor=prescale, postscale_factor=postscale, compression=compression
+    )
+
+
+def allgather(value: Any, name: str | None) -> Any:
+    return hvd.allgather(_array(value), name=name)
+
+
+def broadcast(value: Any, root_rank: int, name: str | None) -> Any:
+    return hvd.broadcast(_array(value), root_rank, name=name)
+
+
+def reducescatter(value: Any, name: str | None, op: int) -> Any:
+    return hvd.reducescatter(_array(value), name=name, op=op)
+
+
+def _array(value: Any) -> jax.Array:
+    value = getattr(value, "value", value)  # of a keras.Variable
+    return value if isinstance(value, jax.Array) else jnp.asarray(value)

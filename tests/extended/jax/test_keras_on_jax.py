@@ -1,0 +1,78 @@
+"""horovod.keras where Keras runs on JAX: model.fit of two ranks is that of one process on the joined batches."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+import pytest
+from error_codes import ends_with
+from worlds import World
+
+from horovod.base.errors import TrainingCode
+
+ROWS = 8  # of a joined batch
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="keras is not installed")
+
+
+def _fit(distributed: bool, optimizer: Any) -> tuple[list[Any], float]:
+    import keras
+
+    import horovod.keras as hvd
+
+    rows = np.random.default_rng(5).normal(size=[5 * ROWS, 3]).astype(np.float32)
+    targets = np.tanh(rows @ np.array([[1.0], [-2.0], [0.5]], np.float32))
+    own = slice(hvd.rank(), None, hvd.size()) if distributed else slice(None)
+    keras.utils.set_random_seed(3 + (hvd.rank() if distributed else 0))
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
+    callbacks = []
+    if distributed:
+        optimizer = hvd.DistributedOptimizer(optimizer)
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
+    model.compile(optimizer, loss="mse")
+    batch = ROWS // (hvd.size() if distributed else 1)
+    history = model.fit(
+        rows[own], targets[own], batch_size=batch, shuffle=False, epochs=2, verbose=0, callbacks=callbacks
+    )
+    return model.get_weights(), history.history["loss"][-1]
+
+
+def _same_as_one_process() -> None:
+    import keras
+
+    for make in (lambda: keras.optimizers.SGD(0.1, momentum=0.9), lambda: keras.optimizers.Adam(0.02)):
+        (found, loss), (expected, expected_loss) = _fit(True, make()), _fit(False, make())
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(loss, expected_loss, rtol=1e-4)
+
+
+def _what_is_not_there() -> None:
+    import keras
+
+    import horovod.keras as hvd
+
+    with pytest.raises(NotImplementedError, match=ends_with(TrainingCode.INVALID_ARGUMENT)):
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2)
+    assert float(hvd.allreduce(hvd.rank() + 1.0)) == 1.5
+    state = hvd.elastic.KerasState(keras.Sequential([keras.Input([2]), keras.layers.Dense(1)]), batch=hvd.rank())
+    state.sync()
+    assert state.batch == 0
+
+
+def test_fit_is_that_of_one_process() -> None:
+    with World(2, "shm", preloaded="preloaded_keras_jax") as world:
+        world.run(_initialized)
+        world.run(_same_as_one_process, deadline_seconds=100)
+        world.run(_what_is_not_there)
+
+
+def _initialized() -> None:
+    import keras
+
+    import horovod.keras as hvd
+
+    hvd.init()
+    assert keras.backend.backend() == "jax"
