@@ -43,5 +43,8 @@ class Tasks:
         if not task.cancelled() and (error := task.exception()):
             self._failed(error)
 
+    def running(self) -> list[asyncio.Task[None]]:
+        return list(self._running)
+
     async def end(self) -> None:
         await end_tasks(self._running)

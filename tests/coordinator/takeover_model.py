@@ -382,7 +382,7 @@ class Model:
         """Nothing of it is left but what is in the store; another one starts at its address."""
         old = self.hubs[number]
         self.peers.answering.discard(old.serving.replica)
-        for task in old._tasks:
+        for task in old._tasks.running():
             task.cancel()
         old.sights.close()
         self.hubs[number] = self._hub(number)

@@ -119,7 +119,7 @@ def test_hosts_that_are_found_make_sizes_change() -> None:
     assert supply is not None
     assert isinstance(supply.source, HostDiscoveryScript)
     assert (supply.cooldown_range, supply.reset_limit) == ((1, 2), 5)
-    assert found.without_effect() == []
+    assert found.without_effect(found.replacement(4)) == []
     fixed = FixedHosts({"a": 1})
     given = check(host_discovery=fixed, min_num_proc=2, max_num_proc=4)
     assert given.elastic

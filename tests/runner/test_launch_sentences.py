@@ -131,13 +131,6 @@ def test_command_lines(argv: list[str], sentence: str, capsys: pytest.CaptureFix
                 "program name them (host_discovery_script). [conflicting-options]"
             ),
         ),
-        (
-            {"min_num_proc": 1},
-            (
-                "Elastic jobs can't be started by horovod.run yet, so min_num_proc can't be used: leave it out for a "
-                "job of a fixed size. horovodrun --min-np replaces processes that fail."
-            ),
-        ),
     ],
 )
 def test_arguments_of_run(arguments: dict[str, Any], sentence: str) -> None:

@@ -2,9 +2,10 @@
 
     a look at the hosts        every second, or when one was lost; what it means is decided in core/elastic/hosts.py
     a host came                an agent is started there, and the scheduler lets the job grow onto it
-    a host went                its agent ends its ranks and leaves, and the job goes on without it
-    a host was lost, or a      the same, and the host is set aside: for good, or until its cooldown is over
-    process failed on it
+    a host went                its ranks leave at their next commit, and then its agent; the job goes on without it
+    a host has other slots     its agent is told, and the job grows there, or its last ranks there leave
+    a host was lost, or a      its agent ends its ranks and leaves, and the host is set aside: for good, or until its
+    process failed on it       cooldown is over
     too often                  the job ends: each look that changes what runs is one reset
 
 Which process runs where is the scheduler's business (Policy.supplied_hosts): the driver reads in the job's record which
@@ -58,9 +59,14 @@ class _Host:
 
     slots: int
     task: asyncio.Task[None] = field(init=False)
-    is_up: bool = False
+    agent: RemoteAgent | None = None  # once it is registered
     attempts: int = 0
     wanted: asyncio.Event = field(default_factory=asyncio.Event)  # set when it is not wanted any more
+    emptied: asyncio.Event = field(default_factory=asyncio.Event)  # set when it is not wanted and the job has left it
+
+    @property
+    def is_up(self) -> bool:
+        return self.agent is not None
 
 
 class Driver:
@@ -155,11 +161,17 @@ class Driver:
     def changed(self, record: jobs_pb2.JobRecord) -> None:
         """The job's record is another one."""
         self._record = record
+        for name in self._hosts.keys() - self._used():
+            self._hosts[name].emptied.set()
         lost = {one.agent for one in record.hosts_aside if not one.until}
         for name in sorted(lost - self._lost):
             if name not in self._let_go:
                 self._set_aside(name, "a process failed there, or all of it was lost")
         self._lost = lost
+
+    def _used(self) -> set[str]:
+        """The hosts on which the job has processes."""
+        return {share.agent for share in self._record.shares if share.slots}
 
     def judged(self, record: jobs_pb2.JobRecord) -> jobs_pb2.JobRecord:
         """The record of the job that is over, with the driver's own verdict if there is one."""
@@ -192,7 +204,7 @@ class Driver:
         self._known, change, sentence = core.look(asyncio.get_running_loop().time(), before, found)
         if sentence:
             self._tell(sentence)
-        used = {share.agent for share in self._record.shares}
+        used = self._used()
         if used and not used & self._known.usable.keys() and change.fewer:
             names = shortened(sorted(used), _SHOWN_HOSTS)
             why = f"None of the hosts on which the job runs ({names}) is found any more, so nothing is left of it."
@@ -202,12 +214,13 @@ class Driver:
         self._go_on()
 
     def _matters(self, before: core.Hosts) -> bool:
-        """Whether the change makes the job another one: it runs on a host that went, or has use for one that came."""
-        now, used = self._known.usable.keys(), {share.agent for share in self._record.shares}
+        """Whether the change makes the job another one: slots went on which it runs, or came of which it has use."""
+        now, was = self._known.usable, before.usable
         slots = sum(len(share.slots) for share in self._record.shares)
-        went, came = before.usable.keys() - now, now - before.usable.keys()
+        fewer = {name for name in was if now.get(name, 0) < was[name]}
+        more = {name for name in now if now[name] > was.get(name, 0)}
         is_short = self._most is None or slots < self._most
-        return bool(slots) and bool(went & used or (came and is_short))
+        return bool(slots) and bool(fewer & self._used() or (more and is_short))
 
     def _set_aside(self, name: str, why: str) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -246,9 +259,12 @@ class Driver:
         if self.verdict:
             return
         for name, slots in usable.items():
-            if name not in self._hosts:
+            if (known := self._hosts.get(name)) is None:
                 one = self._hosts[name] = _Host(slots)
                 one.task = asyncio.create_task(self._serve(name, one))
+            elif known.agent is not None and known.slots != slots and not known.wanted.is_set():
+                known.slots = slots
+                known.agent.set_slots(slots)
 
     async def _serve(self, name: str, host: _Host) -> None:
         """Has an agent on the host for as long as it is wanted."""
@@ -256,12 +272,17 @@ class Driver:
             agent = await self._bring_up(name, host)
             if agent is None:
                 return
-            host.is_up = True
+            host.agent = agent
             self._let_go.discard(name)
             self._news.set()
+            self._go_on()  # it may have other slots meanwhile
             if await _first(host.wanted, agent.ended) is agent.ended and not host.wanted.is_set():
                 self._let_go.add(name)
                 self._set_aside(name, f"it is lost: {without_code(agent.why())}")
+            elif name not in self._known.aside and name in self._used():
+                host.emptied.clear()
+                agent.set_slots(0)  # the job's ranks there leave; those that do not are ended after a grace
+                await _first(host.emptied, agent.ended)
             await self._agents.let_go(agent)
         finally:
             del self._hosts[name]
