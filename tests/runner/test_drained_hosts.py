@@ -107,10 +107,11 @@ def test_a_signal_is_for_the_program_and_not_for_what_it_has_started() -> None:
     """As a DataLoader's workers, which a signal for all would end."""
     script = """
 import os, signal, subprocess, sys
-signal.signal(signal.SIGTERM, lambda *_: None)
+reader, writer = os.pipe()
+signal.signal(signal.SIGTERM, lambda *_: os.write(writer, bytes(1)))
 worker = subprocess.Popen(["sleep", "600"])
 print(os.getpid(), flush=True)
-signal.pause()
+os.read(reader, 1)
 worker.kill()
 """
     shell = ["sh", "-c", f"{sys.executable} -c '{script}'; true"]

@@ -141,9 +141,16 @@ Status plan_reduction(const OpSpec& spec, DType dtype, int size, ReductionPlan& 
   }
   const bool sum = op == ReduceOp::sum || op == ReduceOp::average;
   const bool average = op == ReduceOp::average;
-  if (spec.prescale == 1.0 && spec.postscale == 1.0) return {};
+  if (spec.prescale == 1.0 && spec.postscale == 1.0) {
+    if (average && size == 1) plan.op = kSum;  // else NCCL multiplies by 1, and refuses that for float8
+    return {};
+  }
   if (!is_floating(dtype)) {
     return refused("can't multiply " + std::string(name_of(dtype)) + " by a fraction");
+  }
+  // To the NCCL of PyTorch 2.11 that is an invalid argument, as seen on an H100.
+  if (is_float8(dtype) && (!sum || size == 1)) {
+    return refused("does not multiply " + std::string(name_of(dtype)) + " without adding it up");
   }
   if (!sum) {
     HVD_TRY(set_factor(dtype, spec.prescale, plan.before));

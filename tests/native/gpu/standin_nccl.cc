@@ -101,6 +101,10 @@ int enqueue(const char* name, Call call, int op) {
     }
     op = standin::kSum;
   }
+  if (comm->ranks == 1 && !call.factor.empty() && standin::bytes_of(header.type) == 1 &&
+      !standin::is_integer(header.type)) {
+    return refuse(kInvalidArgument, "one rank does not multiply float8");  // as that of PyTorch 2.11
+  }
   header.op = op;
   t_calls.push_back(std::move(call));
   return t_depth > 0 ? kSuccess : end_group();
