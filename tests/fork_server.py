@@ -127,7 +127,10 @@ def _serve(connection: socket.socket) -> tuple[list[int], tuple[Any, ...]] | Non
 
 
 if __name__ == "__main__":
+    # Its allocator starts a thread. Keras imports pandas, which does without it.
+    sys.modules["pyarrow"] = None  # type: ignore[assignment]
     preloaded = importlib.import_module(sys.argv[2])
+    del sys.modules["pyarrow"]
     gc.freeze()  # the children neither copy nor search what all of them share
     served = _serve(socket.socket(fileno=int(sys.argv[1])))
     if served is not None:
