@@ -19,6 +19,7 @@ needs_keras = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None,
 SCRIPTS = pytest.mark.parametrize(
     "script", ["torch_elastic_digits.py", pytest.param("keras_elastic_digits.py", marks=needs_keras)]
 )
+LEAST_ACCURACY = {"torch_elastic_digits.py": 0.97, "keras_elastic_digits.py": 0.96}
 # So that training goes on while this test finds the process and kills it.
 MANY_EPOCHS = {"torch_elastic_digits.py": ["--epochs", "40"], "keras_elastic_digits.py": ["--epochs", "10"]}
 
@@ -54,7 +55,7 @@ def test_a_process_is_killed_on_the_way(script: str) -> None:
     assert "ends with processes: 1\n" in said, errors
     accuracies = [float(accuracy) for accuracy in re.findall(r"test accuracy: (\d\.\d+)", said)]
     assert len(accuracies) == 1, said
-    assert accuracies[0] >= 0.96, said
+    assert accuracies[0] >= LEAST_ACCURACY[script], said
 
 
 @SCRIPTS
@@ -62,4 +63,5 @@ def test_it_runs_alone(script: str) -> None:
     command = [sys.executable, str(EXAMPLES / script), "--epochs", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     assert re.fullmatch(r"epoch 1 ends with processes: 1\ntest accuracy: \d\.\d+\n", done.stdout), done.stdout
-    assert "horovod" not in done.stderr, done.stderr  # TensorFlow says something of the processor
+    ours = done.stderr if script.startswith("torch") else "horovod" in done.stderr  # TensorFlow tells of the processor
+    assert not ours, done.stderr
