@@ -22,8 +22,8 @@ from partitions import Partitions
 # What else can happen beside kills, newcomers and takeovers, and what it means to a training today.
 HANGS = True  # SIGSTOP: all wait for that rank, until it gets SIGCONT
 CUTS = True  # a host is cut off: the ranks of the others go on without its ranks, which come back later
-DRAINS = True  # SIGTERM: the process is lost like any other
-EXPELS = False  # the others go on without a rank that is stopped for long; until then none is
+DRAINS = True  # SIGTERM: the process leaves at the next commit
+EXPELS = True  # the others go on without a rank that is stopped for longer than HOROVOD_ELASTIC_HUNG_SECONDS
 # A fault ends when others have a world without the rank, or when nobody has asked anything for so long.
 HANG_QUIET_S = 15.0 if EXPELS else 0.3
 CUT_QUIET_S = 15.0  # longer than it takes to notice
