@@ -84,7 +84,7 @@ def follows(outcome: Outcome, others: Sequence[Outcome]) -> bool:
     if outcome.lost or not outcome.code or outcome.code < 0:
         return False
     return any(
-        (other.lost or _was_killed(other)) and 0 <= outcome.ended_s - other.ended_s <= AFTERMATH_S
+        (other.lost or (other.code or 0) < 0) and 0 <= outcome.ended_s - other.ended_s <= AFTERMATH_S
         for other in others
         if other.rank != outcome.rank
     )

@@ -409,6 +409,28 @@ def test_sizes_that_make_no_sense(policy: dict[str, Any]) -> None:
     assert code_of(refusal_of(spec)) is ClusterCode.INVALID_JOB
 
 
+def test_a_host_that_was_drained_may_be_used_again() -> None:
+    story = two_of_two()
+    story.do(story.cluster.drain("h2"))
+    story.runs("h2", {2: 143, 3: 143}, over=True)
+    assert not story.cluster.jobs["j"].record.hosts_aside
+    story.away("h2")
+    story.agent("h2")
+    story.reach()
+    assert story.used() == {"h1": [0, 1], "h2": [2, 3]}
+
+
+def test_a_process_that_a_drained_host_has_not_started_is_no_loss() -> None:
+    story = two_of_two()
+    story.runs("h2", {2: 1, 3: None})
+    replacements = story.cluster.jobs["j"].record.replacements
+    story.do(story.cluster.drain("h2"))
+    story.runs("h2", {3: 143}, over=True)
+    record = story.cluster.jobs["j"].record
+    assert (record.replacements, list(record.hosts_aside)) == (replacements, [])
+    assert story.used() == {"h1": [0, 1]}
+
+
 def supplied() -> Elastic:
     """A job of two processes on each of two hosts that its launcher supplies."""
     story = Elastic()
@@ -457,3 +479,21 @@ def test_a_supplied_host_is_not_blamed_for_what_happened_on_another_one() -> Non
     story.runs("h1", {2: 1, 3: None})
     assert story.used() == {"h1": [2, 3]}
     assert [ranks for agent, _, ranks in story.starts() if agent == "h1"] == [[(2, 3), (3, 1)]]
+
+
+def test_a_supplied_host_whose_new_agent_comes_before_the_loss_is_used_again() -> None:
+    story = supplied()
+    story.away("h2")
+    story.agent("h2", instance="another")
+    story.reach()
+    story.tick(1)
+    story.reach()
+    assert story.used() == {"h1": [2, 3], "h2": [0, 1]}
+
+
+def test_a_supplied_host_that_went_in_order_is_not_set_aside() -> None:
+    story = supplied()
+    story.do(story.cluster.slots("h1", 0, story.now_s, story.wall_s))
+    story.runs("h1", {2: 143, 3: 143})
+    assert story.used() == {"h2": [0, 1]}
+    assert not story.cluster.jobs["j"].record.hosts_aside

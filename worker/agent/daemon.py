@@ -117,6 +117,7 @@ class Daemon:
         self._workspaces = Workspaces(host.state)
         self._code = CodeCache(host.state, self._stream.get_code)
         self._draining = False
+        self._last_signal = 0  # with which all ranks were told to end
         self._leaving = asyncio.Event()  # set when every job has ended, or when all of them are to be ended
         self._idle = asyncio.Event()
 
@@ -144,8 +145,7 @@ class Daemon:
                     shim_job.close()
 
     @property
-    def registered(self) -> asyncio.Event:
-        """Set while this agent is registered with a coordinator."""
+    def registered(self) -> asyncio.Event:  # set while this agent is registered with a coordinator
         return self._stream.registered
 
     def drain(self) -> None:
@@ -165,7 +165,7 @@ class Daemon:
 
     def end_all(self, signum: int = signal.SIGTERM) -> None:
         """Ends every rank and then leaves."""
-        self._draining = True
+        self._draining, self._last_signal = True, signum
         for job in [*self._jobs, *self._starting]:
             self._tell(job, signal=signum, stop=True)
         self._leaving.set()
@@ -264,8 +264,8 @@ class Daemon:
                 self._spawn(self._start_later(shim_job, start))
         elif start.job not in self._starting:
             self._unstarted.pop(start.job, None)
-            drain = [{"drain": self.host.drain_s}] if self._draining else []
-            self._starting[start.job] = _Starting(start.share, drain)
+            last = {"signal": self._last_signal, "stop": True} if self._last_signal else {"drain": self.host.drain_s}
+            self._starting[start.job] = _Starting(start.share, [last] if self._draining else [])
             self._spawn(self._start(start))
 
     async def _start(self, start: pb.StartShare) -> None:

@@ -94,6 +94,8 @@ class Supervisor:
         self._is_open = False  # further processes may be started after the last one has ended
         self._wanted: asyncio.Queue[Slot | None] = asyncio.Queue()  # None: no more come
         self._signalled = False
+        self._is_left = False  # drain() was called
+        self._asked: set[int] = set()  # the processes, by pid, that were asked to leave
         self._leaving: dict[int, tuple[int, float]] = {}  # by rank: the incarnation that is to leave, and its grace
         self._requested = False
         self._hurry = asyncio.Event()
@@ -113,11 +115,14 @@ class Supervisor:
             for slot in slots:
                 if self._requested:
                     return self._outcomes  # stop() was called meanwhile; the processes that run are stopped below
+                if self._is_left:
+                    break
                 await self._start(slot)
             while self._is_open and self._ending is None:
                 if (wanted := await self._wanted.get()) is not None and self._ending is None:
                     await self._start(wanted)
-            await asyncio.wait(self._watchers)
+            if self._watchers:
+                await asyncio.wait(self._watchers)
         finally:
             if looking is not None:
                 looking.cancel()
@@ -144,8 +149,14 @@ class Supervisor:
         incarnation, grace_s = self._leaving.get(rank, (0, 0.0))
         process = next((one for one in self._processes if one.rank == rank and one.code is None), None)
         if process is not None and self._incarnations[rank] == incarnation:
-            process.ask_to_leave()
+            self._ask_once(process)
             asyncio.get_running_loop().call_later(grace_s, _kill, process)
+
+    def _ask_once(self, process: TrainingProcess) -> None:
+        """A second SIGTERM would end it at once."""
+        if process.pid not in self._asked:
+            self._asked.add(process.pid)
+            process.ask_to_leave()
 
     def finish(self) -> None:
         """No process is started any more: one has done its work. Those that are left end by themselves, also one that
@@ -287,10 +298,10 @@ class Supervisor:
     def drain(self, grace_s: float) -> None:
         """Tells the ranks of an elastic job to leave it, and stops those that are still there after the grace."""
         if self._ending is None:
-            self._signalled = True
+            self._signalled = self._is_left = True
             for process in self._processes:
                 if process.code is None:
-                    process.ask_to_leave()
+                    self._ask_once(process)
             steps = ((None, grace_s), (signal.SIGTERM, self._stop_grace_s), (signal.SIGKILL, _KILL_DEADLINE_S))
             self._ending = asyncio.create_task(self._end(steps))
         self.finish()

@@ -9,7 +9,7 @@ import numpy as np
 from horovod._keras.backends import backend_of
 from horovod._keras.classes import CallbackMixin
 from horovod._keras.state import build_optimizer, state_of
-from horovod.base.errors import TrainingCode, coded
+from horovod.base.errors import SettingCode, TrainingCode, coded
 from horovod.common.basics import rank
 from horovod.common.elastic import ObjectState, check_results
 from horovod.common.ops import objects
@@ -71,8 +71,9 @@ class VariablesState(ObjectState):
     def sync(self) -> None:
         self._choose_source(allgather_object)
         self._broadcast_variables(self._source)
+        values = self._settled_values()  # first: plain values that count as saved are to be of the same commit
         super().sync()
-        self._saved_variables = self._settled_values()
+        self._saved_variables = values
 
 
 class KerasState(VariablesState):
@@ -98,6 +99,12 @@ class KerasState(VariablesState):
                     "it with a batch.",
                 )
             )
+        if backend_of(self._hvd_keras).__name__.endswith("jax_backend"):
+            sentence = (
+                "Elastic states of Keras models work with TensorFlow and PyTorch as Keras's backend. On JAX, train in "
+                "a loop with horovod.jax.elastic.JaxState."
+            )
+            raise NotImplementedError(coded(SettingCode.UNSUPPORTED, sentence))
         self.model = model
         self.optimizer = optimizer or getattr(model, "optimizer", None)
         super().__init__(**kwargs)

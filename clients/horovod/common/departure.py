@@ -161,7 +161,8 @@ class _Listener:
             ways.update(byte for byte in told if byte in (_HANDLED[0], signal.SIGTERM))
             while heard < max(ways.values(), default=0):
                 heard += 1
-                self._departure.signalled(time.monotonic())
+                if signal.getsignal(signal.SIGTERM) == self._handler:  # else the program has its own by now
+                    self._departure.signalled(time.monotonic())
 
     def close(self) -> None:
         """SIGTERM does what it did before, unless the program has installed a handler meanwhile."""

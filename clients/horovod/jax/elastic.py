@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from horovod.common.basics import join_again, rank, size
+from horovod.common.basics import join_again, rank
 from horovod.common.elastic import ObjectState, run_fn
 from horovod.common.process_sets import global_process_set
 from horovod.jax.functions import allgather_object, broadcast_object, broadcast_tree, is_array
@@ -39,10 +39,10 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     next world stands, the state is made equal again and `func` called again. That of an elastic job (HOROVOD_MIN_SIZE)
     has those that are left and those that have come, that of any other as many processes as before.
 
-    What JAX has compiled has the numbers of the world in it, such as hvd.size(), so in a world with another size or
-    another rank for this process all of it is compiled anew (jax.clear_caches). Between hvd.init() and `func` a script
-    must run no collective. Process sets that were added after hvd.init() are gone in the next world; add them in a
-    callback of `state.register_reset_callbacks`.
+    What JAX has compiled has the numbers of the world in it, such as hvd.size() and those of process sets, so in
+    another world all of it is compiled anew (jax.clear_caches). Between hvd.init() and `func` a script must run no
+    collective. Process sets that were added after hvd.init() are gone in the next world; add them in a callback of
+    `state.register_reset_callbacks`.
 
     Raises:
         ValueError: before hvd.init(), or the next world did not stand in time ("Horovod initialization failed. ...").
@@ -59,11 +59,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _join_next_world() -> None:
-    before = rank(), size()
     end_compiled_calls()
     join_again()
-    if (rank(), size()) != before:
-        jax.clear_caches()
+    jax.clear_caches()
 
 
 @dataclass(frozen=True)
@@ -115,10 +113,16 @@ class JaxState(ObjectState):
 
     def _settle(self) -> None:
         with lost_ranks():
-            jax.block_until_ready({name: getattr(self, name) for name in self._saved_state})
+            values = jax.tree.leaves({name: getattr(self, name) for name in self._saved_state})
+            # After the last step the state may hold what that was given to use up.
+            jax.block_until_ready([one for one in values if not (isinstance(one, jax.Array) and one.is_deleted())])
 
     def _broadcast(self, values: dict[str, Any] | None, root_rank: int) -> dict[str, Any]:
         """broadcast_object for trees with arrays: first what they look like, then the arrays."""
+        if values is not None:  # in the type in which JAX keeps it everywhere
+            values = jax.tree.map(
+                lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.generic | np.ndarray) else leaf, values
+            )
         described = None if values is None else jax.tree.map(_described, values)
         received = broadcast_object(described, root_rank, "elastic.trees")
         if values is None:

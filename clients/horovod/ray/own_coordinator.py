@@ -43,6 +43,7 @@ class OwnCoordinator:
         self._files: list[int] = []
         listen = CoordinatorConfig.listen if one_node else everywhere()
         limits = Limits(settings.keepalive_timeout_seconds, settings.reattach_grace_seconds)
+        here = "" if one_node else _own_address(nics)
         try:
             tls = self._tls() if with_tls and not one_node else None
             self._running = EmbeddedCoordinator(
@@ -54,7 +55,7 @@ class OwnCoordinator:
         self.token = self._running.token
         self.address = self._running.address
         if not one_node:
-            self.address = str(ListenAddress(_own_address(nics), ListenAddress.parse(self.address).port))
+            self.address = str(ListenAddress(here, ListenAddress.parse(self.address).port))
 
     def give_up(self, job: str, sentence: str) -> None:
         """As EmbeddedCoordinator.give_up."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from horovod.ray.worker import BaseHorovodWorker
 __all__ = ["BaseHorovodWorker", "Coordinator", "MiniSettings", "RayExecutor", "StaticAdapter", "StaticParams"]
 
 _LOOK_S = 0.05
+_SHUTDOWN_S = 30.0  # after which an adapter elsewhere is killed
 
 
 class RayExecutor:
@@ -200,7 +202,8 @@ class RayExecutor:
             adapter.shutdown()
             return
         try:
-            ray.get(adapter.shutdown.remote())
+            with contextlib.suppress(ray.exceptions.GetTimeoutError):  # a call that was interrupted may hold it up
+                ray.get(adapter.shutdown.remote(), timeout=_SHUTDOWN_S)
         finally:
             ray.kill(adapter)
 

@@ -120,9 +120,11 @@ class StaticAdapter(Adapter):
 
     def shutdown(self) -> None:
         workers, self.workers = self.workers, []
-        with contextlib.suppress(Exception):  # where Ray is gone, so are the workers
-            for worker in workers:
+        # Where Ray is gone, so are the workers.
+        for worker in workers:
+            with contextlib.suppress(Exception):
                 ray.kill(worker)
+        with contextlib.suppress(Exception):
             self.strategy.shutdown()
         coordinator, self._coordinator = self._coordinator, None
         if coordinator is not None:

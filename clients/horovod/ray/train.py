@@ -54,6 +54,7 @@ class HorovodBackend(Backend):
 
     def __init__(self) -> None:
         self._coordinator: OwnCoordinator | None = None
+        self._job = ""
 
     def on_start(self, worker_group: Any, backend_config: HorovodConfig) -> None:
         """The workers run, and none has begun to train: gives them their places and the coordinator."""
@@ -68,7 +69,7 @@ class HorovodBackend(Backend):
         assert not isinstance(places, str)
         one_node = {node for node, _ in there} == {str(ray.get_runtime_context().get_node_id())}
         coordinator = self._coordinator = OwnCoordinator(resolve({**given, **environ}), one_node, nics)
-        job = given.get(ROWS["job"].env) or ROWS["job"].default
+        job = self._job = given.get(ROWS["job"].env) or ROWS["job"].default
         told = []
         for place, seat in zip(places, seats, strict=True):
             on = JobOnHost(environ, seat.host, len(seats), coordinator.address, coordinator.token, is_own=True, job=job)
@@ -79,9 +80,14 @@ class HorovodBackend(Backend):
 
     def on_shutdown(self, worker_group: Any, backend_config: HorovodConfig) -> None:
         """The group ends; workers that still train are freed, since Ray waits for them."""
-        with contextlib.suppress(ray.exceptions.RayActorError):
-            worker_group.execute(leave_world, "Ray Train ends its group of workers")
-        self._stop()
+        reason = "Ray Train ends its group of workers"
+        try:
+            if self._coordinator is not None:  # else those that wait for others would do so until their start timeout
+                self._coordinator.give_up(self._job, f"{reason}.")
+            with contextlib.suppress(ray.exceptions.RayActorError):
+                worker_group.execute(leave_world, reason)
+        finally:
+            self._stop()
 
     def _stop(self) -> None:
         coordinator, self._coordinator = self._coordinator, None

@@ -128,12 +128,10 @@ class Cluster:
             else:
                 effects += execution.reported(job, share, agent, report, now_s, wall_s)
         for job in list(self.jobs.values()):
-            if job.record.id not in told:
-                effects += job.may_use_again(name)
             share = job.share_of(name)
             if share is None or share.over or job.is_over:
-                continue
-            if job.record.id in told and _is_of(told[job.record.id], share):
+                pass
+            elif job.record.id in told and _is_of(told[job.record.id], share):
                 effects += commands.repeated(job.record, share, agent.is_draining)
             elif share.started:
                 cause = f"the agent of {name} has come back without it; was the host started again?"
@@ -142,6 +140,8 @@ class Cluster:
                 effects += commands.started(job.record, share)
             elif job.record.state == jobs_pb2.JOB_STATE_ENDING:
                 effects += self._lost(job, share, "its host was away when it was to start", now_s, wall_s)
+            if job.record.id not in told:
+                effects += job.may_use_again(name)
         return [*effects, *self._schedule(now_s, wall_s)]
 
     def detached(self, name: str, instance: str, now_s: float) -> list[Effect]:

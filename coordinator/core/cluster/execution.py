@@ -26,7 +26,7 @@ from . import blacklist, commands, lines
 from .agent import Agent
 from .effects import Command, Effect, Notice
 from .job import ClusterJob, rank_ends
-from .outcomes import incarnations, known, leaving_slots
+from .outcomes import incarnations, known, latest, leaving_slots
 from .sizes import is_elastic
 from .target_record import exits_of
 
@@ -57,7 +57,9 @@ def reported(
     if report.over and not share.over:
         share.over = changed = True
         if is_current or record.state == jobs_pb2.JOB_STATE_RUNNING:  # else it ended before a line that was to come
-            lines.lose(record, share, job.pids, printable(report.error) or lines.NOT_KNOWN, wall_s)
+            gone = lines.lose(record, share, job.pids, printable(report.error) or lines.NOT_KNOWN, wall_s)
+            if drains:  # they were not started any more
+                _mark_drained(record, gone)
         effects.append(Command(share.agent, commands.forget(record.id, share.generation)))
     # First, since it is evidence for the world and no decision that must be stored.
     ended = rank_ends(record, before)
@@ -65,6 +67,11 @@ def reported(
     if agent.is_draining and not share.slots and not share.over and record.state == jobs_pb2.JOB_STATE_RUNNING:
         judged += commands.started(record, share, is_draining=True)
     return [*ended, *judged, *effects, *_next_line(job)]
+
+
+def _mark_drained(record: jobs_pb2.JobRecord, ranks: Collection[int]) -> None:
+    for outcome in latest(record):
+        outcome.drained = outcome.drained or (outcome.rank in ranks and outcome.rank not in leaving_slots(record))
 
 
 def lost(job: ClusterJob, share: jobs_pb2.Share, cause: str, wall_s: float) -> list[Effect]:
@@ -189,8 +196,9 @@ def _decided(job: ClusterJob, wall_s: float) -> list[Effect]:
     """What the agents of a running job are to do, now that processes of it have ended."""
     record = job.record
     replaces = record.spec.policy.replaces_failed
-    # A host that is gone before all who were to leave it have ended is not to blame.
-    lost = {share.agent for share in record.shares if share.over and set(share.slots) - set(share.leaving)}
+    # A host that was to be left, and is gone, is not to blame.
+    left = leaving_slots(record) | {one.rank for one in latest(record) if one.drained}
+    lost = {share.agent for share in record.shares if share.over and set(share.slots) - left}
     hosts = set(job.hosts().values()) if is_elastic(record.spec) else set()
     aside = {host for host in hosts if blacklist.is_aside(record, host, wall_s)}
     failing = blacklist.failing(job.failed_starts, hosts) - aside - lost
@@ -199,12 +207,13 @@ def _decided(job: ClusterJob, wall_s: float) -> list[Effect]:
         return []
     is_news = target.generation != job.target.generation
     ended = _given_up(job, target) if target.phase is Phase.RUNS else []
-    hosts_gone = hosts - {slot.host for slot in target.slots} if target.rules.host_goes else set()
+    blamed = {slot.host for slot in job.target.slots if slot.number not in left} if target.rules.host_goes else set()
+    blamed -= {slot.host for slot in target.slots}
     job.obey(target)
     if not is_news:  # it is short of processes, as before
         return []
     if is_elastic(record.spec) and target.phase is Phase.RUNS:
-        reasons = dict.fromkeys(hosts_gone, "a process failed there") | dict.fromkeys(lost, "it was lost")
+        reasons = dict.fromkeys(blamed, "a process failed there") | dict.fromkeys(lost, "it was lost")
         reasons |= {agent: blacklist.why_failing(job.failed_starts.pop(agent)) for agent in failing}
         told = [blacklist.set_aside(record, agent, reason, wall_s) for agent, reason in sorted(reasons.items())]
         sentence = " ".join([sentence, *told])

@@ -205,13 +205,18 @@ class Driver:
         if sentence:
             self._tell(sentence)
         used = self._used()
-        if used and not used & self._known.usable.keys() and change.fewer:
+        if used and not self._stays() and change.fewer:
             names = shortened(sorted(used), _SHOWN_HOSTS)
             why = f"None of the hosts on which the job runs ({names}) is found any more, so nothing is left of it."
             self._end(coded(ClusterCode.TOO_FEW_PROCESSES, why))
         elif self._matters(before):
             self._reset()
         self._go_on()
+
+    def _stays(self) -> set[str]:
+        """The hosts on which the job has processes that are not told to leave."""
+        leaving = {name for name, one in self._hosts.items() if one.wanted.is_set()}
+        return self._used() & self._known.usable.keys() - leaving
 
     def _matters(self, before: core.Hosts) -> bool:
         """Whether the change makes the job another one: slots went on which it runs, or came of which it has use."""
@@ -230,7 +235,10 @@ class Driver:
         self._tell(sentence)
         self._why[name] = why
         self._news.set()
-        if why := core.ending(self._known):
+        why = core.ending(self._known)
+        if not why and self._used() and not self._stays():
+            why = coded(ClusterCode.TOO_FEW_PROCESSES, "The job leaves all other hosts, so nothing is left of it.")
+        if why:
             last = without_code(self._record.sentence)
             self._end(f"{last} {why}" if last else why)
         elif self._record.id:
@@ -273,16 +281,18 @@ class Driver:
             if agent is None:
                 return
             host.agent = agent
-            self._let_go.discard(name)
+            if not host.wanted.is_set():
+                self._let_go.discard(name)
             self._news.set()
             self._go_on()  # it may have other slots meanwhile
             if await _first(host.wanted, agent.ended) is agent.ended and not host.wanted.is_set():
                 self._let_go.add(name)
                 self._set_aside(name, f"it is lost: {without_code(agent.why())}")
-            elif name not in self._known.aside and name in self._used():
+            elif name not in self._known.aside:
                 host.emptied.clear()
                 agent.set_slots(0)  # the job's ranks there leave; those that do not are ended after a grace
-                await _first(host.emptied, agent.ended)
+                if name in self._used():
+                    await _first(host.emptied, agent.ended)
             await self._agents.let_go(agent)
         finally:
             del self._hosts[name]

@@ -273,7 +273,7 @@ class TorchState(ObjectState):
         for _, handler in sorted(self._handlers.items()):  # an order that does not depend on how they were given
             handler.root_rank = self._source
             handler.sync()
+        self._settle()  # before plain values count as saved, which are to be those of the same commit
         super().sync()
-        self._settle()
         for handler in self._handlers.values():
             handler.save()
