@@ -286,21 +286,19 @@ class JobMembership:
         return self._follow(self.liveness.testified(witness_id, testimony, now_s), now_s)
 
     def tick(self, now_s: float, grace_s: float, sight: Sight) -> list[Effect]:
-        # Not a spare process: it would go on without what the members know.
-        returned = self.rendezvous.waiting.claim_of
-        losses = self.liveness.overdue(now_s, grace_s, sight, returned)
+        losses = self.liveness.overdue(now_s, grace_s, sight, self.rendezvous.waiting.requests)
         effects = self._follow(losses, now_s)
         for member_id in self.rendezvous.overdue(now_s):
             effects += self.remove(member_id, "it did not join again", now_s)
         effects += [*self.rendezvous.settle(now_s), *self._tell_of_leavers(now_s)]
-        asked = self.liveness.ask_others(sight, returned)
+        asked = self.liveness.ask_others(sight, self.rendezvous.waiting.requests)
         return effects + self.liveness.probe_suspected(sight.lives) + asked
 
     def to_look_at(self) -> list[str]:
         """Members of an elastic job whose processes the caller is to look at, where it can, for its next tick."""
         if not self.liveness.hung_limit_s or not self.liveness.runs:
             return []
-        return [*self.liveness.present, *self.rendezvous.waiting.claim_of]
+        return [*self.liveness.present, *self.rendezvous.waiting.requests]
 
     def _follow(self, findings: Sequence[Finding], now_s: float) -> list[Effect]:
         effects: list[Effect] = []
