@@ -99,7 +99,8 @@ class KerasState(VariablesState):
                     "it with a batch.",
                 )
             )
-        if backend_of(self._hvd_keras).__name__.endswith("jax_backend"):
+        of = getattr(self, "_hvd_keras", None)  # that of horovod.tensorflow has none
+        if of is not None and backend_of(of).__name__.endswith("jax_backend"):
             sentence = (
                 "Elastic states of Keras models work with TensorFlow and PyTorch as Keras's backend. On JAX, train in "
                 "a loop with horovod.jax.elastic.JaxState."

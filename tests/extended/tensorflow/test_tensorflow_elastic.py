@@ -334,13 +334,13 @@ def _train_variables(victim: int, grows_to: int, lives: str, signum: int = signa
     return sizes, weight.numpy()
 
 
-def _train_model(victim: int, grows_to: int, lives: str) -> tuple[list[int], Any]:
+def _train_model(victim: int, grows_to: int, lives: str, signum: int = signal.SIGKILL) -> tuple[list[int], Any]:
     """As scripts for earlier versions: a loop around a Keras model, with a learning rate that follows the size."""
     import tensorflow as tf
 
     import horovod.tensorflow as hvd
 
-    incident = _Incident(victim, grows_to, lives)
+    incident = _Incident(victim, grows_to, lives, signum)
     hvd.init()
     model = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1, use_bias=False)])
     model.set_weights([np.full([3, 1], float(hvd.rank()))])
