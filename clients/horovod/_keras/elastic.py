@@ -9,7 +9,7 @@ import numpy as np
 from horovod._keras.backends import backend_of
 from horovod._keras.classes import CallbackMixin
 from horovod._keras.state import build_optimizer, state_of
-from horovod.base.errors import SettingCode, TrainingCode, coded
+from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import rank
 from horovod.common.elastic import ObjectState, check_results
 from horovod.common.ops import objects
@@ -99,13 +99,6 @@ class KerasState(VariablesState):
                     "it with a batch.",
                 )
             )
-        of = getattr(self, "_hvd_keras", None)  # that of horovod.tensorflow has none
-        if of is not None and backend_of(of).__name__.endswith("jax_backend"):
-            sentence = (
-                "Elastic states of Keras models work with TensorFlow and PyTorch as Keras's backend. On JAX, train in "
-                "a loop with horovod.jax.elastic.JaxState."
-            )
-            raise NotImplementedError(coded(SettingCode.UNSUPPORTED, sentence))
         self.model = model
         self.optimizer = optimizer or getattr(model, "optimizer", None)
         super().__init__(**kwargs)

@@ -27,6 +27,7 @@ from horovod._keras import elastic as shared
 from horovod._keras.backends import backend_of
 from horovod._keras.classes import classes_for
 from horovod._keras.elastic import *  # noqa: F403
+from horovod.base.errors import SettingCode, coded
 from horovod.common.basics import join_again
 from horovod.common.elastic import leave_at_next_commit as leave_at_next_commit
 from horovod.common.elastic import run_fn
@@ -41,7 +42,16 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates a training function `func(state, ...)`, so that it goes on after failures.
 
     As horovod.tensorflow.elastic.run and horovod.torch.elastic.run, whichever is Keras's backend.
+
+    Raises:
+        NotImplementedError: Keras's backend is JAX.
     """
+    if backend_of(keras).__name__.endswith("jax_backend"):
+        sentence = (
+            "Elastic training of Keras models works with TensorFlow and PyTorch as Keras's backend. On JAX, train in a "
+            "loop with horovod.jax.elastic.run."
+        )
+        raise NotImplementedError(coded(SettingCode.UNSUPPORTED, sentence))
     if backend_of(keras).__name__.endswith("tensorflow_backend"):
         from horovod.tensorflow.elastic import run as run_tensorflow
 

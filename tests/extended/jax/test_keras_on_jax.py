@@ -10,7 +10,7 @@ import pytest
 from error_codes import ends_with
 from worlds import World
 
-from horovod.base.errors import TrainingCode
+from horovod.base.errors import SettingCode, TrainingCode
 
 ROWS = 8  # of a joined batch
 
@@ -60,6 +60,8 @@ def _what_is_not_there() -> None:
     state = hvd.elastic.KerasState(keras.Sequential([keras.Input([2]), keras.layers.Dense(1)]), batch=hvd.rank())
     state.sync()
     assert state.batch == 0
+    with pytest.raises(NotImplementedError, match=ends_with(SettingCode.UNSUPPORTED)):
+        hvd.elastic.run(print)
 
 
 def test_fit_is_that_of_one_process() -> None:
