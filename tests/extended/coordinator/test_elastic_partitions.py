@@ -26,10 +26,10 @@ SIZE = 4
 SCRIPT = """
 import select
 from horovod.base.errors import code_of
-from horovod.worker.runtime.context import when_newcomers_wait
+from horovod.worker.runtime.context import when_world_changes
 
 known = set()
-when_newcomers_wait(lambda epoch, count: known.add(epoch))
+when_world_changes(lambda change: known.add(change.epoch))
 hvd.init()
 step, wish = 0, 0
 while True:
