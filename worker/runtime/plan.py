@@ -156,6 +156,7 @@ def request_to_join(
     """What a request says of the job, this host and what is offered; who the process is comes with each attempt."""
     from horovod.protos.v1 import membership_pb2, types_pb2
     from horovod.worker.runtime.local_member import PROTOCOL_VERSION
+    from horovod.worker.runtime.witness import own_age_seconds
 
     options = {row.name: str(getattr(settings, row.name)) for row in SETTINGS if row.agreed}
     options["process_sets"] = _in_short([list(ranks) for ranks in process_sets])
@@ -171,6 +172,7 @@ def request_to_join(
         options=options,
         sizes=_sizes(settings),
         settle_seconds=settings.settle_seconds if settings.min_size is not None else 0.0,
+        started_seconds=own_age_seconds() if settings.min_size is not None else 0.0,
     )
 
 

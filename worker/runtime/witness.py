@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import time
 from pathlib import Path
 
 from horovod.protos.v1 import membership_pb2
@@ -45,3 +46,9 @@ def start_time(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_START_TIME - 3])
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def own_age_seconds() -> float:
+    """How long ago this process was started; 0 where that is not known."""
+    started = start_time(os.getpid()) / os.sysconf("SC_CLK_TCK")
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started) if started else 0.0

@@ -24,7 +24,8 @@ class JobOverview:
     members: tuple[MemberOverview, ...]  # members of its world that are not gone
     waiting: int  # members that wait for the next world
     waits_for: str  # a sentence, or ""
-    waiting_ranks: tuple[int, ...] = ()  # the ranks of waiting members, as far as launchers decided them
+    # By the ranks that launchers have given waiting members: how many seconds each took to start.
+    waiting_ranks: Mapping[int, float] = field(default_factory=dict)
     reports: Mapping[int, negotiation_pb2.RankReport] = field(default_factory=dict)  # rank -> its latest report
     newcomers: int = 0  # of `waiting`, those that its world has not had
     story: tuple[story_pb2.StoryEntry, ...] = ()  # the latest entries, the oldest first
@@ -47,7 +48,7 @@ def overview_of(
         ),
         waiting=len(waiting),
         waits_for=job.rendezvous.progress(),
-        waiting_ranks=tuple(waiting.by_rank),
+        waiting_ranks={rank: request.started_seconds for rank, request in list(waiting.by_rank.items())},
         reports=dict(reports),
         newcomers=len(waiting) - len(waiting.claims) if liveness.runs else 0,
         story=story,
