@@ -27,7 +27,10 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]], again_s: float = AGAIN_S
 
 
 class Tasks:
-    """Tasks that nobody waits for, in one event loop. failed: gets the error of each that raises one."""
+    """Background tasks of one owner in one event loop, which no code awaits.
+
+    failed: is called with the exception of a task that raised one.
+    """
 
     def __init__(self, failed: Callable[[BaseException], object]) -> None:
         self._running: set[asyncio.Task[None]] = set()

@@ -279,7 +279,7 @@ class ClusterHub:
         return found
 
     async def worlds(self) -> list[story_pb2.JobStory]:
-        """Of jobs that nobody has submitted and that are not over, without entries; none if the store is silent."""
+        """The stories, without entries, of running jobs that were started by hand; none if the store is silent."""
         try:
             found = await asyncio.wait_for(read_stories(self._store), STORIES_S)
         except (StoreError, asyncio.TimeoutError):

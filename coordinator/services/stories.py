@@ -151,7 +151,7 @@ class Stories:
         return Moment(self._clock(), self._wall_clock())
 
     def _tell(self, job: str) -> None:
-        """Logs what is new of the story, and has it written."""
+        """Logs the new entries of the story, and starts to write it to the store."""
         told = self._stories[job]
         for entry in after(told.story.entries, told.logged):
             if entry.event in _LOGGED:

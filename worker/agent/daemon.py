@@ -301,7 +301,7 @@ class Daemon:
         self._on_change(shim_job)
 
     async def _end_earlier(self, shim_job: ShimJob) -> None:
-        """Ends what is left of a share that this host has lost, and deletes what was printed in it."""
+        """Ends the processes of an earlier share of this host, which the job has lost, and deletes its output."""
         shim_job.tell(signal=signal.SIGTERM, stop=True)
         await shim_job.over.wait()
         for reader in [reader for reader, (feed, _) in self._feeds.items() if feed.shim_job is shim_job]:

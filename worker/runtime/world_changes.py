@@ -1,4 +1,4 @@
-"""Who hears that the elastic world that this process is in is about to change."""
+"""News that the members of an elastic world are to leave it together, because members come or go."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def shutdown() -> None:
 
 
 def leave_because(reason: str) -> None:
-    """shutdown() of a process that goes on although what it ran for the world has failed; for launchers.
+    """shutdown() for launchers: the function that this process ran as a rank has failed, and the process goes on.
 
     reason: completes "Rank 1 on host h1 left the world: ", which the other ranks get.
     """

@@ -165,7 +165,7 @@ class _Listener:
                     self._departure.signalled(time.monotonic())
 
     def close(self) -> None:
-        """SIGTERM does what it did before, unless the program has installed a handler meanwhile."""
+        """Gives SIGTERM the handler that it had before, unless the program has installed another one meanwhile."""
         self._uninstall()
         os.close(self._writer)
         self._thread.join()

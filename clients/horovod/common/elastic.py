@@ -139,10 +139,10 @@ class State:
         raise NotImplementedError(f"{type(self).__name__} must define sync().")
 
     def _settle(self) -> None:
-        """Waits until the values are what they are to be, where a device still works on them.
+        """Waits until a device has computed the values of this state, where some are on a device.
 
-        Raises HorovodInternalError where they can't be: a rank was lost, and what was queued behind a collective on a
-        GPU went on without its result. Nothing is to be waited for by default.
+        Raises HorovodInternalError where the values are wrong: a rank was lost, and the device computed on without the
+        result of a collective. By default no value is on a device, and this does nothing.
         """
 
     def reset(self) -> None:

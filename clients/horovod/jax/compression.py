@@ -29,7 +29,10 @@ class Compressor:
 
     @staticmethod
     def compress(tensor: jax.Array) -> tuple[jax.Array, Any]:
-        """What is reduced in place of `tensor`, of one shape and dtype on all ranks, and what `decompress` needs."""
+        """Returns the array to reduce in place of `tensor`, and a context for `decompress`.
+
+        The shape and dtype of that array must be the same on all ranks.
+        """
         raise NotImplementedError
 
     @staticmethod

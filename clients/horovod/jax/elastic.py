@@ -66,7 +66,7 @@ def _join_next_world() -> None:
 
 @dataclass(frozen=True)
 class _Travels:
-    """Stands for an array in what is sent of a tree."""
+    """Takes the place of an array in a pickled tree; the array itself is broadcast afterwards."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -114,11 +114,11 @@ class JaxState(ObjectState):
     def _settle(self) -> None:
         with lost_ranks():
             values = jax.tree.leaves({name: getattr(self, name) for name in self._saved_state})
-            # After the last step the state may hold what that was given to use up.
+            # The state may still hold arrays that the last step took as donated arguments; they are deleted.
             jax.block_until_ready([one for one in values if not (isinstance(one, jax.Array) and one.is_deleted())])
 
     def _broadcast(self, values: dict[str, Any] | None, root_rank: int) -> dict[str, Any]:
-        """broadcast_object for trees with arrays: first what they look like, then the arrays."""
+        """broadcast_object for trees with arrays: sends the structure, shapes and dtypes first, then the arrays."""
         if values is not None:  # in the type in which JAX keeps it everywhere
             values = jax.tree.map(
                 lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.generic | np.ndarray) else leaf, values

@@ -1,4 +1,4 @@
-"""What all ranks start from and what they all have: parameters, states of optimizers, objects; and join, barrier."""
+"""Broadcasts of parameters, optimizer states and objects, allgather of objects, barrier, join and shutdown."""
 
 from __future__ import annotations
 

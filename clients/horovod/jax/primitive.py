@@ -3,11 +3,11 @@
 Called with arrays, it goes to the engine at once. Called with tracers (jax.jit, lax.scan, lax.cond and so on), it
 becomes a custom call of XLA that csrc/xla/handler.cc handles.
 
-The handler waits until all ranks take part, and XLA puts calls that need nothing of each other into an order of its
-own, which differs between shapes: ranks would wait for each other for ever. So the calls have an *ordered effect*. JAX
-threads a token through them in the order of the program, also through loops, branches and from one compiled function
-to the next that a thread runs; XLA keeps to it, and neither drops a call nor makes one of two equal ones. As the order
-is the same on all ranks, calls without a name meet by it.
+The handler waits until all ranks have called it. XLA chooses the order of calls that do not depend on each other, and
+may choose another one for other shapes, so two ranks could wait for each other for ever. Therefore the calls have an
+*ordered effect*: JAX passes a token from one call to the next in the order of the program, also through loops and
+branches, and from one compiled function of a thread to the next one. XLA keeps this order, drops no call, and does not
+merge equal calls. Calls without a name are matched between ranks by this order, which is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ class Call:
         return None if self.name is None else self.name + ending
 
     def running(self) -> Call:
-        """The same to be run; NotImplementedError for the derivative of what has none."""
+        """This call as the engine is to run it; a call on tangents gets a name of its own.
+
+        NotImplementedError for a call on tangents whose reduction is not linear.
+        """
         if not self.tangent:
             return self
         if self.op not in (Average, Sum):
@@ -172,7 +175,7 @@ def _shape(shape: tuple[int, ...], place: int, call: Call) -> tuple[int, ...]:
 
 
 def member(process_set: ProcessSet) -> int:
-    """This rank's place in a process set that it is in; what is compiled has it in it."""
+    """This rank's index in a process set that it is a member of. Compiled functions contain it as a constant."""
     return current().world.rank if process_set is global_process_set else position(process_set)
 
 

@@ -43,7 +43,7 @@ def wait_for_compiled_calls() -> None:
 
 
 def end_compiled_calls() -> None:
-    """The same at the end of a world, whatever came of them; what is called in the next one waits for none of them."""
+    """Waits as wait_for_compiled_calls, but drops errors. Calls in the next world then wait for none of this one."""
     with contextlib.suppress(Exception):
         jax.effects_barrier()
     dispatch.runtime_tokens.clear()

@@ -1,4 +1,4 @@
-"""What RayExecutor asks of whoever has the workers."""
+"""What RayExecutor asks of the object that owns the workers, here or in an actor."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Callbacks:
         self._callbacks = callbacks
 
     def deliver(self) -> None:
-        """Whatever has arrived so far."""
+        """The messages that have arrived so far."""
         with contextlib.suppress(Empty):
             for info in self.queue.get_nowait_batch(self.queue.size()):
                 for callback in self._callbacks:

@@ -78,7 +78,7 @@ def of_driver(environ: Mapping[str, str]) -> dict[str, str]:
 def job_environment(
     environ: Mapping[str, str], extra: Mapping[str, object], timeout_s: float, nics: Sequence[str] = ()
 ) -> dict[str, str]:
-    """What is the same for all workers. environ: of the driver. extra: what the user gives them on top."""
+    """The environment that all workers share. environ: that of the driver. extra: variables that the user adds."""
     found = variables(start_timeout_seconds=timeout_s)
     if nics:
         found |= variables(network_interfaces=tuple(nics))

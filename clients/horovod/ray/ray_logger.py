@@ -18,7 +18,7 @@ _warned = False
 
 
 def configure(queue: Any) -> None:
-    """`log` puts what it gets into this queue from now on; None: nobody reads it."""
+    """From now on `log` puts its messages into this queue; None: it drops them."""
     global _queue
     _queue = queue
 

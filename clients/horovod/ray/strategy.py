@@ -76,7 +76,7 @@ class _Strategy:
         return actor.remote(world_rank=rank, world_size=self.num_workers)
 
     def shutdown(self) -> None:
-        """Gives the resources back, with whatever runs on them; a group of the caller's stays."""
+        """Removes the placement group, which kills the actors in it. A group that the caller made stays."""
         if self._created_placement_group:
             self._created_placement_group = False
             remove_placement_group(self.placement_group)

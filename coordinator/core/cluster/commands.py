@@ -76,7 +76,7 @@ def leave(record: jobs_pb2.JobRecord, share: jobs_pb2.Share) -> pb.AgentCommand:
 
 
 def started(record: jobs_pb2.JobRecord, share: jobs_pb2.Share, is_draining: bool = False) -> list[Command]:
-    """What the agent of a job that runs is to do: start what it has not yet, and end what is to leave.
+    """The commands for an agent of a running job: start processes that it has not started, end those that are to leave.
 
     is_draining: the agent waits for the end of the jobs of which it has a share; one without processes may end.
     """

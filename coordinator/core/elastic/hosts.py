@@ -26,7 +26,7 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class Hosts:
-    """What is known of the hosts of one job. A host may be set aside that is not found at the moment."""
+    """The hosts of one job, as known now. Also a host that is not found at the moment may be set aside."""
 
     cooldown: Cooldown | None = None  # None: a host is set aside for good
     found: Mapping[str, int] = field(default_factory=dict)  # host -> slots, in the order of places
@@ -57,7 +57,7 @@ def in_places(found: Sequence[str], before: Sequence[str]) -> list[str]:
 
 
 def look(now_s: float, hosts: Hosts, found: Mapping[str, int] | None) -> tuple[Hosts, Change, str]:
-    """The hosts as they are now. found: host -> slots; None where nobody could tell, so that the last answer counts."""
+    """The hosts as they are now. found: host -> slots; None: the source has failed, so its last answer counts."""
     given = hosts.found if found is None else {name: slots for name, slots in found.items() if slots > 0}
     back = [name for name, until_s in hosts.aside.items() if until_s is not None and now_s >= until_s]
     aside = {name: until_s for name, until_s in hosts.aside.items() if name not in back}

@@ -137,7 +137,7 @@ class Life:
 
     @property
     def evidence(self) -> str:
-        """Of what kind the evidence is, for those who count losses (docs/observability.md)."""
+        """The kind of the evidence: the label of a metric (docs/observability.md)."""
         if self.ended:
             return "process_ended"
         if self.stopped_since_s is not None:

@@ -240,7 +240,7 @@ class Membership:
         return job_name in self._jobs
 
     def waits_for(self, job_name: str) -> str:
-        """What those that wait for the job's next world wait for, as a sentence; "" if nobody waits."""
+        """What the processes that wait for the job's next world wait for, as a sentence; "" if none waits."""
         job = self._jobs.get(job_name)
         return job.rendezvous.progress() if job else ""
 

@@ -136,7 +136,7 @@ class Rendezvous:
         self.returning[one.member_id] = one, now_s + RETURN_S
 
     def expect_until(self, rank: int, until_s: float) -> None:
-        """Whoever of `returning` had this rank is awaited no longer than that."""
+        """The member of `returning` that had this rank is awaited until then at most."""
         for member_id, (one, before_s) in self.returning.items():
             if one.rank == rank:
                 self.returning[member_id] = one, min(before_s, until_s)

@@ -106,9 +106,9 @@ class Story:
             self._tell_gone(told, moment)
 
     def waits(self, sentence: str, moment: Moment) -> None:
-        """What those that wait for a world wait for; "": nobody waits. May be called as often as one likes.
+        """sentence: what the processes that wait for a world wait for; "": none waits. Repeated calls change nothing.
 
-        Members of a world that come back one after the other are not worth an entry: it is there when some are late.
+        Members of a world come back one after the other; the story has an entry only when some are late.
         """
         if self._since_s is not None and moment.now_s - self._since_s < LATE_S:
             return
@@ -171,7 +171,7 @@ class Story:
         return f"{ranks_in_words(one.rank for one in gone)} {'were lost' if lost else 'left'}"
 
     def _changes(self, before: Mapping[int, int], size: int) -> str:
-        """Who has which rank now. before: by rank, the rank in the last world."""
+        """How ranks have changed, in words. before: by rank in the new world, the rank in the last one."""
         moved: dict[int, list[int]] = {}  # by how many ranks a member has moved
         for rank, old in before.items():
             moved.setdefault(old - rank, []).append(old)

@@ -176,7 +176,7 @@ def _world_as_json(world: story_pb2.JobStory) -> dict[str, Any]:
 
 
 def as_table(listing: jobs_pb2.Listing, now_s: float) -> str:
-    """Jobs, worlds that nobody has submitted and hosts as tables for people."""
+    """Tables for people: submitted jobs, worlds that were started by hand, and hosts."""
     lines = _jobs_as_table(listing.jobs, now_s)
     if not listing.jobs and not listing.worlds:
         lines = ["No job is known here."]

@@ -1,4 +1,4 @@
-"""Asks again and again which hosts there are, without making the launcher wait for who answers.
+"""Asks a source of hosts repeatedly, without blocking the launcher while the source answers.
 
 The first answer must come, or the job does not begin. Later, no answer means that nobody can tell now: what runs stays
 as it is, and each kind of failure is told once.
@@ -37,7 +37,7 @@ class Discovering:
         self._told: set[tuple[str, str]] = set()  # kinds of failures
 
     async def first(self) -> dict[str, int]:
-        """The slots of each host that there is. ValueError or RuntimeError with a sentence where nobody can tell."""
+        """The slots of each host that the source finds. ValueError or RuntimeError with a sentence when it fails."""
         try:
             return await self._answer()
         except (ValueError, RuntimeError) as error:
@@ -48,7 +48,7 @@ class Discovering:
             raise RuntimeError(self._in_words(error)) from error
 
     async def ask(self) -> dict[str, int] | None:
-        """The same later; None where nobody can tell, or no host is found: then those that run stay as they are."""
+        """As `first`, while the job runs; None when the source fails or finds no host: the job keeps its hosts then."""
         try:
             if found := await self._answer():
                 return found
@@ -64,7 +64,7 @@ class Discovering:
         return None
 
     def stop(self) -> None:
-        """Nobody waits for an answer any more. A script that runs is ended."""
+        """Stops asking. A script that still runs is killed."""
         if isinstance(self._source, discovery.HostDiscoveryScript):
             self._source.stop()
 

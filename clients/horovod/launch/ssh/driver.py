@@ -182,7 +182,7 @@ class Driver:
         return record
 
     async def close(self) -> None:
-        """Starts no agent any more. Those that run are left to whoever has given `agents`."""
+        """Starts no further agent. The owner of `agents` ends those that run."""
         self._discovering.stop()
         await end_tasks([*(one.task for one in self._hosts.values()), *([self._asking] if self._asking else [])])
 
@@ -199,7 +199,7 @@ class Driver:
         self._news.clear()
 
     def _look(self, found: dict[str, int] | None) -> None:
-        """Takes in what was found, None where nobody can tell, and begins what follows from it."""
+        """Takes in the hosts that were found (None: the source has failed), and starts and ends agents accordingly."""
         before = self._known
         self._known, change, sentence = core.look(asyncio.get_running_loop().time(), before, found)
         if sentence:

@@ -122,7 +122,7 @@ class HostDiscoveryScript(HostDiscovery):
         return output.decode(errors="replace")
 
     def stop(self) -> None:
-        """Ends the program, if it runs, and whatever it has started."""
+        """Kills the program, if it runs, and all processes that it has started."""
         with self._lock:
             process, self._running = self._running, None
         if process is None:
