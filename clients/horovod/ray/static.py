@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -146,19 +147,21 @@ class StaticAdapter(Adapter):
     ) -> list[Any]:
         refs = self._submit(_without_executable(fn, args, kwargs), self.workers)
         # A failure frees the other ranks, though nobody waits here.
-        self._unwatched.append(Call(refs, self._failed, keeps_results=False))
+        self._unwatched.append(Call(refs, self._when_failed(), keeps_results=False))
         return refs
 
     def execute(self, fn: Callable[[Any], Any], meanwhile: Meanwhile | None = None) -> list[Any]:
-        call = Call(self._submit(fn, self.workers), self._failed)
+        refs = self._submit(fn, self.workers)
         try:
-            return call.results(meanwhile)
+            return Call(refs, self._when_failed()).results(meanwhile)
         except KeyboardInterrupt:
-            self._give_up(coded(LaunchCode.RANK_FAILED, "The driver was interrupted (Ctrl-C)."))
+            sentence = coded(LaunchCode.RANK_FAILED, "The driver was interrupted (Ctrl-C).")
+            self._give_up(self._job_name(), sentence)
             raise
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        (result,) = Call(self._submit(fn, self.workers[:1]), self._failed).results()
+        refs = self._submit(fn, self.workers[:1])
+        (result,) = Call(refs, self._when_failed()).results()
         return result
 
     def stream_to(self, queue: Any) -> None:
@@ -184,7 +187,11 @@ class StaticAdapter(Adapter):
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
-    def _failed(self, rank: int, error: BaseException) -> None:
+    def _when_failed(self) -> Callable[[int, BaseException], None]:
+        """For the call that was submitted last: its failure ends the world in which it runs, and not a later one."""
+        return functools.partial(self._failed, self._job_name())
+
+    def _failed(self, job: str, rank: int, error: BaseException) -> None:
         """The first failure of a call, told by a thread of Ray. Ranks that are in a world hear of it there; those that
         wait for this one to join, or still come to that, hear it from the coordinator.
         """
@@ -194,10 +201,11 @@ class StaticAdapter(Adapter):
         else:
             what = described(getattr(error, "cause", None) or error)
             sentence = coded(LaunchCode.FUNCTION_RAISED, f"The function of rank {rank} on host {host} raised {what}")
-        self._give_up(sentence)
+        self._give_up(job, sentence)
 
-    def _give_up(self, sentence: str) -> None:
-        job, self._has_failed = self._job_name(), True
+    def _give_up(self, job: str, sentence: str) -> None:
+        if job == self._job_name():
+            self._has_failed = True
         if (coordinator := self._coordinator) is not None:
             coordinator.give_up(job, sentence)
 
