@@ -72,7 +72,7 @@ class StaticAdapter(Adapter):
                     worker.start_executable.remote(executable_cls, executable_args, executable_kwargs)
                     for worker in self.workers
                 ],
-                self._failed,
+                self._when_failed(),
             ).results()
         except BaseException:
             self.shutdown()
