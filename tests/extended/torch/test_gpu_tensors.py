@@ -156,15 +156,19 @@ assert fake_gpu.cuda.standin_cuda_count(b"pinned") == 0
 
 
 def test_eight_bit_floats(files: list[str]) -> None:
-    """NCCL reduces them."""
+    """NCCL reduces them, but does not multiply them on one rank, as was seen on an H100: the host does."""
     for dtype in ("float8_e4m3fn", "float8_e5m2"):
         run(
             files,
             f"""
 x = on_gpu([1.0, 2.0, -0.5], torch.{dtype})
-assert hvd.allreduce_(x, op=hvd.Sum, postscale_factor=2.0) is x
+for op in (hvd.Sum, hvd.Average):
+    assert hvd.allreduce_(x, op=op) is x
+    assert x.cpu().float().tolist() == [1.0, 2.0, -0.5]
 assert fake_gpu.cuda.standin_cuda_count(b"pinned") == 0
+assert hvd.allreduce_(x, op=hvd.Sum, postscale_factor=2.0) is x
 assert x.cpu().float().tolist() == [2.0, 4.0, -1.0]
+assert fake_gpu.cuda.standin_cuda_count(b"pinned") > 0
 """,
         )
 
