@@ -31,6 +31,10 @@ def gone(pids: Sequence[int]) -> bool:
     return not any(psutil.pid_exists(pid) for pid in pids)
 
 
+def coordinators() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "horovod-coordinator"}
+
+
 def no_group_is_left() -> bool:
     return {group["state"] for group in placement_group_table().values()} <= {"REMOVED"}
 
@@ -85,12 +89,13 @@ def test_a_class_that_raises_leaves_nothing(executor: Make) -> None:
                 ray_ranks.fail()
             ray_ranks.place()
 
+    of_others = coordinators()
     running = executor(num_workers=2, timeout_s=NEVER_S)
     with pytest.raises(ZeroDivisionError, match="out of coffee"):
         running.start(Failing)
     assert not hasattr(running, "adapter")
     assert eventually(no_group_is_left)
-    assert "horovod-coordinator" not in {thread.name for thread in threading.enumerate()}
+    assert coordinators() <= of_others
 
 
 def test_a_killed_actor(executor: Make) -> None:
@@ -105,8 +110,10 @@ def test_a_killed_actor(executor: Make) -> None:
 
 
 def test_shutdown_in_the_middle(executor: Make) -> None:
+    of_others = coordinators()
     running = executor(num_workers=2)
     running.start()
+    assert len(coordinators()) == len(of_others) + 1
     pids = running.run(os.getpid)
     begun, raised = threading.Event(), []
 
@@ -124,7 +131,7 @@ def test_shutdown_in_the_middle(executor: Make) -> None:
     assert len(raised) == 1
     assert eventually(lambda: gone(pids))
     assert eventually(no_group_is_left)
-    assert "horovod-coordinator" not in {one.name for one in threading.enumerate()}
+    assert coordinators() <= of_others
 
 
 DRIVER = """
